@@ -1,0 +1,1 @@
+"""Terra: autoregressive world-model video generation."""

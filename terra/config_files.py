@@ -1,0 +1,16 @@
+"""Where the YAML files are, and what they may refer to. Imports nothing heavy: `--help` goes through here."""
+
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+
+def config_dir() -> Path:
+    """The folder of YAML files: `terra/conf` in an installed package, `conf` in a checkout."""
+    inside = Path(__file__).parent / "conf"
+    return inside if inside.is_dir() else Path(__file__).parent.parent / "conf"
+
+
+def register_resolvers() -> None:
+    """Make `${terra_demo:NAME}` in YAML the path of a file or folder that ships with Terra."""
+    OmegaConf.register_new_resolver("terra_demo", lambda name: str(Path(__file__).parent / "demo" / name), replace=True)

@@ -1,0 +1,134 @@
+"""The border between the pipeline and whatever predicts tokens: an engine opens sessions, a session makes frames.
+
+A session is one live rollout within one window of the model: one action in, one frame's tokens out. An engine owns
+the weights, the device and the KV cache, and carries many sessions at once. The protocol is asynchronous once; the
+synchronous face is `terra.pipeline`'s.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import torch
+
+from terra.errors import EngineError
+from terra.prompt import Action, Actions, FrameTokens, Layout, Prompt
+from terra.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from terra.world_model import LlamaActionConfig
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """What the pipeline must know of an engine's model.
+
+    `layout` gives the window; `vocab_size` the image tokens (ids 0 to this minus 1); `fps` and `waypoint_times`
+    (seconds) say how actions are made; `tokenizer_sha256` names the tokenizer the model was trained with, if known.
+    """
+
+    layout: Layout
+    vocab_size: int
+    fps: float
+    waypoint_times: tuple[float, ...]
+    tokenizer_sha256: str | None = None
+
+    @classmethod
+    def of(cls, config: "LlamaActionConfig") -> "EngineSpec":
+        """The spec of a world model's configuration."""
+        return cls(
+            layout=config.layout,
+            vocab_size=config.image_vocab_size,
+            fps=config.fps,
+            waypoint_times=tuple(config.waypoint_times or ()),
+            tokenizer_sha256=config.tokenizer_sha256,
+        )
+
+
+@runtime_checkable
+class Session(Protocol):
+    """One live rollout within a window. Not for use by two callers at once."""
+
+    async def step(self, action: Action) -> FrameTokens:
+        """Apply the last frame's action and return the tokens of the next frame.
+
+        Raises:
+            EngineError: the window is full, or the session or its engine is closed.
+        """
+        ...
+
+    def run(self, actions: Actions) -> AsyncIterator[FrameTokens]:
+        """Apply several actions known beforehand and give each frame as it is done.
+
+        The same tokens as a `step` for each action, with nothing to wait for between frames.
+
+        Raises:
+            EngineError: as `step`; actions beyond the window are refused before any frame is made.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Free what the session holds in the engine. Closing twice does nothing."""
+        ...
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Predicts tokens; owns weights, device and KV cache; many sessions at once."""
+
+    @property
+    def spec(self) -> EngineSpec:
+        """The model's geometry and rates."""
+        ...
+
+    async def open(self, prompt: Prompt, sampling: SamplingParams, seed: int) -> Session:
+        """Start a session from context frames. `seed` (0 to 2**63 - 1) is the window's, see `window_seed`.
+
+        Raises:
+            ValueError: the prompt does not fit the model.
+            EngineError: the engine is closed.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Free the weights and the device. Open sessions fail. Closing twice does nothing."""
+        ...
+
+
+def check_prompt(prompt: Prompt, spec: EngineSpec, seed: int) -> None:
+    """Refuse a prompt that does not fit the model, before the engine sees it.
+
+    Raises:
+        ValueError: wrong number of tokens a frame, ids out of range, a full window, wrong slots, seed out of range.
+    """
+    layout = spec.layout
+    frames, rows, cols = prompt.tokens.shape
+    if rows * cols != layout.image_tokens:
+        raise ValueError(f"prompt: expected {layout.image_tokens} tokens a frame, got {rows} x {cols} = {rows * cols}")
+    if frames >= layout.max_frames:
+        raise ValueError(f"prompt: expected at most {layout.max_frames - 1} context frames, got {frames}")
+    if int(prompt.tokens.min()) < 0 or int(prompt.tokens.max()) >= spec.vocab_size:
+        raise ValueError(
+            f"prompt: expected token ids 0 to {spec.vocab_size - 1}, "
+            f"got {int(prompt.tokens.min())} to {int(prompt.tokens.max())}"
+        )
+    if prompt.actions.shape[0] and prompt.actions.shape[1] != layout.action_slots:
+        raise ValueError(f"prompt: expected {layout.action_slots} rows an action, got {prompt.actions.shape[1]}")
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed: expected 0 to 2**63 - 1, got {seed}")
+
+
+def check_actions(actions: Actions, num_frames: int, spec: EngineSpec) -> None:
+    """Refuse actions that don't fit the model or the room left in the window, which holds `num_frames` so far.
+
+    Raises:
+        EngineError: no room, wrong shape, or a number that is not finite.
+    """
+    layout = spec.layout
+    room = layout.max_frames - num_frames
+    if actions.shape[0] > room:
+        raise EngineError(f"the window holds {layout.max_frames} frames: room for {room} more, got {actions.shape[0]}")
+    if actions.ndim != 3 or actions.shape[1] != layout.action_slots:
+        raise EngineError(f"action: expected {layout.action_slots} rows of [y, x, t], got {tuple(actions.shape[1:])}")
+    if not torch.isfinite(actions).all():
+        raise EngineError("action: expected finite numbers, got NaN or infinity")

@@ -1,0 +1,71 @@
+"""The engine that repeats the last frame: the honest baseline, and a weightless engine for tests and notebooks."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from terra.engine.base import EngineSpec, check_actions, check_prompt
+from terra.errors import EngineError
+from terra.prompt import Action, Actions, FrameTokens, Prompt
+from terra.sampling import SamplingParams
+from terra.world_model import load_config
+
+
+class PersistenceEngine:
+    """Predicts that nothing changes. Sampling and seed are of no effect."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
+        self._closed = False
+
+    @classmethod
+    def from_pretrained(cls, checkpoint: Path) -> "PersistenceEngine":
+        """Take the geometry of a world model's checkpoint folder; its weights are checked, not loaded.
+
+        Raises:
+            CheckpointError: see `terra.world_model.load_config`.
+        """
+        return cls(EngineSpec.of(load_config(checkpoint)))
+
+    @property
+    def spec(self) -> EngineSpec:
+        """The geometry that the engine was given."""
+        return self._spec
+
+    async def open(self, prompt: Prompt, sampling: SamplingParams, seed: int) -> "PersistenceSession":
+        """See `terra.engine.base.Engine.open`."""
+        if self._closed:
+            raise EngineError("the engine is closed")
+        check_prompt(prompt, self._spec, seed)
+        return PersistenceSession(self, prompt)
+
+    async def close(self) -> None:
+        """See `terra.engine.base.Engine.close`."""
+        self._closed = True
+
+
+class PersistenceSession:
+    """A session that gives the last context frame again and again."""
+
+    def __init__(self, engine: PersistenceEngine, prompt: Prompt) -> None:
+        self._engine = engine
+        self._frame = prompt.tokens[-1]
+        self._num_frames = prompt.num_frames
+        self._closed = False
+
+    async def step(self, action: Action) -> FrameTokens:
+        """See `terra.engine.base.Session.step`."""
+        if self._closed or self._engine._closed:
+            raise EngineError("the session is closed")
+        check_actions(action[None], self._num_frames, self._engine.spec)
+        self._num_frames += 1
+        return self._frame.clone()
+
+    async def run(self, actions: Actions) -> AsyncIterator[FrameTokens]:
+        """See `terra.engine.base.Session.run`."""
+        check_actions(actions, self._num_frames, self._engine.spec)
+        for action in actions:
+            yield await self.step(action)
+
+    async def close(self) -> None:
+        """See `terra.engine.base.Session.close`."""
+        self._closed = True

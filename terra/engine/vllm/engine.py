@@ -1,0 +1,236 @@
+"""The engine on vLLM, and its sessions.
+
+A session knows its history (token ids and actions) and reaches the engine core in one of two ways:
+
+- `run`, when the actions are known: ONE request for all frames. The actions are registered at their slots beyond the
+  prompt; the model runner puts them in when decoding gets there, and what it samples into slots is dropped.
+- `step`, when actions arrive live: a streaming-input request. Each step continues it with the last token and the
+  slots; the KV of everything before stays where it is.
+
+Both give the same tokens. Going from one way to the other submits the history again, which the prefix cache holds.
+"""
+
+import itertools
+import os
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from einops import rearrange
+
+from terra.engine.vllm import environment  # noqa: F401
+
+# isort: split
+from vllm import ModelRegistry
+from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
+
+from terra.engine.base import EngineSpec, check_actions, check_prompt
+from terra.engine.vllm import model
+from terra.engine.vllm.processing import render
+from terra.engine.vllm.pump import Counters, Pump, Stream
+from terra.engine.vllm.sampling import request_params
+from terra.errors import EngineError
+from terra.prompt import SLOT_FILLER, Action, Actions, FrameTokens, Prompt, interleave
+from terra.sampling import SamplingParams
+from terra.world_model import load_config
+
+
+class VllmEngine:
+    """Runs the world model on vLLM, on CUDA or on a CPU, with many sessions batched continuously.
+
+    Args:
+        checkpoint: a checkpoint folder.
+        dtype: element type of the weights, "float32" or "bfloat16".
+        max_sessions: sessions computed at once; further ones wait.
+        enforce_eager: run without torch.compile and CUDA graphs; None does so on a CPU alone, where compiling takes
+            longer than most rollouts.
+        cpu_kv_cache_gib: memory for the KV cache on a CPU.
+        gpu_memory_utilization: share of the GPU's memory that vLLM may take.
+        tensor_parallel_size: GPUs that share one model.
+        engine_args: further arguments of vLLM's EngineArgs, such as `quantization="fp8"`.
+
+    Raises:
+        CheckpointError: see `terra.world_model.load_config`.
+        EngineError: a vLLM whose noise is unknown.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Path,
+        *,
+        dtype: str = "float32",
+        max_sessions: int = 64,
+        enforce_eager: bool | None = None,
+        cpu_kv_cache_gib: int = 1,
+        gpu_memory_utilization: float = 0.85,
+        tensor_parallel_size: int = 1,
+        engine_args: dict[str, Any] | None = None,
+    ) -> None:
+        config = load_config(checkpoint)
+        self._spec = EngineSpec.of(config)
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(cpu_kv_cache_gib))
+        # As a class rather than by name: vLLM would start a process to look at a named one.
+        for name in config.architectures or ():
+            ModelRegistry.register_model(name, getattr(model, name))
+        on_cpu = current_platform.is_cpu()
+        layout = self._spec.layout
+        arguments: dict[str, Any] = {
+            "model": str(checkpoint),
+            "skip_tokenizer_init": True,
+            "generation_config": "vllm",
+            "dtype": dtype,
+            "max_model_len": layout.max_length,
+            "max_num_seqs": max_sessions,
+            "max_num_batched_tokens": max(layout.max_length, 8192),
+            "enforce_eager": on_cpu if enforce_eager is None else enforce_eager,
+            "block_size": 32 if on_cpu else None,
+            "enable_prefix_caching": True,
+            "limit_mm_per_prompt": {"actions": layout.max_frames},
+            "mm_processor_cache_gb": 0,
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "tensor_parallel_size": tensor_parallel_size,
+            "seed": 0,
+            **(engine_args or {}),
+        }
+        self.native_noise = False
+        self._pump = Pump(EngineArgs(**{k: v for k, v in arguments.items() if v is not None}), self._set_sampler)
+        self._names = itertools.count()
+
+    def _set_sampler(self, config: Any) -> None:
+        """Choose who draws position-keyed noise: the V2 runner of vLLM 0.26 itself, a logits processor elsewhere."""
+        sampler = "terra.engine.vllm.sampling:PositionKeyedSampler"
+        if config.use_v2_model_runner:
+            try:
+                from vllm.v1.worker.gpu.sample import logits_processor  # noqa: F401
+            except ImportError:
+                from vllm.v1.worker.gpu.sample import gumbel
+
+                if hasattr(gumbel, "murmur3_hash32"):
+                    raise EngineError(
+                        "this vLLM neither draws Philox noise nor takes logits processors in its V2 runner: "
+                        "use 0.26 or 0.32, or set VLLM_USE_V2_MODEL_RUNNER=0"
+                    ) from None
+                self.native_noise = True
+                return
+            sampler = "terra.engine.vllm.sampling_v2:PositionKeyedSampler"
+        config.model_config.logits_processors = [sampler]
+
+    @property
+    def spec(self) -> EngineSpec:
+        """The model's geometry and rates."""
+        return self._spec
+
+    @property
+    def counters(self) -> Counters:
+        """The engine core's own count of prefilled, cached and sampled tokens."""
+        return self._pump.counters
+
+    async def open(self, prompt: Prompt, sampling: SamplingParams, seed: int) -> "VllmSession":
+        """See `terra.engine.base.Engine.open`."""
+        check_prompt(prompt, self._spec, seed)
+        return VllmSession(self, prompt, sampling, seed)
+
+    async def close(self) -> None:
+        """See `terra.engine.base.Engine.close`."""
+        self._pump.close()
+
+
+class VllmSession:
+    """One rollout: its history, and the request that continues it."""
+
+    def __init__(self, engine: VllmEngine, prompt: Prompt, sampling: SamplingParams, seed: int) -> None:
+        self._engine = engine
+        self._pump = engine._pump
+        self._layout = engine.spec.layout
+        self._params = request_params(sampling, seed, native=engine.native_noise)
+        self._rows = prompt.tokens.shape[1]
+        # The window as the engine core knows it, up to the last frame's tokens.
+        self._ids = interleave(list(prompt.tokens), self._layout.action_slots, num_actions=prompt.num_frames - 1)
+        self._actions = list(prompt.actions)
+        self._num_frames = prompt.num_frames
+        self._live: Stream | None = None  # the streaming-input request, if one is open
+        self._closed = False
+
+    async def step(self, action: Action) -> FrameTokens:
+        """See `terra.engine.base.Session.step`."""
+        self._check(action[None])
+        layout = self._layout
+        slots = [SLOT_FILLER] * layout.action_slots
+        self._actions.append(action)
+        if self._live is None:
+            self._live = self._new_stream(layout.image_tokens, layout.image_tokens)
+            chunk, actions, offsets = self._ids + slots, self._actions, self._slot_starts()
+        else:
+            # The last token was sampled but never fed: it has no KV yet.
+            chunk, actions, offsets = [self._ids[-1], *slots], [action], [1]
+        self._submit(self._live, chunk, actions, offsets, layout.image_tokens, more=True)
+        tokens = await self._live.next_piece()
+        self._ids += slots + tokens
+        self._num_frames += 1
+        return self._grid(tokens)
+
+    async def run(self, actions: Actions) -> AsyncIterator[FrameTokens]:
+        """See `terra.engine.base.Session.run`."""
+        self._check(actions)
+        self._end_live()
+        if not len(actions):
+            return
+        layout = self._layout
+        slots = [SLOT_FILLER] * layout.action_slots
+        known = [*self._actions, *actions]
+        stream = self._new_stream(layout.image_tokens, layout.block)
+        offsets = [layout.slot_start(frame) for frame in range(len(known))]
+        max_tokens = len(actions) * layout.block - layout.action_slots
+        self._submit(stream, self._ids + slots, known, offsets, max_tokens, more=False)
+        try:
+            for count, action in enumerate(actions):
+                piece = await stream.next_piece()
+                tokens = piece[-layout.image_tokens :]
+                # The core's history has what it sampled into the slots, which the prefix cache is keyed by.
+                self._ids += piece if count else slots + piece
+                self._actions.append(action)
+                self._num_frames += 1
+                yield self._grid(tokens)
+        finally:
+            if not self._engine._pump._stopped:
+                self._pump.drop(stream.request_id)
+
+    async def close(self) -> None:
+        """See `terra.engine.base.Session.close`."""
+        self._end_live()
+        self._closed = True
+
+    def _check(self, actions: Actions) -> None:
+        if self._closed:
+            raise EngineError("the session is closed")
+        check_actions(actions, self._num_frames, self._engine.spec)
+
+    def _new_stream(self, first: int, later: int) -> Stream:
+        return Stream(f"terra-{next(self._engine._names)}", first, later)
+
+    def _slot_starts(self) -> list[int]:
+        return [self._layout.slot_start(frame) for frame in range(len(self._actions))]
+
+    def _submit(
+        self,
+        stream: Stream,
+        chunk: list[int],
+        actions: Sequence[Action],
+        offsets: Sequence[int],
+        max_tokens: int,
+        *,
+        more: bool,
+    ) -> None:
+        rendered = render(list(chunk), torch.stack(list(actions)), offsets)
+        self._pump.add(stream, rendered, max_tokens, self._params, more=more)
+
+    def _end_live(self) -> None:
+        if self._live is not None:
+            if not self._pump._stopped:
+                self._pump.drop(self._live.request_id)
+            self._live = None
+
+    def _grid(self, tokens: list[int]) -> FrameTokens:
+        return rearrange(torch.tensor(tokens), "(rows cols) -> rows cols", rows=self._rows)

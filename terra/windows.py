@@ -1,0 +1,138 @@
+"""Rollouts of any length from a model that holds 25 frames: the window slides when it is full.
+
+    window 0   frames  0 .. 24   given: the context frames
+    window 1   frames 22 .. 46   given: the last 3 frames of window 0, as tokens
+    window 2   frames 44 .. 68   ...
+
+Each window is a session of its own in the engine, with its own seed, and positions start at 0 again.
+"""
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from terra.engine.base import Engine, Session
+from terra.errors import ConfigError
+from terra.prompt import Action, Actions, FrameTokens, Prompt, build_prompt
+from terra.sampling import SamplingParams, window_seed
+
+
+@dataclass(frozen=True)
+class Window:
+    """Frames `start` to `start + num_frames - 1` of a rollout; the first `num_given` of them are given."""
+
+    start: int
+    num_given: int
+    num_frames: int
+
+
+def check_overlap(overlap: int, max_frames: int) -> None:
+    """Refuse an overlap that leaves nothing to read again, or nothing to generate.
+
+    Raises:
+        ConfigError: overlap below 1 or not below `max_frames`.
+    """
+    if not 1 <= overlap < max_frames:
+        raise ConfigError(f"overlap: expected 1 to {max_frames - 1} (the window holds {max_frames}), got {overlap}")
+
+
+def plan_windows(num_frames: int, num_context: int, max_frames: int, overlap: int) -> Iterator[Window]:
+    """The windows of a rollout of `num_frames` frames, its context included; each generates at least one frame.
+
+    Raises:
+        ConfigError: a context that is empty, fills the window, or leaves nothing to generate; see `check_overlap`.
+    """
+    check_overlap(overlap, max_frames)
+    if not 1 <= num_context < max_frames:
+        raise ConfigError(
+            f"num_context: expected 1 to {max_frames - 1} (the window holds {max_frames}), got {num_context}"
+        )
+    if num_frames <= num_context:
+        raise ConfigError(f"num_frames: expected more than num_context={num_context}, got {num_frames}")
+    start, given = 0, num_context
+    while True:
+        window = Window(start, given, min(max_frames, num_frames - start))
+        yield window
+        end = start + window.num_frames
+        if end == num_frames:
+            return
+        start, given = end - overlap, overlap
+
+
+class SlidingSession:
+    """A session without an end: follows the `Session` protocol, and opens the next window when one is full."""
+
+    def __init__(
+        self, engine: Engine, session: Session, prompt: Prompt, sampling: SamplingParams, seed: int, overlap: int
+    ) -> None:
+        self._engine = engine
+        self._session = session
+        self._sampling = sampling
+        self._seed = seed
+        self._overlap = overlap
+        self._index = 0
+        self._max_frames = engine.spec.layout.max_frames
+        # Of the current window: its frames, and the actions between them.
+        self._frames = list(prompt.tokens)
+        self._actions = list(prompt.actions)
+
+    @classmethod
+    async def open(
+        cls, engine: Engine, prompt: Prompt, sampling: SamplingParams, seed: int, overlap: int
+    ) -> "SlidingSession":
+        """Start from context frames; `seed` is the rollout's.
+
+        Raises:
+            ConfigError: see `check_overlap`.
+            ValueError: the prompt does not fit the model.
+        """
+        check_overlap(overlap, engine.spec.layout.max_frames)
+        session = await engine.open(prompt, sampling, window_seed(seed, 0))
+        return cls(engine, session, prompt, sampling, seed, overlap)
+
+    async def step(self, action: Action) -> FrameTokens:
+        """See `terra.engine.base.Session.step`; the window never is full."""
+        if self._room == 0:
+            await self._slide()
+        frame = await self._session.step(action)
+        self._note(action, frame)
+        return frame
+
+    async def run(self, actions: Actions) -> AsyncIterator[FrameTokens]:
+        """See `terra.engine.base.Session.run`; any number of actions."""
+        while len(actions):
+            if self._room == 0:
+                await self._slide()
+            now, actions = actions[: self._room], actions[self._room :]
+            frames = self._session.run(now)
+            index = 0
+            async for frame in frames:
+                self._note(now[index], frame)
+                index += 1
+                yield frame
+
+    async def close(self) -> None:
+        """See `terra.engine.base.Session.close`."""
+        await self._session.close()
+
+    @property
+    def _room(self) -> int:
+        return self._max_frames - len(self._frames)
+
+    def _note(self, action: Action, frame: FrameTokens) -> None:
+        self._actions.append(action)
+        self._frames.append(frame)
+
+    async def _slide(self) -> None:
+        await self._session.close()
+        self._index += 1
+        self._frames = self._frames[-self._overlap :]
+        self._actions = self._actions[len(self._actions) - (self._overlap - 1) :]
+        actions = torch.stack(self._actions) if self._actions else torch.zeros(0, *self._action_shape)
+        prompt = build_prompt(torch.stack(self._frames), actions)
+        self._session = await self._engine.open(prompt, self._sampling, window_seed(self._seed, self._index))
+
+    @property
+    def _action_shape(self) -> tuple[int, int]:
+        return self._engine.spec.layout.action_slots, 3

@@ -1,0 +1,142 @@
+"""The world model's configuration: a Llama with action slots and learned spatio-temporal positions."""
+
+from typing import Any
+
+from transformers import LlamaConfig
+
+from terra.errors import CheckpointError
+from terra.prompt import Layout
+from terra.trajectory.model import WAYPOINT_TIMES
+
+
+class LlamaActionConfig(LlamaConfig):
+    """Configuration of `LlamaActionForCausalLM` and `LlamaActionV2ForCausalLM`.
+
+    Keys and defaults are those of the published Terra checkpoints; every default can be changed, the classes are
+    the same for any size. The vocabulary is the image codebook plus one special token at its end, which is never
+    sampled. `max_position_embeddings` must hold `num_temporal_embeddings` frames.
+
+    Our own optional keys: `fps` (frames a second the model was trained at), `waypoint_times` (seconds ahead of the
+    waypoints of an action, one a slot) and `tokenizer_sha256` (of the tokenizer whose tokens the model was trained
+    on; checked when both are put together).
+
+    Raises:
+        CheckpointError: the head counts do not divide, or the lengths contradict each other.
+    """
+
+    model_type = "llama_action"
+
+    num_image_patches: int = 576
+    num_action_tokens: int = 6
+    num_spatio_embeddings: int = 582
+    num_temporal_embeddings: int = 25
+    action_dim: int = 3
+    fps: float = 10.0
+    waypoint_times: list[float] | None = None
+    tokenizer_sha256: str | None = None
+
+    def __init__(
+        self,
+        vocab_size: int = 262145,
+        hidden_size: int = 2048,
+        intermediate_size: int = 5632,
+        num_hidden_layers: int = 22,
+        num_attention_heads: int = 32,
+        num_key_value_heads: int | None = 4,
+        max_position_embeddings: int = 14550,
+        rms_norm_eps: float = 1e-6,
+        num_image_patches: int = 576,
+        num_action_tokens: int = 6,
+        num_spatio_embeddings: int = 582,
+        num_temporal_embeddings: int = 25,
+        action_dim: int = 3,
+        fps: float = 10.0,
+        waypoint_times: list[float] | None = None,
+        tokenizer_sha256: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        # A released config carries this second name of num_action_tokens.
+        kwargs.pop("num_action_embeddings", None)
+        special = vocab_size - 1
+        kwargs = {"bos_token_id": special, "eos_token_id": special, "pad_token_id": special} | kwargs
+        kwargs = {"tie_word_embeddings": False} | kwargs
+        _check_heads(hidden_size, num_attention_heads, num_key_value_heads)
+        super().__init__(
+            vocab_size=vocab_size,
+            hidden_size=hidden_size,
+            intermediate_size=intermediate_size,
+            num_hidden_layers=num_hidden_layers,
+            num_attention_heads=num_attention_heads,
+            num_key_value_heads=num_key_value_heads,
+            max_position_embeddings=max_position_embeddings,
+            rms_norm_eps=rms_norm_eps,
+            **kwargs,
+        )
+        self.num_image_patches = num_image_patches
+        self.num_action_tokens = num_action_tokens
+        self.num_spatio_embeddings = num_spatio_embeddings
+        self.num_temporal_embeddings = num_temporal_embeddings
+        self.action_dim = action_dim
+        self.fps = float(fps)
+        self.waypoint_times = [float(t) for t in (waypoint_times or WAYPOINT_TIMES)]
+        self.tokenizer_sha256 = tokenizer_sha256
+        self._check_lengths()
+
+    def _check_lengths(self) -> None:
+        block = self.num_image_patches + self.num_action_tokens
+        window = block * self.num_temporal_embeddings
+        if self.num_spatio_embeddings != block:
+            raise CheckpointError(
+                f"num_spatio_embeddings: expected num_image_patches + num_action_tokens = {block}, "
+                f"got {self.num_spatio_embeddings}"
+            )
+        if self.max_position_embeddings < window:
+            raise CheckpointError(
+                f"max_position_embeddings: expected at least {window} ({self.num_temporal_embeddings} frames of "
+                f"{block}), got {self.max_position_embeddings}"
+            )
+        if len(self.waypoint_times) != self.num_action_tokens:
+            raise CheckpointError(
+                f"waypoint_times: expected one for each of {self.num_action_tokens} action slots, "
+                f"got {len(self.waypoint_times)}"
+            )
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Build from the content of a config.json; `num_key_value_heads` must be in it.
+
+        A missing one would fall back to a default and give a KV cache of the wrong shape without a word.
+        """
+        if config_dict.get("num_key_value_heads") is None:
+            raise CheckpointError(
+                "config.json: num_key_value_heads is missing: state it (it sets the KV cache's shape)"
+            )
+        return super().from_dict(config_dict, **kwargs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of config.json, with both published names of the number of action slots."""
+        return super().to_dict() | {"num_action_embeddings": self.num_action_tokens}
+
+    @property
+    def layout(self) -> Layout:
+        """Where image tokens and action slots stand in a window."""
+        return Layout(self.num_image_patches, self.num_action_tokens, self.num_temporal_embeddings)
+
+    @property
+    def image_vocab_size(self) -> int:
+        """Number of image tokens: ids 0 to this minus 1. The special token behind them is never sampled."""
+        return self.vocab_size - 1
+
+
+def _check_heads(hidden_size: int, num_attention_heads: int, num_key_value_heads: int | None) -> None:
+    if num_key_value_heads is None:
+        raise CheckpointError("num_key_value_heads is missing: state it (it sets the KV cache's shape)")
+    if num_key_value_heads < 1 or num_attention_heads % num_key_value_heads:
+        raise CheckpointError(
+            f"num_key_value_heads: expected a divisor of num_attention_heads={num_attention_heads}, "
+            f"got {num_key_value_heads}"
+        )
+    if hidden_size % num_attention_heads:
+        raise CheckpointError(
+            f"hidden_size: expected a multiple of num_attention_heads={num_attention_heads}, got {hidden_size}"
+        )

@@ -1,0 +1,55 @@
+"""Loading of world-model checkpoints: every name and shape is checked before a weight is read."""
+
+from pathlib import Path
+
+import torch
+
+from terra.errors import CheckpointError
+from terra.world_model.config import LlamaActionConfig
+from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
+from tokenizer.checkpoint import read_json, verify_layout
+
+ARCHITECTURES: dict[str, type[LlamaActionForCausalLM] | type[LlamaActionV2ForCausalLM]] = {
+    cls.__name__: cls for cls in (LlamaActionForCausalLM, LlamaActionV2ForCausalLM)
+}
+"""The classes by the name that a config.json's `architectures` gives."""
+
+
+def load_config(folder: Path) -> LlamaActionConfig:
+    """Read and check config.json of a checkpoint folder, and check its weights' names and shapes against it.
+
+    Raises:
+        CheckpointError: another model's config, a contradiction in it, or weights that do not fit.
+    """
+    content = read_json(folder / "config.json")
+    where = folder / "config.json"
+    if content.get("model_type") != LlamaActionConfig.model_type:
+        raise CheckpointError(
+            f"{where}: model_type: expected {LlamaActionConfig.model_type!r}, got {content.get('model_type')!r}"
+        )
+    named = content.get("architectures") or []
+    if len(named) != 1 or named[0] not in ARCHITECTURES:
+        raise CheckpointError(f"{where}: architectures: expected one of {sorted(ARCHITECTURES)}, got {named}")
+    try:
+        config = LlamaActionConfig.from_dict(content)
+    except CheckpointError as error:
+        raise CheckpointError(f"{where}: {error}") from None
+    with torch.device("meta"):
+        model = ARCHITECTURES[named[0]](config)
+    verify_layout(folder, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()})
+    return config
+
+
+def load_world_model(
+    folder: Path, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
+) -> LlamaActionForCausalLM | LlamaActionV2ForCausalLM:
+    """Load a checked checkpoint folder for inference.
+
+    Raises:
+        CheckpointError: see `load_config`.
+    """
+    config = load_config(folder)
+    model = ARCHITECTURES[(config.architectures or [])[0]].from_pretrained(
+        folder, config=config, dtype=dtype, use_safetensors=True, local_files_only=True
+    )
+    return model.to(device).eval()  # pyright: ignore[reportArgumentType, reportReturnType]

@@ -1,0 +1,282 @@
+"""Checkpoint folders (config.json and safetensors): found, checked by their headers, read and written.
+
+Shared with `terra.world_model`. Only safetensors are read, and a folder is checked in full before a weight is loaded.
+"""
+
+import hashlib
+import json
+import math
+import operator
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tokenizer.errors import CheckpointError, OutputError
+
+CONFIG_NAME = "config.json"
+WEIGHTS_NAME = "model.safetensors"
+INDEX_NAME = "model.safetensors.index.json"
+
+Layout = dict[str, tuple[int, ...]]
+
+_PICKLED_SUFFIXES = frozenset({".bin", ".ckpt", ".pkl", ".pt", ".pth"})
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+_MAX_HEADER_BYTES = 100_000_000  # the safetensors format's own limit
+_ITEM_BYTES = {
+    **{"F64": 8, "I64": 8, "U64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4},
+    **{"F16": 2, "BF16": 2, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1},
+    **{"F8_E4M3": 1, "F8_E4M3FNUZ": 1, "F8_E5M2": 1, "F8_E5M2FNUZ": 1},
+}
+_NUM_NAMES_SHOWN = 5
+
+
+def resolve_checkpoint(path_or_hub_id: str | Path, subfolder: str | None = None, revision: str | None = None) -> Path:
+    """The local folder of a checkpoint: the one named, or a Hub repository's, downloaded (JSON and safetensors only).
+
+    An existing folder always wins and never touches the network; a `Path` is never taken for a Hub id ("owner/name").
+    Raises CheckpointError if there is no such folder or repository, or it has no config.json or no safetensors.
+    """
+    root = Path(path_or_hub_id)
+    if root.is_dir():
+        if revision is not None:
+            raise CheckpointError(f"expected no revision with a local folder, got {revision!r} with {root}")
+    elif isinstance(path_or_hub_id, str) and _HUB_ID.fullmatch(path_or_hub_id):
+        root = _download(path_or_hub_id, subfolder, revision)
+    else:
+        raise CheckpointError(f"expected a checkpoint folder or a Hub id owner/name, found no folder {path_or_hub_id}")
+    folder = root / subfolder if subfolder else root
+    if not folder.is_dir():
+        raise CheckpointError(f"expected the subfolder {subfolder!r} in {path_or_hub_id}, found none in {root}")
+    if not (folder / CONFIG_NAME).is_file():
+        raise CheckpointError(f"expected {CONFIG_NAME} in {folder}, found none")
+    _weight_files(folder)
+    return folder
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises CheckpointError naming the file, and the line of a syntax error."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"{path}, line {error.lineno}: expected JSON, got: {error.msg}") from None
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path}: expected UTF-8 text, got another byte at offset {error.start}") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: expected a readable file, got: {error.strerror}") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, got a {type(content).__name__}")
+    return content
+
+
+def read_layout(folder: Path) -> Layout:
+    """Names and shapes of a checkpoint's tensors, from the safetensors headers alone.
+
+    Reads model.safetensors, or the shards that model.safetensors.index.json lists. Raises CheckpointError if a file
+    is missing, truncated or corrupt (by the byte counts), or if the index disagrees with the shards.
+    """
+    layout: Layout = {}
+    for path in _weight_files(folder):
+        header = _read_header(path)
+        repeated = sorted(layout.keys() & header.keys())
+        if repeated:
+            raise CheckpointError(f"{path}: expected tensors that no other shard has, got {_shorten(repeated)}")
+        layout |= header
+    index = folder / INDEX_NAME
+    if index.is_file():
+        listed = _weight_map(index).keys()
+        if listed != layout.keys():
+            differing = sorted(listed ^ layout.keys())
+            raise CheckpointError(f"{index}: expected the shards' tensors, differs in {_shorten(differing)}")
+    return layout
+
+
+def verify_layout(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Check a checkpoint's names and shapes against an architecture's, without loading.
+
+    Raises CheckpointError with the first few missing, unexpected and mismatched tensors and their counts, in one line.
+    """
+    found = read_layout(folder)
+    mismatched = [
+        f"{name} expected {expected[name]} got {found[name]}"
+        for name in expected
+        if name in found and tuple(expected[name]) != found[name]
+    ]
+    differences = {
+        "missing": [name for name in expected if name not in found],
+        "unexpected": [name for name in found if name not in expected],
+        "of another shape": mismatched,
+    }
+    parts = [f"{len(names)} {kind}: {_shorten(names)}" for kind, names in differences.items() if names]
+    if parts:
+        raise CheckpointError(
+            f"{folder}: expected {len(expected)} tensors of the configured architecture, got {len(found)} with "
+            + "; ".join(parts)
+        )
+
+
+def load_tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a checkpoint, sharded or not, on the CPU in their stored dtype. Raises CheckpointError."""
+    read_layout(folder)
+    tensors: dict[str, Tensor] = {}
+    for path in _weight_files(folder):
+        try:
+            tensors |= load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path}: expected a safetensors file, got: {_first_line(error)}") from None
+    return tensors
+
+
+def checkpoint_sha256(folder: Path) -> str:
+    """One hash of config.json and the weight files: of their names and SHA-256s, sorted by name, in hexadecimal."""
+    total = hashlib.sha256()
+    for path in sorted([folder / CONFIG_NAME, *_weight_files(folder)]):
+        try:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise CheckpointError(f"{path}: expected a readable file, got: {error.strerror}") from None
+        total.update(f"{digest}  {path.name}\n".encode())
+    return total.hexdigest()
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write an object as indented JSON, at once. Raises OutputError."""
+    text = json.dumps(content, indent=2) + "\n"
+    _write_at_once(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors as one safetensors file without metadata, at once. Raises OutputError."""
+    plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    _write_at_once(path, lambda temporary: save_file(plain, temporary))
+
+
+def _download(hub_id: str, subfolder: str | None, revision: str | None) -> Path:
+    import httpx
+    import huggingface_hub
+    from huggingface_hub.errors import HFValidationError
+
+    prefix = f"{subfolder.strip('/')}/" if subfolder else ""
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                hub_id,
+                revision=revision,
+                allow_patterns=[f"{prefix}*.json", f"{prefix}*.safetensors"],
+                # The patterns' * crosses folders, and other folders hold other checkpoints.
+                ignore_patterns=[f"{prefix}*/*"],
+            )
+        )
+    except (OSError, httpx.HTTPError, HFValidationError) as error:
+        raise CheckpointError(
+            f"expected a local folder or a reachable Hub repository, found no folder {hub_id}, "
+            f"and the Hub gave: {_first_line(error)}"
+        ) from error
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that make up a checkpoint, all of which exist."""
+    single, index = folder / WEIGHTS_NAME, folder / INDEX_NAME
+    if single.is_file() and index.is_file():
+        raise CheckpointError(f"{folder}: expected either {WEIGHTS_NAME} or {INDEX_NAME}, found both")
+    if single.is_file():
+        return [single]
+    if index.is_file():
+        shards = [folder / name for name in sorted(set(_weight_map(index).values()))]
+        missing = [shard.name for shard in shards if not shard.is_file()]
+        if missing:
+            raise CheckpointError(f"{index}: expected {len(shards)} shards beside it, missing {_shorten(missing)}")
+        return shards
+    pickled = sorted(path.name for path in folder.glob("*") if path.suffix in _PICKLED_SUFFIXES)
+    found = (
+        f"only {_shorten(pickled)}: pickled weights are not read, convert them to safetensors" if pickled else "neither"
+    )
+    raise CheckpointError(f"{folder}: expected {WEIGHTS_NAME} or {INDEX_NAME}, found {found}")
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index}: expected weight_map as an object of tensor and file names, got {weight_map!r}")
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise CheckpointError(f"{index}: expected a .safetensors file beside it for {name}, got {shard!r}")
+    return weight_map
+
+
+def _read_header(path: Path) -> Layout:
+    """Names and shapes from one safetensors file, checked to fill the file exactly.
+
+    Format: 8 bytes of little-endian header length, that much JSON, then the data (safetensors' README).
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(8)
+            length = int.from_bytes(start, "little")
+            if start == b"version ":
+                raise CheckpointError(f"{path}: expected weights, got a Git LFS pointer of {size} bytes")
+            if len(start) < 8 or length > min(_MAX_HEADER_BYTES, size - 8):
+                raise CheckpointError(
+                    f"{path}: expected a safetensors header within the file's {size} bytes, got a length of {length}"
+                )
+            header = json.loads(file.read(length))
+    except OSError as error:
+        raise CheckpointError(f"{path}: expected a readable file, got: {error.strerror}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path}: expected a JSON header, got: {_first_line(error)}") from None
+    return _check_header(path, header, num_data_bytes=size - 8 - length)
+
+
+def _check_header(path: Path, header: Any, num_data_bytes: int) -> Layout:
+    layout: Layout = {}
+    spans = []
+    try:
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            shape = tuple(operator.index(side) for side in entry["shape"])
+            begin, end = entry["data_offsets"]
+            num_bytes = math.prod(shape) * _ITEM_BYTES[entry["dtype"]]
+            if end - begin != num_bytes:
+                raise CheckpointError(f"{path}: expected {num_bytes} bytes of {name} {shape}, got {end - begin}")
+            spans.append((begin, end))
+            layout[name] = shape
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: expected dtype, shape and data_offsets of tensors, got: {error!r}") from None
+    covered = 0
+    for begin, end in sorted(spans):
+        if begin != covered:
+            raise CheckpointError(f"{path}: expected tensor data at byte {covered} of the data, got it at {begin}")
+        covered = end
+    if covered != num_data_bytes:
+        raise CheckpointError(f"{path}: expected {covered} bytes of tensor data, got {num_data_bytes}")
+    return layout
+
+
+def _write_at_once(path: Path, write: Callable[[Path], object]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write(temporary)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except (OSError, SafetensorError) as error:
+        raise OutputError(f"{path}: expected a writable file, got: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+def _shorten(names: list[str]) -> str:
+    more = f" and {len(names) - _NUM_NAMES_SHOWN} more" if len(names) > _NUM_NAMES_SHOWN else ""
+    return ", ".join(names[:_NUM_NAMES_SHOWN]) + more

@@ -1,0 +1,183 @@
+"""The tokenizer's training objective: reconstruction, the entropies of lookup-free quantisation, commitment.
+
+Sources: Yu et al. 2023, "Language Model Beats Diffusion" (arXiv 2310.05737) for the entropy terms; Open-MAGVIT2's
+configuration of the "B" tokenizer for the weights 0.1 (entropy) and 0.25 (commitment), and its temperature 0.01.
+"""
+
+import math
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import torch
+from einops import rearrange, reduce
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 (torch's own name for it)
+
+from tokenizer.model import LFQTokenizer
+from tokenizer.quantizer import quantize, tokens_from_signs
+from tokenizer.types import Frames
+
+Scalar = Float[Tensor, ""]
+PreQuantised = Float[Tensor, "frames dim rows cols"]
+
+# 2**9 by 2**9 probabilities a group: a megabyte.
+MAX_GROUP_BITS = 18
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossWeights:
+    """Weights of the terms of `tokenizer_loss`, and the temperature of the entropies' soft assignment.
+
+    The two entropies' weights against each other stand in the tokenizer's `quantizer_config`. Raises ValueError on a
+    negative weight or a temperature that is not positive.
+    """
+
+    pixel: float = 1.0
+    gradient: float = 1.0
+    entropy: float = 0.1
+    commitment: float = 0.25
+    temperature: float = 0.01
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"expected a finite {field.name} of at least 0, got {value}")
+        if self.temperature == 0:
+            raise ValueError(f"expected a positive temperature, got {self.temperature}")
+
+
+class EntropyTerms(NamedTuple):
+    """The weighted loss, and the two entropies in nats that it is made of."""
+
+    loss: Scalar
+    per_sample: Scalar
+    batch: Scalar
+
+
+class ReconstructionTerms(NamedTuple):
+    """The weighted loss, and the two terms that it is made of."""
+
+    loss: Scalar
+    pixel: Scalar
+    gradient: Scalar
+
+
+def lfq_entropy_loss(
+    z: PreQuantised,
+    *,
+    temperature: float = 0.01,
+    sample_weight: float = 1.0,
+    batch_weight: float = 1.0,
+    max_group_bits: int = MAX_GROUP_BITS,
+) -> EntropyTerms:
+    """`sample_weight * E[H(q(c|z))] - batch_weight * H(E[q(c|z)])`: each vector certain, all ids used.
+
+    `q(c|z)` is the softmax over the 2**dim sign vectors c of `2 z.c / temperature`, so that its bits are independent
+    with `P(bit i set) = sigmoid(4 z_i / temperature)`. The first entropy is therefore exactly the sum of the bits'.
+    The mean distribution is exact up to `max_group_bits` channels: a product of the halves' probabilities, summed over
+    the vectors by one matrix product. Above, it is approximated: consecutive groups of at most that many channels
+    count as independent, and their entropies are added, which bounds the true one from above.
+    Computed in float32 under any autocast. Vectors of all frames and cells count alike.
+    """
+    with torch.autocast(z.device.type, enabled=False):
+        logits = rearrange(z.float(), "f dim rows cols -> (f rows cols) dim") * (4.0 / temperature)
+        per_sample = _binary_entropy(logits).sum(dim=1).mean()
+        num_groups = math.ceil(logits.shape[1] / max_group_bits)
+        batch = torch.stack([_mean_entropy(group) for group in logits.chunk(num_groups, dim=1)]).sum()
+        return EntropyTerms(sample_weight * per_sample - batch_weight * batch, per_sample, batch)
+
+
+def commitment_loss(z: PreQuantised) -> Scalar:
+    """Mean squared distance of `z` to its signs, which draws the vectors to what the decoder is given. In float32."""
+    z = z.float()
+    return F.mse_loss(z, quantize(z.detach()))
+
+
+def pixel_loss(reconstruction: Frames, frames: Frames) -> Scalar:
+    """Mean absolute difference, in units of [-1, 1]. In float32."""
+    return F.l1_loss(reconstruction.float(), frames.float())
+
+
+def gradient_loss(reconstruction: Frames, frames: Frames, num_scales: int = 3) -> Scalar:
+    """Mean absolute difference of neighbouring pixels' differences, averaged over both directions and the scales.
+
+    Each scale halves the picture, so sides must be at least `2**num_scales`; raises ValueError on smaller ones. It
+    keeps edges where the plain L1 is content with their mean. In float32.
+    """
+    if min(frames.shape[-2:]) < 2**num_scales:
+        raise ValueError(f"expected frames of sides at least {2**num_scales}, got {tuple(frames.shape)}")
+    error = reconstruction.float() - frames.float()
+    terms = []
+    for scale in range(num_scales):
+        if scale:
+            error = reduce(
+                error[..., : error.shape[-2] // 2 * 2, : error.shape[-1] // 2 * 2],
+                "f channels (height 2) (width 2) -> f channels height width",
+                "mean",
+            )
+        terms += [error.diff(dim=-1).abs().mean(), error.diff(dim=-2).abs().mean()]
+    return torch.stack(terms).mean()
+
+
+def reconstruction_loss(
+    reconstruction: Frames, frames: Frames, *, pixel_weight: float = 1.0, gradient_weight: float = 1.0
+) -> ReconstructionTerms:
+    """Weighted sum of `pixel_loss` and `gradient_loss` at 3 scales, with both."""
+    pixel, gradient = pixel_loss(reconstruction, frames), gradient_loss(reconstruction, frames)
+    return ReconstructionTerms(pixel_weight * pixel + gradient_weight * gradient, pixel, gradient)
+
+
+def tokenizer_loss(model: LFQTokenizer, frames: Frames, weights: LossWeights) -> dict[str, Tensor]:
+    """One training step's objective on frames in [-1, 1] of any size that divides into tokens.
+
+    Returns scalars: `total`, the only one that carries gradients, and for logging, unweighted, `pixel`, `gradient`,
+    `sample_entropy` and `batch_entropy` (nats), `commitment`, and `codebook_usage` in (0, 1]: the distinct ids of the
+    batch as a fraction of the most there could be, which is its number of tokens or the codebook's size.
+    """
+    output, z = model(frames)
+    quantizer = model.config.quantizer_config
+    reconstruction = reconstruction_loss(output, frames, pixel_weight=weights.pixel, gradient_weight=weights.gradient)
+    entropy = lfq_entropy_loss(
+        z,
+        temperature=weights.temperature,
+        sample_weight=quantizer.sample_minimization_weight,
+        batch_weight=quantizer.batch_maximization_weight,
+    )
+    commitment = commitment_loss(z)
+    tokens = tokens_from_signs(z.detach(), quantizer.bit_order)
+    num_possible = min(tokens.numel(), model.codebook_size)
+    total = reconstruction.loss + weights.entropy * entropy.loss + weights.commitment * commitment
+    logged = {
+        "pixel": reconstruction.pixel,
+        "gradient": reconstruction.gradient,
+        "sample_entropy": entropy.per_sample,
+        "batch_entropy": entropy.batch,
+        "commitment": commitment,
+        "codebook_usage": torch.tensor(tokens.unique().numel() / num_possible, device=z.device),
+    }
+    return {"total": total} | {name: value.detach() for name, value in logged.items()}
+
+
+def _binary_entropy(logits: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Entropy of a bit with the given log odds, in nats, without taking the logarithm of a probability."""
+    return F.softplus(logits) - torch.sigmoid(logits) * logits
+
+
+def _mean_entropy(logits: Float[Tensor, "vectors bits"]) -> Scalar:
+    """Entropy of the vectors' mean distribution over all 2**bits sign vectors."""
+    first, second = (_joint_probabilities(half) for half in logits.tensor_split(2, dim=1))
+    mean = first.T @ second / logits.shape[0]
+    # The gradient of p log p is infinite at p = 0; below the clamp it is large and finite.
+    return -(mean * mean.clamp_min(torch.finfo(mean.dtype).tiny).log()).sum()
+
+
+def _joint_probabilities(logits: Float[Tensor, "vectors bits"]) -> Float[Tensor, "vectors combinations"]:
+    """Probability of each combination of independent bits."""
+    joint = logits.new_ones(logits.shape[0], 1)
+    # Not one minus the other, which would round small probabilities away.
+    bits = torch.stack([(-logits).sigmoid(), logits.sigmoid()], dim=-1)
+    for bit in bits.unbind(dim=1):
+        joint = rearrange(joint[:, :, None] * bit[:, None, :], "v c two -> v (c two)")
+    return joint

@@ -1,0 +1,157 @@
+"""`LFQTokenizer`: frames to token ids and back, and the checkpoints it is read from and written to."""
+
+from pathlib import Path
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from tokenizer.checkpoint import (
+    CONFIG_NAME,
+    WEIGHTS_NAME,
+    load_tensors,
+    resolve_checkpoint,
+    verify_layout,
+    write_json,
+    write_tensors,
+)
+from tokenizer.config import LFQTokenizerConfig
+from tokenizer.errors import CheckpointError
+from tokenizer.networks import Decoder, Encoder
+from tokenizer.quantizer import signs_from_tokens, straight_through, tokens_from_signs
+from tokenizer.types import Frames, TokenGrid
+
+# Bounds the memory of the full-resolution feature maps: 75 MB a frame and map at 288x512, 128 channels, float32.
+MAX_FRAMES_AT_ONCE = 16
+
+# Resampling in floats overshoots by rounding; 8-bit values or floats in [0, 255] are far outside.
+RANGE_TOLERANCE = 1e-3
+
+
+@final
+class LFQTokenizer(nn.Module):
+    """A convolutional autoencoder whose bottleneck is the signs of `dim` channels, read as one id a cell.
+
+    The state dict is `encoder.*` and `decoder.*` only. `encode` and `decode` compute in the weights' dtype, in chunks
+    of at most 16 frames; `encoder` and `decoder` may be compiled in place (`tokenizer.encoder.compile()`) and the
+    whole may be moved `to(memory_format=torch.channels_last)`.
+    """
+
+    def __init__(self, config: LFQTokenizerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config.encoder_decoder_config)
+        self.decoder = Decoder(config.encoder_decoder_config)
+        self.codebook_size = config.quantizer_config.codebook_size
+        self.image_size = config.image_size
+        self.rows = config.rows
+        self.cols = config.cols
+
+    @torch.no_grad()
+    def encode(self, frames: Frames) -> TokenGrid:
+        """Tokenise frames of `image_size` in [-1, 1], from any device, to ids on the tokenizer's.
+
+        Raises ValueError on another shape, a dtype that is not floating, or values outside the range.
+        """
+        self._check_frames(frames)
+        weight = self.encoder.conv_out.weight
+        bit_order = self.config.quantizer_config.bit_order
+        chunks = [
+            tokens_from_signs(self.encoder(chunk.to(weight.device, weight.dtype)), bit_order)
+            for chunk in frames.split(MAX_FRAMES_AT_ONCE)
+        ]
+        return torch.cat(chunks)
+
+    @torch.no_grad()
+    def decode(self, tokens: TokenGrid) -> Frames:
+        """Turn ids in [0, codebook_size), from any device, into float32 frames in [-1, 1] on the tokenizer's.
+
+        Raises ValueError on another grid than (frames, rows, cols), a dtype that is not integer, or ids out of range.
+        """
+        self._check_tokens(tokens)
+        weight = self.decoder.conv_out.weight
+        quantizer = self.config.quantizer_config
+        chunks = []
+        for chunk in tokens.split(MAX_FRAMES_AT_ONCE):
+            signs = signs_from_tokens(chunk.to(weight.device), quantizer.dim, quantizer.bit_order)
+            chunks.append(self.decoder(signs.to(weight.dtype)).float().clamp(-1.0, 1.0))
+        return torch.cat(chunks)
+
+    def forward(self, frames: Frames) -> tuple[Frames, Float[Tensor, "frames dim rows cols"]]:
+        """Reconstruct frames for training, with gradients straight through the signs.
+
+        Takes frames in [-1, 1] on the tokenizer's device, of any size that divides into tokens (so also crops).
+        Returns the reconstruction, not clamped, and the vectors before quantisation. Raises ValueError on other sizes.
+        """
+        downsample = self.config.downsample
+        if frames.ndim != 4 or frames.shape[2] % downsample or frames.shape[3] % downsample:
+            raise ValueError(
+                f"expected frames (frames, 3, height, width) with sides divisible by {downsample}, "
+                f"got {tuple(frames.shape)}"
+            )
+        z = self.encoder(frames)
+        return self.decoder(straight_through(z)), z
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path_or_hub_id: str | Path,
+        subfolder: str | None = None,
+        revision: str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> "LFQTokenizer":
+        """Load a local folder or a Hub repository's folder, in evaluation mode, on the CPU, in `dtype`.
+
+        Reads config.json and safetensors; a local folder never touches the network. Names and shapes are checked
+        before any weight is loaded. Raises CheckpointError, and ValueError if `dtype` is not floating.
+        """
+        if not dtype.is_floating_point:
+            raise ValueError(f"expected a floating-point dtype, got {dtype = }")
+        folder = resolve_checkpoint(path_or_hub_id, subfolder, revision)
+        config = LFQTokenizerConfig.load(folder / CONFIG_NAME)
+        with torch.device("meta"):
+            tokenizer = cls(config)
+        verify_layout(folder, {name: tuple(tensor.shape) for name, tensor in tokenizer.state_dict().items()})
+        tensors = load_tensors(folder)
+        for name, tensor in tensors.items():
+            if not tensor.is_floating_point():
+                raise CheckpointError(f"{folder}: expected {name} in a floating-point dtype, got {tensor.dtype}")
+        tokenizer.load_state_dict({name: tensor.to(dtype) for name, tensor in tensors.items()}, assign=True)
+        return tokenizer.eval()
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write config.json and model.safetensors, each at once, in the tensors' present dtype, without metadata.
+
+        Raises OutputError where the folder can't be written.
+        """
+        folder = Path(folder)
+        write_tensors(folder / WEIGHTS_NAME, self.state_dict())
+        write_json(folder / CONFIG_NAME, self.config.to_dict())
+
+    def _check_frames(self, frames: Tensor) -> None:
+        expected = (3, *self.image_size)
+        if tuple(frames.shape[1:]) != expected or not frames.is_floating_point():
+            raise ValueError(
+                f"expected floating-point frames of shape (frames, {', '.join(map(str, expected))}), "
+                f"got {frames.dtype} of shape {tuple(frames.shape)}"
+            )
+        if not frames.numel():
+            raise ValueError("expected at least one frame, got none")
+        low, high = (bound.item() for bound in frames.aminmax())
+        # Written so that NaN fails too.
+        if not (low >= -1.0 - RANGE_TOLERANCE and high <= 1.0 + RANGE_TOLERANCE):
+            raise ValueError(f"expected frames in [-1, 1], got values from {low} to {high}")
+
+    def _check_tokens(self, tokens: Tensor) -> None:
+        is_integer = not (tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool)
+        if tuple(tokens.shape[1:]) != (self.rows, self.cols) or not is_integer:
+            raise ValueError(
+                f"expected integer tokens of shape (frames, {self.rows}, {self.cols}), "
+                f"got {tokens.dtype} of shape {tuple(tokens.shape)}"
+            )
+        if not tokens.numel():
+            raise ValueError("expected the tokens of at least one frame, got none")
+        low, high = (bound.item() for bound in tokens.aminmax())
+        if low < 0 or high >= self.codebook_size:
+            raise ValueError(f"expected token ids in [0, {self.codebook_size}), got ids from {low} to {high}")
