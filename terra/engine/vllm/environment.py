@@ -1,6 +1,7 @@
 """Defaults of vLLM's environment variables; to be imported before vLLM, which reads some when it is imported."""
 
 import os
+import warnings
 
 DEFAULTS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core runs in a thread of ours
@@ -11,3 +12,6 @@ DEFAULTS = {
 
 for _name, _value in DEFAULTS.items():
     os.environ.setdefault(_name, _value)
+
+# vLLM looks at every attribute of every module when it starts, deprecated ones too.
+warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.")

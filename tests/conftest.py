@@ -1,0 +1,76 @@
+"""Small random models and the engines over them, built once for all tests."""
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+# Two threads on two busy cores make vLLM wait for itself; one is enough for models of this size.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+
+import pytest
+import torch
+from tiny import save_tiny, tiny_tokenizer_config
+
+from terra.engine.base import Engine
+from terra.world_model import LlamaActionV2ForCausalLM
+from tokenizer import LFQTokenizer
+
+@pytest.fixture(autouse=True)
+def _restore_torch_rng() -> Iterator[None]:
+    state = torch.get_rng_state()
+    yield
+    torch.set_rng_state(state)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("models") / "v2", LlamaActionV2ForCausalLM)
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tokenizer"
+    torch.manual_seed(0)
+    LFQTokenizer(tiny_tokenizer_config()).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    with asyncio.Runner() as runner:
+        yield runner.get_loop()
+
+
+@pytest.fixture(scope="session")
+def wait(loop: asyncio.AbstractEventLoop) -> Callable[[Coroutine[Any, Any, Any]], Any]:
+    return loop.run_until_complete
+
+
+@pytest.fixture(scope="session")
+def hf_engine(tiny_model: Path, wait: Callable[..., Any]) -> Iterator[Engine]:
+    from terra.engine.hf import HFEngine
+
+    engine = HFEngine(tiny_model)
+    yield engine
+    wait(engine.close())
+
+
+@pytest.fixture(scope="session")
+def vllm_engine(tiny_model: Path, wait: Callable[..., Any]) -> Iterator[Engine]:
+    from terra.engine.vllm.engine import VllmEngine
+
+    engine = VllmEngine(tiny_model, max_sessions=32)
+    yield engine
+    wait(engine.close())
+
+
+@pytest.fixture(scope="session")
+def persistence_engine(tiny_model: Path, wait: Callable[..., Any]) -> Iterator[Engine]:
+    from terra.engine.persistence import PersistenceEngine
+
+    engine = PersistenceEngine.from_pretrained(tiny_model)
+    yield engine
+    wait(engine.close())

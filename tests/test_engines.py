@@ -1,0 +1,228 @@
+"""One contract for all engines, and the equalities between them."""
+
+import asyncio
+import itertools
+
+import pytest
+import torch
+from tiny import COLS, ROWS
+
+from terra.engine.base import Engine, Session
+from terra.errors import EngineError
+from terra.prompt import Prompt, build_prompt
+from terra.sampling import SamplingParams
+
+GREEDY = SamplingParams(temperature=0.0)
+PLAIN = SamplingParams(temperature=1.0)
+FILTERED = SamplingParams(temperature=0.9, top_k=20, top_p=0.9)
+SAMPLINGS = [GREEDY, PLAIN, FILTERED]
+WINDOW = 8
+
+
+def make_prompt(seed: int, num_context: int = 3, num_actions: int = WINDOW - 3) -> tuple[Prompt, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, 64, (num_context, ROWS, COLS), generator=generator)
+    actions = torch.randn(num_context - 1 + num_actions, 6, 3, generator=generator)
+    return build_prompt(tokens, actions[: num_context - 1]), actions[num_context - 1 :]
+
+
+async def stepped(engine: Engine, prompt: Prompt, actions: torch.Tensor, sampling=PLAIN, seed: int = 1) -> torch.Tensor:
+    session = await engine.open(prompt, sampling, seed)
+    frames = [await session.step(action) for action in actions]
+    await session.close()
+    return torch.stack(frames)
+
+
+async def ran(engine: Engine, prompt: Prompt, actions: torch.Tensor, sampling=PLAIN, seed: int = 1) -> torch.Tensor:
+    session = await engine.open(prompt, sampling, seed)
+    frames = [frame async for frame in session.run(actions)]
+    await session.close()
+    return torch.stack(frames)
+
+
+@pytest.fixture(params=["persistence", "hf", "vllm"])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    return request.getfixturevalue(f"{request.param}_engine")
+
+
+class TestContract:
+    def test_is_an_engine(self, engine, wait):
+        assert isinstance(engine, Engine)
+        session = wait(engine.open(make_prompt(0)[0], GREEDY, 0))
+        assert isinstance(session, Session)
+        wait(session.close())
+
+    def test_a_frame_for_an_action(self, engine, wait):
+        frames = wait(stepped(engine, *make_prompt(0)))
+        assert frames.shape == (WINDOW - 3, ROWS, COLS)
+        assert frames.dtype == torch.int64
+        assert frames.min() >= 0
+        assert frames.max() < 64
+
+    @pytest.mark.parametrize("sampling", SAMPLINGS)
+    def test_run_equals_step(self, engine, wait, sampling):
+        prompt, actions = make_prompt(1)
+        assert torch.equal(wait(ran(engine, prompt, actions, sampling)), wait(stepped(engine, prompt, actions, sampling)))
+
+    @pytest.mark.parametrize("switches", [(1,), (2,), (1, 2), (1, 2, 3, 4)])
+    def test_step_and_run_mix(self, engine, wait, switches):
+        prompt, actions = make_prompt(2)
+        expected = wait(stepped(engine, prompt, actions))
+
+        async def mixed():
+            session = await engine.open(prompt, PLAIN, 1)
+            frames = []
+            bounds = [0, *switches, len(actions)]
+            for turn, (start, end) in enumerate(itertools.pairwise(bounds)):
+                if turn % 2:
+                    frames += [await session.step(action) for action in actions[start:end]]
+                else:
+                    frames += [frame async for frame in session.run(actions[start:end])]
+            await session.close()
+            return torch.stack(frames)
+
+        assert torch.equal(wait(mixed()), expected)
+
+    def test_one_context_frame_is_enough(self, engine, wait):
+        prompt, actions = make_prompt(3, num_context=1, num_actions=2)
+        assert torch.equal(wait(ran(engine, prompt, actions)), wait(stepped(engine, prompt, actions)))
+
+    def test_token_zero_is_an_image_token(self, engine, wait):
+        prompt, actions = make_prompt(4, num_actions=2)
+        zeros = build_prompt(torch.zeros_like(prompt.tokens), prompt.actions)
+        assert wait(ran(engine, zeros, actions)).shape == (2, ROWS, COLS)
+
+    def test_alone_equals_among_sixteen_others(self, engine, wait):
+        prompt, actions = make_prompt(5)
+        alone = wait(stepped(engine, prompt, actions))
+
+        async def together():
+            others = [make_prompt(100 + index) for index in range(16)]
+            way = itertools.cycle([stepped, ran])
+            work = [next(way)(engine, *other, seed=index) for index, other in enumerate(others)]
+            return (await asyncio.gather(stepped(engine, prompt, actions), *work))[0]
+
+        assert torch.equal(wait(together()), alone)
+
+    def test_window_has_an_end(self, engine, wait):
+        prompt, actions = make_prompt(6)
+
+        async def overrun():
+            session = await engine.open(prompt, PLAIN, 1)
+            for action in actions:
+                await session.step(action)
+            try:
+                await session.step(actions[0])
+            finally:
+                await session.close()
+
+        with pytest.raises(EngineError, match="the window holds 8 frames: room for 0 more, got 1"):
+            wait(overrun())
+
+    def test_too_many_known_actions_make_no_frame(self, engine, wait):
+        prompt, actions = make_prompt(6, num_actions=WINDOW)
+        with pytest.raises(EngineError, match="room for 5 more, got 8"):
+            wait(ran(engine, prompt, actions))
+
+    def test_no_actions_give_no_frames(self, engine, wait):
+        async def nothing():
+            session = await engine.open(make_prompt(6)[0], PLAIN, 1)
+            frames = [frame async for frame in session.run(torch.zeros(0, 6, 3))]
+            await session.close()
+            return frames
+
+        assert wait(nothing()) == []
+
+    def test_closed_session_refuses(self, engine, wait):
+        prompt, actions = make_prompt(7)
+
+        async def after_close():
+            session = await engine.open(prompt, PLAIN, 1)
+            await session.close()
+            await session.close()
+            await session.step(actions[0])
+
+        with pytest.raises(EngineError, match="closed"):
+            wait(after_close())
+
+    def test_abandoned_run_leaves_the_session_usable(self, engine, wait):
+        prompt, actions = make_prompt(8)
+        expected = wait(stepped(engine, prompt, actions))
+
+        async def abandon():
+            session = await engine.open(prompt, PLAIN, 1)
+            run = session.run(actions)
+            frames = [await anext(run)]
+            await run.aclose()
+            frames += [await session.step(action) for action in actions[1:]]
+            await session.close()
+            return torch.stack(frames)
+
+        assert torch.equal(wait(abandon()), expected)
+
+    @pytest.mark.parametrize(
+        ("spoil", "message"),
+        [
+            (lambda prompt: (prompt.tokens[:, :2], prompt.actions), "expected 12 tokens a frame"),
+            (lambda prompt: (prompt.tokens + 64, prompt.actions), "expected token ids 0 to 63"),
+            (lambda prompt: (prompt.tokens.repeat(4, 1, 1), torch.zeros(11, 6, 3)), "at most 7 context frames, got 12"),
+            (lambda prompt: (prompt.tokens, torch.zeros(2, 5, 3)), "expected 6 rows an action, got 5"),
+        ],
+    )
+    def test_bad_prompts_are_refused(self, engine, wait, spoil, message):
+        with pytest.raises(ValueError, match=message):
+            wait(engine.open(build_prompt(*spoil(make_prompt(0)[0])), PLAIN, 0))
+
+    def test_bad_seed_is_refused(self, engine, wait):
+        with pytest.raises(ValueError, match="seed: expected 0 to"):
+            wait(engine.open(make_prompt(0)[0], PLAIN, -1))
+
+    @pytest.mark.parametrize("action", [torch.full((6, 3), torch.nan), torch.zeros(5, 3)])
+    def test_bad_actions_are_refused(self, engine, wait, action):
+        async def step():
+            session = await engine.open(make_prompt(0)[0], PLAIN, 0)
+            try:
+                await session.step(action)
+            finally:
+                await session.close()
+
+        with pytest.raises(EngineError, match="action: expected"):
+            wait(step())
+
+
+class TestModels:
+    """What holds for engines that have weights."""
+
+    @pytest.fixture(params=["hf", "vllm"])
+    def engine(self, request: pytest.FixtureRequest) -> Engine:
+        return request.getfixturevalue(f"{request.param}_engine")
+
+    def test_seed_decides(self, engine, wait):
+        prompt, actions = make_prompt(9)
+        first, same, other = (wait(ran(engine, prompt, actions, seed=seed)) for seed in (1, 1, 2))
+        assert torch.equal(first, same)
+        assert not torch.equal(first, other)
+
+    def test_actions_matter(self, engine, wait):
+        prompt, actions = make_prompt(10)
+        assert not torch.equal(
+            wait(ran(engine, prompt, actions, GREEDY)), wait(ran(engine, prompt, actions + 5.0, GREEDY))
+        )
+
+    def test_an_action_changes_nothing_before_it(self, engine, wait):
+        prompt, actions = make_prompt(11)
+        changed = actions.clone()
+        changed[3] += 5.0
+        first, second = wait(ran(engine, prompt, actions)), wait(ran(engine, prompt, changed))
+        assert torch.equal(first[:3], second[:3])
+        assert not torch.equal(first[3], second[3])
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("way", [stepped, ran])
+def test_hf_equals_vllm(hf_engine, vllm_engine, wait, sampling, way):
+    for seed in range(3):
+        prompt, actions = make_prompt(20 + seed)
+        expected = wait(stepped(hf_engine, prompt, actions, sampling, seed))
+        assert torch.equal(wait(way(vllm_engine, prompt, actions, sampling, seed)), expected)
+        assert len(expected.unique()) > 5
