@@ -1,5 +1,6 @@
 """The console scripts. What a user can cause ends as one line on stderr and exit code 2."""
 
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from terra.config_files import config_dir, register_resolvers
 from terra.errors import TerraError
 
 
@@ -27,15 +29,11 @@ def _generate(config: DictConfig) -> None:
 
 
 def _main(config_name: str, job: Callable[[DictConfig], None]) -> None:
-    from terra.config_files import config_dir, register_resolvers
-
     register_resolvers()
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # raise instead of printing several lines
-    entry = hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=config_name)(job)
+    entry = hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=config_name)(_guarded(job))
     try:
         entry()
-    except TerraError as error:
-        _exit(str(error))
     except (HydraException, OmegaConfBaseException) as error:
         _exit(_one_line(error))
     except KeyboardInterrupt:
@@ -43,13 +41,28 @@ def _main(config_name: str, job: Callable[[DictConfig], None]) -> None:
         sys.exit(130)
 
 
+def _guarded(job: Callable[[DictConfig], None]) -> Callable[[DictConfig], None]:
+    """The job with its errors turned into exits at once: Hydra would print lines of its own around them."""
+
+    @functools.wraps(job)
+    def guarded(config: DictConfig) -> None:
+        try:
+            job(config)
+        except TerraError as error:
+            _exit(str(error))
+        except OmegaConfBaseException as error:
+            _exit(_one_line(error))
+
+    return guarded
+
+
 def _one_line(error: Exception) -> str:
-    """Hydra's message without its layout: what was wrong, and the choices there are."""
-    cause = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if cause is not None and str(cause).strip():
-        lines.append(str(cause).strip().splitlines()[0])
-    return "; ".join(dict.fromkeys(lines))
+    """Hydra's message without its layout and its search path: what was wrong, and the choices there are."""
+    message = str(error).split("Config search path")[0]
+    if error.__cause__ is not None:
+        message += "\n" + str(error.__cause__).splitlines()[0]
+    lines = [line.strip() for line in message.splitlines() if line.strip() and "full_key" not in line]
+    return " ".join(dict.fromkeys(lines))
 
 
 def _exit(message: str) -> None:

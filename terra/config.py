@@ -34,9 +34,9 @@ def build_sampling(node: DictConfig) -> SamplingParams:
         ConfigError: a value out of range, or of another type.
     """
     try:
-        return SamplingParams(temperature=float(node.temperature), top_k=int(node.top_k), top_p=float(node.top_p))
+        return SamplingParams(**node)  # pyright: ignore[reportCallIssue]
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"sampling.{error}") from None
+        raise ConfigError(f"sampling: {error}") from None
 
 
 def build_camera(node: DictConfig) -> Camera:

@@ -1,8 +1,11 @@
 """Loading of world-model checkpoints: every name and shape is checked before a weight is read."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from transformers.utils import logging as transformers_logging
 
 from terra.errors import CheckpointError
 from terra.world_model.config import LlamaActionConfig
@@ -49,7 +52,20 @@ def load_world_model(
         CheckpointError: see `load_config`.
     """
     config = load_config(folder)
-    model = ARCHITECTURES[(config.architectures or [])[0]].from_pretrained(
-        folder, config=config, dtype=dtype, use_safetensors=True, local_files_only=True
-    )
+    architecture = ARCHITECTURES[(config.architectures or [])[0]]
+    with _no_progress_bar():
+        model = architecture.from_pretrained(
+            folder, config=config, dtype=dtype, use_safetensors=True, local_files_only=True
+        )
     return model.to(device).eval()  # pyright: ignore[reportArgumentType, reportReturnType]
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()

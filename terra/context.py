@@ -1,0 +1,169 @@
+"""Context frames from disk: a folder or a glob of pictures, or a video, brought to the model's size and rate."""
+
+import glob
+import math
+import re
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image, ImageOps
+
+from decoder.video import probe_video, read_video, to_frames
+from terra.errors import ConfigError, ContextError
+from tokenizer.types import Frames
+
+IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
+VIDEO_SUFFIXES = (".gif", ".m4v", ".mov", ".mp4")
+
+MAX_PIXELS = 64_000_000  # per picture: a file of a few kilobytes can unpack to gigabytes
+ASPECT_TOLERANCE = 0.02  # stretching by more than this is seen, and no camera the model knows
+RATE_TOLERANCE = 0.01  # 29.97 counts as 30
+
+# What Pillow raises for damaged files, by decoder; each ends as a ContextError that names the file.
+DAMAGED_IMAGE = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+    Image.DecompressionBombWarning,
+)
+
+
+def load_context(source: str | Path, *, num_frames: int, image_size: tuple[int, int], fps: float) -> Frames:
+    """Load the first `num_frames` frames of a folder, a glob or a video.
+
+    Pictures (PNG and JPEG, RGB, turned as their EXIF says) are taken in natural order of their names, frame_2 before
+    frame_10, and are understood to be 1 / fps seconds apart: nothing in them says so. A video is sampled at `fps`, from
+    its first frame on, each time at the nearest of its frames. Frames of another size are resized bicubically.
+
+    Args:
+        source: a folder, a glob such as "drive/*.png", a picture, or a video (MP4, MOV or GIF).
+        num_frames: how many frames to take.
+        image_size: (height, width) in pixels that the tokenizer takes.
+        fps: the model's frames a second.
+
+    Returns:
+        `num_frames` frames in [-1, 1] of the given size.
+
+    Raises:
+        ContextError: nothing there, too few frames, a picture that is damaged, not RGB, larger than 64 megapixels,
+            smaller than half of `image_size`, of another aspect ratio (by more than 2 %) or size than the first; a
+            video slower than `fps`.
+        VideoError: a video that can't be read.
+        ConfigError: num_frames, image_size or fps not positive.
+    """
+    if num_frames < 1 or min(image_size) < 1 or not 0 < fps < math.inf:
+        raise ConfigError(f"expected positive context settings, got {num_frames = }, {image_size = }, {fps = }")
+    path = Path(source)
+    if path.is_dir():
+        paths = [entry for entry in path.iterdir() if _is_picture(entry)]
+        return _load_pictures(paths, str(source), num_frames, image_size)
+    if path.is_file() and path.suffix.lower() in VIDEO_SUFFIXES:
+        return _load_video(path, num_frames, image_size, fps)
+    if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES:
+        return _load_pictures([path], str(source), num_frames, image_size)
+    if path.exists():
+        known = ", ".join(IMAGE_SUFFIXES + VIDEO_SUFFIXES)
+        raise ContextError(f"{source}: expected a folder or a file that ends in {known}, got {path.suffix!r}")
+    if not any(character in str(source) for character in "*?["):
+        raise ContextError(f"{source}: expected a folder, a glob or a video, got no such path")
+    # Path.glob refuses absolute patterns and matches hidden files.
+    matches = [Path(match) for match in glob.glob(str(source), recursive=True)]  # noqa: PTH207
+    for match in matches:
+        if not _is_picture(match):
+            raise ContextError(f"{source}: expected a glob of PNG or JPEG pictures, got {match}")
+    return _load_pictures(matches, str(source), num_frames, image_size)
+
+
+def _is_picture(path: Path) -> bool:
+    return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".") and path.is_file()
+
+
+def _natural_key(path: Path) -> tuple[list[tuple[int, str]], str]:
+    """Sort key under which runs of digits compare as numbers."""
+    parts = re.findall(r"[0-9]+|[^0-9]+", str(path))
+    return [(int(part), "") if part[0] in "0123456789" else (-1, part) for part in parts], str(path)
+
+
+def _load_pictures(paths: list[Path], source: str, num_frames: int, image_size: tuple[int, int]) -> Frames:
+    if len(paths) < num_frames:
+        raise ContextError(f"{source}: expected {num_frames} or more PNG or JPEG pictures, got {len(paths)}")
+    paths = sorted(paths, key=_natural_key)[:num_frames]
+    frames: list[np.ndarray] = []
+    first_size: tuple[int, int] | None = None
+    for path in paths:
+        picture = _read_picture(path, image_size)
+        if first_size is not None and picture.size != first_size:
+            raise ContextError(
+                f"{path}: expected {_size_text(first_size)} pixels like {paths[0].name}, got {_size_text(picture.size)}"
+            )
+        first_size = picture.size
+        frames.append(_resize(picture, image_size))
+    return to_frames(np.stack(frames))
+
+
+def _read_picture(path: Path, image_size: tuple[int, int]) -> Image.Image:
+    try:
+        with Image.open(path, formats=("PNG", "JPEG")) as picture:
+            _check_pixels(picture.size, str(path))
+            if picture.mode != "RGB":
+                raise ContextError(f"{path}: expected an RGB picture, got mode {picture.mode!r}")
+            upright = ImageOps.exif_transpose(picture)
+            upright.load()
+    except DAMAGED_IMAGE as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ContextError(f"{path}: expected a whole PNG or JPEG picture, got: {reason}") from error
+    _check_size(upright.size, image_size, str(path))
+    return upright
+
+
+def _check_pixels(size: tuple[int, int], source: str) -> None:
+    if size[0] * size[1] > MAX_PIXELS:
+        got = f"{_size_text(size)} = {size[0] * size[1] / 1e6:.0f}"
+        raise ContextError(f"{source}: expected at most {MAX_PIXELS // 1_000_000} megapixels, got {got} megapixels")
+
+
+def _check_size(size: tuple[int, int], image_size: tuple[int, int], source: str) -> None:
+    """Refuse a (width, height) that would be stretched, or enlarged to more than twice its size."""
+    height, width = image_size
+    if size[0] * 2 < width or size[1] * 2 < height:
+        half = _size_text((math.ceil(width / 2), math.ceil(height / 2)))
+        raise ContextError(f"{source}: expected {half} pixels or more, got {_size_text(size)}")
+    aspect, expected = size[0] / size[1], width / height
+    if abs(aspect / expected - 1) > ASPECT_TOLERANCE:
+        raise ContextError(
+            f"{source}: expected an aspect ratio of {expected:.3f} ({width}x{height}), got {aspect:.3f}"
+            f" ({_size_text(size)}): crop it first"
+        )
+
+
+def _size_text(size: tuple[int, int]) -> str:
+    return f"{size[0]}x{size[1]}"
+
+
+def _resize(picture: Image.Image, image_size: tuple[int, int]) -> UInt8[np.ndarray, "height width 3"]:
+    size = (image_size[1], image_size[0])
+    return np.asarray(picture if picture.size == size else picture.resize(size, Image.Resampling.BICUBIC))
+
+
+def _load_video(path: Path, num_frames: int, image_size: tuple[int, int], fps: float) -> Frames:
+    info = probe_video(path)
+    if not 0 < info.fps < math.inf:
+        raise ContextError(f"{path}: expected a video that states its frame rate, got {info.fps} fps")
+    if info.fps < fps * (1 - RATE_TOLERANCE):
+        raise ContextError(f"{path}: expected a video of {fps:g} or more frames a second, got {info.fps:g}")
+    _check_pixels((info.width, info.height), str(path))
+    _check_size((info.width, info.height), image_size, str(path))
+    ratio = info.fps / fps if abs(info.fps / fps - 1) > RATE_TOLERANCE else 1.0
+    wanted = [math.floor(index * ratio + 0.5) for index in range(num_frames)]
+    frames = read_video(path, max_frames=wanted[-1] + 1)
+    if len(frames) <= wanted[-1]:
+        available = sum(index < len(frames) for index in wanted)
+        raise ContextError(f"{path}: expected {num_frames} or more frames at {fps:g} fps, got {available}")
+    return to_frames(np.stack([_resize(Image.fromarray(frames[index]), image_size) for index in wanted]))

@@ -1,0 +1,35 @@
+"""Read a trajectory file, whichever of the formats its suffix names."""
+
+from pathlib import Path
+
+from terra.errors import TrajectoryError
+from terra.trajectory.act_bench import load_act_bench
+from terra.trajectory.document import load_json, load_npz
+from terra.trajectory.model import Trajectory
+from terra.trajectory.pose_table import load_csv
+
+LOADERS = {".json": load_json, ".npz": load_npz, ".csv": load_csv}
+
+
+def load_trajectory(path: str | Path, *, sample_id: int | str | None = None) -> Trajectory:
+    """Load a trajectory from JSON, NPZ, CSV, or one line of ACT-Bench's JSONL.
+
+    Args:
+        path: the file; its suffix says which format it has.
+        sample_id: which line of a .jsonl file; needed where it has several.
+
+    Raises:
+        TrajectoryError: one line with the file, the place in it, what was expected and what came.
+    """
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if suffix != ".jsonl" and suffix not in LOADERS:
+        raise TrajectoryError(f"{path}: expected a file that ends in .json, .jsonl, .csv or .npz, got {suffix!r}")
+    if suffix != ".jsonl" and sample_id is not None:
+        raise TrajectoryError(f"{path}: expected a .jsonl file to choose a sample from, got {sample_id = }")
+    if not path.exists():
+        raise TrajectoryError(f"{path}: expected a trajectory file, got no such file")
+    try:
+        return load_act_bench(path, sample_id) if suffix == ".jsonl" else LOADERS[suffix](path)
+    except OSError as error:
+        raise TrajectoryError(f"{path}: expected a file that can be read, got: {error.strerror or error}") from error

@@ -1,0 +1,102 @@
+"""Poses from CSV: units in the column names, the frame rate in a comment, nothing guessed."""
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+
+from terra.errors import TrajectoryError
+from terra.trajectory.checks import POSE_COLUMNS, check_fps
+from terra.trajectory.document import ANGLE_UNITS, POSITION_UNITS, TIME_UNITS, read_text
+from terra.trajectory.model import Trajectory, trajectory_from_poses
+
+COLUMN_UNITS = {"time": TIME_UNITS, "x": POSITION_UNITS, "y": POSITION_UNITS, "heading": ANGLE_UNITS}
+FPS_COMMENT = re.compile(r"#\s*fps\s*:\s*(?P<fps>.*?)\s*")
+
+
+def load_csv(path: Path) -> Trajectory:
+    """Load poses in one fixed frame from CSV.
+
+    A header names the columns time_s (or time_ms), x_m, y_m and heading_rad (or heading_deg), in any order; headings
+    are counter-clockwise from +x. Lines that begin with # are comments, and one of them is "# fps: 10".
+
+    Raises:
+        TrajectoryError: a column missing, unknown or without its unit, no frame rate, bad numbers.
+    """
+    fps: float | None = None
+    header: list[str] | None = None
+    rows: list[list[float]] = []
+    lines: list[int] = []
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        where = f"{path}: line {number}"
+        text = line.strip()
+        if text.startswith("#"):
+            if match := FPS_COMMENT.fullmatch(text):
+                if fps is not None:
+                    raise TrajectoryError(f"{where}: expected one comment '# fps: 10', got a second one")
+                fps = _parse_fps(match["fps"], where)
+        elif text:
+            cells = [cell.strip().strip('"') for cell in text.split(",")]
+            if header is None:
+                header = cells
+                scales = _column_scales(header, where)
+            else:
+                rows.append(_parse_row(cells, header, where))
+                lines.append(number)
+    if fps is None:
+        raise TrajectoryError(f"{path}: expected the frame rate in a comment such as '# fps: 10', got none")
+    if header is None or not rows:
+        raise TrajectoryError(f"{path}: expected a header and rows of poses, got {len(rows)} rows")
+    order = [list(scales).index(name) for name in POSE_COLUMNS]
+    poses = (np.array(rows) / list(scales.values()))[:, order]
+    return trajectory_from_poses(poses, fps=fps, source=str(path), locate=lambda row: f"{path}: line {lines[row]}")
+
+
+def _parse_fps(text: str, where: str) -> float:
+    try:
+        return check_fps(float(text), where)
+    except ValueError as error:
+        raise TrajectoryError(f"{where}: fps: expected a number, got {text!r}") from error
+
+
+def _column_scales(header: list[str], where: str) -> dict[str, float]:
+    """Map each column's quantity, in the header's order, to how many of its unit make one of ours."""
+    scales: dict[str, float] = {}
+    for column in header:
+        quantity, _, unit = column.partition("_")
+        if quantity not in COLUMN_UNITS:
+            names = ", ".join(_names(name) for name in COLUMN_UNITS)
+            raise TrajectoryError(f"{where}: expected the columns {names}, got {column!r}")
+        if not unit:
+            raise TrajectoryError(
+                f"{where}: column {column!r}: expected a unit in the name, got none (rename it to {_names(quantity)})"
+            )
+        if unit not in COLUMN_UNITS[quantity]:
+            raise TrajectoryError(f"{where}: column {column!r}: expected {_names(quantity)}, got the unit {unit!r}")
+        if quantity in scales:
+            raise TrajectoryError(f"{where}: column {column!r}: expected {quantity} once, got it twice")
+        scales[quantity] = COLUMN_UNITS[quantity][unit]
+    for quantity in COLUMN_UNITS:
+        if quantity not in scales:
+            raise TrajectoryError(f"{where}: expected a column {_names(quantity)}, got {', '.join(header)}")
+    return scales
+
+
+def _names(quantity: str) -> str:
+    return " or ".join(f"{quantity}_{unit}" for unit in COLUMN_UNITS[quantity])
+
+
+def _parse_row(cells: list[str], header: list[str], where: str) -> list[float]:
+    if len(cells) != len(header):
+        raise TrajectoryError(f"{where}: expected {len(header)} columns ({', '.join(header)}), got {len(cells)}")
+    values = []
+    for column, cell in zip(header, cells, strict=True):
+        try:
+            value = float(cell)
+        except ValueError as error:
+            raise TrajectoryError(f"{where}: column {column!r}: expected a number, got {cell!r}") from error
+        if not math.isfinite(value):
+            raise TrajectoryError(f"{where}: column {column!r}: expected a finite number, got {value}")
+        values.append(value)
+    return values

@@ -1,0 +1,245 @@
+"""`terra-generate` from its command line: what it writes, and every way in which its input can be wrong."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tiny import COLS, ROWS
+
+from decoder.video import probe_video, read_video
+from terra.cli import generate
+from terra.trajectory import save_poses
+
+HEIGHT, WIDTH = 4 * ROWS, 4 * COLS
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Path:
+    folder = tmp_path / "context"
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    for index in range(3):
+        pixels = random.integers(0, 256, (HEIGHT * 2, WIDTH * 2, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{index}.png")
+    return folder
+
+
+@pytest.fixture
+def trajectory(tmp_path: Path) -> Path:
+    path = tmp_path / "drive.json"
+    times = np.arange(0, 8, 0.1)
+    save_poses(path, times, np.stack([5 * times, 0 * times], 1), 0 * times, 10.0)
+    return path
+
+
+@pytest.fixture
+def command(tmp_path, context, trajectory, tiny_model, tiny_tokenizer, monkeypatch):
+    """Runs terra-generate with settings on top of a setup that works; gives the output folder."""
+
+    def run(*overrides: str) -> Path:
+        settings = {
+            "context": context,
+            "trajectory": trajectory,
+            "tokenizer.pretrained": tiny_tokenizer,
+            "world_model.pretrained": tiny_model,
+            "engine": "hf",
+            "overlap": 2,
+            "num_frames": 12,
+            "output": tmp_path / "out",
+        }
+        settings |= dict(override.split("=", 1) for override in overrides)
+        monkeypatch.setattr(sys, "argv", ["terra-generate", *(f"{key}={value}" for key, value in settings.items())])
+        generate()
+        return Path(str(settings["output"]))
+
+    return run
+
+
+@pytest.fixture
+def refused(command, capsys, tmp_path):
+    """Expects one line on stderr, exit code 2, and nothing written."""
+
+    def run(*overrides: str) -> str:
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(SystemExit) as exit_info:
+            command(*overrides)
+        assert exit_info.value.code == 2
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 1, lines
+        assert lines[0].startswith("error: ")
+        assert sorted(tmp_path.rglob("*")) == before
+        return lines[0]
+
+    return run
+
+
+def test_writes_everything(command):
+    output = command("png=true")
+    names = {"video.mp4", "video.gif", "overlay.mp4", "tokens.npz", "rollout.json", "frames"}
+    assert {path.name for path in output.iterdir()} == names
+    info = probe_video(output / "video.mp4")
+    assert (info.num_frames, info.fps, info.width, info.height) == (12, 10.0, WIDTH, HEIGHT)
+    assert len(read_video(output / "overlay.mp4")) == 12
+    assert len(list((output / "frames").iterdir())) == 12
+    with np.load(output / "tokens.npz", allow_pickle=False) as saved:
+        assert saved["tokens"].shape == (12, ROWS, COLS)
+        assert saved["actions"].shape == (11, 6, 3)
+    record = json.loads((output / "rollout.json").read_text())
+    assert record["seed"] == 0
+    assert len(record["world_model_sha256"]) == len(record["tokenizer_sha256"]) == 64
+    assert record["windows"] == [
+        {"start": 0, "num_given": 3, "num_frames": 8},
+        {"start": 6, "num_given": 2, "num_frames": 6},
+    ]
+    assert record["config"]["sampling"] == {"temperature": 0.9, "top_k": 0, "top_p": 1.0}
+    assert torch.__version__.startswith(record["versions"]["torch"])
+
+
+def tokens(folder: Path) -> np.ndarray:
+    with np.load(folder / "tokens.npz", allow_pickle=False) as saved:
+        return saved["tokens"]
+
+
+def test_same_seed_same_tokens_after_a_restart(command, tmp_path):
+    first = tokens(command())
+    assert np.array_equal(first, tokens(command(f"output={tmp_path / 'again'}")))
+    assert not np.array_equal(first, tokens(command(f"output={tmp_path / 'other'}", "seed=1")))
+
+
+def test_persistence_repeats_the_last_context_frame(command):
+    made = tokens(command("engine=persistence"))
+    assert (made[3:] == made[2]).all()
+
+
+def test_overwrite_replaces(command):
+    first = tokens(command())
+    assert not np.array_equal(first, tokens(command("overwrite=true", "seed=3")))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["engine=warp"], "Could not find 'engine/warp' Available options in 'engine': hf persistence vllm"),
+        (["colour=red"], "Key 'colour' is not in struct"),
+        (["engine.speed=9"], "Key 'speed' is not in struct"),
+        (["+engine.speed=9"], "engine: "),
+        (["+sampling.heat=9"], "sampling: "),
+        (["num_frames=many"], "num_frames: expected a whole number, got 'many'"),
+        (["num_frames=3"], "num_frames: expected more than num_context=3, got 3"),
+        (["num_context=8"], "num_context: expected 1 to 7"),
+        (["overlap=8"], "overlap: expected 1 to 7"),
+        (["seed=-1"], "seed: expected 0 or more, got -1"),
+        (["sampling.temperature=-1"], "temperature: expected 0 to 100, got -1"),
+        (["sampling.top_p=hot"], "sampling: "),
+        (["camera.fov_degrees=0"], "fov_degrees"),
+        (["num_frames=200"], "num_frames=200 needs 199"),
+        (["context=null"], "context: expected a path, got nothing"),
+        (["context=/no/such/folder"], "/no/such/folder"),
+        (["trajectory=/no/such/file.json"], "/no/such/file.json"),
+        (["trajectory=null"], "trajectory: expected a path, got nothing"),
+        (["tokenizer.pretrained=/no/such/tokenizer"], "/no/such/tokenizer"),
+        (["world_model.pretrained=/no/such/model"], "/no/such/model"),
+        (["num_context=4"], "expected 4 or more PNG or JPEG pictures, got 3"),
+    ],
+)
+def test_bad_settings_are_one_line(refused, overrides, message):
+    assert message in refused(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("name", "pixels", "message"),
+    [
+        ("9.png", b"not a picture", "9.png"),
+        ("1.png", np.zeros((HEIGHT, WIDTH), np.uint8), "1.png"),
+        ("1.png", np.zeros((HEIGHT, WIDTH * 3, 3), np.uint8), "1.png"),
+    ],
+)
+def test_bad_pictures_are_one_line(refused, context, name, pixels, message):
+    if isinstance(pixels, bytes):
+        (context / "0.png").write_bytes(pixels)
+        message = "0.png"
+    else:
+        Image.fromarray(pixels).save(context / name)
+    assert message in refused()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("time_s,x_m,y_m,heading_rad\n0,0,0,0\n", "fps"),
+        ("# fps: 10\ntime,x_m,y_m,heading_rad\n0,0,0,0\n", "time"),
+        ("# fps: 10\ntime_s,x_m,y_m,heading_rad\n0,0,0,0\n0.1,nan,0,0\n", "line 4"),
+        ("# fps: 10\ntime_s,x_m,y_m,heading_rad\n0,0,0,0\n0.1,1,0,0\n0.05,2,0,0\n", "line 5"),
+        ("# fps: 10\ntime_s,x_m,y_m,heading_rad\n0,0,0,0\n0.1,100,0,0\n", "line 4"),
+    ],
+)
+def test_bad_trajectories_are_one_line(refused, tmp_path, text, message):
+    path = tmp_path / "bad.csv"
+    path.write_text(text)
+    line = refused(f"trajectory={path}")
+    assert "bad.csv" in line
+    assert message in line
+
+
+def test_existing_output_is_refused(refused, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "precious").write_text("x")
+    assert "exists already: choose another, or overwrite=true" in refused()
+
+
+def test_full_disk_is_refused_before_any_work(refused, monkeypatch):
+    monkeypatch.setattr("terra.output.shutil.disk_usage", lambda _: type("Usage", (), {"free": 1 << 20}))
+    assert "free on the disk, got 1 MiB" in refused()
+
+
+def copied(folder: Path, to: Path) -> Path:
+    to.mkdir()
+    for path in folder.iterdir():
+        (to / path.name).write_bytes(path.read_bytes())
+    return to
+
+
+def test_corrupt_weights_are_refused(refused, tiny_model, tmp_path):
+    broken = copied(tiny_model, tmp_path / "broken")
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    assert "model.safetensors" in refused(f"world_model.pretrained={broken}")
+
+
+def test_mismatched_config_is_refused(refused, tiny_model, tmp_path):
+    broken = copied(tiny_model, tmp_path / "broken")
+    content = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps(content | {"num_hidden_layers": 3}))
+    line = refused(f"world_model.pretrained={broken}")
+    assert "layers.2" in line
+
+
+def test_other_tokenizer_than_trained_with_is_refused(refused, tiny_model, tmp_path):
+    other = copied(tiny_model, tmp_path / "other")
+    content = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(content | {"tokenizer_sha256": "0" * 64}))
+    assert "was trained with tokenizer 000000000000, got" in refused(f"world_model.pretrained={other}")
+
+
+def test_missing_extra_is_named(refused, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    for name in [name for name in sys.modules if name.startswith("terra.engine.vllm")]:
+        monkeypatch.delitem(sys.modules, name)
+    line = refused("engine=vllm")
+    assert "needs the package vllm" in line
+    assert "terra-world-model[cpu]" in line
+
+
+def test_no_weights_load_before_the_input_is_right(refused, monkeypatch):
+    def loaded(*_: object, **__: object) -> None:
+        raise AssertionError("weights were loaded")
+
+    monkeypatch.setattr("terra.engine.hf.load_world_model", loaded)
+    monkeypatch.setattr("tokenizer.LFQTokenizer.from_pretrained", loaded)
+    refused("context=/no/such/folder")
+    refused("trajectory=/no/such/file.json")
+    refused("num_frames=200")

@@ -1,0 +1,99 @@
+import asyncio
+
+import pytest
+import torch
+from tiny import COLS, ROWS
+
+from decoder import FramewiseDecoder
+from terra.errors import CheckpointError, ConfigError, EngineError
+from terra.pipeline import Pipeline, RolloutRequest
+from terra.sampling import SamplingParams
+from tokenizer import LFQTokenizer
+
+SAMPLING = SamplingParams(temperature=1.0)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_tokenizer):
+    return LFQTokenizer.from_pretrained(tiny_tokenizer)
+
+
+@pytest.fixture
+def pipeline(tokenizer, hf_engine):
+    return Pipeline(tokenizer, hf_engine, FramewiseDecoder(tokenizer), overlap=2)
+
+
+def request(seed: int = 0, num_frames: int = 18, num_context: int = 3) -> RolloutRequest:
+    generator = torch.Generator().manual_seed(seed)
+    context = torch.rand(num_context, 3, 4 * ROWS, 4 * COLS, generator=generator) * 2 - 1
+    return RolloutRequest(context, torch.randn(num_frames - 1, 6, 3, generator=generator), seed)
+
+
+def test_a_rollout_is_context_and_generated_frames(pipeline, tokenizer):
+    seen = []
+    wanted = request()
+    (rollout,) = pipeline.generate([wanted], SAMPLING, lambda index, frame: seen.append((index, frame)))
+    assert rollout.tokens.shape == (18, ROWS, COLS)
+    assert rollout.frames.shape == (18, 3, 4 * ROWS, 4 * COLS)
+    assert rollout.frames.abs().max() <= 1.0
+    assert torch.equal(rollout.tokens[:3], tokenizer.encode(wanted.context_frames))
+    assert torch.equal(rollout.frames, tokenizer.decode(rollout.tokens))
+    assert seen == [(0, frame) for frame in range(3, 18)]
+    assert set(rollout.seconds) == {"encode", "generate", "decode"}
+
+
+def test_several_rollouts_are_those_made_alone(pipeline):
+    requests = [request(seed) for seed in range(3)]
+    together = pipeline.generate(requests, SAMPLING)
+    for wanted, rollout in zip(requests, together, strict=True):
+        assert torch.equal(pipeline.generate([wanted], SAMPLING)[0].tokens, rollout.tokens)
+
+
+def test_driving_step_by_step_gives_the_same_frames(pipeline):
+    wanted = request(4)
+    (rollout,) = pipeline.generate([wanted], SAMPLING)
+    drive = pipeline.drive(wanted.context_frames, wanted.actions[:2], SAMPLING, wanted.seed)
+    frames = [drive.step(action) for action in wanted.actions[2:]]
+    drive.close()
+    drive.close()
+    torch.testing.assert_close(torch.stack(frames), rollout.frames[3:], atol=1e-5, rtol=1e-5)
+    with pytest.raises(EngineError, match="closed"):
+        drive.step(wanted.actions[0])
+
+
+def test_engines_agree_across_windows(tokenizer, hf_engine, vllm_engine):
+    decoder = FramewiseDecoder(tokenizer)
+    requests = [request(seed) for seed in range(2)]
+    with_hf = Pipeline(tokenizer, hf_engine, decoder, overlap=2).generate(requests, SAMPLING)
+    with_vllm = Pipeline(tokenizer, vllm_engine, decoder, overlap=2).generate(requests, SAMPLING)
+    for first, second in zip(with_hf, with_vllm, strict=True):
+        assert torch.equal(first.tokens, second.tokens)
+
+
+def test_works_within_a_running_loop(pipeline):
+    async def notebook():
+        return pipeline.generate([request(num_frames=4)], SAMPLING)
+
+    assert asyncio.run(notebook())[0].tokens.shape[0] == 4
+
+
+def test_windows_do_not_repeat_each_other(tokenizer, hf_engine):
+    pipeline = Pipeline(tokenizer, hf_engine, FramewiseDecoder(tokenizer), overlap=1)
+    still = RolloutRequest(request().context_frames[:1], torch.zeros(29, 6, 3), 0)
+    tokens = pipeline.generate([still], SAMPLING)[0].tokens
+    assert not torch.equal(tokens[1:8], tokens[8:15])
+
+
+@pytest.mark.parametrize(
+    ("num_frames", "num_context", "message"),
+    [(3, 3, "num_frames: expected more than num_context=3"), (12, 8, "num_context: expected 1 to 7")],
+)
+def test_impossible_lengths_are_refused(pipeline, num_frames, num_context, message):
+    with pytest.raises(ConfigError, match=message):
+        pipeline.generate([request(num_frames=num_frames, num_context=num_context)], SAMPLING)
+
+
+def test_mismatched_tokenizer_is_refused(tokenizer, hf_engine, monkeypatch):
+    monkeypatch.setattr(tokenizer, "codebook_size", 32)
+    with pytest.raises(CheckpointError, match="12 tokens a frame of a codebook of 64, got 12 of 32"):
+        Pipeline(tokenizer, hf_engine, FramewiseDecoder(tokenizer))

@@ -1,0 +1,124 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from terra.sampling import SamplingParams, gumbel_noise, sample_tokens, window_seed
+
+SEED = torch.tensor([7])
+AT = torch.tensor([11])
+
+
+def philox(counter: int, key_low: int, key_high: int) -> int:
+    """Philox4x32-10 on Python integers, from the paper's description."""
+    c = [counter, 0, 0, 0]
+    k0, k1 = key_low, key_high
+    for _ in range(10):
+        first, second = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [(second >> 32) ^ c[1] ^ k0, second & 0xFFFFFFFF, (first >> 32) ^ c[3] ^ k1, first & 0xFFFFFFFF]
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return c[0]
+
+
+def test_philox_known_answer():
+    # Random123's published known-answer test for philox4x32-10 with counter and key of zeros.
+    assert philox(0, 0, 0) == 0x6627E8D5
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 2**63 - 1), position=st.integers(0, 2**31), token=st.integers(0, 2**20))
+def test_noise_is_philox_by_seed_position_and_token(seed, position, token):
+    word = philox(token, philox(position, seed & 0xFFFFFFFF, seed >> 32), 0)
+    signed = word - (1 << 32) if word >= 1 << 31 else word
+    uniform = max(np.float32(-signed - 1 if signed < 0 else signed) * np.float32(4.6566127342e-10), 4.6566127342e-10)
+    expected = -math.log(-math.log1p(-float(uniform)))
+    noise = gumbel_noise(torch.tensor([seed]), torch.tensor([position]), torch.tensor([[token]]))
+    assert noise.item() == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
+def test_noise_is_standard_gumbel():
+    noise = gumbel_noise(SEED, AT, torch.arange(200_000)[None]).double()
+    assert noise.mean().item() == pytest.approx(0.5772, abs=0.01)
+    assert noise.var().item() == pytest.approx(math.pi**2 / 6, rel=0.02)
+    assert torch.isfinite(noise).all()
+
+
+def test_noise_of_a_row_does_not_depend_on_the_others():
+    tokens = torch.arange(100)[None].expand(3, -1)
+    rows = gumbel_noise(torch.tensor([1, 2, 3]), torch.tensor([4, 5, 6]), tokens)
+    alone = gumbel_noise(torch.tensor([2]), torch.tensor([5]), tokens[:1])
+    assert torch.equal(rows[1:2], alone)
+    assert len({row.sum().item() for row in rows}) == 3
+
+
+def counts(logits: torch.Tensor, params: SamplingParams, draws: int) -> torch.Tensor:
+    positions = torch.arange(draws)
+    tokens = sample_tokens(logits.expand(draws, -1), params, torch.full((draws,), 5), positions)
+    return torch.bincount(tokens, minlength=logits.shape[-1]).double()
+
+
+def test_samples_follow_the_distribution():
+    logits, draws = torch.tensor([1.0, 0.0, -1.0, 2.0, 0.5, -0.3]), 20_000
+    params = SamplingParams(temperature=0.8)
+    expected = torch.softmax(logits.double() / 0.8, -1) * draws
+    chi2 = ((counts(logits, params, draws) - expected) ** 2 / expected).sum().item()
+    assert chi2 < 20.5  # 5 degrees of freedom, p = 0.001
+
+
+def test_top_k_keeps_k():
+    assert (counts(torch.tensor([1.0, 0.0, 3.0, 2.0]), SamplingParams(temperature=2.0, top_k=2), 500) > 0).tolist() == [
+        False, False, True, True,
+    ]  # fmt: skip
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_p():
+    logits = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05]))
+    for top_p, kept in [(0.5, 1), (0.51, 2), (0.8, 2), (0.81, 3), (1.0, 4)]:
+        seen = counts(logits, SamplingParams(temperature=1.0, top_p=top_p), 2000) > 0
+        assert seen.sum() == kept
+        assert seen[:kept].all()
+
+
+def test_filtering_does_not_change_the_noise():
+    logits = torch.randn(64, 50, generator=torch.Generator().manual_seed(0))
+    positions = torch.arange(64)
+    seeds = torch.full((64,), 9)
+    every = sample_tokens(logits, SamplingParams(temperature=1.0), seeds, positions)
+    filtered = sample_tokens(logits, SamplingParams(temperature=1.0, top_k=25), seeds, positions)
+    survives = (logits.topk(25).indices == every[:, None]).any(-1)
+    assert torch.equal(every[survives], filtered[survives])
+    assert survives.any()
+
+
+def test_greedy_takes_the_likeliest():
+    logits = torch.randn(8, 30, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(sample_tokens(logits, SamplingParams(temperature=0.0), SEED, AT), logits.argmax(-1))
+
+
+def test_half_precision_logits_are_sampled_in_float32():
+    logits = torch.randn(4, 30, generator=torch.Generator().manual_seed(1)).bfloat16()
+    arguments = SamplingParams(), torch.arange(4), torch.arange(4)
+    assert torch.equal(sample_tokens(logits, *arguments), sample_tokens(logits.float(), *arguments))
+
+
+@pytest.mark.parametrize(
+    "bad", [{"temperature": -1.0}, {"temperature": math.nan}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.1}]
+)
+def test_bad_parameters_are_refused(bad):
+    with pytest.raises(ValueError, match=f"{next(iter(bad))}: expected"):
+        SamplingParams(**bad)
+
+
+@given(seed=st.integers(0, 2**40), windows=st.integers(2, 20))
+def test_window_seeds_differ(seed, windows):
+    seeds = [window_seed(seed, index) for index in range(windows)]
+    assert len(set(seeds)) == windows
+    assert all(0 <= value < 2**63 for value in seeds)
+    assert window_seed(seed, 0) != window_seed(seed + 1, 0)
+
+
+def test_negative_seed_is_refused():
+    with pytest.raises(ValueError, match="expected 0 or more"):
+        window_seed(-1, 0)
