@@ -62,7 +62,9 @@ class TestContract:
     @pytest.mark.parametrize("sampling", SAMPLINGS)
     def test_run_equals_step(self, engine, wait, sampling):
         prompt, actions = make_prompt(1)
-        assert torch.equal(wait(ran(engine, prompt, actions, sampling)), wait(stepped(engine, prompt, actions, sampling)))
+        assert torch.equal(
+            wait(ran(engine, prompt, actions, sampling)), wait(stepped(engine, prompt, actions, sampling))
+        )
 
     @pytest.mark.parametrize("switches", [(1,), (2,), (1, 2), (1, 2, 3, 4)])
     def test_step_and_run_mix(self, engine, wait, switches):

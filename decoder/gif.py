@@ -1,0 +1,113 @@
+"""GIF through Pillow: every frame kept, the right total length, and one palette, so that nothing flickers."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from einops import rearrange
+from jaxtyping import UInt8
+from PIL import Image
+
+from tokenizer.errors import VideoError
+
+_TRANSPARENT = 255  # palette index that leaves a pixel as the frame before had it
+_PALETTE_PIXELS = 1 << 15
+_DITHER_STEPS = 8.0  # peak to peak, in 8-bit steps: about the distance of two colours of a palette
+_BAYER = np.array([[0, 8, 2, 10], [12, 4, 14, 6], [3, 11, 1, 9], [15, 7, 13, 5]]) / 15 - 0.5
+# What Pillow raises on damaged files.
+_PILLOW_ERRORS = (OSError, EOFError, SyntaxError, ValueError, IndexError, Image.DecompressionBombError)
+
+
+def read_gif(path: Path, max_frames: int | None) -> tuple[UInt8[np.ndarray, "frames height width 3"], float]:
+    """The frames of `path`, or the first `max_frames`, and their mean rate. Raises `VideoError` if it is damaged."""
+    frames, milliseconds = [], 0.0
+    try:
+        with path.open("rb") as file, Image.open(file, formats=["GIF"]) as gif:
+            count = getattr(gif, "n_frames", 1)
+            file.seek(-1, 2)
+            if file.read() != b";":
+                raise VideoError(f"{path}: expected a whole GIF, got one that was cut off in frame {count - 1}")
+            for index in range(min(count, max_frames or count)):
+                gif.seek(index)
+                frames.append(np.asarray(gif.convert("RGB")))
+                milliseconds += gif.info.get("duration", 0) or 100  # what browsers make of 0
+    except _PILLOW_ERRORS as error:
+        raise VideoError(f"{path}: expected a readable GIF: {error}") from error
+    return np.stack(frames), 1000 * len(frames) / milliseconds
+
+
+class GifSink:
+    """Frames wait for `finish`, which finds the palette they share and writes the file."""
+
+    def __init__(self, path: Path, fps: float) -> None:
+        self._path = path
+        self._fps = fps
+        self._frames: list[np.ndarray] = []
+
+    def append(self, frame: UInt8[np.ndarray, "height width 3"]) -> None:
+        """Keep a copy of one frame."""
+        self._frames.append(frame.copy())
+
+    def finish(self) -> None:
+        """Write the file. Raises `OSError`."""
+        palette = _shared_palette(self._frames)
+        pictures = [_palette_picture(indices, palette) for indices in _changes(self._frames, palette)]
+        # A GIF counts hundredths of a second: round each frame's end, so that the total stays right.
+        ends = [round(100 * index / self._fps) for index in range(len(pictures) + 1)]
+        pictures[0].save(
+            self._path,
+            format="GIF",
+            save_all=True,
+            append_images=pictures[1:],
+            duration=[10 * (end - start) for start, end in itertools.pairwise(ends)],
+            loop=0,
+            disposal=1,
+            optimize=False,
+            transparency=_TRANSPARENT,
+        )
+
+    def close(self) -> None:
+        """Let the frames go."""
+        self._frames.clear()
+
+
+def _shared_palette(frames: Sequence[np.ndarray]) -> Image.Image:
+    """A palette picture of at most 255 colours, from pixels spread evenly over all frames."""
+    step = max(1, math.isqrt(sum(frame.shape[0] * frame.shape[1] for frame in frames) // _PALETTE_PIXELS))
+    pixels = np.concatenate([rearrange(frame[::step, ::step], "h w c -> (h w) c") for frame in frames])
+    return Image.fromarray(pixels[None]).quantize(_TRANSPARENT, Image.Quantize.MEDIANCUT, kmeans=1)
+
+
+def _changes(frames: Sequence[np.ndarray], palette: Image.Image) -> list[np.ndarray]:
+    """Palette indices of each frame, transparent where nothing changes.
+
+    Pillow merges equal neighbours into one long frame. The corner pixel keeps them apart: where nothing changes it
+    is transparent and drawn in turn.
+    """
+    drawn = [_to_palette(frames[0], palette)]
+    shown = drawn[0]
+    for frame in frames[1:]:
+        indices = _to_palette(frame, palette)
+        changes = np.where(indices == shown, _TRANSPARENT, indices)
+        if changes[0, 0] == drawn[-1][0, 0] == _TRANSPARENT:
+            changes[0, 0] = indices[0, 0]
+        drawn.append(changes)
+        shown = indices
+    return drawn
+
+
+def _to_palette(frame: np.ndarray, palette: Image.Image) -> np.ndarray:
+    """The nearest colours after ordered dithering, which, unlike error diffusion, is the same in every frame."""
+    height, width = frame.shape[:2]
+    pattern = np.tile(_BAYER, (height // 4 + 1, width // 4 + 1))[:height, :width, None] * _DITHER_STEPS
+    dithered = Image.fromarray(np.clip(frame + pattern, 0, 255).round().astype(np.uint8))
+    return np.asarray(dithered.quantize(palette=palette, dither=Image.Dither.NONE))
+
+
+def _palette_picture(indices: np.ndarray, palette: Image.Image) -> Image.Image:
+    colours = palette.getpalette() or []
+    picture = Image.fromarray(indices.astype(np.uint8))
+    picture.putpalette(colours + [0] * (768 - len(colours)))
+    return picture

@@ -1,0 +1,156 @@
+"""MP4 through ffmpeg: each stored frame once, damage refused, and H.264 that plays everywhere.
+
+ffmpeg runs as its own process, from the binary that imageio-ffmpeg brings: only so are its exit status and its words
+known, without which a damaged file reads as a shorter video and a full disk as a finished one.
+"""
+
+import re
+import subprocess
+import tempfile
+from fractions import Fraction
+from pathlib import Path
+
+import imageio_ffmpeg
+import numpy as np
+from einops import rearrange
+from jaxtyping import UInt8
+
+from tokenizer.errors import VideoError
+
+_DISCARDED = 4  # packet flag: an edit list cuts the frame away
+
+
+def read_mp4(path: Path, max_frames: int | None) -> UInt8[np.ndarray, "frames height width 3"]:
+    """The frames of `path`, or the first `max_frames`. Raises `VideoError` if it is damaged or no MP4."""
+    _check_boxes(path)
+    limit = [] if max_frames is None else ["-frames:v", str(max_frames)]
+    # As PPM pictures, which say their own size.
+    pictures = _ffmpeg_output(
+        path,
+        *("-map", "0:v:0", "-fps_mode", "passthrough", *limit),
+        *("-sws_flags", "bicubic+accurate_rnd+full_chroma_int", "-pix_fmt", "rgb24", "-c:v", "ppm", "-f", "image2pipe"),
+    )
+    header = re.match(rb"P6\s(\d+) (\d+)\s255\s", pictures)
+    if header is None:
+        raise VideoError(f"{path}: expected a video with at least one frame, got none")
+    width, height = int(header[1]), int(header[2])
+    rows = np.frombuffer(pictures, np.uint8).reshape(-1, header.end() + height * width * 3)
+    return rearrange(rows[:, header.end() :], "f (h w c) -> f h w c", h=height, w=width, c=3).copy()
+
+
+def count_mp4(path: Path) -> tuple[int, float]:
+    """The number of frames in `path` and their mean rate (frames a second), found without decoding them."""
+    _check_boxes(path)
+    listing = _ffmpeg_output(path, "-map", "0:v:0", "-c", "copy", "-f", "framecrc").decode()
+    time_base = re.search(r"^#tb 0: (\d+)/(\d+)$", listing, re.MULTILINE)
+    # A packet a line: stream, dts, pts, duration, size, checksum and, unless it is a plain keyframe, flags.
+    packets = [line.split(",") for line in listing.splitlines() if line.startswith("0,")]
+    shown = [packet for packet in packets if not _packet_flags(packet) & _DISCARDED]
+    ticks = sum(int(packet[3]) for packet in shown)
+    if time_base is None or ticks <= 0:
+        raise VideoError(f"{path}: expected a video with frames and a frame rate, got {len(shown)} frames")
+    seconds = ticks * Fraction(int(time_base[1]), int(time_base[2]))
+    return len(shown), float(len(shown) / seconds)
+
+
+class Mp4Sink:
+    """Frames go to the encoder at once; `finish` completes the file, `close` frees everything, also after a failure.
+
+    H.264 with 4:2:0 chroma (what browsers and QuickTime play), colours as BT.709, and the index first, for streaming.
+    """
+
+    def __init__(self, path: Path, fps: float, size: tuple[int, int], crf: int) -> None:
+        rate = str(Fraction(fps).limit_denominator(1001))
+        command = [
+            *(_ffmpeg(), "-v", "error", "-y"),
+            *("-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{size[0]}x{size[1]}", "-r", rate, "-i", "pipe:0"),
+            *("-vf", "scale=out_color_matrix=bt709:out_range=tv:flags=bicubic+accurate_rnd+full_chroma_inp"),
+            *("-c:v", "libx264", "-pix_fmt", "yuv420p", "-crf", str(crf)),
+            *("-colorspace", "bt709", "-color_primaries", "bt709", "-color_trc", "bt709", "-color_range", "tv"),
+            *("-movflags", "+faststart", "-f", "mp4", str(path.absolute())),
+        ]
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close())
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._log, bufsize=0
+        )
+        assert self._process.stdin is not None
+        self._pipe = self._process.stdin
+
+    def append(self, frame: UInt8[np.ndarray, "height width 3"]) -> None:
+        """Encode one frame. Raises `OSError` with ffmpeg's reason when it has given up."""
+        rest = memoryview(np.ascontiguousarray(frame)).cast("B")
+        try:
+            while rest:
+                rest = rest[self._pipe.write(rest) or 0 :]
+        except BrokenPipeError as error:
+            self._process.wait()
+            raise OSError(self._last_words()) from error
+
+    def finish(self) -> None:
+        """Wait until the file is complete. Raises `OSError` with ffmpeg's reason when it is not."""
+        self._pipe.close()
+        if self._process.wait() != 0:
+            raise OSError(self._last_words())
+
+    def close(self) -> None:
+        """End the encoder, whatever its state."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        self._pipe.close()
+        self._log.close()
+
+    def _last_words(self) -> str:
+        self._log.seek(0)
+        return _ffmpeg_reason(self._log.read(), self._process.returncode)
+
+
+def _check_boxes(path: Path) -> None:
+    """Refuse what is no MP4 or was cut off, also where ffmpeg would take the rest for a shorter video.
+
+    An MP4 is a row of boxes: 4 bytes of size (0: to the end; 1: 8 more bytes hold it), 4 of type (ISO 14496-12).
+    """
+    size = path.stat().st_size
+    kinds: list[bytes] = []
+    start = 0
+    with path.open("rb") as file:
+        while start < size:
+            file.seek(start)
+            header = file.read(16)
+            length, kind = int.from_bytes(header[:4], "big"), header[4:8]
+            if length == 1:
+                length = int.from_bytes(header[8:16], "big")
+            if not kind.isalnum() or 0 < length < 8:
+                break
+            kinds.append(kind)
+            if start + length > size and kinds[0] in (b"ftyp", b"moov", b"wide", b"mdat", b"free", b"skip"):
+                raise VideoError(f"{path}: expected {start + length} bytes, got {size}: the video was cut off")
+            start += length or size
+    if b"moov" not in kinds:
+        raise VideoError(f"{path}: expected an MP4 video, got {'another kind of file' if size else 'an empty file'}")
+
+
+def _packet_flags(packet: list[str]) -> int:
+    return int(packet[6].strip().removeprefix("F="), 16) if len(packet) > 6 and "F=" in packet[6] else 0
+
+
+def _ffmpeg() -> str:
+    try:
+        return imageio_ffmpeg.get_ffmpeg_exe()
+    except RuntimeError as error:
+        raise VideoError("expected ffmpeg from imageio-ffmpeg or in IMAGEIO_FFMPEG_EXE, got none") from error
+
+
+def _ffmpeg_output(path: Path, *arguments: str) -> bytes:
+    """What ffmpeg makes of the video at `path`, on its standard output. Any damage ends it (-xerror)."""
+    source = ("-v", "error", "-nostdin", "-xerror", "-protocol_whitelist", "file", "-i", str(path.absolute()))
+    done = subprocess.run([_ffmpeg(), *source, *arguments, "pipe:1"], capture_output=True, check=False)
+    if done.returncode:
+        raise VideoError(f"{path}: expected a readable video: {_ffmpeg_reason(done.stderr, done.returncode)}")
+    return done.stdout
+
+
+def _ffmpeg_reason(log: bytes, status: int | None) -> str:
+    """ffmpeg's first complaint without its `[part @ address]` prefixes."""
+    lines = [re.sub(r"^(\[[^]]*] )+", "", line) for line in log.decode(errors="replace").splitlines()]
+    return lines[0] if lines else f"ffmpeg ended with status {status}"

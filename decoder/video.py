@@ -1,0 +1,213 @@
+"""Frames to and from files. Everyone reads and writes MP4, GIF and PNG through here; only here are frames 8-bit."""
+
+import math
+import secrets
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import torch
+from einops import rearrange
+from jaxtyping import UInt8
+from PIL import Image
+
+from decoder.gif import GifSink, read_gif
+from decoder.mp4 import Mp4Sink, count_mp4, read_mp4
+from tokenizer.errors import OutputError, VideoError
+from tokenizer.types import Frames
+
+_READABLE = (".mp4", ".m4v", ".mov", ".gif")
+_WRITABLE = (".mp4", ".gif")
+_GIF_MAX_FPS = 50.0  # browsers show a GIF frame of less than 20 ms for 100 ms
+
+
+@dataclass(frozen=True)
+class VideoInfo:
+    """What a video file holds: the number of frames, their mean rate (frames a second) and their size in pixels."""
+
+    num_frames: int
+    fps: float
+    width: int
+    height: int
+
+
+def probe_video(path: Path | str) -> VideoInfo:
+    """Count the frames of an MP4 or GIF and find their rate and size; of an MP4 only the first frame is decoded.
+
+    Raises `VideoError` when the file is missing, cut off, or not such a video.
+    """
+    path = _existing(path)
+    if path.suffix.lower() == ".gif":
+        frames, fps = read_gif(path, max_frames=None)
+        num_frames = len(frames)
+    else:
+        num_frames, fps = count_mp4(path)
+        frames = read_mp4(path, max_frames=1)
+    return VideoInfo(num_frames, fps, width=frames.shape[2], height=frames.shape[1])
+
+
+def read_video(path: Path | str, max_frames: int | None = None) -> UInt8[np.ndarray, "frames height width 3"]:
+    """Read the frames of an MP4 or GIF, each stored frame once and in order, as RGB in [0, 255].
+
+    At most `max_frames` from the start, if given. Raises `VideoError` when the file is missing, damaged within what
+    is read, or not such a video.
+    """
+    if max_frames is not None and max_frames < 1:
+        raise VideoError(f"{path}: expected max_frames of at least 1, got {max_frames = }")
+    path = _existing(path)
+    return read_gif(path, max_frames)[0] if path.suffix.lower() == ".gif" else read_mp4(path, max_frames)
+
+
+def write_video(frames: UInt8[np.ndarray, "frames height width 3"], path: Path | str, fps: float) -> None:
+    """Write RGB frames in [0, 255] as H.264 (`.mp4`, even width and height) or as an endless GIF (`.gif`).
+
+    Raises `VideoError` for what can't be stored so, `OutputError` when the file can't be written.
+    """
+    _check_stack(frames, str(path))
+    with VideoWriter(path, fps, size=(frames.shape[2], frames.shape[1])) as writer:
+        for frame in frames:
+            writer.append(frame)
+
+
+def write_png_sequence(frames: UInt8[np.ndarray, "frames height width 3"], folder: Path | str) -> None:
+    """Write RGB frames in [0, 255] as `frame_0000.png`, `frame_0001.png`, ... in `folder`, new or empty.
+
+    The folder appears complete or not at all. Raises `OutputError` when it can't be written or holds files already.
+    """
+    folder = Path(folder)
+    _check_stack(frames, str(folder))
+    unfinished = _temporary_name(folder)
+    try:
+        unfinished.mkdir()
+        for index, frame in enumerate(frames):
+            Image.fromarray(frame).save(unfinished / f"frame_{index:04d}.png")
+        unfinished.replace(folder)
+    except OSError as error:
+        raise OutputError(f"{folder}: expected a new or empty folder in a writable one: {_reason(error)}") from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def to_uint8(frames: Frames) -> UInt8[np.ndarray, "frames height width 3"]:
+    """Frames in [-1, 1] as 8-bit RGB, channels last: rounded to the nearest of 256 steps, clamped to [0, 255].
+
+    Raises `VideoError` for values that are not finite.
+    """
+    frames = frames.detach().to("cpu", torch.float32)
+    if not torch.isfinite(frames).all():
+        raise VideoError("expected frames in [-1, 1], got values that are not finite")
+    steps = ((frames + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+    return rearrange(steps, "f c h w -> f h w c").contiguous().numpy()
+
+
+def to_frames(frames: UInt8[np.ndarray, "frames height width 3"]) -> Frames:
+    """8-bit RGB, channels last, as float32 frames in [-1, 1]: x / 127.5 - 1. `to_uint8` undoes it exactly."""
+    _check_stack(frames, "frames")
+    return torch.from_numpy(rearrange(frames, "f h w c -> f c h w").astype(np.float32, order="C")) / 127.5 - 1
+
+
+class VideoWriter:
+    """Write a video frame by frame: MP4 frames go straight to the encoder, GIF frames wait for their shared palette.
+
+    For use in a `with` statement. The file appears under its name when the block ends well; after an exception
+    nothing is left, and a file that had the name before is still there.
+    """
+
+    def __init__(self, path: Path | str, fps: float, size: tuple[int, int], crf: int = 18) -> None:
+        """Check that a video of this rate and size (width, height) can be stored in `path`; else `VideoError`.
+
+        `crf` is H.264's constant rate factor, from 0 (lossless) over 18 (visually so,
+        trac.ffmpeg.org/wiki/Encode/H.264) to 51. GIF has none.
+        """
+        self._path = Path(path)
+        self._fps = float(fps)
+        self._size = size
+        self._crf = crf
+        self._num_frames = 0
+        self._sink: Mp4Sink | GifSink | None = None
+        self._temporary_path = _temporary_name(self._path)
+        _check_storable(self._path, self._fps, size, crf)
+
+    def __enter__(self) -> "VideoWriter":
+        if not self._path.parent.is_dir():
+            raise OutputError(f"{self._path}: expected an existing folder, got {self._path.parent}")
+        if self._path.suffix.lower() == ".gif":
+            self._sink = GifSink(self._temporary_path, self._fps)
+        else:
+            self._sink = Mp4Sink(self._temporary_path, self._fps, self._size, self._crf)
+        return self
+
+    def append(self, frame: UInt8[np.ndarray, "height width 3"]) -> None:
+        """Add one RGB frame in [0, 255]. Raises `VideoError` for another type or size than the video's."""
+        if self._sink is None:
+            raise VideoError(f"{self._path}: expected append inside the writer's with statement")
+        width, height = self._size
+        if frame.dtype != np.uint8 or frame.shape != (height, width, 3):
+            expected, got = f"uint8 {(height, width, 3)}", f"{frame.dtype} {frame.shape}"
+            raise VideoError(f"{self._path}: expected {expected} for frame {self._num_frames}, got {got}")
+        try:
+            self._sink.append(frame)
+        except OSError as error:
+            raise self._output_error(error) from error
+        self._num_frames += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        sink, self._sink = self._sink, None
+        assert sink is not None
+        try:
+            if kind is None:
+                if not self._num_frames:
+                    raise VideoError(f"{self._path}: expected at least one frame, got none")
+                sink.finish()
+                self._temporary_path.replace(self._path)
+        except OSError as failure:
+            raise self._output_error(failure) from failure
+        finally:
+            sink.close()
+            self._temporary_path.unlink(missing_ok=True)
+
+    def _output_error(self, error: OSError) -> OutputError:
+        return OutputError(f"{self._path}: expected to write {self._num_frames} frames: {_reason(error)}")
+
+
+def _existing(path: Path | str) -> Path:
+    path = Path(path)
+    if not path.is_file():
+        raise VideoError(f"{path}: expected a video file, got {'a folder' if path.is_dir() else 'no file'}")
+    if path.suffix.lower() not in _READABLE:
+        raise VideoError(f"{path}: expected a video ({', '.join(_READABLE)}), got {path.suffix or 'no suffix'}")
+    return path
+
+
+def _check_stack(frames: np.ndarray, where: str) -> None:
+    if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3 or 0 in frames.shape:
+        expected, got = "uint8 (frames, height, width, 3)", f"{frames.dtype} {frames.shape}"
+        raise VideoError(f"{where}: expected {expected} with at least one pixel, got {got}")
+
+
+def _check_storable(path: Path, fps: float, size: tuple[int, int], crf: int) -> None:
+    suffix, (width, height) = path.suffix.lower(), size
+    if suffix not in _WRITABLE:
+        raise VideoError(f"{path}: expected a name that ends in .mp4 or .gif, got {suffix or 'no suffix'}")
+    if not (math.isfinite(fps) and fps > 0):
+        raise VideoError(f"{path}: expected a positive frame rate, got {fps = }")
+    if suffix == ".gif" and fps > _GIF_MAX_FPS:
+        raise VideoError(f"{path}: expected at most {_GIF_MAX_FPS:g} frames a second for a GIF, got {fps = }")
+    if min(size) < 1:
+        raise VideoError(f"{path}: expected a positive width and height, got {width}x{height}")
+    if suffix == ".mp4" and (width % 2 or height % 2):
+        raise VideoError(f"{path}: expected an even width and height for H.264 (4:2:0), got {width}x{height}")
+    if not 0 <= crf <= 51:
+        raise VideoError(f"{path}: expected crf from 0 to 51, got {crf = }")
+
+
+def _temporary_name(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error) or type(error).__name__

@@ -1,0 +1,59 @@
+"""Train a tokenizer on recorded driving: `python scripts/tokenizer_train.py data=data/town output=outputs/tokenizer`.
+
+Settings: conf/train_tokenizer.yaml. The same command resumes an interrupted run.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
+
+
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name="train_tokenizer")
+def main(config: DictConfig) -> None:
+    """Train; a user's error is one line and exit status 2."""
+    from terra.errors import TerraError
+
+    try:
+        values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        train(values)
+    except (TerraError, MissingMandatoryValue) as error:
+        print(f"{type(error).__name__}: {str(error).splitlines()[0]}", file=sys.stderr)
+        sys.exit(2)
+
+
+def train(values: dict[str, Any]) -> None:
+    """Check the settings, load the frames, train and evaluate."""
+    from terra.training.data import load_driving
+    from terra.training.settings import LoopConfig, training_device
+    from terra.training.tokenizer import EntropyAnneal, loss_weights, small_config, stored_dtype, train_tokenizer
+    from tokenizer.checkpoint import write_json
+
+    loop = LoopConfig.from_values(values)
+    weights, anneal = loss_weights(values["loss"]), EntropyAnneal(**values["entropy_anneal"])
+    dtype, device = stored_dtype(values["dtype"]), training_device(values["device"])
+    folder, workers = Path(values["data"]), values["workers"]
+    driving = load_driving(folder, values["train_split"], device=device, workers=workers)
+    held_out = load_driving(folder, values["held_out_split"], device=device, workers=workers)
+    height, width = driving.frames.shape[2:]
+    model = small_config(image_size=(height, width), **values["tokenizer"])
+    write_json(loop.output / "settings.json", values)
+    train_tokenizer(
+        driving,
+        held_out,
+        loop,
+        model,
+        weights=weights,
+        anneal=anneal,
+        dtype=dtype,
+        evaluation_frames=values["evaluation_frames"],
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Train a world model on token files: `python scripts/world_model_train.py data=data/tokens output=outputs/model`.
+
+Settings: conf/train_world_model.yaml. The same command resumes an interrupted run.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
+
+
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name="train_world_model")
+def main(config: DictConfig) -> None:
+    """Train; a user's error is one line and exit status 2."""
+    from terra.errors import TerraError
+
+    try:
+        values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        train(values)
+    except (TerraError, MissingMandatoryValue) as error:
+        print(f"{type(error).__name__}: {str(error).splitlines()[0]}", file=sys.stderr)
+        sys.exit(2)
+
+
+def train(values: dict[str, Any]) -> None:
+    """Check the settings, load the tokens, train and evaluate."""
+    from terra.training.settings import LoopConfig, training_device
+    from terra.training.tokens import load_tokens
+    from terra.training.world_model import WorldModelSize, train_world_model
+    from tokenizer.checkpoint import write_json
+
+    loop, device = LoopConfig.from_values(values), training_device(values["device"])
+    data = Path(values["data"])
+    tokenised = load_tokens(data / values["train_split"], device)
+    held_out = load_tokens(data / values["held_out_split"], device)
+    write_json(loop.output / "settings.json", values)
+    train_world_model(
+        tokenised,
+        held_out,
+        loop,
+        WorldModelSize(**values["world_model"]),
+        window=values["window"],
+        max_corruption=values["max_corruption"],
+        evaluation_windows=values["evaluation_windows"],
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,265 @@
+"""The recorded car: a kinematic bicycle that follows lane centres by pure pursuit, minding traffic and the road."""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from terra.recording.behaviour import Behaviour, RoadAhead, Wish
+from terra.recording.lanes import LaneGraph
+from terra.recording.town import LANE_WIDTH
+from terra.recording.traffic import CAR_LENGTH, STEP_SECONDS, Occupant, Traffic, follow
+
+WHEELBASE = 2.7
+# The pose is that of the rear axle, which moves exactly along its heading; the body's middle is ahead of it.
+MIDDLE_AHEAD = 1.3
+FRONT_AHEAD = MIDDLE_AHEAD + CAR_LENGTH / 2
+TAIL_BEHIND = CAR_LENGTH / 2 - MIDDLE_AHEAD
+
+LATERAL_ACCELERATION = 2.2
+CURVE_BRAKING = 1.8
+LINE_BRAKING = 2.2
+# Slower than this a braking car stands.
+STANDSTILL_SPEED = 0.03
+MAX_STEER = 0.6
+MAX_STEER_STEP = 0.08
+NUM_SUBSTEPS = 5
+
+
+class Admission(Protocol):
+    """Who may enter a junction; `Traffic` is one."""
+
+    def admit(self, turn: int, waits_behind: bool) -> bool:
+        """Whether the car may now take `turn`."""
+        ...
+
+    def leave(self) -> None:
+        """The car has left the junction."""
+        ...
+
+
+class OpenJunctions:
+    """Admits the car everywhere; for drives whose junctions are closed to traffic."""
+
+    def admit(self, turn: int, waits_behind: bool) -> bool:
+        """Always."""
+        return True
+
+    def leave(self) -> None:
+        """Nothing to give back."""
+
+
+class Route:
+    """The way ahead: the road lane that the car is in, the turn it will take, and the road lane after that."""
+
+    def __init__(self, graph: LaneGraph, lane: int, turn: int) -> None:
+        self.lanes = (lane, turn, int(graph.exits[turn]))
+        lengths = graph.lengths[list(self.lanes)]
+        self.starts = np.concatenate([[0.0], np.cumsum(lengths)])
+        points, along = [], []
+        for start, length, member in zip(self.starts, lengths, self.lanes, strict=False):
+            path = graph.path(member)[:-1]
+            points.append(path)
+            along.append(start + length * np.arange(len(path)) / len(path))
+        self._points, self._along = np.concatenate(points), np.concatenate(along)
+        steps = np.gradient(self._points, self._along, axis=0)
+        self._headings = np.unwrap(np.arctan2(steps[:, 1], steps[:, 0]))
+        curvature = np.abs(np.gradient(self._headings, self._along))
+        self._limits = np.sqrt(LATERAL_ACCELERATION / np.maximum(curvature, 1e-3))
+
+    def at(self, place: float) -> tuple[float, float, float]:
+        """x, y and heading at `place` metres along."""
+        x = float(np.interp(place, self._along, self._points[:, 0]))
+        y = float(np.interp(place, self._along, self._points[:, 1]))
+        return x, y, float(np.interp(place, self._along, self._headings))
+
+    def allowed_speed(self, place: float) -> float:
+        """The speed from which every curve within 60 m can be reached slowly enough."""
+        first, last = np.searchsorted(self._along, [place, place + 60.0])
+        ahead = self._along[first:last] - place
+        return float(np.sqrt(self._limits[first:last] ** 2 + 2 * CURVE_BRAKING * ahead).min(initial=60.0))
+
+
+@dataclass(frozen=True)
+class LaneChange:
+    """A change from `begin` metres along the route over `length` metres into `lane`; `side` +1 is to the left."""
+
+    lane: int
+    begin: float
+    length: float
+    side: int
+
+    def offset(self, place: float) -> float:
+        """Metres to the left of the old lane's centre."""
+        share = min(1.0, max(0.0, (place - self.begin) / self.length))
+        return self.side * LANE_WIDTH * share * share * (3 - 2 * share)
+
+
+class Driver:
+    """Drives one car through a lane graph, 0.1 s a step; `behaviour` says what it wants.
+
+    `x`, `y` (m), `heading` (rad, counter-clockwise from +x, never wrapped) and `speed` (m/s) are its exact state.
+    `events` collects (step, what) as they happen: left, straight, right, stop, lane_change_left, lane_change_right.
+    """
+
+    def __init__(self, graph: LaneGraph, behaviour: Behaviour, lane: int, position: float, speed: float) -> None:
+        self._graph, self._behaviour = graph, behaviour
+        self._route = Route(graph, lane, graph.turns[lane][0])
+        self._place, self._offset, self._steer, self._acceleration = position, 0.0, 0.0, 0.0
+        self._change: LaneChange | None = None
+        self._admitted = self._turning = self._leaving = False
+        self.x, self.y, self.heading = self._route.at(position)
+        self.speed = speed
+        self.events: list[tuple[int, str]] = []
+
+    def occupants(self) -> list[Occupant]:
+        """Where traffic has to expect this car: its lane and, while it changes lanes, the other one too."""
+        middle = self._place + MIDDLE_AHEAD
+        part = int(np.searchsorted(self._route.starts[1:3], middle, side="right"))
+        found = [Occupant(self._route.lanes[part], middle - float(self._route.starts[part]), self.speed)]
+        if self._change is not None:
+            found.append(Occupant(self._change.lane, self._across(middle, self._change.lane), self.speed))
+        return found
+
+    def step(self, index: int, traffic: Traffic, junctions: Admission) -> None:
+        """Advance by 0.1 s: ask the behaviour, choose the way, then steer and brake along it."""
+        wish = self._behaviour.wish(index, self._look())
+        if self._place + FRONT_AHEAD < self._route.starts[1] and self._change is None and not self._leaving:
+            self._choose_turn(index, wish, traffic, junctions)
+        gap, lead_speed, waits_behind = self._leader(traffic)
+        acceleration = self._accelerate(wish, gap, lead_speed, self._may_enter(wish, junctions, waits_behind))
+        was_moving = self.speed > 0.1
+        self._move(acceleration, wish.offset)
+        if was_moving and self.speed <= 0.1:
+            self.events.append((index, "stop"))
+        self._progress(index, junctions)
+
+    def _look(self) -> RoadAhead:
+        lane, graph = self._route.lanes[0], self._graph
+        this = graph.lanes[lane]
+        beside = [graph.beside(lane, k) for k in range(graph.town.edges[this.edge].kind.lanes)]
+        options = {graph.lanes[turn].maneuver for other in beside for turn in graph.turns[other]}
+        to_line = float(self._route.starts[1]) - self._place - FRONT_AHEAD
+        return RoadAhead(lane, self.speed, to_line, tuple(sorted(options)))
+
+    def _choose_turn(self, index: int, wish: Wish, traffic: Traffic, junctions: Admission) -> None:
+        graph, lane = self._graph, self._route.lanes[0]
+        other_turn = graph.lanes[self._route.lanes[1]].maneuver != wish.maneuver
+        turn = graph.turn(lane, wish.maneuver) if other_turn else None
+        if self._admitted and (turn is not None or wish.stop_at_line):
+            junctions.leave()
+            self._admitted = False
+        if turn is not None:
+            self._route = Route(graph, lane, turn)
+        elif other_turn and not self._admitted:
+            self._begin_lane_change(index, wish.maneuver, traffic)
+
+    def _begin_lane_change(self, index: int, maneuver: str, traffic: Traffic) -> None:
+        """Start towards the lane from which `maneuver` can be made, if there is room and time for it."""
+        graph, lane = self._graph, self._route.lanes[0]
+        this = graph.lanes[lane]
+        length = max(22.0, 2.6 * self.speed)
+        if float(self._route.starts[1]) - self._place - FRONT_AHEAD < length + 8.0:
+            return
+        for k in range(graph.town.edges[this.edge].kind.lanes):
+            other = graph.beside(lane, k)
+            if graph.turn(other, maneuver) is not None and self._is_free(other, traffic):
+                side = 1 if k < this.index else -1
+                self._change = LaneChange(other, self._place, length, side)
+                self.events.append((index, f"lane_change_{'left' if side > 0 else 'right'}"))
+                return
+
+    def _is_free(self, lane: int, traffic: Traffic) -> bool:
+        ahead = traffic.position[traffic.lane == lane] - self._across(self._place + MIDDLE_AHEAD, lane)
+        closing = np.where(ahead > 0, -1, 1) * (traffic.speed[traffic.lane == lane] - self.speed)
+        return bool((np.abs(ahead) > CAR_LENGTH + 5.0 + 2.5 * np.maximum(0.0, closing)).all())
+
+    def _across(self, place: float, lane: int) -> float:
+        return place * float(self._graph.lengths[lane] / self._graph.lengths[self._route.lanes[0]])
+
+    def _leader(self, traffic: Traffic) -> tuple[float, float, bool]:
+        """Gap and speed of the nearest car ahead, and whether one stands between this car and its stop line."""
+        middle = self._place + MIDDLE_AHEAD
+        ahead = np.full(len(traffic.lane), np.inf)
+        for start, lane in zip(self._route.starts, self._route.lanes, strict=False):
+            ahead = np.where(traffic.lane == lane, start + traffic.position - middle, ahead)
+        if self._change is not None:
+            beside = traffic.position - self._across(middle, self._change.lane)
+            ahead = np.where(traffic.lane == self._change.lane, beside, ahead)
+        ahead[ahead <= 0] = np.inf
+        if not np.isfinite(ahead).any():
+            return 1e3, 30.0, False
+        nearest = int(np.argmin(ahead))
+        before_line = bool(middle + ahead[nearest] < self._route.starts[1])
+        return float(ahead[nearest]) - CAR_LENGTH, float(traffic.speed[nearest]), before_line
+
+    def _may_enter(self, wish: Wish, junctions: Admission, waits_behind: bool) -> bool:
+        to_line = float(self._route.starts[1]) - self._place - FRONT_AHEAD
+        if self._admitted or to_line > max(18.0, self.speed**2 / 4 + 8.0) or self._change is not None:
+            return self._admitted
+        if not wish.stop_at_line:
+            self._admitted = junctions.admit(self._route.lanes[1], waits_behind)
+        return self._admitted
+
+    def _accelerate(self, wish: Wish, gap: float, lead_speed: float, may_enter: bool) -> float:
+        cruise = min(1.6, max(-2.0, 0.7 * (wish.speed - self.speed)))
+        curves = max(-5.0, 2.0 * (self._route.allowed_speed(self._place) - self.speed))
+        following = float(follow(*(np.array(value) for value in (self.speed, 60.0, gap, lead_speed))))
+        wanted = min(cruise, curves, following, -wish.braking if wish.braking > 0 else math.inf)
+        if not may_enter:
+            to_line = float(self._route.starts[1]) - self._place - FRONT_AHEAD - 0.6
+            wanted = min(wanted, 2.0 * (math.sqrt(2 * LINE_BRAKING * max(0.0, to_line)) - self.speed))
+        if wanted < -5.0:
+            return max(wanted, -8.0)
+        # No more jerk than a passenger would stand.
+        return min(self._acceleration + 0.5, max(self._acceleration - 1.0, wanted))
+
+    def _move(self, acceleration: float, wanted_offset: float) -> None:
+        speed = max(0.0, self.speed + acceleration * STEP_SECONDS)
+        if acceleration < 0 and speed < STANDSTILL_SPEED:
+            speed = 0.0
+        slew = 0.1 * min(1.0, self.speed / 5.0)
+        self._offset += min(slew, max(-slew, wanted_offset - self._offset))
+        steer = self._steer
+        if self.speed > 0.1:
+            steer += min(MAX_STEER_STEP, max(-MAX_STEER_STEP, self._pursue() - steer))
+        for k in range(NUM_SUBSTEPS):
+            share, seconds = (k + 0.5) / NUM_SUBSTEPS, STEP_SECONDS / NUM_SUBSTEPS
+            distance = (self.speed + share * (speed - self.speed)) * seconds
+            turned = distance * math.tan(self._steer + share * (steer - self._steer)) / WHEELBASE
+            self.x += distance * math.cos(self.heading + turned / 2)
+            self.y += distance * math.sin(self.heading + turned / 2)
+            self.heading += turned
+        self._acceleration = (speed - self.speed) / STEP_SECONDS
+        ahead = self._place + (self.speed + speed) / 2 * STEP_SECONDS
+        self.speed, self._steer = speed, steer
+        x, y, heading = self._route.at(ahead)
+        self._place = ahead + (self.x - x) * math.cos(heading) + (self.y - y) * math.sin(heading)
+
+    def _pursue(self) -> float:
+        """The steering angle (rad) of the arc to a point of the wanted path one look-ahead distance away."""
+        ahead = self._place + min(12.0, max(4.5, 0.9 * self.speed))
+        x, y, heading = self._route.at(ahead)
+        offset = self._offset + (self._change.offset(ahead) if self._change else 0.0)
+        dx, dy = x - offset * math.sin(heading) - self.x, y + offset * math.cos(heading) - self.y
+        sideways = -dx * math.sin(self.heading) + dy * math.cos(self.heading)
+        angle = math.atan(2 * WHEELBASE * sideways / (dx * dx + dy * dy))
+        return min(MAX_STEER, max(-MAX_STEER, angle))
+
+    def _progress(self, index: int, junctions: Admission) -> None:
+        graph, route = self._graph, self._route
+        lane = route.lanes[0]
+        if self._change is not None and self._place > self._change.begin + self._change.length:
+            lane, place = self._change.lane, self._across(self._place, self._change.lane)
+            self._route, self._place, self._change = Route(graph, lane, graph.turns[lane][0]), place, None
+        elif self._place >= route.starts[2]:
+            lane = route.lanes[2]
+            self._place -= float(route.starts[2])
+            self._route, self._turning, self._leaving = Route(graph, lane, graph.turns[lane][0]), False, self._admitted
+        elif self._place >= route.starts[1] and not self._turning:
+            self._turning = True
+            self.events.append((index, graph.lanes[route.lanes[1]].maneuver))
+        if self._leaving and self._place > TAIL_BEHIND + 0.5:
+            junctions.leave()
+            self._admitted = self._leaving = False

@@ -1,0 +1,90 @@
+"""Five kinds of light and air, as the numbers that the renderer needs."""
+
+from dataclasses import dataclass
+
+Color = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Weather:
+    """Colors are linear light. `sun` points to the sun. `fog_density` is the share of light lost in a metre.
+
+    `clouds` (0 to 1) is the cover; `lamps` (0 to 1) how much street lamps, windows and headlights count.
+    """
+
+    sun: tuple[float, float, float]
+    sun_color: Color
+    sky_light: Color
+    ground_light: Color
+    horizon: Color
+    zenith: Color
+    fog_density: float
+    clouds: float
+    cloud_color: Color
+    lamps: float
+
+
+WEATHERS: dict[str, Weather] = {
+    "day": Weather(
+        sun=(0.45, 0.35, 0.82),
+        sun_color=(1.02, 0.94, 0.80),
+        sky_light=(0.48, 0.53, 0.62),
+        ground_light=(0.34, 0.33, 0.30),
+        horizon=(0.66, 0.78, 0.88),
+        zenith=(0.16, 0.36, 0.72),
+        fog_density=0.0015,
+        clouds=0.45,
+        cloud_color=(0.95, 0.95, 0.95),
+        lamps=0.0,
+    ),
+    "overcast": Weather(
+        sun=(0.2, 0.3, 0.93),
+        sun_color=(0.28, 0.28, 0.28),
+        sky_light=(0.66, 0.68, 0.72),
+        ground_light=(0.40, 0.40, 0.40),
+        horizon=(0.60, 0.63, 0.66),
+        zenith=(0.42, 0.46, 0.51),
+        fog_density=0.0022,
+        clouds=0.85,
+        cloud_color=(0.60, 0.62, 0.65),
+        lamps=0.0,
+    ),
+    "fog": Weather(
+        sun=(0.2, 0.3, 0.93),
+        sun_color=(0.18, 0.18, 0.17),
+        sky_light=(0.68, 0.69, 0.71),
+        ground_light=(0.45, 0.45, 0.45),
+        horizon=(0.62, 0.64, 0.66),
+        zenith=(0.60, 0.62, 0.64),
+        fog_density=0.016,
+        clouds=0.0,
+        cloud_color=(0.6, 0.6, 0.6),
+        lamps=0.15,
+    ),
+    "dusk": Weather(
+        sun=(-0.86, 0.38, 0.30),
+        sun_color=(0.95, 0.50, 0.24),
+        sky_light=(0.28, 0.25, 0.34),
+        ground_light=(0.20, 0.16, 0.17),
+        horizon=(0.82, 0.45, 0.26),
+        zenith=(0.12, 0.13, 0.32),
+        fog_density=0.0022,
+        clouds=0.5,
+        cloud_color=(0.60, 0.30, 0.28),
+        lamps=0.55,
+    ),
+    "night": Weather(
+        sun=(0.3, -0.4, 0.85),
+        sun_color=(0.045, 0.055, 0.08),
+        sky_light=(0.055, 0.062, 0.095),
+        ground_light=(0.035, 0.035, 0.045),
+        horizon=(0.035, 0.042, 0.075),
+        zenith=(0.006, 0.009, 0.025),
+        fog_density=0.004,
+        clouds=0.3,
+        cloud_color=(0.035, 0.038, 0.055),
+        lamps=1.0,
+    ),
+}
+# How often each comes in a recording: mostly plain daylight.
+WEATHER_SHARES: dict[str, float] = {"day": 0.4, "overcast": 0.2, "fog": 0.1, "dusk": 0.15, "night": 0.15}

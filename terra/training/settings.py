@@ -1,0 +1,103 @@
+"""How long, how fast and on what to train: the settings of the loop."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from terra.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopConfig:
+    """How long and how fast to train.
+
+    Attributes:
+        output: folder for `log.jsonl` and `state/`.
+        batch_size: samples of one step.
+        max_steps, max_seconds: the run ends at the first of the two that it meets. Seconds are those spent in the loop,
+            compilation and saving included, over all resumed parts of the run.
+        schedule: what the cosine decay of the learning rate follows, "steps" or "time".
+        learning_rate: peak, after `warmup_steps` of linear warm-up.
+        final_learning_rate: the end of the cosine, as a fraction of the peak.
+        weight_decay: AdamW's, on parameters of two and more axes.
+        clip_norm: bound of the gradient's norm.
+        ema_decay: of the averaged weights.
+        compile_model: torch.compile the model's forward.
+        save_every_seconds, log_every_seconds: of loop time.
+        peak_flops: of the device, for the model FLOPs utilisation; 989e12 is the dense bf16 peak of an H100 or H200 SXM
+            (NVIDIA's data sheets).
+        seed: of the samples drawn; the weights' start is the caller's.
+    """
+
+    output: Path
+    batch_size: int
+    max_steps: int | None = None
+    max_seconds: float | None = None
+    schedule: Literal["steps", "time"] = "steps"
+    learning_rate: float = 3e-4
+    final_learning_rate: float = 0.05
+    warmup_steps: int = 100
+    weight_decay: float = 0.01
+    beta2: float = 0.95
+    clip_norm: float = 1.0
+    ema_decay: float = 0.999
+    compile_model: bool = False
+    save_every_seconds: float = 120.0
+    log_every_seconds: float = 10.0
+    peak_flops: float = 989e12
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        limit = {"steps": self.max_steps, "time": self.max_seconds}
+        if self.schedule not in limit:
+            raise ConfigError(f"schedule: expected steps or time, got {self.schedule!r}")
+        if limit[self.schedule] is None:
+            needed = "max_steps" if self.schedule == "steps" else "max_seconds"
+            raise ConfigError(f"{needed}: expected a number with schedule={self.schedule}, got null")
+        for name, kind in self.__annotations__.items():
+            value, whole = getattr(self, name), kind in (int, int | None)
+            if kind not in (int, float, int | None, float | None) or (value is None and kind not in (int, float)):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+                raise ConfigError(f"{name}: expected {'a whole number' if whole else 'a number'}, got {value!r}")
+        positive = ("batch_size", "max_steps", "max_seconds", "learning_rate", "clip_norm", "log_every_seconds")
+        for name in positive:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name}: expected a number above 0, got {value}")
+        for name in ("final_learning_rate", "ema_decay", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name}: expected a fraction in [0, 1), got {getattr(self, name)}")
+        if self.seed < 0 or self.warmup_steps < 0:
+            raise ConfigError(f"seed and warmup_steps: expected 0 or more, got {self.seed} and {self.warmup_steps}")
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> "LoopConfig":
+        """Pick this class's fields out of a flat configuration that also holds other things.
+
+        Raises:
+            ConfigError: a value is not allowed, or a field without a default is missing.
+        """
+        picked = {field.name: values[field.name] for field in fields(cls) if field.name in values}
+        missing = {"output", "batch_size"} - picked.keys()
+        if missing:
+            raise ConfigError(f"{', '.join(sorted(missing))}: expected in the configuration, got none")
+        return cls(**picked | {"output": Path(picked["output"])})
+
+
+def training_device(name: str) -> torch.device:
+    """The device that `name` ("cpu", "cuda", "cuda:1") means.
+
+    Raises:
+        ConfigError: no such device here.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device: expected cpu or cuda, got {name!r}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device: expected cpu (no CUDA device is available), got {name!r}")
+    return device

@@ -1,0 +1,56 @@
+import pytest
+import torch
+from einops import rearrange, repeat
+
+from decoder import Decoder, FramewiseDecoder
+from tokenizer import LFQTokenizer
+
+SHADES = 16
+
+
+class ShadeCodec(torch.nn.Module):
+    """Token k is a 4 x 4 patch of shade 2 k / 15 - 1; stands in for a tokenizer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = torch.nn.Parameter(torch.ones(()))
+
+    def encode(self, frames):
+        patches = rearrange(frames, "f c (r a) (k b) -> f r k (c a b)", a=4, b=4).mean(-1)
+        return ((patches + 1) / 2 * (SHADES - 1)).round().long()
+
+    def decode(self, tokens):
+        shades = self.gain * (2 * tokens / (SHADES - 1) - 1)
+        return repeat(shades, "f r k -> f c (r a) (k b)", c=3, a=4, b=4)
+
+
+@pytest.fixture
+def tokens():
+    return torch.randint(0, SHADES, (5, 3, 4), generator=torch.Generator().manual_seed(0))
+
+
+def test_decoders_are_recognised_by_what_they_do():
+    assert isinstance(FramewiseDecoder(ShadeCodec()), Decoder)
+    assert issubclass(LFQTokenizer, Decoder)
+    assert not isinstance(object(), Decoder)
+
+
+def test_tokens_become_frames_and_come_back(tokens):
+    codec = ShadeCodec()
+    frames = FramewiseDecoder(codec).decode(tokens)
+    assert frames.shape == (5, 3, 12, 16)
+    assert frames.abs().max() <= 1
+    assert torch.equal(codec.encode(frames), tokens)
+
+
+def test_a_frame_is_the_same_alone_and_among_others(tokens):
+    decoder = FramewiseDecoder(ShadeCodec())
+    together = decoder.decode(tokens)
+    for index in range(len(tokens)):
+        assert torch.equal(decoder.decode(tokens[index : index + 1])[0], together[index])
+
+
+def test_decoding_keeps_no_graph(tokens):
+    codec = ShadeCodec()
+    assert codec.decode(tokens).requires_grad
+    assert not FramewiseDecoder(codec).decode(tokens).requires_grad
