@@ -78,7 +78,7 @@ class Mp4Sink:
 
     def append(self, frame: UInt8[np.ndarray, "height width 3"]) -> None:
         """Encode one frame. Raises `OSError` with ffmpeg's reason when it has given up."""
-        rest = memoryview(np.ascontiguousarray(frame)).cast("B")
+        rest = np.ascontiguousarray(frame).data.cast("B")
         try:
             while rest:
                 rest = rest[self._pipe.write(rest) or 0 :]

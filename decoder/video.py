@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+import imageio.v3 as iio
 import numpy as np
 import torch
 from einops import rearrange
 from jaxtyping import UInt8
-from PIL import Image
 
 from decoder.gif import GifSink, read_gif
 from decoder.mp4 import Mp4Sink, count_mp4, read_mp4
@@ -82,7 +82,9 @@ def write_png_sequence(frames: UInt8[np.ndarray, "frames height width 3"], folde
     try:
         unfinished.mkdir()
         for index, frame in enumerate(frames):
-            Image.fromarray(frame).save(unfinished / f"frame_{index:04d}.png")
+            with (unfinished / f"frame_{index:04d}.png").open("wb") as file:
+                # An open file: imageio gives names with "~" or ".zip/" in them a meaning of its own.
+                iio.imwrite(file, frame, plugin="pillow", extension=".png")
         unfinished.replace(folder)
     except OSError as error:
         raise OutputError(f"{folder}: expected a new or empty folder in a writable one: {_reason(error)}") from error

@@ -31,6 +31,7 @@ def _generate(config: DictConfig) -> None:
 def _main(config_name: str, job: Callable[[DictConfig], None]) -> None:
     register_resolvers()
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # raise instead of printing several lines
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported, which is later
     entry = hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=config_name)(_guarded(job))
     try:
         entry()

@@ -18,6 +18,7 @@ from terra.engine.base import Engine
 from terra.world_model import LlamaActionV2ForCausalLM
 from tokenizer import LFQTokenizer
 
+
 @pytest.fixture(autouse=True)
 def _restore_torch_rng() -> Iterator[None]:
     state = torch.get_rng_state()

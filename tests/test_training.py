@@ -46,10 +46,10 @@ from terra.training.world_model import (
     flops_per_window,
     pack_windows,
     train_world_model,
-    use_causal_attention,
 )
 from terra.trajectory import WAYPOINT_TIMES
 from terra.world_model import LlamaActionV2ForCausalLM, load_world_model
+from terra.world_model.attention import use_causal_attention
 from tokenizer import LFQTokenizer, LossWeights
 
 CONF = Path(__file__).resolve().parent.parent / "conf"

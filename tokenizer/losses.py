@@ -12,7 +12,7 @@ import torch
 from einops import rearrange, reduce
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 (torch's own name for it)
+from torch.nn import functional as F
 
 from tokenizer.model import LFQTokenizer
 from tokenizer.quantizer import quantize, tokens_from_signs
@@ -148,6 +148,8 @@ def tokenizer_loss(model: LFQTokenizer, frames: Frames, weights: LossWeights) ->
     commitment = commitment_loss(z)
     tokens = tokens_from_signs(z.detach(), quantizer.bit_order)
     num_possible = min(tokens.numel(), model.codebook_size)
+    # Not `unique`, whose size the host would have to wait for.
+    used = torch.zeros(model.codebook_size, dtype=torch.bool, device=z.device).scatter_(0, tokens.flatten(), True)
     total = reconstruction.loss + weights.entropy * entropy.loss + weights.commitment * commitment
     logged = {
         "pixel": reconstruction.pixel,
@@ -155,7 +157,7 @@ def tokenizer_loss(model: LFQTokenizer, frames: Frames, weights: LossWeights) ->
         "sample_entropy": entropy.per_sample,
         "batch_entropy": entropy.batch,
         "commitment": commitment,
-        "codebook_usage": torch.tensor(tokens.unique().numel() / num_possible, device=z.device),
+        "codebook_usage": used.sum() / num_possible,
     }
     return {"total": total} | {name: value.detach() for name, value in logged.items()}
 

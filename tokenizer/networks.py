@@ -9,7 +9,7 @@ from itertools import pairwise
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 (torch's own name for it)
+from torch.nn import functional as F
 
 from tokenizer.config import NORM_GROUPS, EncoderDecoderConfig
 

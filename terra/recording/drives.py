@@ -79,7 +79,7 @@ def simulate_counterfactual(graph: LaneGraph, group: int, maneuver: str, num_fra
     lane = int(rngs[0].choice(_approaches(graph, run_up)))
     position = float(graph.lengths[lane]) - run_up
     driver = Driver(graph, ScriptedBehaviour(maneuver, num_context, speed), lane, position, speed)
-    clear = [Occupant(lane, at, 0.0) for at in np.arange(MIDDLE_AHEAD, graph.lengths[lane], 15.0)]
+    clear = [Occupant(lane, float(at), 0.0) for at in np.arange(MIDDLE_AHEAD, graph.lengths[lane], 15.0)]
     node = graph.lanes[lane].node
     closed = [node] + [
         edge.end if edge.start == node else edge.start for edge in graph.town.edges if node in (edge.start, edge.end)

@@ -101,7 +101,9 @@ class Mesh:
             self.quads(np.stack([upper, upper[following], middle, middle], axis=1), color)
 
 
-def rectangle(center: Sequence[float], length: float, width: float, heading: float) -> Float[np.ndarray, "4 2"]:
+def rectangle(
+    center: Sequence[float] | Float[np.ndarray, " 2"], length: float, width: float, heading: float
+) -> Float[np.ndarray, "4 2"]:
     """Corners of a rectangle, counter-clockwise from its rear right one; `length` is along `heading`."""
     corners = np.array([[-length, -width], [length, -width], [length, width], [-length, width]]) / 2
     cosine, sine = math.cos(heading), math.sin(heading)

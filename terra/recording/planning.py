@@ -203,7 +203,7 @@ def _wood(town: Town, rng: np.random.Generator) -> Iterator[Tree]:
     for k, start in enumerate(corners):
         end, out = corners[(k + 1) % 4], k * math.pi / 2 - math.pi / 2
         for share in np.arange(-0.05, 1.05, 10.0 / math.dist(start, end)):
-            away, share = float(rng.uniform(24, 55)), share + float(rng.uniform(-0.01, 0.01))
+            away, share = float(rng.uniform(24, 55)), float(share) + float(rng.uniform(-0.01, 0.01))
             x = start[0] + share * (end[0] - start[0]) + away * math.cos(out)
             y = start[1] + share * (end[1] - start[1]) + away * math.sin(out)
             color = LEAF_COLORS[rng.integers(len(LEAF_COLORS))]

@@ -210,7 +210,8 @@ def _record_episode(settings: RecordSettings, renderer: Renderer, graph: LaneGra
     names, shares = list(WEATHER_SHARES), list(WEATHER_SHARES.values())
     weather = str(np.random.default_rng([town_seed, 3, take.number]).choice(names, p=shares))
     context = []
-    with VideoWriter(folder / "video.mp4", fps=FPS, size=settings.image_size[::-1], crf=CRF) as writer:
+    height, width = settings.image_size
+    with VideoWriter(folder / "video.mp4", fps=FPS, size=(width, height), crf=CRF) as writer:
         for index, frame in enumerate(render_drive(renderer, drive, weather)):
             writer.append(frame)
             if index < take.num_context:

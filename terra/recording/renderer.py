@@ -205,7 +205,7 @@ class Renderer:
         _assign(self._sky_program, clouds=1)
 
     def _targets(self) -> None:
-        context, size = self._context, self.size[::-1]
+        context, size = self._context, (self.size[1], self.size[0])
         samples = min(NUM_SAMPLES, context.max_samples)
         color, depth = context.renderbuffer(size, 4, samples=samples), context.depth_renderbuffer(size, samples=samples)
         self._target = context.framebuffer([color], depth)
@@ -237,7 +237,8 @@ class Renderer:
 def open_context() -> "moderngl.Context":
     """A windowless OpenGL 3.3 context through EGL; ConfigError if there is none."""
     try:
-        return moderngl.create_standalone_context(backend="egl", require=330)
+        # The stub takes `**settings: Dict` for the type of each setting.
+        return moderngl.create_standalone_context(backend="egl", require=330)  # pyright: ignore[reportArgumentType]
     except Exception as error:
         # glcontext raises the bare class, so nothing narrower can be caught; anything else is a bug of ours.
         if type(error) is not Exception:

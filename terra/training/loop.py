@@ -27,17 +27,22 @@ StopReason = Literal["steps", "time", "sigterm"]
 
 
 class Objective(Protocol):
-    """What is trained: a model, the batches it sees and the loss on them.
+    """What is trained: a model, the batches it sees and the loss on them."""
 
-    Attributes:
-        model: float32 parameters, on the device where training runs.
-        samples: what one element of a batch is called in logs, in the plural.
-        flops_per_sample: floating-point operations of one sample's forward and backward pass; None if not known.
-    """
+    @property
+    def model(self) -> nn.Module:
+        """Float32 parameters, on the device where training runs."""
+        ...
 
-    model: nn.Module
-    samples: str
-    flops_per_sample: float | None
+    @property
+    def samples(self) -> str:
+        """What one element of a batch is called in logs, in the plural."""
+        ...
+
+    @property
+    def flops_per_sample(self) -> float | None:
+        """Floating-point operations of one sample's forward and backward pass; None if not known."""
+        ...
 
     def draw(self, random: StepRandom, batch_size: int) -> Batch:
         """A batch on the model's device that depends on `random` alone."""

@@ -81,11 +81,12 @@ class LoopConfig:
         Raises:
             ConfigError: a value is not allowed, or a field without a default is missing.
         """
-        picked = {field.name: values[field.name] for field in fields(cls) if field.name in values}
+        picked: dict[str, Any] = {field.name: values[field.name] for field in fields(cls) if field.name in values}
         missing = {"output", "batch_size"} - picked.keys()
         if missing:
             raise ConfigError(f"{', '.join(sorted(missing))}: expected in the configuration, got none")
-        return cls(**picked | {"output": Path(picked["output"])})
+        picked["output"] = Path(picked["output"])
+        return cls(**picked)
 
 
 def training_device(name: str) -> torch.device:

@@ -8,6 +8,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from terra.errors import CheckpointError
 from tokenizer.checkpoint import read_json, write_json, write_tensors
@@ -34,7 +35,7 @@ class Ema:
         """Take in the parameters after step `step` (from 0)."""
         keep = min(self.decay, (1 + step) / (10 + step))
         parameters = [p.detach().float() for p in self._parameters.values()]
-        torch._foreach_lerp_(list(self.weights.values()), parameters, 1 - keep)
+        get_ema_multi_avg_fn(keep)(list(self.weights.values()), parameters, step)
 
     @torch.no_grad()
     def copy_to_model(self) -> None:

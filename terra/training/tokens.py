@@ -3,7 +3,7 @@
 import hashlib
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -71,8 +71,7 @@ class TokenisedDriving:
 
     def to(self, device: torch.device) -> "TokenisedDriving":
         """The same with tokens and actions on `device`."""
-        fields = dict(self.__dict__)
-        return TokenisedDriving(**fields | {"tokens": self.tokens.to(device), "actions": self.actions.to(device)})
+        return replace(self, tokens=self.tokens.to(device), actions=self.actions.to(device))
 
 
 @torch.no_grad()

@@ -12,7 +12,6 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AttentionInterface
 
 from terra.errors import ConfigError
 from terra.prompt import SLOT_FILLER
@@ -21,13 +20,13 @@ from terra.training.randomness import StepRandom, draw_indices
 from terra.training.settings import LoopConfig
 from terra.training.tokens import TokenisedDriving
 from terra.world_model import LlamaActionConfig, LlamaActionV2ForCausalLM, load_world_model
+from terra.world_model.attention import use_causal_attention
 from tokenizer.checkpoint import write_json
 
 logger = logging.getLogger(__name__)
 
 FOLDER = "world_model"
 EVALUATION_BATCH = 4
-CAUSAL_ATTENTION = "terra_causal"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,26 +164,6 @@ def train_world_model(
     plot_metrics(metrics, config.output / "metrics.png")
     logger.info("held out: cross-entropy %.4f nats, accuracy %.4f", metrics["cross_entropy"], metrics["accuracy"])
     return result
-
-
-def use_causal_attention(model: LlamaActionV2ForCausalLM) -> None:
-    """Let the model attend by `scaled_dot_product_attention(is_causal=True)`, whatever surrounds it.
-
-    Under torch.compile transformers' own "sdpa" builds a mask of length x length (before torch 2.14), which rules out
-    the flash kernels. For an attention that has no mask function registered it builds none.
-    """
-    AttentionInterface.register(CAUSAL_ATTENTION, _causal_attention)
-    model.set_attn_implementation(CAUSAL_ATTENTION)
-
-
-def _causal_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-) -> tuple[Tensor, None]:
-    """Attention over a whole window (batch, heads, length, head_dim), with fewer key and value heads than queries."""
-    attended = F.scaled_dot_product_attention(
-        query, key, value, is_causal=True, enable_gqa=True, scale=kwargs["scaling"]
-    )
-    return rearrange(attended, "batch heads length dim -> batch length heads dim"), None
 
 
 def save_world_model(model: LlamaActionV2ForCausalLM, folder: Path) -> None:

@@ -24,10 +24,9 @@ POSE_COLUMNS = ("time", "x", "y", "heading")
 
 def check_fps(fps: object, source: str) -> float:
     """Return `fps` as a float, or raise TrajectoryError unless it is a number in (0, 100]."""
-    is_number = isinstance(fps, int | float | np.integer | np.floating) and not isinstance(fps, bool)
-    if not is_number or not 0 < fps <= MAX_FPS:
-        raise TrajectoryError(f"{source}: fps: expected a number in (0, {MAX_FPS:g}], got {reprlib.repr(fps)}")
-    return float(fps)
+    if isinstance(fps, int | float | np.integer | np.floating) and not isinstance(fps, bool) and 0 < fps <= MAX_FPS:
+        return float(fps)
+    raise TrajectoryError(f"{source}: fps: expected a number in (0, {MAX_FPS:g}], got {reprlib.repr(fps)}")
 
 
 def number_array(value: object, shape: tuple[int | None, ...], where: str) -> np.ndarray:

@@ -25,7 +25,8 @@ def load_csv(path: Path) -> Trajectory:
         TrajectoryError: a column missing, unknown or without its unit, no frame rate, bad numbers.
     """
     fps: float | None = None
-    header: list[str] | None = None
+    header: list[str] = []
+    scales: dict[str, float] | None = None
     rows: list[list[float]] = []
     lines: list[int] = []
     for number, line in enumerate(read_text(path).splitlines(), start=1):
@@ -38,7 +39,7 @@ def load_csv(path: Path) -> Trajectory:
                 fps = _parse_fps(match["fps"], where)
         elif text:
             cells = [cell.strip().strip('"') for cell in text.split(",")]
-            if header is None:
+            if scales is None:
                 header = cells
                 scales = _column_scales(header, where)
             else:
@@ -46,7 +47,7 @@ def load_csv(path: Path) -> Trajectory:
                 lines.append(number)
     if fps is None:
         raise TrajectoryError(f"{path}: expected the frame rate in a comment such as '# fps: 10', got none")
-    if header is None or not rows:
+    if scales is None or not rows:
         raise TrajectoryError(f"{path}: expected a header and rows of poses, got {len(rows)} rows")
     order = [list(scales).index(name) for name in POSE_COLUMNS]
     poses = (np.array(rows) / list(scales.values()))[:, order]

@@ -89,6 +89,7 @@ class VllmEngine:
             "enable_prefix_caching": True,
             "limit_mm_per_prompt": {"actions": layout.max_frames},
             "mm_processor_cache_gb": 0,
+            "use_tqdm_on_load": False,
             "gpu_memory_utilization": gpu_memory_utilization,
             "tensor_parallel_size": tensor_parallel_size,
             "seed": 0,
