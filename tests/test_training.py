@@ -338,9 +338,9 @@ def compose_values(name: str, *overrides: str) -> dict:
         return OmegaConf.to_container(compose(name, [*overrides, "data=data/town", "output=outputs/run"]), resolve=True)
 
 
-@pytest.mark.parametrize("experiment", ["tokenizer_smoke", "tokenizer_town"])
-def test_tokenizer_configurations_build(experiment):
-    values = compose_values("train_tokenizer", f"experiment={experiment}", "tokenizer.dim=10", "seed=3")
+@pytest.mark.parametrize("recipe", ["tokenizer_smoke", "tokenizer_town"])
+def test_tokenizer_configurations_build(recipe):
+    values = compose_values("train_tokenizer", f"recipe={recipe}", "tokenizer.dim=10", "seed=3")
     assert LoopConfig.from_values(values).seed == 3
     model = small_config(image_size=(144, 256), **values["tokenizer"])
     assert (model.num_tokens, model.quantizer_config.codebook_size) == (144, 1024)
@@ -349,9 +349,9 @@ def test_tokenizer_configurations_build(experiment):
     assert stored_dtype(values["dtype"]) is torch.float16
 
 
-@pytest.mark.parametrize("experiment", ["world_model_smoke", "world_model_town"])
-def test_world_model_configurations_build(experiment):
-    values = compose_values("train_world_model", f"experiment={experiment}", "batch_size=7")
+@pytest.mark.parametrize("recipe", ["world_model_smoke", "world_model_town"])
+def test_world_model_configurations_build(recipe):
+    values = compose_values("train_world_model", f"recipe={recipe}", "batch_size=7")
     assert LoopConfig.from_values(values).batch_size == 7
     architecture = build_config(tokenised(), values["window"], WorldModelSize(**values["world_model"]))
     assert architecture.max_position_embeddings == values["window"] * 14

@@ -1,0 +1,33 @@
+# make demo and make test set up everything they need, in .venv.
+
+PYTHON ?= python3
+VENV := .venv
+UV := $(VENV)/bin/uv
+READY := $(VENV)/.ready
+
+.PHONY: help demo test check clean
+
+help:            ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/' | expand -t 12
+
+demo: $(READY)   ## a video of the shipped model, through vLLM on this machine's CPU, in outputs/demo
+	$(VENV)/bin/terra-generate experiment=demo output=outputs/demo overwrite=true
+
+test: $(READY)   ## lint, types, import contracts, tests with coverage
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/pyright
+	$(VENV)/bin/lint-imports
+	$(VENV)/bin/pytest --cov --cov-report=term:skip-covered
+
+clean:           ## remove the environment and what was generated
+	rm -rf $(VENV) outputs
+
+# --compile-bytecode: the first start would take half a minute longer without.
+$(READY): pyproject.toml .ci/constraints.txt .ci/overrides.txt
+	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 14) else f"Terra needs Python 3.11 to 3.13, got {v[0]}.{v[1]}: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check uv
+	$(UV) pip install --python $(VENV)/bin/python --compile-bytecode --constraint .ci/constraints.txt --override .ci/overrides.txt \
+		--group dev --editable '.[cpu,record]'
+	touch $@
