@@ -62,7 +62,7 @@ def run(config: DictConfig, console: Console) -> Path:
     check_output(output, overwrite=bool(config.overwrite), needed_bytes=needed)
     trajectory = load_trajectory(Path(_given(config, "trajectory")), sample_id=config.sample_id).resample(model.fps)
     trajectory.require(num_frames)
-    actions = trajectory.actions(num_frames - 1, model.waypoint_times or ())
+    actions = trajectory.actions(num_frames - 1, model.waypoint_times)
     context = load_context(_given(config, "context"), num_frames=num_context, image_size=image_size, fps=model.fps)
     check_extra(config.engine)
     check_extra(config.decoder)

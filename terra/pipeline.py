@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -91,12 +92,9 @@ class Pipeline:
         """Make several rollouts at once; the synchronous face of `rollout`. Works within a running event loop too."""
 
         async def together() -> list[Rollout]:
-            return await asyncio.gather(
-                *(
-                    self.rollout(request, sampling, None if on_frame is None else lambda k, i=index: on_frame(i, k))
-                    for index, request in enumerate(requests)
-                )
-            )
+            callbacks = [on_frame and partial(on_frame, index) for index in range(len(requests))]
+            rollouts = (self.rollout(each, sampling, call) for each, call in zip(requests, callbacks, strict=True))
+            return await asyncio.gather(*rollouts)
 
         return self._wait(together())
 

@@ -40,7 +40,7 @@ class EngineSpec:
             layout=config.layout,
             vocab_size=config.image_vocab_size,
             fps=config.fps,
-            waypoint_times=tuple(config.waypoint_times or ()),
+            waypoint_times=tuple(config.waypoint_times),
             tokenizer_sha256=config.tokenizer_sha256,
         )
 

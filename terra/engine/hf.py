@@ -52,7 +52,7 @@ class HFEngine:
         """See `terra.engine.base.Engine.close`."""
         self._closed = True
         self._worker.shutdown()
-        self._model.to("meta")
+        self._model.to("meta")  # pyright: ignore[reportArgumentType]
 
 
 class HFSession:

@@ -32,7 +32,7 @@ class LlamaActionConfig(LlamaConfig):
     num_temporal_embeddings: int = 25
     action_dim: int = 3
     fps: float = 10.0
-    waypoint_times: list[float] | None = None
+    waypoint_times: list[float]
     tokenizer_sha256: str | None = None
 
     def __init__(

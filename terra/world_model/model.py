@@ -24,7 +24,7 @@ class _LlamaAction(LlamaForCausalLM):
     """What v1 and v2 share; they differ in the action projection."""
 
     config_class = LlamaActionConfig
-    config: LlamaActionConfig
+    config: LlamaActionConfig  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, config: LlamaActionConfig, action_projection: nn.Module) -> None:
         super().__init__(config)

@@ -50,6 +50,7 @@ class LlamaActionModel(LlamaModel):
         positions: Tensor,
         intermediate_tensors: IntermediateTensors | None,
         inputs_embeds: Tensor | None = None,
+        **extra_layer_kwargs: object,
     ) -> Tensor | IntermediateTensors | tuple[Tensor, list[Tensor]]:
         """Llama's forward on embeddings with their positions added."""
         if get_pp_group().is_first_rank:
@@ -57,7 +58,7 @@ class LlamaActionModel(LlamaModel):
                 assert input_ids is not None
                 inputs_embeds = self.embed_input_ids(input_ids)
             inputs_embeds = inputs_embeds + self.spatio_temporal(positions)
-        return super().forward(None, positions, intermediate_tensors, inputs_embeds)
+        return super().forward(None, positions, intermediate_tensors, inputs_embeds, **extra_layer_kwargs)
 
 
 class _LlamaAction(nn.Module, SupportsMultiModal, SupportsPP):

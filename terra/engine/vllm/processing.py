@@ -39,9 +39,10 @@ def render(token_ids: list[int], actions: Actions, offsets: Sequence[int]) -> Mu
     """
     field = MultiModalBatchedField()
     rows = [action.contiguous() for action in actions]
+    items = [MultiModalKwargsItem({MODALITY: MultiModalFieldElem(data=row, field=field)}) for row in rows]
     return mm_input(
         token_ids,
-        {MODALITY: [MultiModalKwargsItem({MODALITY: MultiModalFieldElem(data=row, field=field)}) for row in rows]},
+        MultiModalKwargsItems({MODALITY: items}),
         {MODALITY: [hashlib.blake2b(row.numpy().tobytes(), digest_size=16).hexdigest() for row in rows]},
         {MODALITY: [PlaceholderRange(offset=at, length=len(row)) for at, row in zip(offsets, rows, strict=True)]},
     )
