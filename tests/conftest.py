@@ -59,7 +59,8 @@ def hf_engine(tiny_model: Path, wait: Callable[..., Any]) -> Iterator[Engine]:
     wait(engine.close())
 
 
-@pytest.fixture(scope="session")
+# One vLLM engine a process at a time: a module's is closed before the next module's starts.
+@pytest.fixture(scope="module")
 def vllm_engine(tiny_model: Path, wait: Callable[..., Any]) -> Iterator[Engine]:
     from terra.engine.vllm.engine import VllmEngine
 

@@ -1,6 +1,7 @@
 """The weights that ship: both engines agree on them, nothing is prefilled twice, and the car goes where it is told."""
 
 import asyncio
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -145,7 +146,7 @@ def turn(frames: np.ndarray) -> float:
     profiles = upper - upper.mean(axis=1, keepdims=True)
     shifts = range(-12, 13)
     moved = 0
-    for before, after in zip(profiles[:-1], profiles[1:], strict=True):
+    for before, after in itertools.pairwise(profiles):
         scores = [np.corrcoef(before[20:-20], np.roll(after, -shift)[20:-20])[0, 1] for shift in shifts]
         moved += shifts[int(np.argmax(scores))]
     return moved

@@ -120,6 +120,16 @@ def test_overwrite_replaces(command):
     assert not np.array_equal(first, tokens(command("overwrite=true", "seed=3")))
 
 
+def test_a_sweep_over_seeds_makes_a_folder_each(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        command("seed=0,1")  # without -m a list of seeds is no seed
+    swept = [argument for argument in sys.argv if not argument.startswith("output=")]
+    monkeypatch.setattr(sys, "argv", [swept[0], "-m", *swept[1:]])
+    generate()
+    assert sorted(path.name[-6:] for path in (tmp_path / "outputs").iterdir()) == ["_seed0", "_seed1"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

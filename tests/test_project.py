@@ -1,0 +1,113 @@
+"""The project itself: README, configuration, package."""
+
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+import decoder
+import tokenizer
+from terra.config_files import config_dir, register_resolvers
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def tracked() -> list[Path]:
+    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [ROOT / name for name in names.splitlines()]
+
+
+def test_packages_are_ours():
+    assert Path(tokenizer.__file__).parent == ROOT / "tokenizer"
+    assert Path(decoder.__file__).parent == ROOT / "decoder"
+
+
+def test_readme_file_map_is_the_tree():
+    block = README.split("## The files")[1].split("```")[1]
+    named, folder = set(), ""
+    for line in block.strip().splitlines():
+        name = line.split()[0]
+        folder = folder if line.startswith(" ") else name
+        named.add(folder + name if line.startswith(" ") else name)
+    for name in named:
+        assert (ROOT / name).exists(), name
+    for path in (ROOT / "terra").iterdir():
+        if path.name not in {"__init__.py", "py.typed", "__pycache__"}:
+            assert f"terra/{path.name}{'/' if path.is_dir() else ''}" in named, path.name
+
+
+def test_readme_files_exist():
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_readme_python_runs(tmp_path):
+    (snippet,) = (text for text in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "pipeline.generate" in text)
+    snippet = snippet.replace('"terra/demo"', repr(str(ROOT / "terra/demo")))
+    subprocess.run([sys.executable, "-c", snippet], cwd=tmp_path, check=True, timeout=300)
+    assert (tmp_path / "right.gif").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("root", sorted(path.stem for path in (ROOT / "conf").glob("*.yaml")))
+def test_every_root_config_composes(root):
+    register_resolvers()
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        assert compose(root)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        f"{group}={path.stem}"
+        for group in ("engine", "tokenizer", "world_model", "sampling", "decoder", "camera", "experiment")
+        for path in sorted((ROOT / "conf" / group).glob("*.yaml"))
+    ],
+)
+def test_every_choice_composes(override):
+    register_resolvers()
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        config = compose("generate", overrides=[override])
+    assert config.num_frames == 25
+
+
+def test_help_is_quick_and_complete():
+    code = (
+        "import sys; sys.argv = ['terra-generate', '--help']\n"
+        "from terra.cli import generate\n"
+        "try: generate()\n"
+        "finally: assert not {'torch', 'transformers', 'vllm'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "context frames and a trajectory in" in done.stdout
+    assert "engine: hf, persistence, vllm" in done.stdout
+
+
+def test_wheel_holds_configuration_and_weights(tmp_path):
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = tmp_path.glob("terra_world_model-*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
+    assert tops == {"terra", "tokenizer", "decoder"}
+    assert "terra/conf/generate.yaml" in names
+    assert "terra/demo/world_model/config.json" in names
+    (entries,) = (name for name in names if name.endswith("entry_points.txt"))
+    text = zipfile.ZipFile(wheel).read(entries).decode()
+    assert "terra-generate = terra.cli:generate" in text
+    assert "terra = terra.engine.vllm.plugin:register" in text
+
+
+def test_no_registry_host_or_machine_path_is_named():
+    forbidden = re.compile("pypi" + r"\.org|files\.pythonhosted|registry\.npm|/" + "work/|/" + "root/")
+    for path in tracked():
+        if path.suffix in {".py", ".md", ".toml", ".yaml", ".txt", ".json", ""} and path.is_file():
+            assert not forbidden.search(path.read_text()), path

@@ -1,0 +1,134 @@
+"""What the contract of all engines does not see: the v1 architecture on vLLM, its samplers, an engine that fails."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_engines import FILTERED, GREEDY, PLAIN, make_prompt, ran, stepped
+from tiny import save_tiny, tiny_config
+from vllm import SamplingParams as VllmSamplingParams
+from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
+
+from terra.engine.hf import HFEngine
+from terra.engine.vllm import sampling, sampling_v2
+from terra.engine.vllm.engine import VllmEngine
+from terra.errors import CheckpointError, EngineError
+from terra.sampling import sample_tokens
+from terra.world_model import LlamaActionForCausalLM
+
+
+@pytest.fixture(scope="module")
+def v1_model(tmp_path_factory):
+    return save_tiny(
+        tmp_path_factory.mktemp("v1"), LlamaActionForCausalLM, num_attention_heads=4, num_key_value_heads=2
+    )
+
+
+@pytest.fixture(scope="module")
+def v1_engine(v1_model, wait):
+    engine = VllmEngine(v1_model, max_sessions=4, engine_args={"max_num_batched_tokens": 256})
+    yield engine
+    wait(engine.close())
+
+
+@pytest.mark.parametrize("params", [GREEDY, PLAIN])
+def test_v1_equals_hugging_face(v1_engine, v1_model, wait, params):
+    prompt, actions = make_prompt(0)
+    expected = wait(stepped(HFEngine(v1_model), prompt, actions, params))
+    assert torch.equal(wait(ran(v1_engine, prompt, actions, params)), expected)
+
+
+def test_more_sessions_than_seats_wait_for_each_other(v1_engine, wait):
+    import asyncio
+
+    async def many():
+        return await asyncio.gather(*(ran(v1_engine, *make_prompt(seed)) for seed in range(10)))
+
+    assert len(wait(many())) == 10
+
+
+def row_params(seed: int) -> VllmSamplingParams:
+    return VllmSamplingParams(**sampling.request_params(FILTERED, seed, native=False))
+
+
+def chosen(logits: torch.Tensor) -> list[int | None]:
+    """The one token left in each row, or None where all are left."""
+    return [int(row.argmax()) if torch.isinf(row).any() else None for row in logits]
+
+
+def expected_tokens(logits: torch.Tensor, seeds: list[int], positions: list[int]) -> list[int]:
+    return sample_tokens(logits, FILTERED, torch.tensor(seeds), torch.tensor(positions)).tolist()
+
+
+def test_request_params_of_each_kind():
+    assert sampling.request_params(GREEDY, 5, native=True) == {"temperature": 0.0}
+    native = sampling.request_params(FILTERED, 5, native=True)
+    assert native == {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "seed": 5}
+    assert sampling.read_params(row_params(5)) == (FILTERED, 5)
+    assert sampling.read_params(VllmSamplingParams(temperature=0.0)) is None
+
+
+def test_v1_runner_sampler_follows_the_batch():
+    config = SimpleNamespace(model_config=SimpleNamespace(hf_config=tiny_config()))
+    sampler = sampling.PositionKeyedSampler(config, torch.device("cpu"), False)
+    assert not sampler.is_argmax_invariant()
+    logits = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
+    outputs: list[list[int]] = [[], [1, 2], [3]]
+    added = [(row, row_params(row), [0] * 4, output) for row, output in enumerate(outputs)]
+    sampler.update_state(BatchUpdate(batch_size=3, removed=[], added=added, moved=[]))
+    sampler.update_state(None)
+    assert chosen(sampler.apply(logits.clone())) == expected_tokens(logits, [0, 1, 2], [3, 5, 4])
+    # Rows 0 and 2 change places, row 1 leaves; outputs grow through the runner's own lists.
+    outputs[0].append(9)
+    moved = [(0, 2, MoveDirectionality.SWAP)]
+    sampler.update_state(BatchUpdate(batch_size=3, removed=[1], added=[], moved=moved))
+    first, middle, last = chosen(sampler.apply(logits.clone()))
+    assert [first, last] == expected_tokens(logits[[0, 2]], [2, 0], [4, 4])
+    assert middle is None
+    sampler.update_state(BatchUpdate(2, removed=[], added=[], moved=[(2, 0, MoveDirectionality.UNIDIRECTIONAL)]))
+    assert chosen(sampler.apply(logits.clone())) == [*expected_tokens(logits[:1], [0], [4]), None, None]
+
+
+def test_v1_runner_sampler_leaves_slots_and_greedy_rows_alone():
+    config = SimpleNamespace(model_config=SimpleNamespace(hf_config=tiny_config()))
+    sampler = sampling.PositionKeyedSampler(config, torch.device("cpu"), False)
+    # Twelve tokens fed: the next position is an action slot.
+    added = [(0, row_params(0), [0] * 12, []), (1, VllmSamplingParams(temperature=0.0), [0] * 4, [])]
+    sampler.update_state(BatchUpdate(batch_size=2, removed=[], added=added, moved=[]))
+    logits = torch.randn(2, 64)
+    assert torch.equal(sampler.apply(logits.clone()), logits)
+
+
+def test_v2_runner_sampler():
+    sampler = sampling_v2.PositionKeyedSampler(None, SimpleNamespace())
+    assert sampler.add_request(5, row_params(8))
+    assert not sampler.add_request(6, VllmSamplingParams(temperature=0.0))
+    logits = torch.randn(2, 64, generator=torch.Generator().manual_seed(1))
+    context = SimpleNamespace(pos=torch.tensor([11, 3]), expanded_idx_mapping=torch.tensor([6, 5]))
+    assert chosen(sampler.apply(logits.clone(), context)) == [None, *expected_tokens(logits[1:], [8], [3])]
+    assert not sampler.add_request(5, VllmSamplingParams(temperature=0.0))
+    assert torch.equal(sampler.apply(logits.clone(), context), logits)
+
+
+def test_mismatched_weights_never_reach_vllm(v1_model, tmp_path):
+    for path in v1_model.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    config = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(config.replace('"num_hidden_layers": 2', '"num_hidden_layers": 1'))
+    with pytest.raises(CheckpointError, match=r"layers\.1"):
+        VllmEngine(tmp_path)
+
+
+def test_a_failed_engine_tells_everyone_who_waits(v1_engine, wait, monkeypatch):
+    """Last in this file: the engine is gone afterwards."""
+
+    def broken():
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(v1_engine._pump._core, "get_output", broken)
+    with pytest.raises(EngineError, match="the vLLM engine failed: RuntimeError: out of memory"):
+        wait(ran(v1_engine, *make_prompt(0)))
+    with pytest.raises(EngineError, match="the engine is closed"):
+        wait(stepped(v1_engine, *make_prompt(0)))
+    wait(v1_engine.close())
+    wait(v1_engine.close())
