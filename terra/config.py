@@ -4,13 +4,14 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from decoder import Decoder
 from decoder.overlay import Camera
 from terra.engine.base import Engine
-from terra.errors import CheckpointError, ConfigError
+from terra.errors import CheckpointError, ConfigError, TerraError
 from terra.sampling import SamplingParams
 from tokenizer import LFQTokenizer, LFQTokenizerConfig
 from tokenizer.checkpoint import checkpoint_sha256, resolve_checkpoint
@@ -119,9 +120,9 @@ def check_pairing(tokenizer: Path, world_model: Any) -> None:
 def _build(node: DictConfig, what: str, **arguments: Any) -> Any:
     try:
         return instantiate(node, **arguments, _convert_="all")
-    except Exception as error:
+    except InstantiationException as error:
         # Hydra wraps whatever a constructor raises; our own errors are what the user is to see.
-        if isinstance(error.__cause__, CheckpointError | ConfigError):
+        if isinstance(error.__cause__, TerraError):
             raise error.__cause__ from None
         if isinstance(error.__cause__, TypeError):
             raise ConfigError(f"{what}: {error.__cause__}") from None

@@ -4,7 +4,7 @@ import importlib.metadata
 import json
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,7 @@ def _write(
 
 
 @contextmanager
-def _frame_bar(console: Console, total: int):
+def _frame_bar(console: Console, total: int) -> Iterator[Callable[[int, int], None]]:
     columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TextColumn("frames"))
     with Progress(
         *columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console

@@ -1,5 +1,6 @@
 """What the contract of all engines does not see: the v1 architecture on vLLM, its samplers, an engine that fails."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -39,12 +40,29 @@ def test_v1_equals_hugging_face(v1_engine, v1_model, wait, params):
 
 
 def test_more_sessions_than_seats_wait_for_each_other(v1_engine, wait):
-    import asyncio
-
     async def many():
         return await asyncio.gather(*(ran(v1_engine, *make_prompt(seed)) for seed in range(10)))
 
     assert len(wait(many())) == 10
+
+
+def test_a_cancelled_step_can_be_taken_again(v1_engine, wait):
+    prompt, actions = make_prompt(1)
+    expected = wait(stepped(v1_engine, prompt, actions))
+
+    async def cancelled():
+        session = await v1_engine.open(prompt, PLAIN, 1)
+        frames = [await session.step(actions[0])]
+        step = asyncio.ensure_future(session.step(actions[1]))
+        await asyncio.sleep(0)
+        step.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await step
+        frames += [await session.step(action) for action in actions[1:]]
+        await session.close()
+        return torch.stack(frames)
+
+    assert torch.equal(wait(cancelled()), expected)
 
 
 def row_params(seed: int) -> VllmSamplingParams:
@@ -132,3 +150,8 @@ def test_a_failed_engine_tells_everyone_who_waits(v1_engine, wait, monkeypatch):
         wait(stepped(v1_engine, *make_prompt(0)))
     wait(v1_engine.close())
     wait(v1_engine.close())
+
+
+def test_an_engine_that_cannot_start_says_why(v1_model):
+    with pytest.raises(EngineError, match="vLLM could not start: "):
+        VllmEngine(v1_model, engine_args={"block_size": 7})

@@ -77,7 +77,11 @@ class HFSession:
         check_actions(action[None], self._num_frames, self._engine.spec)
         if self._closed or self._engine._closed:
             raise EngineError("the session is closed")
-        return await asyncio.get_running_loop().run_in_executor(self._engine._worker, self._next_frame, action)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._engine._worker, self._next_frame, action)
+        except asyncio.CancelledError:
+            self._closed = True  # the thread goes on into the cache: nothing can continue from there
+            raise
 
     async def run(self, actions: Actions) -> AsyncIterator[FrameTokens]:
         """See `terra.engine.base.Session.run`."""

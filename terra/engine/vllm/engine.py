@@ -159,16 +159,21 @@ class VllmSession:
         self._check(action[None])
         layout = self._layout
         slots = [SLOT_FILLER] * layout.action_slots
-        self._actions.append(action)
         if self._live is None:
             self._live = self._new_stream(layout.image_tokens, layout.image_tokens)
-            chunk, actions, offsets = self._ids + slots, self._actions, self._slot_starts()
+            chunk, actions = self._ids + slots, [*self._actions, action]
+            offsets = [layout.slot_start(frame) for frame in range(len(actions))]
         else:
             # The last token was sampled but never fed: it has no KV yet.
             chunk, actions, offsets = [self._ids[-1], *slots], [action], [1]
-        self._submit(self._live, chunk, actions, offsets, layout.image_tokens, more=True)
-        tokens = await self._live.next_piece()
+        try:
+            self._submit(self._live, chunk, actions, offsets, layout.image_tokens, more=True)
+            tokens = await self._live.next_piece()
+        except BaseException:
+            self._end_live()  # cancelled or failed: the history stands, and the next step submits it again
+            raise
         self._ids += slots + tokens
+        self._actions.append(action)
         self._num_frames += 1
         return self._grid(tokens)
 
@@ -195,8 +200,7 @@ class VllmSession:
                 self._num_frames += 1
                 yield self._grid(tokens)
         finally:
-            if not self._engine._pump._stopped:
-                self._pump.drop(stream.request_id)
+            self._pump.drop(stream.request_id)
 
     async def close(self) -> None:
         """See `terra.engine.base.Session.close`."""
@@ -210,9 +214,6 @@ class VllmSession:
 
     def _new_stream(self, first: int, later: int) -> Stream:
         return Stream(f"terra-{next(self._engine._names)}", first, later)
-
-    def _slot_starts(self) -> list[int]:
-        return [self._layout.slot_start(frame) for frame in range(len(self._actions))]
 
     def _submit(
         self,
@@ -229,8 +230,7 @@ class VllmSession:
 
     def _end_live(self) -> None:
         if self._live is not None:
-            if not self._pump._stopped:
-                self._pump.drop(self._live.request_id)
+            self._pump.drop(self._live.request_id)
             self._live = None
 
     def _grid(self, tokens: list[int]) -> FrameTokens:

@@ -5,6 +5,7 @@ between the sessions and the scheduler, and an engine starts in seconds.
 """
 
 import asyncio
+import atexit
 import logging
 import queue
 import threading
@@ -107,7 +108,15 @@ class Pump:
         self._thread = threading.Thread(target=self._main, args=(engine_args, prepare, started), daemon=True)
         self._thread.name = "terra-vllm"
         self._thread.start()
-        started.result()
+        try:
+            started.result()
+        except EngineError:
+            raise
+        except Exception as error:  # whatever vLLM meets: memory, a device, an argument
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise EngineError(f"vLLM could not start: {reason}") from error
+        # A process that ends while the core computes would be aborted.
+        atexit.register(self.close)
 
     def add(
         self, stream: Stream, rendered: MultiModalInput, max_tokens: int, params: dict[str, Any], *, more: bool
@@ -124,7 +133,8 @@ class Pump:
 
     def drop(self, request_id: str) -> None:
         """End a request, whatever its state; its KV blocks stay in the prefix cache until they are needed."""
-        self._do(lambda: self._drop(request_id))
+        if not self._stopped:
+            self._do(lambda: self._drop(request_id))
 
     def close(self) -> None:
         """Stop the engine core and free its device. Closing twice does nothing."""
@@ -132,6 +142,7 @@ class Pump:
             self._stopped = True
             self._commands.put(None)
         self._thread.join()
+        atexit.unregister(self.close)
 
     def _do(self, command: Callable[[], None]) -> None:
         if self._stopped:
