@@ -3,31 +3,17 @@
 Settings: conf/record.yaml. The same command goes on with an interrupted recording.
 """
 
-import sys
 from pathlib import Path
 from typing import Any
 
-import hydra
 from omegaconf import DictConfig, OmegaConf
 
-CONF = Path(__file__).resolve().parent.parent / "conf"
+from terra.cli import command
 
 
-@hydra.main(version_base="1.3", config_path=str(CONF), config_name="record")
-def main(config: DictConfig) -> None:
-    """Record; a user's error is one line and exit status 2."""
-    from terra.errors import TerraError
-
-    values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    try:
-        record(values)
-    except TerraError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        sys.exit(2)
-
-
-def record(values: dict[str, Any]) -> None:
+def record(config: DictConfig) -> None:
     """Check the settings, then record what `kind` names."""
+    values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     from decoder.camera import Camera
     from terra.errors import ConfigError
     from terra.recording.record import RecordSettings, record_counterfactuals, record_drives
@@ -45,4 +31,4 @@ def record(values: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command("record", record)

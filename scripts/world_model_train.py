@@ -3,32 +3,17 @@
 Settings: conf/train_world_model.yaml. The same command resumes an interrupted run.
 """
 
-import sys
 from pathlib import Path
 from typing import Any
 
-import hydra
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue
 
-CONF = Path(__file__).resolve().parent.parent / "conf"
-
-
-@hydra.main(version_base="1.3", config_path=str(CONF), config_name="train_world_model")
-def main(config: DictConfig) -> None:
-    """Train; a user's error is one line and exit status 2."""
-    from terra.errors import TerraError
-
-    try:
-        values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-        train(values)
-    except (TerraError, MissingMandatoryValue) as error:
-        print(f"{type(error).__name__}: {str(error).splitlines()[0]}", file=sys.stderr)
-        sys.exit(2)
+from terra.cli import command
 
 
-def train(values: dict[str, Any]) -> None:
+def train(config: DictConfig) -> None:
     """Check the settings, load the tokens, train and evaluate."""
+    values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     from terra.training.settings import LoopConfig, training_device
     from terra.training.tokens import load_tokens
     from terra.training.world_model import WorldModelSize, train_world_model
@@ -51,4 +36,4 @@ def train(values: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command("train_world_model", train)

@@ -16,7 +16,7 @@ from terra.errors import TerraError
 
 def generate() -> None:
     """`terra-generate`: see `terra.generate`."""
-    _main("generate", _generate)
+    command("generate", _generate)
 
 
 def _generate(config: DictConfig) -> None:
@@ -28,7 +28,8 @@ def _generate(config: DictConfig) -> None:
     run(config, Console(stderr=True))
 
 
-def _main(config_name: str, job: Callable[[DictConfig], None]) -> None:
+def command(config_name: str, job: Callable[[DictConfig], None]) -> None:
+    """Run `job` as a Hydra application over conf/CONFIG_NAME.yaml: composed settings in, one-line errors out."""
     register_resolvers()
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # raise instead of printing several lines
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported, which is later
@@ -62,7 +63,11 @@ def _one_line(error: Exception) -> str:
     message = str(error).split("Config search path")[0]
     if error.__cause__ is not None:
         message += "\n" + str(error.__cause__).splitlines()[0]
-    lines = [line.strip() for line in message.splitlines() if line.strip() and "full_key" not in line]
+    lines = [
+        line.strip()
+        for line in message.splitlines()
+        if line.strip() and not line.startswith(("full_key", "object_type"))
+    ]
     return " ".join(dict.fromkeys(lines))
 
 
