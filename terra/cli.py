@@ -63,11 +63,8 @@ def _one_line(error: Exception) -> str:
     message = str(error).split("Config search path")[0]
     if error.__cause__ is not None:
         message += "\n" + str(error.__cause__).splitlines()[0]
-    lines = [
-        line.strip()
-        for line in message.splitlines()
-        if line.strip() and not line.startswith(("full_key", "object_type"))
-    ]
+    lines = [line.strip() for line in message.splitlines()]
+    lines = [line for line in lines if line and not line.startswith(("full_key", "object_type"))]
     return " ".join(dict.fromkeys(lines))
 
 

@@ -432,7 +432,8 @@ def test_bad_settings_are_refused(renderer, tmp_path: Path, changes: dict, messa
 
 def test_the_script_and_its_configuration_agree(renderer, tmp_path: Path) -> None:
     from hydra import compose, initialize_config_dir
-    from omegaconf import OmegaConf
+
+    from terra.config_files import config_dir
 
     path = Path(__file__).resolve().parent.parent / "scripts" / "driving_record.py"
     spec = importlib.util.spec_from_file_location("driving_record", path)
@@ -441,12 +442,12 @@ def test_the_script_and_its_configuration_agree(renderer, tmp_path: Path) -> Non
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     overrides = [f"output={tmp_path / 'town'}", "towns=1", "episodes_per_town=1", "frames_per_episode=3"]
-    with initialize_config_dir(str(script.CONF), version_base="1.3"):
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
         config = compose("record", [*overrides, "image_size=[36,64]"])
-    values = OmegaConf.to_container(config, resolve=True)
+        films = compose("record", [*overrides, "kind=films"])
     with pytest.raises(ConfigError, match="kind: expected drives or counterfactuals, got 'films'"):
-        script.record(values | {"kind": "films"})
-    script.record(values)
+        script.record(films)
+    script.record(config)
     assert load_episode(list_episodes(tmp_path / "town")[0]).image_size == (36, 64)
 
 
