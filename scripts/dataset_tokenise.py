@@ -14,13 +14,13 @@ from terra.cli import command
 def tokenise_splits(config: DictConfig) -> None:
     """Encode each split and write its two files."""
     values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    from terra.device import torch_device
     from terra.training.data import load_driving
-    from terra.training.settings import training_device
     from terra.training.tokens import save_tokens, tokenise
     from tokenizer import LFQTokenizer
     from tokenizer.checkpoint import checkpoint_sha256, resolve_checkpoint
 
-    device = training_device(values["device"])
+    device = torch_device(values["device"])
     folder = resolve_checkpoint(Path(values["checkpoint"]))
     tokenizer, sha256 = LFQTokenizer.from_pretrained(folder).to(device), checkpoint_sha256(folder)
     for split in values["splits"]:

@@ -14,12 +14,13 @@ from terra.cli import command
 def train(config: DictConfig) -> None:
     """Check the settings, load the tokens, train and evaluate."""
     values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    from terra.training.settings import LoopConfig, training_device
+    from terra.device import torch_device
+    from terra.training.settings import LoopConfig
     from terra.training.tokens import load_tokens
     from terra.training.world_model import WorldModelSize, train_world_model
     from tokenizer.checkpoint import write_json
 
-    loop, device = LoopConfig.from_values(values), training_device(values["device"])
+    loop, device = LoopConfig.from_values(values), torch_device(values["device"])
     data = Path(values["data"])
     tokenised = load_tokens(data / values["train_split"], device)
     held_out = load_tokens(data / values["held_out_split"], device)

@@ -27,6 +27,7 @@ from terra.config import (
     checkpoint_folder,
 )
 from terra.context import load_context
+from terra.device import torch_device
 from terra.errors import ConfigError
 from terra.output import check_output, output_folder
 from terra.pipeline import Pipeline, Rollout, RolloutRequest
@@ -48,6 +49,7 @@ def run(config: DictConfig, console: Console) -> Path:
     """
     started = time.perf_counter()
     sampling = build_sampling(config.sampling)
+    png = _flag(config, "png")
     camera = build_camera(config.camera)
     num_frames, num_context, seed = (_whole(config, name) for name in ("num_frames", "num_context", "seed"))
     if seed < 0:
@@ -57,9 +59,10 @@ def run(config: DictConfig, console: Console) -> Path:
     check_pairing(tokenizer_folder, model)
     windows = list(plan_windows(num_frames, num_context, model.layout.max_frames, _whole(config, "overlap")))
     image_size = LFQTokenizerConfig.load(tokenizer_folder / "config.json").image_size
-    output = Path(config.output)
+    output = Path(_given(config, "output"))
+    device = torch_device(config.tokenizer.device)
     needed = num_frames * image_size[0] * image_size[1] * _BYTES_A_PIXEL + _SPARE_BYTES
-    check_output(output, overwrite=bool(config.overwrite), needed_bytes=needed)
+    check_output(output, overwrite=_flag(config, "overwrite"), needed_bytes=needed)
     trajectory = load_trajectory(Path(_given(config, "trajectory")), sample_id=config.sample_id).resample(model.fps)
     trajectory.require(num_frames)
     actions = trajectory.actions(num_frames - 1, model.waypoint_times)
@@ -69,7 +72,7 @@ def run(config: DictConfig, console: Console) -> Path:
     checked = time.perf_counter()
 
     with console.status("loading the model"):
-        tokenizer = LFQTokenizer.from_pretrained(tokenizer_folder).to(config.tokenizer.device)
+        tokenizer = LFQTokenizer.from_pretrained(tokenizer_folder).to(device)
         decoder = build_decoder(config.decoder, tokenizer)
         pipeline = Pipeline(tokenizer, build_engine(config.engine, model_folder), decoder, overlap=config.overlap)
     loaded = time.perf_counter()
@@ -94,7 +97,7 @@ def run(config: DictConfig, console: Console) -> Path:
     }
     paths = trajectory.paths[: num_frames - 1]
     with output_folder(output) as folder:
-        _write(folder, rollout, record, actions, paths, camera, png=bool(config.png))
+        _write(folder, rollout, record, actions, paths, camera, png=png)
     _report(console, output, rollout, time.perf_counter() - started)
     return output
 
@@ -150,6 +153,13 @@ def _whole(config: DictConfig, name: str) -> int:
     value = config[name]
     if not isinstance(value, int) or isinstance(value, bool):
         raise ConfigError(f"{name}: expected a whole number, got {value!r}")
+    return value
+
+
+def _flag(config: DictConfig, name: str) -> bool:
+    value = config[name]
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}: expected true or false, got {value!r}")
     return value
 
 

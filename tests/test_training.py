@@ -18,6 +18,7 @@ from torch import nn
 
 from decoder.camera import Camera
 from decoder.video import write_video
+from terra.device import torch_device
 from terra.errors import CheckpointError, ConfigError, DatasetError, OutputError
 from terra.recording.dataset import create_dataset, file_sha256, write_poses
 from terra.recording.drives import Poses
@@ -25,7 +26,7 @@ from terra.training import loop as loop_module
 from terra.training.data import DrivingFrames, load_driving, to_unit_range
 from terra.training.loop import train
 from terra.training.randomness import draw_indices, step_random
-from terra.training.settings import LoopConfig, training_device
+from terra.training.settings import LoopConfig
 from terra.training.state import Ema
 from terra.training.tokenizer import (
     EntropyAnneal,
@@ -325,12 +326,12 @@ def test_settings_are_picked_from_flat_values():
 
 
 def test_devices():
-    assert training_device("cpu") == torch.device("cpu")
+    assert torch_device("cpu") == torch.device("cpu")
     with pytest.raises(ConfigError, match="device: expected cpu or cuda, got 'abacus'"):
-        training_device("abacus")
+        torch_device("abacus")
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="no CUDA device is available"):
-            training_device("cuda")
+            torch_device("cuda")
 
 
 def compose_values(name: str, *overrides: str) -> dict:

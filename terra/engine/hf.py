@@ -10,6 +10,7 @@ from einops import rearrange
 from torch import Tensor
 from transformers import DynamicCache
 
+from terra.device import torch_device, torch_dtype
 from terra.engine.base import EngineSpec, check_actions, check_prompt
 from terra.errors import EngineError
 from terra.prompt import SLOT_FILLER, Action, Actions, FrameTokens, Prompt, interleave
@@ -26,11 +27,12 @@ class HFEngine:
         device: a torch device, such as "cpu" or "cuda".
 
     Raises:
+        ConfigError: no such dtype or device.
         CheckpointError: see `terra.world_model.load_config`.
     """
 
     def __init__(self, checkpoint: Path, *, dtype: str = "float32", device: str = "cpu") -> None:
-        self._model = load_world_model(checkpoint, dtype=getattr(torch, dtype), device=device)
+        self._model = load_world_model(checkpoint, dtype=torch_dtype(dtype), device=torch_device(device))
         self._spec = EngineSpec.of(self._model.config)
         # One thread: sessions take turns, a frame each, and the event loop stays free.
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="terra-hf")

@@ -5,8 +5,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from terra.errors import ConfigError
 
 
@@ -87,18 +85,3 @@ class LoopConfig:
             raise ConfigError(f"{', '.join(sorted(missing))}: expected in the configuration, got none")
         picked["output"] = Path(picked["output"])
         return cls(**picked)
-
-
-def training_device(name: str) -> torch.device:
-    """The device that `name` ("cpu", "cuda", "cuda:1") means.
-
-    Raises:
-        ConfigError: no such device here.
-    """
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"device: expected cpu or cuda, got {name!r}") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device: expected cpu (no CUDA device is available), got {name!r}")
-    return device

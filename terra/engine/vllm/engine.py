@@ -26,6 +26,7 @@ from vllm import ModelRegistry
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 
+from terra.device import torch_dtype
 from terra.engine.base import EngineSpec, check_actions, check_prompt
 from terra.engine.vllm import model
 from terra.engine.vllm.processing import render
@@ -52,6 +53,7 @@ class VllmEngine:
         engine_args: further arguments of vLLM's EngineArgs, such as `quantization="fp8"`.
 
     Raises:
+        ConfigError: no such dtype.
         CheckpointError: see `terra.world_model.load_config`.
         EngineError: a vLLM whose noise is unknown.
     """
@@ -68,6 +70,7 @@ class VllmEngine:
         tensor_parallel_size: int = 1,
         engine_args: dict[str, Any] | None = None,
     ) -> None:
+        torch_dtype(dtype)  # vLLM takes the name; a wrong one is to be refused before anything starts
         config = load_config(checkpoint)
         self._spec = EngineSpec.of(config)
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(cpu_kv_cache_gib))

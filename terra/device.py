@@ -1,0 +1,33 @@
+"""Devices and element types by the names that settings give them."""
+
+import torch
+
+from terra.errors import ConfigError
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The element type that `name` ("float32", "bfloat16", "float16") means.
+
+    Raises:
+        ConfigError: no such type.
+    """
+    if name not in _DTYPES:
+        raise ConfigError(f"dtype: expected one of {', '.join(_DTYPES)}, got {name!r}")
+    return _DTYPES[name]
+
+
+def torch_device(name: str) -> torch.device:
+    """The device that `name` ("cpu", "cuda", "cuda:1") means.
+
+    Raises:
+        ConfigError: no such device here.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device: expected cpu or cuda, got {name!r}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device: expected cpu (no CUDA device is available), got {name!r}")
+    return device
