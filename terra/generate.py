@@ -27,7 +27,7 @@ from terra.config import (
     checkpoint_folder,
 )
 from terra.context import load_context
-from terra.device import torch_device
+from terra.device import torch_device, torch_dtype
 from terra.errors import ConfigError
 from terra.output import check_output, output_folder
 from terra.pipeline import Pipeline, Rollout, RolloutRequest
@@ -67,6 +67,9 @@ def run(config: DictConfig, console: Console) -> Path:
     trajectory.require(num_frames)
     actions = trajectory.actions(num_frames - 1, model.waypoint_times)
     context = load_context(_given(config, "context"), num_frames=num_context, image_size=image_size, fps=model.fps)
+    for name, check in (("dtype", torch_dtype), ("device", torch_device)):
+        if name in config.engine:
+            check(config.engine[name])
     check_extra(config.engine)
     check_extra(config.decoder)
     checked = time.perf_counter()

@@ -260,3 +260,5 @@ def test_no_weights_load_before_the_input_is_right(refused, monkeypatch):
     refused("context=/no/such/folder")
     refused("trajectory=/no/such/file.json")
     refused("num_frames=200")
+    refused("engine.dtype=int3")
+    refused("engine.device=warp")
