@@ -7,6 +7,7 @@ known, without which a damaged file reads as a shorter video and a full disk as 
 import re
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 
@@ -17,25 +18,60 @@ from jaxtyping import UInt8
 
 from tokenizer.errors import VideoError
 
+# As PPM pictures, which say their own size.
+_AS_PICTURES = (
+    *("-map", "0:v:0", "-fps_mode", "passthrough", "-sws_flags", "bicubic+accurate_rnd+full_chroma_int"),
+    *("-pix_fmt", "rgb24", "-c:v", "ppm", "-f", "image2pipe"),
+)
 _DISCARDED = 4  # packet flag: an edit list cuts the frame away
 
 
-def read_mp4(path: Path, max_frames: int | None) -> UInt8[np.ndarray, "frames height width 3"]:
-    """The frames of `path`, or the first `max_frames`. Raises `VideoError` if it is damaged or no MP4."""
+def read_mp4(path: Path, max_frames: int | None, threads: int = 0) -> UInt8[np.ndarray, "frames height width 3"]:
+    """The frames of `path`, or the first `max_frames`. Raises `VideoError` if it is damaged or no MP4.
+
+    `threads` are the decoder's; 0 leaves it to choose by the number of cores.
+    """
     _check_boxes(path)
     limit = [] if max_frames is None else ["-frames:v", str(max_frames)]
-    # As PPM pictures, which say their own size.
-    pictures = _ffmpeg_output(
-        path,
-        *("-map", "0:v:0", "-fps_mode", "passthrough", *limit),
-        *("-sws_flags", "bicubic+accurate_rnd+full_chroma_int", "-pix_fmt", "rgb24", "-c:v", "ppm", "-f", "image2pipe"),
-    )
+    pictures = _ffmpeg_output(path, *limit, *_AS_PICTURES, threads=threads)
     header = re.match(rb"P6\s(\d+) (\d+)\s255\s", pictures)
     if header is None:
         raise VideoError(f"{path}: expected a video with at least one frame, got none")
     width, height = int(header[1]), int(header[2])
     rows = np.frombuffer(pictures, np.uint8).reshape(-1, header.end() + height * width * 3)
     return rearrange(rows[:, header.end() :], "f (h w c) -> f h w c", h=height, w=width, c=3).copy()
+
+
+def stream_mp4(path: Path, start_seconds: float) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
+    """The frames of `path` from `start_seconds` on, one by one, for videos that memory does not hold.
+
+    Raises `VideoError` if it is damaged or no MP4.
+    """
+    _check_boxes(path)
+    source = ("-v", "error", "-nostdin", "-xerror", "-protocol_whitelist", "file")
+    seek = ("-ss", f"{start_seconds:.6f}") if start_seconds > 0 else ()
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            [_ffmpeg(), *source, *seek, "-i", str(path.absolute()), *_AS_PICTURES, "pipe:1"],
+            stdout=subprocess.PIPE,
+            stderr=log,
+        )
+        assert process.stdout is not None
+        try:
+            while (header := process.stdout.readline()) == b"P6\n":
+                width, height = (int(side) for side in process.stdout.readline().split())
+                process.stdout.readline()
+                pixels = process.stdout.read(height * width * 3)
+                if len(pixels) < height * width * 3:
+                    break
+                yield rearrange(np.frombuffer(pixels, np.uint8), "(h w c) -> h w c", h=height, w=width, c=3)
+            if process.wait() or header:
+                log.seek(0)
+                raise VideoError(f"{path}: expected a readable video: {_ffmpeg_reason(log.read(), process.returncode)}")
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
 
 
 def count_mp4(path: Path) -> tuple[int, float]:
@@ -59,13 +95,13 @@ class Mp4Sink:
     H.264 with 4:2:0 chroma (what browsers and QuickTime play), colours as BT.709, and the index first, for streaming.
     """
 
-    def __init__(self, path: Path, fps: float, size: tuple[int, int], crf: int) -> None:
+    def __init__(self, path: Path, fps: float, size: tuple[int, int], crf: int, threads: int) -> None:
         rate = str(Fraction(fps).limit_denominator(1001))
         command = [
-            *(_ffmpeg(), "-v", "error", "-y"),
+            *(_ffmpeg(), "-v", "error", "-y", "-filter_threads", str(threads)),
             *("-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{size[0]}x{size[1]}", "-r", rate, "-i", "pipe:0"),
             *("-vf", "scale=out_color_matrix=bt709:out_range=tv:flags=bicubic+accurate_rnd+full_chroma_inp"),
-            *("-c:v", "libx264", "-pix_fmt", "yuv420p", "-crf", str(crf)),
+            *("-c:v", "libx264", "-pix_fmt", "yuv420p", "-crf", str(crf), "-threads", str(threads)),
             *("-colorspace", "bt709", "-color_primaries", "bt709", "-color_trc", "bt709", "-color_range", "tv"),
             *("-movflags", "+faststart", "-f", "mp4", str(path.absolute())),
         ]
@@ -141,9 +177,10 @@ def _ffmpeg() -> str:
         raise VideoError("expected ffmpeg from imageio-ffmpeg or in IMAGEIO_FFMPEG_EXE, got none") from error
 
 
-def _ffmpeg_output(path: Path, *arguments: str) -> bytes:
+def _ffmpeg_output(path: Path, *arguments: str, threads: int = 0) -> bytes:
     """What ffmpeg makes of the video at `path`, on its standard output. Any damage ends it (-xerror)."""
-    source = ("-v", "error", "-nostdin", "-xerror", "-protocol_whitelist", "file", "-i", str(path.absolute()))
+    source = ("-v", "error", "-nostdin", "-xerror", "-protocol_whitelist", "file")
+    source = (*source, "-filter_threads", str(threads), "-threads", str(threads), "-i", str(path.absolute()))
     done = subprocess.run([_ffmpeg(), *source, *arguments, "pipe:1"], capture_output=True, check=False)
     if done.returncode:
         raise VideoError(f"{path}: expected a readable video: {_ffmpeg_reason(done.stderr, done.returncode)}")

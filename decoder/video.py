@@ -1,22 +1,26 @@
 """Frames to and from files. Everyone reads and writes MP4, GIF and PNG through here; only here are frames 8-bit."""
 
 import math
-import secrets
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import imageio.v3 as iio
 import numpy as np
-import torch
 from einops import rearrange
 from jaxtyping import UInt8
 
 from decoder.gif import GifSink, read_gif
-from decoder.mp4 import Mp4Sink, count_mp4, read_mp4
+from decoder.mp4 import Mp4Sink, count_mp4, read_mp4, stream_mp4
 from tokenizer.errors import OutputError, VideoError
-from tokenizer.types import Frames
+from tokenizer.files import temporary_name
+
+if TYPE_CHECKING:
+    # Only conversions need torch, and a process that records should not pay for importing it.
+    from tokenizer.types import Frames
 
 _READABLE = (".mp4", ".m4v", ".mov", ".gif")
 _WRITABLE = (".mp4", ".gif")
@@ -48,16 +52,29 @@ def probe_video(path: Path | str) -> VideoInfo:
     return VideoInfo(num_frames, fps, width=frames.shape[2], height=frames.shape[1])
 
 
-def read_video(path: Path | str, max_frames: int | None = None) -> UInt8[np.ndarray, "frames height width 3"]:
+def read_video(
+    path: Path | str, max_frames: int | None = None, threads: int = 0
+) -> UInt8[np.ndarray, "frames height width 3"]:
     """Read the frames of an MP4 or GIF, each stored frame once and in order, as RGB in [0, 255].
 
-    At most `max_frames` from the start, if given. Raises `VideoError` when the file is missing, damaged within what
-    is read, or not such a video.
+    At most `max_frames` from the start, if given. `threads` are the decoder's; 0 leaves it to choose.
+    Raises `VideoError` when the file is missing, damaged within what is read, or not such a video.
     """
     if max_frames is not None and max_frames < 1:
         raise VideoError(f"{path}: expected max_frames of at least 1, got {max_frames = }")
     path = _existing(path)
-    return read_gif(path, max_frames)[0] if path.suffix.lower() == ".gif" else read_mp4(path, max_frames)
+    return read_gif(path, max_frames)[0] if path.suffix.lower() == ".gif" else read_mp4(path, max_frames, threads)
+
+
+def stream_video(path: Path | str, start_seconds: float = 0.0) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
+    """Read the frames of an MP4 from a time on, one by one, as RGB in [0, 255]; for videos that memory does not hold.
+
+    Raises `VideoError` when the file is missing, damaged, or not such a video.
+    """
+    path = _existing(path)
+    if path.suffix.lower() == ".gif":
+        raise VideoError(f"{path}: expected an MP4 to read frame by frame, got a GIF")
+    return stream_mp4(path, start_seconds)
 
 
 def write_video(frames: UInt8[np.ndarray, "frames height width 3"], path: Path | str, fps: float) -> None:
@@ -78,7 +95,7 @@ def write_png_sequence(frames: UInt8[np.ndarray, "frames height width 3"], folde
     """
     folder = Path(folder)
     _check_stack(frames, str(folder))
-    unfinished = _temporary_name(folder)
+    unfinished = temporary_name(folder)
     try:
         unfinished.mkdir()
         for index, frame in enumerate(frames):
@@ -92,11 +109,13 @@ def write_png_sequence(frames: UInt8[np.ndarray, "frames height width 3"], folde
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def to_uint8(frames: Frames) -> UInt8[np.ndarray, "frames height width 3"]:
+def to_uint8(frames: "Frames") -> UInt8[np.ndarray, "frames height width 3"]:
     """Frames in [-1, 1] as 8-bit RGB, channels last: rounded to the nearest of 256 steps, clamped to [0, 255].
 
     Raises `VideoError` for values that are not finite.
     """
+    import torch
+
     frames = frames.detach().to("cpu", torch.float32)
     if not torch.isfinite(frames).all():
         raise VideoError("expected frames in [-1, 1], got values that are not finite")
@@ -104,8 +123,10 @@ def to_uint8(frames: Frames) -> UInt8[np.ndarray, "frames height width 3"]:
     return rearrange(steps, "f c h w -> f h w c").contiguous().numpy()
 
 
-def to_frames(frames: UInt8[np.ndarray, "frames height width 3"]) -> Frames:
+def to_frames(frames: UInt8[np.ndarray, "frames height width 3"]) -> "Frames":
     """8-bit RGB, channels last, as float32 frames in [-1, 1]: x / 127.5 - 1. `to_uint8` undoes it exactly."""
+    import torch
+
     _check_stack(frames, "frames")
     return torch.from_numpy(rearrange(frames, "f h w c -> f c h w").astype(np.float32, order="C")) / 127.5 - 1
 
@@ -117,19 +138,21 @@ class VideoWriter:
     nothing is left, and a file that had the name before is still there.
     """
 
-    def __init__(self, path: Path | str, fps: float, size: tuple[int, int], crf: int = 18) -> None:
+    def __init__(self, path: Path | str, fps: float, size: tuple[int, int], crf: int = 18, threads: int = 0) -> None:
         """Check that a video of this rate and size (width, height) can be stored in `path`; else `VideoError`.
 
         `crf` is H.264's constant rate factor, from 0 (lossless) over 18 (visually so,
-        trac.ffmpeg.org/wiki/Encode/H.264) to 51. GIF has none.
+        trac.ffmpeg.org/wiki/Encode/H.264) to 51. GIF has none. `threads` are the encoder's; 0 leaves it to choose by
+        the number of cores, on which the file's bytes then depend.
         """
         self._path = Path(path)
         self._fps = float(fps)
         self._size = size
         self._crf = crf
+        self._threads = threads
         self._num_frames = 0
         self._sink: Mp4Sink | GifSink | None = None
-        self._temporary_path = _temporary_name(self._path)
+        self._temporary_path = temporary_name(self._path)
         _check_storable(self._path, self._fps, size, crf)
 
     def __enter__(self) -> "VideoWriter":
@@ -138,7 +161,7 @@ class VideoWriter:
         if self._path.suffix.lower() == ".gif":
             self._sink = GifSink(self._temporary_path, self._fps)
         else:
-            self._sink = Mp4Sink(self._temporary_path, self._fps, self._size, self._crf)
+            self._sink = Mp4Sink(self._temporary_path, self._fps, self._size, self._crf, self._threads)
         return self
 
     def append(self, frame: UInt8[np.ndarray, "height width 3"]) -> None:
@@ -205,10 +228,6 @@ def _check_storable(path: Path, fps: float, size: tuple[int, int], crf: int) -> 
         raise VideoError(f"{path}: expected an even width and height for H.264 (4:2:0), got {width}x{height}")
     if not 0 <= crf <= 51:
         raise VideoError(f"{path}: expected crf from 0 to 51, got {crf = }")
-
-
-def _temporary_name(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
 def _reason(error: OSError) -> str:

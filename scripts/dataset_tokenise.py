@@ -1,6 +1,7 @@
 """Turn recorded driving into token files: `python scripts/dataset_tokenise.py data=... checkpoint=... output=...`.
 
-Settings: conf/dataset_tokenise.yaml.
+Settings: conf/dataset_tokenise.yaml. The same command goes on where it was stopped; with `accelerate launch` each
+process takes its share of the shards.
 """
 
 from pathlib import Path
@@ -12,21 +13,35 @@ from terra.cli import command
 
 
 def tokenise_splits(config: DictConfig) -> None:
-    """Encode each split and write its two files."""
+    """Encode each split shard by shard, then write its index."""
     values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    from terra.device import torch_device
-    from terra.training.data import load_driving
-    from terra.training.tokens import save_tokens, tokenise
+    from terra.device import torch_dtype
+    from terra.training.processes import start_processes
+    from terra.training.tokenise import FrameEncoder, finish_split, tokenise_split
     from tokenizer import LFQTokenizer
     from tokenizer.checkpoint import checkpoint_sha256, resolve_checkpoint
 
-    device = torch_device(values["device"])
-    folder = resolve_checkpoint(Path(values["checkpoint"]))
-    tokenizer, sha256 = LFQTokenizer.from_pretrained(folder).to(device), checkpoint_sha256(folder)
+    dtype, data, output = torch_dtype(values["dtype"]), Path(values["data"]), Path(values["output"])
+    processes = start_processes(values["device"])
+    checkpoint = resolve_checkpoint(Path(values["checkpoint"]))
+    tokenizer, sha256 = LFQTokenizer.from_pretrained(checkpoint), checkpoint_sha256(checkpoint)
+    encoder = FrameEncoder(tokenizer, processes.device, dtype, values["batch_size"], compiled=values["compile_model"])
     for split in values["splits"]:
-        driving = load_driving(Path(values["data"]), split, device=device, workers=values["workers"])
-        tokenised = tokenise(driving, tokenizer, sha256, batch_size=values["batch_size"])
-        save_tokens(tokenised, Path(values["output"]) / split)
+        tokenise_split(
+            data,
+            split,
+            output / split,
+            encoder,
+            sha256,
+            workers=values["workers"],
+            rank=processes.process_index,
+            num_processes=processes.num_processes,
+        )
+    # Once for all splits: a process that is done early would otherwise wait at every one.
+    processes.wait_for_everyone()
+    if processes.is_main_process:
+        for split in values["splits"]:
+            finish_split(data, split, output / split)
 
 
 if __name__ == "__main__":

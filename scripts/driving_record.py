@@ -1,8 +1,11 @@
-"""Record driving in procedural towns: `python scripts/driving_record.py output=data/town towns=8 workers=2`.
+"""Record driving in towns or on tracks: `python scripts/driving_record.py output=data/town towns=8 workers=2`.
 
-Settings: conf/record.yaml. The same command goes on with an interrupted recording.
+Settings: conf/record.yaml. The same command goes on with an interrupted recording. Exit code: 0 all that there was
+time for is recorded, 2 a setting is wrong or a place failed, 130 interrupted.
 """
 
+import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +19,34 @@ def record(config: DictConfig) -> None:
     values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     from decoder.camera import Camera
     from terra.errors import ConfigError
-    from terra.recording.record import RecordSettings, record_counterfactuals, record_drives
+    from terra.recording import record as recording
 
-    kind, num_context, maneuvers = (values.pop(name) for name in ("kind", "num_context", "maneuvers"))
-    camera = Camera.from_dict(values.pop("camera"))
-    output, (height, width) = Path(values.pop("output")), values.pop("image_size")
-    settings = RecordSettings(output=output, image_size=(height, width), camera=camera, **values)
-    if kind == "drives":
-        record_drives(settings)
-    elif kind == "counterfactuals":
-        record_counterfactuals(settings, num_context=num_context, maneuvers=maneuvers)
+    maneuvers, num_context = recording.parse_maneuvers(values["kind"], values["maneuvers"], values["num_context"])
+    assets = None if values["torcs_assets"] is None else Path(values["torcs_assets"])
+    if values["source"] != "torcs":
+        places = recording.town_places(values["split"], values["seed"], values["towns"])
+    elif assets is None:
+        raise ConfigError("torcs_assets: expected a folder of tracks for source=torcs, got null")
     else:
-        raise ConfigError(f"kind: expected drives or counterfactuals, got {kind!r}")
+        places = recording.track_places(values["split"], assets, values["tracks"])
+    height, width = values["image_size"]
+    settings = recording.RecordSettings(
+        **{name: values[name] for name in ("split", "source", "episodes_per_place", "frames_per_episode")},
+        output=Path(values["output"]),
+        places=places,
+        image_size=(height, width),
+        camera=Camera.from_dict(values["camera"]),
+        maneuvers=maneuvers,
+        num_context=num_context,
+        assets=assets,
+    )
+    try:
+        outcome = recording.record(settings, workers=values["workers"], max_seconds=values["max_seconds"])
+    except KeyboardInterrupt:
+        logging.getLogger(__name__).warning("interrupted: what is complete is kept; the same command goes on")
+        sys.exit(130)
+    if outcome.failed:
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,11 @@ import functools
 import os
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import hydra
 from hydra.errors import HydraException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from terra.config_files import config_dir, register_resolvers
@@ -24,6 +25,48 @@ def _generate(config: DictConfig) -> None:
     from rich.console import Console
 
     from terra.generate import run
+
+    run(config, Console(stderr=True))
+
+
+def train() -> None:
+    """`terra-train`: see `terra.training.world_model`."""
+    command("train_world_model", _train)
+
+
+def _train(config: DictConfig) -> None:
+    values = _plain(config)
+    from terra.training.world_model import run
+
+    run(values)
+
+
+def train_tokenizer() -> None:
+    """`terra-train-tokenizer`: see `terra.training.tokenizer`."""
+    command("train_tokenizer", _train_tokenizer)
+
+
+def _train_tokenizer(config: DictConfig) -> None:
+    values = _plain(config)
+    from terra.training.tokenizer import run
+
+    run(values)
+
+
+def _plain(config: DictConfig) -> Any:
+    """The settings as dictionaries and lists, none of them missing."""
+    return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+
+
+def evaluate() -> None:
+    """`terra-evaluate`: see `terra.evaluation.evaluate`."""
+    command("evaluate", _evaluate)
+
+
+def _evaluate(config: DictConfig) -> None:
+    from rich.console import Console
+
+    from terra.evaluation.evaluate import run
 
     run(config, Console(stderr=True))
 

@@ -1,23 +1,17 @@
-import importlib.util
-import json
 import math
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
 from decoder.camera import Camera, project
-from decoder.video import VideoWriter, read_video
-from terra.errors import ConfigError, DatasetError
-from terra.recording import list_episodes, load_episode
-from terra.recording.dataset import count_episodes, create_dataset, file_sha256, write_json, write_poses
+from terra.dataset.poses import NUM_FUTURE_POSES
+from terra.errors import ConfigError
 from terra.recording.drives import (
     COUNTERFACTUAL_MANEUVERS,
-    NUM_FUTURE_POSES,
-    Drive,
-    Poses,
+    Moment,
+    TownDrive,
     simulate_counterfactual,
     simulate_drive,
 )
@@ -28,7 +22,7 @@ from terra.recording.scene import build_scene, visible_cells
 from terra.recording.town import AVENUE, LANE_WIDTH, Edge
 from terra.recording.traffic import CAR_LENGTH, CAR_WIDTH, MAX_ACCELERATION, Traffic, follow
 from terra.recording.weather import WEATHER_SHARES, WEATHERS
-from terra.trajectory import Trajectory, load_trajectory
+from terra.trajectory import Trajectory
 
 CAMERA = Camera(fov_degrees=75.0, height_metres=1.4, pitch_radians=-0.03)
 SIZE = (72, 128)
@@ -41,14 +35,14 @@ def graph() -> LaneGraph:
 
 
 @pytest.fixture(scope="module", params=[(1, 0), (2, 1), (7, 0), (11, 1)], ids=str)
-def drive(request: pytest.FixtureRequest) -> tuple[LaneGraph, Drive]:
+def drive(request: pytest.FixtureRequest) -> tuple[LaneGraph, TownDrive]:
     town, episode = request.param
     graph = LaneGraph(plan_town(town))
     return graph, simulate_drive(graph, episode, 260)
 
 
 @pytest.fixture(scope="module")
-def futures(graph: LaneGraph) -> dict[str, Drive]:
+def futures(graph: LaneGraph) -> dict[str, TownDrive]:
     return {m: simulate_counterfactual(graph, 0, m, 80, NUM_CONTEXT) for m in COUNTERFACTUAL_MANEUVERS}
 
 
@@ -100,7 +94,7 @@ def test_crossing_turns_conflict_and_parallel_ones_do_not(graph: LaneGraph) -> N
 # Driving
 
 
-def test_poses_move_along_their_headings_by_their_speeds(drive: tuple[LaneGraph, Drive]) -> None:
+def test_poses_move_along_their_headings_by_their_speeds(drive: tuple[LaneGraph, TownDrive]) -> None:
     poses = drive[1].poses
     np.testing.assert_allclose(np.diff(poses.time), 0.1)
     moved = np.stack([np.diff(poses.x), np.diff(poses.y)])
@@ -115,14 +109,14 @@ def test_poses_move_along_their_headings_by_their_speeds(drive: tuple[LaneGraph,
     assert np.abs(np.diff(poses.speed)).max() <= 0.8 + 1e-9
 
 
-def test_every_frame_has_its_whole_future_path(drive: tuple[LaneGraph, Drive]) -> None:
+def test_every_frame_has_its_whole_future_path(drive: tuple[LaneGraph, TownDrive]) -> None:
     poses = drive[1].poses
     assert len(poses.time) == len(drive[1].cars) + NUM_FUTURE_POSES
     trajectory = Trajectory.from_poses(poses.time, np.stack([poses.x, poses.y], 1), poses.heading, fps=10.0)
     assert trajectory.num_frames >= len(drive[1].cars)
 
 
-def test_the_car_keeps_to_the_right_of_the_centre_line(drive: tuple[LaneGraph, Drive]) -> None:
+def test_the_car_keeps_to_the_right_of_the_centre_line(drive: tuple[LaneGraph, TownDrive]) -> None:
     graph, poses = drive[0], drive[1].poses
     checked = 0
     for edge in graph.town.edges:
@@ -141,16 +135,34 @@ def test_the_car_keeps_to_the_right_of_the_centre_line(drive: tuple[LaneGraph, D
     assert checked > 60
 
 
-def test_no_cars_ever_overlap(drive: tuple[LaneGraph, Drive]) -> None:
+def test_no_cars_ever_overlap(drive: tuple[LaneGraph, TownDrive]) -> None:
     assert _overlaps(drive[1]) == []
 
 
 def test_drives_are_varied() -> None:
     drives = [simulate_drive(LaneGraph(plan_town(seed)), 0, 200) for seed in range(12)]
     events = {what for drive in drives for _, what in drive.events}
-    assert events >= {"left", "right", "straight", "stop", "hard_brake"}
+    assert events >= {"left", "right", "straight", "stop", "start", "hard_brake"}
     assert any(what.startswith("swerve") for what in events)
     assert any(what.startswith("lane_change") for what in events)
+    turns = [sum(what == turn for drive in drives for _, what in drive.events) for turn in ("left", "right")]
+    assert sum(turns) > sum(what == "straight" for drive in drives for _, what in drive.events)
+    assert 0 < sum(drive.poses.speed[0] == 0 for drive in drives) < len(drives) / 2
+
+
+def test_stops_and_starts_alternate_and_say_what_the_speed_does() -> None:
+    checked = 0
+    for seed in range(6):
+        drive = simulate_drive(LaneGraph(plan_town(seed)), 1, 300)
+        changes = [(frame, what) for frame, what in drive.events if what in ("stop", "start")]
+        standing = drive.poses.speed[0] < 0.1
+        for frame, what in changes:
+            assert what == ("start" if standing else "stop")
+            speeds = drive.poses.speed[frame : frame + 2]
+            assert speeds[1] > speeds[0] if what == "start" else speeds[1] < 0.1
+            standing = not standing
+        checked += len(changes)
+    assert checked > 5
 
 
 def test_equal_seeds_drive_equally(graph: LaneGraph) -> None:
@@ -159,6 +171,7 @@ def test_equal_seeds_drive_equally(graph: LaneGraph) -> None:
     for name, values in asdict(first.poses).items():
         np.testing.assert_array_equal(values, getattr(second.poses, name))
     np.testing.assert_array_equal(first.cars, second.cars)
+    np.testing.assert_array_equal(first.pedestrians, second.pedestrians)
     assert not np.array_equal(first.poses.x, other.poses.x)
 
 
@@ -189,12 +202,13 @@ def test_no_car_enters_a_closed_junction(graph: LaneGraph) -> None:
 # Several futures of one start
 
 
-def test_futures_share_their_context_and_all_other_cars(futures: dict[str, Drive]) -> None:
+def test_futures_share_their_context_and_all_other_cars(futures: dict[str, TownDrive]) -> None:
     first = futures["left"]
     for future in futures.values():
         for name, values in asdict(first.poses).items():
             np.testing.assert_array_equal(values[:NUM_CONTEXT], getattr(future.poses, name)[:NUM_CONTEXT])
         np.testing.assert_array_equal(first.cars, future.cars)
+        np.testing.assert_array_equal(first.pedestrians, future.pedestrians)
     apart = futures["left"].poses.heading[-1] - futures["right"].poses.heading[-1]
     assert math.degrees(apart) == pytest.approx(180, abs=15)
 
@@ -242,93 +256,7 @@ def test_weather_shares_cover_every_weather() -> None:
     assert sum(WEATHER_SHARES.values()) == pytest.approx(1)
 
 
-# The dataset on disk
-
-
-@pytest.fixture
-def dataset(tmp_path: Path) -> Path:
-    create_dataset(tmp_path, (16, 32), CAMERA, seed=0)
-    for name in ("train_000000_00", "held_out_900000_00"):
-        folder = tmp_path / "episodes" / name
-        folder.mkdir()
-        with VideoWriter(folder / "video.mp4", fps=10.0, size=(32, 16)) as writer:
-            for k in range(4):
-                writer.append(np.full((16, 32, 3), 40 * k, np.uint8))
-        time = np.arange(4 + NUM_FUTURE_POSES) / 10
-        write_poses(folder / "poses.npz", Poses(time, 5 * time, 0 * time, 0 * time, 0 * time + 5))
-        facts = {"id": name, "split": name.rsplit("_", 2)[0], "town_seed": 0, "weather": "day", "num_frames": 4}
-        facts |= {"fps": 10.0, "image_size": [16, 32], "events": [[2, "left"]]}
-        facts["sha256"] = {file: file_sha256(folder / file) for file in ("video.mp4", "poses.npz")}
-        write_json(folder / "episode.json", facts)
-    return tmp_path
-
-
-def test_an_episode_comes_back_as_it_was_written(dataset: Path) -> None:
-    assert count_episodes(dataset) == 2
-    assert [path.name for path in list_episodes(dataset)] == ["held_out_900000_00", "train_000000_00"]
-    (folder,) = list_episodes(dataset, "train")
-    episode = load_episode(folder)
-    assert (episode.id, episode.split, episode.num_frames, episode.fps) == ("train_000000_00", "train", 4, 10.0)
-    assert (episode.image_size, episode.events, episode.maneuver) == ((16, 32), ((2, "left"),), None)
-    np.testing.assert_array_equal(episode.poses.x, 5 * np.arange(34) / 10)
-    assert len(read_video(episode.video)) == 4
-    assert not list(dataset.rglob("*.tmp"))
-
-
-@pytest.mark.parametrize("name", ["video.mp4", "poses.npz"])
-def test_a_damaged_file_is_detected(dataset: Path, name: str) -> None:
-    path = list_episodes(dataset, "train")[0] / name
-    damaged = bytearray(path.read_bytes())
-    damaged[len(damaged) // 2] ^= 1
-    path.write_bytes(damaged)
-    with pytest.raises(DatasetError, match=f"{name}: expected the file with SHA-256"):
-        load_episode(path.parent)
-    path.unlink()
-    with pytest.raises(DatasetError, match=f"{name}: expected a file"):
-        load_episode(path.parent)
-
-
-def test_facts_that_do_not_fit_are_refused(dataset: Path) -> None:
-    folder = list_episodes(dataset, "train")[0]
-    path = folder / "episode.json"
-    facts = json.loads(path.read_text())
-    path.write_text(json.dumps(facts | {"num_frames": 5}))
-    with pytest.raises(DatasetError, match="time: expected 35 finite float64 numbers"):
-        load_episode(folder)
-    path.write_text(json.dumps({key: value for key, value in facts.items() if key != "weather"}))
-    with pytest.raises(DatasetError, match="weather: expected"):
-        load_episode(folder)
-    path.write_text("{")
-    with pytest.raises(DatasetError, match="expected JSON"):
-        load_episode(folder)
-
-
-def test_missing_datasets_and_splits_are_named(dataset: Path, tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=r"split validation, got \['train', 'held_out'\]"):
-        list_episodes(dataset, "validation")
-    with pytest.raises(DatasetError, match=r"dataset.json: expected a file"):
-        list_episodes(tmp_path / "nowhere")
-    write_json(dataset / "dataset.json", {"format": "terra-driving", "version": 2})
-    with pytest.raises(DatasetError, match="expected terra-driving version 1, got terra-driving 2"):
-        list_episodes(dataset)
-
-
-def test_a_dataset_of_other_frames_is_not_added_to(dataset: Path) -> None:
-    create_dataset(dataset, (16, 32), CAMERA, seed=7)
-    with pytest.raises(DatasetError, match="image_size"):
-        create_dataset(dataset, (32, 32), CAMERA, seed=0)
-    with pytest.raises(DatasetError, match="camera"):
-        create_dataset(dataset, (16, 32), replace(CAMERA, fov_degrees=60.0), seed=0)
-
-
 # Rendering
-
-
-def _settings(output: Path, **changes: object):
-    from terra.recording.record import RecordSettings
-
-    values = {"split": "train", "towns": 1, "episodes_per_town": 2, "frames_per_episode": 8, "image_size": SIZE}
-    return RecordSettings(**(values | {"output": output, "camera": CAMERA, "workers": 1, "seed": 0} | changes))
 
 
 @pytest.fixture(scope="module")
@@ -345,113 +273,45 @@ def renderer(graph: LaneGraph):
 
 
 def test_frames_are_reproducible_and_the_road_is_grey(renderer, graph: LaneGraph) -> None:
-    from terra.recording.record import render_drive
     from terra.recording.renderer import Renderer
 
     drive = simulate_drive(graph, 0, 3)
-    frames = np.stack(list(render_drive(renderer, drive, "day")))
+    frames = np.stack([renderer.render(WEATHERS["day"], drive.moment(k)) for k in range(3)])
     again = Renderer(SIZE, CAMERA)
     again.load(graph.town)
-    np.testing.assert_array_equal(frames, np.stack(list(render_drive(again, drive, "day"))))
+    for k, frame in enumerate(frames):
+        np.testing.assert_array_equal(frame, again.render(WEATHERS["day"], drive.moment(k)))
     assert frames.shape == (3, *SIZE, 3)
     road = frames[:, -14:-10, 40:60].reshape(-1, 3).astype(int)
     assert np.ptp(np.median(road, axis=0)) < 20
     assert 50 < np.median(road) < 150
     sky = frames[:, :4].reshape(-1, 3).astype(int).mean(axis=0)
     assert sky[2] > sky[0]
-    night = next(render_drive(renderer, drive, "night"))
+    night = renderer.render(WEATHERS["night"], drive.moment(0))
     assert night.mean() < 0.6 * frames[0].mean()
 
 
-def test_a_car_is_drawn_where_the_camera_projects_it(renderer, graph: LaneGraph) -> None:
-    x, y, heading = graph.poses(np.array([0]), np.array([20.0]))[0]
-    nobody, someone = np.zeros(0, int), np.zeros(1, int)
-    empty = renderer.render(WEATHERS["day"], (x, y, heading), np.zeros((0, 4)), nobody, nobody)
+@pytest.mark.parametrize("what", ["car", "person"])
+def test_who_is_there_is_drawn_where_the_camera_projects_it(renderer, graph: LaneGraph, what: str) -> None:
+    x, y, heading = pose = tuple(graph.poses(np.array([0]), np.array([20.0]))[0].tolist())
+    none, one = np.zeros(0, int), np.zeros(1, int)
     for ahead, left in ((10.0, 0.0), (12.0, 3.0), (15.0, -3.0)):
         place = x + ahead * math.cos(heading) - left * math.sin(heading)
-        car = [place, y + ahead * math.sin(heading) + left * math.cos(heading), heading, 0.0]
-        full = renderer.render(WEATHERS["day"], (x, y, heading), np.array([car]), someone, someone)
-        changed = np.abs(full.astype(int) - empty).max(axis=-1) > 40
-        rows, columns = np.nonzero(changed)
-        rear = project(np.array([[ahead - 2.2, left]]), CAMERA, SIZE[::-1])[0]
-        assert abs(columns.mean() - rear[0]) < 5
-        assert abs(rows.max() - rear[1]) < 4
+        there = np.array([[place, y + ahead * math.sin(heading) + left * math.cos(heading), heading, 0.0]])
+        nobody = (np.zeros((0, 4)), none)
+        if what == "car":
+            shown, nearest = Moment(pose, there, one, one, *nobody, np.zeros(0, bool)), ahead - 2.2
+        else:
+            shown, nearest = Moment(pose, *nobody, none, there, one, np.zeros(1, bool)), ahead
+        empty = renderer.render(WEATHERS["day"], Moment(pose, *nobody, none, *nobody, np.zeros(0, bool)))
+        full = renderer.render(WEATHERS["day"], shown)
+        rows, columns = np.nonzero(np.abs(full.astype(int) - empty).max(axis=-1) > 15)
+        foot = project(np.array([[nearest, left]]), CAMERA, (SIZE[1], SIZE[0]))[0]
+        assert abs(columns.mean() - foot[0]) < 5
+        assert abs(rows.max() - foot[1]) < 4
 
 
-def test_recording_resumes_and_repeats_itself_exactly(renderer, tmp_path: Path) -> None:
-    from terra.recording.record import record_drives
-
-    settings = _settings(tmp_path / "town")
-    assert record_drives(settings) == 2
-    folders = list_episodes(settings.output, "train")
-    assert [path.name for path in folders] == ["train_000000_00", "train_000000_01"]
-    for folder in folders:
-        episode = load_episode(folder)
-        assert read_video(episode.video).shape == (8, *SIZE, 3)
-        assert len(episode.poses.time) == 38
-    before = {path: path.read_bytes() for path in settings.output.rglob("*") if path.is_file()}
-    stamps = {path: path.stat().st_mtime_ns for path in before if path.parent.name.endswith("_00")}
-    (folders[1] / "episode.json").unlink()
-    (folders[1] / "video.mp4").write_bytes(b"cut off")
-    assert record_drives(settings) == 1
-    assert record_drives(settings) == 0
-    assert {path: path.read_bytes() for path in settings.output.rglob("*") if path.is_file()} == before
-    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
-
-
-def test_recorded_futures_share_their_context_frames(renderer, tmp_path: Path) -> None:
-    from terra.recording.record import record_counterfactuals
-
-    settings = _settings(tmp_path / "futures", episodes_per_town=1, split="held_out")
-    assert record_counterfactuals(settings, num_context=3, maneuvers=("left", "stop")) == 2
-    left, stop = (load_episode(path) for path in list_episodes(settings.output, "held_out"))
-    assert (left.maneuver, stop.maneuver, left.group) == ("left", "stop", stop.group)
-    assert left.weather == stop.weather
-    for name in ("frame_0000.png", "frame_0002.png"):
-        one, other = (episode.video.parent / "context" / name for episode in (left, stop))
-        assert one.read_bytes() == other.read_bytes()
-    assert not (left.video.parent / "context" / "frame_0003.png").exists()
-    trajectory = load_trajectory(left.video.parent / "trajectory.json")
-    assert trajectory.num_frames >= 8
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"split": "test"}, "split: expected one of"),
-        ({"towns": 0}, "towns: expected a whole number"),
-        ({"workers": 1.5}, "workers: expected a whole number"),
-        ({"image_size": (143, 256)}, "image_size: expected even"),
-        ({"seed": -1}, "seed: expected"),
-    ],
-)
-def test_bad_settings_are_refused(renderer, tmp_path: Path, changes: dict, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        _settings(tmp_path, **changes)
-
-
-def test_the_script_and_its_configuration_agree(renderer, tmp_path: Path) -> None:
-    from hydra import compose, initialize_config_dir
-
-    from terra.config_files import config_dir
-
-    path = Path(__file__).resolve().parent.parent / "scripts" / "driving_record.py"
-    spec = importlib.util.spec_from_file_location("driving_record", path)
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    overrides = [f"output={tmp_path / 'town'}", "towns=1", "episodes_per_town=1", "frames_per_episode=3"]
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        config = compose("record", [*overrides, "image_size=[36,64]"])
-        films = compose("record", [*overrides, "kind=films"])
-    with pytest.raises(ConfigError, match="kind: expected drives or counterfactuals, got 'films'"):
-        script.record(films)
-    script.record(config)
-    assert load_episode(list_episodes(tmp_path / "town")[0]).image_size == (36, 64)
-
-
-def _overlaps(drive: Drive) -> list[tuple[int, int, int]]:
+def _overlaps(drive: TownDrive) -> list[tuple[int, int, int]]:
     """(frame, car, car) of bodies that intersect, by the separating axis theorem; the last car is the recorded one."""
     found = []
     for frame, cars in enumerate(drive.cars):

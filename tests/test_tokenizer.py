@@ -420,7 +420,7 @@ def test_training_reduces_the_loss_and_total_is_the_weighted_sum():
     optimizer = torch.optim.Adam(tokenizer.parameters(), lr=2e-3)
     history = []
     for _ in range(20):
-        parts = tokenizer_loss(tokenizer, frames, weights)
+        parts = tokenizer_loss(*tokenizer(frames), frames, tokenizer.config.quantizer_config, weights)
         optimizer.zero_grad()
         parts["total"].backward()
         optimizer.step()
@@ -436,7 +436,7 @@ def test_training_reduces_the_loss_and_total_is_the_weighted_sum():
 
 def test_only_the_total_carries_gradients_and_usage_counts_ids(small):
     frames = random_frames(1).expand(2, -1, -1, -1)
-    parts = tokenizer_loss(small, frames, LossWeights())
+    parts = tokenizer_loss(*small(frames), frames, small.config.quantizer_config, LossWeights())
     assert [name for name, value in parts.items() if value.requires_grad] == ["total"]
     distinct = small.encode(frames).unique().numel()
     assert parts["codebook_usage"].item() == pytest.approx(distinct / 256)
@@ -445,8 +445,8 @@ def test_only_the_total_carries_gradients_and_usage_counts_ids(small):
 def test_loss_under_bfloat16_autocast_is_float32_and_close(small):
     frames = random_frames(1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        parts = tokenizer_loss(small, frames, LossWeights(temperature=1.0))
-    plain = tokenizer_loss(small, frames, LossWeights(temperature=1.0))
+        parts = tokenizer_loss(*small(frames), frames, small.config.quantizer_config, LossWeights(temperature=1.0))
+    plain = tokenizer_loss(*small(frames), frames, small.config.quantizer_config, LossWeights(temperature=1.0))
     assert {value.dtype for value in parts.values()} == {torch.float32}
     assert parts["sample_entropy"].item() == pytest.approx(plain["sample_entropy"].item(), rel=0.02)
     parts["total"].backward()

@@ -133,13 +133,38 @@ def test_token_zero_has_its_embedding(model):
 
 def test_loss_is_on_image_tokens_only(model):
     ids, actions = random_batch(3)
-    output = model(input_ids=ids, actions=actions, labels=ids)
-    logits, targets = output.logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
+    loss = model(input_ids=ids, actions=actions, labels=ids).loss
+    logits = model(input_ids=ids, actions=actions).logits[:, :-1, :64].flatten(0, 1)
     image = (torch.arange(1, ids.shape[1]) % BLOCK < ROWS * COLS).repeat(2)
-    torch.testing.assert_close(output.loss, F.cross_entropy(logits[image], targets[image]))
+    torch.testing.assert_close(loss, F.cross_entropy(logits[image], ids[:, 1:].flatten()[image]))
     changed = ids.clone()
     changed[:, torch.arange(ids.shape[1]) % BLOCK >= ROWS * COLS] = 1
-    assert torch.equal(model(input_ids=ids, actions=actions, labels=changed).loss, output.loss)
+    assert torch.equal(model(input_ids=ids, actions=actions, labels=changed).loss, loss)
+
+
+@torch.no_grad()
+def test_predicting_states_are_those_before_the_tokens(model):
+    ids, actions = random_batch(3)
+    logits = model(input_ids=ids, actions=actions).logits[..., :64]
+    states = model.predicting_states(ids, actions)
+    assert states.shape == (2, 3, ROWS * COLS, 128)
+    assert not states[:, 0, 0].any()
+    for frame, token in ((0, 1), (1, 0), (2, 5)):
+        predicted = model.image_logits(states[:, frame, token])
+        torch.testing.assert_close(predicted, logits[:, frame * BLOCK + token - 1])
+
+
+def test_training_needs_whole_blocks_actions_and_an_attention_that_knows_what_is_causal(model):
+    ids, actions = random_batch(2)
+    with pytest.raises(ValueError, match="input_ids: expected whole blocks of 18, got a length of 35"):
+        model(input_ids=ids[:, :-1], actions=actions, labels=ids[:, :-1])
+    with pytest.raises(ValueError, match="actions: expected those of all slots with labels, got none"):
+        model(input_ids=ids, labels=ids)
+    with pytest.raises(ValueError, match=r"actions: expected \(2, 6\) steps and slots, got \(1, 6\)"):
+        model(input_ids=ids, actions=actions[:, :1], labels=ids)
+    model.set_attn_implementation("eager")
+    with pytest.raises(ValueError, match="attention: expected sdpa for training, got 'eager'"):
+        model(input_ids=ids, actions=actions, labels=ids)
 
 
 def test_gradients_reach_every_parameter(model):

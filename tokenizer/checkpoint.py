@@ -7,9 +7,8 @@ import hashlib
 import json
 import math
 import operator
-import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tokenizer import files
 from tokenizer.errors import CheckpointError, OutputError
+from tokenizer.files import file_sha256, make_folder, replacing, write_json as write_json
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
@@ -61,17 +62,7 @@ def resolve_checkpoint(path_or_hub_id: str | Path, subfolder: str | None = None,
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises CheckpointError naming the file, and the line of a syntax error."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise CheckpointError(f"{path}, line {error.lineno}: expected JSON, got: {error.msg}") from None
-    except UnicodeDecodeError as error:
-        raise CheckpointError(f"{path}: expected UTF-8 text, got another byte at offset {error.start}") from None
-    except OSError as error:
-        raise CheckpointError(f"{path}: expected a readable file, got: {error.strerror}") from None
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, got a {type(content).__name__}")
-    return content
+    return files.read_json(path, CheckpointError)
 
 
 def read_layout(folder: Path) -> Layout:
@@ -136,25 +127,20 @@ def checkpoint_sha256(folder: Path) -> str:
     """One hash of config.json and the weight files: of their names and SHA-256s, sorted by name, in hexadecimal."""
     total = hashlib.sha256()
     for path in sorted([folder / CONFIG_NAME, *_weight_files(folder)]):
-        try:
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise CheckpointError(f"{path}: expected a readable file, got: {error.strerror}") from None
+        digest = file_sha256(path, CheckpointError)
         total.update(f"{digest}  {path.name}\n".encode())
     return total.hexdigest()
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write an object as indented JSON, at once. Raises OutputError."""
-    text = json.dumps(content, indent=2) + "\n"
-    _write_at_once(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-
-
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors as one safetensors file without metadata, at once. Raises OutputError."""
+    """Write tensors as one safetensors file without metadata, at once; missing folders are made. Raises OutputError."""
     plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    _write_at_once(path, lambda temporary: save_file(plain, temporary))
+    make_folder(path.parent)
+    with replacing(path) as temporary:
+        try:
+            save_file(plain, temporary)
+        except SafetensorError as error:
+            raise OutputError(f"{path}: expected a writable file, got: {_first_line(error)}") from error
 
 
 def _download(hub_id: str, subfolder: str | None, revision: str | None) -> Path:
@@ -258,19 +244,6 @@ def _check_header(path: Path, header: Any, num_data_bytes: int) -> Layout:
     if covered != num_data_bytes:
         raise CheckpointError(f"{path}: expected {covered} bytes of tensor data, got {num_data_bytes}")
     return layout
-
-
-def _write_at_once(path: Path, write: Callable[[Path], object]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            write(temporary)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except (OSError, SafetensorError) as error:
-        raise OutputError(f"{path}: expected a writable file, got: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:

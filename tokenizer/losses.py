@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from tokenizer.model import LFQTokenizer
+from tokenizer.config import QuantizerConfig
 from tokenizer.quantizer import quantize, tokens_from_signs
 from tokenizer.types import Frames
 
@@ -129,16 +129,16 @@ def reconstruction_loss(
     return ReconstructionTerms(pixel_weight * pixel + gradient_weight * gradient, pixel, gradient)
 
 
-def tokenizer_loss(model: LFQTokenizer, frames: Frames, weights: LossWeights) -> dict[str, Tensor]:
-    """One training step's objective on frames in [-1, 1] of any size that divides into tokens.
+def tokenizer_loss(
+    reconstruction: Frames, z: PreQuantised, frames: Frames, quantizer: QuantizerConfig, weights: LossWeights
+) -> dict[str, Tensor]:
+    """One training step's objective from what `LFQTokenizer.forward` made of `frames` in [-1, 1].
 
     Returns scalars: `total`, the only one that carries gradients, and for logging, unweighted, `pixel`, `gradient`,
     `sample_entropy` and `batch_entropy` (nats), `commitment`, and `codebook_usage` in (0, 1]: the distinct ids of the
     batch as a fraction of the most there could be, which is its number of tokens or the codebook's size.
     """
-    output, z = model(frames)
-    quantizer = model.config.quantizer_config
-    reconstruction = reconstruction_loss(output, frames, pixel_weight=weights.pixel, gradient_weight=weights.gradient)
+    terms = reconstruction_loss(reconstruction, frames, pixel_weight=weights.pixel, gradient_weight=weights.gradient)
     entropy = lfq_entropy_loss(
         z,
         temperature=weights.temperature,
@@ -147,13 +147,13 @@ def tokenizer_loss(model: LFQTokenizer, frames: Frames, weights: LossWeights) ->
     )
     commitment = commitment_loss(z)
     tokens = tokens_from_signs(z.detach(), quantizer.bit_order)
-    num_possible = min(tokens.numel(), model.codebook_size)
+    num_possible = min(tokens.numel(), quantizer.codebook_size)
     # Not `unique`, whose size the host would have to wait for.
-    used = torch.zeros(model.codebook_size, dtype=torch.bool, device=z.device).scatter_(0, tokens.flatten(), True)
-    total = reconstruction.loss + weights.entropy * entropy.loss + weights.commitment * commitment
+    used = torch.zeros(quantizer.codebook_size, dtype=torch.bool, device=z.device).scatter_(0, tokens.flatten(), True)
+    total = terms.loss + weights.entropy * entropy.loss + weights.commitment * commitment
     logged = {
-        "pixel": reconstruction.pixel,
-        "gradient": reconstruction.gradient,
+        "pixel": terms.pixel,
+        "gradient": terms.gradient,
         "sample_entropy": entropy.per_sample,
         "batch_entropy": entropy.batch,
         "commitment": commitment,

@@ -1,11 +1,7 @@
-"""Records driving in a procedural town: video with exact poses, varied drives, and several futures of one start.
+"""Records driving: video with exact poses, varied drives, and several futures of one start.
 
-    plan_town -> LaneGraph -> simulate_drive -> Renderer.render -> episodes on disk
-    (town.py)   (lanes.py)   (drives.py)        (renderer.py)      (record.py, dataset.py)
+    SceneSource.simulate -> Drive -> SceneSource.render -> frames -> a shard of a dataset
+    (source.py; a town, a race track)                                (record.py, terra.dataset)
 
-Only `renderer` and `record` need moderngl (the extra `record`), so those are imported from their own modules.
+Only rendering needs moderngl (the extra `record`).
 """
-
-from terra.recording.dataset import Episode, list_episodes, load_episode
-
-__all__ = ["Episode", "list_episodes", "load_episode"]

@@ -7,6 +7,14 @@ import numpy as np
 
 # Metres that a swerve leaves the lane's centre by; the car stays inside its lane.
 SWERVE_OFFSET = 0.8
+# Most that it leaves the centre by in junctions.
+JUNCTION_OFFSET = 0.4
+# Going straight on is drawn so much less often than each turn that the junction offers.
+STRAIGHT_WEIGHT = 0.5
+# How often a driver is in no hurry.
+SLOW_SHARE = 0.12
+# m/s^2, to come to rest on the way.
+REST_BRAKING = 2.0
 
 
 @dataclass(frozen=True)
@@ -58,52 +66,68 @@ class ScriptedBehaviour:
 
 
 class RandomBehaviour:
-    """Varied driving: cruising at 4 to 14 m/s, wandering in the lane, swerves, hard braking, stops at crosswalks.
+    """Varied driving: 2 to 14 m/s, wandering in the lane, swerves, hard braking, stops at lines and on the way.
 
-    `events` collects (step, what) of what was done on purpose: swerve_left, swerve_right, hard_brake.
+    `starts_at_rest` tells whether the car should stand at first. `events` collects (step, what) of what was done on
+    purpose: swerve_left, swerve_right, hard_brake.
     """
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
         self.events: list[tuple[int, str]] = []
+        self.starts_at_rest = bool(rng.random() < 0.2)
+        self._wanders = bool(rng.random() < 0.3)
         self._speed, self._speed_until = 0.0, 0
         self._offset, self._offset_until = 0.0, 0
         self._swerve, self._swerve_until = 0.0, 0
         self._braking, self._braking_until = 0.0, 0
         self._lane, self._maneuver = -1, ""
         self._stop_steps = 0
+        self._rest_steps = int(rng.integers(5, 30)) if self.starts_at_rest else 0
 
     def wish(self, step: int, road: RoadAhead) -> Wish:
         """Drawn from the seed; intentions last for seconds."""
         rng = self._rng
         if road.lane != self._lane and road.to_line > 0:
             self._lane = road.lane
-            if self._maneuver not in road.options or rng.random() < 0.8:
-                self._maneuver = road.options[int(rng.integers(len(road.options)))]
-            self._stop_steps = int(rng.integers(8, 30)) if rng.random() < 0.2 else 0
+            weights = np.array([STRAIGHT_WEIGHT if option == "straight" else 1.0 for option in road.options])
+            self._maneuver = str(rng.choice(road.options, p=weights / weights.sum()))
+            self._stop_steps = int(rng.integers(10, 50)) if rng.random() < 0.12 else 0
         if step >= self._speed_until:
-            self._speed, self._speed_until = float(rng.uniform(4.0, 14.0)), step + int(rng.integers(50, 130))
+            slow = rng.random() < SLOW_SHARE
+            self._speed = float(rng.uniform(2.0, 6.0) if slow else rng.uniform(9.0, 14.0))
+            self._speed_until = step + int(rng.integers(20, 50) if slow else rng.integers(50, 130))
         if step >= self._offset_until:
-            self._offset = float(np.clip(rng.normal(0.0, 0.2), -0.5, 0.5))
-            self._offset_until = step + int(rng.integers(20, 70))
+            self._offset, self._offset_until = self._draw_offset(step)
         self._surprise(step, road)
         if self._stop_steps and road.speed < 0.1 and road.to_line < 4.0:
             self._stop_steps -= 1
-        swerving, braking = step < self._swerve_until, step < self._braking_until
+        if self._rest_steps and road.speed < 0.1:
+            self._rest_steps -= 1
+        swerving = step < self._swerve_until
         offset = self._swerve if swerving else self._offset
-        return Wish(
-            self._speed, offset, self._braking if braking else 0.0, self._maneuver, stop_at_line=self._stop_steps > 0
-        )
+        # Turns leave less room than lanes do.
+        offset = offset if road.to_line > 10.0 else min(JUNCTION_OFFSET, max(-JUNCTION_OFFSET, offset))
+        braking = self._braking if step < self._braking_until else REST_BRAKING if self._rest_steps else 0.0
+        return Wish(self._speed, offset, braking, self._maneuver, stop_at_line=self._stop_steps > 0)
+
+    def _draw_offset(self, step: int) -> tuple[float, int]:
+        rng = self._rng
+        if self._wanders:
+            return float(np.clip(rng.normal(0.0, 0.45), -0.6, 0.6)), step + int(rng.integers(10, 35))
+        return float(np.clip(rng.normal(0.0, 0.15), -0.4, 0.4)), step + int(rng.integers(20, 70))
 
     def _surprise(self, step: int, road: RoadAhead) -> None:
-        rng, calm = self._rng, step >= max(self._swerve_until, self._braking_until)
+        rng, calm = self._rng, step >= max(self._swerve_until, self._braking_until) and not self._rest_steps
         draw = rng.random()
-        if not calm or road.speed < 5.0 or road.to_line < 15.0:
+        if not calm or road.speed < 4.0 or road.to_line < 15.0:
             return
-        if draw < 0.008:
+        if draw < 0.012:
             side = 1 if rng.random() < 0.5 else -1
             self._swerve, self._swerve_until = side * SWERVE_OFFSET, step + int(rng.integers(8, 18))
             self.events.append((step, "swerve_left" if side > 0 else "swerve_right"))
-        elif draw < 0.014:
+        elif draw < 0.016:
             self._braking, self._braking_until = float(rng.uniform(3.0, 5.0)), step + int(rng.integers(5, 13))
             self.events.append((step, "hard_brake"))
+        elif draw < 0.0175:
+            self._rest_steps = int(rng.integers(10, 50))

@@ -1,79 +1,113 @@
 """Whole drives without graphics: the recorded car among traffic, and several futures of one start."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
+from terra.dataset.poses import NUM_FUTURE_POSES, Poses
 from terra.recording.behaviour import RandomBehaviour, ScriptedBehaviour
 from terra.recording.driving import FRONT_AHEAD, MIDDLE_AHEAD, Driver, OpenJunctions
 from terra.recording.lanes import MANEUVERS, LaneGraph
+from terra.recording.pedestrians import Pedestrians, Walkways
 from terra.recording.traffic import STEP_SECONDS, Occupant, Traffic
 
 FPS = 10.0
-# Poses that a drive has beyond its last frame, so that every frame knows its next 3 seconds.
-NUM_FUTURE_POSES = 30
 # One moving car for so many metres of lane.
-METRES_PER_CAR = 110.0
+METRES_PER_CAR = 140.0
 COUNTERFACTUAL_MANEUVERS = (*MANEUVERS, "stop")
 # Metres between the front bumper and the stop line when the futures of one start part.
 DECISION_DISTANCE = 8.0
 
 
-@dataclass(frozen=True)
-class Poses:
-    """One pose each 0.1 s: `time` (s), `x`, `y` (m), `heading` (rad, counter-clockwise from +x), `speed` (m/s)."""
+@dataclass(frozen=True, eq=False)
+class Moment:
+    """All that a frame shows beside the town: the recorded car's `pose` (x, y, heading); for each other car [x, y,
+    heading, braking (0 or 1)], its model and its color; for each pedestrian [x, y, heading, walk phase in [0, 1)], the
+    number of the clothes, and whether the sidewalk raises the pedestrian."""
 
-    time: Float[np.ndarray, " poses"]
-    x: Float[np.ndarray, " poses"]
-    y: Float[np.ndarray, " poses"]
-    heading: Float[np.ndarray, " poses"]
-    speed: Float[np.ndarray, " poses"]
+    pose: tuple[float, float, float]
+    cars: Float[np.ndarray, "cars 4"]
+    models: Int[np.ndarray, " cars"]
+    colors: Int[np.ndarray, " cars"]
+    pedestrians: Float[np.ndarray, "pedestrians 4"]
+    clothes: Int[np.ndarray, " pedestrians"]
+    raised: Bool[np.ndarray, " pedestrians"]
 
 
-@dataclass(frozen=True)
-class Drive:
-    """`poses` of all frames and 30 more; for each frame the other cars' [x, y, heading, braking (0 or 1)].
+@dataclass(frozen=True, eq=False)
+class TownDrive:
+    """`poses` of all frames and 30 more; for each frame the other cars' [x, y, heading, braking (0 or 1)] and the
+    pedestrians' [x, y, heading, walk phase in [0, 1)].
 
-    `models` and `colors` say how each car looks; `events` are (frame, what) in order.
+    `models` and `colors` say how each car looks, `clothes` how each pedestrian does, `raised` who is on a sidewalk;
+    `events` are (frame, what) in order.
     """
 
     poses: Poses
     cars: Float[np.ndarray, "frames cars 4"]
     models: Int[np.ndarray, " cars"]
     colors: Int[np.ndarray, " cars"]
+    pedestrians: Float[np.ndarray, "frames pedestrians 4"]
+    clothes: Int[np.ndarray, " pedestrians"]
+    raised: Bool[np.ndarray, "frames pedestrians"]
     events: tuple[tuple[int, str], ...]
 
+    @property
+    def num_frames(self) -> int:
+        """Frames to render."""
+        return len(self.cars)
 
-def simulate_drive(graph: LaneGraph, episode: int, num_frames: int) -> Drive:
+    def moment(self, index: int) -> Moment:
+        """What frame `index` shows."""
+        poses = self.poses
+        pose = (float(poses.x[index]), float(poses.y[index]), float(poses.heading[index]))
+        cars = (self.cars[index], self.models, self.colors)
+        return Moment(pose, *cars, self.pedestrians[index], self.clothes, self.raised[index])
+
+
+@lru_cache(maxsize=4)
+def _walkways(graph: LaneGraph) -> Walkways:
+    """Of a town; its drives share them."""
+    return Walkways(graph)
+
+
+def simulate_drive(graph: LaneGraph, episode: int, num_frames: int) -> TownDrive:
     """Drive number `episode` of a town: varied behaviour from a random start, among traffic that minds the car."""
-    rngs = [np.random.default_rng([graph.town.seed, 1, episode, stream]) for stream in range(3)]
+    rngs = [np.random.default_rng([graph.town.seed, 1, episode, stream]) for stream in range(4)]
     lane = int(rngs[0].integers(graph.num_road_lanes))
     position = float(rngs[0].uniform(4.0, 0.4 * graph.lengths[lane]))
     behaviour = RandomBehaviour(rngs[1])
-    driver = Driver(graph, behaviour, lane, position, float(rngs[0].uniform(3.0, 9.0)))
-    traffic = Traffic(graph, _num_cars(graph), rngs[2], clear=driver.occupants())
+    speed = 0.0 if behaviour.starts_at_rest else float(rngs[0].uniform(3.0, 9.0))
+    driver = Driver(graph, behaviour, lane, position, speed)
+    pedestrians = Pedestrians(_walkways(graph), rngs[3])
+    traffic = Traffic(graph, _num_cars(graph), rngs[2], clear=driver.occupants(), crossings=pedestrians)
     recorder = _Recorder(num_frames)
     for index in range(num_frames + NUM_FUTURE_POSES):
-        recorder.note(index, driver, traffic)
+        recorder.note(index, driver, traffic, pedestrians)
         occupants = driver.occupants()
         driver.step(index, traffic, traffic)
         traffic.step(occupants)
-    return recorder.drive(traffic, driver.events + behaviour.events)
+        pedestrians.step(traffic.taken())
+    return recorder.drive(traffic, pedestrians, driver.events + behaviour.events)
 
 
-def simulate_counterfactual(graph: LaneGraph, group: int, maneuver: str, num_frames: int, num_context: int) -> Drive:
+def simulate_counterfactual(
+    graph: LaneGraph, group: int, maneuver: str, num_frames: int, num_context: int
+) -> TownDrive:
     """One future of start number `group` of a town: the car approaches a junction, then takes `maneuver`.
 
-    The poses of the first `num_context` frames, and all other cars in all frames, are equal for every maneuver. For
-    that the other cars don't see this one; the junctions about it are closed to them, so that they don't meet it.
+    The poses of the first `num_context` frames, and all other cars and pedestrians in all frames, are equal for every
+    maneuver. For that these don't see this car; the junctions about it are closed to the cars, and their crosswalks to
+    the pedestrians, so that nobody meets it.
 
     Raises:
         ValueError: `maneuver` is not one of left, straight, right, stop.
     """
     if maneuver not in COUNTERFACTUAL_MANEUVERS:
         raise ValueError(f"expected a maneuver of {COUNTERFACTUAL_MANEUVERS}, got {maneuver = }")
-    rngs = [np.random.default_rng([graph.town.seed, 2, group, stream]) for stream in range(2)]
+    rngs = [np.random.default_rng([graph.town.seed, 2, group, stream]) for stream in range(3)]
     speed = float(rngs[0].uniform(4.5, 6.5))
     run_up = num_context * STEP_SECONDS * speed + DECISION_DISTANCE + FRONT_AHEAD
     lane = int(rngs[0].choice(_approaches(graph, run_up)))
@@ -84,13 +118,15 @@ def simulate_counterfactual(graph: LaneGraph, group: int, maneuver: str, num_fra
     closed = [node] + [
         edge.end if edge.start == node else edge.start for edge in graph.town.edges if node in (edge.start, edge.end)
     ]
-    traffic = Traffic(graph, _num_cars(graph), rngs[1], closed=closed, clear=clear)
+    pedestrians = Pedestrians(_walkways(graph), rngs[2], closed=closed)
+    traffic = Traffic(graph, _num_cars(graph), rngs[1], closed=closed, clear=clear, crossings=pedestrians)
     recorder = _Recorder(num_frames)
     for index in range(num_frames + NUM_FUTURE_POSES):
-        recorder.note(index, driver, traffic)
+        recorder.note(index, driver, traffic, pedestrians)
         driver.step(index, traffic, OpenJunctions())
         traffic.step()
-    return recorder.drive(traffic, driver.events)
+        pedestrians.step(traffic.taken())
+    return recorder.drive(traffic, pedestrians, driver.events)
 
 
 def _num_cars(graph: LaneGraph) -> int:
@@ -109,15 +145,18 @@ def _approaches(graph: LaneGraph, run_up: float) -> list[int]:
 class _Recorder:
     def __init__(self, num_frames: int) -> None:
         self._num_frames = num_frames
-        self._poses: list[tuple[float, float, float, float, float]] = []
+        self._poses: list[tuple[float, ...]] = []
         self._cars: list[Float[np.ndarray, "cars 4"]] = []
 
-    def note(self, index: int, driver: Driver, traffic: Traffic) -> None:
-        self._poses.append((index / FPS, driver.x, driver.y, driver.heading, driver.speed))
+    def note(self, index: int, driver: Driver, traffic: Traffic, pedestrians: Pedestrians) -> None:
+        self._poses.append((index / FPS, driver.x, driver.y, 0.0, driver.heading, 0.0, driver.speed))
         if index < self._num_frames:
             self._cars.append(np.concatenate([traffic.poses(), traffic.braking[:, None]], axis=1))
+            pedestrians.note()
 
-    def drive(self, traffic: Traffic, events: list[tuple[int, str]]) -> Drive:
+    def drive(self, traffic: Traffic, pedestrians: Pedestrians, events: list[tuple[int, str]]) -> TownDrive:
         kept = sorted((frame, what) for frame, what in events if frame < self._num_frames)
         poses = Poses(*np.array(self._poses).T.copy())
-        return Drive(poses, np.stack(self._cars), traffic.models, traffic.colors, tuple(kept))
+        walks, raised = pedestrians.poses()
+        cars = (np.stack(self._cars), traffic.models, traffic.colors)
+        return TownDrive(poses, *cars, walks, pedestrians.clothes, raised, tuple(kept))

@@ -17,11 +17,15 @@ MIDDLE_AHEAD = 1.3
 FRONT_AHEAD = MIDDLE_AHEAD + CAR_LENGTH / 2
 TAIL_BEHIND = CAR_LENGTH / 2 - MIDDLE_AHEAD
 
-LATERAL_ACCELERATION = 2.2
-CURVE_BRAKING = 1.8
+LATERAL_ACCELERATION = 2.8
+CURVE_BRAKING = 2.2
 LINE_BRAKING = 2.2
 # Slower than this a braking car stands.
 STANDSTILL_SPEED = 0.03
+# A car that got slower than the one has stopped; it has started again once it is faster than the other.
+STOPPED_SPEED, STARTED_SPEED = 0.1, 0.5
+# A car so far ahead (m) does not matter yet.
+FREE_GAP = 70.0
 MAX_STEER = 0.6
 MAX_STEER_STEP = 0.08
 NUM_SUBSTEPS = 5
@@ -100,7 +104,8 @@ class Driver:
     """Drives one car through a lane graph, 0.1 s a step; `behaviour` says what it wants.
 
     `x`, `y` (m), `heading` (rad, counter-clockwise from +x, never wrapped) and `speed` (m/s) are its exact state.
-    `events` collects (step, what) as they happen: left, straight, right, stop, lane_change_left, lane_change_right.
+    `events` collects (step, what) as they happen: left, straight, right, stop, start, lane_change_left,
+    lane_change_right.
     """
 
     def __init__(self, graph: LaneGraph, behaviour: Behaviour, lane: int, position: float, speed: float) -> None:
@@ -111,6 +116,7 @@ class Driver:
         self._admitted = self._turning = self._leaving = False
         self.x, self.y, self.heading = self._route.at(position)
         self.speed = speed
+        self._standing = speed < STOPPED_SPEED
         self.events: list[tuple[int, str]] = []
 
     def occupants(self) -> list[Occupant]:
@@ -129,10 +135,10 @@ class Driver:
             self._choose_turn(index, wish, traffic, junctions)
         gap, lead_speed, waits_behind = self._leader(traffic)
         acceleration = self._accelerate(wish, gap, lead_speed, self._may_enter(wish, junctions, waits_behind))
-        was_moving = self.speed > 0.1
         self._move(acceleration, wish.offset)
-        if was_moving and self.speed <= 0.1:
-            self.events.append((index, "stop"))
+        if self.speed > STARTED_SPEED if self._standing else self.speed < STOPPED_SPEED:
+            self.events.append((index, "start" if self._standing else "stop"))
+            self._standing = not self._standing
         self._progress(index, junctions)
 
     def _look(self) -> RoadAhead:
@@ -203,9 +209,11 @@ class Driver:
         return self._admitted
 
     def _accelerate(self, wish: Wish, gap: float, lead_speed: float, may_enter: bool) -> float:
-        cruise = min(1.6, max(-2.0, 0.7 * (wish.speed - self.speed)))
+        cruise = min(2.2, max(-2.0, 0.9 * (wish.speed - self.speed)))
         curves = max(-5.0, 2.0 * (self._route.allowed_speed(self._place) - self.speed))
-        following = float(follow(*(np.array(value) for value in (self.speed, 60.0, gap, lead_speed))))
+        following = math.inf
+        if gap < FREE_GAP:
+            following = float(follow(*(np.array(value) for value in (self.speed, 60.0, gap, lead_speed))))
         wanted = min(cruise, curves, following, -wish.braking if wish.braking > 0 else math.inf)
         if not may_enter:
             to_line = float(self._route.starts[1]) - self._place - FRONT_AHEAD - 0.6

@@ -11,8 +11,8 @@ from terra.recording.town import KERB_HEIGHT, KERB_RADIUS, SIDEWALK_WIDTH, Edge,
 
 ASPHALT = (0.34, 0.345, 0.36)
 PAVEMENT = (0.66, 0.64, 0.60)
-GRASS = (0.42, 0.53, 0.30)
-MEADOW = (0.46, 0.53, 0.33)
+GRASS = (0.44, 0.51, 0.34)
+MEADOW = (0.47, 0.52, 0.36)
 # Far enough that fog and distance hide where the ground ends.
 MEADOW_REACH = 2500.0
 

@@ -28,16 +28,16 @@ from terra.recording.town import (
 )
 
 FACADE_COLORS: tuple[Color, ...] = (
-    (0.80, 0.71, 0.58),
-    (0.72, 0.48, 0.38),
-    (0.86, 0.81, 0.72),
-    (0.58, 0.63, 0.68),
-    (0.66, 0.68, 0.60),
-    (0.76, 0.60, 0.44),
+    (0.74, 0.68, 0.59),
+    (0.64, 0.49, 0.42),
+    (0.79, 0.76, 0.70),
+    (0.60, 0.63, 0.66),
+    (0.65, 0.66, 0.61),
+    (0.70, 0.60, 0.49),
 )
-HOUSE_COLORS: tuple[Color, ...] = ((0.90, 0.86, 0.76), (0.86, 0.77, 0.62), (0.72, 0.78, 0.80), (0.84, 0.70, 0.62))
-ROOF_COLORS: tuple[Color, ...] = ((0.60, 0.30, 0.23), (0.42, 0.33, 0.30), (0.34, 0.37, 0.42))
-LEAF_COLORS: tuple[Color, ...] = ((0.33, 0.50, 0.24), (0.42, 0.57, 0.27), (0.27, 0.44, 0.27), (0.58, 0.56, 0.25))
+HOUSE_COLORS: tuple[Color, ...] = ((0.84, 0.81, 0.74), (0.79, 0.73, 0.63), (0.70, 0.74, 0.76), (0.77, 0.68, 0.62))
+ROOF_COLORS: tuple[Color, ...] = ((0.50, 0.33, 0.28), (0.42, 0.35, 0.32), (0.36, 0.38, 0.42))
+LEAF_COLORS: tuple[Color, ...] = ((0.36, 0.47, 0.28), (0.42, 0.52, 0.31), (0.30, 0.42, 0.29), (0.52, 0.51, 0.32))
 
 
 def plan_town(seed: int, num_lines: int = 6) -> Town:
@@ -49,8 +49,8 @@ def plan_town(seed: int, num_lines: int = 6) -> Town:
     if num_lines < 4:
         raise ValueError(f"a town needs at least 4 roads each way, got {num_lines = }")
     rng = np.random.default_rng([seed, 0])
-    xs = tuple(np.cumsum(rng.uniform(78.0, 122.0, num_lines)).tolist())
-    ys = tuple(np.cumsum(rng.uniform(78.0, 122.0, num_lines)).tolist())
+    xs = tuple(np.cumsum(rng.uniform(66.0, 98.0, num_lines)).tolist())
+    ys = tuple(np.cumsum(rng.uniform(66.0, 98.0, num_lines)).tolist())
     column_kinds, row_kinds = _draw_kinds(rng, num_lines), _draw_kinds(rng, num_lines)
     edges = tuple(_lay_edges(rng, xs, ys, column_kinds, row_kinds))
     town = Town(seed, xs, ys, column_kinds, row_kinds, edges, _draw_uses(rng, num_lines))

@@ -1,244 +1,256 @@
-"""Records drives to disk: towns in parallel processes, episode by episode, skipping those that are complete."""
+"""Records drives to disk: one shard for each place, in parallel processes, skipping those that are complete."""
 
 import logging
-import multiprocessing
-import shutil
-import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
-import numpy as np
-from jaxtyping import UInt8
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
 from decoder.camera import Camera
-from decoder.video import VideoWriter, write_png_sequence
-from terra.errors import ConfigError, OutputError
-from terra.recording.dataset import (
-    SPLIT_SEEDS,
-    count_episodes,
-    create_dataset,
-    file_sha256,
-    is_complete,
-    write_json,
-    write_poses,
-)
-from terra.recording.drives import COUNTERFACTUAL_MANEUVERS, FPS, Drive, simulate_counterfactual, simulate_drive
-from terra.recording.lanes import LaneGraph
-from terra.recording.planning import plan_town
-from terra.recording.renderer import Renderer
-from terra.recording.weather import WEATHER_SHARES, WEATHERS
-from terra.trajectory import save_poses
+from terra.dataset.card import write_card
+from terra.dataset.format import SPLITS
+from terra.dataset.workers import Outcome, run_jobs
+from terra.dataset.writing import ShardWriter, create_dataset
+from terra.errors import ConfigError
+from terra.progress import frames_shown
+from terra.recording.devices import egl_devices
+from terra.recording.drives import COUNTERFACTUAL_MANEUVERS, FPS
+from terra.recording.source import SceneSource
 
 logger = logging.getLogger(__name__)
 
-CRF = 16
+SOURCES = ("town", "torcs")
+# The first town's seed of each split.
+SPLIT_SEEDS = {"train": 0, "held_out": 900_000}
+MAX_NUM_CONTEXT = 25  # frames; the run-up to the junction must fit into the shortest approach
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordSettings:
-    """What to record, and where. `image_size` is (height, width), both even; `seed` counts from the split's first town.
+    """What to record, and where.
 
-    `episodes_per_town` are drives, or for counterfactuals starts with one episode for each maneuver.
+    Attributes:
+        output: folder of the dataset; what is complete there is kept.
+        split: "train" or "held_out".
+        source: "town" or "torcs".
+        places: seeds of towns (`town_places`), or names of tracks; each becomes a shard.
+        episodes_per_place: drives, or starts with one episode for each maneuver.
+        frames_per_episode: at 10 frames a second.
+        image_size: (height, width), both even.
+        camera: what the frames are seen by.
+        maneuvers: the futures of each start; () records plain drives.
+        num_context: frames that the futures of a start share; 0 for plain drives.
+        assets: folder of the tracks; None for towns.
 
     Raises:
-        ConfigError: a value out of range, or an unknown split.
+        ConfigError: a value out of range or unknown.
     """
 
     output: Path
     split: str
-    towns: int
-    episodes_per_town: int
+    source: str
+    places: tuple[str, ...]
+    episodes_per_place: int
     frames_per_episode: int
     image_size: tuple[int, int]
     camera: Camera
-    workers: int
-    seed: int
+    maneuvers: tuple[str, ...] = ()
+    num_context: int = 0
+    assets: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.split not in SPLIT_SEEDS:
-            raise ConfigError(f"split: expected one of {sorted(SPLIT_SEEDS)}, got {self.split!r}")
-        limits = {"towns": 100_000, "episodes_per_town": 100, "frames_per_episode": 100_000, "workers": 1024}
-        for name, most in limits.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or not 1 <= value <= most:
-                raise ConfigError(f"{name}: expected a whole number from 1 to {most}, got {value!r}")
-        if not isinstance(self.seed, int) or not 0 <= self.seed < SPLIT_SEEDS["held_out"] // 2:
-            raise ConfigError(f"seed: expected a whole number from 0 to 449999, got {self.seed!r}")
+        if self.split not in SPLITS:
+            raise ConfigError(f"split: expected one of {', '.join(SPLITS)}, got {self.split!r}")
+        if self.source not in SOURCES:
+            raise ConfigError(f"source: expected one of {', '.join(SOURCES)}, got {self.source!r}")
+        if not self.places or len(set(self.places)) != len(self.places):
+            raise ConfigError(f"places: expected one or more, each once, got {list(self.places)}")
+        for name, most in {"episodes_per_place": 100, "frames_per_episode": 100_000}.items():
+            check_count(name, getattr(self, name), 1, most)
         if any(side % 2 or not 16 <= side <= 4096 for side in self.image_size):
             raise ConfigError(f"image_size: expected even height and width from 16 to 4096, got {self.image_size}")
+        if self.maneuvers and not 1 <= self.num_context <= min(MAX_NUM_CONTEXT, self.frames_per_episode - 1):
+            most = min(MAX_NUM_CONTEXT, self.frames_per_episode - 1)
+            raise ConfigError(f"num_context: expected a whole number from 1 to {most}, got {self.num_context!r}")
+        unknown = [maneuver for maneuver in self.maneuvers if maneuver not in COUNTERFACTUAL_MANEUVERS]
+        if unknown and self.source == "town":
+            raise ConfigError(f"maneuvers: expected some of {COUNTERFACTUAL_MANEUVERS}, got {list(self.maneuvers)}")
+        if (self.assets is None) != (self.source == "town"):
+            raise ConfigError(f"torcs_assets: expected a folder for source=torcs only, got {self.assets}")
+
+    @property
+    def frames_per_shard(self) -> int:
+        """Frames that one place gives."""
+        return self.episodes_per_place * max(1, len(self.maneuvers)) * self.frames_per_episode
+
+
+def check_count(name: str, value: object, least: int, most: int) -> int:
+    """Return `value` if it is a whole number from `least` to `most`; else ConfigError."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ConfigError(f"{name}: expected a whole number from {least} to {most}, got {value!r}")
+    return value
+
+
+def town_places(split: str, seed: int, towns: int) -> tuple[str, ...]:
+    """The places of `towns` towns of a split, from its town number `seed` on. Raises ConfigError."""
+    if split not in SPLIT_SEEDS:
+        raise ConfigError(f"split: expected one of {', '.join(SPLIT_SEEDS)}, got {split!r}")
+    check_count("towns", towns, 1, 100_000)
+    first = SPLIT_SEEDS[split] + check_count("seed", seed, 0, SPLIT_SEEDS["held_out"] // 2 - 1)
+    return tuple(f"{number:06d}" for number in range(first, first + towns))
+
+
+def track_places(split: str, assets: Path, tracks: Sequence[str] | None) -> tuple[str, ...]:
+    """The tracks of a split in `assets`: those that are named, or if None all.
+
+    Raises:
+        ConfigError: a track that isn't in the split, or an unknown split.
+        DatasetError: no prepared tracks in `assets`.
+    """
+    from terra.recording.torcs import track_names
+
+    known = track_names(assets)
+    if split not in known:
+        raise ConfigError(f"split: expected one of {', '.join(known)}, got {split!r}")
+    wrong = sorted(set(tracks or ()) - set(known[split]))
+    if wrong or not known[split] or tracks == []:
+        expected = f"tracks of {split} ({', '.join(known[split]) or 'none is prepared'})"
+        raise ConfigError(f"tracks: expected {expected}, got {', '.join(wrong) or 'none'}")
+    return known[split] if tracks is None else tuple(tracks)
+
+
+def record(settings: RecordSettings, *, workers: int, max_seconds: float | None = None) -> Outcome:
+    """Record what is missing, then describe the dataset (README.md, contact_sheet.png).
+
+    Args:
+        settings: what.
+        workers: processes; 0 records in this one. The files don't depend on it.
+        max_seconds: no place is begun after so long; None for no limit.
+
+    Raises:
+        ConfigError: `workers` or `max_seconds` out of range.
+        DatasetError: the output holds frames of another kind, or a shard made by other settings.
+        OutputError: the output can't be written.
+    """
+    check_count("workers", workers, 0, 1024)
+    if max_seconds is not None and max_seconds <= 0:
+        raise ConfigError(f"max_seconds: expected more than 0, or null, got {max_seconds}")
+    create_dataset(settings.output, FPS, settings.image_size, settings.source)
+    jobs = [_Shard(settings, place) for place in settings.places if not _writer(settings, place).is_complete()]
+    kept = len(settings.places) - len(jobs)
+    logger.info("%s: %d places to record, %d complete already", settings.output, len(jobs), kept)
+    with frames_shown("recording", len(jobs) * settings.frames_per_shard) as show:
+        outcome = run_jobs(
+            jobs,
+            record_shard,
+            workers=workers,
+            max_seconds=max_seconds,
+            show=lambda frames, done: show(frames),
+            describe=_describe,
+        )
+    if outcome.num_done:
+        write_card(settings.output)
+    logger.info(
+        "%s: %d places recorded, %d failed, %d left for another time",
+        *(settings.output, outcome.num_done, len(outcome.failed), outcome.num_left),
+    )
+    return outcome
 
 
 @dataclass(frozen=True)
-class _Take:
-    """One episode to record; `maneuver` is set for one of several futures of a start."""
+class _Shard:
+    """One place to record."""
 
-    id: str
-    number: int
-    maneuver: str | None = None
-    num_context: int = 0
+    settings: RecordSettings
+    place: str
 
 
-def record_drives(settings: RecordSettings) -> int:
-    """Record varied drives; returns how many episodes were added.
+def _describe(shard: _Shard) -> str:
+    return _writer(shard.settings, shard.place).folder.name
 
-    Raises:
-        ConfigError: moderngl or EGL is missing.
-        DatasetError: the output holds a dataset of another kind.
-        OutputError: the output can't be written.
-    """
-    plans = {
-        town: [_Take(f"{settings.split}_{town:06d}_{k:02d}", k) for k in range(settings.episodes_per_town)]
-        for town in _town_seeds(settings)
+
+def record_shard(shard: _Shard, worker: int, advance: Callable[[int], None]) -> None:
+    """Record one place in worker number `worker`; `advance` is told of the frames of each episode."""
+    settings = shard.settings
+    source = _open_source(settings, shard.place, worker)
+    unknown = set(settings.maneuvers) - set(source.maneuvers)
+    if unknown:
+        raise ConfigError(f"{_describe(shard)}: expected maneuvers of {source.maneuvers}, got {settings.maneuvers}")
+    with _writer(settings, shard.place) as writer:
+        for number in range(settings.episodes_per_place):
+            name, weather = f"{writer.folder.name}_{number:02d}", source.weather(number)
+            if not settings.maneuvers:
+                drive = source.simulate(number, settings.frames_per_episode)
+                frames = source.render(drive, weather)
+                advance(writer.add(name, frames, drive.poses, events=drive.events, weather=weather))
+            for maneuver in settings.maneuvers:
+                drive = source.simulate_counterfactual(
+                    number, maneuver, settings.frames_per_episode, settings.num_context
+                )
+                num_frames = writer.add(
+                    f"{name}_{maneuver}",
+                    source.render(drive, weather),
+                    drive.poses,
+                    events=drive.events,
+                    weather=weather,
+                    group=name,
+                    maneuver=maneuver,
+                    num_context=settings.num_context,
+                )
+                advance(num_frames)
+
+
+def _writer(settings: RecordSettings, place: str) -> ShardWriter:
+    recipe = {
+        "episodes": settings.episodes_per_place,
+        "frames_per_episode": settings.frames_per_episode,
+        "num_context": settings.num_context,
+        "maneuvers": list(settings.maneuvers),
+        "camera": settings.camera.to_dict(),
     }
-    return _record(settings, plans)
+    return ShardWriter(
+        settings.output,
+        split=settings.split,
+        source=settings.source,
+        place=place,
+        fps=FPS,
+        image_size=settings.image_size,
+        camera=settings.camera,
+        futures=bool(settings.maneuvers),
+        recipe=recipe,
+    )
 
 
-def record_counterfactuals(
-    settings: RecordSettings, *, num_context: int, maneuvers: Sequence[str] = COUNTERFACTUAL_MANEUVERS
-) -> int:
-    """Record several futures of each start, equal in their first `num_context` frames; returns the episodes added.
-
-    Raises:
-        ConfigError: an unknown maneuver, or no frame left after the context; and as `record_drives`.
-    """
-    unknown = [maneuver for maneuver in maneuvers if maneuver not in COUNTERFACTUAL_MANEUVERS]
-    if unknown or not maneuvers:
-        raise ConfigError(f"maneuvers: expected some of {COUNTERFACTUAL_MANEUVERS}, got {list(maneuvers)}")
-    # The run-up to the junction must fit into the shortest approach.
-    if not 1 <= num_context <= min(25, settings.frames_per_episode - 1):
-        raise ConfigError(f"num_context: expected 1 to 25 and fewer than the frames, got {num_context}")
-    plans = {
-        town: [
-            _Take(f"{settings.split}_{town:06d}_{k:02d}_{maneuver}", k, maneuver, num_context)
-            for k in range(settings.episodes_per_town)
-            for maneuver in maneuvers
-        ]
-        for town in _town_seeds(settings)
-    }
-    return _record(settings, plans)
-
-
-def _town_seeds(settings: RecordSettings) -> range:
-    first = SPLIT_SEEDS[settings.split] + settings.seed
-    return range(first, first + settings.towns)
-
-
-def _record(settings: RecordSettings, plans: dict[int, list[_Take]]) -> int:
-    create_dataset(settings.output, settings.image_size, settings.camera, settings.seed)
-    episodes = settings.output / "episodes"
-    missing = {town: [take for take in takes if not is_complete(episodes / take.id)] for town, takes in plans.items()}
-    missing = {town: takes for town, takes in missing.items() if takes}
-    total = sum(len(takes) for takes in missing.values())
-    skipped = sum(len(takes) for takes in plans.values()) - total
-    logger.info("%s: %d episodes to record, %d complete already", settings.output, total, skipped)
-    if not missing:
-        return 0
-    started = time.monotonic()
-    with _progress() as progress:
-        task = progress.add_task(f"{settings.split} episodes", total=total)
-        for added in _record_towns(settings, missing):
-            progress.advance(task, added)
-    seconds = max(time.monotonic() - started, 1e-9)
-    rate = total * settings.frames_per_episode / seconds
-    logger.info("%s: %d episodes now, %.0f frames/s", settings.output, count_episodes(settings.output), rate)
-    return total
-
-
-def _progress() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-
-
-def _record_towns(settings: RecordSettings, plans: dict[int, list[_Take]]) -> Iterator[int]:
-    """Record towns and yield the episodes of each when it is done."""
-    if settings.workers == 1 or len(plans) < 2:
-        for town, takes in plans.items():
-            for _ in _record_town(settings, town, takes):
-                yield 1
-        return
-    # spawn: an OpenGL context does not survive a fork.
-    with ProcessPoolExecutor(min(settings.workers, len(plans)), multiprocessing.get_context("spawn")) as pool:
-        futures: list[Future[int]] = [pool.submit(_record_whole_town, settings, *plan) for plan in plans.items()]
-        try:
-            for future in as_completed(futures):
-                yield future.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-
-
-def _record_whole_town(settings: RecordSettings, town_seed: int, takes: list[_Take]) -> int:
-    return sum(1 for _ in _record_town(settings, town_seed, takes))
-
-
-def _record_town(settings: RecordSettings, town_seed: int, takes: list[_Take]) -> Iterator[str]:
-    renderer = _renderer(settings.image_size, settings.camera)
-    town = plan_town(town_seed)
-    graph = LaneGraph(town)
-    renderer.load(town)
-    for take in takes:
-        _record_episode(settings, renderer, graph, take)
-        yield take.id
-
-
-@lru_cache(maxsize=1)
-def _renderer(image_size: tuple[int, int], camera: Camera) -> Renderer:
-    """One a process: contexts are costly to open."""
-    return Renderer(image_size, camera)
-
-
-def _record_episode(settings: RecordSettings, renderer: Renderer, graph: LaneGraph, take: _Take) -> None:
-    folder = settings.output / "episodes" / take.id
+def _open_source(settings: RecordSettings, place: str, worker: int) -> SceneSource:
+    """The place, drawn on the EGL device of the worker's turn, or on the first one if that can't be used."""
+    devices = egl_devices()
+    device = devices[worker % len(devices)]
     try:
-        if folder.exists():
-            shutil.rmtree(folder)
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise OutputError(f"{folder}: expected a folder that can be written: {error.strerror}") from error
-    num_frames, town_seed = settings.frames_per_episode, graph.town.seed
-    if take.maneuver is None:
-        drive = simulate_drive(graph, take.number, num_frames)
-        extra = {}
-    else:
-        drive = simulate_counterfactual(graph, take.number, take.maneuver, num_frames, take.num_context)
-        group = take.id.removesuffix(f"_{take.maneuver}")
-        extra = {"group": group, "maneuver": take.maneuver, "num_context": take.num_context}
-    names, shares = list(WEATHER_SHARES), list(WEATHER_SHARES.values())
-    weather = str(np.random.default_rng([town_seed, 3, take.number]).choice(names, p=shares))
-    context = []
-    height, width = settings.image_size
-    with VideoWriter(folder / "video.mp4", fps=FPS, size=(width, height), crf=CRF) as writer:
-        for index, frame in enumerate(render_drive(renderer, drive, weather)):
-            writer.append(frame)
-            if index < take.num_context:
-                context.append(frame)
-    poses = drive.poses
-    if context:
-        write_png_sequence(np.stack(context), folder / "context")
-        positions = np.stack([poses.x, poses.y], axis=1)
-        save_poses(folder / "trajectory.json", poses.time, positions, poses.heading, FPS)
-    write_poses(folder / "poses.npz", poses)
-    facts = {
-        "id": take.id,
-        "split": settings.split,
-        "town_seed": town_seed,
-        "weather": weather,
-        "num_frames": num_frames,
-        "fps": FPS,
-        "image_size": list(settings.image_size),
-        "events": [list(event) for event in drive.events],
-        "sha256": {name: file_sha256(folder / name) for name in ("video.mp4", "poses.npz")},
-    }
-    write_json(folder / "episode.json", facts | extra)
+        return _open_on(settings, place, device)
+    except ConfigError as error:
+        if device == devices[0]:
+            raise
+        logger.warning("EGL device %d can't be used, taking %d: %s", device, devices[0], error)
+        return _open_on(settings, place, devices[0])
 
 
-def render_drive(renderer: Renderer, drive: Drive, weather: str) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
-    """The frames of a drive through the town that `renderer` has loaded."""
-    poses, air = drive.poses, WEATHERS[weather]
-    for index, cars in enumerate(drive.cars):
-        pose = (float(poses.x[index]), float(poses.y[index]), float(poses.heading[index]))
-        yield renderer.render(air, pose, cars, drive.models, drive.colors)
+def _open_on(settings: RecordSettings, place: str, device: int) -> SceneSource:
+    # Only what is recorded is imported: the town needs moderngl, tracks need their own packages.
+    if settings.source == "town":
+        from terra.recording.town_source import town_source
+
+        return town_source(int(place), settings.image_size, settings.camera, device_index=device)
+    from terra.recording.torcs import torcs_source
+
+    assert settings.assets is not None
+    return torcs_source(place, settings.assets, settings.image_size, settings.camera, device_index=device)
+
+
+def parse_maneuvers(kind: str, maneuvers: Sequence[str], num_context: int) -> tuple[tuple[str, ...], int]:
+    """`maneuvers` and `num_context` of the settings for `kind`: drives or counterfactuals. Raises ConfigError."""
+    if kind == "drives":
+        return (), 0
+    if kind != "counterfactuals":
+        raise ConfigError(f"kind: expected drives or counterfactuals, got {kind!r}")
+    if not maneuvers:
+        raise ConfigError(f"maneuvers: expected some of {COUNTERFACTUAL_MANEUVERS}, got none")
+    return tuple(maneuvers), num_context

@@ -3,12 +3,15 @@
 import math
 
 import numpy as np
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, UInt8
 
 from decoder.camera import Camera
 from terra.errors import ConfigError
 from terra.recording.cars import CAR_SHAPES, build_car
+from terra.recording.drives import Moment
+from terra.recording.figures import SWINGS, build_figure
 from terra.recording.mesh import Material, Mesh, Vertices
+from terra.recording.pedestrians import CLOTHES
 from terra.recording.scene import DECAL_HEIGHT, CellMesh, build_scene, shadow, visible_cells
 from terra.recording.shaders import (
     DECAL_FRAGMENT,
@@ -19,7 +22,7 @@ from terra.recording.shaders import (
     VERTEX,
 )
 from terra.recording.textures import cloud_texture, ground_texture
-from terra.recording.town import CAR_COLORS, Town
+from terra.recording.town import CAR_COLORS, KERB_HEIGHT, Town
 from terra.recording.weather import Weather
 
 try:
@@ -32,6 +35,10 @@ NUM_SAMPLES = 4
 # Cars and street lamps are a pixel or two wide at this distance.
 DETAIL_SIGHT = 200.0
 DECAL_SIGHT = 150.0
+# People are less than two pixels wide beyond this distance.
+PEOPLE_SIGHT = 90.0
+# The heights that people walk at: the road and the sidewalk.
+LEVELS = (0.0, KERB_HEIGHT)
 FARTHEST_SIGHT = 3000.0
 LAYOUT = "3f 3f 4f 3f 1f"
 ATTRIBUTES = ("in_position", "in_normal", "in_surface", "in_color", "in_material")
@@ -107,21 +114,29 @@ class _Instances:
 class Renderer:
     """Renders frames of one town at a time; `load` changes the town.
 
-    `size` is (height, width) in pixels. Frames are equal, byte for byte, whenever town, pose and cars are equal on
-    the same machine.
+    `size` is (height, width) in pixels. Frames are equal, byte for byte, whenever town and moment are equal on the
+    same machine.
 
     Raises:
         ConfigError: EGL can't give a context.
     """
 
-    def __init__(self, size: tuple[int, int], camera: Camera) -> None:
+    def __init__(self, size: tuple[int, int], camera: Camera, device_index: int = 0) -> None:
         self.size, self.camera = size, camera
-        self._context = open_context()
+        self._context = open_context(device_index)
         self._programs()
         self._targets()
         self._cars = [_Instances(self._context, self._car_program, build_car(shape), 256) for shape in CAR_SHAPES]
         self._car_decals = _Instances(self._context, self._car_decal_program, _car_decals(), 256)
-        self._town: tuple[_Cells, _Cells, _Cells] | None = None
+        self._people = [
+            [_Instances(self._context, self._car_program, build_figure(phase, z), 256) for phase in range(len(SWINGS))]
+            for z in LEVELS
+        ]
+        self._people_decals = [
+            _Instances(self._context, self._car_decal_program, _person_decal(z), 256) for z in LEVELS
+        ]
+        self._scene: tuple[_Cells, _Cells, _Cells] | None = None
+        self._town: Town | None = None
 
     @property
     def device(self) -> str:
@@ -129,35 +144,32 @@ class Renderer:
         return str(self._context.info["GL_RENDERER"])
 
     def load(self, town: Town) -> None:
-        """Build `town` and forget the one before."""
-        if self._town is not None:
-            for cells in self._town:
-                cells.release()
+        """Build `town`, unless it is the one that is loaded, and forget the one before."""
+        if town is self._town:
+            return
+        for cells in self._scene or ():
+            cells.release()
         scene, context = build_scene(town), self._context
-        self._town = (
+        self._town = town
+        self._scene = (
             _Cells(context, self._solid_program, scene.solid),
             _Cells(context, self._solid_program, scene.details),
             _Cells(context, self._decal_program, scene.decals),
         )
 
-    def render(
-        self,
-        weather: Weather,
-        pose: tuple[float, float, float],
-        cars: Float[np.ndarray, "cars 4"],
-        models: Int[np.ndarray, " cars"],
-        colors: Int[np.ndarray, " cars"],
-    ) -> UInt8[np.ndarray, "height width 3"]:
-        """The frame seen from `pose` (x, y, heading); `cars` are [x, y, heading, braking] as in `Drive`."""
-        if self._town is None:
+    def render(self, weather: Weather, moment: Moment) -> UInt8[np.ndarray, "height width 3"]:
+        """The frame that shows `moment` in the loaded town."""
+        if self._scene is None:
             raise RuntimeError("expected a town, got none: call load first")
-        x, y, heading = pose
-        self._set_view(weather, pose)
+        cars, models = moment.cars, moment.models
+        x, y, heading = moment.pose
+        self._set_view(weather, moment.pose)
         sight = min(FARTHEST_SIGHT, 6.0 / weather.fog_density)
         near = np.hypot(cars[:, 0] - x, cars[:, 1] - y) < min(DETAIL_SIGHT, sight)
-        places = np.concatenate([cars, np.array(CAR_COLORS)[colors]], axis=1)
+        places = np.concatenate([cars, np.array(CAR_COLORS)[moment.colors]], axis=1)
+        people = _people_places(moment, min(PEOPLE_SIGHT, sight))
         context, target = self._context, self._target
-        solid, details, decals = self._town
+        solid, details, decals = self._scene
         view = (x, y, heading, math.radians(self.camera.fov_degrees))
         target.use()
         context.disable(moderngl.BLEND)
@@ -165,6 +177,9 @@ class Renderer:
         target.clear(0.0, 0.0, 0.0, 1.0)
         for model, instances in enumerate(self._cars):
             instances.draw(places[near & (models == model)])
+        for level, figures in zip(people, self._people, strict=True):
+            for phase, instances in enumerate(figures):
+                instances.draw(level[level[:, 3] == phase])
         details.draw(view, min(DETAIL_SIGHT, sight))
         solid.draw(view, sight)
         self._sky_array.render(moderngl.TRIANGLE_STRIP)
@@ -173,6 +188,8 @@ class Renderer:
         target.depth_mask = False
         decals.draw(view, min(DECAL_SIGHT, sight))
         self._car_decals.draw(places[near])
+        for level, instances in zip(people, self._people_decals, strict=True):
+            instances.draw(level)
         target.depth_mask = True
         context.copy_framebuffer(self._resolved, target)
         height, width = self.size
@@ -234,11 +251,11 @@ class Renderer:
         _assign(self._sky_program, **light, **sky, rays=tuple((axes * spread[:, None]).reshape(-1)))
 
 
-def open_context() -> "moderngl.Context":
-    """A windowless OpenGL 3.3 context through EGL; ConfigError if there is none."""
+def open_context(device_index: int = 0) -> "moderngl.Context":
+    """A windowless OpenGL 3.3 context on an EGL device, counted from 0; ConfigError if there is none."""
     try:
         # The stub takes `**settings: Dict` for the type of each setting.
-        return moderngl.create_standalone_context(backend="egl", require=330)  # pyright: ignore[reportArgumentType]
+        return moderngl.create_standalone_context(backend="egl", require=330, device_index=device_index)  # pyright: ignore[reportArgumentType]
     except Exception as error:
         # glcontext raises the bare class, so nothing narrower can be caught; anything else is a bug of ours.
         if type(error) is not Exception:
@@ -263,3 +280,19 @@ def _car_decals() -> Vertices:
     values = np.array([[[-1, -1, 0, 0], [1, -1, 0, 0], [1, 1, 0, 0], [-1, 1, 0, 0]]], float)
     decals.quads(corners, (1.0, 1.0, 1.0), Material.LIGHT_POOL, values)
     return decals.vertices
+
+
+def _person_decal(ground: float) -> Vertices:
+    """The shadow at a person's feet."""
+    decals = Mesh()
+    shadow(decals, (0.0, 0.0), 1.0, 0.9, 0.0, ground + DECAL_HEIGHT, roundness=1.0, strength=0.5)
+    return decals.vertices
+
+
+def _people_places(moment: Moment, sight: float) -> list[Float[np.ndarray, "pedestrians 7"]]:
+    """For each of `LEVELS`, who is within `sight`: x, y, heading, which figure, color."""
+    people, (x, y, _) = moment.pedestrians, moment.pose
+    near = np.hypot(people[:, 0] - x, people[:, 1] - y) < sight
+    figure = np.round(people[:, 3] * len(SWINGS)) % len(SWINGS)
+    places = np.column_stack([people[:, :3], figure, np.array(CLOTHES)[moment.clothes]])
+    return [places[near & (moment.raised == raised)] for raised in (False, True)]

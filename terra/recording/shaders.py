@@ -47,13 +47,13 @@ float hash(vec2 cell) { return fract(sin(dot(cell, vec2(12.9898, 78.233))) * 437
 
 SURFACES = """
 uniform sampler2D noise_map;
-const vec3 WHITE_LINE = vec3(0.78, 0.78, 0.75);
-const vec3 YELLOW_LINE = vec3(0.80, 0.52, 0.08);
+const vec3 WHITE_LINE = vec3(0.64, 0.64, 0.61);
+const vec3 YELLOW_LINE = vec3(0.66, 0.48, 0.16);
 vec3 to_linear(vec3 srgb) { return pow(srgb, vec3(2.2)); }
 
 vec3 asphalt(vec3 base) {
     float grain = texture(noise_map, world.xy / 37.0).r - 0.5 + 0.6 * (texture(noise_map, world.xy / 11.0).r - 0.5);
-    return base * (1.0 + 0.22 * grain);
+    return base * (1.0 + 0.14 * grain);
 }
 
 vec3 road(vec3 base) {
@@ -78,13 +78,13 @@ vec3 road(vec3 base) {
 
 vec3 pavement(vec3 base) {
     float joints = max(pulses(surface.x / 1.5, 0.97, 1.0), pulses(surface.y / 1.5, 0.97, 1.0));
-    vec3 slab = base * (1.0 - 0.22 * joints) * (0.97 + 0.06 * texture(noise_map, world.xy / 23.0).r);
-    return mix(slab, base * 1.18, box(surface.x, -0.1, 0.25));
+    vec3 slab = base * (1.0 - 0.12 * joints) * (0.97 + 0.06 * texture(noise_map, world.xy / 23.0).r);
+    return mix(slab, base * 1.12, box(surface.x, -0.1, 0.25));
 }
 
 vec3 grass(vec3 base) {
     float tone = texture(noise_map, world.xy / 61.0).r + 0.5 * texture(noise_map, world.xy / 17.0).r - 0.75;
-    return base * (1.0 + vec3(0.40, 0.34, 0.25) * tone);
+    return base * (1.0 + vec3(0.26, 0.22, 0.16) * tone);
 }
 
 // Returns the wall's albedo; `glow` receives the light of lit windows.
@@ -92,7 +92,7 @@ vec3 facade(vec3 base, vec3 view, out vec3 glow) {
     float u = surface.x, v = surface.y, style = surface.w;
     bool house = style > 7.5;
     float kind = house ? style - 8.0 : style;
-    vec4 pane = kind < 0.5 ? vec4(0.27, 0.73, 0.28, 0.80) : kind < 1.5 ? vec4(0.14, 0.86, 0.32, 0.82)
+    vec4 pane = kind < 0.5 ? vec4(0.25, 0.75, 0.28, 0.80) : kind < 1.5 ? vec4(0.14, 0.86, 0.32, 0.82)
         : kind < 2.5 ? vec4(0.0, 1.0, 0.36, 0.84) : vec4(0.36, 0.64, 0.22, 0.84);
     if (house) pane = vec4(0.30, 0.70, 0.34, 0.74);
     float ground = house ? 0.0 : box(v, -1.0, 1.0);
@@ -111,7 +111,8 @@ vec3 facade(vec3 base, vec3 view, out vec3 glow) {
     vec3 pane_color = mix(vec3(0.045, 0.065, 0.09), horizon, 0.12 + 0.16 * pick + 0.35 * slant);
     float lit_share = mix(0.3, step(0.66, pick), detail) + 0.7 * ground;
     glow = lamps * glass * min(lit_share, 1.0) * vec3(0.95, 0.66, 0.32) * (0.5 + 0.4 * pick);
-    return mix(wall, pane_color, glass);
+    // Panes keep a share of the wall: a softer contrast, and calmer still where they are small in the picture.
+    return mix(wall, mix(wall * 0.45, pane_color, 0.45 + 0.3 * detail), glass);
 }
 """
 

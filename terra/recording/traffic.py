@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -34,6 +35,14 @@ class Occupant:
     speed: float
 
 
+class Crossings(Protocol):
+    """Who crosses the roads on foot; `Pedestrians` are."""
+
+    def blocks(self, turn: int) -> bool:
+        """Whether someone crosses, or is about to, where `turn` passes."""
+        ...
+
+
 def follow(
     speed: Float[np.ndarray, " cars"],
     wanted: Float[np.ndarray, " cars"],
@@ -51,8 +60,9 @@ def follow(
 class Traffic:
     """`num_cars` cars spread over a town's road lanes, stepped at 10 Hz.
 
-    `closed` junctions admit no car. `clear` lists occupants near whom no car starts. Cars know `Occupant`s that are
-    passed to `step`, and nothing else of the world. Arrays run over cars: `lane`, `position`, `speed`, `braking`.
+    `closed` junctions admit no car. `clear` lists occupants near whom no car starts. Cars wait before turns that
+    `crossings` block. They know `Occupant`s that are passed to `step`, and nothing else of the world. Arrays run over
+    cars: `lane`, `position`, `speed`, `braking`.
     """
 
     def __init__(
@@ -63,13 +73,15 @@ class Traffic:
         *,
         closed: Collection[Node] = (),
         clear: Sequence[Occupant] = (),
+        crossings: Crossings | None = None,
     ) -> None:
         self.graph, self._rng, self._closed = graph, rng, frozenset(closed)
+        self._crossings = crossings
         places = self._place(num_cars, clear)
         self.lane = np.array([lane for lane, _ in places], np.int64)
         self.position = np.array([position for _, position in places])
         count = len(places)
-        self.wanted = rng.uniform(6.0, 11.0, count)
+        self.wanted = rng.uniform(8.0, 13.0, count)
         self.speed = self.wanted * 0.7
         self.braking = np.zeros(count, bool)
         self.models = rng.integers(NUM_CAR_MODELS, size=count)
@@ -86,7 +98,7 @@ class Traffic:
         """Ask for `turn` on behalf of the one car that drives itself; True once the turn is its own until `leave`."""
         if self._visitor == turn:
             return True
-        if waits_behind or self.graph.conflicts[turn, self._held[self._held >= 0]].any():
+        if waits_behind or self._crossed(turn) or self.graph.conflicts[turn, self._held[self._held >= 0]].any():
             return False
         self._visitor = turn
         return True
@@ -94,6 +106,11 @@ class Traffic:
     def leave(self) -> None:
         """Give back what `admit` granted."""
         self._visitor = -1
+
+    def taken(self) -> list[int]:
+        """The turns that cars have been admitted to and not yet left."""
+        held = self._held[self._held >= 0].tolist()
+        return held if self._visitor < 0 else [*held, self._visitor]
 
     def step(self, occupants: Sequence[Occupant] = ()) -> None:
         """Advance all cars by 0.1 s."""
@@ -179,6 +196,8 @@ class Traffic:
         near = to_line < np.maximum(9.0, self.speed**2 / (2 * COMFORTABLE_BRAKING) + 6.0)
         asks = np.flatnonzero(near & leads_lane & (self._held < 0) & (self.lane < graph.num_road_lanes))
         for car in asks[np.argsort(to_line[asks], kind="stable")]:
+            if self._crossed(int(self._next[car])):
+                continue
             turn = graph.lanes[self._next[car]]
             taken = self._held[self._held >= 0]
             last = first[turn.exit]
@@ -186,6 +205,9 @@ class Traffic:
             blocked = self._visitor >= 0 and graph.conflicts[self._next[car], self._visitor]
             if not (turn.node in self._closed or full or blocked or graph.conflicts[self._next[car], taken].any()):
                 self._held[car] = self._next[car]
+
+    def _crossed(self, turn: int) -> bool:
+        return self._crossings is not None and self._crossings.blocks(turn)
 
     def _pass_on(self) -> None:
         graph = self.graph

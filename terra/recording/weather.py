@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 Color = tuple[float, float, float]
 
 
@@ -30,8 +32,8 @@ WEATHERS: dict[str, Weather] = {
         sun_color=(1.02, 0.94, 0.80),
         sky_light=(0.48, 0.53, 0.62),
         ground_light=(0.34, 0.33, 0.30),
-        horizon=(0.66, 0.78, 0.88),
-        zenith=(0.16, 0.36, 0.72),
+        horizon=(0.70, 0.78, 0.85),
+        zenith=(0.22, 0.38, 0.64),
         fog_density=0.0015,
         clouds=0.45,
         cloud_color=(0.95, 0.95, 0.95),
@@ -63,11 +65,11 @@ WEATHERS: dict[str, Weather] = {
     ),
     "dusk": Weather(
         sun=(-0.86, 0.38, 0.30),
-        sun_color=(0.95, 0.50, 0.24),
-        sky_light=(0.28, 0.25, 0.34),
+        sun_color=(0.80, 0.50, 0.32),
+        sky_light=(0.34, 0.32, 0.38),
         ground_light=(0.20, 0.16, 0.17),
-        horizon=(0.82, 0.45, 0.26),
-        zenith=(0.12, 0.13, 0.32),
+        horizon=(0.70, 0.46, 0.33),
+        zenith=(0.15, 0.17, 0.32),
         fog_density=0.0022,
         clouds=0.5,
         cloud_color=(0.60, 0.30, 0.28),
@@ -76,7 +78,7 @@ WEATHERS: dict[str, Weather] = {
     "night": Weather(
         sun=(0.3, -0.4, 0.85),
         sun_color=(0.045, 0.055, 0.08),
-        sky_light=(0.055, 0.062, 0.095),
+        sky_light=(0.085, 0.092, 0.125),
         ground_light=(0.035, 0.035, 0.045),
         horizon=(0.035, 0.042, 0.075),
         zenith=(0.006, 0.009, 0.025),
@@ -88,3 +90,9 @@ WEATHERS: dict[str, Weather] = {
 }
 # How often each comes in a recording: mostly plain daylight.
 WEATHER_SHARES: dict[str, float] = {"day": 0.4, "overcast": 0.2, "fog": 0.1, "dusk": 0.15, "night": 0.15}
+
+
+def draw_weather(town_seed: int, number: int) -> str:
+    """The weather of drive or start `number` of a town."""
+    names, shares = list(WEATHER_SHARES), list(WEATHER_SHARES.values())
+    return str(np.random.default_rng([town_seed, 3, number]).choice(names, p=shares))

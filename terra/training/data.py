@@ -1,10 +1,13 @@
-"""Recorded driving in memory: all frames of a split as one uint8 tensor on the training device, with their actions."""
+"""Recorded driving for training: decoded in parallel, episode by episode, or held as one uint8 tensor on a device.
+
+Videos are decoded by ffmpeg processes that threads feed: they start in milliseconds and import nothing, and frames
+reach the training process through one pipe, where a pool of Python processes would import, pickle and copy them.
+"""
 
 import logging
-import multiprocessing
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,27 +17,24 @@ from einops import rearrange
 from jaxtyping import Float, Float32, Int, UInt8
 from torch import Tensor
 
-from decoder.video import read_video
+from terra.dataset import Episode, episode_actions, read_frames, read_split
 from terra.errors import ConfigError, DatasetError, TrajectoryError, VideoError
-from terra.recording.dataset import list_episodes, load_episode
-from terra.training.progress import ProgressLine
-from terra.trajectory import WAYPOINT_TIMES, Trajectory
+from terra.progress import ProgressLine
+from terra.trajectory import WAYPOINT_TIMES
 from tokenizer import Frames
 
 logger = logging.getLogger(__name__)
 
-_DAMAGE = (DatasetError, VideoError, TrajectoryError)
-
 
 @dataclass(frozen=True)
 class DrivingFrames:
-    """The readable episodes of one split, one after another.
+    """Frames of the readable episodes of one split, one episode after another.
 
     Attributes:
-        frames: 8-bit RGB on the training device, channels_last in memory; `to_unit_range` makes `Frames` of a part.
+        frames: 8-bit RGB on a device, channels_last in memory; `to_unit_range` makes `Frames` of a part.
         actions: float32 on the CPU, one for each frame: rows of [lateral y (left positive), forward x, time t].
         episode_start: int64 on the CPU; episode i is frames episode_start[i] to episode_start[i + 1].
-        fps: frames a second.
+        fps: frames a second of the recording (of what is kept, only without `max_frames`).
         waypoint_times: seconds ahead of an action's rows.
         damaged: why an episode was left out, one line each.
     """
@@ -47,20 +47,51 @@ class DrivingFrames:
     damaged: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class _Job:
-    """One episode to decode, as plain data for another process."""
-
-    video: Path
-    num_frames: int
-    fps: float
-    image_size: tuple[int, int]
-    actions: Float32[np.ndarray, "frames slots action_dim"]
-
-
 def to_unit_range(frames: UInt8[Tensor, "frames 3 height width"]) -> Frames:
     """8-bit frames as float32 in [-1, 1]: x / 127.5 - 1, on their device."""
     return frames.float() / 127.5 - 1.0
+
+
+@dataclass(frozen=True)
+class DecodedEpisode:
+    """All frames of one episode (8-bit RGB) and the action of each, float32."""
+
+    frames: UInt8[np.ndarray, "frames height width 3"]
+    actions: Float32[np.ndarray, "frames slots action_dim"]
+
+
+def decode_episodes(
+    episodes: Sequence[Episode], workers: int, waypoint_times: Sequence[float] = WAYPOINT_TIMES
+) -> Iterator[DecodedEpisode | str]:
+    """Of each episode, in order, its frames and actions or, if it is damaged, one line that says why.
+
+    Args:
+        episodes: of `terra.dataset.read_split`.
+        workers: videos decoded at once; 0 decodes each when it is asked for. At most `workers` + 1 episodes are held.
+        waypoint_times: seconds ahead of an action's rows.
+
+    Raises:
+        ConfigError: `workers` below 0.
+    """
+    if workers < 0:
+        raise ConfigError(f"workers: expected 0 or more, got {workers}")
+    times = tuple(waypoint_times)
+    if workers == 0:
+        yield from (_decode(episode, times) for episode in episodes)
+        return
+    waiting: deque[Future[DecodedEpisode | str]] = deque()
+    with ThreadPoolExecutor(workers, thread_name_prefix="decode") as pool:
+        try:
+            for episode in episodes:
+                waiting.append(pool.submit(_decode, episode, times))
+                # Bounded, so that decoded frames don't pile up where the device is the slower side.
+                if len(waiting) > workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
 
 
 def load_driving(
@@ -69,116 +100,105 @@ def load_driving(
     *,
     device: torch.device | str = "cpu",
     workers: int = 0,
+    max_frames: int | None = None,
+    rank: int = 0,
+    num_processes: int = 1,
     waypoint_times: Sequence[float] = WAYPOINT_TIMES,
 ) -> DrivingFrames:
-    """Decode all episodes of a split in `workers` processes (0: in this one), in the order of their names.
+    """Decode a split onto `device`: of several processes, each takes every `num_processes`-th episode.
 
     Damaged episodes, and those whose frame rate or size is not the first one's, are left out: each is logged as a
     warning, and at the end their number.
 
+    Args:
+        max_frames: keep at most so many of all processes' frames, evenly spaced over the whole split; None keeps all.
+            An episode of which one frame is kept is decoded in full.
+        rank: which of the `num_processes` this is.
+
     Raises:
-        DatasetError: no dataset or no such split in `folder`, or no episode of it can be read.
-        ConfigError: `workers` below 0.
+        DatasetError: no dataset or no such split in `folder`, or no episode of this process's can be read.
+        ConfigError: `workers` below 0, or `max_frames` below 1.
     """
-    if workers < 0:
-        raise ConfigError(f"workers: expected 0 or more processes, got {workers}")
-    jobs, damaged = _read_poses(list_episodes(folder, split), waypoint_times)
-    if not jobs:
+    if max_frames is not None and max_frames < 1:
+        raise ConfigError(f"max_frames: expected at least 1 or null, got {max_frames}")
+    found = read_split(folder, split)
+    episodes, odd = same_kind(found.episodes)
+    # What can be seen without decoding is every process's to see, and the first one's to report.
+    damaged = [*found.damaged, *odd] if rank == 0 else []
+    kept = kept_frames(episodes, max_frames)
+    mine = [pair for pair in zip(episodes, kept, strict=True) if len(pair[1])][rank::num_processes]
+    if not mine:
         raise _nothing_readable(folder, split, damaged)
+    height, width = mine[0][0].image_size
+    num_frames = sum(len(chosen) for _, chosen in mine)
     # One allocation, filled in place: for a large split it takes most of the device's memory.
-    height, width = jobs[0].image_size
-    num_frames = sum(job.num_frames for job in jobs)
     frames = torch.empty(
         (num_frames, 3, height, width), dtype=torch.uint8, device=device, memory_format=torch.channels_last
     )
     bounds, actions = [0], []
+    decoded = decode_episodes([episode for episode, _ in mine], workers, waypoint_times)
     with ProgressLine(f"decoding {split}", num_frames) as line:
-        for job, result in _decode_all(jobs, workers):
-            if isinstance(result, str):
-                damaged.append(result)
+        for (_, chosen), episode in zip(mine, decoded, strict=True):
+            if isinstance(episode, str):
+                damaged.append(episode)
                 continue
-            bounds.append(bounds[-1] + job.num_frames)
-            actions.append(torch.from_numpy(job.actions))
-            pictures = rearrange(torch.from_numpy(result), "frames height width rgb -> frames rgb height width")
-            frames[bounds[-2] : bounds[-1]] = pictures.to(device)
+            bounds.append(bounds[-1] + len(chosen))
+            actions.append(torch.from_numpy(episode.actions[chosen]))
+            pictures = episode.frames if len(chosen) == len(episode.frames) else episode.frames[chosen]
+            frames[bounds[-2] : bounds[-1]] = rearrange(
+                torch.from_numpy(pictures).to(device), "frames height width rgb -> frames rgb height width"
+            )
             line.show(bounds[-1], f"{bounds[-1]} of {num_frames} frames")
-    for reason in damaged:
-        logger.warning("left out: %s", reason)
-    if damaged:
-        logger.warning("%s: %d damaged episodes of split %s are left out", folder, len(damaged), split)
+    report_damage(folder, split, damaged)
     if not actions:
         raise _nothing_readable(folder, split, damaged)
     return DrivingFrames(
         frames=frames[: bounds[-1]],
         actions=torch.cat(actions),
         episode_start=torch.tensor(bounds),
-        fps=jobs[0].fps,
+        fps=mine[0][0].fps,
         waypoint_times=tuple(waypoint_times),
         damaged=tuple(damaged),
     )
 
 
-def _nothing_readable(folder: Path, split: str, damaged: Sequence[str]) -> DatasetError:
-    first = damaged[0] if damaged else "no episode"
-    return DatasetError(f"{folder}: expected a readable episode of split {split}, got {len(damaged)} damaged: {first}")
+def same_kind(episodes: Sequence[Episode]) -> tuple[list[Episode], list[str]]:
+    """The episodes of the first one's frame rate and size, and one line for each other one."""
+    expected = (episodes[0].fps, episodes[0].image_size) if episodes else None
+    alike = [episode for episode in episodes if (episode.fps, episode.image_size) == expected]
+    odd = [
+        f"{episode.video}: expected {expected} (fps, image size), got {(episode.fps, episode.image_size)}"
+        for episode in episodes
+        if (episode.fps, episode.image_size) != expected
+    ]
+    return alike, odd
 
 
-def _read_poses(folders: Sequence[Path], waypoint_times: Sequence[float]) -> tuple[list[_Job], list[str]]:
-    """What to decode, with the actions, and why an episode is left out."""
-    jobs: list[_Job] = []
-    damaged: list[str] = []
-    for folder in folders:
-        try:
-            job = _read_episode(folder, waypoint_times)
-        except _DAMAGE as error:
-            damaged.append(str(error))
-            continue
-        expected = (jobs[0].fps, jobs[0].image_size) if jobs else (job.fps, job.image_size)
-        if (job.fps, job.image_size) == expected:
-            jobs.append(job)
-        else:
-            damaged.append(f"{folder}: expected {expected} (fps, image size), got {(job.fps, job.image_size)}")
-    return jobs, damaged
+def report_damage(folder: Path, split: str, damaged: Sequence[str]) -> None:
+    """Log why each episode was left out, and how many were."""
+    for reason in damaged:
+        logger.warning("left out: %s", reason)
+    if damaged:
+        logger.warning("%s: %d damaged episodes of split %s are left out", folder, len(damaged), split)
 
 
-def _read_episode(folder: Path, waypoint_times: Sequence[float]) -> _Job:
-    episode = load_episode(folder)
-    poses = episode.poses
-    trajectory = Trajectory.from_poses(
-        poses.time,
-        np.column_stack([poses.x, poses.y]),
-        poses.heading,
-        fps=episode.fps,
-        source=str(folder / "poses.npz"),
-    )
-    actions = trajectory.actions(episode.num_frames, waypoint_times)
-    return _Job(episode.video, episode.num_frames, episode.fps, episode.image_size, actions)
-
-
-def _decode_all(
-    jobs: Sequence[_Job], workers: int
-) -> Iterator[tuple[_Job, UInt8[np.ndarray, "frames height width 3"] | str]]:
-    """Each job, in order, with its frames or why they can't be had."""
-    if workers == 0:
-        yield from ((job, _decode(job)) for job in jobs)
-        return
-    # spawn: forking a process that holds a CUDA context and running threads breaks both.
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        waiting: deque[tuple[_Job, Future]] = deque()
-        for job in jobs:
-            waiting.append((job, pool.submit(_decode, job)))
-            # Bounded, so that decoded frames don't pile up here when the device is the slower side.
-            if len(waiting) >= 2 * workers:
-                done, future = waiting.popleft()
-                yield done, future.result()
-        for done, future in waiting:
-            yield done, future.result()
-
-
-def _decode(job: _Job) -> UInt8[np.ndarray, "frames height width 3"] | str:
+def _decode(episode: Episode, waypoint_times: tuple[float, ...]) -> DecodedEpisode | str:
     try:
-        frames = read_video(job.video)
-    except VideoError as error:
+        return DecodedEpisode(read_frames(episode), episode_actions(episode, waypoint_times))
+    except (DatasetError, VideoError, TrajectoryError) as error:
         return str(error)
-    expected = (job.num_frames, *job.image_size, 3)
-    return frames if frames.shape == expected else f"{job.video}: expected frames {expected}, got {frames.shape}"
+
+
+def kept_frames(episodes: Sequence[Episode], max_frames: int | None) -> list[np.ndarray]:
+    """Of each episode, which frames: evenly spaced over all of them, from the first to the last."""
+    bounds = np.cumsum([0, *(episode.num_frames for episode in episodes)])
+    total = int(bounds[-1])
+    count = total if max_frames is None else min(max_frames, total)
+    chosen = np.unique(np.linspace(0, max(total - 1, 0), count).round().astype(np.int64))
+    parts = np.split(chosen, np.searchsorted(chosen, bounds[1:-1]))
+    return [part - start for part, start in zip(parts, bounds, strict=False)]
+
+
+def _nothing_readable(folder: Path, split: str, damaged: Sequence[str]) -> DatasetError:
+    first = damaged[0] if damaged else "fewer episodes than processes"
+    return DatasetError(f"{folder}: expected a readable episode of split {split}, got {len(damaged)} damaged: {first}")

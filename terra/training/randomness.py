@@ -1,4 +1,4 @@
-"""Counter-based random numbers: what a step draws depends on (seed, step) alone, so a resumed run needs no state."""
+"""Counter-based random numbers: what is drawn depends on (seed, draw, rank) alone, so a resumed run needs no state."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ import torch
 
 @dataclass(frozen=True)
 class StepRandom:
-    """The generators of one training step.
+    """The generators of one batch of one process.
 
     Attributes:
         host: draws that choose samples; on the CPU, so that a run draws the same samples on every device.
@@ -19,9 +19,9 @@ class StepRandom:
     device: torch.Generator
 
 
-def step_random(seed: int, step: int, device: torch.device) -> StepRandom:
-    """The generators of step `step` (from 0) of a run seeded with `seed` (>= 0)."""
-    host_seed, device_seed = np.random.SeedSequence([seed, step]).generate_state(2, np.uint64)
+def step_random(seed: int, draw: int, device: torch.device, rank: int = 0) -> StepRandom:
+    """The generators of batch `draw` (from 0, over the whole run) of process `rank` of a run seeded with `seed`."""
+    host_seed, device_seed = np.random.SeedSequence([seed, draw, rank]).generate_state(2, np.uint64)
     return StepRandom(
         host=torch.Generator("cpu").manual_seed(int(host_seed)),
         device=torch.Generator(device).manual_seed(int(device_seed)),
@@ -30,7 +30,11 @@ def step_random(seed: int, step: int, device: torch.device) -> StepRandom:
 
 def draw_indices(random: StepRandom, high: int, size: int, device: torch.device) -> torch.Tensor:
     """`size` indices in [0, high), with replacement, int64 on `device`, sent there without waiting for the device."""
-    indices = torch.randint(high, (size,), generator=random.host)
+    return send(torch.randint(high, (size,), generator=random.host), device)
+
+
+def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A CPU tensor on `device`, without waiting for the device."""
     if device.type == "cuda":
-        indices = indices.pin_memory()
-    return indices.to(device, non_blocking=True)
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)

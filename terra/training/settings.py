@@ -13,8 +13,10 @@ class LoopConfig:
     """How long and how fast to train.
 
     Attributes:
-        output: folder for `log.jsonl` and `state/`.
-        batch_size: samples of one step.
+        output: folder for `log.jsonl`, `tensorboard/` and `state/`.
+        batch_size: samples that one process puts through the model at once.
+        accumulate: batches whose gradients are averaged before an update: a step sees batch_size x accumulate x
+            processes samples.
         max_steps, max_seconds: the run ends at the first of the two that it meets. Seconds are those spent in the loop,
             compilation and saving included, over all resumed parts of the run.
         schedule: what the cosine decay of the learning rate follows, "steps" or "time".
@@ -22,16 +24,18 @@ class LoopConfig:
         final_learning_rate: the end of the cosine, as a fraction of the peak.
         weight_decay: AdamW's, on parameters of two and more axes.
         clip_norm: bound of the gradient's norm.
-        ema_decay: of the averaged weights.
+        ema_decay: of the averaged weights, a step.
+        ema_every_steps: the average takes the weights in only so often, with the decay of as many steps.
         compile_model: torch.compile the model's forward.
         save_every_seconds, log_every_seconds: of loop time.
         peak_flops: of the device, for the model FLOPs utilisation; 989e12 is the dense bf16 peak of an H100 or H200 SXM
             (NVIDIA's data sheets).
-        seed: of the samples drawn; the weights' start is the caller's.
+        seed: of the samples drawn; the weights' start is the caller's, the same in every process.
     """
 
     output: Path
     batch_size: int
+    accumulate: int = 1
     max_steps: int | None = None
     max_seconds: float | None = None
     schedule: Literal["steps", "time"] = "steps"
@@ -42,6 +46,7 @@ class LoopConfig:
     beta2: float = 0.95
     clip_norm: float = 1.0
     ema_decay: float = 0.999
+    ema_every_steps: int = 1
     compile_model: bool = False
     save_every_seconds: float = 120.0
     log_every_seconds: float = 10.0
@@ -61,7 +66,8 @@ class LoopConfig:
                 continue
             if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
                 raise ConfigError(f"{name}: expected {'a whole number' if whole else 'a number'}, got {value!r}")
-        positive = ("batch_size", "max_steps", "max_seconds", "learning_rate", "clip_norm", "log_every_seconds")
+        positive = ("batch_size", "accumulate", "ema_every_steps", "max_steps", "max_seconds", "learning_rate")
+        positive += ("clip_norm", "log_every_seconds")
         for name in positive:
             value = getattr(self, name)
             if value is not None and not value > 0:

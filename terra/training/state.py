@@ -1,6 +1,7 @@
 """The state of an interrupted training run on disk: a safetensors file for the tensors, a JSON file for the rest."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -8,7 +9,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from terra.errors import CheckpointError
 from tokenizer.checkpoint import read_json, write_json, write_tensors
@@ -16,6 +16,8 @@ from tokenizer.checkpoint import read_json, write_json, write_tensors
 STATE_FILE = "state.json"
 
 Scalars = dict[str, int | float | str]
+Networks = Mapping[str, tuple[nn.Module, Optimizer]]
+"""Networks under training, by the names that their tensors have in the file."""
 
 
 class Ema:
@@ -25,17 +27,19 @@ class Ema:
     (the warm-up of TensorFlow's ExponentialMovingAverage with num_updates).
     """
 
-    def __init__(self, model: nn.Module, decay: float):
-        self.decay = decay
+    def __init__(self, model: nn.Module, decay: float, every_steps: int = 1):
+        self.model, self.decay, self.every_steps = model, decay, every_steps
         self._parameters = dict(model.named_parameters())
         self.weights = {name: p.detach().float().clone() for name, p in self._parameters.items()}
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take in the parameters after step `step` (from 0)."""
-        keep = min(self.decay, (1 + step) / (10 + step))
+        """Take in the parameters after step `step` (from 0), if its turn has come."""
+        if (step + 1) % self.every_steps:
+            return
+        keep = min(self.decay, (1 + step) / (10 + step)) ** self.every_steps
         parameters = [p.detach().float() for p in self._parameters.values()]
-        get_ema_multi_avg_fn(keep)(list(self.weights.values()), parameters, step)
+        torch._foreach_lerp_(list(self.weights.values()), parameters, 1 - keep)  # pyright: ignore[reportPrivateImportUsage]
 
     @torch.no_grad()
     def copy_to_model(self) -> None:
@@ -43,21 +47,34 @@ class Ema:
         for name, parameter in self._parameters.items():
             parameter.copy_(self.weights[name])
 
+    @contextmanager
+    def averaged(self) -> Iterator[nn.Module]:
+        """The model with its averaged weights; afterwards it has its own again, bit for bit."""
+        own = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
+        self.copy_to_model()
+        try:
+            yield self.model
+        finally:
+            with torch.no_grad():
+                for name, parameter in self._parameters.items():
+                    parameter.copy_(own[name])
 
-def save_state(folder: Path, model: nn.Module, optimizer: Optimizer, ema: Ema, scalars: Scalars) -> None:
+
+def save_state(folder: Path, networks: Networks, ema: Ema, scalars: Scalars) -> None:
     """Write the state so that a crash at any moment leaves the previous one readable.
 
-    `scalars` must hold "step", "elapsed_seconds" and "seed". The tensor file's name carries the step; `state.json`
-    names that file and is replaced last.
+    `networks` holds "model", whose average `ema` is, and perhaps others; `scalars` must hold "step", "elapsed_seconds"
+    and "seed". The tensor file's name carries the step; `state.json` names that file and is replaced last.
 
     Raises:
         OutputError: the folder can't be written.
     """
-    tensors = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
-    tensors |= {f"ema.{name}": weight for name, weight in ema.weights.items()}
-    for name, parameter in model.named_parameters():
-        for key, value in optimizer.state[parameter].items():
-            tensors[f"optimizer.{key}.{name}"] = torch.as_tensor(value)
+    tensors = {f"ema.{name}": weight for name, weight in ema.weights.items()}
+    for part, (network, optimizer) in networks.items():
+        tensors |= {f"{part}.{name}": tensor.detach() for name, tensor in network.state_dict().items()}
+        for name, parameter in network.named_parameters():
+            for key, value in optimizer.state[parameter].items():
+                tensors[f"{part}_optimizer.{key}.{name}"] = torch.as_tensor(value)
     tensor_path = folder / f"state-{scalars['step']:08d}.safetensors"
     write_tensors(tensor_path, tensors)
     write_json(folder / STATE_FILE, {**scalars, "tensors": tensor_path.name})
@@ -66,11 +83,11 @@ def save_state(folder: Path, model: nn.Module, optimizer: Optimizer, ema: Ema, s
             old.unlink()
 
 
-def load_state(folder: Path, model: nn.Module, optimizer: Optimizer, ema: Ema) -> Scalars | None:
+def load_state(folder: Path, networks: Networks, ema: Ema) -> Scalars | None:
     """Restore what `save_state` wrote and return its scalars; None if nothing was saved in `folder`.
 
     Raises:
-        CheckpointError: the files are damaged, or belong to a model with other parameters.
+        CheckpointError: the files are damaged, or belong to networks with other parameters.
     """
     path = folder / STATE_FILE
     if not path.exists():
@@ -80,25 +97,39 @@ def load_state(folder: Path, model: nn.Module, optimizer: Optimizer, ema: Ema) -
     if missing:
         raise CheckpointError(f"{path}: expected the state of a training run, got none of {sorted(missing)}")
     tensors = read_tensors(folder / scalars.pop("tensors"))
-    _restore_tensors(tensors, model, optimizer, ema, folder)
+    targets = {f"ema.{name}": weight for name, weight in ema.weights.items()}
+    for part, (network, _) in networks.items():
+        targets |= {f"{part}.{name}": tensor for name, tensor in network.state_dict().items()}
+    _restore(targets, tensors, folder)
+    for part, (network, optimizer) in networks.items():
+        _restore_optimizer(tensors, f"{part}_optimizer.", network, optimizer)
     return scalars
 
 
 @torch.no_grad()
-def _restore_tensors(tensors: dict[str, Tensor], model: nn.Module, optimizer: Optimizer, ema: Ema, where: Path) -> None:
-    parameters = dict(model.named_parameters())
-    _expect_names(tensors, (f"{part}.{name}" for part in ("model", "ema") for name in parameters), where)
-    for name, parameter in parameters.items():
-        for target, source in ((parameter, tensors[f"model.{name}"]), (ema.weights[name], tensors[f"ema.{name}"])):
-            if target.shape != source.shape:
-                raise CheckpointError(
-                    f"{where}: {name}: expected shape {tuple(target.shape)}, got {tuple(source.shape)}"
-                )
-            target.copy_(source)
+def _restore(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], where: Path) -> None:
+    """Copy into the targets, whose names and shapes the file must have."""
+    got = {name for name in tensors if "_optimizer." not in name.partition(".")[0] + "."}
+    if targets.keys() != got:
+        missing, unexpected = sorted(targets.keys() - got), sorted(got - targets.keys())
+        raise CheckpointError(
+            f"{where}: expected the state of this model, got {len(missing)} missing {missing[:3]} and "
+            f"{len(unexpected)} unexpected tensors {unexpected[:3]}"
+        )
+    for name, target in targets.items():
+        if target.shape != tensors[name].shape:
+            raise CheckpointError(
+                f"{where}: {name}: expected shape {tuple(target.shape)}, got {tuple(tensors[name].shape)}"
+            )
+        target.copy_(tensors[name])
+
+
+def _restore_optimizer(tensors: Mapping[str, Tensor], prefix: str, network: nn.Module, optimizer: Optimizer) -> None:
+    parameters = dict(network.named_parameters())
     fused = bool(optimizer.param_groups[0].get("fused"))
-    for key_and_name in (name for name in tensors if name.startswith("optimizer.")):
-        _, key, name = key_and_name.split(".", 2)
-        value, parameter = tensors[key_and_name], parameters[name]
+    for key_and_name in (name.removeprefix(prefix) for name in tensors if name.startswith(prefix)):
+        key, name = key_and_name.split(".", 1)
+        value, parameter = tensors[prefix + key_and_name], parameters[name]
         if value.ndim == 0:
             # AdamW keeps its step counter on the host unless it is fused.
             restored = value.to(parameter.device if fused else "cpu")
@@ -106,17 +137,6 @@ def _restore_tensors(tensors: dict[str, Tensor], model: nn.Module, optimizer: Op
             # empty_like keeps channels_last strides, which the fused update needs to be those of the parameter.
             restored = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
         optimizer.state[parameter][key] = restored
-
-
-def _expect_names(tensors: Mapping[str, Tensor], expected: Iterable[str], where: Path) -> None:
-    wanted = set(expected)
-    got = {name for name in tensors if not name.startswith("optimizer.")}
-    if wanted != got:
-        missing, unexpected = sorted(wanted - got), sorted(got - wanted)
-        raise CheckpointError(
-            f"{where}: expected the state of this model, got {len(missing)} missing {missing[:3]} and "
-            f"{len(unexpected)} unexpected tensors {unexpected[:3]}"
-        )
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

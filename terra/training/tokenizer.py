@@ -1,62 +1,57 @@
-"""Training of the tokenizer on single frames of recorded driving, and what its reconstructions are worth."""
+"""Training of the tokenizer on single frames of recorded driving."""
 
-import importlib.util
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
-import numpy as np
 import torch
-from einops import rearrange
-from jaxtyping import UInt8
-from PIL import Image
-from torch import Tensor
+from accelerate import Accelerator
+from jaxtyping import Int, UInt8
+from torch import Tensor, nn
+from torch._functorch import config as functorch_config
+from torch.utils.flop_counter import FlopCounterMode
 
+from terra.device import torch_dtype
 from terra.errors import ConfigError
-from terra.training.data import DrivingFrames, to_unit_range
+from terra.features import perceptual_distance
+from terra.training.adversarial import (
+    PatchDiscriminator,
+    adaptive_weight,
+    discriminator_loss,
+    generator_loss,
+    lecam_loss,
+)
+from terra.training.data import DrivingFrames, load_driving, to_unit_range
 from terra.training.loop import Batch, TrainingResult, train
+from terra.training.processes import start_processes, unwrapped
 from terra.training.randomness import StepRandom, draw_indices
+from terra.training.reconstruction import (
+    comparison,
+    evaluate_tokenizer,
+    evenly_spaced,
+    packaged_network,
+    write_picture,
+)
 from terra.training.settings import LoopConfig
+from terra.training.state import Ema
+from terra.training.terms import Terms
 from tokenizer import (
     EncoderDecoderConfig,
+    Frames,
     LFQTokenizer,
     LFQTokenizerConfig,
-    LossWeights,
     QuantizerConfig,
     tokenizer_loss,
 )
-from tokenizer.checkpoint import write_json
+from tokenizer.files import write_json
 
 logger = logging.getLogger(__name__)
 
 FOLDER = "tokenizer"
 NUM_PICTURE_FRAMES = 6
-EVALUATION_BATCH = 32
-
-
-@dataclass(frozen=True, kw_only=True)
-class EntropyAnneal:
-    """The entropy weight falls linearly from `start` times its final value to it over the first `until` of a run.
-
-    A high weight early spreads the vectors over all ids before the decoder has learnt to live with few of them
-    (Open-MAGVIT2 anneals it likewise).
-    """
-
-    start: float = 5.0
-    until: float = 0.2
-
-    def __post_init__(self) -> None:
-        if not self.start >= 0 or not 0 <= self.until <= 1:
-            raise ConfigError(
-                f"entropy_anneal: expected start of 0 or more and until in [0, 1], got {self.start} and {self.until}"
-            )
-
-    def factor(self, progress: float) -> float:
-        """What to multiply the final weight by when `progress` in [0, 1] of the run is done."""
-        if progress >= self.until:
-            return 1.0
-        return self.start + (1.0 - self.start) * progress / self.until
+MIN_SIDE = 32  # that `FeatureNetwork` takes
 
 
 def small_config(
@@ -72,69 +67,130 @@ def small_config(
     )
 
 
-def loss_weights(values: Mapping[str, float]) -> LossWeights:
-    """`LossWeights`, with ConfigError for a value that is not allowed."""
-    try:
-        return LossWeights(**values)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"loss: {error}") from error
-
-
-def stored_dtype(name: str) -> torch.dtype:
-    """The element type that `name` means: float32, float16 or bfloat16. Raises ConfigError on another."""
-    dtypes = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-    if name not in dtypes:
-        raise ConfigError(f"dtype: expected one of {', '.join(dtypes)}, got {name!r}")
-    return dtypes[name]
-
-
 class TokenizerObjective:
-    """Random frames, each alone, never mirrored: left and right carry meaning in driving."""
+    """Random frames, each alone, never mirrored: left and right carry meaning in driving.
+
+    With several processes the entropy of the mean distribution is that of each process's batch, not of all processes':
+    9,216 vectors a batch of 64 frames spread over 4,096 ids well, and exchanging distributions would cost a wait.
+
+    Args:
+        model: the tokenizer, for frames of its `image_size`.
+        frames: that this process draws from, on the device where training runs.
+        terms: of the loss.
+        pictured: held-out frames for the previews; None if there are none.
+    """
 
     samples = "frames"
-    flops_per_sample = None
 
     def __init__(
         self,
         model: LFQTokenizer,
         frames: UInt8[Tensor, "frames 3 height width"],
-        weights: LossWeights,
-        anneal: EntropyAnneal,
+        terms: Terms,
+        pictured: UInt8[Tensor, "frames 3 height width"] | None = None,
     ):
         if tuple(frames.shape[2:]) != tuple(model.image_size):
             raise ConfigError(
                 f"image_size: expected the dataset's {tuple(frames.shape[2:])} (height, width), "
                 f"got {tuple(model.image_size)}"
             )
-        self.model = model
-        self._frames, self._weights, self._anneal = frames, weights, anneal
+        self.model: nn.Module = model
+        self.rival: nn.Module | None = None
+        if terms.adversarial.weight:
+            rival = PatchDiscriminator(terms.adversarial.width)
+            self.rival = rival.to(frames.device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        self.tokens_per_sample: int | None = model.rows * model.cols
+        self.flops_per_sample: float | None = flops_per_frame(model.config)
+        self._frames, self._terms, self._pictured = frames, terms, pictured
+        self._quantizer = model.config.quantizer_config
+        # A whole stride of the network's layers but the last; small pictures are not cut below what it takes.
+        self._margin = min(16, max(0, min(frames.shape[2:]) - MIN_SIDE))
+        self._reconstruction: Tensor | None = None
 
     def draw(self, random: StepRandom, batch_size: int) -> Batch:
         """Frames in [-1, 1], drawn with replacement."""
         chosen = self._frames[draw_indices(random, len(self._frames), batch_size, self._frames.device)]
-        return {"frames": to_unit_range(chosen).to(memory_format=torch.channels_last)}
+        corner = torch.randint(self._margin + 1, (2,), generator=random.host)  # stays on the CPU
+        return {"frames": to_unit_range(chosen).to(memory_format=torch.channels_last), "corner": corner}
 
     def loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
-        """`tokenizer_loss` with the annealed entropy weight."""
-        entropy = self._weights.entropy * self._anneal.factor(progress)
-        parts = tokenizer_loss(self.model, batch["frames"], replace(self._weights, entropy=entropy))
-        return {"loss": parts.pop("total"), **parts}
+        """`tokenizer_loss` with the annealed entropy weight, and the perceptual and adversarial terms that are on."""
+        frames, terms = batch["frames"], self._terms
+        reconstruction, z = self.model(frames)
+        weights = replace(terms.weights, entropy=terms.weights.entropy * terms.anneal.factor(progress))
+        parts = tokenizer_loss(reconstruction, z, frames, self._quantizer, weights)
+        loss = parts.pop("total")
+        if terms.network is not None:
+            ours, theirs = (self._crop(pictures, batch["corner"]) for pictures in (reconstruction, frames))
+            distance = perceptual_distance(terms.network, ours, theirs).mean()
+            loss = loss + terms.perceptual * distance
+            parts["perceptual"] = distance.detach()
+        self._reconstruction = None
+        if self.rival is not None and progress >= terms.adversarial.start:
+            self._reconstruction = reconstruction.detach()
+            adversarial = generator_loss(unwrapped(self.rival)(reconstruction))
+            factor = adaptive_weight(loss, adversarial, reconstruction) if terms.adversarial.adaptive else 1.0
+            loss = loss + terms.adversarial.weight * factor * adversarial
+            parts["adversarial"] = adversarial.detach()
+        return {"loss": loss, **parts}
+
+    def _crop(self, frames: Frames, corner: Int[Tensor, " two"]) -> Frames:
+        """All but `_margin` rows and columns, from `corner` on.
+
+        The network's strided layers look harder at some rows and columns than at others, and the decoder would learn
+        stripes for them; so the picture lies elsewhere at each step.
+        """
+        height, width = (side - self._margin for side in frames.shape[2:])
+        top, left = corner.tolist()
+        return frames[..., top : top + height, left : left + width].contiguous(memory_format=torch.channels_last)
+
+    def rival_loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
+        """The discriminator's loss on the frames and what `loss` made of them; a constant before the term begins."""
+        frames, terms = batch["frames"], self._terms.adversarial
+        if self.rival is None or self._reconstruction is None:
+            return {"rival_loss": torch.zeros((), device=frames.device, requires_grad=True)}
+        # One forward pass for both: the wrapper that averages gradients over processes expects one.
+        scores = self.rival(torch.cat([frames, self._reconstruction.to(frames.dtype)]))
+        recorded, reconstructed = scores.chunk(2)
+        loss = discriminator_loss(recorded, reconstructed)
+        parts = {"recorded_score": recorded.detach().mean(), "reconstructed_score": reconstructed.detach().mean()}
+        if terms.lecam:
+            discriminator = cast(PatchDiscriminator, unwrapped(self.rival))
+            loss = loss + terms.lecam * lecam_loss(discriminator, recorded, reconstructed, terms.lecam_decay)
+        return {"rival_loss": loss, **parts}
+
+    def previews(self, ema: Ema) -> dict[str, Tensor]:
+        """Held-out frames above their reconstruction by the averaged weights."""
+        if self._pictured is None:
+            return {}
+        with ema.averaged() as model:
+            return {"reconstruction": comparison(cast(LFQTokenizer, model), self._pictured)}
+
+
+def flops_per_frame(config: LFQTokenizerConfig) -> float:
+    """Floating-point operations of one frame forward (counted) and backward (twice that), convolutions only."""
+    with torch.device("meta"):
+        model, frame = LFQTokenizer(config), torch.empty(1, 3, *config.image_size)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(frame)
+    return 3.0 * counter.get_total_flops()
 
 
 def train_tokenizer(
     driving: DrivingFrames,
-    held_out: DrivingFrames,
+    held_out: DrivingFrames | None,
     config: LoopConfig,
     model: LFQTokenizerConfig,
+    terms: Terms,
+    accelerator: Accelerator,
     *,
-    weights: LossWeights,
-    anneal: EntropyAnneal,
     dtype: torch.dtype = torch.float16,
     evaluation_frames: int = 512,
 ) -> TrainingResult:
     """Train, then write `tokenizer/` (averaged weights in `dtype`), `metrics.json` and `reconstruction.png`.
 
     What is measured and pictured are the stored weights, read back. A run that SIGTERM stops writes only its state.
+    `held_out` is needed in the first process only; without it nothing is measured.
 
     Raises:
         ConfigError, CheckpointError, OutputError: see `terra.training.loop.train`; ConfigError also if the frames'
@@ -142,80 +198,67 @@ def train_tokenizer(
     """
     device = driving.frames.device
     torch.backends.cudnn.benchmark = device.type == "cuda"
+    pictured = None if held_out is None else evenly_spaced(held_out.frames, NUM_PICTURE_FRAMES)
+    if terms.network is not None:
+        terms.network.to(device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        if config.compile_model:
+            terms.network.compile()
+    if terms.adversarial.weight and terms.adversarial.adaptive:
+        # `adaptive_weight` goes back through the compiled networks twice, so that their buffers must outlive the first.
+        functorch_config.donated_buffer = False
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         tokenizer = LFQTokenizer(model)
-    tokenizer = tokenizer.to(device=device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    result = train(TokenizerObjective(tokenizer, driving.frames, weights, anneal), config)
-    if result.stopped_by == "sigterm":
+        tokenizer = tokenizer.to(device=device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        objective = TokenizerObjective(tokenizer, driving.frames, terms, pictured)
+    result = train(objective, config, accelerator)
+    if result.stopped_by == "sigterm" or not accelerator.is_main_process:
         return result
     result.ema.copy_to_model()
     tokenizer.to(dtype).save_pretrained(config.output / FOLDER)
+    if held_out is None or pictured is None:
+        return result
     stored = LFQTokenizer.from_pretrained(config.output / FOLDER).to(device=device)
-    metrics = evaluate_tokenizer(stored, evenly_spaced(held_out.frames, evaluation_frames))
+    network = terms.network or packaged_network()
+    frames = evenly_spaced(held_out.frames, evaluation_frames)
+    with torch.compiler.set_stance("force_eager"):
+        metrics = evaluate_tokenizer(stored, frames, None if network is None else network.to(device))
     write_json(config.output / "metrics.json", {**metrics, "step": result.step, "seconds": result.elapsed_seconds})
-    _write_comparison(stored, evenly_spaced(held_out.frames, NUM_PICTURE_FRAMES), config.output / "reconstruction.png")
+    write_picture(comparison(stored, pictured), config.output / "reconstruction.png")
     logger.info("held out: %s", " ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
     return result
 
 
-def evenly_spaced(frames: UInt8[Tensor, "frames 3 height width"], count: int) -> UInt8[Tensor, "some 3 height width"]:
-    """At most `count` frames, from the first to the last."""
-    chosen = np.unique(np.linspace(0, len(frames) - 1, min(count, len(frames))).round().astype(np.int64))
-    return frames[torch.from_numpy(chosen).to(frames.device)]
+def run(values: Mapping[str, Any]) -> None:
+    """`terra-train-tokenizer` with the settings of conf/train_tokenizer.yaml, in each process of a run.
 
-
-@torch.inference_mode()
-def evaluate_tokenizer(
-    tokenizer: LFQTokenizer, frames: UInt8[Tensor, "frames 3 height width"]
-) -> dict[str, float | int]:
-    """Encode and decode frames; means over them.
-
-    Returns `psnr` (dB, of 8-bit pictures), `ssim` (only where torchmetrics is installed; Wang et al. 2004, its
-    defaults), and of the ids used: `codebook_used` (distinct ids / codebook size), `codebook_perplexity`
-    (exp of the ids' entropy) and `evaluated_frames`.
+    Raises:
+        TerraError: see `Terms.from_values`, `load_driving` and `train_tokenizer`.
     """
-    psnr: list[Tensor] = []
-    ssim: list[Tensor] = []
-    counts = torch.zeros(tokenizer.codebook_size, dtype=torch.long, device=frames.device)
-    has_torchmetrics = importlib.util.find_spec("torchmetrics") is not None
-    for truth in frames.split(EVALUATION_BATCH):
-        tokens = tokenizer.encode(to_unit_range(truth))
-        counts += torch.bincount(tokens.flatten(), minlength=tokenizer.codebook_size)
-        decoded = _to_8_bit(tokenizer.decode(tokens))
-        error = (decoded.float() - truth.float()).square().mean(dim=(1, 2, 3))
-        # Half a grey level of one pixel in a million bounds the PSNR of a perfect picture to 114 dB.
-        psnr.append(10 * torch.log10(255.0**2 / error.clamp_min(2.5e-7)))
-        if has_torchmetrics:
-            ssim.append(_ssim(decoded, truth))
-    used = counts[counts > 0].double() / counts.sum()
-    metrics: dict[str, float | int] = {"evaluated_frames": len(frames), "psnr": torch.cat(psnr).mean().item()}
-    if ssim:
-        metrics["ssim"] = torch.cat(ssim).mean().item()
-    else:
-        logger.info("ssim is left out: torchmetrics is not installed")
-    metrics["codebook_used"] = len(used) / tokenizer.codebook_size
-    metrics["codebook_perplexity"] = (-(used * used.log()).sum()).exp().item()
-    return metrics
-
-
-def _ssim(decoded: UInt8[Tensor, "frames 3 height width"], truth: UInt8[Tensor, "frames 3 height width"]) -> Tensor:
-    from torchmetrics.functional.image import (  # pyright: ignore[reportMissingImports]
-        structural_similarity_index_measure,
+    loop, terms, dtype = LoopConfig.from_values(values), Terms.from_values(values), torch_dtype(values["dtype"])
+    accelerator = start_processes(values["device"])
+    folder, workers = Path(values["data"]), values["workers"]
+    driving = load_driving(
+        folder,
+        values["train_split"],
+        device=accelerator.device,
+        workers=workers,
+        max_frames=values["max_frames"],
+        rank=accelerator.process_index,
+        num_processes=accelerator.num_processes,
     )
-
-    return structural_similarity_index_measure(decoded / 255.0, truth / 255.0, data_range=1.0, reduction="none")
-
-
-def _to_8_bit(frames: Tensor) -> UInt8[Tensor, "frames 3 height width"]:
-    return ((frames.clamp(-1.0, 1.0) + 1.0) * 127.5).round().to(torch.uint8)
-
-
-@torch.inference_mode()
-def _write_comparison(tokenizer: LFQTokenizer, frames: UInt8[Tensor, "frames 3 height width"], path: Path) -> None:
-    """Held-out frames in the top row, their reconstructions below."""
-    decoded = _to_8_bit(tokenizer.decode(tokenizer.encode(to_unit_range(frames))))
-    picture = rearrange(torch.stack([frames, decoded]), "row f channel h w -> (row h) (f w) channel")
-    temporary = path.with_name(f".{path.name}.tmp")
-    Image.fromarray(picture.cpu().numpy()).save(temporary, format="PNG")
-    temporary.replace(path)
+    held_out = None
+    if accelerator.is_main_process:
+        held_out = load_driving(
+            folder,
+            values["held_out_split"],
+            device=accelerator.device,
+            workers=workers,
+            max_frames=max(values["evaluation_frames"], NUM_PICTURE_FRAMES),
+        )
+        write_json(loop.output / "settings.json", values)
+    height, width = driving.frames.shape[2:]
+    model = small_config(image_size=(height, width), **values["tokenizer"])
+    train_tokenizer(
+        driving, held_out, loop, model, terms, accelerator, dtype=dtype, evaluation_frames=values["evaluation_frames"]
+    )

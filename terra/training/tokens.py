@@ -1,27 +1,34 @@
-"""Recorded driving as token ids: made once with a trained tokenizer, stored as one file a split, read in windows."""
+"""Recorded driving as token ids: one file for each shard of the dataset, read as one and in windows.
 
-import hashlib
+    DIR/<split>/<shard>.safetensors    tokens (frames, rows, cols), the smallest of uint8, int16 and int32 that holds
+                                       the codebook; actions (frames, slots, 3) float32; episode_start (episodes + 1)
+                                       int64; in its header where it comes from (see `ShardFacts`)
+    DIR/<split>/tokens.json            written last: what all files share, their names, frames and SHA-256
+
+`terra.training.tokenise` writes them.
+"""
+
 import json
 import logging
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
-from terra.errors import CheckpointError, ConfigError, DatasetError
-from terra.training.data import DrivingFrames, to_unit_range
-from terra.training.progress import ProgressLine
-from terra.training.state import read_tensors
-from tokenizer import LFQTokenizer
-from tokenizer.checkpoint import read_json, write_json, write_tensors
+from terra.errors import ConfigError, DatasetError
+from tokenizer.files import file_sha256, make_folder, read_json, replacing, write_json
 
 logger = logging.getLogger(__name__)
 
-FORMAT, VERSION = "terra-tokens", 1
+FORMAT, VERSION = "terra-tokens", 2
+INDEX = "tokens.json"
 
 
 @dataclass(frozen=True)
@@ -29,7 +36,7 @@ class TokenisedDriving:
     """The episodes of one split, one after another.
 
     Attributes:
-        tokens: ids in [0, codebook_size), int32 on disk and on the device (half of int64's memory).
+        tokens: ids in [0, codebook_size), as the smallest of uint8, int16 and int32 that holds them.
         actions: float32 rows of [lateral y (left positive), forward x, time t], metres and seconds.
         episode_start: int64 on the CPU; episode i is frames episode_start[i] to episode_start[i + 1].
         fps: frames a second.
@@ -74,126 +81,172 @@ class TokenisedDriving:
         return replace(self, tokens=self.tokens.to(device), actions=self.actions.to(device))
 
 
-@torch.no_grad()
-def tokenise(
-    driving: DrivingFrames, tokenizer: LFQTokenizer, tokenizer_sha256: str, *, batch_size: int = 256
-) -> TokenisedDriving:
-    """Encode every frame, on the device and in the precision of the tokenizer's weights.
+@dataclass(frozen=True)
+class ShardFacts:
+    """Where the tokens of one file come from, and what is needed to read them.
 
-    Raises:
-        ConfigError: the tokenizer takes frames of another size.
+    Attributes:
+        fps, codebook_size, tokenizer_sha256, waypoint_times: as in `TokenisedDriving`.
+        source_sha256: of the ids, lengths and video hashes of the shard's episodes; whether a file is up to date.
+        precision: the element type that the tokenizer computed in.
     """
-    size = tuple(driving.frames.shape[2:])
-    if size != tuple(tokenizer.image_size):
-        raise ConfigError(
-            f"expected frames of the tokenizer's {tuple(tokenizer.image_size)} (height, width), got {size}"
-        )
-    chunks = driving.frames.split(batch_size)
-    grids: list[Tensor] = []
-    with ProgressLine("tokenising", len(driving.frames)) as line:
-        for index, chunk in enumerate(chunks):
-            grids.append(tokenizer.encode(to_unit_range(chunk)).to("cpu", torch.int32))
-            line.show(min((index + 1) * batch_size, len(driving.frames)), f"{len(driving.frames)} frames")
-    return TokenisedDriving(
-        tokens=torch.cat(grids),
-        actions=driving.actions,
-        episode_start=driving.episode_start,
-        fps=driving.fps,
-        codebook_size=tokenizer.codebook_size,
-        tokenizer_sha256=tokenizer_sha256,
-        waypoint_times=driving.waypoint_times,
-    )
+
+    fps: float
+    codebook_size: int
+    tokenizer_sha256: str
+    waypoint_times: tuple[float, ...]
+    source_sha256: str
+    precision: str
+
+    def header(self) -> dict[str, str]:
+        """As a safetensors file carries it: strings only; one, because safetensors writes several in any order."""
+        return {FORMAT: json.dumps({"version": VERSION, **asdict(self)})}
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """What must be equal in all files of a split."""
+        return {name: value for name, value in asdict(self).items() if name != "source_sha256"}
 
 
-def save_tokens(tokenised: TokenisedDriving, path: Path) -> None:
-    """Write PATH.safetensors, then PATH.json beside it, which describes it; `path` is either, or has no suffix.
+def token_dtype(codebook_size: int) -> torch.dtype:
+    """The smallest of uint8, int16 and int32 that holds ids in [0, codebook_size)."""
+    if codebook_size <= 2**8:
+        return torch.uint8
+    return torch.int16 if codebook_size <= 2**15 else torch.int32
+
+
+def save_shard(
+    path: Path,
+    facts: ShardFacts,
+    tokens: Int[Tensor, "frames rows cols"],
+    actions: Float[Tensor, "frames slots action_dim"],
+    episode_start: Int[Tensor, " boundaries"],
+) -> None:
+    """Write one file, whole or not at all.
 
     Raises:
         OutputError: the folder can't be written.
     """
-    tensor_path = path.with_suffix(".safetensors")
-    tensors = {
-        "tokens": tokenised.tokens.to("cpu", torch.int32),
-        "actions": tokenised.actions.cpu().float(),
-        "episode_start": tokenised.episode_start,
-    }
-    write_tensors(tensor_path, tensors)
-    write_json(
-        path.with_suffix(".json"),
-        {
-            "format": FORMAT,
-            "version": VERSION,
-            "fps": tokenised.fps,
-            "codebook_size": tokenised.codebook_size,
-            "tokenizer_sha256": tokenised.tokenizer_sha256,
-            "waypoint_times": list(tokenised.waypoint_times),
-            "frames": len(tokenised.tokens),
-            "episodes": len(tokenised.episode_start) - 1,
-            "sha256": _sha256(tensor_path),
-        },
-    )
+    dtype = token_dtype(facts.codebook_size)
+    tensors = {"tokens": tokens.to("cpu", dtype), "actions": actions.cpu().float(), "episode_start": episode_start}
+    make_folder(path.parent)
+    with replacing(path) as temporary:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, facts.header())
 
 
-def load_tokens(path: Path, device: torch.device | str = "cpu") -> TokenisedDriving:
-    """Read what `save_tokens` wrote, onto `device`.
+def read_shard_facts(path: Path) -> ShardFacts:
+    """What the header of a file written by `save_shard` says.
 
     Raises:
-        DatasetError: a file is missing, damaged, of another format, or not the one that the JSON describes.
+        DatasetError: it is missing, damaged or of another format.
     """
-    tensor_path, json_path = path.with_suffix(".safetensors"), path.with_suffix(".json")
-    description = _read_description(json_path, tensor_path)
     try:
-        tensors = read_tensors(tensor_path)
-        tokenised = TokenisedDriving(
-            tokens=tensors["tokens"],
-            actions=tensors["actions"],
-            episode_start=tensors["episode_start"],
-            fps=float(description["fps"]),
-            codebook_size=int(description["codebook_size"]),
-            tokenizer_sha256=str(description["tokenizer_sha256"]),
-            waypoint_times=tuple(float(time) for time in description["waypoint_times"]),
-        )
-    except (CheckpointError, KeyError, TypeError, ValueError) as error:
-        raise DatasetError(
-            f"{tensor_path}: expected tokens as dataset_tokenise.py writes them, got {error!r}"
-        ) from error
-    _check(tokenised, tensor_path)
+        with safe_open(path, "pt") as file:
+            header = (file.metadata() or {}).get(FORMAT)
+        values: dict[str, Any] = json.loads(header) if header is not None else {}
+        if (version := values.pop("version", None)) != VERSION:
+            kind = None if header is None else FORMAT
+            raise DatasetError(f"{path}: expected {FORMAT} version {VERSION}, got {kind} version {version}")
+        values["waypoint_times"] = tuple(values["waypoint_times"])
+        return ShardFacts(**values)
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise DatasetError(f"{path}: expected tokens as dataset_tokenise.py writes them, got {error!r}") from error
+
+
+def write_index(folder: Path, names: Sequence[str]) -> None:
+    """Write tokens.json over the files `names` of a split, which must come from one tokenizer.
+
+    Raises:
+        DatasetError: a file is missing or damaged, or they differ in what they must share.
+        OutputError: the folder can't be written.
+    """
+    shared: dict[str, Any] | None = None
+    files = {}
+    for name in names:
+        path = folder / name
+        facts = read_shard_facts(path)
+        shared = shared or facts.shared
+        if facts.shared != shared:
+            differing = [key for key, value in shared.items() if facts.shared[key] != value]
+            raise DatasetError(f"{path}: expected the {', '.join(differing)} of {folder / names[0]}, got others")
+        with safe_open(path, "pt") as file:
+            frames, episodes = file.get_slice("tokens").get_shape()[0], file.get_slice("episode_start").get_shape()[0]
+        files[name] = {"frames": frames, "episodes": episodes - 1, "sha256": file_sha256(path, DatasetError)}
+    totals = {key: sum(file[key] for file in files.values()) for key in ("frames", "episodes")}
+    write_json(folder / INDEX, {"format": FORMAT, "version": VERSION, **(shared or {}), **totals, "files": files})
+
+
+def load_tokens(folder: Path, device: torch.device | str = "cpu") -> TokenisedDriving:
+    """Read all files of a split as one, onto `device`; each is checked against its SHA-256.
+
+    Raises:
+        DatasetError: the folder is not complete, or a file is missing, damaged, of another format or not the one that
+            tokens.json describes.
+    """
+    index = _read_index(folder)
+    try:
+        rows = int(index["frames"])
+        facts = {name: index[name] for name in ("fps", "codebook_size", "tokenizer_sha256")}
+        times = tuple(float(time) for time in index["waypoint_times"])
+        files: Mapping[str, Mapping[str, Any]] = dict(index["files"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise DatasetError(f"{folder / INDEX}: expected an index of token files, got {error!r}") from error
+    # Filled in place: a list of all parts and their concatenation would take twice the memory.
+    whole: dict[str, Tensor] = {}
+    bounds, done = [0], 0
+    for name, described in files.items():
+        part = _read_shard(folder / name, described)
+        for key in ("tokens", "actions"):
+            if key not in whole:
+                whole[key] = torch.empty((rows, *part[key].shape[1:]), dtype=part[key].dtype)
+            if part[key].shape[1:] != whole[key].shape[1:] or part[key].dtype != whole[key].dtype:
+                got, expected = tuple(part[key].shape[1:]), tuple(whole[key].shape[1:])
+                raise DatasetError(f"{folder / name}: expected {key} of shape {expected}, got {got}")
+            whole[key][done : done + len(part[key])] = part[key]
+        bounds += [done + int(bound) for bound in part["episode_start"][1:]]
+        done += len(part["tokens"])
+    if not files or done != rows:
+        raise DatasetError(f"{folder / INDEX}: expected {rows} frames in its files, got {done}")
+    tokenised = TokenisedDriving(**whole, episode_start=torch.tensor(bounds), **facts, waypoint_times=times)
+    low, high = (int(bound) for bound in tokenised.tokens.aminmax())
+    if low < 0 or high >= tokenised.codebook_size:
+        raise DatasetError(f"{folder}: expected ids in [0, {tokenised.codebook_size}), got {low} to {high}")
     return tokenised.to(torch.device(device))
 
 
-def _read_description(json_path: Path, tensor_path: Path) -> dict[str, Any]:
-    for needed in (json_path, tensor_path):
-        if not needed.is_file():
-            raise DatasetError(f"{needed}: expected tokens made by dataset_tokenise.py, found no such file")
-    try:
-        description = read_json(json_path)
-    except CheckpointError as error:
-        raise DatasetError(str(error)) from error
-    kind = (description.get("format"), description.get("version"))
+def _read_index(folder: Path) -> dict[str, Any]:
+    path = folder / INDEX
+    if not path.is_file():
+        count = sum(1 for _ in folder.glob("*.safetensors"))
+        raise DatasetError(
+            f"{path}: expected tokens made to the end by dataset_tokenise.py, found no such file and {count} parts"
+        )
+    index = read_json(path, DatasetError)
+    kind = (index.get("format"), index.get("version"))
     if kind != (FORMAT, VERSION):
-        raise DatasetError(f"{json_path}: expected format {FORMAT} version {VERSION}, got {json.dumps(kind)}")
-    if description.get("sha256") != (got := _sha256(tensor_path)):
-        raise DatasetError(f"{tensor_path}: expected sha256 {description.get('sha256')} of {json_path.name}, got {got}")
-    return description
+        raise DatasetError(f"{path}: expected format {FORMAT} version {VERSION}, got {json.dumps(kind)}")
+    return index
 
 
-def _check(tokenised: TokenisedDriving, where: Path) -> None:
-    tokens, actions, bounds = tokenised.tokens, tokenised.actions, tokenised.episode_start
+def _read_shard(path: Path, described: Mapping[str, Any]) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise DatasetError(f"{path}: expected the token file that {INDEX} names, found none")
+    if described.get("sha256") != (got := file_sha256(path, DatasetError)):
+        raise DatasetError(f"{path}: expected sha256 {described.get('sha256')} of {INDEX}, got {got}")
+    try:
+        with safe_open(path, "pt") as file:
+            tensors = {key: file.get_tensor(key) for key in ("tokens", "actions", "episode_start")}
+    except (OSError, SafetensorError) as error:
+        raise DatasetError(f"{path}: expected tokens as dataset_tokenise.py writes them, got {error!r}") from error
+    tokens, actions, bounds = (tensors[key] for key in ("tokens", "actions", "episode_start"))
     if tokens.ndim != 3 or actions.ndim != 3 or len(actions) != len(tokens):
         raise DatasetError(
-            f"{where}: expected tokens (frames, rows, cols) and actions (frames, slots, 3), "
+            f"{path}: expected tokens (frames, rows, cols) and actions (frames, slots, 3), "
             f"got {tuple(tokens.shape)} and {tuple(actions.shape)}"
         )
-    starts_and_ends = (int(bounds[0]), int(bounds[-1])) if len(bounds) else None
-    if starts_and_ends != (0, len(tokens)) or (bounds.diff() <= 0).any():
+    ends = (int(bounds[0]), int(bounds[-1])) if len(bounds) else None
+    if ends != (0, len(tokens)) or (bounds.diff() <= 0).any():
         raise DatasetError(
-            f"{where}: episode_start: expected increasing from 0 to {len(tokens)}, got {bounds.tolist()[:8]}"
+            f"{path}: episode_start: expected increasing from 0 to {len(tokens)}, got {bounds.tolist()[:8]}"
         )
-    low, high = int(tokens.min()), int(tokens.max())
-    if low < 0 or high >= tokenised.codebook_size:
-        raise DatasetError(f"{where}: expected ids in [0, {tokenised.codebook_size}), got {low} to {high}")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return tensors

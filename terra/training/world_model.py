@@ -1,43 +1,85 @@
-"""Training of the world model on windows of tokens and actions, and how well it predicts held-out driving."""
+"""Training of the world model on windows of tokens and actions."""
 
-import importlib.util
 import logging
 import shutil
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from einops import rearrange
-from jaxtyping import Float, Int
+from accelerate import Accelerator
+from jaxtyping import Int
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from terra.errors import ConfigError
-from terra.prompt import SLOT_FILLER
+from terra.training.flops import flops_per_window
 from terra.training.loop import Batch, TrainingResult, train
-from terra.training.randomness import StepRandom, draw_indices
+from terra.training.prediction import evaluate_world_model, pack_windows, plot_metrics
+from terra.training.preview import HeldOutPreview, load_preview_tokenizer
+from terra.training.processes import start_processes
+from terra.training.randomness import StepRandom, send
 from terra.training.settings import LoopConfig
-from terra.training.tokens import TokenisedDriving
-from terra.world_model import LlamaActionConfig, LlamaActionV2ForCausalLM, load_world_model
-from terra.world_model.attention import use_causal_attention
-from tokenizer.checkpoint import write_json
+from terra.training.state import Ema
+from terra.training.tokens import TokenisedDriving, load_tokens
+from terra.world_model import LlamaActionConfig, LlamaActionV2ForCausalLM, load_world_model, write_weights
+from tokenizer.files import write_json
 
 logger = logging.getLogger(__name__)
 
 FOLDER = "world_model"
-EVALUATION_BATCH = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorldModelSize:
     """The free choices of an architecture; everything else follows from the tokens. Names are those of config.json."""
 
-    hidden_size: int = 384
-    intermediate_size: int = 1024
-    num_hidden_layers: int = 8
-    num_attention_heads: int = 6
+    hidden_size: int = 512
+    intermediate_size: int = 1408
+    num_hidden_layers: int = 10
+    num_attention_heads: int = 8
     num_key_value_heads: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldModelTraining:
+    """What the world model's training adds to the loop's settings.
+
+    Attributes:
+        window: frames of a training window, and of the model's context.
+        max_corruption: each window draws a rate uniformly from 0 to this, and that fraction of its input tokens is
+            replaced by random ids.
+        z_loss: see `LlamaActionV2ForCausalLM.forward`; 0 leaves it out.
+        checkpoint_layers: keep only the layers' inputs for the backward pass; a third more computation, a fraction of
+            the memory.
+        attention: "fastest" (see `attention_kernels`), or "flash", torch's own flash kernels.
+        evaluation_windows: held-out windows that are predicted at the end.
+        preview_frames: frames of the rollouts that each save logs, where a tokenizer is given; 0: none.
+        tokenizer: folder of the tokenizer that made the tokens, to show rollouts; None shows none.
+        max_shard_size: of the stored weights' files, as transformers writes it ("45MB").
+    """
+
+    window: int = 25
+    max_corruption: float = 0.0
+    z_loss: float = 0.0
+    checkpoint_layers: bool = False
+    attention: Literal["fastest", "flash"] = "fastest"
+    evaluation_windows: int = 64
+    preview_frames: int = 0
+    tokenizer: Path | None = None
+    max_shard_size: str = "45MB"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_corruption < 1:
+            raise ConfigError(f"max_corruption: expected a fraction in [0, 1), got {self.max_corruption}")
+        if not self.z_loss >= 0:
+            raise ConfigError(f"z_loss: expected 0 or more, got {self.z_loss}")
+        if self.attention not in ("fastest", "flash"):
+            raise ConfigError(f"attention: expected fastest or flash, got {self.attention!r}")
+        if self.evaluation_windows < 1:
+            raise ConfigError(f"evaluation_windows: expected 1 or more, got {self.evaluation_windows}")
 
 
 def build_config(tokenised: TokenisedDriving, window: int, size: WorldModelSize) -> LlamaActionConfig:
@@ -60,64 +102,85 @@ def build_config(tokenised: TokenisedDriving, window: int, size: WorldModelSize)
     )
 
 
-def pack_windows(tokens: Int[Tensor, "batch window rows cols"], slots: int) -> Int[Tensor, "batch length"]:
-    """Ids as they stand in the model's context: [tokens of frame 1][slots][tokens of frame 2][slots] ..."""
-    flat = rearrange(tokens, "batch window rows cols -> batch window (rows cols)")
-    return rearrange(F.pad(flat, (0, slots), value=SLOT_FILLER), "batch window block -> batch (window block)")
-
-
 class WorldModelObjective:
     """Next-token prediction on random windows; the loss counts image tokens only.
 
-    With `max_corruption` above 0 each window draws a rate uniformly in [0, max_corruption] and that fraction of its
-    input tokens is replaced by random ids, while the labels stay clean: in a rollout the model reads its own mistakes
-    (Valevski et al. 2024, "Diffusion Models Are Real-Time Game Engines", arXiv 2408.14837, does so with noise).
+    Corrupted input tokens (`WorldModelTraining.max_corruption`) leave the labels clean: in a rollout the model reads
+    its own mistakes (Valevski et al. 2024, "Diffusion Models Are Real-Time Game Engines", arXiv 2408.14837, does so
+    with noise).
     """
 
     samples = "windows"
+    rival: nn.Module | None = None
 
     def __init__(
-        self, model: LlamaActionV2ForCausalLM, tokenised: TokenisedDriving, window: int, max_corruption: float
+        self,
+        model: LlamaActionV2ForCausalLM,
+        tokenised: TokenisedDriving,
+        training: WorldModelTraining,
+        device: torch.device,
+        preview: HeldOutPreview | None = None,
     ):
-        if not 0 <= max_corruption < 1:
-            raise ConfigError(f"max_corruption: expected a fraction in [0, 1), got {max_corruption}")
         self.model: nn.Module = model
-        self._tokenised, self._window, self._max_corruption = tokenised, window, max_corruption
-        self._starts = tokenised.window_starts(window).to(tokenised.tokens.device)
-        self.flops_per_sample = flops_per_window(model)
+        model.checkpoint_layers = training.checkpoint_layers
+        self._tokenised, self._training, self._device, self._preview = tokenised, training, device, preview
+        self._starts = tokenised.window_starts(training.window)
+        self.flops_per_sample: float | None = flops_per_window(model)
+        self.tokens_per_sample: int | None = model.config.layout.max_length
 
     def draw(self, random: StepRandom, batch_size: int) -> Batch:
-        """Windows drawn with replacement from all that lie inside one episode."""
-        starts = self._starts[draw_indices(random, len(self._starts), batch_size, self._starts.device)]
-        tokens, actions = self._tokenised.windows(starts, self._window)
-        labels = pack_windows(tokens, actions.shape[2])
-        return {"input_ids": self._corrupt(labels, random.device), "actions": actions, "labels": labels}
+        """Windows drawn with replacement from all that lie inside one episode, gathered on the tokens' device."""
+        chosen = torch.randint(len(self._starts), (batch_size,), generator=random.host)
+        tokens, actions = self._tokenised.windows(self._starts[chosen], self._training.window)
+        labels = send(pack_windows(tokens, actions.shape[2]), self._device)
+        return {
+            "input_ids": self._corrupt(labels, random.device),
+            "actions": send(actions, self._device),
+            "labels": labels,
+        }
 
     def loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
-        """Mean cross-entropy over image tokens, in nats."""
-        return {"loss": self.model(**batch, use_cache=False).loss}
+        """Mean cross-entropy over image tokens, in nats, and the z-loss if there is one."""
+        return {"loss": self.model(**batch, z_loss=self._training.z_loss).loss}
+
+    def rival_loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
+        """There is no rival."""
+        raise NotImplementedError
+
+    def previews(self, ema: Ema) -> dict[str, Tensor]:
+        """Held-out prediction and rollouts of the averaged weights."""
+        return self._preview.show(ema) if self._preview is not None else {}
 
     def _corrupt(self, labels: Int[Tensor, "batch length"], generator: torch.Generator) -> Int[Tensor, "batch length"]:
-        if self._max_corruption == 0:
+        if self._training.max_corruption == 0:
             return labels
         like: dict[str, Any] = {"generator": generator, "device": labels.device}
-        rate = self._max_corruption * torch.rand((len(labels), 1), **like)
+        rate = self._training.max_corruption * torch.rand((len(labels), 1), **like)
         ids = torch.randint(self._tokenised.codebook_size, labels.shape, **like)
         return torch.where(torch.rand(labels.shape, **like) < rate, ids, labels)
 
 
-def flops_per_window(model: LlamaActionV2ForCausalLM) -> float:
-    """Floating-point operations of one window's forward and backward pass.
+def run(values: Mapping[str, Any]) -> None:
+    """`terra-train` with the values of conf/train_world_model.yaml, in each process of the run.
 
-    6 a parameter and token (Kaplan et al. 2020, arXiv 2001.08361, section 2.1), without the embedding tables, with the
-    head; and 6 length^2 hidden_size a layer for attention: 12 (Chowdhery et al. 2022, "PaLM", appendix B), half of
-    which the causal mask saves.
+    Raises:
+        ConfigError, CheckpointError, DatasetError, OutputError: see `train_world_model`.
     """
-    config = model.config
-    tables = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Embedding))
-    parameters = sum(parameter.numel() for parameter in model.parameters()) - tables
-    length = config.layout.max_length
-    return 6.0 * parameters * length + 6.0 * config.num_hidden_layers * config.hidden_size * length**2
+    loop = LoopConfig.from_values(values)
+    names = WorldModelTraining.__dataclass_fields__
+    training = WorldModelTraining(
+        **{name: values[name] for name in names if name != "tokenizer"},
+        tokenizer=None if values["tokenizer"] is None else Path(values["tokenizer"]),
+    )
+    size = WorldModelSize(**values["world_model"])
+    accelerator = start_processes(values["device"])
+    data = Path(values["data"])
+    tokenised, held_out = (load_tokens(data / values[split]) for split in ("train_split", "held_out_split"))
+    if accelerator.is_main_process:
+        write_json(loop.output / "settings.json", dict(values))
+    train_world_model(tokenised, held_out, loop, size, training, accelerator)
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
 
 
 def train_world_model(
@@ -125,18 +188,16 @@ def train_world_model(
     held_out: TokenisedDriving,
     config: LoopConfig,
     size: WorldModelSize,
-    *,
-    window: int = 25,
-    max_corruption: float = 0.0,
-    evaluation_windows: int = 64,
+    training: WorldModelTraining,
+    accelerator: Accelerator,
 ) -> TrainingResult:
-    """Train, then write `world_model/` (averaged weights, bfloat16, 15 MB shards) and `metrics.json`.
+    """Train, then write `world_model/` (averaged weights, bfloat16), `metrics.json` and `metrics.png`.
 
-    The tokens' device is where training runs. What is measured are the stored weights, read back; where matplotlib is
-    installed, `metrics.png` plots them. A run that SIGTERM stops writes only its state.
+    Tokens stay on the CPU; batches are sent to the device. What is measured are the stored weights, read back. A run
+    that SIGTERM stops writes only its state.
 
     Raises:
-        ConfigError: the two token files come from different tokenizers, or see `terra.training.loop.train`.
+        ConfigError: the two token files or the tokenizer do not belong together, or see `terra.training.loop.train`.
         DatasetError: no episode of `window` frames.
         CheckpointError, OutputError: see `terra.training.loop.train`.
     """
@@ -145,117 +206,61 @@ def train_world_model(
             f"held-out tokens: expected those of tokenizer {tokenised.tokenizer_sha256[:12]}, "
             f"got {held_out.tokenizer_sha256[:12]}"
         )
-    held_out.window_starts(window)  # raises now, not after the training
-    device = tokenised.tokens.device
+    held_out.window_starts(training.window)  # raises now, not after the training
+    device = accelerator.device
+    tokenizer = None
+    if training.tokenizer is not None and accelerator.is_main_process:
+        tokenizer = load_preview_tokenizer(training.tokenizer, tokenised, device)
+    preview = HeldOutPreview(held_out, training.window, training.preview_frames, tokenizer)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        model = LlamaActionV2ForCausalLM(build_config(tokenised, window, size))
-    model.to(device)  # pyright: ignore[reportArgumentType]
-    use_causal_attention(model)
-    result = train(WorldModelObjective(model, tokenised, window, max_corruption), config)
-    if result.stopped_by == "sigterm":
-        return result
-    result.ema.copy_to_model()
-    save_world_model(model, config.output / FOLDER)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    stored = load_world_model(config.output / FOLDER, dtype=dtype, device=device)
-    metrics = evaluate_world_model(stored, held_out.to(device), window, evaluation_windows)
-    write_json(config.output / "metrics.json", {**metrics, "step": result.step, "seconds": result.elapsed_seconds})
-    plot_metrics(metrics, config.output / "metrics.png")
-    logger.info("held out: cross-entropy %.4f nats, accuracy %.4f", metrics["cross_entropy"], metrics["accuracy"])
+        model = LlamaActionV2ForCausalLM(build_config(tokenised, training.window, size))
+    objective = WorldModelObjective(model, tokenised, training, device, preview)
+    with attention_kernels(training.attention, device):
+        result = train(objective, config, accelerator)
+    if result.stopped_by != "sigterm" and accelerator.is_main_process:
+        result.ema.copy_to_model()
+        save_world_model(model, config.output / FOLDER, training.max_shard_size)
+        _evaluate(held_out, config, training, result, device)
     return result
 
 
-def save_world_model(model: LlamaActionV2ForCausalLM, folder: Path) -> None:
-    """Write the weights in bfloat16 (the model is left so) as shards of at most 15 MB, under `folder` when complete."""
+def attention_kernels(choice: Literal["fastest", "flash"], device: torch.device) -> AbstractContextManager[Any]:
+    """A context in which attention takes the chosen kernels; "fastest" leaves torch's order but on Hopper GPUs.
+
+    There cuDNN's come first, 1.7 to 2.3 times as fast as the flash kernels that torch ships, forward and backward; on
+    other generations they are slower (huggingface/transformers, pull request 48163).
+    """
+    order = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    if choice == "flash":
+        return sdpa_kernel(order, set_priority=True)
+    if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9:
+        return sdpa_kernel([SDPBackend.CUDNN_ATTENTION, *order], set_priority=True)
+    return nullcontext()
+
+
+def save_world_model(model: LlamaActionV2ForCausalLM, folder: Path, max_shard_size: str = "45MB") -> None:
+    """Write the weights in bfloat16 (the model is left so), under `folder` when complete."""
     temporary, old = (folder.with_name(f".{folder.name}.{state}") for state in ("tmp", "old"))
     for leftover in (temporary, old):
         shutil.rmtree(leftover, ignore_errors=True)
-    model.set_attn_implementation("sdpa")
-    model.to(torch.bfloat16).save_pretrained(temporary, max_shard_size="15MB")  # pyright: ignore[reportArgumentType]
+    write_weights(model.to(torch.bfloat16), temporary, max_shard_size)  # pyright: ignore[reportArgumentType]
     if folder.exists():
         folder.replace(old)
     temporary.replace(folder)
     shutil.rmtree(old, ignore_errors=True)
 
 
-@torch.inference_mode()
-def evaluate_world_model(model: nn.Module, held_out: TokenisedDriving, window: int, num_windows: int) -> dict[str, Any]:
-    """Predict each image token from all true tokens and actions before it, over windows spread evenly.
-
-    Returns lists by the frame's index in the window: `cross_entropy_by_frame` (nats a token), `accuracy_by_frame` (of
-    the most probable id), `copy_accuracy_by_frame` (of repeating the previous frame; 0 for the first), and, with two
-    windows or more, `other_actions_cross_entropy_by_frame` with the actions of another window, which a model that
-    listens to actions predicts worse from. `cross_entropy`, `accuracy`, `copy_accuracy` and
-    `other_actions_cross_entropy` are their means without the first frame, which nothing precedes.
-    """
-    all_starts = held_out.window_starts(window)
-    chosen = torch.linspace(0, len(all_starts) - 1, min(num_windows, len(all_starts))).round().long()
-    starts = all_starts[chosen].to(held_out.tokens.device)
-    others = starts.roll(len(starts) // 2)
-    sums: dict[str, Tensor] = {}
-    for part, other in zip(starts.split(EVALUATION_BATCH), others.split(EVALUATION_BATCH), strict=True):
-        tokens, actions = held_out.windows(part, window)
-        loss, hit = _score(model, tokens, actions)
-        scores = {"cross_entropy": loss, "accuracy": hit, "copy_accuracy": _copy_hits(tokens)}
-        if len(starts) > 1:
-            scores["other_actions_cross_entropy"], _ = _score(model, tokens, held_out.windows(other, window)[1])
-        for name, score in scores.items():
-            sums[name] = sums.get(name, torch.zeros(())) + score.double().sum(dim=(0, 2)).cpu()
-    patches = held_out.tokens.shape[1] * held_out.tokens.shape[2]
-    counts = torch.full((window,), len(starts) * patches, dtype=torch.float64)
-    counts[0] -= len(starts)  # nothing predicts the very first token
-    metrics: dict[str, Any] = {"evaluated_windows": len(starts)}
-    for name, total in sums.items():
-        metrics[f"{name}_by_frame"] = (total / counts.clamp_min(1)).tolist()
-        metrics[name] = (total[1:].sum() / counts[1:].sum().clamp_min(1)).item()
-    return metrics
-
-
-def _score(
-    model: nn.Module, tokens: Int[Tensor, "batch window rows cols"], actions: Tensor
-) -> tuple[Float[Tensor, "batch window patches"], Float[Tensor, "batch window patches"]]:
-    """Cross-entropy and hit of each image token; 0 for the window's first one."""
-    slots, frames = actions.shape[2], tokens.shape[1]
-    ids = pack_windows(tokens, slots)
-    logits = model(input_ids=ids, actions=actions, use_cache=False).logits[:, :-1]
-    targets = ids[:, 1:]
-    loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
-    hit = (logits.argmax(dim=-1) == targets).float()
-    loss, hit = (
-        rearrange(F.pad(score, (1, 0)), "batch (frames block) -> batch frames block", frames=frames)[..., :-slots]
-        for score in (loss, hit)
-    )
-    return loss, hit
-
-
-def _copy_hits(tokens: Int[Tensor, "batch window rows cols"]) -> Float[Tensor, "batch window patches"]:
-    same = (tokens[:, 1:] == tokens[:, :-1]).float()
-    return rearrange(F.pad(same, (0, 0, 0, 0, 1, 0)), "batch window rows cols -> batch window (rows cols)")
-
-
-def plot_metrics(metrics: dict[str, Any], path: Path) -> None:
-    """Plot cross-entropy and accuracy by frame index, where matplotlib is installed."""
-    if importlib.util.find_spec("matplotlib") is None:
-        logger.info("%s is left out: matplotlib is not installed", path.name)
-        return
-    from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
-
-    figure = Figure(figsize=(9, 3.5), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    curves = (
-        (left, "cross_entropy", "model"),
-        (left, "other_actions_cross_entropy", "another window's actions"),
-        (right, "accuracy", "model"),
-        (right, "copy_accuracy", "previous frame repeated"),
-    )
-    for axes, name, label in curves:
-        if f"{name}_by_frame" in metrics:
-            axes.plot(metrics[f"{name}_by_frame"], label=label)
-    left.set(xlabel="frame of the window", ylabel="cross-entropy (nats a token)")
-    right.set(xlabel="frame of the window", ylabel="token accuracy")
-    left.legend()
-    right.legend()
-    temporary = path.with_name(f".{path.name}.tmp")
-    figure.savefig(temporary, dpi=120, format="png")
-    temporary.replace(path)
+def _evaluate(
+    held_out: TokenisedDriving,
+    config: LoopConfig,
+    training: WorldModelTraining,
+    result: TrainingResult,
+    device: torch.device,
+) -> None:
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    stored = load_world_model(config.output / FOLDER, dtype=dtype, device=device)
+    metrics = evaluate_world_model(stored, held_out, training.window, training.evaluation_windows)
+    write_json(config.output / "metrics.json", {**metrics, "step": result.step, "seconds": result.elapsed_seconds})
+    plot_metrics(metrics, config.output / "metrics.png")
+    logger.info("held out: cross-entropy %.4f nats, accuracy %.4f", metrics["cross_entropy"], metrics["accuracy"])

@@ -1,12 +1,10 @@
 """The `terra-trajectory` document: poses in a fixed frame, or paths in ego frames, as JSON or NPZ."""
 
 import json
-import os
 import reprlib
 import zipfile
 import zlib
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,8 @@ from jaxtyping import Float
 
 from terra.errors import OutputError, TrajectoryError
 from terra.trajectory.checks import check_fps, check_poses, number_array, stack_poses
-from terra.trajectory.model import Trajectory, trajectory_from_poses
+from terra.trajectory.model import PoseTable, Trajectory
+from tokenizer.files import replacing
 
 FORMAT = "terra-trajectory"
 POSE_AXES = "x_y_heading_ccw"
@@ -110,6 +109,23 @@ def parse_document(document: Mapping[str, object], source: str) -> Trajectory:
     Raises:
         TrajectoryError: a key missing, unknown or with another value than the two forms allow; bad numbers.
     """
+    fps, frame = _check_header(document, source)
+    if frame == "world":
+        return _parse_poses(document, fps, source).trajectory()
+    return _parse_paths(document, fps, source)
+
+
+def read_json_poses(path: Path) -> PoseTable:
+    """The poses of a JSON document of frame "world"; TrajectoryError if it is malformed, undeclared, or of paths."""
+    document = parse_json(read_text(path), str(path))
+    fps, frame = _check_header(document, str(path))
+    if frame != "world":
+        raise TrajectoryError(f"{path}: frame: expected 'world', got {frame!r}: paths don't say where the vehicle was")
+    return _parse_poses(document, fps, str(path))
+
+
+def _check_header(document: Mapping[str, object], source: str) -> tuple[float, str]:
+    """The frame rate and the frame of a document that has just the keys of its kind."""
     _expect(document, "format", (FORMAT,), source)
     frame = _expect(document, "frame", ("world", "ego"), source)
     data_keys = ("poses",) if frame == "world" else ("times", "paths")
@@ -121,18 +137,15 @@ def parse_document(document: Mapping[str, object], source: str) -> Trajectory:
         if key not in expected:
             raise TrajectoryError(f"{source}: expected only {', '.join(expected)}, got the key {key!r}")
     _expect(document, "axes", (POSE_AXES if frame == "world" else PATH_AXES,), source)
-    fps = check_fps(document["fps"], source)
-    if frame == "world":
-        return _parse_poses(document, fps, source)
-    return _parse_paths(document, fps, source)
+    return check_fps(document["fps"], source), frame
 
 
-def _parse_poses(document: Mapping[str, object], fps: float, source: str) -> Trajectory:
+def _parse_poses(document: Mapping[str, object], fps: float, source: str) -> PoseTable:
     allowed = {"position": POSITION_UNITS, "angle": ANGLE_UNITS, "time": TIME_UNITS}
     scale = _unit_scales(document["units"], allowed, source)
     rows = number_array(document["poses"], (None, 4), f"{source}: poses")
     poses = rows / [scale["time"], scale["position"], scale["position"], scale["angle"]]
-    return trajectory_from_poses(poses, fps=fps, source=source, locate=lambda row: f"{source}: poses[{row}]")
+    return PoseTable(poses, fps, source, locate=lambda row: f"{source}: poses[{row}]")
 
 
 def _parse_paths(document: Mapping[str, object], fps: float, source: str) -> Trajectory:
@@ -192,11 +205,5 @@ def save_poses(
     }
     rows = ",\n".join(json.dumps(row) for row in poses.tolist())
     text = json.dumps(header, indent=1).removesuffix("\n}") + f',\n "poses": [\n{rows}\n]}}\n'
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise OutputError(f"{path}: expected a place that can be written, got: {error.strerror}") from error

@@ -4,11 +4,12 @@ from pathlib import Path
 
 from terra.errors import TrajectoryError
 from terra.trajectory.act_bench import load_act_bench
-from terra.trajectory.document import load_json, load_npz
-from terra.trajectory.model import Trajectory
-from terra.trajectory.pose_table import load_csv
+from terra.trajectory.document import load_json, load_npz, read_json_poses
+from terra.trajectory.model import PoseTable, Trajectory
+from terra.trajectory.pose_table import read_csv
 
-LOADERS = {".json": load_json, ".npz": load_npz, ".csv": load_csv}
+LOADERS = {".json": load_json, ".npz": load_npz, ".csv": lambda path: read_csv(path).trajectory()}
+POSE_READERS = {".json": read_json_poses, ".csv": read_csv}
 
 
 def load_trajectory(path: str | Path, *, sample_id: int | str | None = None) -> Trajectory:
@@ -31,5 +32,21 @@ def load_trajectory(path: str | Path, *, sample_id: int | str | None = None) -> 
         raise TrajectoryError(f"{path}: expected a trajectory file, got no such file")
     try:
         return load_act_bench(path, sample_id) if suffix == ".jsonl" else LOADERS[suffix](path)
+    except OSError as error:
+        raise TrajectoryError(f"{path}: expected a file that can be read, got: {error.strerror or error}") from error
+
+
+def load_poses(path: str | Path) -> PoseTable:
+    """Read where a vehicle was from JSON or CSV, without cutting it into paths.
+
+    Raises:
+        TrajectoryError: no such file, malformed, undeclared, or paths instead of poses.
+    """
+    path = Path(path)
+    reader = POSE_READERS.get(path.suffix.lower())
+    if reader is None:
+        raise TrajectoryError(f"{path}: expected poses in a file that ends in .json or .csv, got {path.suffix!r}")
+    try:
+        return reader(path)
     except OSError as error:
         raise TrajectoryError(f"{path}: expected a file that can be read, got: {error.strerror or error}") from error

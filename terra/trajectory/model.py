@@ -160,6 +160,27 @@ class Trajectory:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class PoseTable:
+    """A drive's poses as a file had them, in our units but not checked against each other yet.
+
+    Attributes:
+        poses: rows of [time s, x m, y m, heading rad, counter-clockwise from +x].
+        fps: the frame rate that the drive's frames have.
+        source: the file.
+        locate: turns a row's index into the beginning of a message.
+    """
+
+    poses: Float64[np.ndarray, "poses 4"]
+    fps: float
+    source: str
+    locate: Callable[[int], str]
+
+    def trajectory(self) -> Trajectory:
+        """The future path of each frame. Raises TrajectoryError for poses that no vehicle has."""
+        return trajectory_from_poses(self.poses, fps=self.fps, source=self.source, locate=self.locate)
+
+
 def trajectory_from_poses(
     poses: Float64[np.ndarray, "poses 4"],
     *,

@@ -9,14 +9,14 @@ import numpy as np
 from terra.errors import TrajectoryError
 from terra.trajectory.checks import POSE_COLUMNS, check_fps
 from terra.trajectory.document import ANGLE_UNITS, POSITION_UNITS, TIME_UNITS, read_text
-from terra.trajectory.model import Trajectory, trajectory_from_poses
+from terra.trajectory.model import PoseTable
 
 COLUMN_UNITS = {"time": TIME_UNITS, "x": POSITION_UNITS, "y": POSITION_UNITS, "heading": ANGLE_UNITS}
 FPS_COMMENT = re.compile(r"#\s*fps\s*:\s*(?P<fps>.*?)\s*")
 
 
-def load_csv(path: Path) -> Trajectory:
-    """Load poses in one fixed frame from CSV.
+def read_csv(path: Path) -> PoseTable:
+    """Read poses in one fixed frame from CSV.
 
     A header names the columns time_s (or time_ms), x_m, y_m and heading_rad (or heading_deg), in any order; headings
     are counter-clockwise from +x. Lines that begin with # are comments, and one of them is "# fps: 10".
@@ -51,7 +51,7 @@ def load_csv(path: Path) -> Trajectory:
         raise TrajectoryError(f"{path}: expected a header and rows of poses, got {len(rows)} rows")
     order = [list(scales).index(name) for name in POSE_COLUMNS]
     poses = (np.array(rows) / list(scales.values()))[:, order]
-    return trajectory_from_poses(poses, fps=fps, source=str(path), locate=lambda row: f"{path}: line {lines[row]}")
+    return PoseTable(poses, fps, str(path), locate=lambda row: f"{path}: line {lines[row]}")
 
 
 def _parse_fps(text: str, where: str) -> float:

@@ -60,6 +60,12 @@ def load_world_model(
     return model.to(device).eval()  # pyright: ignore[reportArgumentType, reportReturnType]
 
 
+def write_weights(model: LlamaActionForCausalLM | LlamaActionV2ForCausalLM, folder: Path, max_shard_size: str) -> None:
+    """Write config.json and safetensors files of at most `max_shard_size` ("45MB") into a folder."""
+    with _no_progress_bar():
+        model.save_pretrained(folder, max_shard_size=max_shard_size)
+
+
 @contextmanager
 def _no_progress_bar() -> Iterator[None]:
     shown = transformers_logging.is_progress_bar_enabled()

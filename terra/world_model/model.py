@@ -12,6 +12,7 @@ from einops import rearrange
 from jaxtyping import Float, Float32, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from transformers import Cache, LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
@@ -19,9 +20,21 @@ from terra.world_model.actions import linear_projection, mlp_projection
 from terra.world_model.config import LlamaActionConfig
 from terra.world_model.positions import SpatioTemporalPositions
 
+IGNORED_LABEL = -100
+"""A label that the loss does not count."""
+
+_MAX_LOGITS = 2**30
+"""Logits held at once in training (2 GiB in bfloat16); more are computed in parts, and again in the backward pass."""
+
 
 class _LlamaAction(LlamaForCausalLM):
-    """What v1 and v2 share; they differ in the action projection."""
+    """What v1 and v2 share; they differ in the action projection.
+
+    Attributes:
+        checkpoint_layers: in training, keep only each layer's input for the backward pass and compute the rest again.
+    """
+
+    checkpoint_layers = False
 
     config_class = LlamaActionConfig
     config: LlamaActionConfig  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -77,6 +90,7 @@ class _LlamaAction(LlamaForCausalLM):
         actions: Float32[Tensor, "batch steps slots action_dim"] | None = None,
         past_key_values: Cache | None = None,
         labels: Int[Tensor, "batch length"] | None = None,
+        z_loss: float = 0.0,
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
         **kwargs: Any,
@@ -88,10 +102,15 @@ class _LlamaAction(LlamaForCausalLM):
                 slots are ignored.
             actions: the actions whose slots lie in this chunk, in order; whole blocks of slots only.
             past_key_values: the cache of everything before the chunk.
-            labels: usually `input_ids` itself; the loss is the mean cross-entropy over image tokens, wherever a
-                position before them predicts them. Labels at slots, and -100, do not count.
+            labels: the ids to predict, for training on whole blocks from the window's start; usually `input_ids`
+                itself. The loss is the mean cross-entropy, over the image vocabulary, of the image tokens that a
+                position before them predicts. Labels at slots, and -100, do not count. No logits are returned.
+            z_loss: with labels, this much of the mean squared log-normaliser is added to the loss, which keeps the
+                logits from drifting (Chowdhery et al. 2022, "PaLM", section 5: 1e-4).
             logits_to_keep: compute logits of the last positions only; 0 means all.
         """
+        if labels is not None:
+            return CausalLMOutputWithPast(loss=self._loss(input_ids, actions, labels, z_loss))  # pyright: ignore[reportArgumentType]
         start = 0 if past_key_values is None else past_key_values.get_seq_length()
         hidden = self.model(
             inputs_embeds=self.embed(input_ids, actions, start),
@@ -101,14 +120,87 @@ class _LlamaAction(LlamaForCausalLM):
         )
         states = hidden.last_hidden_state
         logits = self.lm_head(states[:, -logits_to_keep:] if logits_to_keep else states)
-        loss = None if labels is None else self._loss(logits, labels, start)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=hidden.past_key_values)  # pyright: ignore[reportArgumentType]
+        return CausalLMOutputWithPast(logits=logits, past_key_values=hidden.past_key_values)  # pyright: ignore[reportArgumentType]
 
-    def _loss(self, logits: Tensor, labels: Tensor, start: int) -> Tensor:
+    def predicting_states(
+        self, input_ids: Int[Tensor, "batch length"], actions: Float32[Tensor, "batch steps slots action_dim"]
+    ) -> Float[Tensor, "batch steps image_tokens hidden"]:
+        """The last layer's states that predict each image token of whole blocks; `image_logits` makes logits of them.
+
+        Nothing predicts the window's first token: its state is zero. The layers are called here one by one, without a
+        mask, because what transformers wraps around them builds one of length x length under torch.compile, which
+        rules out the fused attention kernels.
+
+        Raises:
+            ValueError: a length that is not whole blocks, or an attention other than "sdpa", which needs the mask.
+        """
         layout = self.config.layout
-        positions = torch.arange(start, start + labels.shape[1], device=labels.device)
-        targets = torch.where(positions % layout.block < layout.image_tokens, labels, -100)
-        return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets[:, 1:].flatten())
+        blocks, rest = divmod(input_ids.shape[1], layout.block)
+        if rest:
+            raise ValueError(
+                f"input_ids: expected whole blocks of {layout.block}, got a length of {input_ids.shape[1]}"
+            )
+        if actions.shape[1:3] != (blocks, layout.action_slots):
+            expected = (blocks, layout.action_slots)
+            raise ValueError(f"actions: expected {expected} steps and slots, got {tuple(actions.shape[1:3])}")
+        if self.config._attn_implementation != "sdpa":
+            raise ValueError(f"attention: expected sdpa for training, got {self.config._attn_implementation!r}")
+        states = self._embed_blocks(input_ids, actions)
+        rotary = self.model.rotary_emb(states, torch.arange(input_ids.shape[1], device=states.device)[None])
+        kind = states.device.type
+        if torch.is_autocast_enabled(kind):
+            # The sum of the layers' outputs in half precision: half the memory traffic of everything but the matmuls.
+            states = states.to(torch.get_autocast_dtype(kind))
+        for layer in self.model.layers:
+            if self.checkpoint_layers and self.training:
+                states = checkpoint(layer, states, position_embeddings=rotary, use_reentrant=False)
+            else:
+                states = layer(states, position_embeddings=rotary)
+        predicting = F.pad(self.model.norm(states)[:, :-1], (0, 0, 1, 0))
+        return self._image_parts(predicting)
+
+    def _embed_blocks(self, input_ids: Tensor, actions: Tensor) -> Float[Tensor, "batch length hidden"]:
+        """What `embed` gives for whole blocks, put side by side: the gradient of its gather would be a slow scatter."""
+        image = self.model.embed_tokens(self._image_parts(input_ids))
+        slots = self.action_projection(actions.to(self.action_projection_dtype)).to(image.dtype)
+        embeds = rearrange(torch.cat([image, slots], dim=2), "batch steps block hidden -> batch (steps block) hidden")
+        return embeds + self.pos_embedding_spatio_temporal(torch.arange(embeds.shape[1], device=embeds.device))
+
+    def _image_parts(self, positions: Tensor) -> Tensor:
+        """Of (batch, length, ...) the image tokens' places in each block: (batch, steps, image_tokens, ...)."""
+        layout = self.config.layout
+        return rearrange(positions, "batch (steps block) ... -> batch steps block ...", block=layout.block)[
+            :, :, : layout.image_tokens
+        ]
+
+    def image_logits(self, states: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch image_vocabulary"]:
+        """Logits over the image tokens; the special token behind them is never predicted."""
+        return F.linear(states, self.lm_head.weight[: self.config.image_vocab_size])
+
+    def _loss(self, input_ids: Tensor, actions: Tensor | None, labels: Tensor, z_loss: float) -> Tensor:
+        if actions is None:
+            raise ValueError("actions: expected those of all slots with labels, got none")
+        states = self.predicting_states(input_ids, actions).flatten(0, 2)
+        targets = self._image_parts(labels).flatten(1)
+        first = torch.arange(targets.shape[1], device=labels.device) == 0
+        targets = targets.masked_fill(first, IGNORED_LABEL).flatten()
+        num_parts = -(-len(targets) * self.config.image_vocab_size // _MAX_LOGITS)
+        part = -(-len(targets) // num_parts)
+        sums = []
+        for some, theirs in zip(states.split(part), targets.split(part), strict=True):
+            if num_parts == 1:
+                sums.append(self._summed_loss(some, theirs, z_loss))
+            else:
+                sums.append(checkpoint(self._summed_loss, some, theirs, z_loss, use_reentrant=False))
+        return torch.stack(sums).sum() / (targets != IGNORED_LABEL).sum()
+
+    def _summed_loss(self, states: Tensor, targets: Tensor, z_loss: float) -> Tensor:
+        logits = self.image_logits(states).float()
+        loss = F.cross_entropy(logits, targets, ignore_index=IGNORED_LABEL, reduction="sum")
+        if z_loss:
+            squared = logits.logsumexp(dim=-1).square()
+            loss = loss + z_loss * squared.masked_fill(targets == IGNORED_LABEL, 0.0).sum()
+        return loss
 
 
 class LlamaActionForCausalLM(_LlamaAction):

@@ -1,6 +1,8 @@
 """How far a long task is: a live bar on a terminal, a log line every few seconds elsewhere."""
 
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import monotonic
 from types import TracebackType
 from typing import Self
@@ -20,6 +22,7 @@ class ProgressLine:
     def __init__(self, task: str, total: float, every_seconds: float = 10.0):
         self._task, self._total, self._every_seconds = task, total, every_seconds
         self._last_line = monotonic()
+        self._ended = False
         console = Console(stderr=True)
         self._bar: Progress | None = None
         if console.is_terminal:
@@ -47,6 +50,21 @@ class ProgressLine:
         """Move to `done` (in the unit of `total`) and show `text`."""
         if self._bar is not None:
             self._bar.update(self._bar_task, completed=done, text=text)
-        elif monotonic() - self._last_line >= self._every_seconds or done >= self._total:
+        elif monotonic() - self._last_line >= self._every_seconds or (done >= self._total and not self._ended):
+            self._ended = done >= self._total
             self._last_line = monotonic()
             logger.info("%s: %.0f %%, %s", self._task, 100 * done / max(self._total, 1e-9), text)
+
+
+@contextmanager
+def frames_shown(task: str, num_frames: int) -> Iterator[Callable[[int], None]]:
+    """A line for a task that goes through frames: call what it gives with the frames done so far."""
+    start = monotonic()
+    with ProgressLine(task, num_frames) as line:
+
+        def show(done: int) -> None:
+            rate = done / max(monotonic() - start, 1e-9)
+            left = f"{(num_frames - done) / rate / 60:.1f} min left" if done else "just begun"
+            line.show(done, f"{done} of {num_frames} frames, {rate:.0f} a second, {left}")
+
+        yield show

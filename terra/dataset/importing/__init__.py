@@ -1,0 +1,22 @@
+"""Driving from elsewhere: each source says what it declares, and `run` brings it into our format.
+
+VideoPosesSource | KittiSource | LeRobotSource --open_drive--> SourceDrive --align, fit_picture--> ShardWriter
+"""
+
+from terra.dataset.importing.kitti import KittiSource
+from terra.dataset.importing.lerobot import LeRobotColumns, LeRobotSource
+from terra.dataset.importing.run import ImportSettings, Mount, import_drives
+from terra.dataset.importing.source import DriveSource, SourceDrive
+from terra.dataset.importing.video_poses import VideoPosesSource
+
+__all__ = [
+    "DriveSource",
+    "ImportSettings",
+    "KittiSource",
+    "LeRobotColumns",
+    "LeRobotSource",
+    "Mount",
+    "SourceDrive",
+    "VideoPosesSource",
+    "import_drives",
+]

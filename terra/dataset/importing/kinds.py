@@ -1,0 +1,38 @@
+"""The kinds of sources by name, as configuration has them."""
+
+from pathlib import Path
+from typing import Any
+
+from terra.dataset.importing.kitti import KittiSource
+from terra.dataset.importing.lerobot import LeRobotColumns, LeRobotSource
+from terra.dataset.importing.source import DriveSource
+from terra.dataset.importing.video_poses import VideoPosesSource
+from terra.errors import ConfigError, DatasetError
+
+KINDS = ("video_poses", "lerobot", "kitti")
+
+
+def open_source(kind: str, folder: Path, lerobot: dict[str, Any] | None = None) -> DriveSource:
+    """The source of a kind in a folder; `lerobot` are the columns that a LeRobot dataset needs declared.
+
+    Raises:
+        ConfigError: an unknown kind, or columns that are not declared in full.
+        DatasetError: no such folder.
+    """
+    if kind not in KINDS:
+        raise ConfigError(f"kind: expected one of {', '.join(KINDS)}, got {kind!r}")
+    if not folder.is_dir():
+        raise DatasetError(
+            f"{folder}: expected a folder with driving, got {'a file' if folder.exists() else 'nothing'}"
+        )
+    if kind == "lerobot":
+        return LeRobotSource(folder, LeRobotColumns.from_dict(lerobot))
+    return KittiSource(folder) if kind == "kitti" else VideoPosesSource(folder)
+
+
+def drive_names(values: list[Any]) -> tuple[str, ...]:
+    """Names of drives from a configuration, where 10 comes as a number, but 07 as text. Raises ConfigError."""
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            raise ConfigError(f"drives and held_out: expected names, got {value!r}")
+    return tuple(str(value) for value in values)

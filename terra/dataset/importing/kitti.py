@@ -1,0 +1,104 @@
+"""KITTI's odometry benchmark (cvlibs.net/datasets/kitti/eval_odometry.php): pictures, camera poses, calibration."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import imageio.v3 as iio
+import numpy as np
+from jaxtyping import Float, UInt8
+
+from terra.dataset.importing.source import Intrinsics, SourceDrive, motion
+from terra.errors import DatasetError
+
+PICTURES = "image_2"  # the left colour camera
+
+
+@dataclass(frozen=True)
+class KittiSource:
+    """ROOT/poses/NN.txt, and for each ROOT/sequences/NN/{image_2/*.png, times.txt, calib.txt}.
+
+    A line of poses is a 3x4 matrix [R | t], row by row: the camera's place in the frame of the first camera, whose axes
+    are x right, y down, z forward. Of it become x forward, y left, z up; heading and pitch are those of the camera's
+    z axis. The vehicle's origin is the camera. calib.txt, if it is there, gives the intrinsics (P2).
+    """
+
+    folder: Path
+
+    def list_drives(self) -> tuple[str, ...]:
+        """The numbers of the sequences that have poses."""
+        names = tuple(path.stem for path in sorted((self.folder / "poses").glob("*.txt")))
+        if not names:
+            raise DatasetError(f"{self.folder}: expected KITTI odometry with poses/NN.txt, got none")
+        return names
+
+    def open_drive(self, name: str) -> SourceDrive:
+        """One sequence."""
+        path, sequence = self.folder / "poses" / f"{name}.txt", self.folder / "sequences" / name
+        matrices = _read_numbers(path, 12).reshape(-1, 3, 4)
+        times = _read_numbers(sequence / "times.txt", 1)[:, 0]
+        pictures = sorted((sequence / PICTURES).glob("*.png"))
+        if not len(matrices) == len(times) == len(pictures):
+            counts = f"{len(matrices)} poses, {len(times)} times and {len(pictures)} pictures"
+            raise DatasetError(f"{sequence}: expected as many poses as times and pictures in {PICTURES}, got {counts}")
+        place, ahead = matrices[:, :, 3], matrices[:, :, 2]
+        poses = motion(
+            times,
+            np.stack([place[:, 2], -place[:, 0], -place[:, 1]], axis=1),
+            np.arctan2(-ahead[:, 0], ahead[:, 2]),
+            np.arcsin(np.clip(-ahead[:, 1], -1.0, 1.0)),
+        )
+
+        def frames() -> Iterator[UInt8[np.ndarray, "height width 3"]]:
+            return (_read_picture(picture) for picture in pictures)
+
+        return SourceDrive(
+            name=name,
+            poses=poses,
+            frame_times=times,
+            frames=frames,
+            intrinsics=_read_intrinsics(sequence / "calib.txt"),
+            origin=str(path),
+        )
+
+
+def _read_picture(path: Path) -> UInt8[np.ndarray, "height width 3"]:
+    try:
+        with path.open("rb") as file:
+            picture = iio.imread(file, plugin="pillow", extension=".png", mode="RGB")
+    except (OSError, ValueError, SyntaxError) as error:
+        raise DatasetError(f"{path}: expected a picture, got: {str(error).partition(chr(10))[0]}") from None
+    return picture
+
+
+def _read_intrinsics(path: Path) -> Intrinsics | None:
+    """P2 of calib.txt: a 3x4 projection matrix; None without the file."""
+    if not path.exists():
+        return None
+    for line in path.read_text(encoding="utf-8").splitlines():
+        name, _, numbers = line.partition(":")
+        if name == "P2":
+            matrix = _parse_numbers(numbers, 12, f"{path}: P2").reshape(3, 4)
+            return Intrinsics(float(matrix[0, 0]), float(matrix[0, 2]), float(matrix[1, 2]))
+    raise DatasetError(f"{path}: expected a line 'P2: ' with 12 numbers, got none")
+
+
+def _read_numbers(path: Path, columns: int) -> Float[np.ndarray, "rows columns"]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise DatasetError(f"{path}: expected a file of KITTI odometry, got: {error.strerror}") from None
+    rows = [_parse_numbers(text, columns, f"{path}: line {line}") for line, text in enumerate(lines, 1) if text.strip()]
+    if not rows:
+        raise DatasetError(f"{path}: expected lines of {columns} numbers, got none")
+    return np.stack(rows)
+
+
+def _parse_numbers(text: str, count: int, where: str) -> Float[np.ndarray, " numbers"]:
+    try:
+        numbers = np.array([float(word) for word in text.split()])
+    except ValueError as error:
+        raise DatasetError(f"{where}: expected {count} numbers, got: {error}") from None
+    if len(numbers) != count or not np.isfinite(numbers).all():
+        raise DatasetError(f"{where}: expected {count} finite numbers, got {len(numbers)}: {text[:60]!r}")
+    return numbers

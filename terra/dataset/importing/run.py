@@ -1,0 +1,195 @@
+"""The import: drive by drive, each a shard, in parallel processes, skipping those that are complete."""
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import UInt8
+
+from decoder.camera import Camera
+from terra.dataset.card import write_card
+from terra.dataset.format import check_name
+from terra.dataset.importing.alignment import Alignment, align, cut, fit_picture, fitted_camera
+from terra.dataset.importing.source import DriveSource, Intrinsics, SourceDrive
+from terra.dataset.workers import Outcome, run_jobs
+from terra.dataset.writing import ShardWriter, create_dataset
+from terra.errors import ConfigError, DatasetError
+from terra.progress import ProgressLine
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Mount:
+    """Where the camera sits, if that is known: None for `height_metres` means that no camera is noted.
+
+    `fov_degrees` is that of the source's whole pictures; None if the source has its own calibration.
+    """
+
+    fov_degrees: float | None = None
+    height_metres: float | None = None
+    pitch_radians: float = 0.0
+    x_forward_metres: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportSettings:
+    """What to import, and into what.
+
+    Attributes:
+        source: where the drives are.
+        name: a word for the source, in the names of the shards.
+        output: folder of the dataset; what is complete there is kept.
+        fps: frames a second of the dataset.
+        image_size: (height, width), both even; pictures are cropped to this aspect ratio and resized.
+        frames_per_episode: a drive is cut into episodes of at most so many.
+        held_out: drives of the split held_out; all others are of train.
+        drives: the drives to import; None for all.
+        mount: the camera.
+
+    Raises:
+        ConfigError: a value out of range.
+    """
+
+    source: DriveSource
+    name: str
+    output: Path
+    fps: float
+    image_size: tuple[int, int]
+    frames_per_episode: int
+    held_out: tuple[str, ...]
+    drives: tuple[str, ...] | None
+    mount: Mount
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.fps <= 100:
+            raise ConfigError(f"fps: expected a number from 1 to 100, got {self.fps}")
+        if any(side % 2 or not 16 <= side <= 4096 for side in self.image_size):
+            raise ConfigError(f"image_size: expected even height and width from 16 to 4096, got {self.image_size}")
+        if not isinstance(self.frames_per_episode, int) or self.frames_per_episode < 1:
+            raise ConfigError(f"frames_per_episode: expected 1 or more, got {self.frames_per_episode!r}")
+
+
+def import_drives(settings: ImportSettings, *, workers: int, max_seconds: float | None = None) -> Outcome:
+    """Import the drives that are missing, then describe the dataset (README.md, contact_sheet.png).
+
+    A drive that can't be imported is noted, and the rest goes on.
+
+    Args:
+        settings: what, and into what.
+        workers: processes; 0 imports in this one.
+        max_seconds: no drive is begun after so long; None for no limit.
+
+    Raises:
+        DatasetError: the source isn't what it should be, or the output holds other frames.
+        ConfigError: drives that the source doesn't have.
+        OutputError: the output can't be written.
+    """
+    known = settings.source.list_drives()
+    wanted = known if settings.drives is None else settings.drives
+    unknown = sorted({*wanted, *settings.held_out} - set(known))
+    if unknown:
+        raise ConfigError(f"drives and held_out: expected drives of the source, got {', '.join(unknown[:5])}")
+    create_dataset(settings.output, settings.fps, settings.image_size, settings.name)
+    jobs = [_Drive(settings, name) for name in wanted if not _writer(settings, name, None).is_complete()]
+    logger.info("%s: %d drives to import, %d there already", settings.output, len(jobs), len(wanted) - len(jobs))
+    with ProgressLine("importing", len(jobs)) as line:
+        outcome = run_jobs(
+            jobs,
+            import_drive,
+            workers=workers,
+            max_seconds=max_seconds,
+            show=lambda frames, done: line.show(done, f"{done} of {len(jobs)} drives, {frames} frames"),
+            describe=lambda job: job.name,
+        )
+    if outcome.num_done:
+        write_card(settings.output)
+    return outcome
+
+
+@dataclass(frozen=True)
+class _Drive:
+    settings: ImportSettings
+    name: str
+
+
+def import_drive(job: _Drive, worker: int, advance: Callable[[int], None]) -> None:
+    """Import one drive; `advance` is told of the frames of each episode."""
+    settings = job.settings
+    drive = settings.source.open_drive(job.name)
+    alignment = align(drive, settings.fps)
+    if alignment.num_repeated:
+        count = len(alignment.frame_index)
+        logger.warning("%s: %d of %d frames are shown twice", drive.origin, alignment.num_repeated, count)
+    parts = cut(alignment.poses, len(alignment.frame_index), settings.fps, settings.frames_per_episode)
+    frames = chosen_frames(drive, alignment)
+    first = next(frames)
+    intrinsics = _intrinsics(drive, settings.mount, first)
+    camera = _camera(settings, intrinsics, first)
+    fitted = (fit_picture(frame, settings.image_size, intrinsics) for frame in _chain(first, frames))
+    with _writer(settings, job.name, camera) as writer:
+        for number, (num_frames, poses) in enumerate(parts):
+            advance(writer.add(f"{writer.folder.name}_{number:03d}", islice(fitted, num_frames), poses))
+
+
+def chosen_frames(drive: SourceDrive, alignment: Alignment) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
+    """The frames of a drive that its alignment takes, in order. DatasetError if the drive has fewer."""
+    wanted = iter(alignment.frame_index.tolist())
+    index = next(wanted, None)
+    for number, frame in enumerate(drive.frames()):
+        while index == number:
+            yield frame
+            index = next(wanted, None)
+        if index is None:
+            return
+    raise DatasetError(f"{drive.origin}: expected a frame number {index}, got fewer frames")
+
+
+def _chain(
+    first: UInt8[np.ndarray, "height width 3"], rest: Iterator[UInt8[np.ndarray, "height width 3"]]
+) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
+    yield first
+    yield from rest
+
+
+def _intrinsics(drive: SourceDrive, mount: Mount, picture: UInt8[np.ndarray, "height width 3"]) -> Intrinsics | None:
+    """The source's own calibration, or that of the field of view that the user names."""
+    if mount.fov_degrees is None:
+        return drive.intrinsics
+    if drive.intrinsics is not None:
+        raise ConfigError(f"{drive.origin}: expected no camera.fov_degrees beside the source's own calibration")
+    height, width = picture.shape[:2]
+    return Intrinsics(width / 2 / math.tan(math.radians(mount.fov_degrees) / 2), width / 2, height / 2)
+
+
+def _camera(
+    settings: ImportSettings, intrinsics: Intrinsics | None, picture: UInt8[np.ndarray, "height width 3"]
+) -> Camera | None:
+    mount = settings.mount
+    if intrinsics is None or mount.height_metres is None:
+        return None
+    return fitted_camera(
+        (picture.shape[0], picture.shape[1]),
+        settings.image_size,
+        intrinsics,
+        height_metres=mount.height_metres,
+        pitch_radians=mount.pitch_radians,
+        x_forward_metres=mount.x_forward_metres,
+    )
+
+
+def _writer(settings: ImportSettings, drive: str, camera: Camera | None) -> ShardWriter:
+    return ShardWriter(
+        settings.output,
+        split="held_out" if drive in settings.held_out else "train",
+        source=check_name(settings.name, "name"),
+        place=drive,
+        fps=settings.fps,
+        image_size=settings.image_size,
+        camera=camera,
+        recipe={"frames_per_episode": settings.frames_per_episode},
+    )

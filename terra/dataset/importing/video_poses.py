@@ -1,0 +1,58 @@
+"""A folder of videos, each with a file of poses of the same stem."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import UInt8
+
+from decoder.video import probe_video, stream_video
+from terra.dataset.importing.source import SourceDrive, motion
+from terra.errors import DatasetError
+from terra.trajectory import load_poses
+
+_RATE_TOLERANCE = 0.01
+
+
+@dataclass(frozen=True)
+class VideoPosesSource:
+    """FOLDER/drive.mp4 beside FOLDER/drive.csv or drive.json, as `terra.trajectory.load_poses` reads them.
+
+    Frame k was taken k / fps seconds after the first pose, with the fps that the poses declare, which must be the
+    video's own.
+    """
+
+    folder: Path
+
+    def list_drives(self) -> tuple[str, ...]:
+        """The stems of the videos. DatasetError if there are none, or a video has not just one file of poses."""
+        videos = sorted(self.folder.glob("*.mp4"))
+        if not videos:
+            raise DatasetError(f"{self.folder}: expected a folder with videos (*.mp4), got none")
+        return tuple(video.stem for video in videos)
+
+    def open_drive(self, name: str) -> SourceDrive:
+        """The drive of one stem."""
+        video = self.folder / f"{name}.mp4"
+        found = [path for path in (video.with_suffix(".csv"), video.with_suffix(".json")) if path.is_file()]
+        if len(found) != 1:
+            raise DatasetError(f"{video}: expected {name}.csv or {name}.json beside it, got {len(found)} of them")
+        table, info = load_poses(found[0]), probe_video(video)
+        if abs(info.fps - table.fps) > _RATE_TOLERANCE * table.fps:
+            raise DatasetError(
+                f"{video}: expected {table.fps:g} frames a second as {found[0].name} declares, got {info.fps:g}"
+            )
+        times, poses = table.poses[:, 0] - table.poses[0, 0], table.poses
+
+        def frames() -> Iterator[UInt8[np.ndarray, "height width 3"]]:
+            return stream_video(video)
+
+        return SourceDrive(
+            name=name,
+            poses=motion(times, poses[:, 1:3], poses[:, 3]),
+            frame_times=np.arange(info.num_frames) / table.fps,
+            frames=frames,
+            intrinsics=None,
+            origin=str(found[0]),
+        )

@@ -1,0 +1,196 @@
+"""Datasets from disk: the episodes of a split, and each one's frames, path and actions."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, UInt8
+
+from decoder.camera import Camera
+from decoder.video import read_video
+from terra.dataset.episode import Episode, Split
+from terra.dataset.format import (
+    CAMERA_FILE,
+    POSES_FILE,
+    SHARD_FILE,
+    SHARD_FORMAT,
+    SPLITS,
+    VERSION,
+    list_shards,
+    num_future_poses,
+    read_dataset,
+)
+from terra.dataset.poses import Poses
+from terra.dataset.tables import check_spacing, read_camera, read_poses
+from terra.errors import DatasetError
+from terra.trajectory import WAYPOINT_TIMES, Trajectory
+from tokenizer.files import file_sha256, read_json
+
+_Types = dict[str, type | tuple[type, ...]]
+_SHARD_FACTS: _Types = {"split": str, "source": str, "place": str, "sha256": dict, "episodes": list}
+_EPISODE_FACTS: _Types = {
+    "id": str,
+    "weather": str,
+    "num_frames": int,
+    "events": list,
+    "group": (str, type(None)),
+    "maneuver": (str, type(None)),
+    "num_context": int,
+    "sha256": str,
+}
+
+
+def read_split(folder: Path | str, split: str) -> Split:
+    """The episodes of a split: facts and poses, whose files' hashes are checked, but no video.
+
+    A damaged shard or episode is left out, and `Split.damaged` says why.
+
+    Raises:
+        DatasetError: no dataset there, of another version, no such split in it, or nothing of it can be read.
+    """
+    folder = Path(folder)
+    facts = read_dataset(folder)
+    shards = list_shards(folder, split) if split in SPLITS else []
+    if not shards:
+        have = [name for name in SPLITS if list_shards(folder, name)]
+        raise DatasetError(f"{folder}: expected an episode of split {split}, got splits {have or 'without any'}")
+    episodes: list[Episode] = []
+    damaged: list[str] = []
+    for shard in shards:
+        found, reasons = read_shard(shard, facts)
+        episodes += found
+        damaged += reasons
+    if not episodes:
+        raise DatasetError(
+            f"{folder}: expected a readable episode of split {split}, got {len(damaged)} damaged: {damaged[0]}"
+        )
+    return Split(tuple(episodes), tuple(damaged))
+
+
+def read_shard(folder: Path, dataset: dict[str, Any]) -> tuple[list[Episode], list[str]]:
+    """The episodes of one shard of the dataset with these facts (dataset.json), and what is damaged, a line each."""
+    try:
+        facts = _read_facts(folder, dataset)
+        poses = read_poses(_checked(folder / POSES_FILE, facts["sha256"].get(POSES_FILE)))
+        camera = read_camera(_checked(folder / CAMERA_FILE, facts["sha256"].get(CAMERA_FILE)))
+    except DatasetError as error:
+        return [], [str(error)]
+    if not facts["episodes"]:
+        return [], [f"{folder / SHARD_FILE}: episodes: expected at least one, got none"]
+    episodes: list[Episode] = []
+    damaged: list[str] = []
+    for index, entry in enumerate(facts["episodes"]):
+        try:
+            episodes.append(_make_episode(folder, index, entry, facts, poses, camera))
+        except DatasetError as error:
+            damaged.append(str(error))
+    return episodes, damaged
+
+
+def read_episode(video: Path | str) -> Episode:
+    """The episode of one MP4 of a dataset. Raises DatasetError if it is none, or damaged."""
+    video = Path(video)
+    episodes, damaged = read_shard(video.parent, read_dataset(video.parent.parent.parent))
+    for episode in episodes:
+        if episode.video.name == video.name:
+            return episode
+    reason = damaged[0] if damaged else f"got {', '.join(episode.video.name for episode in episodes[:5])}"
+    raise DatasetError(f"{video}: expected an episode of its shard, {reason}")
+
+
+def read_frames(episode: Episode) -> UInt8[np.ndarray, "frames height width 3"]:
+    """Decode an episode's video: RGB in [0, 255].
+
+    Raises:
+        DatasetError: the file is missing or not the one that was written, or holds other frames than it should.
+        VideoError: it can't be decoded.
+    """
+    _checked(episode.video, episode.video_sha256)
+    # One thread: episodes are read side by side.
+    frames = read_video(episode.video, threads=1)
+    expected = (episode.num_frames, *episode.image_size, 3)
+    if frames.shape != expected:
+        raise DatasetError(f"{episode.video}: expected frames of shape {expected}, got {frames.shape}")
+    return frames
+
+
+def trajectory_of(episode: Episode) -> Trajectory:
+    """The future path of each frame of an episode. Raises TrajectoryError for poses that no car has."""
+    poses = episode.poses
+    positions = np.column_stack([poses.x, poses.y])
+    where = f"{episode.video.parent / POSES_FILE}: {episode.id}"
+    return Trajectory.from_poses(poses.time, positions, poses.heading, fps=episode.fps, source=where)
+
+
+def episode_actions(
+    episode: Episode, waypoint_times: Sequence[float] = WAYPOINT_TIMES
+) -> Float32[np.ndarray, "frames slots 3"]:
+    """The action of each frame: rows of [lateral y (left positive), forward x, time t] in metres and seconds.
+
+    Raises:
+        TrajectoryError: poses that no car has.
+        ConfigError: waypoint times that don't increase.
+    """
+    return trajectory_of(episode).actions(episode.num_frames, waypoint_times)
+
+
+def _read_facts(folder: Path, dataset: dict[str, Any]) -> dict[str, Any]:
+    path = folder / SHARD_FILE
+    facts = read_json(path, DatasetError, "a shard of driving")
+    if (facts.get("format"), facts.get("version")) != (SHARD_FORMAT, VERSION):
+        got = f"{facts.get('format')} {facts.get('version')}"
+        raise DatasetError(f"{path}: expected {SHARD_FORMAT} version {VERSION}, got {got}")
+    _check_types(facts, _SHARD_FACTS, str(path))
+    for name in ("fps", "image_size"):
+        if facts.get(name) != dataset.get(name):
+            raise DatasetError(f"{path}: {name}: expected {dataset.get(name)} as in the dataset, got {facts.get(name)}")
+    if facts["split"] != folder.parent.name:
+        raise DatasetError(f"{path}: split: expected {folder.parent.name}, got {facts['split']}")
+    return facts
+
+
+def _make_episode(
+    folder: Path, index: int, entry: Any, shard: dict[str, Any], poses: dict[str, Poses], camera: Camera | None
+) -> Episode:
+    where = f"{folder / SHARD_FILE}: episodes[{index}]"
+    if not isinstance(entry, dict):
+        raise DatasetError(f"{where}: expected an object, got {entry!r}")
+    _check_types(entry, _EPISODE_FACTS, where)
+    name, num_frames, fps = entry["id"], entry["num_frames"], float(shard["fps"])
+    if name not in poses:
+        raise DatasetError(f"{folder / POSES_FILE}: expected poses of {name}, got none")
+    check_spacing(poses[name], num_frames + num_future_poses(fps), fps, f"{folder / POSES_FILE}: {name}")
+    video = folder / f"{name}.mp4"
+    if not video.is_file():
+        raise DatasetError(f"{video}: expected a video, got no file")
+    try:
+        events = tuple((int(frame), str(what)) for frame, what in entry["events"])
+    except (TypeError, ValueError):
+        raise DatasetError(f"{where}: events: expected pairs of frame and word, got {entry['events']!r}") from None
+    return Episode(
+        **{key: shard[key] for key in ("split", "source", "place")},
+        **{key: entry[key] for key in ("id", "weather", "num_frames", "group", "maneuver", "num_context")},
+        fps=fps,
+        image_size=(int(shard["image_size"][0]), int(shard["image_size"][1])),
+        events=events,
+        poses=poses[name],
+        video=video,
+        video_sha256=entry["sha256"],
+        camera=camera,
+    )
+
+
+def _check_types(facts: dict[str, Any], types: _Types, where: str) -> None:
+    for name, kind in types.items():
+        if name not in facts or not isinstance(facts[name], kind):
+            names = kind.__name__ if isinstance(kind, type) else " or ".join(part.__name__ for part in kind)
+            raise DatasetError(f"{where}: {name}: expected {names}, got {facts.get(name, 'nothing')!r}")
+
+
+def _checked(path: Path, expected: object) -> Path:
+    """`path`, if its bytes have the hash that was noted when it was written; else DatasetError."""
+    actual = file_sha256(path, DatasetError)
+    if actual != expected:
+        raise DatasetError(f"{path}: expected the file with SHA-256 {expected}, got {actual}: damaged")
+    return path

@@ -1,0 +1,110 @@
+"""poses.parquet and camera.json: the motion and the camera of a shard, as files."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from decoder.camera import Camera
+from terra.dataset.format import CAMERA_AXES, CAMERA_FRAME, CAMERA_UNITS
+from terra.dataset.poses import Poses
+from terra.errors import ConfigError, DatasetError
+from tokenizer.files import read_json, replacing, write_json
+
+# The columns of numbers, in the order of the fields of `Poses`.
+POSE_COLUMNS = {
+    "time": "time_s",
+    "x": "x_m",
+    "y": "y_m",
+    "z": "z_m",
+    "heading": "heading_rad",
+    "pitch": "pitch_rad",
+    "speed": "speed_m_s",
+}
+_TIME_TOLERANCE = 1e-6  # s; rows are placed at multiples of 1 / fps, so only rounding may differ
+
+
+def write_poses(path: Path, poses: Mapping[str, Poses]) -> None:
+    """Write the poses of a shard's episodes, by id, as one table. Raises OutputError."""
+    lengths = [len(part.time) for part in poses.values()]
+    columns: dict[str, Any] = {
+        "episode": pa.array(np.repeat(np.array(list(poses), dtype=object), lengths), pa.string()),
+        "frame": pa.array(np.concatenate([np.arange(length) for length in lengths]), pa.int32()),
+    }
+    for field, column in POSE_COLUMNS.items():
+        columns[column] = np.concatenate([getattr(part, field) for part in poses.values()])
+    with replacing(path) as temporary:
+        pq.write_table(pa.table(columns), temporary)
+
+
+def read_poses(path: Path) -> dict[str, Poses]:
+    """The poses of a shard's episodes, by id; DatasetError unless the table is whole and all its numbers finite."""
+    try:
+        # No threads: several processes read several shards, and one has a hundred thousand rows at most.
+        table = pq.read_table(path, use_threads=False)
+    except (OSError, pa.ArrowException) as error:
+        reason = str(error).partition("\n")[0]
+        raise DatasetError(f"{path}: expected a Parquet table of poses, got: {reason}") from None
+    wanted = ["episode", "frame", *POSE_COLUMNS.values()]
+    if table.column_names != wanted:
+        raise DatasetError(f"{path}: expected the columns {', '.join(wanted)}, got {', '.join(table.column_names)}")
+    for name in POSE_COLUMNS.values():
+        if table[name].type != pa.float64() or not np.isfinite(table[name].to_numpy()).all():
+            raise DatasetError(f"{path}: {name}: expected finite float64 numbers, got {table[name].type} or NaN")
+    ids = table["episode"].to_numpy()
+    starts = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]]) if len(ids) else np.zeros(0, int)
+    ends = np.r_[starts[1:], len(ids)]
+    columns = {field: table[column].to_numpy() for field, column in POSE_COLUMNS.items()}
+    frames = table["frame"].to_numpy()
+    poses: dict[str, Poses] = {}
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        if ids[start] in poses or not np.array_equal(frames[start:end], np.arange(end - start)):
+            raise DatasetError(f"{path}: {ids[start]}: expected frames from 0 on, each once and in order")
+        poses[str(ids[start])] = Poses(**{field: values[start:end] for field, values in columns.items()})
+    return poses
+
+
+def check_spacing(poses: Poses, num_poses: int, fps: float, where: str) -> None:
+    """DatasetError unless there are `num_poses` rows, 1 / fps s apart."""
+    if len(poses.time) != num_poses:
+        raise DatasetError(
+            f"{where}: expected {num_poses} poses (those of the frames and 3 s more), got {len(poses.time)}"
+        )
+    late = np.abs(poses.time - poses.time[0] - np.arange(num_poses) / fps) > _TIME_TOLERANCE
+    if late.any():
+        row = int(np.argmax(late))
+        raise DatasetError(f"{where}: expected rows {1 / fps:g} s apart, got time_s {poses.time[row]} in row {row}")
+
+
+def write_camera(path: Path, camera: Camera | None, image_size: tuple[int, int], fps: float) -> None:
+    """Write camera.json; a camera that is not known is null. Raises OutputError."""
+    facts: dict[str, Any] = {"frame": CAMERA_FRAME, "axes": CAMERA_AXES, "units": CAMERA_UNITS, "fps": fps}
+    facts |= {"image_size": list(image_size), "mount": None, "intrinsics": None}
+    if camera is not None:
+        height, width = image_size
+        focal = width / (2 * math.tan(math.radians(camera.fov_degrees) / 2))
+        facts["mount"] = camera.to_dict()
+        facts["intrinsics"] = {"fx": focal, "fy": focal, "cx": width / 2, "cy": height / 2}
+    write_json(path, facts)
+
+
+def read_camera(path: Path) -> Camera | None:
+    """The camera of a shard, or None if its source didn't say. Raises DatasetError."""
+    facts = read_json(path, DatasetError, "the camera of a shard")
+    declared = {"frame": CAMERA_FRAME, "axes": CAMERA_AXES, "units": CAMERA_UNITS}
+    for name, value in declared.items():
+        if facts.get(name) != value:
+            raise DatasetError(f"{path}: {name}: expected {value!r}, got {facts.get(name)!r}")
+    mount = facts.get("mount")
+    if mount is None:
+        return None
+    if not isinstance(mount, dict):
+        raise DatasetError(f"{path}: mount: expected an object or null, got {mount!r}")
+    try:
+        return Camera.from_dict(mount, where=f"{path}: mount")
+    except ConfigError as error:
+        raise DatasetError(str(error)) from None

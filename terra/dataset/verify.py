@@ -1,0 +1,78 @@
+"""The whole check of a dataset: every video is decoded."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from terra.dataset.format import SHARD_FILE, SPLITS, list_shards, read_dataset
+from terra.dataset.reading import read_frames, read_shard, trajectory_of
+from terra.dataset.workers import run_jobs
+from terra.errors import DatasetError, TerraError
+from terra.progress import ProgressLine
+from tokenizer.files import read_json
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Shard:
+    dataset: Path
+    folder: Path
+
+
+def verify_dataset(folder: Path, *, workers: int = 0) -> tuple[str, ...]:
+    """Read all that a dataset holds and return what is damaged, a line each.
+
+    Of each shard: all hashes, the counts, sizes and times, that every video decodes, that the poses give a path to
+    every frame (which refuses jumps); of the splits: that they share no place and no name.
+
+    Args:
+        folder: the dataset's.
+        workers: processes; 0 reads in this one.
+
+    Raises:
+        DatasetError: there is no dataset.
+    """
+    read_dataset(folder)
+    shards = [_Shard(folder, shard) for split in SPLITS for shard in list_shards(folder, split)]
+    if not shards:
+        raise DatasetError(f"{folder}: expected a dataset with episodes, got none")
+    seen: dict[str, Path] = {}
+    damaged: list[str] = []
+    for shard in shards:
+        if shard.folder.name in seen:
+            damaged.append(f"{shard.folder}: expected each place in one split, got {shard.folder.name} in two")
+        seen[shard.folder.name] = shard.folder
+    with ProgressLine("verifying", len(shards)) as line:
+        outcome = run_jobs(
+            shards,
+            verify_shard,
+            workers=workers,
+            show=lambda frames, done: line.show(done, f"{done} of {len(shards)} shards, {frames} frames"),
+            describe=lambda shard: str(shard.folder),
+        )
+    return tuple(damaged + [part for reasons in outcome.failed for part in reasons.split("\n")])
+
+
+def verify_shard(shard: _Shard, worker: int, advance: Callable[[int], None]) -> None:
+    """Read all of a shard. Raises DatasetError with all that is damaged, a line each."""
+    episodes, damaged = read_shard(shard.folder, read_dataset(shard.dataset))
+    if episodes:
+        listed = {entry["id"] for entry in read_json(shard.folder / SHARD_FILE, DatasetError)["episodes"]}
+        strays = sorted(path for path in shard.folder.glob("*.mp4") if path.stem not in listed)
+        damaged += [f"{path}: expected the videos of {SHARD_FILE} only, got another" for path in strays]
+    for episode in episodes:
+        try:
+            advance(len(read_frames(episode)))
+            paths = trajectory_of(episode).num_frames
+            if paths < episode.num_frames:
+                damaged.append(f"{episode.video}: expected {episode.num_frames} frames with a path, got {paths}")
+            if not episode.id.startswith(shard.folder.name):
+                damaged.append(f"{episode.video}: expected a name that begins with {shard.folder.name}")
+            if any(not 0 <= frame < episode.num_frames for frame, _ in episode.events):
+                damaged.append(f"{episode.video}: expected events within {episode.num_frames} frames")
+        except TerraError as error:
+            damaged.append(str(error))
+    if damaged:
+        raise DatasetError("\n".join(damaged))

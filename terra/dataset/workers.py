@@ -1,0 +1,219 @@
+"""Jobs in parallel processes, of which one may fail, or its process die, while the others go on."""
+
+import logging
+import multiprocessing
+import multiprocessing.connection
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from typing import Generic, TypeVar
+
+from terra.errors import TerraError
+
+logger = logging.getLogger(__name__)
+
+Job = TypeVar("Job")
+# Does one job. It gets the job, the number of its worker, and a function to call with each further part done.
+Work = Callable[[Job, int, Callable[[int], None]], None]
+# Called with the number of all parts done so far, and with that of the jobs done or failed.
+Show = Callable[[int, int], None]
+
+_STOPPED = 143  # exit status of a worker that was told to stop, as a shell would give it
+
+
+@dataclass
+class Outcome:
+    """How many jobs were done; why others failed, a line each; and how many were not begun, for lack of time."""
+
+    num_done: int = 0
+    failed: list[str] = field(default_factory=list)
+    num_left: int = 0
+
+    @property
+    def num_ended(self) -> int:
+        """Jobs done or failed."""
+        return self.num_done + len(self.failed)
+
+
+@dataclass
+class _Worker(Generic[Job]):
+    process: ForkServerProcess
+    connection: Connection
+    job: Job | None = None
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    work: Work[Job],
+    *,
+    workers: int,
+    max_seconds: float | None = None,
+    show: Show = lambda parts, done: None,
+    describe: Callable[[Job], str] = str,
+) -> Outcome:
+    """Do all jobs; a `TerraError` in one is noted and the rest goes on.
+
+    On SIGINT or SIGTERM the workers are stopped where they are, their `with` blocks end, and KeyboardInterrupt is
+    raised.
+
+    Args:
+        jobs: what to do, in this order; picklable.
+        work: a function of a module, which processes can import.
+        workers: processes; 0 does all in this one.
+        max_seconds: no job is begun after so long; None for no limit.
+        show: told of the progress.
+        describe: the name of a job in messages.
+    """
+    deadline = time.monotonic() + (float("inf") if max_seconds is None else max_seconds)
+    outcome = Outcome()
+    with _interruptible():
+        run = _run_here if workers == 0 else _run_apart
+        waiting = deque(jobs)
+        run(waiting, work, min(workers, len(jobs)), deadline, show, describe, outcome)
+    outcome.num_left = len(waiting)
+    return outcome
+
+
+def _run_here(
+    waiting: deque[Job],
+    work: Work[Job],
+    workers: int,
+    deadline: float,
+    show: Show,
+    describe: Callable[[Job], str],
+    outcome: Outcome,
+) -> None:
+    parts = 0
+
+    def advance(more: int) -> None:
+        nonlocal parts
+        parts += more
+        show(parts, outcome.num_ended)
+
+    while waiting and time.monotonic() < deadline:
+        try:
+            work(waiting.popleft(), 0, advance)
+            outcome.num_done += 1
+        except TerraError as error:
+            _note_failure(outcome, str(error))
+        advance(0)
+
+
+def _run_apart(
+    waiting: deque[Job],
+    work: Work[Job],
+    workers: int,
+    deadline: float,
+    show: Show,
+    describe: Callable[[Job], str],
+    outcome: Outcome,
+) -> None:
+    pool = {}
+    parts = 0
+    try:
+        for index in range(workers):
+            if time.monotonic() < deadline:
+                pool[index] = _start_worker(work, index, waiting.popleft())
+        while any(worker.job is not None for worker in pool.values()):
+            busy = {worker.connection: index for index, worker in pool.items() if worker.job is not None}
+            for ready in multiprocessing.connection.wait(list(busy)):
+                index = busy[ready]
+                worker = pool[index]
+                message = _receive(worker, describe)
+                if isinstance(message, int):
+                    parts += message
+                else:
+                    if message is None:
+                        outcome.num_done += 1
+                    else:
+                        _note_failure(outcome, message)
+                    worker.job = None
+                    if waiting and time.monotonic() < deadline:
+                        pool[index] = _give(worker, work, index, waiting.popleft())
+                show(parts, outcome.num_ended)
+    except BaseException:
+        for worker in pool.values():
+            worker.process.terminate()
+        raise
+    finally:
+        for worker in pool.values():
+            worker.connection.close()  # an idle worker ends when it finds its pipe closed
+            worker.process.join()
+
+
+def _note_failure(outcome: Outcome, reason: str) -> None:
+    outcome.failed.append(reason)
+    for line in reason.splitlines():
+        logger.warning("failed: %s", line)
+
+
+def _start_worker(work: Work[Job], index: int, job: Job) -> "_Worker[Job]":
+    # forkserver: modules are imported once for all workers, and unlike a fork nothing of this process is shared.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["__main__", work.__module__])
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, work, index), daemon=True)
+    process.start()
+    theirs.close()
+    ours.send(job)
+    return _Worker(process, ours, job)
+
+
+def _give(worker: "_Worker[Job]", work: Work[Job], index: int, job: Job) -> "_Worker[Job]":
+    if not worker.connection.closed:
+        worker.connection.send(job)
+        worker.job = job
+        return worker
+    return _start_worker(work, index, job)
+
+
+def _receive(worker: "_Worker[Job]", describe: Callable[[Job], str]) -> int | str | None:
+    """The number of parts that a worker has done more, None for a job done, or why the job failed."""
+    try:
+        return worker.connection.recv()
+    except (EOFError, ConnectionError):
+        worker.process.join()
+        worker.connection.close()
+        assert worker.job is not None
+        return f"{describe(worker.job)}: its process ended with status {worker.process.exitcode}"
+
+
+def _serve(connection: Connection, work: Work[Job], index: int) -> None:
+    # Ctrl-C reaches all processes of a terminal; who started this one decides what happens.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_STOPPED))
+    while True:
+        try:
+            job = connection.recv()
+        except (EOFError, ConnectionError):
+            return
+        try:
+            work(job, index, connection.send)
+        except TerraError as error:
+            connection.send(str(error))
+        else:
+            connection.send(None)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM as KeyboardInterrupt, where a signal handler can be set: in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

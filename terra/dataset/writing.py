@@ -1,0 +1,222 @@
+"""Datasets to disk: a shard is written under a hidden name and renamed when all of it is there."""
+
+import logging
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt8
+
+from decoder.camera import Camera
+from decoder.video import VideoWriter, write_png_sequence
+from terra.dataset.format import (
+    AXES,
+    CAMERA_FILE,
+    CRF,
+    DATASET_FILE,
+    FORMAT,
+    FRAME,
+    POSES_FILE,
+    SHARD_FILE,
+    SHARD_FORMAT,
+    SPLITS,
+    UNITS,
+    UNKNOWN_WEATHER,
+    VERSION,
+    check_name,
+    num_future_poses,
+    read_dataset,
+    shard_name,
+)
+from terra.dataset.poses import Poses
+from terra.dataset.tables import check_spacing, write_camera, write_poses
+from terra.errors import DatasetError, OutputError
+from terra.trajectory import save_poses
+from tokenizer.files import file_sha256, make_folder, read_json, write_json
+
+logger = logging.getLogger(__name__)
+
+
+def create_dataset(folder: Path, fps: float, image_size: tuple[int, int], source: str) -> None:
+    """Write dataset.json, or add `source` to the one that is there.
+
+    Raises:
+        DatasetError: the dataset there has frames of another rate or size.
+        OutputError: the folder can't be written.
+    """
+    facts: dict[str, Any] = {"format": FORMAT, "version": VERSION, "fps": fps, "image_size": list(image_size)}
+    facts |= {"frame": FRAME, "axes": AXES, "units": UNITS, "sources": [check_name(source, "source")]}
+    if (folder / DATASET_FILE).exists():
+        present = read_dataset(folder)
+        for name in set(facts) - {"sources"}:
+            if present.get(name) != facts[name]:
+                expected = f"{name} {present.get(name)} as in the episodes there"
+                raise DatasetError(f"{folder / DATASET_FILE}: expected {expected}, got {facts[name]}")
+        facts["sources"] = sorted({*present.get("sources", []), source})
+        if facts == present:
+            return
+    write_json(folder / DATASET_FILE, facts)
+
+
+class ShardWriter:
+    """Write one shard, for use in a `with` statement: it appears when the block ends well, and never otherwise."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        split: str,
+        source: str,
+        place: str,
+        fps: float,
+        image_size: tuple[int, int],
+        camera: Camera | None,
+        futures: bool = False,
+        recipe: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Check the names.
+
+        Args:
+            folder: the dataset's, which `create_dataset` made.
+            split: "train" or "held_out".
+            source: a word for where the frames come from.
+            place: the town, track or drive.
+            fps: frames a second.
+            image_size: (height, width) in pixels, both even.
+            camera: that of all frames, or None if it is not known.
+            futures: whether the episodes are several futures of each of some starts.
+            recipe: what was asked for, as JSON; `is_complete` compares it.
+
+        Raises:
+            DatasetError: a split or name that no dataset has.
+        """
+        if split not in SPLITS:
+            raise DatasetError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}")
+        check_name(source, "source")
+        check_name(place, "place")
+        self.folder = folder / split / shard_name(source, place, futures=futures)
+        self._unfinished = self.folder.with_name(f".{self.folder.name}.tmp")
+        self._fps, self._image_size, self._camera = fps, image_size, camera
+        self._facts = {"format": SHARD_FORMAT, "version": VERSION, "split": split, "source": source, "place": place}
+        self._recipe = dict(recipe or {})
+        self._episodes: list[dict[str, Any]] = []
+        self._poses: dict[str, Poses] = {}
+        self._context: tuple[str, np.ndarray] | None = None  # the last group's name and shared frames
+
+    @property
+    def name_prefix(self) -> str:
+        """How the ids of its episodes begin, so that none is twice in a dataset: the shard's name."""
+        return self.folder.name
+
+    def is_complete(self) -> bool:
+        """Whether the shard is there already, made by the same recipe.
+
+        Raises:
+            DatasetError: it is there by another recipe, or its place is in the other split.
+        """
+        for split in SPLITS:
+            other = self.folder.parent.parent / split / self.folder.name
+            if other != self.folder and other.exists():
+                raise DatasetError(f"{other}: expected {self.folder.name} in {self._facts['split']} only, got it here")
+        if not (self.folder / SHARD_FILE).is_file():
+            return False
+        recipe = read_json(self.folder / SHARD_FILE, DatasetError).get("recipe")
+        if recipe != self._recipe:
+            raise DatasetError(f"{self.folder}: expected a shard made by {self._recipe}, got one by {recipe}")
+        return True
+
+    def __enter__(self) -> "ShardWriter":
+        make_folder(self.folder.parent)
+        if self._unfinished.exists():
+            # Of a process that was killed: nobody else writes this shard.
+            shutil.rmtree(self._unfinished)
+        make_folder(self._unfinished)
+        self._episodes, self._poses, self._context = [], {}, None
+        return self
+
+    def add(
+        self,
+        name: str,
+        frames: Iterable[UInt8[np.ndarray, "height width 3"]],
+        poses: Poses,
+        *,
+        events: Iterable[tuple[int, str]] = (),
+        weather: str = UNKNOWN_WEATHER,
+        group: str | None = None,
+        maneuver: str | None = None,
+        num_context: int = 0,
+    ) -> int:
+        """Write one episode, frame by frame; returns their number.
+
+        Args:
+            name: its id.
+            frames: RGB in [0, 255], taken one by one.
+            poses: those of the frames and of 3 s more.
+            events: (frame, what), in order.
+            weather: a word.
+            group: the start that this is one future of; its shared frames are kept lossless.
+            maneuver: which future of the group.
+            num_context: the first frames that all futures of the group share.
+
+        Raises:
+            DatasetError: a name twice, frames that don't fit the poses, or shared frames that differ.
+            OutputError: the files can't be written.
+        """
+        if check_name(name, "episode") in self._poses:
+            raise DatasetError(f"{self.folder}: expected each episode once, got {name} twice")
+        video = self._unfinished / f"{name}.mp4"
+        height, width = self._image_size
+        num_frames, context = 0, []
+        # One thread: shards are written side by side, and the bytes then don't depend on the number of cores.
+        with VideoWriter(video, fps=self._fps, size=(width, height), crf=CRF, threads=1) as writer:
+            for frame in frames:
+                writer.append(frame)
+                if num_frames < num_context:
+                    context.append(frame.copy())
+                num_frames += 1
+        where = f"{self.folder.name}: {name}"
+        check_spacing(poses, num_frames + num_future_poses(self._fps), self._fps, where)
+        if group is not None:
+            self._write_context(name, check_name(group, "group"), np.stack(context), poses)
+        entry = {"id": name, "weather": weather, "num_frames": num_frames, "events": [list(event) for event in events]}
+        entry |= {"group": group, "maneuver": maneuver, "num_context": num_context}
+        self._episodes.append(entry | {"sha256": file_sha256(video, DatasetError)})
+        self._poses[name] = poses
+        return num_frames
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._finish()
+        finally:
+            shutil.rmtree(self._unfinished, ignore_errors=True)
+
+    def _write_context(
+        self, name: str, group: str, context: UInt8[np.ndarray, "frames height width 3"], poses: Poses
+    ) -> None:
+        folder = self._unfinished / group
+        if not folder.exists():
+            write_png_sequence(context, folder)
+            self._context = (group, context)
+        elif self._context is None or self._context[0] != group or not np.array_equal(self._context[1], context):
+            raise DatasetError(f"{self.folder.name}: {name}: expected the context frames of all futures of {group}")
+        positions = np.column_stack([poses.x, poses.y])
+        save_poses(self._unfinished / f"{name}.json", poses.time, positions, poses.heading, self._fps)
+
+    def _finish(self) -> None:
+        if not self._episodes:
+            raise DatasetError(f"{self.folder}: expected at least one episode, got none")
+        write_poses(self._unfinished / POSES_FILE, self._poses)
+        write_camera(self._unfinished / CAMERA_FILE, self._camera, self._image_size, self._fps)
+        hashes = {name: file_sha256(self._unfinished / name, DatasetError) for name in (POSES_FILE, CAMERA_FILE)}
+        facts = self._facts | {"fps": self._fps, "image_size": list(self._image_size), "recipe": self._recipe}
+        write_json(self._unfinished / SHARD_FILE, facts | {"sha256": hashes, "episodes": self._episodes})
+        try:
+            self._unfinished.rename(self.folder)
+        except OSError as error:
+            raise OutputError(f"{self.folder}: expected a new shard, got: {error.strerror}") from error

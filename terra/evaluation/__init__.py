@@ -1,0 +1,1 @@
+"""How good a world model is on held-out driving: `terra-evaluate`, drawn in `terra.evaluation.evaluate`."""

@@ -1,0 +1,144 @@
+"""The motion estimator: a small convolutional network that tells a car's movement from its video.
+
+It compares each place of a frame with the places around it in the next one (a correlation layer, as in FlowNet:
+Dosovitskiy et al. 2015, arXiv 1504.06852), so that motion is what it sees first.
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from terra.errors import CheckpointError
+from terra.features import load_weights, read_weights
+from tokenizer import Frames
+from tokenizer.checkpoint import CONFIG_NAME, WEIGHTS_NAME, read_json, write_json, write_tensors
+
+MODEL_TYPE = "terra_motion_estimator"
+
+# What an output of 1 means; about one standard deviation at 10 frames a second in town.
+_FORWARD_SCALE = 0.5  # m a step
+_HEADING_SCALE = 0.02  # rad a step
+_STEPS_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class EstimatorConfig:
+    """What it was trained at, and its size.
+
+    Attributes:
+        fps: frames a second.
+        image_size: (height, width) that it looks at, divisible by 4.
+        width: channels of a frame's features, at a quarter of the frame's sides; divisible by 8.
+        reach: how many of those quarter cells away the next frame is searched, to each side.
+        features: numbers that describe a step.
+    """
+
+    fps: float
+    image_size: tuple[int, int] = (72, 128)
+    width: int = 32
+    reach: int = 4
+    features: int = 128
+
+
+class MotionEstimator(nn.Module):
+    """Features of frames, correlated with the next frame's, then convolutions over time to movement and turning."""
+
+    def __init__(self, config: EstimatorConfig) -> None:
+        super().__init__()
+        self.config = config
+        width, features = config.width, config.features
+        self.look = nn.Sequential(
+            *(nn.Conv2d(3, width, 5, stride=2, padding=2), nn.GroupNorm(8, width), nn.SiLU()),
+            *(nn.Conv2d(width, 2 * width, 3, stride=2, padding=1), nn.GroupNorm(8, 2 * width), nn.SiLU()),
+            nn.Conv2d(2 * width, width, 3, padding=1),
+        )
+        channels = (2 * config.reach + 1) ** 2 + width
+        self.pairs = nn.Sequential(
+            *(nn.Conv2d(channels, 3 * width, 3, stride=2, padding=1), nn.GroupNorm(8, 3 * width), nn.SiLU()),
+            *(nn.Conv2d(3 * width, 2 * width, 3, stride=2, padding=1), nn.GroupNorm(8, 2 * width), nn.SiLU()),
+        )
+        rows, cols = (-(-side // 16) for side in config.image_size)
+        # Not pooled over the picture: where something moves says whether the car drives or turns.
+        self.features = nn.Linear(2 * width * rows * cols, features)
+        self.over_time = nn.ModuleList(nn.Conv1d(features, features, 5, padding=2) for _ in range(2))
+        self.output = nn.Linear(features, 2)
+
+    def forward(self, frames: Float[Tensor, "batch frames 3 height width"]) -> Float[Tensor, "batch steps 2"]:
+        """Forward movement and heading change a step, in the network's units, from frames in [-1, 1] of its size."""
+        batch = frames.shape[0]
+        flat = rearrange(frames, "b f c h w -> (b f) c h w")
+        seen = torch.cat([F.normalize(self.look(part), dim=1) for part in flat.split(_STEPS_AT_ONCE)])
+        seen = rearrange(seen, "(b f) c h w -> b f c h w", b=batch)
+        now, following = (rearrange(part, "b s c h w -> (b s) c h w") for part in (seen[:, :-1], seen[:, 1:]))
+        parts = zip(now.split(_STEPS_AT_ONCE), following.split(_STEPS_AT_ONCE), strict=True)
+        x = torch.cat([self._compare(first, second) for first, second in parts])
+        x = rearrange(x, "(b s) features -> b features s", b=batch)
+        for layer in self.over_time:
+            x = x + F.silu(layer(x))
+        return self.output(rearrange(x, "b features s -> b s features"))
+
+    def _compare(
+        self, now: Float[Tensor, "steps width rows cols"], following: Float[Tensor, "steps width rows cols"]
+    ) -> Float[Tensor, "steps features"]:
+        reach = self.config.reach
+        rows, cols = now.shape[2:]
+        around = F.pad(following, (reach,) * 4)
+        similarity = [
+            (now * around[..., down : down + rows, right : right + cols]).sum(dim=1)
+            for down in range(2 * reach + 1)
+            for right in range(2 * reach + 1)
+        ]
+        x = self.pairs(torch.cat([torch.stack(similarity, dim=1), now], dim=1))
+        return F.silu(self.features(x.flatten(1)))
+
+    @torch.no_grad()
+    def estimate(self, frames: Frames) -> Float[Tensor, "steps 2"]:
+        """Forward movement (m) and heading change (rad, counter-clockwise) between frames in [-1, 1] of any size.
+
+        Two frames or more; float64 on the CPU.
+        """
+        steps = self(resize(frames, self.config.image_size)[None])[0]
+        return steps.double().cpu() * step_scale()
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write config.json and model.safetensors (float16). Raises OutputError."""
+        write_tensors(folder / WEIGHTS_NAME, {name: tensor.half() for name, tensor in self.state_dict().items()})
+        write_json(folder / CONFIG_NAME, {"model_type": MODEL_TYPE, **asdict(self.config)})
+
+    @classmethod
+    def from_pretrained(cls, folder: Path) -> "MotionEstimator":
+        """Read what `save_pretrained` wrote, in evaluation mode, float32 on the CPU.
+
+        Raises:
+            CheckpointError: files missing, damaged or of another model.
+        """
+        model = cls(_read_config(folder / CONFIG_NAME))
+        load_weights(model, read_weights(folder / WEIGHTS_NAME), (), str(folder))
+        return model.eval().requires_grad_(False)
+
+
+def step_scale() -> Float[Tensor, " 2"]:
+    """Metres and radians of an output of 1."""
+    return torch.tensor([_FORWARD_SCALE, _HEADING_SCALE], dtype=torch.float64)
+
+
+def resize(frames: Frames, image_size: tuple[int, int]) -> Frames:
+    """Frames at the (height, width) that the estimator looks at, smoothed as they shrink."""
+    if tuple(frames.shape[-2:]) == tuple(image_size):
+        return frames
+    return F.interpolate(frames, image_size, mode="bilinear", align_corners=False, antialias=True)
+
+
+def _read_config(path: Path) -> EstimatorConfig:
+    content = read_json(path)
+    if content.pop("model_type", None) != MODEL_TYPE:
+        raise CheckpointError(f"{path}: expected the configuration of a {MODEL_TYPE}, got another")
+    try:
+        return EstimatorConfig(**{**content, "image_size": tuple(content["image_size"])})
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: expected fps, image_size, width, reach and features, got {error}") from None

@@ -1,0 +1,271 @@
+"""Training of the motion estimator on recordings, as they are and through the tokenizer, and its error on others."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from einops import rearrange
+from jaxtyping import Float, Float32, Int, UInt8
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from terra.dataset import Episode, read_split
+from terra.errors import ConfigError, DatasetError
+from terra.evaluation.estimator import EstimatorConfig, MotionEstimator, resize, step_scale
+from terra.evaluation.fidelity import motion_errors
+from terra.evaluation.motion import steps_of
+from terra.progress import ProgressLine
+from terra.training.data import decode_episodes, same_kind, to_unit_range
+from terra.training.loop import Batch, TrainingResult, train
+from terra.training.randomness import StepRandom, draw_indices
+from terra.training.settings import LoopConfig
+from terra.training.state import Ema
+from tokenizer import LFQTokenizer
+from tokenizer.files import write_json
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "estimator"
+_FRAMES_AT_ONCE = 128
+_PATH_WEIGHT = 0.2  # of a metre of displacement against the steps' loss
+
+
+@dataclass(frozen=True)
+class MotionRecordings:
+    """Small frames of some episodes, one after another, on one device, and the motion between them.
+
+    Attributes:
+        frames: 8-bit, at the estimator's size; `variants` ways of seeing each: as recorded, and re-encoded if a
+            tokenizer was given.
+        steps: forward movement (m) and heading change (rad) to the next frame; 0 for an episode's last one.
+        starts: first frames of all windows that lie inside one episode.
+        fps: frames a second.
+    """
+
+    frames: UInt8[Tensor, "variants frames 3 height width"]
+    steps: Float[Tensor, "frames 2"]
+    starts: Int[Tensor, " windows"]
+    fps: float
+
+
+@torch.no_grad()
+def load_recordings(
+    folder: Path,
+    split: str,
+    image_size: tuple[int, int],
+    *,
+    window: int,
+    max_frames: int,
+    workers: int,
+    tokenizer: LFQTokenizer | None,
+    device: torch.device,
+    corruption: float = 0.0,
+) -> MotionRecordings:
+    """Decode whole episodes, evenly spread over the split, up to `max_frames` frames.
+
+    Args:
+        tokenizer: on `device`; the second variant of each frame goes through it.
+        corruption: up to this share of a re-encoded frame's tokens is random, as a world model errs.
+
+    Raises:
+        DatasetError: no dataset, no such split, or no readable episode of `window` frames.
+        ConfigError: the tokenizer takes frames of another size.
+    """
+    episodes, _ = same_kind(read_split(folder, split).episodes)
+    chosen = _spread([episode for episode in episodes if episode.num_frames >= window], max_frames)
+    if not chosen:
+        raise DatasetError(f"{folder}: expected an episode of {window} frames or more in split {split}, got none")
+    if tokenizer is not None and tuple(tokenizer.image_size) != chosen[0].image_size:
+        raise ConfigError(f"{folder}: expected frames of {tokenizer.image_size} pixels, got {chosen[0].image_size}")
+    random = torch.Generator(device).manual_seed(0)
+    frames: list[Tensor] = []
+    steps: list[Float32[np.ndarray, "frames 2"]] = []
+    starts, count = [], 0
+    with ProgressLine(f"reading {split}", len(chosen)) as line:
+        decoded = decode_episodes(chosen, workers)
+        for index, (episode, result) in enumerate(zip(chosen, decoded, strict=True)):
+            if isinstance(result, str):
+                logger.warning("left out: %s", result)
+                continue
+            frames.append(_see(torch.from_numpy(result.frames).to(device), image_size, tokenizer, corruption, random))
+            steps.append(np.pad(steps_of(episode.poses, 0, episode.num_frames), ((0, 1), (0, 0))).astype(np.float32))
+            starts.append(torch.arange(count, count + episode.num_frames - window + 1))
+            count += episode.num_frames
+            line.show(index + 1, f"{count} frames")
+    if not frames:
+        raise DatasetError(f"{folder}: expected a readable episode in split {split}, got {len(chosen)} damaged")
+    return MotionRecordings(
+        torch.cat(frames, dim=1), torch.from_numpy(np.concatenate(steps)).to(device), torch.cat(starts), chosen[0].fps
+    )
+
+
+def _spread(episodes: Sequence[Episode], max_frames: int) -> list[Episode]:
+    """As many whole episodes as have `max_frames` frames together, evenly spread; at least one if there is one."""
+    total = sum(episode.num_frames for episode in episodes)
+    count = len(episodes) if total <= max_frames else max(1, len(episodes) * max_frames // total)
+    chosen = np.linspace(0, len(episodes) - 1, count).round().astype(int) if episodes else []
+    return [episodes[index] for index in np.unique(chosen)]
+
+
+def _see(
+    pixels: UInt8[Tensor, "frames height width 3"],
+    image_size: tuple[int, int],
+    tokenizer: LFQTokenizer | None,
+    corruption: float,
+    random: torch.Generator,
+) -> UInt8[Tensor, "variants frames 3 small_height small_width"]:
+    parts = []
+    for part in rearrange(pixels, "frames height width rgb -> frames rgb height width").split(_FRAMES_AT_ONCE):
+        frames = to_unit_range(part)
+        variants = [frames]
+        if tokenizer is not None:
+            tokens = tokenizer.encode(frames)
+            rate = corruption * torch.rand((len(tokens), 1, 1), generator=random, device=tokens.device)
+            hit = torch.rand(tokens.shape, generator=random, device=tokens.device) < rate
+            ids = torch.randint(tokenizer.codebook_size, tokens.shape, generator=random, device=tokens.device)
+            variants.append(tokenizer.decode(torch.where(hit, ids, tokens)).to(frames.device))
+        small = torch.stack([resize(each, image_size) for each in variants])
+        parts.append(((small.clamp(-1.0, 1.0) + 1.0) * 127.5).round().to(torch.uint8))
+    return torch.cat(parts, dim=1)
+
+
+class EstimatorObjective:
+    """Windows of either variant, mirrored, held, and changed in light, sharpness and noise at random."""
+
+    samples = "windows"
+    tokens_per_sample: int | None = None
+    flops_per_sample: float | None = None
+    rival: nn.Module | None = None
+
+    def __init__(self, model: MotionEstimator, recordings: MotionRecordings, window: int) -> None:
+        self.model: nn.Module = model
+        self._recordings, self._window = recordings, window
+
+    def draw(self, random: StepRandom, batch_size: int) -> Batch:
+        """Changed frames in [-1, 1], and their steps in the network's units."""
+        recordings, device = self._recordings, self._recordings.frames.device
+        chosen = draw_indices(random, len(recordings.starts), batch_size, torch.device("cpu"))
+        frames = recordings.starts[chosen][:, None] + torch.arange(self._window)
+        frames = frames.to(device)
+        variant = torch.randint(len(recordings.frames), (batch_size, 1), generator=random.host).to(device)
+        steps = recordings.steps[frames[:, :-1]] / step_scale().to(device, torch.float32)
+        seen, steps = _hold_and_mirror(recordings.frames[variant, frames], steps, random.device)
+        pixels = rearrange(to_unit_range(seen.flatten(0, 1)), "(b f) c h w -> b f c h w", b=batch_size)
+        return {"frames": change_look(pixels, random.device), "steps": steps}
+
+    def loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
+        """Huber loss of the steps, and the mean distance (m) between the paths that they add up to."""
+        ours = self.model(batch["frames"]).float()
+        steps = F.smooth_l1_loss(ours, batch["steps"], beta=0.1)
+        scale = step_scale().to(ours.device, torch.float32)
+        path = (positions(ours * scale) - positions(batch["steps"] * scale)).square().sum(dim=-1)
+        displacement = (path + 1e-6).sqrt().mean()
+        loss = steps + _PATH_WEIGHT * displacement
+        return {"loss": loss, "steps": steps.detach(), "displacement": displacement.detach()}
+
+    def rival_loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
+        """There is no rival."""
+        raise NotImplementedError("the estimator has no rival")
+
+    def previews(self, ema: Ema) -> dict[str, Tensor]:
+        """None."""
+        return {}
+
+
+def positions(steps: Float[Tensor, "batch steps 2"]) -> Float[Tensor, "batch steps 2"]:
+    """x forward and y left (m) after each step; `terra.evaluation.motion.integrate`, differentiable."""
+    middle = steps[..., 1].cumsum(dim=1) - steps[..., 1] / 2
+    moves = steps[..., :1] * torch.stack([middle.cos(), middle.sin()], dim=-1)
+    return moves.cumsum(dim=1)
+
+
+def _hold_and_mirror(
+    frames: UInt8[Tensor, "batch frames 3 height width"], steps: Float[Tensor, "batch steps 2"], random: torch.Generator
+) -> tuple[UInt8[Tensor, "batch frames 3 height width"], Float[Tensor, "batch steps 2"]]:
+    """One window in seven holds a frame to its end (a video may get stuck); every other one is mirrored."""
+    batch, num_frames = frames.shape[:2]
+    device = frames.device
+    last = torch.randint(num_frames, (batch, 1), generator=random, device=device)
+    last = torch.where(torch.rand((batch, 1), generator=random, device=device) < 1 / 7, last, num_frames)
+    order = torch.minimum(torch.arange(num_frames, device=device), last)
+    frames = frames[torch.arange(batch, device=device)[:, None], order]
+    steps = torch.where((torch.arange(num_frames - 1, device=device) < last)[..., None], steps, 0.0)
+    mirrored = torch.rand((batch, 1), generator=random, device=device) < 0.5
+    frames = torch.where(mirrored[..., None, None, None], frames.flip(-1), frames)
+    return frames, torch.where(mirrored[..., None], steps * steps.new_tensor([1.0, -1.0]), steps)
+
+
+def change_look(
+    frames: Float[Tensor, "batch frames 3 height width"], random: torch.Generator
+) -> Float[Tensor, "batch frames 3 height width"]:
+    """Contrast within 0.75 to 1.25 and brightness within 0.15 of each window, flicker, and in some blur or noise."""
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand((*shape, 1, 1, 1), generator=random, device=frames.device)
+
+    batch, count = frames.shape[:2]
+    frames = frames * (0.75 + 0.5 * uniform(batch, 1)) + 0.3 * (uniform(batch, 1) - 0.5)
+    frames = frames + 0.04 * (uniform(batch, count) - 0.5)
+    blurred = F.avg_pool2d(frames.flatten(0, 1), 3, stride=1, padding=1, count_include_pad=False).view_as(frames)
+    frames = torch.where(uniform(batch, 1) < 0.3, blurred, frames)
+    strength = 0.06 * uniform(batch, 1) * (uniform(batch, 1) < 0.5)
+    noise = torch.randn(frames.shape, generator=random, device=frames.device)
+    return (frames + strength * noise).clamp(-1.0, 1.0)
+
+
+@torch.no_grad()
+def evaluate_estimator(
+    model: MotionEstimator, recordings: MotionRecordings, *, window: int, num_windows: int
+) -> dict[str, dict[str, float]]:
+    """Errors on windows spread evenly, by variant ("recorded", "re-encoded"), over the last `window` - 3 steps.
+
+    ADE, FDE (m), heading error at the end (degrees) and speed error (m/s), as `terra.evaluation.fidelity` has them.
+    """
+    num_windows = min(num_windows, len(recordings.starts))
+    starts = recordings.starts[torch.linspace(0, len(recordings.starts) - 1, num_windows).round().long()]
+    results = {}
+    for name, frames in zip(("recorded", "re-encoded"), recordings.frames, strict=False):
+        rows = []
+        for start in starts.tolist():
+            recovered = model.estimate(to_unit_range(frames[start : start + window]))[2:].numpy()
+            true = recordings.steps[start + 2 : start + window - 1].double().cpu().numpy()
+            errors = motion_errors(recovered, true, recordings.fps)
+            displacement = errors["displacement"]
+            rows.append([displacement.mean(), displacement[-1], errors["heading"][-1], errors["speed"].mean()])
+        names = ("ADE", "FDE", "heading_error", "speed_error")
+        results[name] = dict(zip(names, np.mean(rows, axis=0).tolist(), strict=True))
+    return results
+
+
+def train_estimator(
+    recordings: MotionRecordings,
+    held_out: MotionRecordings,
+    model: EstimatorConfig,
+    config: LoopConfig,
+    accelerator: Accelerator,
+    *,
+    window: int,
+    evaluation_windows: int,
+) -> TrainingResult:
+    """Train, then write `estimator/` (averaged weights, float16) and `metrics.json` with what those weights reach.
+
+    Raises:
+        ConfigError, CheckpointError, OutputError: see `terra.training.loop.train`.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        estimator = MotionEstimator(model)
+    result = train(EstimatorObjective(estimator, recordings, window), config, accelerator)
+    if result.stopped_by == "sigterm" or not accelerator.is_main_process:
+        return result
+    result.ema.copy_to_model()
+    estimator.save_pretrained(config.output / FOLDER)
+    stored = MotionEstimator.from_pretrained(config.output / FOLDER).to(accelerator.device)
+    metrics = evaluate_estimator(stored, held_out, window=window, num_windows=evaluation_windows)
+    write_json(config.output / "metrics.json", {**metrics, "step": result.step, "seconds": result.elapsed_seconds})
+    logger.info("held out: %s", metrics)
+    return result

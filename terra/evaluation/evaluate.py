@@ -1,0 +1,216 @@
+"""What `terra-evaluate` does, for a tokenizer and a world model on driving that neither was trained on:
+
+held-out episodes --choose_clips--> clips --Bench.examine--> generated | re-encoded | persistence | true
+               +--find_groups--> counterfactual futures            |
+                                                                   v
+scores a clip --> measures with intervals --> bars --> metrics.json, metrics.csv, plots, videos, a table
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.progress import track
+
+from terra.config import build_decoder, build_engine, build_sampling, check_extra, checkpoint_folder
+from terra.device import torch_device
+from terra.errors import ConfigError
+from terra.evaluation.bars import Bar, judge
+from terra.evaluation.bench import Bench, Examined
+from terra.evaluation.clips import Clip, to_pixels
+from terra.evaluation.estimator import MotionEstimator
+from terra.evaluation.measures import (
+    Measure,
+    confusions,
+    fidelity_measures,
+    frame_measures,
+    frechet_measures,
+    order_measures,
+    video_measures,
+)
+from terra.evaluation.motion import CLASSES
+from terra.evaluation.plan import EvaluationPlan, make_plan
+from terra.evaluation.plots import Pixels, plot_curves, write_grid
+from terra.evaluation.report import print_report, write_metrics
+from terra.evaluation.rollouts import KeptRollouts, TokensOnly
+from terra.evaluation.scores import GENERATED, PERSISTENCE, RE_ENCODED, TRUE, ClipScores, Scorer
+from terra.evaluation.settings import EvaluationSettings
+from terra.evaluation.video_features import load_video_network
+from terra.features import load_feature_network
+from terra.pipeline import Pipeline
+from terra.training.tokens import TokenisedDriving
+from terra.training.world_model import evaluate_world_model
+from terra.world_model import load_world_model
+from tokenizer import LFQTokenizer
+
+logger = logging.getLogger(__name__)
+
+_ROLLOUT_BIN_SECONDS, _DRIFT_BIN_SECONDS = 0.5, 2.0
+
+
+@dataclass
+class _Found:
+    """What one run over clips leaves: scores, and of the rollouts also tokens and a few videos."""
+
+    scores: list[ClipScores] = field(default_factory=list)
+    tokens: list[torch.Tensor] = field(default_factory=list)
+    actions: list[torch.Tensor] = field(default_factory=list)
+    shown: list[dict[str, Pixels]] = field(default_factory=list)
+
+
+def run(config: DictConfig, console: Console) -> Path:
+    """Evaluate and return the folder of results. An interrupted run goes on from the rollouts that it has kept.
+
+    Raises:
+        TerraError: anything wrong with the data, the checkpoints or the configuration.
+    """
+    started = time.perf_counter()
+    values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    settings = EvaluationSettings.from_values(values)
+    plan = make_plan(settings, checkpoint_folder(config.tokenizer), checkpoint_folder(config.world_model))
+    scorer = _load_scorer(settings, plan.fps)
+    network = scorer.network.name
+    sampling = build_sampling(config.sampling)
+    check_extra(config.engine)
+    tokenizer = LFQTokenizer.from_pretrained(plan.tokenizer).to(torch_device(config.tokenizer.device))
+    engine = build_engine(config.engine, plan.world_model)
+    decoder = build_decoder(config.decoder, tokenizer)
+    with Pipeline(tokenizer, engine, TokensOnly(), overlap=settings.overlap) as pipeline:
+        made_with = {"engine": values["engine"], "overlap": settings.overlap, **plan.facts["checkpoints"]}
+        rollouts = KeptRollouts(pipeline, sampling, settings.output / "rollouts", made_with)
+        limits = {"at_once": settings.at_once, "workers": settings.workers}
+        bench = Bench(tokenizer, decoder, rollouts, scorer, waypoint_times=plan.model.waypoint_times, **limits)
+        found = _examine(bench, plan.clips, settings.pictures, console, "rollouts")
+        drift = _examine(bench, plan.drift, min(settings.pictures, 2), console, "drift")
+        ordered, futures = _examine_groups(bench, plan, console)
+    facts = plan.facts | {"rollouts_reused": rollouts.num_reused, "damaged": bench.damaged}
+    facts["teacher_forced"] = _teacher_forced(found, plan)
+    codebook_used = _codebook_used(found.tokens, tokenizer.codebook_size)
+    facts["codebook_used"] = codebook_used
+    measures = _measure("rollouts", found.scores, network, _ROLLOUT_BIN_SECONDS, plan)
+    measures += _measure("drift", drift.scores, network, _DRIFT_BIN_SECONDS, plan)
+    for contrast, by_variant in ordered.items():
+        measures += order_measures(contrast, by_variant, plan.bootstrap)
+    if scorer.estimator is not None:
+        facts["confusion"] = {"classes": CLASSES, **confusions(found.scores, plan.fps)}
+    bars = judge(measures, network, codebook_used)
+    facts["seconds"] = time.perf_counter() - started
+    _write(plan, measures, bars, facts, {"clips": found.shown, "drift_clips": drift.shown, **futures})
+    print_report(console, measures, bars)
+    console.print(f"metrics, plots and videos: {settings.output}", highlight=False, soft_wrap=True)
+    return settings.output
+
+
+def _load_scorer(settings: EvaluationSettings, fps: float) -> Scorer:
+    device = torch_device(settings.device)
+    network = load_feature_network(settings.network_path, settings.network).to(device)
+    video_network = None
+    if settings.video_network is not None and settings.video_network_path is not None:
+        video_network = load_video_network(settings.video_network, settings.video_network_path).to(device)
+    if settings.estimator is None:
+        logger.info("action fidelity is left out: estimator=null")
+        return Scorer(network, None, video_network)
+    estimator = MotionEstimator.from_pretrained(settings.estimator)
+    if estimator.config.fps != fps:
+        raise ConfigError(f"estimator: expected one of {fps:g} frames a second, got {estimator.config.fps:g}")
+    return Scorer(network, estimator.to(device), video_network)
+
+
+def _examine(bench: Bench, clips: Sequence[Clip], pictures: int, console: Console, name: str) -> _Found:
+    """Run the bench over clips and keep what is needed later; `pictures` clips, evenly spread, are kept to be shown."""
+    moving = [clip.name for clip in clips if clip.is_moving] or [clip.name for clip in clips]
+    shown = {moving[index] for index in np.linspace(0, len(moving) - 1, min(pictures, len(moving))).round().astype(int)}
+    found = _Found()
+    for examined in track(bench.examine(clips), name, total=len(clips), console=console, disable=not clips):
+        found.scores.append(examined.scores)
+        found.tokens.append(examined.truth_tokens)
+        found.actions.append(examined.actions)
+        if examined.scores.clip.name in shown:
+            found.shown.append(_show(examined))
+    return found
+
+
+def _show(examined: Examined) -> dict[str, Pixels]:
+    order = (TRUE, RE_ENCODED, GENERATED, PERSISTENCE)
+    return {name: to_pixels(examined.variants[name]).numpy() for name in order}
+
+
+def _examine_groups(
+    bench: Bench, plan: EvaluationPlan, console: Console
+) -> tuple[dict[str, dict[str, list[bool]]], dict[str, list[dict[str, Pixels]]]]:
+    """By contrast and variant whether each group has the right order; by contrast some groups' generated videos."""
+    ordered: dict[str, dict[str, list[bool]]] = {}
+    shown: dict[str, list[dict[str, Pixels]]] = {}
+    for name, groups in plan.groups.items():
+        examined = bench.examine_groups(groups)
+        for index, each in enumerate(track(examined, name, total=len(groups), console=console, disable=not groups)):
+            for variant, steps in each.steps.items():
+                ordered.setdefault(name, {}).setdefault(variant, []).append(each.group.is_ordered(steps))
+            if index < plan.settings.pictures:
+                maneuvers = [clip.episode.maneuver or "" for clip in each.group.clips]
+                videos = [to_pixels(frames).numpy() for frames in each.generated]
+                shown.setdefault(name, []).append(dict(zip(maneuvers, videos, strict=True)))
+    return ordered, shown
+
+
+def _teacher_forced(found: _Found, plan: EvaluationPlan) -> dict[str, Any]:
+    """How well the world model predicts the clips' true tokens from the true ones before; each clip is a window."""
+    if not found.tokens:
+        return {}
+    window = min(plan.settings.num_frames, plan.model.layout.max_frames)
+    device = torch_device(plan.settings.device)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    # An action lies between two frames, so the window's last frame has none; nothing is predicted from it.
+    actions = [torch.cat([each[: window - 1], each[window - 2 : window - 1]]) for each in found.actions]
+    driving = TokenisedDriving(
+        tokens=torch.cat([each[:window] for each in found.tokens]),
+        actions=torch.cat(actions),
+        episode_start=torch.arange(len(found.tokens) + 1) * window,
+        fps=plan.model.fps,
+        codebook_size=plan.model.image_vocab_size,
+        tokenizer_sha256=plan.facts["checkpoints"]["tokenizer"],
+        waypoint_times=tuple(plan.model.waypoint_times),
+    )
+    model = load_world_model(plan.world_model, dtype=dtype, device=device)
+    return evaluate_world_model(model, driving.to(device), window, len(found.tokens))
+
+
+def _codebook_used(tokens: Sequence[torch.Tensor], codebook_size: int) -> float:
+    """Distinct ids in the true clips, as a share of the codebook."""
+    return len(torch.cat(list(tokens)).unique()) / codebook_size if tokens else 0.0
+
+
+def _measure(
+    name: str, scores: Sequence[ClipScores], network: str, bin_seconds: float, plan: EvaluationPlan
+) -> list[Measure]:
+    if not scores:
+        return []
+    measures = frame_measures(name, scores, plan.bootstrap)
+    measures += frechet_measures(name, scores, network, round(bin_seconds * plan.fps), plan.bootstrap)
+    if scores[0].video_features:
+        measures += video_measures(name, scores, plan.settings.video_network or "", plan.bootstrap)
+    if scores[0].steps:
+        measures += fidelity_measures(name, scores, plan.fps, plan.bootstrap)
+    return measures
+
+
+def _write(
+    plan: EvaluationPlan,
+    measures: Sequence[Measure],
+    bars: Sequence[Bar],
+    facts: dict[str, Any],
+    videos: dict[str, list[dict[str, Pixels]]],
+) -> None:
+    output = plan.settings.output
+    write_metrics(output, measures, bars, facts)
+    for name in dict.fromkeys(measure.run for measure in measures if measure.first_frame is not None):
+        plot_curves(measures, name, plan.fps, output / f"{name}.png")
+    for name, rows in videos.items():
+        write_grid(rows, output, name, plan.fps)

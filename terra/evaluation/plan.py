@@ -1,0 +1,101 @@
+"""What is to be evaluated: all of it chosen and checked before a weight is loaded."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from terra.config import check_pairing
+from terra.dataset import Episode, read_split
+from terra.errors import ConfigError
+from terra.evaluation.clips import Clip, choose_clips
+from terra.evaluation.contrasts import CONTRASTS, CounterfactualGroup, find_groups
+from terra.evaluation.measures import Bootstrap
+from terra.evaluation.settings import EvaluationSettings
+from terra.windows import plan_windows
+from terra.world_model import LlamaActionConfig, load_config
+from tokenizer import LFQTokenizerConfig
+from tokenizer.checkpoint import checkpoint_sha256
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """Clips and counterfactual groups to generate, the checkpoints' folders, and what to report of the choice.
+
+    Attributes:
+        groups: by the contrast's name.
+        facts: how many there are and what was left out, for metrics.json.
+    """
+
+    settings: EvaluationSettings
+    tokenizer: Path
+    world_model: Path
+    model: LlamaActionConfig
+    clips: list[Clip]
+    drift: list[Clip]
+    groups: dict[str, list[CounterfactualGroup]]
+    facts: dict[str, Any]
+
+    @property
+    def fps(self) -> float:
+        """Frames a second of the model, and so of all recordings."""
+        return self.model.fps
+
+    @property
+    def bootstrap(self) -> Bootstrap:
+        """How intervals are made."""
+        settings = self.settings
+        return Bootstrap(settings.resamples, settings.frechet_resamples, settings.seed)
+
+
+def make_plan(settings: EvaluationSettings, tokenizer: Path, world_model: Path) -> EvaluationPlan:
+    """Read and check the data and the checkpoints' configurations, and choose what to generate.
+
+    Raises:
+        CheckpointError: checkpoints that don't fit each other.
+        DatasetError: no data, or no episode that is long enough.
+        ConfigError: lengths that no window fits, or recordings of another rate or size than the models take.
+    """
+    model = load_config(world_model)
+    check_pairing(tokenizer, model)
+    for length in (settings.num_frames, settings.drift_frames, settings.group_frames):
+        list(plan_windows(length, settings.num_context, model.layout.max_frames, settings.overlap))
+    split = read_split(settings.data, settings.split)
+    for reason in split.damaged:
+        logger.warning("left out: %s", reason)
+    _check_kind(split.episodes, model.fps, LFQTokenizerConfig.load(tokenizer / "config.json").image_size)
+    chosen = {"num_context": settings.num_context, "seed": settings.seed}
+    clips = choose_clips(split.episodes, settings.num_clips, num_frames=settings.num_frames, **chosen)
+    drift = choose_clips(split.episodes, settings.drift_clips, num_frames=settings.drift_frames, **chosen)
+    limits = {"num_frames": settings.group_frames, "agree_within": settings.agree_within, **chosen}
+    found = {
+        each.name: find_groups(split.episodes, each, max_groups=settings.max_groups, **limits) for each in CONTRASTS
+    }
+    facts = {
+        "format": "terra-evaluation",
+        "tokenizer": str(tokenizer),
+        "world_model": str(world_model),
+        "settings": {name: str(value) if isinstance(value, Path) else value for name, value in vars(settings).items()},
+        "checkpoints": {"tokenizer": checkpoint_sha256(tokenizer), "world_model": checkpoint_sha256(world_model)},
+        "clips": len(clips),
+        "moving_clips": sum(clip.is_moving for clip in clips),
+        "drift_clips": len(drift),
+        "counterfactual_groups": {
+            name: {"evaluated": len(groups), "left_out": left_out} for name, (groups, left_out) in found.items()
+        },
+        "damaged_episodes": split.damaged,
+    }
+    groups = {name: groups for name, (groups, _) in found.items()}
+    return EvaluationPlan(settings, tokenizer, world_model, model, clips, drift, groups, facts)
+
+
+def _check_kind(episodes: Sequence[Episode], fps: float, image_size: tuple[int, int]) -> None:
+    for episode in episodes:
+        if (episode.fps, episode.image_size) != (fps, tuple(image_size)):
+            raise ConfigError(
+                f"{episode.video}: expected {fps:g} frames a second of {tuple(image_size)} pixels as the models take "
+                f"them, got {episode.fps:g} of {episode.image_size}"
+            )

@@ -1,0 +1,109 @@
+"""What is measured on one clip: frame metrics, features and recovered motion of each variant of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from decoder import Decoder
+from terra.evaluation.clips import Clip
+from terra.evaluation.estimator import MotionEstimator
+from terra.evaluation.frame_metrics import psnr, ssim
+from terra.evaluation.motion import Steps
+from terra.evaluation.video_features import VideoNetwork
+from terra.features import FeatureNetwork, map_distance, pool
+from tokenizer import Frames, TokenGrid
+
+TRUE, RE_ENCODED, GENERATED, PERSISTENCE = "true", "re-encoded", "generated", "persistence"
+VARIANTS = (GENERATED, RE_ENCODED, PERSISTENCE)
+"""The world model's video, the ceiling (the true recording through the tokenizer), and the last context frame held."""
+
+_FRAMES_AT_ONCE = 32
+
+
+@dataclass
+class ClipScores:
+    """Of the generated frames of one clip, by variant (and `TRUE`, where it makes sense).
+
+    Attributes:
+        metrics: by name, one number a frame.
+        features: pooled features a frame, float32 on the CPU.
+        video_features: of a `VideoNetwork`, one row; empty without one.
+        steps: recovered motion, one step a frame; empty without an estimator.
+    """
+
+    clip: Clip
+    metrics: dict[str, dict[str, Float[np.ndarray, " frames"]]] = field(default_factory=dict)
+    features: dict[str, Float[Tensor, "frames features"]] = field(default_factory=dict)
+    video_features: dict[str, Float[Tensor, "1 features"]] = field(default_factory=dict)
+    steps: dict[str, Steps] = field(default_factory=dict)
+
+
+def decode_variants(
+    truth: Frames, truth_tokens: TokenGrid, generated_tokens: TokenGrid, num_context: int, decoder: Decoder
+) -> dict[str, Frames]:
+    """The true clip and its variants, context included, on the decoder's device. All variants begin alike, decoded."""
+    re_encoded = decoder.decode(truth_tokens)
+    context, held = re_encoded[:num_context], re_encoded[num_context - 1]
+    persistence = torch.cat([context, held.expand(len(truth) - num_context, *held.shape)])
+    return {
+        TRUE: truth.to(re_encoded.device),
+        RE_ENCODED: re_encoded,
+        GENERATED: decoder.decode(generated_tokens),
+        PERSISTENCE: persistence,
+    }
+
+
+class Scorer:
+    """Measures clips with frozen networks, which are on one device."""
+
+    def __init__(
+        self, network: FeatureNetwork, estimator: MotionEstimator | None, video_network: VideoNetwork | None = None
+    ) -> None:
+        self.network, self.estimator, self.video_network = network, estimator, video_network
+
+    @torch.no_grad()
+    def score(self, clip: Clip, variants: Mapping[str, Frames]) -> ClipScores:
+        """Everything there is to measure on the variants of one clip, of which one is `TRUE`."""
+        scores = ClipScores(clip)
+        generated = {name: frames[clip.num_context :] for name, frames in variants.items()}
+        self._score_frames(scores, generated)
+        for name, frames in variants.items():
+            if self.video_network is not None:
+                scores.video_features[name] = self.video_network.pooled(generated[name]).cpu()
+            if self.estimator is not None:
+                scores.steps[name] = self.recover(clip, frames)
+        return scores
+
+    def recover(self, clip: Clip, frames: Frames) -> Steps:
+        """The motion from the last context frame on, as the estimator sees it in all frames.
+
+        Raises:
+            ValueError: there is no estimator.
+        """
+        if self.estimator is None:
+            raise ValueError("expected an estimator to recover motion with, got none")
+        return self.estimator.estimate(frames)[clip.num_context - 1 :].numpy()
+
+    def _score_frames(self, scores: ClipScores, variants: Mapping[str, Frames]) -> None:
+        features: dict[str, list[Tensor]] = {}
+        metrics: dict[str, dict[str, list[Tensor]]] = {}
+        for first in range(0, len(variants[TRUE]), _FRAMES_AT_ONCE):
+            part = {name: frames[first : first + _FRAMES_AT_ONCE] for name, frames in variants.items()}
+            true_maps = self.network(part[TRUE])
+            for name, frames in part.items():
+                maps = true_maps if name == TRUE else self.network(frames)
+                features.setdefault(name, []).append(pool(maps).cpu())
+                if name == TRUE:
+                    continue
+                numbers = {"psnr": psnr(frames, part[TRUE]), "ssim": ssim(frames, part[TRUE])}
+                numbers[f"perceptual-{self.network.name}"] = map_distance(maps, true_maps)
+                for metric, values in numbers.items():
+                    metrics.setdefault(name, {}).setdefault(metric, []).append(values.double().cpu())
+        scores.features = {name: torch.cat(parts) for name, parts in features.items()}
+        scores.metrics = {
+            name: {metric: torch.cat(parts).numpy() for metric, parts in each.items()} for name, each in metrics.items()
+        }

@@ -1,0 +1,59 @@
+"""A procedural town as a place to record in."""
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import numpy as np
+from jaxtyping import UInt8
+
+from decoder.camera import Camera
+from terra.recording.drives import COUNTERFACTUAL_MANEUVERS, TownDrive, simulate_counterfactual, simulate_drive
+from terra.recording.lanes import LaneGraph
+from terra.recording.planning import plan_town
+from terra.recording.renderer import Renderer
+from terra.recording.weather import WEATHERS, draw_weather
+
+
+class TownSource:
+    """The town of a seed, drawn by `renderer`, which several towns may share one after the other."""
+
+    source = "town"
+    maneuvers = COUNTERFACTUAL_MANEUVERS
+
+    def __init__(self, seed: int, renderer: Renderer) -> None:
+        self.place = f"{seed:06d}"
+        self._seed, self._renderer = seed, renderer
+        self._graph = LaneGraph(plan_town(seed))
+
+    def simulate(self, episode: int, num_frames: int) -> TownDrive:
+        """Drive number `episode` of the town."""
+        return simulate_drive(self._graph, episode, num_frames)
+
+    def simulate_counterfactual(self, group: int, maneuver: str, num_frames: int, num_context: int) -> TownDrive:
+        """One future of start number `group`; ValueError for a maneuver that towns don't have."""
+        return simulate_counterfactual(self._graph, group, maneuver, num_frames, num_context)
+
+    def weather(self, episode: int) -> str:
+        """The weather of drive or start `episode`."""
+        return draw_weather(self._seed, episode)
+
+    def render(self, drive: TownDrive, weather: str) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
+        """The frames of a drive; `weather` is a name of `WEATHERS`."""
+        for index in range(drive.num_frames):
+            self._renderer.load(self._graph.town)
+            yield self._renderer.render(WEATHERS[weather], drive.moment(index))
+
+
+def town_source(seed: int, size: tuple[int, int], camera: Camera, device_index: int = 0) -> TownSource:
+    """The town of `seed` seen by `camera` in frames of `size` (height, width), drawn on EGL device `device_index`.
+
+    Raises:
+        ConfigError: EGL can't give a context.
+    """
+    return TownSource(seed, _renderer(size, camera, device_index))
+
+
+@lru_cache(maxsize=1)
+def _renderer(size: tuple[int, int], camera: Camera, device_index: int) -> Renderer:
+    """One a process: contexts are costly to open."""
+    return Renderer(size, camera, device_index)

@@ -1,0 +1,56 @@
+"""A network under training: as it is, as an objective calls it, and its optimizer."""
+
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+from terra.training.settings import LoopConfig
+
+
+@dataclass(frozen=True)
+class Network:
+    """`raw` is the plain module on its device; `wrapped` also averages gradients over processes, if there are many."""
+
+    raw: nn.Module
+    wrapped: nn.Module
+    optimizer: AdamW
+
+    @classmethod
+    def prepare(cls, module: nn.Module, config: LoopConfig, accelerator: Accelerator) -> "Network":
+        """Put a module on its device, wrap it, and build its optimizer."""
+        module = module.to(accelerator.device)
+        # The optimizer keeps the plain module's parameters; accelerate's wrapper of it would add nothing here.
+        return cls(module, accelerator.prepare_model(module), _build_optimizer(module, config))
+
+    def compile(self) -> None:
+        """Compile the forward pass, as one graph whose gradients are exchanged at its end.
+
+        DDP would split the graph to overlap the exchange, and such a graph can't hold activation checkpoints.
+        """
+        torch._dynamo.config.optimize_ddp = False
+        self.raw.compile()
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """The learning rate of the next update."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+
+    def update(self, accelerator: Accelerator, clip_norm: float) -> Tensor:
+        """Step and forget the gradients; returns their norm before clipping."""
+        norm = accelerator.clip_grad_norm_(self.raw.parameters(), clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm  # pyright: ignore[reportReturnType]
+
+
+def _build_optimizer(model: nn.Module, config: LoopConfig) -> AdamW:
+    parameters = list(model.parameters())
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    fused = parameters[0].device.type == "cuda"
+    return AdamW(groups, lr=config.learning_rate, betas=(0.9, config.beta2), fused=fused)

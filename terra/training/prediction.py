@@ -1,0 +1,110 @@
+"""How well a world model predicts held-out driving from the truth before each token (teacher forcing)."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from terra.prompt import SLOT_FILLER
+from terra.training.tokens import TokenisedDriving
+from terra.world_model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
+
+EVALUATION_BATCH = 4
+
+
+def pack_windows(tokens: Int[Tensor, "batch window rows cols"], slots: int) -> Int[Tensor, "batch length"]:
+    """Ids as they stand in the model's context: [tokens of frame 1][slots][tokens of frame 2][slots] ..."""
+    flat = rearrange(tokens, "batch window rows cols -> batch window (rows cols)")
+    return rearrange(F.pad(flat, (0, slots), value=SLOT_FILLER), "batch window block -> batch (window block)")
+
+
+@torch.no_grad()
+def evaluate_world_model(
+    model: LlamaActionForCausalLM | LlamaActionV2ForCausalLM,
+    held_out: TokenisedDriving,
+    window: int,
+    num_windows: int,
+) -> dict[str, Any]:
+    """Predict each image token from all true tokens and actions before it, over windows spread evenly.
+
+    Returns lists by the frame's index in the window: `cross_entropy_by_frame` (nats a token, over the image
+    vocabulary), `accuracy_by_frame` (of the most probable id), `copy_accuracy_by_frame` (of repeating the previous
+    frame; 0 for the first), and, with two windows or more, `other_actions_cross_entropy_by_frame` with the actions of
+    another window, which a model that listens to actions predicts worse from. `cross_entropy`, `accuracy`,
+    `copy_accuracy` and `other_actions_cross_entropy` are their means without the first frame, which nothing precedes.
+    """
+    device = next(model.parameters()).device
+    all_starts = held_out.window_starts(window)
+    chosen = torch.linspace(0, len(all_starts) - 1, min(num_windows, len(all_starts))).round().long()
+    starts = all_starts[chosen].to(held_out.tokens.device)
+    others = starts.roll(len(starts) // 2)
+    sums: dict[str, Tensor] = {}
+    for part, other in zip(starts.split(EVALUATION_BATCH), others.split(EVALUATION_BATCH), strict=True):
+        tokens, actions = (tensor.to(device) for tensor in held_out.windows(part, window))
+        loss, hit = _score(model, tokens, actions)
+        scores = {"cross_entropy": loss, "accuracy": hit, "copy_accuracy": _copy_hits(tokens)}
+        if len(starts) > 1:
+            other_actions = held_out.windows(other, window)[1].to(device)
+            scores["other_actions_cross_entropy"], _ = _score(model, tokens, other_actions)
+        for name, score in scores.items():
+            sums[name] = sums.get(name, torch.zeros(())) + score.double().sum(dim=(0, 2)).cpu()
+    patches = held_out.tokens.shape[1] * held_out.tokens.shape[2]
+    counts = torch.full((window,), len(starts) * patches, dtype=torch.float64)
+    counts[0] -= len(starts)  # nothing predicts the very first token
+    metrics: dict[str, Any] = {"evaluated_windows": len(starts)}
+    for name, total in sums.items():
+        metrics[f"{name}_by_frame"] = (total / counts.clamp_min(1)).tolist()
+        metrics[name] = (total[1:].sum() / counts[1:].sum().clamp_min(1)).item()
+    return metrics
+
+
+def _score(
+    model: LlamaActionForCausalLM | LlamaActionV2ForCausalLM,
+    tokens: Int[Tensor, "batch window rows cols"],
+    actions: Tensor,
+) -> tuple[Float[Tensor, "batch window patches"], Float[Tensor, "batch window patches"]]:
+    """Cross-entropy and hit of each image token; 0 for the window's first one."""
+    states = model.predicting_states(pack_windows(tokens, actions.shape[2]), actions)
+    targets = rearrange(tokens, "batch window rows cols -> batch window (rows cols)")
+    losses, hits = [], []
+    for frame in range(targets.shape[1]):  # one at a time: all logits of a window of the full size are 15 GB
+        logits = model.image_logits(states[:, frame]).float()
+        losses.append(F.cross_entropy(logits.transpose(1, 2), targets[:, frame], reduction="none"))
+        hits.append((logits.argmax(dim=-1) == targets[:, frame]).float())
+    loss, hit = torch.stack(losses, dim=1), torch.stack(hits, dim=1)
+    loss[:, 0, 0], hit[:, 0, 0] = 0.0, 0.0
+    return loss, hit
+
+
+def _copy_hits(tokens: Int[Tensor, "batch window rows cols"]) -> Float[Tensor, "batch window patches"]:
+    same = (tokens[:, 1:] == tokens[:, :-1]).float()
+    return rearrange(F.pad(same, (0, 0, 0, 0, 1, 0)), "batch window rows cols -> batch window (rows cols)")
+
+
+def plot_metrics(metrics: Mapping[str, Any], path: Path) -> None:
+    """Plot what `evaluate_world_model` returns, by frame index, as a PNG."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    curves = (
+        (left, "cross_entropy", "model"),
+        (left, "other_actions_cross_entropy", "another window's actions"),
+        (right, "accuracy", "model"),
+        (right, "copy_accuracy", "previous frame repeated"),
+    )
+    for axes, name, label in curves:
+        if f"{name}_by_frame" in metrics:
+            axes.plot(metrics[f"{name}_by_frame"], label=label)
+    left.set(xlabel="frame of the window", ylabel="cross-entropy (nats a token)")
+    right.set(xlabel="frame of the window", ylabel="token accuracy")
+    left.legend()
+    right.legend()
+    temporary = path.with_name(f".{path.name}.tmp")
+    figure.savefig(temporary, dpi=120, format="png")
+    temporary.replace(path)

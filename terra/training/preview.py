@@ -1,0 +1,121 @@
+"""What a world model under training shows of itself: held-out prediction, and short rollouts beside the truth."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from terra.errors import ConfigError
+from terra.prompt import SLOT_FILLER
+from terra.sampling import SamplingParams, sample_tokens
+from terra.training.prediction import evaluate_world_model, pack_windows
+from terra.training.state import Ema
+from terra.training.tokens import TokenisedDriving
+from terra.world_model import LlamaActionV2ForCausalLM
+from tokenizer import LFQTokenizer
+from tokenizer.checkpoint import checkpoint_sha256, resolve_checkpoint
+
+NUM_CONTEXT = 3
+NUM_ROLLOUTS = 2
+EVALUATED_WINDOWS = 16
+
+
+@dataclass(frozen=True)
+class HeldOutPreview:
+    """Held-out windows to show and the means to show them.
+
+    Attributes:
+        held_out: tokens on the CPU.
+        window: frames of the windows that are predicted.
+        num_frames: frames that a rollout generates after its context; with 0, or without a tokenizer, none is shown.
+        tokenizer: makes pictures of tokens; on the device of the model.
+    """
+
+    held_out: TokenisedDriving
+    window: int
+    num_frames: int
+    tokenizer: LFQTokenizer | None
+
+    def __post_init__(self) -> None:
+        if self.num_frames < 0 or (self.num_frames and NUM_CONTEXT + self.num_frames > self.window):
+            raise ConfigError(
+                f"preview_frames: expected 0 to {max(self.window - NUM_CONTEXT, 0)} (a window of {self.window} holds "
+                f"{NUM_CONTEXT} context frames too), got {self.num_frames}"
+            )
+
+    def show(self, ema: Ema) -> dict[str, Tensor]:
+        """Cross-entropy and accuracy of the averaged weights, and a video of rollouts: truth on the left."""
+        # cuDNN's attention, though the fastest in training, takes tens of milliseconds for each new length.
+        backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+        with ema.averaged() as model, sdpa_kernel(backends):
+            assert isinstance(model, LlamaActionV2ForCausalLM)
+            metrics = evaluate_world_model(model, self.held_out, self.window, EVALUATED_WINDOWS)
+            shown = {f"held_out_{name}": torch.tensor(metrics[name]) for name in ("cross_entropy", "accuracy")}
+            if self.num_frames and self.tokenizer is not None:
+                shown["rollout"] = self._video(model, self.tokenizer)
+        return shown
+
+    def _video(
+        self, model: LlamaActionV2ForCausalLM, tokenizer: LFQTokenizer
+    ) -> UInt8[Tensor, "frames 3 height width"]:
+        starts = self.held_out.window_starts(self.window)
+        chosen = torch.linspace(0, len(starts) - 1, NUM_ROLLOUTS).round().long()
+        tokens, actions = (tensor.to(model.device) for tensor in self.held_out.windows(starts[chosen], self.window))
+        generated = roll_out(model, tokens[:, :NUM_CONTEXT], actions[:, : NUM_CONTEXT + self.num_frames - 1])
+        both = torch.stack([tokens[:, : generated.shape[1]], generated])
+        rows, columns = both.shape[-2:]
+        frames = tokenizer.decode(both.reshape(-1, rows, columns)).float()
+        pictures = ((frames.clamp(-1.0, 1.0) + 1.0) * 127.5).round().to(torch.uint8)
+        return rearrange(
+            pictures, "(side rollout f) c h w -> f c (rollout h) (side w)", side=2, f=generated.shape[1]
+        ).cpu()
+
+
+@torch.no_grad()
+def roll_out(
+    model: LlamaActionV2ForCausalLM,
+    context: Int[Tensor, "batch context rows cols"],
+    actions: Float[Tensor, "batch steps slots action_dim"],
+) -> Int[Tensor, "batch frames rows cols"]:
+    """Context frames and what the model makes of them: frame t + 1 follows action t, within one window.
+
+    Rollout i is sampled with seed i, as an engine would sample it.
+    """
+    batch, num_context, rows, columns = context.shape
+    slots, device = actions.shape[2], context.device
+    sampling, seeds = SamplingParams(), torch.arange(batch, device=device)
+    filler = torch.full((batch, slots), SLOT_FILLER, device=device)
+    frames = list(context.unbind(1))
+    unseen, given, cache, length = pack_windows(context, slots), actions[:, :num_context], None, 0
+    for step in range(num_context - 1, actions.shape[1]):
+        tokens: list[Tensor] = []
+        while True:
+            output = model(input_ids=unseen, actions=given, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache, length = output.past_key_values, length + unseen.shape[1]
+            logits = output.logits[:, -1, : model.config.image_vocab_size].float()
+            tokens.append(sample_tokens(logits, sampling, seeds, torch.full_like(seeds, length - 1)))
+            if len(tokens) == rows * columns:
+                break
+            unseen, given = tokens[-1][:, None], None
+        frames.append(torch.stack(tokens, dim=1).reshape(batch, rows, columns))
+        unseen, given = torch.cat([tokens[-1][:, None], filler], dim=1), actions[:, step + 1 : step + 2]
+    return torch.stack(frames, dim=1)
+
+
+def load_preview_tokenizer(checkpoint: Path, tokenised: TokenisedDriving, device: torch.device) -> LFQTokenizer:
+    """The tokenizer that made the tokens, to show them.
+
+    Raises:
+        CheckpointError: no such checkpoint.
+        ConfigError: the tokens are another tokenizer's.
+    """
+    folder = resolve_checkpoint(checkpoint)
+    if (got := checkpoint_sha256(folder)) != tokenised.tokenizer_sha256:
+        raise ConfigError(
+            f"tokenizer: expected {tokenised.tokenizer_sha256[:12]}, which made the tokens, got {got[:12]} of {folder}"
+        )
+    return LFQTokenizer.from_pretrained(folder).to(device)

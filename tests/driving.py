@@ -1,0 +1,55 @@
+"""A small dataset of synthetic driving for tests: cheap to write, and with everything that episodes may have."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import UInt8
+
+from decoder.camera import Camera
+from terra.dataset import NUM_FUTURE_POSES, Poses, ShardWriter, create_dataset
+
+CAMERA = Camera(fov_degrees=75.0, height_metres=1.4, pitch_radians=-0.03)
+SIZE = (16, 32)
+
+
+def drive_poses(num_frames: int, *, turning: float = 0.1, speed: float = 6.0, fps: float = 10.0) -> Poses:
+    """A circle driven counter-clockwise at a constant speed (m/s) and turning rate (rad/s), 0 for a straight line."""
+    time = np.arange(num_frames + round(NUM_FUTURE_POSES * fps / 10)) / fps
+    heading = turning * time
+    if turning:
+        x, y = speed / turning * np.sin(heading), speed / turning * (1 - np.cos(heading))
+    else:
+        x, y = speed * time, 0 * time
+    return Poses(time, x, y, 0 * time, heading, 0 * time, speed + 0 * time)
+
+
+def drive_frames(num_frames: int, shift: int = 0, size: tuple[int, int] = SIZE) -> Iterator[UInt8[np.ndarray, "h w 3"]]:
+    """Smooth pictures that move, each other than the one before."""
+    rows, cols = np.mgrid[: size[0], : size[1]]
+    for index in range(num_frames):
+        red = 100 + 80 * np.sin((cols + 3 * index + 10 * shift) / 6)
+        yield np.stack([red, 4.0 * rows + 40, np.full(size, 60.0 + 5 * shift)], axis=-1).astype(np.uint8)
+
+
+def write_driving(
+    folder: Path, *, shards: int = 1, episodes: int = 2, num_frames: int = 4, held_out: int = 1, source: str = "town"
+) -> Path:
+    """Write `shards` of split train and `held_out` of split held_out, each with `episodes`."""
+    create_dataset(folder, 10.0, SIZE, source)
+    for split, count, first in (("train", shards, 0), ("held_out", held_out, 900_000)):
+        for place in range(first, first + count):
+            writer = shard_writer(folder, split, f"{place:06d}", source=source)
+            with writer:
+                for number in range(episodes):
+                    name = f"{writer.folder.name}_{number:02d}"
+                    frames = drive_frames(num_frames, number + place)
+                    writer.add(name, frames, drive_poses(num_frames), events=[(2, "left")], weather="day")
+    return folder
+
+
+def shard_writer(folder: Path, split: str, place: str, *, source: str = "town", futures: bool = False) -> ShardWriter:
+    """A writer of one shard with the dataset's size and rate."""
+    return ShardWriter(
+        folder, split=split, source=source, place=place, fps=10.0, image_size=SIZE, camera=CAMERA, futures=futures
+    )

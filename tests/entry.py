@@ -1,0 +1,23 @@
+"""Scripts and configurations as a command line has them, for tests that run them in this process."""
+
+import importlib.util
+from pathlib import Path
+
+
+def load_script(name: str):
+    path = Path(__file__).resolve().parent.parent / "scripts" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
+
+
+def compose(name: str, overrides: list[str]):
+    import hydra
+
+    from terra.config_files import config_dir
+
+    with hydra.initialize_config_dir(str(config_dir()), version_base="1.3"):
+        return hydra.compose(name, overrides)

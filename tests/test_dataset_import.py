@@ -1,0 +1,442 @@
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from driving import drive_poses
+from entry import compose, load_script
+from hypothesis import given, settings, strategies as st
+from PIL import Image
+
+from decoder.camera import project
+from decoder.video import VideoWriter
+from terra.dataset import Poses, read_frames, read_split
+from terra.dataset.importing import (
+    ImportSettings,
+    KittiSource,
+    LeRobotColumns,
+    LeRobotSource,
+    Mount,
+    SourceDrive,
+    VideoPosesSource,
+    import_drives,
+)
+from terra.dataset.importing.alignment import align, crop_box, cut, fit_picture, fitted_camera
+from terra.dataset.importing.kinds import drive_names, open_source
+from terra.dataset.importing.source import Intrinsics, motion
+from terra.dataset.inspect import inspect_source
+from terra.errors import ConfigError, DatasetError, TrajectoryError
+from terra.trajectory import save_poses
+
+PICTURE = (36, 96)  # wider than ours, as road pictures are
+SIZE = (16, 32)
+COLUMNS = LeRobotColumns(
+    video="observation.images.front",
+    x="observation.state[0]",
+    y="observation.state[pos_y]",
+    position_unit="m",
+    heading="observation.state[2]",
+    heading_unit="rad",
+    heading_from="x_ccw",
+    speed=None,
+    speed_unit="m/s",
+)
+
+
+def settings_for(source, output: Path, **changes) -> ImportSettings:
+    values = {"source": source, "name": "test", "output": output, "fps": 10.0, "image_size": SIZE, "held_out": ()}
+    values |= {"frames_per_episode": 300, "drives": None, "mount": Mount()}
+    return ImportSettings(**(values | changes))
+
+
+def write_mp4(path: Path, frames, fps: float) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with VideoWriter(path, fps, size=(PICTURE[1], PICTURE[0]), crf=8) as writer:
+        for frame in frames:
+            writer.append(frame)
+
+
+def numbered(count: int, first: int = 0):
+    """Plain pictures that tell which one they are: the levels of red, green and blue are its digits to base 5."""
+    for number in range(first, first + count):
+        color = [30 + 45 * (number // power % 5) for power in (25, 5, 1)]
+        yield np.full((*PICTURE, 3), color, np.uint8)
+
+
+def numbers_of(frames) -> list[int]:
+    digits = np.round((frames.mean(axis=(1, 2)) - 30) / 45).astype(int)
+    return (digits @ [25, 5, 1]).tolist()
+
+
+# A folder of videos with poses
+
+
+def write_video_poses(folder: Path, names=("a", "b"), fps: float = 10.0, num_frames: int = 45) -> Path:
+    for index, name in enumerate(names):
+        write_mp4(folder / f"{name}.mp4", numbered(num_frames), fps)
+        time = np.arange(num_frames) / fps + 100
+        turning = 0.1 * (-1) ** index
+        heading = turning * (time - 100)
+        x, y = 6.0 / turning * np.sin(heading), 6.0 / turning * (1 - np.cos(heading))
+        save_poses(folder / f"{name}.json", time, np.column_stack([x, y]), heading, fps)
+    return folder
+
+
+def test_videos_with_poses_come_in_frame_by_frame(tmp_path):
+    source = VideoPosesSource(write_video_poses(tmp_path / "in"))
+    outcome = import_drives(settings_for(source, tmp_path / "out", held_out=("b",)), workers=0)
+    assert (outcome.num_done, outcome.failed) == (2, [])
+    (episode,) = read_split(tmp_path / "out", "train").episodes
+    # 4.5 s of poses, of which the last 3 s are future.
+    assert (episode.id, episode.num_frames, episode.source, episode.place) == ("test_a_000", 15, "test", "a")
+    assert numbers_of(read_frames(episode)) == list(range(15))
+    expected = drive_poses(15)
+    for name in ("time", "x", "y", "heading"):
+        np.testing.assert_allclose(getattr(episode.poses, name), getattr(expected, name), atol=1e-9)
+    np.testing.assert_allclose(episode.poses.speed, 6.0, atol=0.02)
+    (other,) = read_split(tmp_path / "out", "held_out").episodes
+    assert other.poses.heading[-1] < 0
+    assert episode.camera is None
+
+
+def test_an_import_goes_on_where_it_was_and_changes_no_byte(tmp_path):
+    source = VideoPosesSource(write_video_poses(tmp_path / "in"))
+    one, other = (settings_for(source, tmp_path / name, frames_per_episode=8) for name in ("one", "other"))
+    import_drives(replace(one, drives=("a",)), workers=0)
+    assert import_drives(one, workers=0).num_done == 1
+    assert import_drives(one, workers=0).num_done == 0
+    import_drives(other, workers=2)
+    files = {path.relative_to(one.output) for path in one.output.rglob("*") if path.is_file()}
+    assert len(files) == 3 + 2 * 5
+    for name in files:
+        assert (one.output / name).read_bytes() == (other.output / name).read_bytes(), name
+    with pytest.raises(DatasetError, match="expected a shard made by"):
+        import_drives(replace(one, frames_per_episode=9), workers=0)
+
+
+def test_a_damaged_drive_is_noted_and_the_rest_goes_on(tmp_path):
+    folder = write_video_poses(tmp_path / "in", names=("a", "b", "c", "d"))
+    (folder / "a.json").unlink()
+    content = (folder / "b.mp4").read_bytes()
+    (folder / "b.mp4").write_bytes(content[: len(content) // 2])
+    text = (folder / "c.json").read_text()
+    (folder / "c.json").write_text(text.replace('"fps": 10.0', '"fps": 20.0'))
+    outcome = import_drives(settings_for(VideoPosesSource(folder), tmp_path / "out"), workers=0)
+    assert outcome.num_done == 1
+    words = ("expected a.csv or a.json beside it, got 0", "the video was cut off", "expected 20 frames a second")
+    for line, word in zip(outcome.failed, words, strict=True):
+        assert word in line
+    assert [path.name for path in (tmp_path / "out" / "train").iterdir()] == ["test_d"]
+    doubts = inspect_source(VideoPosesSource(folder)).doubts
+    assert len(doubts) == 3
+
+
+# Choosing frames
+
+
+def source_drive(frame_times, poses: Poses, count: int | None = None) -> SourceDrive:
+    frames = numbered(len(frame_times) if count is None else count)
+    return SourceDrive("d", poses, np.asarray(frame_times), lambda: frames, None, "d.csv")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    source_fps=st.floats(10.0, 60.0),
+    fps=st.floats(2.0, 10.0),
+    seconds=st.floats(4.0, 9.0),
+    shift=st.floats(-0.4, 0.4),
+    origin=st.floats(0, 1e9),
+)
+def test_each_frame_is_the_nearest_and_each_pose_is_of_its_instant(source_fps, fps, seconds, shift, origin):
+    frame_times = origin + np.arange(int(seconds * source_fps)) / source_fps
+    time = origin + shift + np.arange(int(seconds * 50)) / 50
+    heading = 0.2 * (time - time[0])
+    poses = motion(time, 30 * np.stack([np.sin(heading), 1 - np.cos(heading)], 1), heading)
+    aligned = align(source_drive(frame_times, poses), fps)
+    start = max(frame_times[0], time[0])
+    count = len(aligned.frame_index)
+    instants = start + np.arange(count) / fps
+    nearest = np.abs(frame_times - instants[:, None]).min(axis=1)
+    np.testing.assert_allclose(np.abs(frame_times[aligned.frame_index] - instants), nearest, atol=1e-6)
+    assert aligned.largest_offset <= 0.5 / source_fps + 1e-6
+    assert aligned.num_repeated == 0 or fps > 0.95 * source_fps
+    assert len(aligned.poses.time) == count + math.ceil(3 * fps - 1e-9)
+    np.testing.assert_allclose(aligned.poses.heading, 0.2 * (aligned.poses.time + start - time[0]), atol=1e-6)
+    np.testing.assert_allclose(np.diff(aligned.poses.time), 1 / fps)
+    # Not a frame more would have its path.
+    assert start + count / fps + 3 > min(time[-1], frame_times[-1] + 3) - 2 / fps
+
+
+def test_drives_that_cannot_be_resampled_are_refused():
+    poses = drive_poses(60)
+    times = np.arange(60) / 10
+    with pytest.raises(DatasetError, match=r"expected fps of at most its frames' rate, 10\.00, got 20"):
+        align(source_drive(times, poses), 20.0)
+    with pytest.raises(DatasetError, match=r"expected a frame each 0\.1 s, got none at 3\.10 s"):
+        align(source_drive(np.delete(times, slice(29, 34)), poses), 10.0)
+    with pytest.raises(DatasetError, match="expected frames with 3 s of poses after them"):
+        align(source_drive(times + 8, poses), 10.0)
+    with pytest.raises(TrajectoryError, match=r"d\.csv: pose 5: expected at most 80 m/s"):
+        align(source_drive(times, replace(poses, x=poses.x + 99 * (np.arange(90) >= 5))), 10.0)
+
+
+@given(num_frames=st.integers(1, 700), most=st.integers(1, 300))
+def test_parts_tile_a_drive(num_frames, most):
+    poses = drive_poses(num_frames)
+    parts = cut(poses, num_frames, 10.0, most)
+    lengths = [length for length, _ in parts]
+    assert sum(lengths) == num_frames
+    assert max(lengths) <= most
+    assert max(lengths) - min(lengths) <= 1
+    start = 0
+    for length, part in parts:
+        np.testing.assert_array_equal(part.x, poses.x[start : start + length + 30])
+        np.testing.assert_array_equal(part.time, np.arange(length + 30) / 10)
+        start += length
+
+
+# Cropping
+
+
+@given(
+    picture=st.tuples(st.integers(20, 2000), st.integers(20, 2000)),
+    size=st.tuples(st.integers(8, 300), st.integers(8, 500)),
+    center=st.none() | st.floats(0, 2000),
+)
+def test_the_crop_lies_within_and_has_our_aspect(picture, size, center):
+    intrinsics = None if center is None else Intrinsics(700.0, center, 100.0)
+    left, top, right, bottom = crop_box(picture, size, intrinsics)
+    assert left >= 0
+    assert top >= 0
+    assert right <= picture[1] + 1e-6
+    assert bottom <= picture[0] + 1e-6
+    assert (right - left) / (bottom - top) == pytest.approx(size[1] / size[0], rel=1e-6)
+    assert math.isclose(right - left, picture[1]) or math.isclose(bottom - top, picture[0])
+
+
+def test_a_point_of_the_ground_stays_where_its_pixel_goes():
+    # KITTI's numbers: a wide picture whose principal point is neither in its middle nor half way up.
+    picture_size, intrinsics = (376, 1241), Intrinsics(718.856, 607.1928, 185.2157)
+    camera = fitted_camera(
+        picture_size, (144, 256), intrinsics, height_metres=1.65, pitch_radians=0.0, x_forward_metres=0.0
+    )
+    left, top, right, _ = crop_box(picture_size, (144, 256), intrinsics)
+    scale = 256 / (right - left)
+    for ahead, aside in ((8.0, 0.0), (15.0, 3.0), (40.0, -5.0)):
+        column = intrinsics.center_x - intrinsics.focal * aside / ahead
+        row = intrinsics.center_y + intrinsics.focal * 1.65 / ahead
+        expected = [(column - left) * scale, (row - top) * scale]
+        np.testing.assert_allclose(project(np.array([[ahead, aside]]), camera, (256, 144))[0], expected, atol=0.5)
+
+
+def test_pictures_are_cropped_not_squeezed():
+    picture = np.zeros((*PICTURE, 3), np.uint8)
+    picture[:, 12:84] = 200  # what remains of 96 columns at the aspect of 16 x 32
+    fitted = fit_picture(picture, SIZE, None)
+    assert fitted.shape == (*SIZE, 3)
+    assert fitted.min() > 150
+
+
+# KITTI
+
+
+def write_kitti(root: Path, name: str = "04", count: int = 60, fps: float = 10.0) -> Path:
+    """A left turn on a climbing road, in KITTI's axes."""
+    sequence = root / "sequences" / name
+    (sequence / "image_2").mkdir(parents=True)
+    (root / "poses").mkdir(exist_ok=True)
+    lines = []
+    for index, frame in enumerate(numbered(count)):
+        Image.fromarray(frame).save(sequence / "image_2" / f"{index:06d}.png")
+        angle, climb = 0.02 * index, 0.05
+        x, y, z = 30 * math.sin(angle), 30 * (1 - math.cos(angle)), 30 * angle * math.tan(climb)
+        ahead = [math.cos(angle) * math.cos(climb), math.sin(angle) * math.cos(climb), math.sin(climb)]
+        side = [math.sin(angle), -math.cos(angle), 0.0]
+        down = np.cross(ahead, side)
+        # Columns: the camera's right, down and forward, in the first camera's axes (-y, -z, x of ours).
+        rotation = np.array([side, down, ahead]).T[[1, 2, 0]] * np.array([[-1], [-1], [1]])
+        matrix = np.column_stack([rotation, [-y, -z, x]])
+        lines.append(" ".join(f"{number:.9e}" for number in matrix.ravel()))
+    (root / "poses" / f"{name}.txt").write_text("\n".join(lines) + "\n")
+    (sequence / "times.txt").write_text("\n".join(f"{index / fps:.6e}" for index in range(count)) + "\n")
+    projection = "50 0 47 0 0 50 18 0 0 0 1 0"
+    (sequence / "calib.txt").write_text(f"P0: {projection}\nP2: {projection}\n")
+    return root
+
+
+def test_kitti_axes_become_ours(tmp_path):
+    root = write_kitti(tmp_path / "kitti")
+    drive = KittiSource(root).open_drive("04")
+    angle = 0.02 * np.arange(60)
+    np.testing.assert_allclose(drive.poses.heading, angle, atol=1e-6)
+    np.testing.assert_allclose(drive.poses.pitch, 0.05, atol=1e-6)
+    np.testing.assert_allclose(drive.poses.x, 30 * np.sin(angle), atol=1e-6)
+    np.testing.assert_allclose(drive.poses.y, 30 * (1 - np.cos(angle)), atol=1e-6)
+    assert (np.diff(drive.poses.z) > 0).all()
+    np.testing.assert_allclose(drive.poses.speed, 6.0, rtol=0.01)
+    inspection = inspect_source(KittiSource(root))
+    assert inspection.doubts == ()
+    assert "1 of 1 drives, 60 frames, 0.00 h" in inspection.lines
+
+
+def test_kitti_is_imported_with_its_camera(tmp_path):
+    source = KittiSource(write_kitti(tmp_path / "kitti", fps=9.64))
+    mount = Mount(height_metres=1.65)
+    outcome = import_drives(settings_for(source, tmp_path / "out", held_out=("04",), mount=mount), workers=0)
+    assert outcome.failed == []
+    (episode,) = read_split(tmp_path / "out", "held_out").episodes
+    assert episode.camera is not None
+    assert episode.camera.height_metres == 1.65
+    assert episode.camera.fov_degrees == pytest.approx(math.degrees(2 * math.atan(36 / 50)))
+    # Frames come at 9.64 a second, and at 10 one of 28 is shown twice.
+    numbers = numbers_of(read_frames(episode))
+    assert numbers[0] == 0
+    assert set(np.diff(numbers)) == {0, 1}
+    assert abs(numbers[-1] / 9.64 - (len(numbers) - 1) / 10) <= 0.06
+    with pytest.raises(ConfigError, match="drives of the source, got 17"):
+        import_drives(settings_for(source, tmp_path / "out", held_out=("17",)), workers=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("sequences/04/times.txt", "0\n0.1\n", "got 60 poses, 2 times and 60 pictures"),
+        ("sequences/04/times.txt", "zero\n", r"times\.txt: line 1: expected 1 numbers"),
+        ("poses/04.txt", "1 2 3\n", r"04\.txt: line 1: expected 12 finite numbers, got 3"),
+        ("sequences/04/calib.txt", "P0: 1\n", "expected a line 'P2: '"),
+    ],
+)
+def test_bad_kitti_files_are_named(tmp_path, name, content, message):
+    root = write_kitti(tmp_path)
+    (root / name).write_text(content)
+    with pytest.raises(DatasetError, match=message):
+        KittiSource(root).open_drive("04")
+
+
+# LeRobot
+
+
+def write_lerobot(root: Path, *, lengths=(45, 50), version="v3.0", to_state=None) -> Path:
+    """Two episodes that share one file of data and one video, at 10 frames a second."""
+    names = ["pos_x", "pos_y", "yaw", "speed_kmh"]
+    features = {"observation.state": {"dtype": "float32", "shape": [4], "names": {"axes": names}}}
+    features["observation.images.front"] = {"dtype": "video", "shape": [*PICTURE, 3], "names": None}
+    info = {"codebase_version": version, "fps": 10, "features": features, "total_episodes": len(lengths)}
+    info["data_path"] = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+    info["video_path"] = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+    (root / "meta" / "episodes" / "chunk-000").mkdir(parents=True)
+    (root / "data" / "chunk-000").mkdir(parents=True)
+    (root / "meta" / "info.json").write_text(json.dumps(info))
+    write_mp4(root / "videos" / "observation.images.front" / "chunk-000" / "file-000.mp4", numbered(sum(lengths)), 10.0)
+    rows, episodes, start = [], [], 0
+    for index, length in enumerate(lengths):
+        poses = drive_poses(length - 30, turning=0.1)
+        state = np.column_stack([poses.x, poses.y, poses.heading, poses.speed * 3.6])
+        state = state if to_state is None else to_state(state)
+        rows += [
+            {
+                "timestamp": frame / 10,
+                "frame_index": frame,
+                "episode_index": index,
+                "observation.state": list(state[frame]),
+            }
+            for frame in range(length)
+        ]
+        prefix = "videos/observation.images.front"
+        episode = {"episode_index": index, "length": length, "data/chunk_index": 0, "data/file_index": 0}
+        episode |= {f"{prefix}/chunk_index": 0, f"{prefix}/file_index": 0}
+        episodes.append(
+            episode | {f"{prefix}/from_timestamp": start / 10, f"{prefix}/to_timestamp": (start + length) / 10}
+        )
+        start += length
+    pq.write_table(pa.Table.from_pylist(rows), root / "data" / "chunk-000" / "file-000.parquet")
+    pq.write_table(pa.Table.from_pylist(episodes), root / "meta" / "episodes" / "chunk-000" / "file-000.parquet")
+    return root
+
+
+def test_lerobot_episodes_come_out_of_their_shared_files(tmp_path):
+    source = LeRobotSource(write_lerobot(tmp_path / "in"), COLUMNS)
+    assert inspect_source(source).doubts == ()
+    outcome = import_drives(settings_for(source, tmp_path / "out", held_out=("episode_000001",)), workers=0)
+    assert outcome.failed == []
+    first, second = (read_split(tmp_path / "out", split).episodes[0] for split in ("train", "held_out"))
+    assert (first.num_frames, second.num_frames) == (15, 20)
+    assert numbers_of(read_frames(first)) == list(range(15))
+    assert numbers_of(read_frames(second)) == list(range(45, 65))
+    np.testing.assert_allclose(second.poses.y, drive_poses(20).y, atol=1e-4)
+
+
+@pytest.mark.parametrize("integrated", [False, True])
+def test_degrees_of_the_earth_and_of_the_compass_become_metres_and_radians(tmp_path, integrated):
+    def to_state(state):
+        metres = 40_075_000 / 360
+        latitude = 48 + state[:, 1] / metres
+        longitude = 11 + state[:, 0] / metres / math.cos(math.radians(48))
+        return np.column_stack([longitude, latitude, 90 - np.degrees(state[:, 2]), state[:, 3]])
+
+    places = {"x": None, "y": None} if integrated else {}
+    columns = replace(
+        COLUMNS,
+        **places,
+        position_unit="deg",
+        heading_unit="deg",
+        heading_from="north_cw",
+        speed="observation.state[speed_kmh]",
+        speed_unit="km/h",
+    )
+    drive = LeRobotSource(write_lerobot(tmp_path, to_state=to_state), columns).open_drive("episode_000000")
+    expected = drive_poses(15)
+    np.testing.assert_allclose(drive.poses.x, expected.x, atol=0.01)
+    np.testing.assert_allclose(drive.poses.y, expected.y, atol=0.01)
+    np.testing.assert_allclose(drive.poses.heading, expected.heading, atol=1e-6)
+    np.testing.assert_allclose(drive.poses.speed, 6.0, atol=1e-6)
+
+
+def test_what_lerobot_does_not_declare_is_not_guessed(tmp_path):
+    root = write_lerobot(tmp_path / "good")
+    for changes, message in (
+        ({"x": "observation.state[7]"}, r"observation\.state\[7\]: expected one of the 4 numbers"),
+        ({"x": "observation.state"}, "expected one of the 4 numbers"),
+        ({"heading": "action[0]"}, r"expected a column action\[0\], got timestamp, "),
+        ({"video": "observation.images.rear"}, r"videos/observation\.images\.rear/chunk_index: expected a number"),
+    ):
+        with pytest.raises(DatasetError, match=message):
+            LeRobotSource(root, replace(COLUMNS, **changes)).open_drive("episode_000000")
+    with pytest.raises(DatasetError, match=r"codebase_version: expected v3\.x, got 'v2\.1'"):
+        LeRobotSource(write_lerobot(tmp_path / "old", version="v2.1"), COLUMNS).list_drives()
+    with pytest.raises(ConfigError, match="heading_from: expected one of x_ccw, north_cw, got 'north'"):
+        replace(COLUMNS, heading_from="north")
+    with pytest.raises(ConfigError, match="expected columns x and y, or neither and a speed"):
+        replace(COLUMNS, x=None, y=None)
+    with pytest.raises(ConfigError, match="lerobot: expected "):
+        LeRobotColumns.from_dict({"x": "observation.state[0]"})
+
+
+# The script
+
+
+def test_the_script_and_its_configuration_agree(tmp_path):
+    write_kitti(tmp_path / "kitti")
+    overrides = [
+        "kind=kitti",
+        f"input={tmp_path / 'kitti'}",
+        f"output={tmp_path / 'out'}",
+        "held_out=[04]",
+        "workers=0",
+    ]
+    load_script("dataset_import").import_driving(compose("dataset_import", [*overrides, "image_size=[16,32]"]))
+    assert read_split(tmp_path / "out", "held_out").episodes[0].id == "kitti_04_000"
+    for name in ("state", "l2d"):
+        config = compose("dataset_import", ["kind=lerobot", "input=a", "output=b", f"lerobot={name}"])
+        LeRobotColumns.from_dict(dict(config.lerobot))
+    assert drive_names(["07", 10]) == ("07", "10")
+    with pytest.raises(ConfigError, match=r"expected names, got 1\.5"):
+        drive_names([1.5])
+    with pytest.raises(ConfigError, match="kind: expected one of video_poses, lerobot, kitti"):
+        open_source("rosbag", tmp_path)
+    with pytest.raises(DatasetError, match="expected a folder with driving, got nothing"):
+        open_source("kitti", tmp_path / "nowhere")

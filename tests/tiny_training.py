@@ -1,0 +1,157 @@
+"""Small objectives for tests of training: numbers, two networks against each other, and a world model of tiny tokens.
+
+As a program it is one process of a run of two, see `test_training_loop`.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from terra.training.loop import Batch, Objective, train
+from terra.training.processes import start_processes
+from terra.training.randomness import StepRandom
+from terra.training.settings import LoopConfig
+from terra.training.tokens import TokenisedDriving
+from terra.training.world_model import WorldModelObjective, WorldModelSize, WorldModelTraining, build_config
+from terra.trajectory import WAYPOINT_TIMES
+from terra.world_model import LlamaActionV2ForCausalLM
+
+TINY_SIZE = WorldModelSize(
+    hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1
+)
+WINDOW = 4
+CPU = torch.device("cpu")
+
+
+def config(output: Path, **changes: object) -> LoopConfig:
+    values = {"batch_size": 4, "max_steps": 6, "warmup_steps": 1, "ema_decay": 0.9, "output": output}
+    return LoopConfig(**values | changes)
+
+
+class Numbers:
+    """The smallest objective: a line that is drawn towards 0."""
+
+    samples = "numbers"
+    tokens_per_sample: int | None = 3
+    flops_per_sample: float | None = None
+    rival: nn.Module | None = None
+
+    def __init__(self, scale: float = 1.0):
+        self.model: nn.Module = nn.Linear(1, 1)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.fill_(1.0)
+        self.scale = scale
+        self.previewed = 0
+
+    def draw(self, random: StepRandom, batch_size: int) -> Batch:
+        return {"x": torch.rand(batch_size, 1, generator=random.host)}
+
+    def loss(self, batch: Batch, progress: float) -> Batch:
+        return {"loss": self.scale * self.model(batch["x"]).square().mean(), "progress": torch.tensor(progress)}
+
+    def rival_loss(self, batch: Batch, progress: float) -> Batch:
+        raise NotImplementedError
+
+    def previews(self, ema: object) -> Batch:
+        self.previewed += 1
+        return {}
+
+
+class Judge(nn.Module):
+    """Scores numbers, and remembers a moving average of its scores in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
+        self.average: torch.Tensor
+        self.register_buffer("average", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+class Contest(Numbers):
+    """A line that imitates numbers from [2, 3), and a judge that tells them apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            self.rival = Judge()
+        self.judge = self.rival
+
+    def loss(self, batch: Batch, progress: float) -> Batch:
+        made = self.model(batch["x"])
+        self.made = made.detach()
+        assert not any(parameter.requires_grad for parameter in self.judge.parameters())
+        return {"loss": -self.rival(made).mean()}
+
+    def rival_loss(self, batch: Batch, progress: float) -> Batch:
+        real, made = self.rival(batch["x"] + 2), self.rival(self.made)
+        loss = (1 - real).relu().mean() + (1 + made).relu().mean() + (real - self.judge.average).square().mean()
+        self.judge.average.lerp_(real.mean().detach(), 0.1)
+        return {"rival_loss": loss}
+
+
+def tokenised(lengths: tuple[int, ...] = (7, 9), seed: int = 0) -> TokenisedDriving:
+    """Each frame is the one before it with 1 added to every id: predictable."""
+    bounds = torch.tensor([0, *np.cumsum(lengths)])
+    count = int(bounds[-1])
+    generator = torch.Generator().manual_seed(seed)
+    start = torch.randint(16, (1, 2, 4), generator=generator)
+    tokens = (start + torch.arange(count)[:, None, None]) % 16
+    actions = torch.randn(count, 6, 3, generator=generator)
+    return TokenisedDriving(tokens.to(torch.uint8), actions, bounds, 10.0, 16, "f" * 64, WAYPOINT_TIMES)
+
+
+def world_model_objective(data: TokenisedDriving | None = None, **training: object) -> WorldModelObjective:
+    data = data or tokenised()
+    settings = WorldModelTraining(**{"window": WINDOW, "max_corruption": 0.2} | training)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = LlamaActionV2ForCausalLM(build_config(data, WINDOW, TINY_SIZE))
+    return WorldModelObjective(model, data, settings, CPU)
+
+
+OBJECTIVES = {"numbers": Numbers, "contest": Contest, "world_model": world_model_objective}
+
+
+def terminate_at(objective: Objective, draws: int) -> None:
+    """Let the objective's n-th draw send SIGTERM to its own process."""
+    draw, count = objective.draw, iter(range(1, 1_000_000))
+
+    def drawing(random: StepRandom, batch_size: int) -> Batch:
+        if next(count) == draws:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return draw(random, batch_size)
+
+    objective.draw = drawing
+
+
+def main(output: Path) -> None:
+    accelerator = start_processes("cpu")
+    for name, make in OBJECTIVES.items():
+        train(make(), config(output / name, batch_size=2, accumulate=2), accelerator)
+    stopped = Numbers()
+    if accelerator.process_index == 1:
+        terminate_at(stopped, 3)
+    result = train(stopped, config(output / "stopped", max_steps=10_000_000), accelerator)
+    assert result.stopped_by == "sigterm"
+    clocked = train(
+        Numbers(), config(output / "clocked", max_steps=None, max_seconds=0.5, schedule="time"), accelerator
+    )
+    assert clocked.stopped_by == "time"
+    weights = torch.stack([parameter.detach().flatten() for parameter in clocked.ema.model.parameters()])
+    gathered = accelerator.gather(weights[None])
+    assert torch.equal(gathered[0], gathered[1])
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
