@@ -56,8 +56,8 @@ class WorldModelTraining:
             the memory.
         attention: "fastest" (see `attention_kernels`), or "flash", torch's own flash kernels.
         evaluation_windows: held-out windows that are predicted at the end.
-        preview_frames: frames of the rollouts that each save logs, where a tokenizer is given; 0: none.
-        tokenizer: folder of the tokenizer that made the tokens, to show rollouts; None shows none.
+        preview_frames: frames of the rollouts that each save logs, where `preview_tokenizer` is given; 0: none.
+        preview_tokenizer: folder of the tokenizer that made the tokens, to show rollouts; None shows none.
         max_shard_size: of the stored weights' files, as transformers writes it ("45MB").
     """
 
@@ -68,7 +68,7 @@ class WorldModelTraining:
     attention: Literal["fastest", "flash"] = "fastest"
     evaluation_windows: int = 64
     preview_frames: int = 0
-    tokenizer: Path | None = None
+    preview_tokenizer: Path | None = None
     max_shard_size: str = "45MB"
 
     def __post_init__(self) -> None:
@@ -169,8 +169,8 @@ def run(values: Mapping[str, Any]) -> None:
     loop = LoopConfig.from_values(values)
     names = WorldModelTraining.__dataclass_fields__
     training = WorldModelTraining(
-        **{name: values[name] for name in names if name != "tokenizer"},
-        tokenizer=None if values["tokenizer"] is None else Path(values["tokenizer"]),
+        **{name: values[name] for name in names if name != "preview_tokenizer"},
+        preview_tokenizer=None if values["preview_tokenizer"] is None else Path(values["preview_tokenizer"]),
     )
     size = WorldModelSize(**values["world_model"])
     accelerator = start_processes(values["device"])
@@ -209,8 +209,8 @@ def train_world_model(
     held_out.window_starts(training.window)  # raises now, not after the training
     device = accelerator.device
     tokenizer = None
-    if training.tokenizer is not None and accelerator.is_main_process:
-        tokenizer = load_preview_tokenizer(training.tokenizer, tokenised, device)
+    if training.preview_tokenizer is not None and accelerator.is_main_process:
+        tokenizer = load_preview_tokenizer(training.preview_tokenizer, tokenised, device)
     preview = HeldOutPreview(held_out, training.window, training.preview_frames, tokenizer)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)

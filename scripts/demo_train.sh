@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# Train the weights that ship, from nothing: record, tokenizer, tokens, motion estimator, world model.
+#
+#     OUTPUT=outputs/demo_training GPUS=4 LIMIT=560 bash scripts/demo_train.sh
+#
+# Every stage keeps what it has and goes on from there, so that the run fits machines that are lent for minutes: LIMIT is
+# how many seconds this call may take. Exit code: 0 all is done, 75 run it again. GPUS=0 trains on the CPU.
+# Settings for the two models and the estimator: TOKENIZER, WORLD_MODEL, ESTIMATOR ("key=value key=value").
+set -euo pipefail
+cd "$(dirname "$0")/.."
+OUTPUT=${OUTPUT:-outputs/demo_training}
+GPUS=${GPUS:-1}
+LIMIT=${LIMIT:-100000}
+PYTHON=${PYTHON:-python3}
+CORES=${CORES:-$(nproc --all)}
+WORKERS=${WORKERS:-$((CORES > 2 ? CORES - 2 : 1))}
+FIRST_TOWNS=${FIRST_TOWNS:-320} # recorded before the tokenizer's training begins
+TOWNS=${TOWNS:-1400}            # in all; the rest is recorded while the tokenizer trains
+HELD_OUT_TOWNS=${HELD_OUT_TOWNS:-24}
+FUTURES=${FUTURES:-64}
+FRAMES=${FRAMES:-300}
+RECORD=${RECORD:-}
+TOKENIZER=${TOKENIZER:-}
+WORLD_MODEL=${WORLD_MODEL:-}
+ESTIMATOR=${ESTIMATOR:-}
+DATA=$OUTPUT/town
+mkdir -p "$OUTPUT"
+
+left() { echo $((LIMIT - SECONDS)); }
+say() { echo "== $SECONDS s: $*"; }
+again() { say "stopped by LIMIT=$LIMIT: run it again"; exit 75; }
+# Run a command for at most the time left; SIGTERM makes a training save its state.
+within() { [ "$(left)" -gt 5 ] || again; timeout --signal TERM --kill-after 30 "$(left)" "$@" || { [ "$(left)" -gt 5 ] && exit 1 || again; }; }
+record() { "$PYTHON" scripts/driving_record.py output="$DATA" workers="$WORKERS" max_seconds="$(left)" $RECORD "$@"; }
+spread() { # over the GPUs
+  if [ "$GPUS" -gt 1 ]; then within "$PYTHON" -m torch.distributed.run --nproc_per_node "$GPUS" "$@"; else within "$PYTHON" "$@"; fi
+}
+module() { if [ "$GPUS" -gt 1 ]; then spread -m "$@"; else within "$PYTHON" -m "$@"; fi; }
+DEVICE=$([ "$GPUS" -gt 0 ] && echo cuda || echo cpu)
+EACH=$((CORES / (GPUS > 0 ? GPUS : 1)))
+
+say "recording"
+record split=held_out towns="$HELD_OUT_TOWNS" episodes_per_place=1 frames_per_episode="$FRAMES"
+record split=held_out kind=counterfactuals seed=1000 towns="$FUTURES" episodes_per_place=1 frames_per_episode=70
+record split=train towns="$FIRST_TOWNS" episodes_per_place=3 frames_per_episode="$FRAMES"
+nice -n 15 "$PYTHON" scripts/driving_record.py output="$DATA" workers="$WORKERS" max_seconds="$(left)" $RECORD \
+  split=train towns="$TOWNS" episodes_per_place=3 frames_per_episode="$FRAMES" >"$OUTPUT/recording.log" 2>&1 &
+recorder=$!
+trap 'kill $recorder 2>/dev/null || true' EXIT
+
+if [ ! -f "$OUTPUT/tokenizer/metrics.json" ]; then
+  say "tokenizer"
+  module terra train-tokenizer data="$DATA" output="$OUTPUT/tokenizer" recipe=tokenizer_town device="$DEVICE" workers="$EACH" $TOKENIZER
+  [ -f "$OUTPUT/tokenizer/metrics.json" ] || again
+fi
+say "waiting for the recorder"
+while kill -0 $recorder 2>/dev/null; do [ "$(left)" -gt 5 ] || again; sleep 1; done
+
+if [ ! -f "$OUTPUT/estimator/metrics.json" ]; then
+  say "motion estimator, beside the tokens"
+  timeout --signal TERM "$(left)" "$PYTHON" scripts/estimator_train.py data="$DATA" output="$OUTPUT/estimator" \
+    checkpoint="$OUTPUT/tokenizer/tokenizer" device="$DEVICE" workers="$EACH" $ESTIMATOR >"$OUTPUT/estimator.log" 2>&1 &
+fi
+estimator=$!
+say "tokens"
+spread scripts/dataset_tokenise.py data="$DATA" checkpoint="$OUTPUT/tokenizer/tokenizer" output="$OUTPUT/tokens" \
+  device="$DEVICE" dtype="$([ "$DEVICE" = cuda ] && echo bfloat16 || echo float32)" workers="$EACH"
+wait $estimator || true
+[ -f "$OUTPUT/estimator/metrics.json" ] || say "the estimator is not done: see $OUTPUT/estimator.log"
+
+if [ ! -f "$OUTPUT/world_model/metrics.json" ]; then
+  say "world model"
+  module terra train data="$OUTPUT/tokens" output="$OUTPUT/world_model" recipe=world_model_town device="$DEVICE" \
+    preview_tokenizer="$OUTPUT/tokenizer/tokenizer" $WORLD_MODEL
+  [ -f "$OUTPUT/world_model/metrics.json" ] || again
+fi
+[ -f "$OUTPUT/estimator/metrics.json" ] || again
+say "done: $OUTPUT/tokenizer/tokenizer, $OUTPUT/world_model/world_model, $OUTPUT/estimator/estimator"
