@@ -17,16 +17,17 @@ from terra.cli import command
 def import_driving(config: DictConfig) -> None:
     """Check the settings, then import."""
     values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    from terra.dataset.checks import check_image_size, check_names
     from terra.dataset.importing import ImportSettings, Mount, import_drives
-    from terra.dataset.importing.kinds import drive_names, open_source
+    from terra.dataset.importing.kinds import open_source
 
     settings = ImportSettings(
         **{name: values[name] for name in ("name", "fps", "frames_per_episode")},
-        source=open_source(values["kind"], Path(values["input"]), values["lerobot"]),
-        output=Path(values["output"]),
-        image_size=(values["image_size"][0], values["image_size"][1]),
-        held_out=drive_names(values["held_out"]),
-        drives=None if values["drives"] is None else drive_names(values["drives"]),
+        source=open_source(values["kind"], Path(str(values["input"])), values["lerobot"]),
+        output=Path(str(values["output"])),
+        image_size=check_image_size(values["image_size"]),
+        held_out=check_names("held_out", values["held_out"]),
+        drives=None if values["drives"] is None else check_names("drives", values["drives"]),
         mount=Mount(**values["camera"]),
     )
     try:

@@ -16,12 +16,18 @@ from terra.cli import command
 def inspect(config: DictConfig) -> None:
     """Inspect, then verify if asked to."""
     values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    from terra.dataset.importing.kinds import open_source
+    from terra.dataset.checks import check_workload
+    from terra.dataset.importing.kinds import KINDS, open_source
     from terra.dataset.inspect import inspect_dataset, inspect_source
     from terra.dataset.verify import verify_dataset
     from terra.errors import ConfigError
 
-    data, output, kind = Path(values["data"]), Path(values["output"]), values["kind"]
+    data, output, kind = Path(str(values["data"])), Path(str(values["output"])), values["kind"]
+    if kind not in ("dataset", *KINDS):
+        raise ConfigError(f"kind: expected one of dataset, {', '.join(KINDS)}, got {kind!r}")
+    if not isinstance(values["verify"], bool):
+        raise ConfigError(f"verify: expected true or false, got {values['verify']!r}")
+    check_workload(values["workers"])
     if kind != "dataset" and values["verify"]:
         raise ConfigError(f"verify: expected kind=dataset, got kind={kind}: a source is checked by its import")
     if kind == "dataset":

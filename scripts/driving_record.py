@@ -18,23 +18,23 @@ def record(config: DictConfig) -> None:
     """Check the settings, then record what `kind` names."""
     values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     from decoder.camera import Camera
+    from terra.dataset.checks import check_image_size
     from terra.errors import ConfigError
     from terra.recording import record as recording
 
     maneuvers, num_context = recording.parse_maneuvers(values["kind"], values["maneuvers"], values["num_context"])
-    assets = None if values["torcs_assets"] is None else Path(values["torcs_assets"])
+    assets = None if values["torcs_assets"] is None else Path(str(values["torcs_assets"]))
     if values["source"] != "torcs":
         places = recording.town_places(values["split"], values["seed"], values["towns"])
     elif assets is None:
         raise ConfigError("torcs_assets: expected a folder of tracks for source=torcs, got null")
     else:
         places = recording.track_places(values["split"], assets, values["tracks"])
-    height, width = values["image_size"]
     settings = recording.RecordSettings(
         **{name: values[name] for name in ("split", "source", "episodes_per_place", "frames_per_episode")},
-        output=Path(values["output"]),
+        output=Path(str(values["output"])),
         places=places,
-        image_size=(height, width),
+        image_size=check_image_size(values["image_size"]),
         camera=Camera.from_dict(values["camera"]),
         maneuvers=maneuvers,
         num_context=num_context,

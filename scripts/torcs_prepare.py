@@ -5,18 +5,21 @@ GPL and the Free Art License: see the LICENCE that is written beside them. Setti
 """
 
 from pathlib import Path
+from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from terra.cli import command
 
 
 def prepare(config: DictConfig) -> None:
     """Prepare the tracks that the settings name."""
+    values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    from terra.dataset.checks import check_names
     from terra.recording.torcs.preparing import prepare_tracks
 
-    deb = None if config.deb is None else Path(config.deb)
-    prepare_tracks(Path(config.output), deb, None if config.tracks is None else list(config.tracks))
+    tracks = None if values["tracks"] is None else check_names("tracks", values["tracks"])
+    prepare_tracks(Path(str(values["output"])), None if values["deb"] is None else Path(str(values["deb"])), tracks)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
 import json
 import os
+import re
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from driving import CAMERA, SIZE, drive_frames, drive_poses, shard_writer, write_driving
 from entry import compose, load_script
 from hypothesis import given, settings, strategies as st
+from tiny_driving import CAMERA, SIZE, drive_frames, drive_poses, shard_writer, write_driving
 
 from terra.dataset import (
     NUM_FUTURE_POSES,
@@ -20,10 +21,12 @@ from terra.dataset import (
     read_split,
     trajectory_of,
 )
-from terra.dataset.card import SPEED_EDGES, split_statistics, write_card
+from terra.dataset.card import write_card
 from terra.dataset.format import num_future_poses
 from terra.dataset.inspect import inspect_dataset
-from terra.dataset.motion import check_motion, draw_paths
+from terra.dataset.motion import check_motion
+from terra.dataset.pictures import draw_paths
+from terra.dataset.statistics import SPEED_EDGES, split_statistics
 from terra.dataset.tables import read_camera, read_poses, write_camera, write_poses
 from terra.dataset.verify import verify_dataset
 from terra.dataset.workers import run_jobs
@@ -191,6 +194,30 @@ def test_one_episode_is_read_by_its_video(dataset):
         read_episode(video.with_name("town_000000_07.mp4"))
 
 
+def test_a_shard_without_its_facts_is_damaged_and_not_recorded_over(dataset):
+    writer = shard_writer(dataset, "train", "000000")
+    (writer.folder / "shard.json").unlink()
+    with pytest.raises(DatasetError, match=r"1 damaged: .*shard\.json: expected a shard of driving"):
+        read_split(dataset, "train")
+    assert any("shard.json" in line for line in inspect_dataset(dataset).doubts)
+    with pytest.raises(DatasetError, match=r"shard\.json: expected a whole shard, or no folder"):
+        writer.is_complete()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"fps": "ten"}, r"dataset\.json: fps: expected a number from 1 to 100, got 'ten'"),
+        ({"image_size": [16]}, r"dataset\.json: image_size: expected even"),
+        ({"sources": "town"}, r"dataset\.json: sources: expected list"),
+    ],
+)
+def test_facts_of_the_dataset_are_checked(dataset, changes, message):
+    edit(dataset / "dataset.json", **changes)
+    with pytest.raises(DatasetError, match=message):
+        read_split(dataset, "train")
+
+
 # Writing
 
 
@@ -255,6 +282,12 @@ def test_a_dataset_of_other_frames_is_not_added_to(dataset):
         create_dataset(dataset, 5.0, SIZE, "town")
 
 
+def test_a_dataset_without_a_shard_holds_nobody_to_its_size(tmp_path):
+    create_dataset(tmp_path, 10.0, SIZE, "town")
+    create_dataset(tmp_path, 5.0, (32, 32), "torcs")
+    assert json.loads((tmp_path / "dataset.json").read_text())["image_size"] == [32, 32]
+
+
 def test_futures_share_their_context_losslessly(dataset):
     frames = list(drive_frames(5))
     with shard_writer(dataset, "held_out", "900000", futures=True) as writer:
@@ -269,6 +302,11 @@ def test_futures_share_their_context_losslessly(dataset):
     assert names == ["frame_0000.png", "frame_0001.png", "frame_0002.png"]
     trajectory = load_trajectory(left.video.with_suffix(".json"))
     np.testing.assert_array_equal(trajectory.actions(5), episode_actions(left))
+    damage(left.video.parent / "g" / "frame_0001.png")
+    left.video.with_suffix(".json").unlink()
+    lines = verify_dataset(dataset)
+    for words in ("frame_0001.png: expected the file with SHA-256", "g_left.json: expected a readable file"):
+        assert any(words in line for line in lines)
     with shard_writer(dataset, "held_out", "900001", futures=True) as writer:
         writer.add("g_left", drive_frames(5), drive_poses(5), group="g", num_context=3)
         with pytest.raises(DatasetError, match="expected the context frames of all futures of g"):
@@ -280,7 +318,7 @@ def test_equal_frames_give_equal_bytes(tmp_path):
         write_driving(tmp_path / name)
         write_card(tmp_path / name)
     files = {path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*") if path.is_file()}
-    assert len(files) == 13
+    assert len(files) == 14
     for name in files:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "other" / name).read_bytes(), name
 
@@ -296,6 +334,7 @@ def test_statistics_count_what_is_there(written):
     assert stats.metres == pytest.approx(4 * 3 * 0.6, rel=1e-3)
     assert sum(stats.speeds) == 16
     assert stats.speeds[SPEED_EDGES.index(5.0)] == 16
+    assert (stats.turning, stats.lengths) == ((16, 0), (4, 4, 4))
     assert (stats.events, stats.weathers, stats.places) == ({"left": 4}, {"day": 4}, {"town": 2})
 
 
@@ -303,12 +342,22 @@ def test_the_card_says_what_is_there_and_what_is_damaged(dataset):
     write_card(dataset)
     text = (dataset / "README.md").read_text()
     assert "| episodes | 2 | 2 |" in text
+    assert "| frames, turning left | 100.0% | 100.0% |" in text
+    assert "- town: none was given." in text
     assert "Nothing is damaged" in text
     assert (dataset / "contact_sheet.png").stat().st_size > 500
     damage(dataset / "train" / "town_000000" / "town_000000_00.mp4")
     (dataset / "train" / "town_000000" / "town_000000_01.mp4").unlink()
     write_card(dataset)
-    assert "town_000000_01.mp4: expected a video" in (dataset / "README.md").read_text()
+    text = (dataset / "README.md").read_text()
+    assert "- " + str(dataset / "train" / "town_000000" / "town_000000_01.mp4") + ": expected a video" in text
+    create_dataset(dataset, 10.0, SIZE, "torcs", "under the same licenses")
+    # A split of which nothing can be read keeps nobody from describing the other.
+    (dataset / "train" / "town_000000" / "poses.parquet").unlink()
+    write_card(dataset)
+    text = (dataset / "README.md").read_text()
+    assert "- torcs: under the same licenses." in text
+    assert "| episodes | 0 | 2 |" in text
 
 
 def test_verification_finds_what_reading_facts_does_not(dataset):
@@ -368,10 +417,13 @@ def test_motion_that_cannot_be_is_doubted(change, words):
 
 
 def test_a_path_to_the_left_is_drawn_to_the_left():
-    for turning, side in ((0.5, slice(0, 100)), (-0.5, slice(100, 200))):
-        picture = draw_paths([drive_poses(30, turning=turning)], side=200).astype(int)
-        colored = np.ptp(picture, axis=-1) > 30
-        assert colored[:, side].sum() > 0.9 * colored.sum() > 50
+    left, right = drive_poses(30, turning=0.5), drive_poses(30, turning=-0.5)
+    picture = draw_paths([left, right], side=200).astype(int)
+    first, second = (np.argwhere(picture[..., one] - picture[..., other] > 60) for one, other in ((0, 2), (2, 0)))
+    assert min(len(first), len(second)) > 50
+    assert first[:, 1].max() <= 101 <= second[:, 1].min() + 2
+    # Both begin upwards from the start, which is at the bottom where all paths are ahead of it.
+    assert draw_paths([drive_poses(30, turning=0)], side=200)[150, 100].tolist() != [255, 255, 255]
 
 
 # Workers
@@ -423,7 +475,7 @@ def test_scripts_cut_and_inspect(dataset, tmp_path, capsys):
     )
     config.output = str(tmp_path / "pictures")
     script.inspect(config)
-    assert "train: 2 episodes of 1 places, 8 frames" in capsys.readouterr().out
+    assert re.search(r"^frames +8 +8$", capsys.readouterr().out, re.MULTILINE)
     assert (tmp_path / "pictures" / "paths.png").is_file()
     damage(video)
     with pytest.raises(SystemExit) as caught:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from driving import CAMERA, SIZE, drive_frames, drive_poses
 from entry import compose, load_script
+from tiny_driving import CAMERA, SIZE, drive_frames, drive_poses
 
 from terra.dataset import Poses, read_frames, read_split
 from terra.dataset.verify import verify_dataset
@@ -158,11 +158,21 @@ def test_there_is_always_a_device_to_try():
         ({"maneuvers": ("back",), "num_context": 2}, "maneuvers: expected some of"),
         ({"assets": Path("tracks")}, "torcs_assets: expected a folder for source=torcs only"),
         ({"source": "torcs", "places": ("aalborg",)}, "torcs_assets: expected a folder"),
+        ({"source": "torcs", "maneuvers": ("left",), "num_context": 2}, "kind: expected drives for source=torcs"),
+        ({"image_size": (16.0, 32.0)}, "image_size: expected even"),
+        ({"maneuvers": ("left",), "num_context": "3"}, "num_context: expected a whole number from 1 to 4, got '3'"),
     ],
 )
 def test_bad_settings_are_refused(tmp_path, changes, message):
     with pytest.raises(ConfigError, match=message):
         settings_for(tmp_path, **changes)
+
+
+def test_the_card_of_race_tracks_tells_their_licenses(tmp_path, monkeypatch):
+    monkeypatch.setattr(recording, "_open_on", lambda settings, place, device: FakeSource("1"))
+    record(settings_for(tmp_path, source="torcs", places=("forza",), assets=tmp_path), workers=0)
+    text = (tmp_path / "README.md").read_text()
+    assert "derive from works under the GNU GPL, version 2 or later, or the Free Art License" in text
 
 
 def test_splits_never_share_a_town():
@@ -174,6 +184,9 @@ def test_splits_never_share_a_town():
     with pytest.raises(ConfigError, match="kind: expected drives or counterfactuals, got 'films'"):
         parse_maneuvers("films", ["left"], 3)
     assert parse_maneuvers("drives", ["left"], 3) == ((), 0)
+    for maneuvers in ("left", ["left", "left"], [], None):
+        with pytest.raises(ConfigError, match="maneuvers: expected"):
+            parse_maneuvers("counterfactuals", maneuvers, 3)
 
 
 def test_tracks_are_those_of_their_split(tmp_path, monkeypatch):
@@ -187,6 +200,7 @@ def test_tracks_are_those_of_their_split(tmp_path, monkeypatch):
         ("train", ["aalborg"], r"tracks of train \(brondehach, forza\), got aalborg"),
         ("held_out", [], r"tracks of held_out \(aalborg\), got none"),
         ("test", None, "split: expected one of train, held_out"),
+        ("train", "forza", r"tracks: expected a list such as \[a,b\], got 'forza'"),
     ):
         with pytest.raises(ConfigError, match=message):
             track_places(split, tmp_path, tracks)
@@ -252,6 +266,14 @@ def test_the_number_of_processes_changes_no_byte_of_a_town(tmp_path):
 
 def test_the_script_says_what_failed(fake, tmp_path):
     script = load_script("driving_record")
+    for wrong, message in (
+        ("image_size=[16]", "image_size: expected even height and width from 16 to 4096"),
+        ("max_seconds=soon", "max_seconds: expected a number"),
+        ("workers=-1", "workers: expected a whole number from 0"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            script.record(compose("record", [f"output={tmp_path / 'none'}", wrong]))
+    assert not (tmp_path / "none").exists()
     with pytest.raises(ConfigError, match="torcs_assets: expected a folder of tracks"):
         script.record(compose("record", [f"output={tmp_path}", "source=torcs"]))
     config = compose(

@@ -9,6 +9,7 @@ from hypothesis import given, settings, strategies as st
 from safetensors.torch import save_file
 from tiny_driving import record
 
+from terra.dataset import read_split
 from terra.errors import ConfigError, DatasetError
 from terra.training import tokenise as tokenise_module
 from terra.training.data import load_driving, to_unit_range
@@ -50,11 +51,10 @@ def encoder(model: LFQTokenizer, batch_size: int = 4) -> FrameEncoder:
 
 
 def tokenise(recorded: Path, output: Path, model: LFQTokenizer, processes: int = 1, **settings) -> None:
+    found = read_split(recorded, "train")
     for rank in range(processes):
-        tokenise_split(
-            recorded, "train", output, encoder(model), "a" * 64, rank=rank, num_processes=processes, **settings
-        )
-    finish_split(recorded, "train", output)
+        tokenise_split(found, output, encoder(model), "a" * 64, rank=rank, num_processes=processes, **settings)
+    finish_split(found, output)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -109,7 +109,7 @@ def test_a_stopped_run_goes_on_to_the_same_files(recorded, model, tmp_path, monk
 def test_files_of_another_tokenizer_or_recording(recorded, model, tmp_path):
     tokenise(recorded, tmp_path / "tokens", model)
     with pytest.raises(DatasetError, match="expected tokens of the same tokenizer_sha256: choose another output"):
-        tokenise_split(recorded, "train", tmp_path / "tokens", encoder(model), "b" * 64)
+        tokenise_split(read_split(recorded, "train"), tmp_path / "tokens", encoder(model), "b" * 64)
     other = tmp_path / "other"
     record(other, shards=((5, 2), (4,), (7, 2)))
     before = contents(tmp_path / "tokens")
@@ -134,11 +134,11 @@ def test_damaged_episodes_are_left_out(model, tmp_path, caplog):
 def test_frames_of_another_size_and_nothing_readable(recorded, model, tmp_path):
     other = LFQTokenizer(replace(CONFIG, image_size=(16, 16)))
     with pytest.raises(ConfigError, match=r"expected frames of the tokenizer's \(16, 16\).*got \(16, 32\)"):
-        tokenise_split(recorded, "train", tmp_path, encoder(other), "a" * 64)
+        tokenise_split(read_split(recorded, "train"), tmp_path, encoder(other), "a" * 64)
     with pytest.raises(ConfigError, match="batch_size: expected at least 1, got 0"):
         encoder(model, batch_size=0)
-    with pytest.raises(DatasetError, match="expected a readable episode of split train, got none"):
-        finish_split(recorded, "train", tmp_path)
+    with pytest.raises(DatasetError, match="expected tokens of a readable episode of split train, got none"):
+        finish_split(read_split(recorded, "train"), tmp_path)
 
 
 def test_half_precision_changes_few_tokens(recorded, model):

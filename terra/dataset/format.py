@@ -1,7 +1,7 @@
 """The dataset's format on disk, version 2.
 
     DIR/dataset.json                        what all episodes share
-    DIR/README.md, DIR/contact_sheet.png    what is in it, in numbers and in pictures
+    DIR/README.md, contact_sheet.png, paths.png    what is in it, in numbers and in pictures
     DIR/<split>/<source>_<place>/           a SHARD: one town, one track, one imported drive
         shard.json                          its episodes' facts, and the SHA-256 of its files
         <episode id>.mp4                    H.264 (crf 16), the frames
@@ -16,7 +16,7 @@ held_out) differ in their places, so that no place is in both. The shard of seve
 
 dataset.json: {"format": "terra-driving", "version": 2, "fps", "image_size": [height, width], "frame": "world", "axes":
 "x_y_z_up_heading_ccw_pitch_up", "units": {"position": "m", "angle": "rad", "time": "s", "speed": "m/s"}, "sources":
-[...]}. The frame rate and the size are those of every episode.
+[...], "notices": {source: the terms of its frames}}. The frame rate and the size are those of every episode.
 
 poses.parquet: columns episode (text), frame (int32), time_s, x_m, y_m, z_m, heading_rad, pitch_rad, speed_m_s
 (float64). Row k of an episode is the pose of the vehicle when frame k was taken: x, y, z in one frame fixed to the
@@ -28,8 +28,8 @@ camera.json: {"frame": "vehicle", "axes": "x_forward_y_left_z_up", "units": {"le
 {"fx", "fy", "cx", "cy"} of the stored frames or null}. Null is for what the source doesn't say.
 
 shard.json: {"format": "terra-driving-shard", "version": 2, "split", "source", "place", "fps", "image_size", "recipe":
-what was asked for, "sha256": {"poses.parquet", "camera.json"}, "episodes": [{"id", "weather", "num_frames", "events":
-[[frame, what], ...], "group", "maneuver", "num_context", "sha256" of the video}, ...]}.
+what was asked for, "sha256": {file: its hash, for all files but the videos}, "episodes": [{"id", "weather",
+"num_frames", "events": [[frame, what], ...], "group", "maneuver", "num_context", "sha256" of the video}, ...]}.
 """
 
 import math
@@ -37,7 +37,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from terra.errors import DatasetError
+from terra.dataset.checks import check_image_size, check_number
+from terra.errors import ConfigError, DatasetError
 from tokenizer.files import read_json
 
 FORMAT, SHARD_FORMAT, VERSION = "terra-driving", "terra-driving-shard", 2
@@ -49,6 +50,7 @@ CAMERA_FRAME, CAMERA_AXES = "vehicle", "x_forward_y_left_z_up"
 CAMERA_UNITS = {"length": "m", "angle": "rad", "image": "px", "fov": "deg"}
 FUTURE_SECONDS = 3.0
 CRF = 16
+MIN_FPS, MAX_FPS = 1.0, 100.0
 UNKNOWN_WEATHER = "unknown"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -72,15 +74,25 @@ def shard_name(source: str, place: str, *, futures: bool = False) -> str:
 
 
 def list_shards(folder: Path, split: str) -> list[Path]:
-    """The complete shards of a split, by name."""
-    found = sorted(path.parent for path in (folder / split).glob(f"*/{SHARD_FILE}"))
+    """The shards of a split, by name; whether they are whole is not checked."""
+    found = sorted(path for path in (folder / split).glob("*") if path.is_dir())
     return [path for path in found if not path.name.startswith(".")]
 
 
 def read_dataset(folder: Path) -> dict[str, Any]:
-    """The content of dataset.json; DatasetError if it is missing, or of another format or version."""
-    facts = read_json(folder / DATASET_FILE, DatasetError, "a dataset of driving")
+    """The content of dataset.json, checked; DatasetError if it is missing, or of another format or version."""
+    path = folder / DATASET_FILE
+    facts = read_json(path, DatasetError, "a dataset of driving")
     got = (facts.get("format"), facts.get("version"))
     if got != (FORMAT, VERSION):
-        raise DatasetError(f"{folder / DATASET_FILE}: expected {FORMAT} version {VERSION}, got {got[0]} {got[1]}")
+        raise DatasetError(f"{path}: expected {FORMAT} version {VERSION}, got {got[0]} {got[1]}")
+    try:
+        check_number("fps", facts.get("fps"), MIN_FPS, MAX_FPS)
+        check_image_size(facts.get("image_size"))
+    except ConfigError as error:
+        raise DatasetError(f"{path}: {error}") from None
+    facts.setdefault("notices", {})  # not every source has terms to tell of
+    for name, kind in {"sources": list, "notices": dict}.items():
+        if not isinstance(facts.get(name), kind):
+            raise DatasetError(f"{path}: {name}: expected {kind.__name__}, got {facts.get(name)!r}")
     return facts

@@ -7,21 +7,17 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image
 
-from terra.dataset.card import SHEET_NAME, contact_sheet, tile
-from terra.dataset.format import SPLITS, list_shards, read_dataset
+from terra.dataset.card import save_pictures
+from terra.dataset.format import read_dataset
 from terra.dataset.importing.alignment import fit_picture
 from terra.dataset.importing.source import DriveSource, SourceDrive
-from terra.dataset.motion import MotionReport, check_motion, draw_paths
-from terra.dataset.poses import Poses
-from terra.dataset.reading import read_split
+from terra.dataset.motion import MotionReport, check_motion
+from terra.dataset.pictures import SHEET_PICTURES, contact_sheet, draw_paths, spread, tile
+from terra.dataset.reading import read_splits
+from terra.dataset.statistics import split_statistics, tabulate
 from terra.errors import DatasetError, TerraError
-from tokenizer.files import make_folder, replacing
 
-PATHS_NAME = "paths.png"
-_MAX_PATHS = 60
-_SHEET_DRIVES = 20
 _SHEET_SIZE = (90, 160)
 
 
@@ -36,33 +32,24 @@ class Inspection:
 
     def save(self, folder: Path) -> None:
         """Write contact_sheet.png and paths.png. Raises OutputError."""
-        make_folder(folder)
-        for name, picture in ((SHEET_NAME, self.sheet), (PATHS_NAME, self.paths)):
-            with replacing(folder / name) as temporary:
-                Image.fromarray(picture).save(temporary, format="PNG")
+        save_pictures(folder, self.sheet, self.paths)
 
 
 def inspect_dataset(folder: Path) -> Inspection:
     """A dataset of ours, without decoding more than the contact sheet. Raises DatasetError if there is none."""
-    facts = read_dataset(folder)
-    episodes, doubts = [], []
-    lines = [f"{folder}: {facts['fps']:g} frames a second of {facts['image_size'][1]}x{facts['image_size'][0]}"]
-    for split in SPLITS:
-        if not list_shards(folder, split):
-            continue
-        found = read_split(folder, split)
-        episodes += found.episodes
-        doubts += found.damaged
-        frames, hours = sum(e.num_frames for e in found.episodes), sum(e.seconds for e in found.episodes) / 3600
-        places = len({(e.source, e.place) for e in found.episodes})
-        lines.append(f"{split}: {len(found.episodes)} episodes of {places} places, {frames} frames, {hours:.2f} h")
-    if not episodes:
-        raise DatasetError(f"{folder}: expected a dataset with episodes, got none")
+    facts, splits = read_dataset(folder), read_splits(folder)
+    height, width = facts["image_size"]
+    lines = [f"{folder}: {facts['fps']:g} frames a second of {width}x{height} from {', '.join(facts['sources'])}"]
+    rows = tabulate({name: split_statistics(split.episodes) for name, split in splits.items()})
+    for label, cells in {"": list(splits), **rows}.items():
+        lines.append("  ".join([f"{label:{max(map(len, rows))}}", *(f"{cell:>24}" for cell in cells)]))
+    episodes = [episode for split in splits.values() for episode in split.episodes]
+    doubts = [line for split in splits.values() for line in split.damaged]
     reports = [check_motion(episode.poses, episode.id) for episode in episodes]
     lines += summarise(reports)
     doubts += [line for report in reports for line in report.warnings]
-    paths = draw_paths([episode.poses for episode in _spread(episodes, _MAX_PATHS)])
-    return Inspection(tuple(lines), tuple(doubts), contact_sheet(episodes), paths)
+    sheet, unshown = contact_sheet(episodes)
+    return Inspection(tuple(lines), (*doubts, *unshown), sheet, draw_paths([episode.poses for episode in episodes]))
 
 
 def inspect_source(source: DriveSource) -> Inspection:
@@ -87,12 +74,12 @@ def inspect_source(source: DriveSource) -> Inspection:
     lines += summarise(reports)
     doubts += [line for report in reports for line in report.warnings]
     labelled = []
-    for drive in _spread(drives, _SHEET_DRIVES):
+    for drive in spread(drives, SHEET_PICTURES):
         picture, reason = _first_frame(drive)
         labelled.append((drive.name, picture))
         doubts += [] if reason is None else [reason]
-    moved: Sequence[Poses] = [drive.poses for drive in _spread(drives, _MAX_PATHS) if len(drive.poses.time)]
-    return Inspection(tuple(lines), tuple(doubts), tile(labelled, columns=5), draw_paths(moved))
+    paths = draw_paths([drive.poses for drive in drives if len(drive.poses.time)])
+    return Inspection(tuple(lines), tuple(doubts), tile(labelled), paths)
 
 
 def summarise(reports: Sequence[MotionReport]) -> list[str]:
@@ -112,12 +99,6 @@ def summarise(reports: Sequence[MotionReport]) -> list[str]:
             low, middle, high = np.quantile(values, [0, 0.5, 1])
             lines.append(f"{label}: {low:{style}} / {middle:{style}} / {high:{style}} (least / median / most)")
     return lines
-
-
-def _spread(items: Sequence, count: int) -> list:
-    """Up to `count` of some items, evenly spread."""
-    count = min(count, len(items))
-    return [items[index * len(items) // count] for index in range(count)]
 
 
 def _rate(times: np.ndarray) -> float:

@@ -1,12 +1,10 @@
 """Does a drive's motion make sense: do axes, signs and units agree with each other?"""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, UInt8
-from PIL import Image, ImageDraw
+from jaxtyping import Float
 
 from terra.dataset.poses import Poses
 
@@ -119,29 +117,3 @@ def _warnings(report: MotionReport, lateral: float) -> list[str]:
     if report.largest_gap > 3 / report.rate:
         found.append(f"no pose for {report.largest_gap:.2f} s, at {report.rate:.1f} a second")
     return found
-
-
-def draw_paths(drives: Sequence[Poses], side: int = 640) -> UInt8[np.ndarray, "side side 3"]:
-    """All drives' paths from one start, each turned so that it begins straight up; left is left. One colour a drive."""
-    paths = [_from_start(poses) for poses in drives]
-    reach = max([float(np.abs(path).max()) for path in paths] + [1.0]) * 1.05
-    image = Image.new("RGB", (side, side), "white")
-    draw = ImageDraw.Draw(image)
-    step = 10.0 ** math.floor(math.log10(reach))
-    for line in np.arange(-math.floor(reach / step), math.floor(reach / step) + 1) * step:
-        at = side / 2 + line / reach * side / 2
-        draw.line([(at, 0), (at, side)], fill=(225, 225, 225))
-        draw.line([(0, at), (side, at)], fill=(225, 225, 225))
-    for number, path in enumerate(paths):
-        color = tuple(int(127 + 100 * math.cos(2.4 * number + shift)) for shift in (0.0, 2.1, 4.2))
-        points = np.stack([side / 2 - path[:, 1] / reach * side / 2, side / 2 - path[:, 0] / reach * side / 2], axis=1)
-        draw.line([tuple(point) for point in points.tolist()], fill=color, width=2)
-    draw.text((4, 4), f"grid {step:g} m, start in the middle heading up", fill="black")
-    return np.asarray(image)
-
-
-def _from_start(poses: Poses) -> Float[np.ndarray, "poses 2"]:
-    """[forward, left] of the first pose's heading, in metres."""
-    x, y = poses.x - poses.x[0], poses.y - poses.y[0]
-    cos, sin = math.cos(poses.heading[0]), math.sin(poses.heading[0])
-    return np.stack([x * cos + y * sin, y * cos - x * sin], axis=1)

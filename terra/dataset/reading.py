@@ -17,6 +17,7 @@ from terra.dataset.format import (
     SHARD_FORMAT,
     SPLITS,
     VERSION,
+    check_name,
     list_shards,
     num_future_poses,
     read_dataset,
@@ -51,20 +52,40 @@ def read_split(folder: Path | str, split: str) -> Split:
     """
     folder = Path(folder)
     facts = read_dataset(folder)
-    shards = list_shards(folder, split) if split in SPLITS else []
-    if not shards:
+    if split not in SPLITS or not list_shards(folder, split):
         have = [name for name in SPLITS if list_shards(folder, name)]
         raise DatasetError(f"{folder}: expected an episode of split {split}, got splits {have or 'without any'}")
+    found = _read_shards(folder, split, facts)
+    if not found.episodes:
+        raise DatasetError(
+            f"{folder}: expected a readable episode of split {split}, got {len(found.damaged)} damaged: "
+            f"{found.damaged[0]}"
+        )
+    return found
+
+
+def read_splits(folder: Path) -> dict[str, Split]:
+    """What there is of all splits, even where all of one is damaged.
+
+    Raises:
+        DatasetError: no dataset there, of another version, or nothing of it can be read.
+    """
+    facts = read_dataset(folder)
+    splits = {split: _read_shards(folder, split, facts) for split in SPLITS if list_shards(folder, split)}
+    if not any(split.episodes for split in splits.values()):
+        damaged = [line for split in splits.values() for line in split.damaged]
+        got = f"{len(damaged)} damaged: {damaged[0]}" if damaged else "none"
+        raise DatasetError(f"{folder}: expected a dataset with readable episodes, got {got}")
+    return splits
+
+
+def _read_shards(folder: Path, split: str, dataset: dict[str, Any]) -> Split:
     episodes: list[Episode] = []
     damaged: list[str] = []
-    for shard in shards:
-        found, reasons = read_shard(shard, facts)
+    for shard in list_shards(folder, split):
+        found, reasons = read_shard(shard, dataset)
         episodes += found
         damaged += reasons
-    if not episodes:
-        raise DatasetError(
-            f"{folder}: expected a readable episode of split {split}, got {len(damaged)} damaged: {damaged[0]}"
-        )
     return Split(tuple(episodes), tuple(damaged))
 
 
@@ -72,8 +93,8 @@ def read_shard(folder: Path, dataset: dict[str, Any]) -> tuple[list[Episode], li
     """The episodes of one shard of the dataset with these facts (dataset.json), and what is damaged, a line each."""
     try:
         facts = _read_facts(folder, dataset)
-        poses = read_poses(_checked(folder / POSES_FILE, facts["sha256"].get(POSES_FILE)))
-        camera = read_camera(_checked(folder / CAMERA_FILE, facts["sha256"].get(CAMERA_FILE)))
+        poses = read_poses(check_hash(folder / POSES_FILE, facts["sha256"].get(POSES_FILE)))
+        camera = read_camera(check_hash(folder / CAMERA_FILE, facts["sha256"].get(CAMERA_FILE)))
     except DatasetError as error:
         return [], [str(error)]
     if not facts["episodes"]:
@@ -106,7 +127,7 @@ def read_frames(episode: Episode) -> UInt8[np.ndarray, "frames height width 3"]:
         DatasetError: the file is missing or not the one that was written, or holds other frames than it should.
         VideoError: it can't be decoded.
     """
-    _checked(episode.video, episode.video_sha256)
+    check_hash(episode.video, episode.video_sha256)
     # One thread: episodes are read side by side.
     frames = read_video(episode.video, threads=1)
     expected = (episode.num_frames, *episode.image_size, 3)
@@ -157,7 +178,9 @@ def _make_episode(
     if not isinstance(entry, dict):
         raise DatasetError(f"{where}: expected an object, got {entry!r}")
     _check_types(entry, _EPISODE_FACTS, where)
-    name, num_frames, fps = entry["id"], entry["num_frames"], float(shard["fps"])
+    name, num_frames, fps = check_name(entry["id"], where), entry["num_frames"], float(shard["fps"])
+    if num_frames < 1:
+        raise DatasetError(f"{where}: num_frames: expected 1 or more, got {num_frames}")
     if name not in poses:
         raise DatasetError(f"{folder / POSES_FILE}: expected poses of {name}, got none")
     check_spacing(poses[name], num_frames + num_future_poses(fps), fps, f"{folder / POSES_FILE}: {name}")
@@ -188,7 +211,7 @@ def _check_types(facts: dict[str, Any], types: _Types, where: str) -> None:
             raise DatasetError(f"{where}: {name}: expected {names}, got {facts.get(name, 'nothing')!r}")
 
 
-def _checked(path: Path, expected: object) -> Path:
+def check_hash(path: Path, expected: object) -> Path:
     """`path`, if its bytes have the hash that was noted when it was written; else DatasetError."""
     actual = file_sha256(path, DatasetError)
     if actual != expected:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from terra.dataset.format import SHARD_FILE, SPLITS, list_shards, read_dataset
-from terra.dataset.reading import read_frames, read_shard, trajectory_of
+from terra.dataset.reading import check_hash, read_frames, read_shard, trajectory_of
 from terra.dataset.workers import run_jobs
 from terra.errors import DatasetError, TerraError
 from terra.progress import ProgressLine
@@ -59,9 +59,7 @@ def verify_shard(shard: _Shard, worker: int, advance: Callable[[int], None]) -> 
     """Read all of a shard. Raises DatasetError with all that is damaged, a line each."""
     episodes, damaged = read_shard(shard.folder, read_dataset(shard.dataset))
     if episodes:
-        listed = {entry["id"] for entry in read_json(shard.folder / SHARD_FILE, DatasetError)["episodes"]}
-        strays = sorted(path for path in shard.folder.glob("*.mp4") if path.stem not in listed)
-        damaged += [f"{path}: expected the videos of {SHARD_FILE} only, got another" for path in strays]
+        damaged += _check_files(shard.folder)
     for episode in episodes:
         try:
             advance(len(read_frames(episode)))
@@ -76,3 +74,17 @@ def verify_shard(shard: _Shard, worker: int, advance: Callable[[int], None]) -> 
             damaged.append(str(error))
     if damaged:
         raise DatasetError("\n".join(damaged))
+
+
+def _check_files(folder: Path) -> list[str]:
+    """What is wrong with the files that reading episodes does not look at, a line each."""
+    facts = read_json(folder / SHARD_FILE, DatasetError)
+    found = []
+    for name, expected in facts["sha256"].items():
+        try:
+            check_hash(folder / name, expected)
+        except DatasetError as error:
+            found.append(str(error))
+    listed = {entry.get("id") for entry in facts["episodes"] if isinstance(entry, dict)}
+    strays = sorted(path for path in folder.glob("*.mp4") if path.stem not in listed)
+    return found + [f"{path}: expected the videos of {SHARD_FILE} only, got another" for path in strays]

@@ -27,6 +27,7 @@ from terra.dataset.format import (
     UNKNOWN_WEATHER,
     VERSION,
     check_name,
+    list_shards,
     num_future_poses,
     read_dataset,
     shard_name,
@@ -40,8 +41,8 @@ from tokenizer.files import file_sha256, make_folder, read_json, write_json
 logger = logging.getLogger(__name__)
 
 
-def create_dataset(folder: Path, fps: float, image_size: tuple[int, int], source: str) -> None:
-    """Write dataset.json, or add `source` to the one that is there.
+def create_dataset(folder: Path, fps: float, image_size: tuple[int, int], source: str, notice: str = "") -> None:
+    """Write dataset.json, or add `source` to the one that is there; `notice` is under what terms its frames are.
 
     Raises:
         DatasetError: the dataset there has frames of another rate or size.
@@ -49,13 +50,16 @@ def create_dataset(folder: Path, fps: float, image_size: tuple[int, int], source
     """
     facts: dict[str, Any] = {"format": FORMAT, "version": VERSION, "fps": fps, "image_size": list(image_size)}
     facts |= {"frame": FRAME, "axes": AXES, "units": UNITS, "sources": [check_name(source, "source")]}
-    if (folder / DATASET_FILE).exists():
+    facts["notices"] = {source: notice} if notice else {}
+    # One without a shard says what was meant to be; nothing depends on it.
+    if (folder / DATASET_FILE).exists() and any(list_shards(folder, split) for split in SPLITS):
         present = read_dataset(folder)
-        for name in set(facts) - {"sources"}:
+        for name in facts.keys() - {"sources", "notices"}:
             if present.get(name) != facts[name]:
                 expected = f"{name} {present.get(name)} as in the episodes there"
                 raise DatasetError(f"{folder / DATASET_FILE}: expected {expected}, got {facts[name]}")
-        facts["sources"] = sorted({*present.get("sources", []), source})
+        facts["sources"] = sorted({*present["sources"], source})
+        facts["notices"] = present["notices"] | facts["notices"]
         if facts == present:
             return
     write_json(folder / DATASET_FILE, facts)
@@ -115,17 +119,22 @@ class ShardWriter:
         """Whether the shard is there already, made by the same recipe.
 
         Raises:
-            DatasetError: it is there by another recipe, or its place is in the other split.
+            DatasetError: it is there by another recipe or without its facts, or its place is in the other split.
         """
         for split in SPLITS:
             other = self.folder.parent.parent / split / self.folder.name
             if other != self.folder and other.exists():
                 raise DatasetError(f"{other}: expected {self.folder.name} in {self._facts['split']} only, got it here")
-        if not (self.folder / SHARD_FILE).is_file():
+        if not self.folder.exists():
             return False
-        recipe = read_json(self.folder / SHARD_FILE, DatasetError).get("recipe")
+        recipe = read_json(self.folder / SHARD_FILE, DatasetError, "a whole shard, or no folder").get("recipe")
         if recipe != self._recipe:
-            raise DatasetError(f"{self.folder}: expected a shard made by {self._recipe}, got one by {recipe}")
+            there = recipe if isinstance(recipe, dict) else {}
+            differing = [
+                name for name in sorted(there.keys() | self._recipe) if there.get(name) != self._recipe.get(name)
+            ]
+            wanted, got = ({name: of[name] for name in differing if name in of} for of in (self._recipe, there))
+            raise DatasetError(f"{self.folder}: expected a shard made by {wanted}, got one by {got}")
         return True
 
     def __enter__(self) -> "ShardWriter":
@@ -213,7 +222,8 @@ class ShardWriter:
             raise DatasetError(f"{self.folder}: expected at least one episode, got none")
         write_poses(self._unfinished / POSES_FILE, self._poses)
         write_camera(self._unfinished / CAMERA_FILE, self._camera, self._image_size, self._fps)
-        hashes = {name: file_sha256(self._unfinished / name, DatasetError) for name in (POSES_FILE, CAMERA_FILE)}
+        others = sorted(path for path in self._unfinished.rglob("*") if path.is_file() and path.suffix != ".mp4")
+        hashes = {path.relative_to(self._unfinished).as_posix(): file_sha256(path, DatasetError) for path in others}
         facts = self._facts | {"fps": self._fps, "image_size": list(self._image_size), "recipe": self._recipe}
         write_json(self._unfinished / SHARD_FILE, facts | {"sha256": hashes, "episodes": self._episodes})
         try:

@@ -31,6 +31,24 @@ MAX_STEER_STEP = 0.08
 NUM_SUBSTEPS = 5
 
 
+def roll(
+    pose: tuple[float, float, float], speeds: tuple[float, float], steers: tuple[float, float]
+) -> tuple[float, float, float]:
+    """Where a kinematic bicycle's rear axle is (x, y in m, heading in rad) 0.1 s after `pose`.
+
+    Speed (m/s) and steering angle (rad) change evenly between their two values.
+    """
+    x, y, heading = pose
+    for k in range(NUM_SUBSTEPS):
+        share, seconds = (k + 0.5) / NUM_SUBSTEPS, STEP_SECONDS / NUM_SUBSTEPS
+        distance = (speeds[0] + share * (speeds[1] - speeds[0])) * seconds
+        turned = distance * math.tan(steers[0] + share * (steers[1] - steers[0])) / WHEELBASE
+        x += distance * math.cos(heading + turned / 2)
+        y += distance * math.sin(heading + turned / 2)
+        heading += turned
+    return x, y, heading
+
+
 class Admission(Protocol):
     """Who may enter a junction; `Traffic` is one."""
 
@@ -232,13 +250,7 @@ class Driver:
         steer = self._steer
         if self.speed > 0.1:
             steer += min(MAX_STEER_STEP, max(-MAX_STEER_STEP, self._pursue() - steer))
-        for k in range(NUM_SUBSTEPS):
-            share, seconds = (k + 0.5) / NUM_SUBSTEPS, STEP_SECONDS / NUM_SUBSTEPS
-            distance = (self.speed + share * (speed - self.speed)) * seconds
-            turned = distance * math.tan(self._steer + share * (steer - self._steer)) / WHEELBASE
-            self.x += distance * math.cos(self.heading + turned / 2)
-            self.y += distance * math.sin(self.heading + turned / 2)
-            self.heading += turned
+        self.x, self.y, self.heading = roll((self.x, self.y, self.heading), (self.speed, speed), (self._steer, steer))
         self._acceleration = (speed - self.speed) / STEP_SECONDS
         ahead = self._place + (self.speed + speed) / 2 * STEP_SECONDS
         self.speed, self._steer = speed, steer

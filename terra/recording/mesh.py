@@ -152,8 +152,8 @@ def blob(rng: np.random.Generator, color: Color) -> Vertices:
     normals /= np.linalg.norm(normals, axis=1, keepdims=True)
     out = np.zeros((len(faces), 3, VERTEX_FLOATS), np.float32)
     out[..., 0:3] = corners
-    # Normals between flat and round: soft, but with facets.
-    out[..., 3:6] = 0.5 * normals[:, None] + 0.5 * corners / np.linalg.norm(corners, axis=-1, keepdims=True)
+    # Normals nearly round: soft light, with a hint of facets.
+    out[..., 3:6] = 0.15 * normals[:, None] + 0.85 * corners / np.linalg.norm(corners, axis=-1, keepdims=True)
     out[..., 10:13] = np.asarray(color, np.float32) * (0.92 + 0.14 * corners[..., 2:3])
     out[..., 13] = Material.LEAVES
     return out.reshape(-1, VERTEX_FLOATS)

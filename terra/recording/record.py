@@ -1,12 +1,13 @@
 """Records drives to disk: one shard for each place, in parallel processes, skipping those that are complete."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from decoder.camera import Camera
 from terra.dataset.card import write_card
+from terra.dataset.checks import check_count, check_image_size, check_names, check_workload
 from terra.dataset.format import SPLITS
 from terra.dataset.workers import Outcome, run_jobs
 from terra.dataset.writing import ShardWriter, create_dataset
@@ -18,7 +19,15 @@ from terra.recording.source import SceneSource
 
 logger = logging.getLogger(__name__)
 
-SOURCES = ("town", "torcs")
+# Under what terms the frames are, for the card.
+NOTICES = {
+    "town": "drawn by this project's own code; nobody else's pictures or models are in the frames",
+    "torcs": (
+        "the frames show tracks of TORCS (https://torcs.sourceforge.net) and derive from works under the GNU GPL,"
+        " version 2 or later, or the Free Art License: pass them on only under the same licenses, with the files"
+        " LICENCE and COPYRIGHT that scripts/torcs_prepare.py leaves beside the tracks"
+    ),
+}
 # The first town's seed of each split.
 SPLIT_SEEDS = {"train": 0, "held_out": 900_000}
 MAX_NUM_CONTEXT = 25  # frames; the run-up to the junction must fit into the shortest approach
@@ -60,20 +69,21 @@ class RecordSettings:
     def __post_init__(self) -> None:
         if self.split not in SPLITS:
             raise ConfigError(f"split: expected one of {', '.join(SPLITS)}, got {self.split!r}")
-        if self.source not in SOURCES:
-            raise ConfigError(f"source: expected one of {', '.join(SOURCES)}, got {self.source!r}")
+        if self.source not in NOTICES:
+            raise ConfigError(f"source: expected one of {', '.join(NOTICES)}, got {self.source!r}")
         if not self.places or len(set(self.places)) != len(self.places):
             raise ConfigError(f"places: expected one or more, each once, got {list(self.places)}")
         for name, most in {"episodes_per_place": 100, "frames_per_episode": 100_000}.items():
             check_count(name, getattr(self, name), 1, most)
-        if any(side % 2 or not 16 <= side <= 4096 for side in self.image_size):
-            raise ConfigError(f"image_size: expected even height and width from 16 to 4096, got {self.image_size}")
-        if self.maneuvers and not 1 <= self.num_context <= min(MAX_NUM_CONTEXT, self.frames_per_episode - 1):
-            most = min(MAX_NUM_CONTEXT, self.frames_per_episode - 1)
-            raise ConfigError(f"num_context: expected a whole number from 1 to {most}, got {self.num_context!r}")
+        check_image_size(self.image_size)
+        if self.maneuvers:
+            check_count("num_context", self.num_context, 1, min(MAX_NUM_CONTEXT, self.frames_per_episode - 1))
+            if self.source == "torcs":
+                raise ConfigError("kind: expected drives for source=torcs, whose tracks have no junctions")
         unknown = [maneuver for maneuver in self.maneuvers if maneuver not in COUNTERFACTUAL_MANEUVERS]
         if unknown and self.source == "town":
-            raise ConfigError(f"maneuvers: expected some of {COUNTERFACTUAL_MANEUVERS}, got {list(self.maneuvers)}")
+            known = ", ".join(COUNTERFACTUAL_MANEUVERS)
+            raise ConfigError(f"maneuvers: expected some of {known}, got {', '.join(self.maneuvers)}")
         if (self.assets is None) != (self.source == "town"):
             raise ConfigError(f"torcs_assets: expected a folder for source=torcs only, got {self.assets}")
 
@@ -81,13 +91,6 @@ class RecordSettings:
     def frames_per_shard(self) -> int:
         """Frames that one place gives."""
         return self.episodes_per_place * max(1, len(self.maneuvers)) * self.frames_per_episode
-
-
-def check_count(name: str, value: object, least: int, most: int) -> int:
-    """Return `value` if it is a whole number from `least` to `most`; else ConfigError."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ConfigError(f"{name}: expected a whole number from {least} to {most}, got {value!r}")
-    return value
 
 
 def town_places(split: str, seed: int, towns: int) -> tuple[str, ...]:
@@ -99,11 +102,11 @@ def town_places(split: str, seed: int, towns: int) -> tuple[str, ...]:
     return tuple(f"{number:06d}" for number in range(first, first + towns))
 
 
-def track_places(split: str, assets: Path, tracks: Sequence[str] | None) -> tuple[str, ...]:
+def track_places(split: str, assets: Path, tracks: object) -> tuple[str, ...]:
     """The tracks of a split in `assets`: those that are named, or if None all.
 
     Raises:
-        ConfigError: a track that isn't in the split, or an unknown split.
+        ConfigError: no list of names, a track that isn't in the split, or an unknown split.
         DatasetError: no prepared tracks in `assets`.
     """
     from terra.recording.torcs import track_names
@@ -111,15 +114,16 @@ def track_places(split: str, assets: Path, tracks: Sequence[str] | None) -> tupl
     known = track_names(assets)
     if split not in known:
         raise ConfigError(f"split: expected one of {', '.join(known)}, got {split!r}")
-    wrong = sorted(set(tracks or ()) - set(known[split]))
-    if wrong or not known[split] or tracks == []:
+    names = known[split] if tracks is None else check_names("tracks", tracks)
+    wrong = sorted(set(names) - set(known[split]))
+    if wrong or not names:
         expected = f"tracks of {split} ({', '.join(known[split]) or 'none is prepared'})"
         raise ConfigError(f"tracks: expected {expected}, got {', '.join(wrong) or 'none'}")
-    return known[split] if tracks is None else tuple(tracks)
+    return names
 
 
 def record(settings: RecordSettings, *, workers: int, max_seconds: float | None = None) -> Outcome:
-    """Record what is missing, then describe the dataset (README.md, contact_sheet.png).
+    """Record what is missing, then describe the dataset (README.md and its pictures).
 
     Args:
         settings: what.
@@ -127,14 +131,12 @@ def record(settings: RecordSettings, *, workers: int, max_seconds: float | None 
         max_seconds: no place is begun after so long; None for no limit.
 
     Raises:
-        ConfigError: `workers` or `max_seconds` out of range.
+        ConfigError: `workers` or `max_seconds` out of range, or maneuvers that the source has not.
         DatasetError: the output holds frames of another kind, or a shard made by other settings.
         OutputError: the output can't be written.
     """
-    check_count("workers", workers, 0, 1024)
-    if max_seconds is not None and max_seconds <= 0:
-        raise ConfigError(f"max_seconds: expected more than 0, or null, got {max_seconds}")
-    create_dataset(settings.output, FPS, settings.image_size, settings.source)
+    check_workload(workers, max_seconds)
+    create_dataset(settings.output, FPS, settings.image_size, settings.source, NOTICES[settings.source])
     jobs = [_Shard(settings, place) for place in settings.places if not _writer(settings, place).is_complete()]
     kept = len(settings.places) - len(jobs)
     logger.info("%s: %d places to record, %d complete already", settings.output, len(jobs), kept)
@@ -177,7 +179,7 @@ def record_shard(shard: _Shard, worker: int, advance: Callable[[int], None]) -> 
         raise ConfigError(f"{_describe(shard)}: expected maneuvers of {source.maneuvers}, got {settings.maneuvers}")
     with _writer(settings, shard.place) as writer:
         for number in range(settings.episodes_per_place):
-            name, weather = f"{writer.folder.name}_{number:02d}", source.weather(number)
+            name, weather = f"{writer.name_prefix}_{number:02d}", source.weather(number)
             if not settings.maneuvers:
                 drive = source.simulate(number, settings.frames_per_episode)
                 frames = source.render(drive, weather)
@@ -245,12 +247,13 @@ def _open_on(settings: RecordSettings, place: str, device: int) -> SceneSource:
     return torcs_source(place, settings.assets, settings.image_size, settings.camera, device_index=device)
 
 
-def parse_maneuvers(kind: str, maneuvers: Sequence[str], num_context: int) -> tuple[tuple[str, ...], int]:
+def parse_maneuvers(kind: str, maneuvers: object, num_context: int) -> tuple[tuple[str, ...], int]:
     """`maneuvers` and `num_context` of the settings for `kind`: drives or counterfactuals. Raises ConfigError."""
     if kind == "drives":
         return (), 0
     if kind != "counterfactuals":
         raise ConfigError(f"kind: expected drives or counterfactuals, got {kind!r}")
-    if not maneuvers:
-        raise ConfigError(f"maneuvers: expected some of {COUNTERFACTUAL_MANEUVERS}, got none")
-    return tuple(maneuvers), num_context
+    names = check_names("maneuvers", maneuvers)
+    if not names:
+        raise ConfigError(f"maneuvers: expected some of {', '.join(COUNTERFACTUAL_MANEUVERS)}, got none")
+    return names, num_context

@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from terra.recording.cars import CAR_SHAPES, build_car
+from terra.recording.culling import parts_in_view
 from terra.recording.ground import add_block, add_junctions, add_meadow, add_outskirts, add_road, lift
 from terra.recording.mesh import Material, Mesh, Vertices, blob, place, polygon, rectangle
 from terra.recording.town import (
@@ -95,14 +96,8 @@ def sort_cells(vertices: Vertices) -> CellMesh:
 
 def visible_cells(mesh: CellMesh, view: tuple[float, float, float, float], sight: float) -> Int[np.ndarray, " visible"]:
     """Cells that `view` (x, y, heading, horizontal field of view in rad) may see within `sight`, nearest first."""
-    x, y, heading, fov = view
-    offsets = mesh.centers - np.array([x, y])
-    ahead = offsets @ np.array([math.cos(heading), math.sin(heading)])
-    aside = np.abs(offsets @ np.array([-math.sin(heading), math.cos(heading)]))
-    distances = np.hypot(ahead, aside) - mesh.radii
-    seen = (aside * math.cos(fov / 2) - ahead * math.sin(fov / 2) < mesh.radii) & (ahead > -mesh.radii)
-    cells = np.flatnonzero(seen & (distances < sight))
-    return cells[np.argsort((distances + mesh.radii)[cells], kind="stable")]
+    cells, distances = parts_in_view(mesh.centers, mesh.radii, view, sight)
+    return cells[np.argsort(distances, kind="stable")]
 
 
 def shadow(

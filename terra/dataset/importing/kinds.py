@@ -28,11 +28,3 @@ def open_source(kind: str, folder: Path, lerobot: dict[str, Any] | None = None) 
     if kind == "lerobot":
         return LeRobotSource(folder, LeRobotColumns.from_dict(lerobot))
     return KittiSource(folder) if kind == "kitti" else VideoPosesSource(folder)
-
-
-def drive_names(values: list[Any]) -> tuple[str, ...]:
-    """Names of drives from a configuration, where 10 comes as a number, but 07 as text. Raises ConfigError."""
-    for value in values:
-        if isinstance(value, bool) or not isinstance(value, str | int):
-            raise ConfigError(f"drives and held_out: expected names, got {value!r}")
-    return tuple(str(value) for value in values)

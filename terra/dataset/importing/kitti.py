@@ -25,6 +25,11 @@ class KittiSource:
 
     folder: Path
 
+    @property
+    def declared(self) -> dict[str, str | None]:
+        """Nothing: the files say all."""
+        return {}
+
     def list_drives(self) -> tuple[str, ...]:
         """The numbers of the sequences that have poses."""
         names = tuple(path.stem for path in sorted((self.folder / "poses").glob("*.txt")))
@@ -75,7 +80,7 @@ def _read_intrinsics(path: Path) -> Intrinsics | None:
     """P2 of calib.txt: a 3x4 projection matrix; None without the file."""
     if not path.exists():
         return None
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in _read_lines(path):
         name, _, numbers = line.partition(":")
         if name == "P2":
             matrix = _parse_numbers(numbers, 12, f"{path}: P2").reshape(3, 4)
@@ -84,14 +89,23 @@ def _read_intrinsics(path: Path) -> Intrinsics | None:
 
 
 def _read_numbers(path: Path, columns: int) -> Float[np.ndarray, "rows columns"]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise DatasetError(f"{path}: expected a file of KITTI odometry, got: {error.strerror}") from None
-    rows = [_parse_numbers(text, columns, f"{path}: line {line}") for line, text in enumerate(lines, 1) if text.strip()]
+    rows = [
+        _parse_numbers(text, columns, f"{path}: line {line}")
+        for line, text in enumerate(_read_lines(path), 1)
+        if text.strip()
+    ]
     if not rows:
         raise DatasetError(f"{path}: expected lines of {columns} numbers, got none")
     return np.stack(rows)
+
+
+def _read_lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise DatasetError(f"{path}: expected a file of KITTI odometry, got: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise DatasetError(f"{path}: expected UTF-8 text, got another byte at offset {error.start}") from None
 
 
 def _parse_numbers(text: str, count: int, where: str) -> Float[np.ndarray, " numbers"]:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -43,7 +43,7 @@ class LeRobotColumns:
         speed_unit: "m/s" or "km/h".
 
     Raises:
-        ConfigError: an unknown unit, or neither positions nor a speed.
+        ConfigError: no name of a column, an unknown unit, or neither positions nor a speed.
     """
 
     video: str
@@ -61,6 +61,10 @@ class LeRobotColumns:
         for name, words in {**allowed, "speed_unit": SPEED_UNITS}.items():
             if getattr(self, name) not in words:
                 raise ConfigError(f"lerobot.{name}: expected one of {', '.join(words)}, got {getattr(self, name)!r}")
+        for name in ("video", "heading", "x", "y", "speed"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and (value is not None or name in ("video", "heading")):
+                raise ConfigError(f"lerobot.{name}: expected the name of a column, got {value!r}")
         if (self.x is None) != (self.y is None) or (self.x is None and self.speed is None):
             raise ConfigError(
                 f"lerobot: expected columns x and y, or neither and a speed, got {self.x}, {self.y}, {self.speed}"
@@ -82,6 +86,11 @@ class LeRobotSource:
     folder: Path
     columns: LeRobotColumns
 
+    @property
+    def declared(self) -> dict[str, str | None]:
+        """The columns."""
+        return asdict(self.columns)
+
     def list_drives(self) -> tuple[str, ...]:
         """Names such as episode_000012."""
         return tuple(f"episode_{index:06d}" for index in sorted(_read_episodes(self.folder)))
@@ -89,6 +98,10 @@ class LeRobotSource:
     def open_drive(self, name: str) -> SourceDrive:
         """One episode."""
         info, columns = _read_info(self.folder), self.columns
+        if columns.video not in info["features"]:
+            known = [key for key, value in info["features"].items() if value.get("dtype") == "video"]
+            got = f"the videos {', '.join(known)}" if known else "no video"
+            raise DatasetError(f"{self.folder / 'meta' / 'info.json'}: expected a feature {columns.video}, got {got}")
         episode = _read_episodes(self.folder)[int(name.removeprefix("episode_"))]
         data = self.folder / _fill(info, "data_path", episode, "data")
         where = f"{data}: {name}"
@@ -150,10 +163,13 @@ def _read_info(folder: Path) -> dict[str, Any]:
     version = info.get("codebase_version")
     if not isinstance(version, str) or not version.startswith("v3."):
         raise DatasetError(f"{folder / 'meta' / 'info.json'}: codebase_version: expected v3.x, got {version!r}")
-    types = {"data_path": str, "video_path": str, "features": dict, "fps": (int, float)}
-    for name, kind in types.items():
+    types = {"data_path": (str, "text"), "video_path": (str, "text"), "fps": (int | float, "a number")}
+    for name, (kind, words) in {**types, "features": (dict, "an object")}.items():
         if not isinstance(info.get(name), kind):
-            raise DatasetError(f"{folder / 'meta' / 'info.json'}: {name}: expected {kind}, got {info.get(name)!r}")
+            raise DatasetError(f"{folder / 'meta' / 'info.json'}: {name}: expected {words}, got {info.get(name)!r}")
+    for name, feature in info["features"].items():
+        if not isinstance(feature, dict):
+            raise DatasetError(f"{folder / 'meta' / 'info.json'}: {name}: expected an object, got {feature!r}")
     return info
 
 
@@ -162,13 +178,18 @@ def _read_episodes(folder: Path) -> dict[int, dict[str, Any]]:
     """The rows of meta/episodes by episode_index."""
     _read_info(folder)
     paths = sorted((folder / "meta" / "episodes").glob("chunk-*/file-*.parquet"))
-    rows = [row for path in paths for row in _read_table(path).to_pylist()]
+    rows = [row for path in paths for row in _without_statistics(_read_table(path)).to_pylist()]
     if not rows:
         raise DatasetError(f"{folder / 'meta' / 'episodes'}: expected episodes in chunk-*/file-*.parquet, got none")
     for row in rows:
         for name in ("episode_index", "length"):
             _number(row, name, str(folder / "meta" / "episodes"))
     return {int(row["episode_index"]): row for row in rows}
+
+
+def _without_statistics(table: pa.Table) -> pa.Table:
+    # Most columns are statistics of each feature, which nobody reads here.
+    return table.select([name for name in table.column_names if not name.startswith("stats/")])
 
 
 @lru_cache(maxsize=2)
@@ -212,7 +233,11 @@ def _column(rows: dict[str, Any], name: str, info: dict[str, Any], where: str) -
     if match is None or match["feature"] not in rows:
         raise DatasetError(f"{where}: expected a column {name}, got {', '.join(rows)}")
     feature, entry = match["feature"], match["entry"]
-    values = np.array(rows[feature].to_pylist(), dtype=np.float64)
+    try:
+        values = np.array(rows[feature].to_pylist(), dtype=np.float64)
+    except (TypeError, ValueError):
+        kind = rows[feature].type
+        raise DatasetError(f"{where}: {name}: expected numbers, as many in each row, got {kind}") from None
     values = values[:, None] if values.ndim == 1 else values
     if entry is None:
         index = 0 if values.shape[1] == 1 else -1

@@ -3,8 +3,8 @@
 import logging
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import asdict, dataclass
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,8 @@ from jaxtyping import UInt8
 
 from decoder.camera import Camera
 from terra.dataset.card import write_card
-from terra.dataset.format import check_name
+from terra.dataset.checks import check_count, check_image_size, check_number, check_workload
+from terra.dataset.format import MAX_FPS, MIN_FPS, check_name
 from terra.dataset.importing.alignment import Alignment, align, cut, fit_picture, fitted_camera
 from terra.dataset.importing.source import DriveSource, Intrinsics, SourceDrive
 from terra.dataset.workers import Outcome, run_jobs
@@ -22,18 +23,27 @@ from terra.progress import ProgressLine
 
 logger = logging.getLogger(__name__)
 
+_NOTICE = "imported; the terms of the source's makers go for its frames and poses"
+
 
 @dataclass(frozen=True)
 class Mount:
     """Where the camera sits, if that is known: None for `height_metres` means that no camera is noted.
 
-    `fov_degrees` is that of the source's whole pictures; None if the source has its own calibration.
+    `fov_degrees` is that of the source's whole pictures; None if the source has its own calibration. Raises ConfigError
+    for numbers that no camera has.
     """
 
     fov_degrees: float | None = None
     height_metres: float | None = None
     pitch_radians: float = 0.0
     x_forward_metres: float = 0.0
+
+    def __post_init__(self) -> None:
+        values = asdict(self)
+        # Its numbers are those of a camera; any stand for those that are not known.
+        known = {"fov_degrees": 90.0, "height_metres": 1.0} | {k: v for k, v in values.items() if v is not None}
+        Camera.from_dict(known)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,16 +76,14 @@ class ImportSettings:
     mount: Mount
 
     def __post_init__(self) -> None:
-        if not 1 <= self.fps <= 100:
-            raise ConfigError(f"fps: expected a number from 1 to 100, got {self.fps}")
-        if any(side % 2 or not 16 <= side <= 4096 for side in self.image_size):
-            raise ConfigError(f"image_size: expected even height and width from 16 to 4096, got {self.image_size}")
-        if not isinstance(self.frames_per_episode, int) or self.frames_per_episode < 1:
-            raise ConfigError(f"frames_per_episode: expected 1 or more, got {self.frames_per_episode!r}")
+        check_name(self.name, "name")
+        check_number("fps", self.fps, MIN_FPS, MAX_FPS)
+        check_image_size(self.image_size)
+        check_count("frames_per_episode", self.frames_per_episode, 1, 100_000)
 
 
 def import_drives(settings: ImportSettings, *, workers: int, max_seconds: float | None = None) -> Outcome:
-    """Import the drives that are missing, then describe the dataset (README.md, contact_sheet.png).
+    """Import the drives that are missing, then describe the dataset (README.md and its pictures).
 
     A drive that can't be imported is noted, and the rest goes on.
 
@@ -86,17 +94,20 @@ def import_drives(settings: ImportSettings, *, workers: int, max_seconds: float 
 
     Raises:
         DatasetError: the source isn't what it should be, or the output holds other frames.
-        ConfigError: drives that the source doesn't have.
+        ConfigError: drives that the source doesn't have, or `workers` or `max_seconds` out of range.
         OutputError: the output can't be written.
     """
+    check_workload(workers, max_seconds)
     known = settings.source.list_drives()
     wanted = known if settings.drives is None else settings.drives
     unknown = sorted({*wanted, *settings.held_out} - set(known))
+    if not wanted:
+        raise ConfigError("drives: expected one or more, or null for all, got none")
     if unknown:
         raise ConfigError(f"drives and held_out: expected drives of the source, got {', '.join(unknown[:5])}")
-    create_dataset(settings.output, settings.fps, settings.image_size, settings.name)
+    create_dataset(settings.output, settings.fps, settings.image_size, settings.name, _NOTICE)
     jobs = [_Drive(settings, name) for name in wanted if not _writer(settings, name, None).is_complete()]
-    logger.info("%s: %d drives to import, %d there already", settings.output, len(jobs), len(wanted) - len(jobs))
+    logger.info("%s: %d drives to import, %d complete already", settings.output, len(jobs), len(wanted) - len(jobs))
     with ProgressLine("importing", len(jobs)) as line:
         outcome = run_jobs(
             jobs,
@@ -108,6 +119,10 @@ def import_drives(settings: ImportSettings, *, workers: int, max_seconds: float 
         )
     if outcome.num_done:
         write_card(settings.output)
+    logger.info(
+        "%s: %d drives imported, %d failed, %d left for another time",
+        *(settings.output, outcome.num_done, len(outcome.failed), outcome.num_left),
+    )
     return outcome
 
 
@@ -130,10 +145,10 @@ def import_drive(job: _Drive, worker: int, advance: Callable[[int], None]) -> No
     first = next(frames)
     intrinsics = _intrinsics(drive, settings.mount, first)
     camera = _camera(settings, intrinsics, first)
-    fitted = (fit_picture(frame, settings.image_size, intrinsics) for frame in _chain(first, frames))
+    fitted = (fit_picture(frame, settings.image_size, intrinsics) for frame in chain([first], frames))
     with _writer(settings, job.name, camera) as writer:
         for number, (num_frames, poses) in enumerate(parts):
-            advance(writer.add(f"{writer.folder.name}_{number:03d}", islice(fitted, num_frames), poses))
+            advance(writer.add(f"{writer.name_prefix}_{number:03d}", islice(fitted, num_frames), poses))
 
 
 def chosen_frames(drive: SourceDrive, alignment: Alignment) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
@@ -147,13 +162,6 @@ def chosen_frames(drive: SourceDrive, alignment: Alignment) -> Iterator[UInt8[np
         if index is None:
             return
     raise DatasetError(f"{drive.origin}: expected a frame number {index}, got fewer frames")
-
-
-def _chain(
-    first: UInt8[np.ndarray, "height width 3"], rest: Iterator[UInt8[np.ndarray, "height width 3"]]
-) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
-    yield first
-    yield from rest
 
 
 def _intrinsics(drive: SourceDrive, mount: Mount, picture: UInt8[np.ndarray, "height width 3"]) -> Intrinsics | None:
@@ -186,10 +194,14 @@ def _writer(settings: ImportSettings, drive: str, camera: Camera | None) -> Shar
     return ShardWriter(
         settings.output,
         split="held_out" if drive in settings.held_out else "train",
-        source=check_name(settings.name, "name"),
+        source=settings.name,
         place=drive,
         fps=settings.fps,
         image_size=settings.image_size,
         camera=camera,
-        recipe={"frames_per_episode": settings.frames_per_episode},
+        recipe={
+            "frames_per_episode": settings.frames_per_episode,
+            "camera": asdict(settings.mount),
+            "declared": dict(settings.source.declared),
+        },
     )

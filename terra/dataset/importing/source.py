@@ -1,6 +1,6 @@
 """What a source of foreign driving gives: drives, each with its frames, their times, and the vehicle's motion."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,6 +42,11 @@ class SourceDrive:
 
 class DriveSource(Protocol):
     """Where drives are; small and picklable, since worker processes open drives by name."""
+
+    @property
+    def declared(self) -> Mapping[str, str | None]:
+        """What the user says of the source because its files don't; what is imported depends on it."""
+        ...
 
     def list_drives(self) -> tuple[str, ...]:
         """The names of all drives, in order. Raises DatasetError if the source isn't what it should be."""

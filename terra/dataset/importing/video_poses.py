@@ -25,8 +25,13 @@ class VideoPosesSource:
 
     folder: Path
 
+    @property
+    def declared(self) -> dict[str, str | None]:
+        """Nothing: the files say all."""
+        return {}
+
     def list_drives(self) -> tuple[str, ...]:
-        """The stems of the videos. DatasetError if there are none, or a video has not just one file of poses."""
+        """The stems of the videos. DatasetError if there are none."""
         videos = sorted(self.folder.glob("*.mp4"))
         if not videos:
             raise DatasetError(f"{self.folder}: expected a folder with videos (*.mp4), got none")

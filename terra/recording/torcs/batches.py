@@ -1,11 +1,11 @@
 """A track's triangles in batches, one for each size of texture in each square of ground, to leave out unseen ones."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Float32, Int, UInt8, UInt32
 
+from terra.recording.culling import parts_in_view
 from terra.recording.torcs.assets import Geometry, Looks
 
 CELL_METRES = 192.0
@@ -33,14 +33,8 @@ class Batches:
 
         By size of texture, then the nearest first.
         """
-        x, y, heading, fov = view
-        offsets = self.centers - np.array([x, y])
-        ahead = offsets @ np.array([math.cos(heading), math.sin(heading)])
-        aside = np.abs(offsets @ np.array([-math.sin(heading), math.cos(heading)]))
-        distances = np.hypot(ahead, aside)
-        in_view = (aside * math.cos(fov / 2) - ahead * math.sin(fov / 2) < self.radii) & (ahead > -self.radii)
-        seen = np.flatnonzero(in_view & (distances - self.radii < sight))
-        return seen[np.lexsort((distances[seen], self.sizes[seen]))]
+        seen, distances = parts_in_view(self.centers, self.radii, view, sight)
+        return seen[np.lexsort((distances, self.sizes[seen]))]
 
 
 def sort_batches(geometry: Geometry, looks: Looks) -> Batches:

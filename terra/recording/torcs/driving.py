@@ -5,7 +5,7 @@ import math
 import numpy as np
 from jaxtyping import Float
 
-from terra.recording.driving import MAX_STEER, MAX_STEER_STEP, MIDDLE_AHEAD, NUM_SUBSTEPS, STANDSTILL_SPEED, WHEELBASE
+from terra.recording.driving import MAX_STEER, MAX_STEER_STEP, MIDDLE_AHEAD, STANDSTILL_SPEED, WHEELBASE, roll
 from terra.recording.torcs.behaviour import LANES, TrackBehaviour, TrackWish
 from terra.recording.torcs.road import Road
 from terra.recording.traffic import CAR_LENGTH, STEP_SECONDS, follow
@@ -133,13 +133,7 @@ class TrackDriver:
         steer = self._steer
         if self.speed > 0.1:
             steer = _approach(steer, self._pursue(), MAX_STEER_STEP)
-        for k in range(NUM_SUBSTEPS):
-            share, seconds = (k + 0.5) / NUM_SUBSTEPS, STEP_SECONDS / NUM_SUBSTEPS
-            distance = (self.speed + share * (speed - self.speed)) * seconds
-            turned = distance * math.tan(self._steer + share * (steer - self._steer)) / WHEELBASE
-            self.x += distance * math.cos(self.heading + turned / 2)
-            self.y += distance * math.sin(self.heading + turned / 2)
-            self.heading += turned
+        self.x, self.y, self.heading = roll((self.x, self.y, self.heading), (self.speed, speed), (self._steer, steer))
         ahead = self.place + (self.speed + speed) / 2 * STEP_SECONDS
         self._acceleration = (speed - self.speed) / STEP_SECONDS
         self.speed, self._steer = speed, steer

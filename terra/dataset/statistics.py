@@ -1,0 +1,98 @@
+"""What a split holds, in numbers: a table for the card and for the terminal."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from terra.dataset.episode import Episode
+from terra.dataset.motion import MIN_TURNING
+
+SPEED_EDGES = (0.0, 0.5, 5.0, 10.0, 15.0, 20.0, 30.0, math.inf)  # m/s
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a split holds. `speeds` are frames in each range of `SPEED_EDGES`; the counters are of episodes or events.
+
+    `metres` is the way driven while frames were taken; `turning` are frames that turn (left, right) faster than
+    `MIN_TURNING`; `lengths` are the least, the median and the most frames of an episode; `places` are by source.
+    """
+
+    num_shards: int
+    num_episodes: int
+    num_frames: int
+    hours: float
+    metres: float
+    lengths: tuple[int, int, int]
+    speeds: tuple[int, ...]
+    turning: tuple[int, int]
+    places: Counter[str]
+    weathers: Counter[str]
+    events: Counter[str]
+    maneuvers: Counter[str]
+
+
+def split_statistics(episodes: Sequence[Episode]) -> Statistics:
+    """Count what is in some episodes, from their facts and poses."""
+    speeds = np.zeros(len(SPEED_EDGES) - 1, np.int64)
+    metres, left, right = 0.0, 0, 0
+    for episode in episodes:
+        poses, count = episode.poses, episode.num_frames
+        speeds += np.histogram(np.abs(poses.speed[:count]), SPEED_EDGES)[0]
+        metres += float(np.hypot(np.diff(poses.x[:count]), np.diff(poses.y[:count])).sum())
+        rates = np.diff(poses.heading[: count + 1]) * episode.fps
+        left, right = left + int((rates > MIN_TURNING).sum()), right + int((rates < -MIN_TURNING).sum())
+    lengths = sorted(episode.num_frames for episode in episodes) or [0]
+    return Statistics(
+        num_shards=len({episode.video.parent for episode in episodes}),
+        num_episodes=len(episodes),
+        num_frames=sum(episode.num_frames for episode in episodes),
+        hours=sum(episode.seconds for episode in episodes) / 3600,
+        metres=metres,
+        lengths=(lengths[0], lengths[len(lengths) // 2], lengths[-1]),
+        speeds=tuple(speeds.tolist()),
+        turning=(left, right),
+        places=Counter(source for source, _ in {(episode.source, episode.place) for episode in episodes}),
+        weathers=Counter(episode.weather for episode in episodes),
+        events=Counter(what for episode in episodes for _, what in episode.events),
+        maneuvers=Counter(episode.maneuver for episode in episodes if episode.maneuver is not None),
+    )
+
+
+def tabulate(splits: Mapping[str, Statistics]) -> dict[str, list[str]]:
+    """The rows of a table by their labels, with a cell for each split; rows of nothing are left out."""
+    columns = list(splits.values())
+    rows = {
+        "shards": [f"{stats.num_shards:,}" for stats in columns],
+        "episodes": [f"{stats.num_episodes:,}" for stats in columns],
+        "frames": [f"{stats.num_frames:,}" for stats in columns],
+        "frames of an episode": [
+            f"{least:,}" if least == most else f"{least:,} to {most:,}, median {middle:,}"
+            for least, middle, most in (stats.lengths for stats in columns)
+        ],
+        "hours": [_rounded(stats.hours) for stats in columns],
+        "kilometres": [_rounded(stats.metres / 1000) for stats in columns],
+    }
+    titles = {"places": "places, {}", "weathers": "episodes, {}", "maneuvers": "futures, {}", "events": "events, {}"}
+    for name, title in titles.items():
+        counters: list[Counter[str]] = [getattr(stats, name) for stats in columns]
+        for word in sorted(set().union(*counters)):
+            rows[title.format(word)] = [f"{counter[word]:,}" for counter in counters]
+    shares = {f"turning {side}": [stats.turning[k] for stats in columns] for k, side in enumerate(("left", "right"))}
+    for index, (low, high) in enumerate(pairwise(SPEED_EDGES)):
+        label = f"{low:g} to {high:g} m/s" if math.isfinite(high) else f"{low:g} m/s and more"
+        shares[label] = [stats.speeds[index] for stats in columns]
+    for label, counts in shares.items():
+        if any(counts):
+            cells = zip(counts, columns, strict=True)
+            rows[f"frames, {label}"] = [f"{count / max(1, stats.num_frames):.1%}" for count, stats in cells]
+    return rows
+
+
+def _rounded(value: float) -> str:
+    """To three digits, and whole from a hundred on."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,27 @@
+"""Which parts of a place a view may see: those whose bounding circles reach into it."""
+
+import math
+
+import numpy as np
+from jaxtyping import Float, Int
+
+
+def parts_in_view(
+    centers: Float[np.ndarray, "parts 2"],
+    radii: Float[np.ndarray, " parts"],
+    view: tuple[float, float, float, float],
+    sight: float,
+) -> tuple[Int[np.ndarray, " seen"], Float[np.ndarray, " seen"]]:
+    """The circles that `view` (x, y, heading, horizontal field of view in rad) may see within `sight` metres.
+
+    Their indices in rising order, and the distances of their centres. A circle is left out only if it lies outside the
+    view's half-planes, which are those of its two sides and of its back.
+    """
+    x, y, heading, fov = view
+    offsets = centers - np.array([x, y])
+    ahead = offsets @ np.array([math.cos(heading), math.sin(heading)])
+    aside = np.abs(offsets @ np.array([-math.sin(heading), math.cos(heading)]))
+    distances = np.hypot(ahead, aside)
+    in_view = (aside * math.cos(fov / 2) - ahead * math.sin(fov / 2) < radii) & (ahead > -radii)
+    seen = np.flatnonzero(in_view & (distances - radii < sight))
+    return seen, distances[seen]
