@@ -15,6 +15,7 @@ from terra.cli import command
 def tokenise_splits(config: DictConfig) -> None:
     """Encode each split shard by shard, then write its index."""
     values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    from terra.dataset import read_split
     from terra.device import torch_dtype
     from terra.training.processes import start_processes
     from terra.training.tokenise import FrameEncoder, finish_split, tokenise_split
@@ -23,13 +24,13 @@ def tokenise_splits(config: DictConfig) -> None:
 
     dtype, data, output = torch_dtype(values["dtype"]), Path(values["data"]), Path(values["output"])
     processes = start_processes(values["device"])
+    splits = {split: read_split(data, split) for split in values["splits"]}
     checkpoint = resolve_checkpoint(Path(values["checkpoint"]))
     tokenizer, sha256 = LFQTokenizer.from_pretrained(checkpoint), checkpoint_sha256(checkpoint)
     encoder = FrameEncoder(tokenizer, processes.device, dtype, values["batch_size"], compiled=values["compile_model"])
-    for split in values["splits"]:
+    for split, found in splits.items():
         tokenise_split(
-            data,
-            split,
+            found,
             output / split,
             encoder,
             sha256,
@@ -40,8 +41,8 @@ def tokenise_splits(config: DictConfig) -> None:
     # Once for all splits: a process that is done early would otherwise wait at every one.
     processes.wait_for_everyone()
     if processes.is_main_process:
-        for split in values["splits"]:
-            finish_split(data, split, output / split)
+        for split, found in splits.items():
+            finish_split(found, output / split)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def train(config: DictConfig) -> None:
     accelerator = start_processes(values["device"])
     tokenizer = None
     if values["checkpoint"] is not None:
-        tokenizer = LFQTokenizer.from_pretrained(values["checkpoint"]).to(accelerator.device)
+        tokenizer = LFQTokenizer.from_pretrained(Path(values["checkpoint"])).to(accelerator.device)
     size = (int(values["estimator"]["image_size"][0]), int(values["estimator"]["image_size"][1]))
     options = {"window": values["window"], "workers": values["workers"]}
     options |= {"tokenizer": tokenizer, "device": accelerator.device}

@@ -7,7 +7,7 @@ import sys
 
 from terra import cli
 
-COMMANDS = ("generate", "train", "train-tokenizer", "evaluate")
+COMMANDS = ("generate", "train", "train-tokenizer", "evaluate", "rollout")
 
 
 def main() -> None:

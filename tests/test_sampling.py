@@ -5,7 +5,9 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from terra.sampling import SamplingParams, gumbel_noise, sample_tokens, window_seed
+from terra import noise
+from terra.noise import gumbel_noise, vocabulary_noise
+from terra.sampling import SamplingParams, sample_tokens, window_seed
 
 SEED = torch.tensor([7])
 AT = torch.tensor([11])
@@ -34,15 +36,15 @@ def test_noise_is_philox_by_seed_position_and_token(seed, position, token):
     signed = word - (1 << 32) if word >= 1 << 31 else word
     uniform = max(np.float32(-signed - 1 if signed < 0 else signed) * np.float32(4.6566127342e-10), 4.6566127342e-10)
     expected = -math.log(-math.log1p(-float(uniform)))
-    noise = gumbel_noise(torch.tensor([seed]), torch.tensor([position]), torch.tensor([[token]]))
-    assert noise.item() == pytest.approx(expected, rel=1e-4, abs=1e-4)
+    drawn = gumbel_noise(torch.tensor([seed]), torch.tensor([position]), torch.tensor([[token]]))
+    assert drawn.item() == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
 def test_noise_is_standard_gumbel():
-    noise = gumbel_noise(SEED, AT, torch.arange(200_000)[None]).double()
-    assert noise.mean().item() == pytest.approx(0.5772, abs=0.01)
-    assert noise.var().item() == pytest.approx(math.pi**2 / 6, rel=0.02)
-    assert torch.isfinite(noise).all()
+    drawn = gumbel_noise(SEED, AT, torch.arange(200_000)[None]).double()
+    assert drawn.mean().item() == pytest.approx(0.5772, abs=0.01)
+    assert drawn.var().item() == pytest.approx(math.pi**2 / 6, rel=0.02)
+    assert torch.isfinite(drawn).all()
 
 
 def test_noise_of_a_row_does_not_depend_on_the_others():
@@ -122,3 +124,66 @@ def test_window_seeds_differ(seed, windows):
 def test_negative_seed_is_refused():
     with pytest.raises(ValueError, match="expected 0 or more"):
         window_seed(-1, 0)
+
+
+def tensor_noise(seeds: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """Noise as it is drawn on other devices than the CPU: all operations on int64 tensors."""
+    keys = noise._philox(positions & noise._MASK, seeds & noise._MASK, (seeds >> 32) & noise._MASK)
+    words = noise._philox(token_ids, keys[:, None], torch.zeros_like(keys)[:, None])
+    return noise._noise_of_words(torch.where(words >= 1 << 31, words - (1 << 32), words))
+
+
+def sorted_choice(logits, params, seeds, positions) -> torch.Tensor:
+    """The rule written out: sort everything, cut, add noise."""
+    values, ids = (logits.float() / params.temperature).topk(params.top_k or logits.shape[-1], dim=-1)
+    before = values.softmax(-1).cumsum(-1).roll(1, -1)
+    before[:, 0] = 0.0
+    values = values.masked_fill(before >= params.top_p, -math.inf) + tensor_noise(seeds, positions, ids)
+    return ids.gather(-1, values.argmax(-1, keepdim=True))[:, 0]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    rows=st.integers(1, 12),
+    size=st.sampled_from([1, 7, 64, 1023, 4096, 40_000, 70_001]),
+    seed=st.integers(0, 2**62),
+    position=st.integers(0, 2**20),
+)
+def test_noise_is_the_same_bits_however_it_is_drawn(rows, size, seed, position):
+    seeds, positions = torch.arange(rows) + seed, torch.arange(rows) * 5 + position
+    ids = torch.arange(size).expand(rows, -1)
+    expected = tensor_noise(seeds, positions, ids)
+    assert torch.equal(gumbel_noise(seeds, positions, ids), expected)
+    assert torch.equal(vocabulary_noise(seeds, positions, size), expected)
+    shuffled = torch.stack([torch.randperm(size) for _ in range(rows)])
+    assert torch.equal(gumbel_noise(seeds, positions, shuffled), expected.gather(1, shuffled))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 4),
+    size=st.sampled_from([5, 64, 2048, 5000]),
+    spread=st.floats(0.0, 12.0),
+    levels=st.sampled_from([0, 3, 40]),
+    top_k=st.sampled_from([0, 1, 4]),
+    top_p=st.sampled_from([0.01, 0.3, 0.5, 0.9, 0.999, 1.0]),
+    draw=st.integers(0, 2**30),
+)
+def test_a_choice_is_that_of_sorting_everything(rows, size, spread, levels, top_k, top_p, draw):
+    logits = torch.randn(rows, size, generator=torch.Generator().manual_seed(draw)) * spread
+    if levels:
+        logits = (logits * levels / 10).round() * 10 / levels  # many tokens equally likely
+    params = SamplingParams(temperature=0.9, top_k=top_k, top_p=top_p)
+    arguments = params, torch.arange(rows) + draw, torch.arange(rows) + 3
+    assert torch.equal(sample_tokens(logits, *arguments), sorted_choice(logits, *arguments))
+
+
+def test_a_sharp_distribution_is_not_sorted_beyond_its_head(monkeypatch):
+    logits = torch.randn(2, 8192, generator=torch.Generator().manual_seed(3)) * 6.0
+    params = SamplingParams(temperature=0.9, top_p=0.9)
+    seen = []
+    topk = torch.Tensor.topk
+    monkeypatch.setattr(torch.Tensor, "topk", lambda self, k, **rest: seen.append(k) or topk(self, k, **rest))
+    chosen = sample_tokens(logits, params, torch.tensor([1, 2]), torch.tensor([3, 4]))
+    assert seen == [1024]
+    assert torch.equal(chosen, sorted_choice(logits, params, torch.tensor([1, 2]), torch.tensor([3, 4])))

@@ -18,8 +18,9 @@ from safetensors.torch import load_file
 from tiny_driving import record
 from torch import nn
 
-from terra.errors import ConfigError
+from terra.errors import ConfigError, DatasetError
 from terra.features import FeatureNetwork, load_feature_network
+from terra.frame_metrics import PSNR_CAP
 from terra.training.adversarial import (
     AdversarialConfig,
     PatchDiscriminator,
@@ -207,6 +208,26 @@ def test_resumed_training_equals_uninterrupted_bit_for_bit(name, tmp_path, monke
         assert "recorded_score" in read_log(tmp_path / "parts")[-1]
 
 
+def test_everything_stays_channels_last_forward_and_backward():
+    trained = objective()
+    strays = []
+
+    def note(name, tensor):
+        if not tensor.is_contiguous(memory_format=torch.channels_last):
+            strays.append(name)
+
+    def watch(module, inputs, output):
+        note(module, inputs[0])
+        output.register_hook(lambda gradient: note(module, gradient))
+
+    read_by_the_loss = (trained.model.encoder.conv_out, trained.model.decoder.conv_out)
+    for module in trained.model.modules():
+        if isinstance(module, nn.Conv2d) and module not in read_by_the_loss:
+            module.register_forward_hook(watch)
+    trained.loss(trained.draw(step_random(0, 0, torch.device("cpu")), 2), 0.0)["loss"].backward()
+    assert not strays
+
+
 def test_loss_falls(tmp_path, accelerator):
     settings = terms(perceptual=0.1, network=small_network())
     run_config = config(tmp_path, max_steps=40, log_every_seconds=1e-9, learning_rate=5e-3, warmup_steps=4)
@@ -290,6 +311,16 @@ def test_a_recorded_dataset_trains_from_its_settings(tmp_path):
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())["evaluated_frames"] == 2
 
 
+def test_missing_held_out_frames_are_said_before_decoding(tmp_path, monkeypatch):
+    values = compose_values("recipe=tokenizer_smoke", "tokenizer.ch_mult=[1,1,1]", "max_steps=1", "schedule=steps")
+    values |= {"data": str(tmp_path), "output": str(tmp_path / "run")}
+    record(tmp_path, size=(32, 32))
+    monkeypatch.delattr("terra.training.tokenizer.load_driving")
+    with pytest.raises(DatasetError, match="expected an episode of split held_out"):
+        run(values)
+    assert not (tmp_path / "run").exists()
+
+
 def test_previews_show_the_averaged_weights_and_leave_the_model(tmp_path, accelerator):
     trained = objective()
     result = train(trained, config(tmp_path, max_steps=2), accelerator)
@@ -316,7 +347,7 @@ def test_metrics_of_a_perfect_and_a_known_reconstruction():
 
     frames = driving(3).frames.clamp(max=250)
     perfect = evaluate_tokenizer(Copy(0.0), frames, small_network())
-    assert perfect["psnr"] > 100
+    assert perfect["psnr"] == PSNR_CAP
     assert perfect["ssim"] == pytest.approx(1.0)
     assert perfect["perceptual_small"] == pytest.approx(0.0, abs=1e-6)
     assert perfect["codebook_used"] == 0.75

@@ -184,11 +184,13 @@ def test_time_schedule_follows_the_clock_over_resumed_parts(tmp_path, monkeypatc
     clock[0] = 1000.0  # the time between two parts of a run does not count
     result = train(objective, run, accelerator)
     assert (result.stopped_by, result.step, result.elapsed_seconds) == ("time", 10, 10.0)
+    # Each part's first second, in which it might compile, does not count: there are 9 at first, then 8.
     progress = [line["progress"] for line in read_log(tmp_path)]
-    assert progress == pytest.approx([step / 10 for step in range(10)])
-    rates = [line["learning_rate"] for line in read_log(tmp_path)]
-    expected = [run.learning_rate * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / 10))) for step in range(1, 11)]
-    assert rates == pytest.approx(expected)
+    expected = [0, 0, 1 / 9, 2 / 9, 3 / 9, 3 / 8, 4 / 8, 5 / 8, 6 / 8, 7 / 8]
+    assert progress == pytest.approx(expected)
+    rates = [line["learning_rate"] for line in read_log(tmp_path)]  # of the step after
+    cosines = [0.5 * (1 + math.cos(math.pi * done)) for done in [*expected[1:4], 3 / 9, *expected[5:], 1.0]]
+    assert rates == pytest.approx([run.learning_rate * (0.05 + 0.95 * cosine) for cosine in cosines])
     assert read_log(tmp_path)[-1]["numbers_per_second"] == 4.0
     assert read_log(tmp_path)[-1]["tokens_per_second"] == 12.0
 
@@ -290,7 +292,8 @@ def test_unwritable_output(tmp_path, accelerator):
         ({"learning_rate": None}, "learning_rate: expected a number, got None"),
         ({"learning_rate": math.nan}, "learning_rate: expected a number above 0, got nan"),
         ({"ema_decay": 1.0}, r"ema_decay: expected a fraction in \[0, 1\), got 1.0"),
-        ({"seed": -1}, "expected 0 or more, got -1"),
+        ({"seed": -1}, "seed: expected a number of 0 or more, got -1"),
+        ({"weight_decay": -0.1}, "weight_decay: expected a number of 0 or more, got -0.1"),
     ],
 )
 def test_settings_are_checked(changes, message, tmp_path):

@@ -17,6 +17,7 @@ from tiny import tiny_tokenizer_config
 from tiny_training import CPU, TINY_SIZE, WINDOW, config, tokenised, world_model_objective
 from torch.nn import functional as F
 
+from terra.__main__ import COMMANDS
 from terra.engine.hf import HFEngine
 from terra.errors import ConfigError, DatasetError
 from terra.prompt import build_prompt
@@ -87,9 +88,9 @@ def test_batches_carry_clean_labels_and_corrupt_at_most_the_asked_fraction():
     ("changes", "message"),
     [
         ({"max_corruption": 1.0}, r"max_corruption: expected a fraction in \[0, 1\), got 1.0"),
-        ({"z_loss": -1.0}, "z_loss: expected 0 or more, got -1.0"),
+        ({"z_loss": -1.0}, "z_loss: expected a number of 0 or more, got -1.0"),
         ({"attention": "slow"}, "attention: expected fastest or flash, got 'slow'"),
-        ({"evaluation_windows": 0}, "evaluation_windows: expected 1 or more, got 0"),
+        ({"evaluation_windows": 0}, "evaluation_windows: expected a number above 0, got 0"),
     ],
 )
 def test_training_settings_are_checked(changes, message):
@@ -279,7 +280,7 @@ def test_recipes_build(recipe):
     values = compose_values(f"recipe={recipe}", "batch_size=7")
     assert LoopConfig.from_values(values).batch_size == 7
     training = {name: values[name] for name in WorldModelTraining.__dataclass_fields__}
-    assert WorldModelTraining(**training).tokenizer is None
+    assert WorldModelTraining(**training).preview_tokenizer is None
     architecture = build_config(tokenised(), values["window"], WorldModelSize(**values["world_model"]))
     assert architecture.max_position_embeddings == values["window"] * 14
 
@@ -287,8 +288,8 @@ def test_recipes_build(recipe):
 @pytest.mark.parametrize(
     ("recipe", "rows", "cols", "codebook_size", "expected"),
     [
-        ("world_model_town", 9, 16, 4096, 33e6),
-        ("world_model_100m", 9, 16, 4096, 124e6),
+        ("world_model_town", 9, 16, 8192, 31_559_680),
+        ("world_model_100m", 9, 16, 8192, 132e6),
         ("world_model_terra_v2", 18, 32, 2**18, 2_052_366_336),
     ],
 )
@@ -315,10 +316,27 @@ def test_a_folder_of_tokens_trains_from_its_settings(tmp_path):
     assert load_world_model(output / "world_model").config.hidden_size == 64
 
 
+def test_training_and_evaluation_have_their_own_help():
+    commands = ("train", "train-tokenizer", "evaluate")
+    code = (
+        "import sys\n"
+        "from terra.__main__ import main\n"
+        f"for command in {commands}:\n"
+        "    sys.argv = ['terra', command, '--help']\n"
+        "    try: main()\n"
+        "    except SystemExit as stop: assert not stop.code\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    for command in commands:
+        assert f"terra-{command}: " in done.stdout
+    assert done.stdout.count("EXIT CODE") == done.stdout.count("ALL SETTINGS") == len(commands)
+
+
 def test_commands_run_without_an_installation():
     done = subprocess.run([sys.executable, "-m", "terra", "paint"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr == "error: expected python -m terra {generate,train,train-tokenizer,evaluate} [key=value ...]\n"
+    assert done.stderr == f"error: expected python -m terra {{{','.join(COMMANDS)}}} [key=value ...]\n"
     done = subprocess.run([sys.executable, "-m", "terra", "train"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1

@@ -77,5 +77,7 @@ def record(
                 # A bar that moves, so that frames of an episode differ.
                 for step, frame in enumerate(frames):
                     frame[:, 2 * step % size[1]] += 60
-                writer.add(f"{writer.name_prefix}_{index:02d}", frames, drive_poses(length, turning=0.0, speed=index + 1.0))
+                writer.add(
+                    f"{writer.name_prefix}_{index:02d}", frames, drive_poses(length, turning=0.0, speed=index + 1.0)
+                )
                 index += 1

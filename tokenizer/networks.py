@@ -50,8 +50,11 @@ class Upsample(nn.Module):
 
     def forward(self, x: Float[Tensor, "frames width rows cols"]) -> Float[Tensor, "frames width rows2 cols2"]:
         """Return twice as many rows and columns."""
-        subpixels = "f (down right width) rows cols -> f width (rows down) (cols right)"
-        return rearrange(self.conv1(x), subpixels, down=2, right=2)
+        # With channels last in memory before and after, as convolutions want it on a GPU: written in one step, the copy
+        # (and its gradient) would come out channels first, and all that follows it at that resolution with it.
+        wide = rearrange(self.conv1(x), "f wide rows cols -> f rows cols wide")
+        subpixels = "f rows cols (down right width) -> f (rows down) (cols right) width"
+        return rearrange(rearrange(wide, subpixels, down=2, right=2), "f rows cols width -> f width rows cols")
 
 
 class DownLevel(nn.Module):

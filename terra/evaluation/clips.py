@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from einops import rearrange
 from jaxtyping import Float32, UInt8
 
 from decoder.video import to_frames
@@ -110,9 +109,3 @@ def _cut(
 ) -> LoadedClip:
     part = slice(clip.start, clip.start + clip.num_frames)
     return LoadedClip(clip, to_frames(frames[part].copy()), torch.from_numpy(actions[part][:-1].copy()))
-
-
-def to_pixels(frames: Frames) -> UInt8[torch.Tensor, "frames height width 3"]:
-    """Frames as 8-bit RGB on the CPU, channels last."""
-    levels = ((frames.clamp(-1.0, 1.0) + 1.0) * 127.5).round().to("cpu", torch.uint8)
-    return rearrange(levels, "frames rgb height width -> frames height width rgb")

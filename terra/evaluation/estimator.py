@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from terra.errors import CheckpointError
+from terra.errors import CheckpointError, ConfigError
 from terra.features import load_weights, read_weights
 from tokenizer import Frames
 from tokenizer.checkpoint import CONFIG_NAME, WEIGHTS_NAME, read_json, write_json, write_tensors
@@ -24,6 +24,7 @@ MODEL_TYPE = "terra_motion_estimator"
 _FORWARD_SCALE = 0.5  # m a step
 _HEADING_SCALE = 0.02  # rad a step
 _STEPS_AT_ONCE = 256
+_GROUPS = 8
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class EstimatorConfig:
 
     Attributes:
         fps: frames a second.
-        image_size: (height, width) that it looks at, divisible by 4.
+        image_size: (height, width) that it looks at.
         width: channels of a frame's features, at a quarter of the frame's sides; divisible by 8.
         reach: how many of those quarter cells away the next frame is searched, to each side.
         features: numbers that describe a step.
@@ -44,6 +45,13 @@ class EstimatorConfig:
     reach: int = 4
     features: int = 128
 
+    def __post_init__(self) -> None:
+        if self.width < 1 or self.width % _GROUPS or self.reach < 0 or self.features < 1:
+            raise ConfigError(
+                f"estimator: expected a width divisible by {_GROUPS}, a reach of 0 or more and features, "
+                f"got {self.width}, {self.reach} and {self.features}"
+            )
+
 
 class MotionEstimator(nn.Module):
     """Features of frames, correlated with the next frame's, then convolutions over time to movement and turning."""
@@ -53,14 +61,18 @@ class MotionEstimator(nn.Module):
         self.config = config
         width, features = config.width, config.features
         self.look = nn.Sequential(
-            *(nn.Conv2d(3, width, 5, stride=2, padding=2), nn.GroupNorm(8, width), nn.SiLU()),
-            *(nn.Conv2d(width, 2 * width, 3, stride=2, padding=1), nn.GroupNorm(8, 2 * width), nn.SiLU()),
+            *(nn.Conv2d(3, width, 5, stride=2, padding=2), nn.GroupNorm(_GROUPS, width), nn.SiLU()),
+            *(nn.Conv2d(width, 2 * width, 3, stride=2, padding=1), nn.GroupNorm(_GROUPS, 2 * width), nn.SiLU()),
             nn.Conv2d(2 * width, width, 3, padding=1),
         )
         channels = (2 * config.reach + 1) ** 2 + width
         self.pairs = nn.Sequential(
-            *(nn.Conv2d(channels, 3 * width, 3, stride=2, padding=1), nn.GroupNorm(8, 3 * width), nn.SiLU()),
-            *(nn.Conv2d(3 * width, 2 * width, 3, stride=2, padding=1), nn.GroupNorm(8, 2 * width), nn.SiLU()),
+            *(nn.Conv2d(channels, 3 * width, 3, stride=2, padding=1), nn.GroupNorm(_GROUPS, 3 * width), nn.SiLU()),
+            *(
+                nn.Conv2d(3 * width, 2 * width, 3, stride=2, padding=1),
+                nn.GroupNorm(_GROUPS, 2 * width),
+                nn.SiLU(),
+            ),
         )
         rows, cols = (-(-side // 16) for side in config.image_size)
         # Not pooled over the picture: where something moves says whether the car drives or turns.
@@ -140,5 +152,5 @@ def _read_config(path: Path) -> EstimatorConfig:
         raise CheckpointError(f"{path}: expected the configuration of a {MODEL_TYPE}, got another")
     try:
         return EstimatorConfig(**{**content, "image_size": tuple(content["image_size"])})
-    except (KeyError, TypeError) as error:
+    except (ConfigError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: expected fps, image_size, width, reach and features, got {error}") from None

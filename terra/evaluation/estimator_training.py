@@ -17,9 +17,9 @@ from terra.dataset import Episode, read_split
 from terra.errors import ConfigError, DatasetError
 from terra.evaluation.estimator import EstimatorConfig, MotionEstimator, resize, step_scale
 from terra.evaluation.fidelity import motion_errors
-from terra.evaluation.motion import steps_of
+from terra.evaluation.motion import Steps, steps_of
 from terra.progress import ProgressLine
-from terra.training.data import decode_episodes, same_kind, to_unit_range
+from terra.training.data import decode_episodes, same_kind, to_8_bit, to_unit_range
 from terra.training.loop import Batch, TrainingResult, train
 from terra.training.randomness import StepRandom, draw_indices
 from terra.training.settings import LoopConfig
@@ -129,7 +129,7 @@ def _see(
             ids = torch.randint(tokenizer.codebook_size, tokens.shape, generator=random, device=tokens.device)
             variants.append(tokenizer.decode(torch.where(hit, ids, tokens)).to(frames.device))
         small = torch.stack([resize(each, image_size) for each in variants])
-        parts.append(((small.clamp(-1.0, 1.0) + 1.0) * 127.5).round().to(torch.uint8))
+        parts.append(to_8_bit(small))
     return torch.cat(parts, dim=1)
 
 
@@ -223,22 +223,29 @@ def evaluate_estimator(
 ) -> dict[str, dict[str, float]]:
     """Errors on windows spread evenly, by variant ("recorded", "re-encoded"), over the last `window` - 3 steps.
 
-    ADE, FDE (m), heading error at the end (degrees) and speed error (m/s), as `terra.evaluation.fidelity` has them.
+    ADE, FDE (m), heading error at the end (degrees) and speed error (m/s), as `terra.evaluation.fidelity` has them;
+    "still" are those of the guess that nothing moves.
     """
     num_windows = min(num_windows, len(recordings.starts))
-    starts = recordings.starts[torch.linspace(0, len(recordings.starts) - 1, num_windows).round().long()]
-    results = {}
-    for name, frames in zip(("recorded", "re-encoded"), recordings.frames, strict=False):
-        rows = []
-        for start in starts.tolist():
-            recovered = model.estimate(to_unit_range(frames[start : start + window]))[2:].numpy()
-            true = recordings.steps[start + 2 : start + window - 1].double().cpu().numpy()
-            errors = motion_errors(recovered, true, recordings.fps)
-            displacement = errors["displacement"]
-            rows.append([displacement.mean(), displacement[-1], errors["heading"][-1], errors["speed"].mean()])
-        names = ("ADE", "FDE", "heading_error", "speed_error")
-        results[name] = dict(zip(names, np.mean(rows, axis=0).tolist(), strict=True))
-    return results
+    starts = recordings.starts[torch.linspace(0, len(recordings.starts) - 1, num_windows).round().long()].tolist()
+    true = [recordings.steps[start + 2 : start + window - 1].double().cpu().numpy() for start in starts]
+    recovered = {
+        name: [model.estimate(to_unit_range(frames[start : start + window]))[2:].numpy() for start in starts]
+        for name, frames in zip(("recorded", "re-encoded"), recordings.frames, strict=False)
+    }
+    recovered["still"] = [np.zeros_like(steps) for steps in true]
+    return {name: _mean_errors(steps, true, recordings.fps) for name, steps in recovered.items()}
+
+
+def _mean_errors(recovered: Sequence[Steps], true: Sequence[Steps], fps: float) -> dict[str, float]:
+    errors = [motion_errors(ours, theirs, fps) for ours, theirs in zip(recovered, true, strict=True)]
+    by_name = {
+        "ADE": [each["displacement"].mean() for each in errors],
+        "FDE": [each["displacement"][-1] for each in errors],
+        "heading_error": [each["heading"][-1] for each in errors],
+        "speed_error": [each["speed"].mean() for each in errors],
+    }
+    return {name: float(np.mean(values)) for name, values in by_name.items()}
 
 
 def train_estimator(
@@ -254,8 +261,11 @@ def train_estimator(
     """Train, then write `estimator/` (averaged weights, float16) and `metrics.json` with what those weights reach.
 
     Raises:
-        ConfigError, CheckpointError, OutputError: see `terra.training.loop.train`.
+        ConfigError: a window of fewer than 4 frames, or see `terra.training.loop.train`.
+        CheckpointError, OutputError: see there.
     """
+    if window < 4:
+        raise ConfigError(f"window: expected 4 frames or more, got {window}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         estimator = MotionEstimator(model)

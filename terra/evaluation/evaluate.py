@@ -17,14 +17,14 @@ import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
-from rich.progress import track
 
+from decoder.video import to_uint8
 from terra.config import build_decoder, build_engine, build_sampling, check_extra, checkpoint_folder
 from terra.device import torch_device
 from terra.errors import ConfigError
 from terra.evaluation.bars import Bar, judge
 from terra.evaluation.bench import Bench, Examined
-from terra.evaluation.clips import Clip, to_pixels
+from terra.evaluation.clips import Clip
 from terra.evaluation.estimator import MotionEstimator
 from terra.evaluation.measures import (
     Measure,
@@ -45,8 +45,9 @@ from terra.evaluation.settings import EvaluationSettings
 from terra.evaluation.video_features import load_video_network
 from terra.features import load_feature_network
 from terra.pipeline import Pipeline
+from terra.progress import ProgressLine
+from terra.training.prediction import evaluate_world_model
 from terra.training.tokens import TokenisedDriving
-from terra.training.world_model import evaluate_world_model
 from terra.world_model import load_world_model
 from tokenizer import LFQTokenizer
 
@@ -87,9 +88,9 @@ def run(config: DictConfig, console: Console) -> Path:
         rollouts = KeptRollouts(pipeline, sampling, settings.output / "rollouts", made_with)
         limits = {"at_once": settings.at_once, "workers": settings.workers}
         bench = Bench(tokenizer, decoder, rollouts, scorer, waypoint_times=plan.model.waypoint_times, **limits)
-        found = _examine(bench, plan.clips, settings.pictures, console, "rollouts")
-        drift = _examine(bench, plan.drift, min(settings.pictures, 2), console, "drift")
-        ordered, futures = _examine_groups(bench, plan, console)
+        found = _examine(bench, plan.clips, settings.pictures, "rollouts")
+        drift = _examine(bench, plan.drift, min(settings.pictures, 2), "drift")
+        ordered, futures = _examine_groups(bench, plan)
     facts = plan.facts | {"rollouts_reused": rollouts.num_reused, "damaged": bench.damaged}
     facts["teacher_forced"] = _teacher_forced(found, plan)
     codebook_used = _codebook_used(found.tokens, tokenizer.codebook_size)
@@ -123,40 +124,43 @@ def _load_scorer(settings: EvaluationSettings, fps: float) -> Scorer:
     return Scorer(network, estimator.to(device), video_network)
 
 
-def _examine(bench: Bench, clips: Sequence[Clip], pictures: int, console: Console, name: str) -> _Found:
+def _examine(bench: Bench, clips: Sequence[Clip], pictures: int, name: str) -> _Found:
     """Run the bench over clips and keep what is needed later; `pictures` clips, evenly spread, are kept to be shown."""
     moving = [clip.name for clip in clips if clip.is_moving] or [clip.name for clip in clips]
     shown = {moving[index] for index in np.linspace(0, len(moving) - 1, min(pictures, len(moving))).round().astype(int)}
     found = _Found()
-    for examined in track(bench.examine(clips), name, total=len(clips), console=console, disable=not clips):
-        found.scores.append(examined.scores)
-        found.tokens.append(examined.truth_tokens)
-        found.actions.append(examined.actions)
-        if examined.scores.clip.name in shown:
-            found.shown.append(_show(examined))
+    with ProgressLine(name, len(clips)) as line:
+        for index, examined in enumerate(bench.examine(clips), start=1):
+            found.scores.append(examined.scores)
+            found.tokens.append(examined.truth_tokens)
+            found.actions.append(examined.actions)
+            if examined.scores.clip.name in shown:
+                found.shown.append(_show(examined))
+            line.show(index, f"{index} of {len(clips)} clips")
     return found
 
 
 def _show(examined: Examined) -> dict[str, Pixels]:
     order = (TRUE, RE_ENCODED, GENERATED, PERSISTENCE)
-    return {name: to_pixels(examined.variants[name]).numpy() for name in order}
+    return {name: to_uint8(examined.variants[name]) for name in order}
 
 
 def _examine_groups(
-    bench: Bench, plan: EvaluationPlan, console: Console
+    bench: Bench, plan: EvaluationPlan
 ) -> tuple[dict[str, dict[str, list[bool]]], dict[str, list[dict[str, Pixels]]]]:
     """By contrast and variant whether each group has the right order; by contrast some groups' generated videos."""
     ordered: dict[str, dict[str, list[bool]]] = {}
     shown: dict[str, list[dict[str, Pixels]]] = {}
     for name, groups in plan.groups.items():
-        examined = bench.examine_groups(groups)
-        for index, each in enumerate(track(examined, name, total=len(groups), console=console, disable=not groups)):
-            for variant, steps in each.steps.items():
-                ordered.setdefault(name, {}).setdefault(variant, []).append(each.group.is_ordered(steps))
-            if index < plan.settings.pictures:
-                maneuvers = [clip.episode.maneuver or "" for clip in each.group.clips]
-                videos = [to_pixels(frames).numpy() for frames in each.generated]
-                shown.setdefault(name, []).append(dict(zip(maneuvers, videos, strict=True)))
+        with ProgressLine(name, len(groups)) as line:
+            for index, each in enumerate(bench.examine_groups(groups), start=1):
+                for variant, steps in each.steps.items():
+                    ordered.setdefault(name, {}).setdefault(variant, []).append(each.group.is_ordered(steps))
+                if index <= plan.settings.pictures:
+                    maneuvers = [clip.episode.maneuver or "" for clip in each.group.clips]
+                    videos = [to_uint8(frames) for frames in each.generated]
+                    shown.setdefault(name, []).append(dict(zip(maneuvers, videos, strict=True)))
+                line.show(index, f"{index} of {len(groups)} groups")
     return ordered, shown
 
 

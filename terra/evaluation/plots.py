@@ -59,8 +59,11 @@ def _draw_curve(axes: Axes, points: Sequence[Measure], variant: str, fps: float)
     if not points:
         return
     seconds = [((each.first_frame or 0) + (each.last_frame or 0)) / 2 / fps for each in points]
-    style = ":" if variant == HALVES else "-"
-    axes.plot(seconds, [each.estimate.value for each in points], style, color=_COLORS[variant], label=variant)
+    # Dots, because a curve may have one point only; what is judged is not to lie under what it is compared with.
+    style = {HALVES: ".:", PERSISTENCE: ".--"}.get(variant, ".-")
+    order = 3 if variant == GENERATED else 2
+    values = [each.estimate.value for each in points]
+    axes.plot(seconds, values, style, color=_COLORS[variant], label=variant, zorder=order)
     low, high = ([getattr(each.estimate, end) for each in points] for end in ("low", "high"))
     axes.fill_between(seconds, low, high, color=_COLORS[variant], alpha=0.15, linewidth=0)
 

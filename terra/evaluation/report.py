@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from terra.evaluation.bars import Bar
 from terra.evaluation.bootstrap import Estimate
@@ -53,7 +53,7 @@ def print_report(console: Console, measures: Sequence[Measure], bars: Sequence[B
     variants = (*VARIANTS, TRUE, HALVES)
     whole = [each for each in measures if each.first_frame is None]
     for run in dict.fromkeys(each.run for each in whole):
-        table = Table("metric", *variants, "samples", title=f"{run}: mean [95 % interval]")
+        table = Table(Column("metric", no_wrap=True), *variants, "samples", title=f"{run}: mean [95 % interval]")
         for metric in dict.fromkeys(each.metric for each in whole if each.run == run):
             of = {each.variant: each.estimate for each in whole if (each.run, each.metric) == (run, metric)}
             counts = max(estimate.count for estimate in of.values())

@@ -53,6 +53,8 @@ class KeptRollouts:
         kept = [self._read(name, key) for name, key in zip(names, keys, strict=True)]
         missing = [index for index, tokens in enumerate(kept) if tokens is None]
         self.num_reused += len(names) - len(missing)
+        if missing:
+            logger.info("generating %d rollouts, %d are kept from before", len(missing), len(names) - len(missing))
         made = self._pipeline.generate([requests[index] for index in missing], self._sampling)
         for index, rollout in zip(missing, made, strict=True):
             kept[index] = rollout.tokens

@@ -11,10 +11,10 @@ from torch import Tensor
 from decoder import Decoder
 from terra.evaluation.clips import Clip
 from terra.evaluation.estimator import MotionEstimator
-from terra.evaluation.frame_metrics import psnr, ssim
 from terra.evaluation.motion import Steps
 from terra.evaluation.video_features import VideoNetwork
 from terra.features import FeatureNetwork, map_distance, pool
+from terra.frame_metrics import psnr, ssim
 from tokenizer import Frames, TokenGrid
 
 TRUE, RE_ENCODED, GENERATED, PERSISTENCE = "true", "re-encoded", "generated", "persistence"

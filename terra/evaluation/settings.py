@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from terra.errors import ConfigError
+from terra.training.settings import check_numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,18 +56,11 @@ class EvaluationSettings:
     pictures: int
 
     def __post_init__(self) -> None:
-        for name, kind in self.__annotations__.items():
-            value = getattr(self, name)
-            if kind is int and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-                raise ConfigError(f"{name}: expected a whole number of 0 or more, got {value!r}")
-        for name in ("num_clips", "num_context", "at_once", "resamples", "frechet_resamples"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: expected 1 or more, got {getattr(self, name)}")
+        positive = ("num_clips", "num_context", "at_once", "agree_within", "resamples", "frechet_resamples")
+        check_numbers(self, positive)
         for name in ("num_frames", "drift_frames", "group_frames"):
             if getattr(self, name) < self.num_context + 2:
                 raise ConfigError(f"{name}: expected two more than num_context, got {getattr(self, name)}")
-        if not isinstance(self.agree_within, int | float) or not self.agree_within > 0:
-            raise ConfigError(f"agree_within: expected metres above 0, got {self.agree_within!r}")
         if (self.video_network is None) != (self.video_network_path is None):
             raise ConfigError("features: expected video_network and video_network_path together, got one of them")
         if self.max_groups and self.estimator is None:

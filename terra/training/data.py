@@ -52,6 +52,11 @@ def to_unit_range(frames: UInt8[Tensor, "frames 3 height width"]) -> Frames:
     return frames.float() / 127.5 - 1.0
 
 
+def to_8_bit(frames: Frames) -> UInt8[Tensor, "frames 3 height width"]:
+    """Frames in [-1, 1], on their device, rounded to the nearest of 256 steps and clamped; undoes `to_unit_range`."""
+    return ((frames.clamp(-1.0, 1.0) + 1.0) * 127.5).round().to(torch.uint8)
+
+
 @dataclass(frozen=True)
 class DecodedEpisode:
     """All frames of one episode (8-bit RGB) and the action of each, float32."""
@@ -125,12 +130,15 @@ def load_driving(
     episodes, odd = same_kind(found.episodes)
     # What can be seen without decoding is every process's to see, and the first one's to report.
     damaged = [*found.damaged, *odd] if rank == 0 else []
-    kept = kept_frames(episodes, max_frames)
-    mine = [pair for pair in zip(episodes, kept, strict=True) if len(pair[1])][rank::num_processes]
-    if not mine:
-        raise _nothing_readable(folder, split, damaged)
+    frames_kept = kept_frames(episodes, max_frames)
+    chosen = [(episode, kept) for episode, kept in zip(episodes, frames_kept, strict=True) if len(kept)]
+    if len(chosen) < num_processes:  # raised by all of them: one alone would leave the others waiting for it
+        raise DatasetError(
+            f"{folder}: expected an episode of split {split} for each of {num_processes} processes, got {len(chosen)}"
+        )
+    mine = chosen[rank::num_processes]
     height, width = mine[0][0].image_size
-    num_frames = sum(len(chosen) for _, chosen in mine)
+    num_frames = sum(len(kept) for _, kept in mine)
     # One allocation, filled in place: for a large split it takes most of the device's memory.
     frames = torch.empty(
         (num_frames, 3, height, width), dtype=torch.uint8, device=device, memory_format=torch.channels_last
@@ -138,20 +146,22 @@ def load_driving(
     bounds, actions = [0], []
     decoded = decode_episodes([episode for episode, _ in mine], workers, waypoint_times)
     with ProgressLine(f"decoding {split}", num_frames) as line:
-        for (_, chosen), episode in zip(mine, decoded, strict=True):
+        for (_, kept), episode in zip(mine, decoded, strict=True):
             if isinstance(episode, str):
                 damaged.append(episode)
                 continue
-            bounds.append(bounds[-1] + len(chosen))
-            actions.append(torch.from_numpy(episode.actions[chosen]))
-            pictures = episode.frames if len(chosen) == len(episode.frames) else episode.frames[chosen]
+            bounds.append(bounds[-1] + len(kept))
+            actions.append(torch.from_numpy(episode.actions[kept]))
+            pictures = episode.frames if len(kept) == len(episode.frames) else episode.frames[kept]
             frames[bounds[-2] : bounds[-1]] = rearrange(
                 torch.from_numpy(pictures).to(device), "frames height width rgb -> frames rgb height width"
             )
             line.show(bounds[-1], f"{bounds[-1]} of {num_frames} frames")
-    report_damage(folder, split, damaged)
+    report_damage(damaged)
     if not actions:
-        raise _nothing_readable(folder, split, damaged)
+        raise DatasetError(
+            f"{folder}: expected a readable episode of split {split}, got {len(damaged)} damaged: {damaged[0]}"
+        )
     return DrivingFrames(
         frames=frames[: bounds[-1]],
         actions=torch.cat(actions),
@@ -174,12 +184,12 @@ def same_kind(episodes: Sequence[Episode]) -> tuple[list[Episode], list[str]]:
     return alike, odd
 
 
-def report_damage(folder: Path, split: str, damaged: Sequence[str]) -> None:
+def report_damage(damaged: Sequence[str]) -> None:
     """Log why each episode was left out, and how many were."""
     for reason in damaged:
         logger.warning("left out: %s", reason)
     if damaged:
-        logger.warning("%s: %d damaged episodes of split %s are left out", folder, len(damaged), split)
+        logger.warning("%d damaged episodes are left out", len(damaged))
 
 
 def _decode(episode: Episode, waypoint_times: tuple[float, ...]) -> DecodedEpisode | str:
@@ -197,8 +207,3 @@ def kept_frames(episodes: Sequence[Episode], max_frames: int | None) -> list[np.
     chosen = np.unique(np.linspace(0, max(total - 1, 0), count).round().astype(np.int64))
     parts = np.split(chosen, np.searchsorted(chosen, bounds[1:-1]))
     return [part - start for part, start in zip(parts, bounds, strict=False)]
-
-
-def _nothing_readable(folder: Path, split: str, damaged: Sequence[str]) -> DatasetError:
-    first = damaged[0] if damaged else "fewer episodes than processes"
-    return DatasetError(f"{folder}: expected a readable episode of split {split}, got {len(damaged)} damaged: {first}")

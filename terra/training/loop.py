@@ -16,6 +16,7 @@ from terra.progress import ProgressLine
 from terra.training.agreement import Agreement, StopReason, catch_sigterm
 from terra.training.log import TrainingLog
 from terra.training.network import Network
+from terra.training.processes import convolution_search
 from terra.training.randomness import StepRandom, step_random
 from terra.training.schedule import completed_at, learning_rate_at, progress_at
 from terra.training.settings import LoopConfig
@@ -116,11 +117,11 @@ class Trainer:
             self._rival = Network.prepare(objective.rival, config, accelerator)
         self.ema = Ema(self._model.raw, config.ema_decay, config.ema_every_steps)
         self.step = 0
-        elapsed = self._resume()
+        elapsed, starting = self._resume()
         objective.model = self._model.wrapped
         if self._rival is not None:
             objective.rival = self._rival.wrapped
-        self._agreement = Agreement(accelerator, config, self.step, elapsed)
+        self._agreement = Agreement(accelerator, config, self.step, elapsed, starting)
         self._sums: dict[str, Tensor] = {}
         self._steps_summed = 0
         self._summed_since = monotonic()
@@ -204,7 +205,8 @@ class Trainer:
             self._sums[name] = self._sums[name] + value if name in self._sums else value
 
     def _progress(self) -> float:
-        return progress_at(self.config, self.step, self._agreement.elapsed_at(self.step))
+        agreement = self._agreement
+        return progress_at(self.config, self.step, agreement.elapsed_at(self.step), agreement.starting)
 
     def _completed(self) -> float:
         return completed_at(self.config, self.step, self._agreement.elapsed_at(self.step))
@@ -246,7 +248,8 @@ class Trainer:
         if self._steps_summed:
             self._report()  # refuses to save weights that have gone to NaN
         if self.accelerator.is_main_process:
-            scalars = {"step": self.step, "elapsed_seconds": self._agreement.elapsed(), "seed": self.config.seed}
+            times = {"elapsed_seconds": self._agreement.elapsed(), "starting_seconds": self._agreement.starting}
+            scalars = {"step": self.step, **times, "seed": self.config.seed}
             networks = {name: (network.raw, network.optimizer) for name, network in self._networks().items()}
             save_state(self.config.output / "state", networks, self.ema, scalars)
             if with_previews:
@@ -258,23 +261,24 @@ class Trainer:
     def _preview(self) -> None:
         model = self._model.raw
         model.eval()
-        with torch.no_grad(), self._autocast(), torch.compiler.set_stance("force_eager"):
+        with torch.no_grad(), self._autocast(), convolution_search(False), torch.compiler.set_stance("force_eager"):
             self._log.write_previews(self.step, self.objective.previews(self.ema))
         model.train()
 
     def _networks(self) -> dict[str, Network]:
         return {"model": self._model} | ({"rival": self._rival} if self._rival is not None else {})
 
-    def _resume(self) -> float:
-        """Restore the saved state if there is one; returns the seconds that the run has taken so far."""
+    def _resume(self) -> tuple[float, float]:
+        """Restore the saved state if there is one; returns the seconds so far, and those of the parts' first steps."""
         networks = {name: (network.raw, network.optimizer) for name, network in self._networks().items()}
         scalars = load_state(self.config.output / "state", networks, self.ema)
         if scalars is None:
-            return 0.0
+            return 0.0, 0.0
         if scalars["seed"] != self.config.seed:
             raise ConfigError(
                 f"seed: expected {scalars['seed']} of {self.config.output / 'state'}, got {self.config.seed}"
             )
         self.step = int(scalars["step"])
-        logger.info("resuming %s at step %d, %.0f s", self.config.output, self.step, float(scalars["elapsed_seconds"]))
-        return float(scalars["elapsed_seconds"])
+        elapsed, starting = float(scalars["elapsed_seconds"]), float(scalars["starting_seconds"])
+        logger.info("resuming %s at step %d, %.0f s", self.config.output, self.step, elapsed)
+        return elapsed, starting

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from terra.prompt import SLOT_FILLER
 from terra.training.tokens import TokenisedDriving
 from terra.world_model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
+from tokenizer.files import replacing
 
 EVALUATION_BATCH = 4
 
@@ -87,7 +88,7 @@ def _copy_hits(tokens: Int[Tensor, "batch window rows cols"]) -> Float[Tensor, "
 
 
 def plot_metrics(metrics: Mapping[str, Any], path: Path) -> None:
-    """Plot what `evaluate_world_model` returns, by frame index, as a PNG."""
+    """Plot what `evaluate_world_model` returns, by frame index, as a PNG. Raises OutputError."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.5), layout="constrained")
@@ -105,6 +106,5 @@ def plot_metrics(metrics: Mapping[str, Any], path: Path) -> None:
     right.set(xlabel="frame of the window", ylabel="token accuracy")
     left.legend()
     right.legend()
-    temporary = path.with_name(f".{path.name}.tmp")
-    figure.savefig(temporary, dpi=120, format="png")
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=120, format="png")

@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from terra.errors import ConfigError
 from terra.prompt import SLOT_FILLER
 from terra.sampling import SamplingParams, sample_tokens
+from terra.training.data import to_8_bit
 from terra.training.prediction import evaluate_world_model, pack_windows
 from terra.training.state import Ema
 from terra.training.tokens import TokenisedDriving
@@ -68,8 +69,7 @@ class HeldOutPreview:
         generated = roll_out(model, tokens[:, :NUM_CONTEXT], actions[:, : NUM_CONTEXT + self.num_frames - 1])
         both = torch.stack([tokens[:, : generated.shape[1]], generated])
         rows, columns = both.shape[-2:]
-        frames = tokenizer.decode(both.reshape(-1, rows, columns)).float()
-        pictures = ((frames.clamp(-1.0, 1.0) + 1.0) * 127.5).round().to(torch.uint8)
+        pictures = to_8_bit(tokenizer.decode(both.reshape(-1, rows, columns)))
         return rearrange(
             pictures, "(side rollout f) c h w -> f c (rollout h) (side w)", side=2, f=generated.shape[1]
         ).cpu()

@@ -1,6 +1,8 @@
 """The processes of a training run: one on a CPU or a GPU, or one for each GPU, started by accelerate or torchrun."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
@@ -32,6 +34,17 @@ def start_processes(device: str) -> Accelerator:
     if not accelerator.is_main_process:
         logging.getLogger("terra").setLevel(logging.WARNING)
     return accelerator
+
+
+@contextmanager
+def convolution_search(on: bool) -> Iterator[None]:
+    """Whether cuDNN tries all its algorithms for each new shape of a convolution: slow at first, worth it in a loop."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = on
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

@@ -2,7 +2,6 @@
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
@@ -12,8 +11,9 @@ from PIL import Image
 from torch import Tensor
 
 from terra.features import FeatureNetwork, load_feature_network, perceptual_distance
-from terra.training.data import to_unit_range
-from tokenizer import Frames, LFQTokenizer
+from terra.frame_metrics import psnr, ssim
+from terra.training.data import to_8_bit, to_unit_range
+from tokenizer import LFQTokenizer
 from tokenizer.files import replacing
 
 BATCH = 32
@@ -38,26 +38,20 @@ def evaluate_tokenizer(
 ) -> dict[str, float | int]:
     """Encode and decode frames; means over them.
 
-    Returns `psnr` (dB, of 8-bit pictures), `ssim` (Wang et al. 2004, with torchmetrics' defaults), with a network
-    `perceptual_<its name>` (`terra.features.perceptual_distance`), and of the ids used: `codebook_used` (distinct ids /
-    codebook size), `codebook_perplexity` (exp of the ids' entropy) and `evaluated_frames`.
+    Returns `psnr` (dB) and `ssim` (see `terra.frame_metrics`), with a network `perceptual_<its name>`
+    (`terra.features.perceptual_distance`), and of the ids used: `codebook_used` (distinct ids / codebook size),
+    `codebook_perplexity` (exp of the ids' entropy) and `evaluated_frames`.
     """
-    from torchmetrics.functional.image import structural_similarity_index_measure
-
     measured: dict[str, list[Tensor]] = {"psnr": [], "ssim": []}
     counts = torch.zeros(tokenizer.codebook_size, dtype=torch.long, device=frames.device)
-    for truth in frames.split(BATCH):
-        tokens = tokenizer.encode(to_unit_range(truth))
+    for truth in map(to_unit_range, frames.split(BATCH)):
+        tokens = tokenizer.encode(truth)
         counts += torch.bincount(tokens.flatten(), minlength=tokenizer.codebook_size)
-        decoded = to_8_bit(tokenizer.decode(tokens))
-        error = (decoded.float() - truth.float()).square().mean(dim=(1, 2, 3))
-        # Half a grey level of one pixel in a million bounds the PSNR of a perfect picture to 114 dB.
-        measured["psnr"].append(10 * torch.log10(255.0**2 / error.clamp_min(2.5e-7)))
-        pictures = (decoded / 255.0, truth / 255.0)
-        ssim = structural_similarity_index_measure(*pictures, data_range=1.0, reduction="none")
-        measured["ssim"].append(cast(Tensor, ssim))
+        decoded = to_unit_range(to_8_bit(tokenizer.decode(tokens)))
+        measured["psnr"].append(psnr(decoded, truth))
+        measured["ssim"].append(ssim(decoded, truth))
         if network is not None:
-            distance = perceptual_distance(network, to_unit_range(decoded), to_unit_range(truth))
+            distance = perceptual_distance(network, decoded, truth)
             measured.setdefault(f"perceptual_{network.name}", []).append(distance)
     used = counts[counts > 0].double() / counts.sum()
     return {
@@ -66,11 +60,6 @@ def evaluate_tokenizer(
         "codebook_used": len(used) / tokenizer.codebook_size,
         "codebook_perplexity": (-(used * used.log()).sum()).exp().item(),
     }
-
-
-def to_8_bit(frames: Frames) -> EightBit:
-    """Frames in [-1, 1], on their device, rounded to the nearest of 256 steps and clamped."""
-    return ((frames.clamp(-1.0, 1.0) + 1.0) * 127.5).round().to(torch.uint8)
 
 
 @torch.no_grad()

@@ -1,11 +1,31 @@
 """How long, how fast and on what to train: the settings of the loop."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from terra.errors import ConfigError
+
+_WHOLE, _REAL = (int, int | None), (float, float | None)
+
+
+def check_numbers(settings: object, positive: Collection[str]) -> None:
+    """Check a dataclass's int and float fields, optional or not: those in `positive` are above 0, others 0 or more.
+
+    Raises:
+        ConfigError: a value of another type or out of bounds; the first such field.
+    """
+    for name, kind in type(settings).__annotations__.items():
+        value = getattr(settings, name)
+        if kind not in _WHOLE + _REAL or (value is None and kind not in (int, float)):
+            continue
+        allowed = int if kind in _WHOLE else int | float
+        if isinstance(value, bool) or not isinstance(value, allowed):
+            raise ConfigError(f"{name}: expected {'a whole number' if allowed is int else 'a number'}, got {value!r}")
+        if not (value > 0 if name in positive else value >= 0):
+            bound = "above 0" if name in positive else "of 0 or more"
+            raise ConfigError(f"{name}: expected a number {bound}, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +39,8 @@ class LoopConfig:
             processes samples.
         max_steps, max_seconds: the run ends at the first of the two that it meets. Seconds are those spent in the loop,
             compilation and saving included, over all resumed parts of the run.
-        schedule: what the cosine decay of the learning rate follows, "steps" or "time".
+        schedule: what the cosine decay of the learning rate and all else that changes over a run follow: "steps", or
+            "time", from the end of the first step (which compiles) to `max_seconds`.
         learning_rate: peak, after `warmup_steps` of linear warm-up.
         final_learning_rate: the end of the cosine, as a fraction of the peak.
         weight_decay: AdamW's, on parameters of two and more axes.
@@ -60,23 +81,11 @@ class LoopConfig:
         if limit[self.schedule] is None:
             needed = "max_steps" if self.schedule == "steps" else "max_seconds"
             raise ConfigError(f"{needed}: expected a number with schedule={self.schedule}, got null")
-        for name, kind in self.__annotations__.items():
-            value, whole = getattr(self, name), kind in (int, int | None)
-            if kind not in (int, float, int | None, float | None) or (value is None and kind not in (int, float)):
-                continue
-            if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-                raise ConfigError(f"{name}: expected {'a whole number' if whole else 'a number'}, got {value!r}")
         positive = ("batch_size", "accumulate", "ema_every_steps", "max_steps", "max_seconds", "learning_rate")
-        positive += ("clip_norm", "log_every_seconds")
-        for name in positive:
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"{name}: expected a number above 0, got {value}")
+        check_numbers(self, (*positive, "clip_norm", "log_every_seconds", "peak_flops"))
         for name in ("final_learning_rate", "ema_decay", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
+            if not getattr(self, name) < 1:
                 raise ConfigError(f"{name}: expected a fraction in [0, 1), got {getattr(self, name)}")
-        if self.seed < 0 or self.warmup_steps < 0:
-            raise ConfigError(f"seed and warmup_steps: expected 0 or more, got {self.seed} and {self.warmup_steps}")
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "LoopConfig":

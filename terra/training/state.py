@@ -63,8 +63,9 @@ class Ema:
 def save_state(folder: Path, networks: Networks, ema: Ema, scalars: Scalars) -> None:
     """Write the state so that a crash at any moment leaves the previous one readable.
 
-    `networks` holds "model", whose average `ema` is, and perhaps others; `scalars` must hold "step", "elapsed_seconds"
-    and "seed". The tensor file's name carries the step; `state.json` names that file and is replaced last.
+    `networks` holds "model", whose average `ema` is, and perhaps others; `scalars` must hold "step", "seed",
+    "elapsed_seconds" and "starting_seconds". The tensor file's name carries the step; `state.json` names that file and
+    is replaced last.
 
     Raises:
         OutputError: the folder can't be written.
@@ -93,7 +94,7 @@ def load_state(folder: Path, networks: Networks, ema: Ema) -> Scalars | None:
     if not path.exists():
         return None
     scalars = read_json(path)
-    missing = {"tensors", "step", "elapsed_seconds", "seed"} - scalars.keys()
+    missing = {"tensors", "step", "seed", "elapsed_seconds", "starting_seconds"} - scalars.keys()
     if missing:
         raise CheckpointError(f"{path}: expected the state of a training run, got none of {sorted(missing)}")
     tensors = read_tensors(folder / scalars.pop("tensors"))

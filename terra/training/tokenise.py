@@ -17,7 +17,7 @@ from jaxtyping import Int, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
-from terra.dataset import Episode, read_split
+from terra.dataset import Episode, Split
 from terra.errors import ConfigError, DatasetError
 from terra.progress import ProgressLine
 from terra.training.data import DecodedEpisode, decode_episodes, report_damage, same_kind, to_unit_range
@@ -77,8 +77,7 @@ class FrameEncoder:
 
 
 def tokenise_split(
-    folder: Path,
-    split: str,
+    found: Split,
     output: Path,
     encoder: FrameEncoder,
     tokenizer_sha256: str,
@@ -88,16 +87,15 @@ def tokenise_split(
     num_processes: int = 1,
     waypoint_times: Sequence[float] = WAYPOINT_TIMES,
 ) -> None:
-    """Write this process's token files of a split into `output`; each takes every `num_processes`-th of the shards.
+    """Write this process's token files of a split into `output`; each takes every `num_processes`-th of its shards.
 
     A file that is there for the same episodes is kept. When all processes are done, `finish_split` completes the split.
 
     Raises:
-        DatasetError: no dataset or no such split, a file there comes from another tokenizer, or all is damaged.
+        DatasetError: a file there comes from another tokenizer.
         ConfigError: the tokenizer takes frames of another size, or `workers` below 0.
         OutputError: the output can't be written.
     """
-    found = read_split(folder, split)
     episodes, odd = same_kind(found.episodes)
     size = tuple(episodes[0].image_size)
     if size != encoder.image_size:
@@ -119,26 +117,26 @@ def tokenise_split(
     decoded = decode_episodes([episode for _, members, _ in pending for episode in members], workers, times)
     num_frames = sum(episode.num_frames for _, members, _ in pending for episode in members)
     done = 0
-    with ProgressLine(f"tokenising {split}", num_frames) as line:
+    with ProgressLine(f"tokenising {episodes[0].split}", num_frames) as line:
         for path, members, facts in pending:
             damaged += _write_shard(path, facts, encoder, (next(decoded) for _ in members))
             done += sum(episode.num_frames for episode in members)
             line.show(done, f"{done} of {num_frames} frames")
-    report_damage(folder, split, damaged)
+    report_damage(damaged)
 
 
-def finish_split(folder: Path, split: str, output: Path) -> None:
+def finish_split(found: Split, output: Path) -> None:
     """Write the index over all token files of a split, once every process has written its own.
 
     Raises:
         DatasetError: no readable episode of the split has been tokenised.
         OutputError: the output can't be written.
     """
-    episodes, _ = same_kind(read_split(folder, split).episodes)
+    episodes, _ = same_kind(found.episodes)
     # A shard whose every video is damaged has no file.
     names = [name for name, _ in shards_of(episodes) if (output / name).is_file()]
     if not names:
-        raise DatasetError(f"{folder}: expected a readable episode of split {split}, got none")
+        raise DatasetError(f"{output}: expected tokens of a readable episode of split {episodes[0].split}, got none")
     write_index(output, names)
 
 

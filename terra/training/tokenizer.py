@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch._functorch import config as functorch_config
 from torch.utils.flop_counter import FlopCounterMode
 
+from terra.dataset import read_split
 from terra.device import torch_dtype
 from terra.errors import ConfigError
-from terra.features import perceptual_distance
+from terra.features import FeatureNetwork, perceptual_distance
 from terra.training.adversarial import (
     PatchDiscriminator,
     adaptive_weight,
@@ -25,7 +26,7 @@ from terra.training.adversarial import (
 )
 from terra.training.data import DrivingFrames, load_driving, to_unit_range
 from terra.training.loop import Batch, TrainingResult, train
-from terra.training.processes import start_processes, unwrapped
+from terra.training.processes import convolution_search, start_processes, unwrapped
 from terra.training.randomness import StepRandom, draw_indices
 from terra.training.reconstruction import (
     comparison,
@@ -71,7 +72,7 @@ class TokenizerObjective:
     """Random frames, each alone, never mirrored: left and right carry meaning in driving.
 
     With several processes the entropy of the mean distribution is that of each process's batch, not of all processes':
-    9,216 vectors a batch of 64 frames spread over 4,096 ids well, and exchanging distributions would cost a wait.
+    a batch has thousands of vectors, each softly assigned to all ids, and exchanging distributions would cost a wait.
 
     Args:
         model: the tokenizer, for frames of its `image_size`.
@@ -197,7 +198,6 @@ def train_tokenizer(
             size is not the model's.
     """
     device = driving.frames.device
-    torch.backends.cudnn.benchmark = device.type == "cuda"
     pictured = None if held_out is None else evenly_spaced(held_out.frames, NUM_PICTURE_FRAMES)
     if terms.network is not None:
         terms.network.to(device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
@@ -211,22 +211,32 @@ def train_tokenizer(
         tokenizer = LFQTokenizer(model)
         tokenizer = tokenizer.to(device=device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         objective = TokenizerObjective(tokenizer, driving.frames, terms, pictured)
-    result = train(objective, config, accelerator)
+    with convolution_search(True):
+        result = train(objective, config, accelerator)
     if result.stopped_by == "sigterm" or not accelerator.is_main_process:
         return result
     result.ema.copy_to_model()
     tokenizer.to(dtype).save_pretrained(config.output / FOLDER)
-    if held_out is None or pictured is None:
-        return result
-    stored = LFQTokenizer.from_pretrained(config.output / FOLDER).to(device=device)
-    network = terms.network or packaged_network()
-    frames = evenly_spaced(held_out.frames, evaluation_frames)
+    if held_out is not None:
+        network = terms.network or packaged_network()
+        _evaluate(evenly_spaced(held_out.frames, evaluation_frames), network, config.output, result)
+    return result
+
+
+def _evaluate(
+    frames: UInt8[Tensor, "frames 3 height width"],
+    network: FeatureNetwork | None,
+    output: Path,
+    result: TrainingResult,
+) -> None:
+    """Measure and picture the stored weights. Not compiled: it would take longer than the few batches there are."""
+    device = frames.device
+    stored = LFQTokenizer.from_pretrained(output / FOLDER).to(device=device)
     with torch.compiler.set_stance("force_eager"):
         metrics = evaluate_tokenizer(stored, frames, None if network is None else network.to(device))
-    write_json(config.output / "metrics.json", {**metrics, "step": result.step, "seconds": result.elapsed_seconds})
-    write_picture(comparison(stored, pictured), config.output / "reconstruction.png")
+    write_json(output / "metrics.json", {**metrics, "step": result.step, "seconds": result.elapsed_seconds})
     logger.info("held out: %s", " ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
-    return result
+    write_picture(comparison(stored, evenly_spaced(frames, NUM_PICTURE_FRAMES)), output / "reconstruction.png")
 
 
 def run(values: Mapping[str, Any]) -> None:
@@ -238,6 +248,9 @@ def run(values: Mapping[str, Any]) -> None:
     loop, terms, dtype = LoopConfig.from_values(values), Terms.from_values(values), torch_dtype(values["dtype"])
     accelerator = start_processes(values["device"])
     folder, workers = Path(values["data"]), values["workers"]
+    read_split(
+        folder, values["held_out_split"]
+    )  # raises now in every process, not after decoding in the first
     driving = load_driving(
         folder,
         values["train_split"],

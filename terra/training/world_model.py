@@ -21,7 +21,7 @@ from terra.training.prediction import evaluate_world_model, pack_windows, plot_m
 from terra.training.preview import HeldOutPreview, load_preview_tokenizer
 from terra.training.processes import start_processes
 from terra.training.randomness import StepRandom, send
-from terra.training.settings import LoopConfig
+from terra.training.settings import LoopConfig, check_numbers
 from terra.training.state import Ema
 from terra.training.tokens import TokenisedDriving, load_tokens
 from terra.world_model import LlamaActionConfig, LlamaActionV2ForCausalLM, load_world_model, write_weights
@@ -38,7 +38,7 @@ class WorldModelSize:
 
     hidden_size: int = 512
     intermediate_size: int = 1408
-    num_hidden_layers: int = 10
+    num_hidden_layers: int = 8
     num_attention_heads: int = 8
     num_key_value_heads: int = 2
 
@@ -72,14 +72,11 @@ class WorldModelTraining:
     max_shard_size: str = "45MB"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.max_corruption < 1:
+        check_numbers(self, ("window", "evaluation_windows"))
+        if not self.max_corruption < 1:
             raise ConfigError(f"max_corruption: expected a fraction in [0, 1), got {self.max_corruption}")
-        if not self.z_loss >= 0:
-            raise ConfigError(f"z_loss: expected 0 or more, got {self.z_loss}")
         if self.attention not in ("fastest", "flash"):
             raise ConfigError(f"attention: expected fastest or flash, got {self.attention!r}")
-        if self.evaluation_windows < 1:
-            raise ConfigError(f"evaluation_windows: expected 1 or more, got {self.evaluation_windows}")
 
 
 def build_config(tokenised: TokenisedDriving, window: int, size: WorldModelSize) -> LlamaActionConfig:
@@ -209,7 +206,7 @@ def train_world_model(
     held_out.window_starts(training.window)  # raises now, not after the training
     device = accelerator.device
     tokenizer = None
-    if training.preview_tokenizer is not None and accelerator.is_main_process:
+    if training.preview_tokenizer is not None:  # the first process alone needs it, but all should see what is wrong
         tokenizer = load_preview_tokenizer(training.preview_tokenizer, tokenised, device)
     preview = HeldOutPreview(held_out, training.window, training.preview_frames, tokenizer)
     with torch.random.fork_rng(devices=[]):

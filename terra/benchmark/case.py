@@ -1,0 +1,111 @@
+"""One case in a process of its own: `python -m terra.benchmark.case FOLDER CASE`, where FOLDER holds plan.json.
+
+Each workload's result is a file of its own in FOLDER/results, written when it is there; those that exist are kept.
+"""
+
+import asyncio
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+from terra.benchmark.plan import Case, Workload
+from terra.errors import EngineError
+
+BANDWIDTH = "bandwidth"
+"""The case that measures the device instead of an engine."""
+
+
+def result_path(folder: Path, case: str, workload: str) -> Path:
+    """Where a workload's result is."""
+    return folder / "results" / f"{case}__{workload}.json"
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(content, indent=1) + "\n")
+    partial.replace(path)
+
+
+def read_case(content: dict[str, Any]) -> Case:
+    """A case as plan.json has it."""
+    workloads: Any = tuple(Workload(**workload) for workload in content["workloads"])
+    return Case(**{**content, "workloads": workloads})
+
+
+def run_case(folder: Path, name: str) -> None:
+    """Measure what a case lacks."""
+    plan = json.loads((folder / "plan.json").read_text())
+    if name == BANDWIDTH:
+        from terra.benchmark.measure import time_bandwidth
+
+        rates = time_bandwidth(plan["device"], plan["bandwidth_bytes"], repeats=10)
+        write_json(result_path(folder, BANDWIDTH, BANDWIDTH), rates)
+        return
+    case = next(read_case(content) for content in plan["cases"] if content["name"] == name)
+    left = [workload for workload in case.workloads if not result_path(folder, name, workload.name).exists()]
+    if left and left[0].way == "generate":
+        _run_generate(folder, plan, case, left)
+    elif left:
+        asyncio.run(_run_engine(folder, plan, case, left))
+
+
+def _run_generate(folder: Path, plan: dict[str, Any], case: Case, workloads: list[Workload]) -> None:
+    from terra.benchmark.measure import time_generate
+    from terra.device import torch_device, torch_dtype
+    from terra.world_model import load_world_model
+
+    model = load_world_model(
+        Path(plan["world_model"]), dtype=torch_dtype(plan["dtype"]), device=torch_device(plan["device"])
+    )
+    warm = Workload("generate", 1, "warm", 1, 1, 1)
+    time_generate(model, warm, 0, 4)
+    for workload in workloads:
+        repeats = [time_generate(model, workload, seed, plan["rival_tokens"]) for seed in range(workload.repeats)]
+        write_json(result_path(folder, case.name, workload.name), {"repeats": repeats})
+
+
+async def _run_engine(folder: Path, plan: dict[str, Any], case: Case, workloads: list[Workload]) -> None:
+    from terra.benchmark.measure import time_requests, time_rollouts
+
+    engine: Any = _make_engine(plan, case)
+    await time_requests(engine, Workload("request", 1, "warm", 1, 1, 1), 999_999)
+    for workload in workloads:
+        measure = time_requests if workload.way == "request" else time_rollouts
+        repeats = []
+        for repeat in range(workload.repeats):
+            # Contexts of their own, so that no workload finds another's in the prefix cache.
+            repeats.append(await measure(engine, workload, case.workloads.index(workload) * 100 + repeat))
+        write_json(result_path(folder, case.name, workload.name), {"repeats": repeats})
+    await engine.close()
+
+
+def _make_engine(plan: dict[str, Any], case: Case) -> Any:
+    folder = Path(plan["world_model"])
+    if case.engine == "hf":
+        from terra.engine.hf import HFEngine
+
+        return HFEngine(folder, dtype=plan["dtype"], device=plan["device"])
+    from terra.engine.vllm.engine import VllmEngine
+
+    rollouts = max(workload.rollouts for workload in case.workloads)
+    arguments = case.arguments | plan["vllm"]
+    if plan["device"] == "cpu":
+        window = plan["kv_bytes_per_rollout"]
+        arguments["cpu_kv_cache_gib"] = math.ceil(rollouts * window / 2**30) + 1
+    return VllmEngine(folder, dtype=plan["dtype"], max_sessions=rollouts, **arguments)
+
+
+def main() -> None:
+    """Run the case that the command line names; what vLLM or a device refuses ends as one line."""
+    try:
+        run_case(Path(sys.argv[1]), sys.argv[2])
+    except EngineError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

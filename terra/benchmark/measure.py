@@ -1,0 +1,160 @@
+"""The clocks: frames of many rollouts at once, a rival's frames one by one, and the memory's bandwidth."""
+
+import asyncio
+import itertools
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from terra.benchmark.plan import DROPPED, Workload
+from terra.engine.base import Engine, EngineSpec, Session
+from terra.prompt import Actions, Prompt, build_prompt
+from terra.sampling import SamplingParams
+
+SAMPLING = SamplingParams(temperature=0.9)
+
+
+def make_prompt(spec: EngineSpec, num_context: int, num_actions: int, seed: int) -> tuple[Prompt, Actions]:
+    """Random context frames in one row, with the actions between them and `num_actions` to come."""
+    generator = torch.Generator().manual_seed(seed)
+    layout = spec.layout
+    tokens = torch.randint(0, spec.vocab_size, (num_context, 1, layout.image_tokens), generator=generator)
+    actions = torch.randn(num_context - 1 + num_actions, layout.action_slots, 3, generator=generator)
+    return build_prompt(tokens, actions[: num_context - 1]), actions[num_context - 1 :]
+
+
+async def time_rollouts(engine: Engine, workload: Workload, seed: int) -> dict[str, Any]:
+    """Seconds a frame when all rollouts go on together.
+
+    All make one frame each and wait for one another, so that nobody's context is computed in the measured time. What
+    is timed then is when the last rollout has its next frame; the first of these times is dropped too.
+    """
+    made = DROPPED + workload.num_frames
+    prompts = [make_prompt(engine.spec, workload.num_context, made, seed * 1000 + i) for i in range(workload.rollouts)]
+    begun = perf_counter()
+    sessions = [await engine.open(prompt, SAMPLING, seed * 1000 + i) for i, (prompt, _) in enumerate(prompts)]
+    go_on = _stepped if workload.way == "step" else _ran
+    together = list(zip(sessions, (actions for _, actions in prompts), strict=True))
+    await asyncio.gather(*(go_on(session, actions[:1]) for session, actions in together))
+    first = perf_counter() - begun
+    finished = await asyncio.gather(*(go_on(session, actions[1:]) for session, actions in together))
+    for session in sessions:
+        await session.close()
+    ends = [max(times) for times in zip(*finished, strict=True)]
+    return {"seconds": [later - earlier for earlier, later in itertools.pairwise(ends)], "first": first}
+
+
+async def _stepped(session: Session, actions: Actions) -> list[float]:
+    times = []
+    for action in actions:
+        await session.step(action)
+        times.append(perf_counter())
+    return times
+
+
+async def _ran(session: Session, actions: Actions) -> list[float]:
+    return [perf_counter() async for _ in session.run(actions)]
+
+
+async def time_requests(engine: Engine, workload: Workload, seed: int) -> dict[str, Any]:
+    """Seconds of frames that are each a session of their own, with the history of the same frame of a rollout."""
+    seconds = []
+    for index in range(workload.num_frames):
+        num_context = workload.num_context + DROPPED + index
+        prompt, actions = make_prompt(engine.spec, num_context, 1, seed * 1000 + index)
+        begun = perf_counter()
+        session = await engine.open(prompt, SAMPLING, seed)
+        await _ran(session, actions)
+        seconds.append(perf_counter() - begun)
+        await session.close()
+    return {"seconds": seconds, "first": seconds[0]}
+
+
+def time_generate(model: Any, workload: Workload, seed: int, max_tokens: int | None) -> dict[str, Any]:
+    """Seconds of frames by transformers' `generate`: sampling from the whole vocabulary, a KV cache within the call.
+
+    With `max_tokens` under a frame's, the rest of the frame is taken to go on at the same speed: a call for one token
+    gives the context's share.
+    """
+    spec = EngineSpec.of(model.config)
+    layout = spec.layout
+    model.prepare_inputs_for_generation = partial(_inputs, model.prepare_inputs_for_generation)
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+
+    def call(ids: torch.Tensor, actions: torch.Tensor, new_tokens: int) -> float:
+        begun = perf_counter()
+        made = model.generate(
+            ids, actions=actions, max_new_tokens=new_tokens, do_sample=True, temperature=0.9, top_k=0, top_p=1.0
+        )
+        made.tolist()  # waits for the device
+        if made.shape[1] != ids.shape[1] + new_tokens:
+            raise RuntimeError(f"generate: expected {new_tokens} new tokens, got {made.shape[1] - ids.shape[1]}")
+        return perf_counter() - begun
+
+    seconds = []
+    tokens = min(max_tokens or layout.image_tokens, layout.image_tokens)
+    for index in range(workload.num_frames):
+        prompt, action = make_prompt(spec, workload.num_context + DROPPED + index, 1, seed * 1000 + index)
+        frames = torch.nn.functional.pad(prompt.tokens[:, 0], (0, layout.action_slots)).reshape(1, -1)
+        given = frames.to(model.device), torch.cat([prompt.actions, action])[None].to(model.device)
+        took = call(*given, tokens)
+        if tokens < layout.image_tokens:
+            start = call(*given, 1)
+            took = start + (took - start) / (tokens - 1) * (layout.image_tokens - 1)
+        seconds.append(took)
+    del model.prepare_inputs_for_generation
+    return {"seconds": seconds, "first": seconds[0], "timed_tokens": tokens}
+
+
+def _inputs(prepare: Callable[..., dict[str, Any]], *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """What `generate` feeds: the actions go with the context, and only the new token afterwards."""
+    inputs = prepare(*args, **kwargs)
+    cache = inputs.get("past_key_values")
+    if cache is not None and cache.get_seq_length():
+        inputs["actions"] = None
+    kept = ("input_ids", "actions", "past_key_values", "use_cache", "logits_to_keep")
+    return {name: inputs[name] for name in kept if name in inputs}
+
+
+def time_bandwidth(device: str, num_bytes: int, repeats: int) -> dict[str, Any]:
+    """Bytes a second that a matrix-vector product reads, and that a copy reads and writes; each of `repeats`."""
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    columns = 1 << 14
+    rows = num_bytes // columns // dtype.itemsize
+    matrix = torch.ones(rows, columns, dtype=dtype, device=device)
+    vector = torch.ones(columns, dtype=dtype, device=device)
+    half = rows // 2
+
+    def rates(work: Callable[[], object], moved: int) -> list[float]:
+        found = []
+        for _ in range(repeats + 1):
+            _wait(device)
+            begun = perf_counter()
+            work()
+            _wait(device)
+            found.append(moved / (perf_counter() - begun))
+        return found[1:]
+
+    size = rows * columns * dtype.itemsize
+    return {
+        "read": rates(lambda: matrix.mv(vector), size),
+        "copy": rates(lambda: matrix[:half].copy_(matrix[half : 2 * half]), half * columns * dtype.itemsize * 2),
+    }
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Median, quartiles and number of some measurements."""
+    if len(values) < 2:
+        return {"median": values[0], "low": values[0], "high": values[0], "count": len(values)}
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return {"median": median, "low": low, "high": high, "count": len(values)}

@@ -1,0 +1,111 @@
+"""What is measured: cases (an engine with its settings) and the workloads of each."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from terra.errors import ConfigError
+
+Way = Literal["generate", "request", "run", "step"]
+"""How frames are asked for. `generate`: a Hugging Face `generate` call for each frame, and `request`: a new session for
+each frame, both with the whole history; `run` and `step` are those of `terra.engine.base.Session`."""
+
+DROPPED = 2
+"""Frames of a rollout before the measured ones: the first pays for the context, the second for coming together."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One figure: `rollouts` at once, at a place of the window.
+
+    `num_context` context frames are followed by `DROPPED` frames and then by `num_frames` measured ones, `repeats`
+    times with new contexts.
+    """
+
+    way: Way
+    rollouts: int
+    place: str
+    num_context: int
+    num_frames: int
+    repeats: int
+
+    @property
+    def name(self) -> str:
+        """Its name within its case, fit for a file."""
+        return f"{self.way}_{self.rollouts}_{self.place}"
+
+
+@dataclass(frozen=True)
+class Case:
+    """An engine with its settings. A case runs in a process of its own.
+
+    `weight_bytes` and `kv_bytes` are those of an element of the layers' weights and of the KV cache, None for the
+    element type of the run.
+    """
+
+    name: str
+    label: str
+    engine: Literal["hf", "vllm"]
+    workloads: tuple[Workload, ...]
+    arguments: dict[str, Any] = field(default_factory=dict)
+    weight_bytes: int | None = None
+    kv_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How much is measured."""
+
+    rollouts: Sequence[int]
+    num_context: int
+    num_frames: int
+    repeats: int
+    repeats_many: int
+
+
+def plan_cases(names: Sequence[str], amount: Amount, max_frames: int, *, fp8: bool) -> list[Case]:
+    """The cases of these names, in the order of the names; those in fp8 only where the device has it.
+
+    Raises:
+        ConfigError: an unknown name, or a window too short for the frames asked for.
+    """
+    last = max_frames - DROPPED - amount.num_frames
+    if not 1 <= amount.num_context <= last:
+        raise ConfigError(
+            f"num_context: expected 1 to {last} ({amount.num_frames} + {DROPPED} frames must fit behind it in a "
+            f"window of {max_frames}), got {amount.num_context}"
+        )
+    places = {"start": amount.num_context, "end": last}
+
+    def workloads(*kinds: tuple[Way, int]) -> tuple[Workload, ...]:
+        return tuple(
+            Workload(
+                way,
+                rollouts,
+                place,
+                context,
+                amount.num_frames,
+                amount.repeats if rollouts <= 4 else amount.repeats_many,
+            )
+            for way, rollouts in kinds
+            for place, context in places.items()
+        )
+
+    many: list[tuple[Way, int]] = [("run", rollouts) for rollouts in amount.rollouts]
+    few = [kind for kind in many if kind[1] in (1, 16) or kind[1] >= 64]
+    article: dict[str, Any] = {"enforce_eager": True, "engine_args": {"enable_prefix_caching": False}}
+    fp8_weights, fp8_kv = {"quantization": "fp8"}, {"quantization": "fp8", "kv_cache_dtype": "fp8"}
+    article_workloads = workloads(("request", 1))
+    known = [
+        Case("hf_generate", "Hugging Face generate, a call a frame", "hf", workloads(("generate", 1))),
+        Case("vllm_article", "vLLM, eager, a request a frame, no prefix cache", "vllm", article_workloads, article),
+        Case("ours", "ours", "vllm", workloads(("run", 1), ("step", 1), *(kind for kind in many if kind[1] > 1))),
+        Case("ours_hf", "ours on Hugging Face, KV kept", "hf", workloads(("run", 1))),
+        Case("fp8", "ours, fp8 weights and KV", "vllm", workloads(*few), {"engine_args": fp8_kv}, 1, 1),
+        Case("fp8_weights", "ours, fp8 weights", "vllm", workloads(*few), {"engine_args": fp8_weights}, 1),
+    ]  # fmt: skip
+    by_name = {case.name: case for case in known}
+    for name in names:
+        if name not in by_name:
+            raise ConfigError(f"cases: expected some of {list(by_name)}, got {name!r}")
+    return [by_name[name] for name in names if fp8 or not name.startswith("fp8")]

@@ -1,0 +1,148 @@
+"""What was measured, as one JSON file, one table and one picture."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from terra.benchmark.case import BANDWIDTH, result_path, write_json
+from terra.benchmark.measure import spread
+from terra.benchmark.model import Traffic
+from terra.benchmark.plan import DROPPED, Case, Workload
+
+_RIVALS = {"hf_generate": "against (a)", "vllm_article": "against (b)"}
+
+
+def write_report(folder: Path, plan: dict[str, Any], cases: list[Case], failures: dict[str, str]) -> str:
+    """Write benchmark.json, .txt and .png from the results that are there, and return the table."""
+    path = result_path(folder, BANDWIDTH, BANDWIDTH)
+    rates = json.loads(path.read_text()) if path.exists() else None
+    bandwidth = {kind: spread(values) for kind, values in rates.items()} if rates else None
+    rows = [
+        _row(folder, plan, case, workload, bandwidth)
+        for case in cases
+        for workload in case.workloads
+        if result_path(folder, case.name, workload.name).exists()
+    ]
+    for row in rows:
+        for rival in _RIVALS:
+            other = [r for r in rows if (r["case"], r["place"]) == (rival, row["place"])]
+            row["against"][rival] = row["frames_per_second"] / other[0]["frames_per_second"] if other else None
+    about = {key: plan[key] for key in ("device_name", "dtype", "world_model", "traffic")}
+    write_json(folder / "benchmark.json", about | {"bandwidth": bandwidth, "rows": rows, "failures": failures})
+    text = _table(about, bandwidth, rows, failures)
+    (folder / "benchmark.txt").write_text(text)
+    if rows:
+        _plot(folder / "benchmark.png", about, rows)
+    return text
+
+
+def _row(
+    folder: Path, plan: dict[str, Any], case: Case, workload: Workload, bandwidth: dict[str, Any] | None
+) -> dict[str, Any]:
+    repeats = json.loads(result_path(folder, case.name, workload.name).read_text())["repeats"]
+    seconds = spread([value for repeat in repeats for value in repeat["seconds"]])
+    before = workload.num_context + DROPPED + (workload.num_frames - 1) / 2
+    moved = Traffic(**plan["traffic"]).frame_bytes(
+        workload.rollouts,
+        before,
+        element=plan["element"],
+        weight_bytes=case.weight_bytes,
+        kv_bytes=case.kv_bytes,
+    )
+    roofline = moved / bandwidth["read"]["median"] if bandwidth else None
+    return {
+        "case": case.name,
+        "label": case.label,
+        "way": workload.way,
+        "rollouts": workload.rollouts,
+        "place": workload.place,
+        "frames_before": before,
+        "seconds_per_frame": seconds,
+        "first_frame_seconds": spread([repeat["first"] for repeat in repeats]),
+        "frames_per_second": workload.rollouts / seconds["median"],
+        "frame_bytes": moved,
+        "roofline_seconds": roofline,
+        "roofline_share": roofline / seconds["median"] if roofline else None,
+        "timed_tokens": repeats[0].get("timed_tokens"),
+        "against": {},
+    }
+
+
+def _table(
+    about: dict[str, Any], bandwidth: dict[str, Any] | None, rows: list[dict[str, Any]], failures: dict[str, str]
+) -> str:
+    title = f"{about['device_name']}, {about['dtype']}, {Path(about['world_model']).name}"
+    if bandwidth:
+        read, copy = bandwidth["read"], bandwidth["copy"]
+        title += f"; memory reads {read['median'] / 1e9:.1f} GB/s ({read['low'] / 1e9:.1f} to {read['high'] / 1e9:.1f})"
+        title += f", copies {copy['median'] / 1e9:.1f} GB/s"
+    table = Table(title=title)
+    for name in ("case", "way", "place"):
+        table.add_column(name)
+    for name in (
+        "rollouts",
+        "s/frame",
+        "quartiles",
+        "n",
+        "frames/s",
+        *_RIVALS.values(),
+        "of roofline",
+        "first frame s",
+    ):
+        table.add_column(name, justify="right")
+    for row in rows:
+        seconds = row["seconds_per_frame"]
+        share = row["roofline_share"]
+        table.add_row(
+            row["label"],
+            row["way"],
+            row["place"],
+            str(row["rollouts"]),
+            f"{seconds['median']:.4g}",
+            f"{seconds['low']:.4g} to {seconds['high']:.4g}",
+            str(seconds["count"]),
+            f"{row['frames_per_second']:.4g}",
+            *(f"{times:.2f}x" if (times := row["against"][rival]) else "" for rival in _RIVALS),
+            f"{share:.0%}" if share else "",
+            f"{row['first_frame_seconds']['median']:.4g}",
+        )
+    console = Console(width=190, record=True, file=io.StringIO())
+    console.print(table)
+    notes = [f"not measured: {name}: {reason}" for name, reason in failures.items()]
+    extrapolated = {row["timed_tokens"] for row in rows if row["timed_tokens"]}
+    if extrapolated:
+        notes.append(f"(a) timed for {min(extrapolated)} of {about['traffic']['image_tokens']} tokens of each frame")
+    return console.export_text() + "".join(f"{note}\n" for note in notes)
+
+
+def _plot(path: Path, about: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 0.32 * len(rows) + 1.6), layout="constrained")
+    axes = figure.subplots()
+    names = [f"{row['label']}, {row['way']}, {row['rollouts']} at the {row['place']}" for row in rows]
+    rates = [row["frames_per_second"] for row in rows]
+    # Equal measurements give quartiles that differ by a rounding, to either side.
+    spreads = [(row["rollouts"], row["seconds_per_frame"]) for row in rows]
+    bounds = [(rollouts / seconds["high"], rollouts / seconds["low"]) for rollouts, seconds in spreads]
+    errors = [
+        [max(rate - lowest, 0.0) for rate, (lowest, _) in zip(rates, bounds, strict=True)],
+        [max(highest - rate, 0.0) for rate, (_, highest) in zip(rates, bounds, strict=True)],
+    ]
+    axes.barh(names, rates, xerr=errors, color="#4477aa", ecolor="#222222", label="measured, with quartiles")
+    roofs = [row["rollouts"] / row["roofline_seconds"] if row["roofline_seconds"] else None for row in rows]
+    known = [(roof, name) for roof, name in zip(roofs, names, strict=True) if roof]
+    if known:
+        axes.scatter(*zip(*known, strict=True), marker="|", s=160, color="#cc3311", label="memory bandwidth allows")
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.set_xlabel("frames a second, all rollouts together")
+    axes.set_title(f"{about['device_name']}, {about['dtype']}")
+    axes.legend(loc="lower right")
+    partial = path.with_name("partial.png")
+    figure.savefig(partial, dpi=120)
+    partial.replace(path)

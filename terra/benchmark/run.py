@@ -1,0 +1,128 @@
+"""The benchmark from outside: plans the cases, runs each in a process with a time limit, reports as results come."""
+
+import dataclasses
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from terra.benchmark.case import BANDWIDTH, result_path, write_json
+from terra.benchmark.plan import Amount, Case, plan_cases
+from terra.benchmark.report import write_report
+from terra.device import torch_dtype
+from terra.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+
+def run(values: dict[str, Any]) -> str:
+    """Measure what `values` (conf/benchmark.yaml) ask for and return the table as text.
+
+    The output folder holds plan.json, results/, logs/, benchmark.json, benchmark.txt and benchmark.png. Results that
+    are there are kept, so the same command goes on where it was stopped; failures are tried again.
+
+    Raises:
+        ConfigError: a value that is not possible, or a folder that holds another plan's results.
+    """
+    begun = monotonic()
+    folder = Path(values["output"])
+    plan, cases = _plan(values, folder)
+    _keep_plan(folder, plan)
+    failures: dict[str, str] = {}
+    wanted = [(BANDWIDTH, [BANDWIDTH])] + [(case.name, [w.name for w in case.workloads]) for case in cases]
+    for name, workloads in wanted:
+        while left := [w for w in workloads if not result_path(folder, name, w).exists()]:
+            remaining = values["max_seconds"] - (monotonic() - begun)
+            if remaining < 1.0:
+                failures |= {f"{name}__{workload}": "no time was left" for workload in left}
+                break
+            logger.info("%s: %d to measure, %.0f s left", name, len(left), remaining)
+            limit = min(values["case_seconds"], remaining)
+            reason = _run_process(folder, name, limit)
+            still = [w for w in left if not result_path(folder, name, w).exists()]
+            if still:
+                # What was under way is given up; a new process goes on with the others.
+                failures[f"{name}__{still[0]}"] = reason
+                logger.warning("%s: %s: %s", name, still[0], reason)
+                workloads = [w for w in workloads if w != still[0]] if len(still) < len(left) else []
+                failures |= {f"{name}__{w}": reason for w in still[1:] if not workloads}
+        write_report(folder, plan, cases, failures)
+    return write_report(folder, plan, cases, failures)
+
+
+def _plan(values: dict[str, Any], folder: Path) -> tuple[dict[str, Any], list[Case]]:
+    import torch
+
+    from terra.benchmark.model import Traffic, make_random_model
+    from terra.world_model import load_config
+
+    device = values["device"] or ("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = values["dtype"] or ("bfloat16" if device == "cuda" else "float32")
+    if device not in ("cpu", "cuda"):
+        raise ConfigError(f"device: expected cpu or cuda, got {device!r}")
+    if (values["world_model"] is None) == (values["shape"] is None):
+        raise ConfigError("world_model and shape: expected one of them, the other null")
+    if values["world_model"] is None:
+        model = make_random_model(values["shape"], folder / f"random_{values['shape']}", torch_dtype(dtype), device)
+    else:
+        model = Path(values["world_model"])
+    layout = load_config(model).layout
+    fp8 = device == "cuda" and torch.cuda.get_device_capability() >= (8, 9)
+    amount = Amount(**{field.name: values[field.name] for field in dataclasses.fields(Amount)})
+    cases = plan_cases(values["cases"], amount, layout.max_frames, fp8=fp8)
+    traffic = Traffic.of(model)
+    element = torch_dtype(dtype).itemsize
+    name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    plan = {
+        "device": device,
+        "device_name": name,
+        "dtype": dtype,
+        "world_model": str(model.resolve()),
+        "element": element,
+        "traffic": dataclasses.asdict(traffic),
+        "kv_bytes_per_rollout": traffic.kv * element * layout.max_length,
+        "rival_tokens": values["rival_tokens"],
+        "bandwidth_bytes": values["bandwidth_mib"][device] * 2**20,
+        "vllm": values["vllm"],
+        "cases": [dataclasses.asdict(case) for case in cases],
+    }
+    return plan, cases
+
+
+def _keep_plan(folder: Path, plan: dict[str, Any]) -> None:
+    path = folder / "plan.json"
+    plan = json.loads(json.dumps(plan))
+    if path.is_file():
+        other = json.loads(path.read_text())
+        differing = [key for key in plan if key != "cases" and plan[key] != other.get(key)]
+        known = {case["name"]: case for case in other["cases"]}
+        differing += [c["name"] for c in plan["cases"] if c["name"] in known and not _same_engine(c, known[c["name"]])]
+        if differing:
+            raise ConfigError(f"output: {folder} holds results of another plan (differing: {', '.join(differing)})")
+    write_json(path, plan)
+
+
+def _same_engine(case: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether results of both can stand in one table: the same engine, and no workload of one name that differs."""
+    theirs = {(w["way"], w["rollouts"], w["place"]): w for w in other["workloads"]}
+    alike = all(theirs.get((w["way"], w["rollouts"], w["place"]), w) == w for w in case["workloads"])
+    return alike and all(case[key] == other[key] for key in case if key != "workloads")
+
+
+def _run_process(folder: Path, name: str, limit: float) -> str:
+    """Run a case; an empty string, or why it ended early."""
+    log = folder / "logs" / f"{name}.txt"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as output:
+        command = [sys.executable, "-m", "terra.benchmark.case", str(folder), name]
+        try:
+            code = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, timeout=limit).returncode
+        except subprocess.TimeoutExpired:
+            return f"took more than {limit:.0f} s"
+    if code == 0:
+        return ""
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return f"exit code {code}: {lines[-1] if lines else 'no output'}"[:300]

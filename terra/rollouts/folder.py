@@ -1,0 +1,229 @@
+"""The folder of a batch, whose every file is whole at any moment:
+
+    rollouts/ID/     video.mp4, tokens.safetensors, rollout.json; appears by renaming, complete
+    failed/ID.json   why a rollout could not be made, the last time it was tried ("line+N": a line without an id)
+    index.jsonl      one line a rollout in the manifest's order; derived from the folders whenever a run ends
+    log.jsonl        one line for each rollout done or failed, appended at that moment
+    run.json         weights and settings that the rollouts are made with
+    claims/, partial/   rollouts in progress, see `terra.rollouts.locks`; empty and gone after a run
+
+Several processes may work in one folder at the same time, with the same settings.
+"""
+
+import errno
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from terra.errors import ConfigError, OutputError
+from terra.rollouts.locks import Claim, Lock
+from terra.rollouts.manifest import Job
+from tokenizer.files import make_folder, read_json, replacing, write_json
+
+FORMAT = "terra-rollouts"
+RECORD = "rollout.json"
+
+
+class RolloutFolder:
+    """The output of a batch; use `open` before anything else.
+
+    Args:
+        path: the folder; new, empty, or of an earlier run.
+        settings: what all rollouts are made with, as JSON has it: weights, engine, defaults.
+        on_change: "refuse", "redo" or "keep" rollouts that were made with something else.
+    """
+
+    def __init__(self, path: Path, settings: dict[str, Any], on_change: str) -> None:
+        self.path, self.settings, self._on_change = path, settings, on_change
+        self._rollouts, self._failed = path / "rollouts", path / "failed"
+        self._claims, self._partial = path / "claims", path / "partial"
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Work in the folder, together with other processes of the same settings.
+
+        Raises:
+            OutputError: it can't be written, or holds something else.
+            ConfigError: rollouts of other settings are in it and are not to be redone or kept, or a process that makes
+                such is at work.
+        """
+        if self.path.is_dir() and any(self.path.iterdir()) and not (self.path / ".lock").exists():
+            raise OutputError(f"output={self.path}: expected a new folder or one of terra-rollout, got another")
+        make_folder(self.path)
+        lock = Lock.alone(self.path / ".lock")
+        is_alone = lock is not None
+        lock = lock or Lock.wait(self.path / ".lock", shared=True)
+        try:
+            self._check_settings(is_alone)
+            for folder in (self._rollouts, self._failed):
+                make_folder(folder)
+            lock.share()
+            yield
+        finally:
+            lock.release()
+            self._tidy()
+
+    def is_done(self, job: Job) -> bool:
+        """Whether the rollout is there, and is to stay.
+
+        Raises:
+            ConfigError: it was made from another line or with other settings, which is refused.
+        """
+        path = self._rollouts / job.name / RECORD
+        if not path.exists():
+            return False
+        record = read_json(path, OutputError)
+        changed = _differences(
+            {"request": record.get("request"), "made_with": record.get("made_with")},
+            {"request": job.request, "made_with": self.settings["made_with"]},
+        )
+        if changed and self._on_change == "redo":
+            return False
+        if changed and self._on_change == "refuse":
+            raise ConfigError(f"{job.where}: {path.parent} was made otherwise ({changed}): on_change=redo or keep")
+        self._failure_path(job.name).unlink(missing_ok=True)
+        return True
+
+    def claim(self, job: Job) -> Claim | None:
+        """The right to make a rollout, or None while another process has it. Raises OutputError."""
+        make_folder(self._claims)
+        return Claim.take(self._claims / f"{job.name}.claim")
+
+    def publish(self, job: Job, write: Callable[[Path], None]) -> None:
+        """Let `write` fill a folder, which then becomes the rollout's. For the holder of the claim alone.
+
+        Raises:
+            OutputError: the disk is full, or a file can't be written.
+        """
+        partial, final, old = self._partial / job.name, self._rollouts / job.name, self._partial / f"{job.name}.old"
+        try:
+            for litter in (partial, old):
+                if litter.exists():
+                    shutil.rmtree(litter)
+            partial.mkdir(parents=True)
+            write(partial)
+            _sync(partial)
+            if final.exists():
+                final.rename(old)
+            partial.rename(final)
+            if old.exists():
+                shutil.rmtree(old)
+            self._failure_path(job.name).unlink(missing_ok=True)
+        except OSError as error:
+            raise OutputError(f"{final}: expected to write it, got: {error.strerror or error}") from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+    def fail(self, name: str, line: int, reason: str) -> None:
+        """Record why a rollout could not be made. Raises OutputError."""
+        record = {"id": name, "status": "failed", "line": line, "reason": reason}
+        write_json(self._failure_path(name), record)
+        self.log(record)
+
+    def has_failed_since(self, name: str, moment: float) -> bool:
+        """Whether any process failed to make a rollout after a time in seconds since 1970."""
+        try:
+            return self._failure_path(name).stat().st_mtime >= moment
+        except FileNotFoundError:
+            return False
+
+    def log(self, event: dict[str, Any]) -> None:
+        """Append a line to log.jsonl, in one write, with the time in seconds since 1970. Raises OutputError."""
+        path = self.path / "log.jsonl"
+        line = json.dumps({"time": round(time.time(), 3), **event}) + "\n"
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                os.write(descriptor, line.encode())
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise OutputError(f"{path}: expected a writable file, got: {error.strerror or error}") from None
+
+    def write_index(self, rollouts: Iterable[tuple[str, int]]) -> dict[str, int]:
+        """Write index.jsonl for (name, line) of all rollouts; how many of each status: done, failed, pending.
+
+        Raises:
+            OutputError: a file can't be written or read.
+        """
+        counts = {"done": 0, "failed": 0, "pending": 0}
+        lock = Lock.wait(self.path / ".index.lock", shared=False)
+        try:
+            with replacing(self.path / "index.jsonl") as temporary, temporary.open("w") as file:
+                for name, line in rollouts:
+                    entry = self._entry(name, line)
+                    counts[entry["status"]] += 1
+                    file.write(json.dumps(entry) + "\n")
+        finally:
+            lock.release()
+        return counts
+
+    def _entry(self, name: str, line: int) -> dict[str, Any]:
+        # A failure first: of a rollout that is there, it says why that one does not count.
+        if self._failure_path(name).exists():
+            return read_json(self._failure_path(name), OutputError)
+        path = self._rollouts / name / RECORD
+        if not path.exists():
+            return {"id": name, "status": "pending", "line": line}
+        record = read_json(path, OutputError)
+        kept = {key: record[key] for key in ("sample", "seed", "num_frames", "seconds")}
+        return {"id": name, "status": "done", "line": line, "folder": f"rollouts/{name}", **kept}
+
+    def _failure_path(self, name: str) -> Path:
+        return self._failed / f"{name}.json"
+
+    def _check_settings(self, is_alone: bool) -> None:
+        path = self.path / "run.json"
+        content = {"format": FORMAT, **self.settings}
+        if path.exists():
+            changed = _differences(read_json(path, OutputError), content)
+            if not changed:
+                return
+            if self._on_change == "refuse":
+                raise ConfigError(f"output={self.path}: was made otherwise ({changed}): on_change=redo or keep")
+            if not is_alone:
+                raise ConfigError(f"output={self.path}: another process is at work in it with others ({changed})")
+        write_json(path, content)
+
+    def _tidy(self) -> None:
+        """Remove what dead processes left, if nobody else is at work."""
+        lock = Lock.alone(self.path / ".lock")
+        if lock is not None:
+            for folder in (self._claims, self._partial):
+                shutil.rmtree(folder, ignore_errors=True)
+            lock.release()
+
+
+def _differences(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> str:
+    """Names of the values that differ, with both values: "made_with.overlap: 3, now 2"; empty if there are none."""
+    found = []
+    for key in sorted(before.keys() | after.keys()):
+        old, new = before.get(key), after.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found.append(_differences(old, new, f"{prefix}{key}."))
+        elif old != new:
+            found.append(f"{prefix}{key}: {_short(old)}, now {_short(new)}")
+    return "; ".join(text for text in found if text)
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:18]}...{text[-18:]}"
+
+
+def _sync(folder: Path) -> None:
+    """Have the folder's files on the disk before its name is: a power cut must not leave empty files behind it."""
+    for path in (*folder.iterdir(), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that can't, for folders
+                raise
+        finally:
+            os.close(descriptor)

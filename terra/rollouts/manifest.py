@@ -1,0 +1,275 @@
+"""The manifest: JSON lines, each of which asks for a rollout, or for several samples of it.
+
+    {"id": "left-7", "context": "drives/7", "trajectory": "drives/7/left.json", "seed": 3}
+
+id            names the folder: letters, digits, '.', '_' and '-'. Without it the sample_id is taken.
+context       a folder, glob or video, as `terra-generate` takes it; or `context_frames`, a list of pictures in order.
+              Relative paths start from `context_root=`, by default the manifest's folder.
+trajectory    .json, .csv, .npz or .jsonl; relative paths start from the manifest's folder.
+sample_id     which line of a .jsonl trajectory; the id, if there is none. Other trajectories have no use for it.
+num_frames, num_context, seed, num_samples, sampling
+              instead of the command's; `sampling` is an object of temperature, top_k and top_p, and may have one alone.
+
+ACT-Bench's act_bench.jsonl works as it is: a line with `instruction_trajs` is its own trajectory, and what else is in
+it is left alone. Any other unknown field is an error. Blank lines are skipped.
+
+Several samples: sample 0 is the rollout ID with the line's seed, as if there were one; sample k is ID+k, and its seed
+is that of `numpy.random.SeedSequence(seed, spawn_key=(k,))`, see `sample_seed`.
+"""
+
+import hashlib
+import json
+import re
+import reprlib
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from terra.errors import ConfigError, TerraError, TrajectoryError
+from terra.rollouts.settings import RolloutSettings, check_whole
+from terra.sampling import SamplingParams
+from terra.trajectory import Trajectory, load_trajectory
+from terra.trajectory.act_bench import ACT_BENCH_FPS, ACT_BENCH_POINTS, ACT_BENCH_STEP
+from terra.trajectory.checks import number_array
+from terra.trajectory.document import parse_json
+
+FIELDS = ("id", "context", "context_frames", "trajectory", "sample_id")
+FIELDS += ("num_frames", "num_context", "seed", "num_samples", "sampling")
+PATHS = "instruction_trajs"
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_MAX_SEED = 2**63
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the manifest, not parsed yet: its number from 1, its place in the file in bytes, its text."""
+
+    number: int
+    offset: int
+    text: bytes
+
+
+@dataclass(frozen=True)
+class Job:
+    """One rollout to make.
+
+    Attributes:
+        name: of its folder.
+        where: the manifest and the line, for messages.
+        line: the line's number from 1.
+        sample: which of the line's samples, from 0.
+        contexts: a folder, glob or video; or the pictures one by one.
+        trajectory: the file, and `sample_id` its line; None if `paths` are in the manifest itself.
+        request: all that the line and the command's defaults say about the rollout, as JSON has it.
+    """
+
+    name: str
+    where: str
+    line: int
+    sample: int
+    contexts: tuple[str, ...]
+    trajectory: Path | None
+    sample_id: int | str | None
+    paths: object
+    num_frames: int
+    num_context: int
+    seed: int
+    sampling: SamplingParams
+    request: dict[str, Any]
+
+    def load_trajectory(self) -> Trajectory:
+        """The trajectory, of its own frame rate. Raises TrajectoryError."""
+        if self.trajectory is not None:
+            several = self.trajectory.suffix.lower() == ".jsonl"
+            return load_trajectory(self.trajectory, sample_id=self.sample_id if several else None)
+        where = f"{self.where}: {PATHS}"
+        points = number_array(self.paths, (None, ACT_BENCH_POINTS, 3), where)
+        return Trajectory(points[..., :2], np.arange(ACT_BENCH_POINTS) * ACT_BENCH_STEP, ACT_BENCH_FPS, where)
+
+
+def sample_seed(seed: int, sample: int) -> int:
+    """The seed of one of a line's samples, below 2**63: the line's own for sample 0, else numpy's `sample`-th spawn."""
+    if sample == 0:
+        return seed
+    return int(np.random.SeedSequence(seed, spawn_key=(sample,)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def read_lines(manifest: Path) -> Iterator[Line]:
+    """The lines that are not blank, one by one: no more than one is in memory. Raises ConfigError."""
+    try:
+        with manifest.open("rb") as file:
+            offset = 0
+            for number, text in enumerate(file, start=1):
+                if text.strip():
+                    yield Line(number, offset, text)
+                offset += len(text)
+    except OSError as error:
+        raise ConfigError(f"manifest={manifest}: expected a readable file, got: {error.strerror or error}") from None
+
+
+def read_line(manifest: Path, number: int, offset: int) -> Line:
+    """A line that was read before, again. Raises ConfigError."""
+    try:
+        with manifest.open("rb") as file:
+            file.seek(offset)
+            return Line(number, offset, file.readline())
+    except OSError as error:
+        raise ConfigError(f"manifest={manifest}: expected a readable file, got: {error.strerror or error}") from None
+
+
+def count_rollouts(settings: RolloutSettings) -> int:
+    """How many rollouts the manifest asks for; those of a line that can't be parsed fail later.
+
+    Keeps 16 bytes a line while it reads.
+
+    Raises:
+        ConfigError: no such file, no line in it, or an id twice.
+    """
+    manifest = settings.manifest
+    total, digests, numbers = 0, array("Q"), array("Q")
+    for line in read_lines(manifest):
+        names = rollout_names(line, settings)
+        digests.append(int.from_bytes(hashlib.blake2b(names[0].encode(), digest_size=8).digest(), "little"))
+        numbers.append(line.number)
+        total += len(names)
+    if not total:
+        raise ConfigError(f"manifest={manifest}: expected one rollout a line, got an empty file")
+    values = np.frombuffer(digests, dtype=np.uint64)
+    order = np.argsort(values, kind="stable")
+    same = np.flatnonzero(values[order][1:] == values[order][:-1])
+    if len(same):
+        first, second = (numbers[order[same[0] + place]] for place in (0, 1))
+        raise ConfigError(f"manifest={manifest}: line {second}: expected an id of its own, got that of line {first}")
+    return total
+
+
+def rollout_names(line: Line, settings: RolloutSettings) -> list[str]:
+    """The names of the rollouts that a line asks for, whatever else is wrong with it; "line+N" if it has no id."""
+    try:
+        record = _parse(line, settings.manifest)
+        name = _name(record, "")
+    except TerraError:
+        return [f"line+{line.number}"]
+    try:
+        samples = check_whole(record.get("num_samples", settings.num_samples), 1, "num_samples")
+    except TerraError:
+        samples = 1
+    return [_sample_name(name, sample) for sample in range(samples)]
+
+
+def parse_line(line: Line, settings: RolloutSettings) -> list[Job]:
+    """The rollouts that a line asks for, sample by sample.
+
+    Raises:
+        TerraError: one line with the place, what was expected and what came.
+    """
+    where = f"{settings.manifest}: line {line.number}"
+    record = _parse(line, settings.manifest)
+    name = _name(record, where)
+    unknown = sorted(record.keys() - set(FIELDS))
+    if unknown and PATHS not in record:
+        raise ConfigError(f"{where}: expected the fields {', '.join(FIELDS)}, got {unknown[0]!r}")
+    values = {
+        key: check_whole(record.get(key, getattr(settings, key)), least, f"{where}: {key}")
+        for key, least in (("num_frames", 1), ("num_context", 1), ("seed", 0), ("num_samples", 1))
+    }
+    if values["seed"] >= _MAX_SEED:
+        raise ConfigError(f"{where}: seed: expected less than 2**63, got {values['seed']}")
+    contexts = _contexts(record, where)
+    trajectory, paths_sha256 = _trajectory(record, where)
+    sampling = _sampling(record.get("sampling", {}), settings.sampling, where)
+    shared = {
+        "context": list(contexts),
+        "trajectory": trajectory,
+        "sample_id": record.get("sample_id"),
+        "paths_sha256": paths_sha256,
+        "num_frames": values["num_frames"],
+        "num_context": values["num_context"],
+        "sampling": vars(sampling),
+    }
+    jobs = []
+    for sample in range(values["num_samples"]):
+        seed = sample_seed(values["seed"], sample)
+        jobs.append(
+            Job(
+                name=_sample_name(name, sample),
+                where=where,
+                line=line.number,
+                sample=sample,
+                contexts=tuple(str(settings.root / context) for context in contexts),
+                trajectory=None if trajectory is None else settings.manifest.parent / trajectory,
+                sample_id=record.get("sample_id"),
+                paths=record.get(PATHS),
+                num_frames=values["num_frames"],
+                num_context=values["num_context"],
+                seed=seed,
+                sampling=sampling,
+                request={**shared, "seed": seed},
+            )
+        )
+    return jobs
+
+
+def _parse(line: Line, manifest: Path) -> dict[str, Any]:
+    try:
+        text = line.text.decode("utf-8-sig" if line.number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        got = f"byte {line.text[error.start]:#04x}"
+        raise ConfigError(f"{manifest}: line {line.number}: expected UTF-8 text, got {got}") from None
+    try:
+        return parse_json(text, str(manifest), first_line=line.number)
+    except TrajectoryError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _sample_name(name: str, sample: int) -> str:
+    return name if sample == 0 else f"{name}+{sample}"
+
+
+def _name(record: dict[str, Any], where: str) -> str:
+    name = record.get("id", record.get("sample_id"))
+    if isinstance(name, int) and not isinstance(name, bool):
+        name = str(name)
+    if not isinstance(name, str) or not _ID.fullmatch(name):
+        expected = "1 to 200 letters, digits, '.', '_' or '-', beginning with a letter or digit"
+        raise ConfigError(f"{where}: id (or sample_id): expected {expected}, got {reprlib.repr(name)}")
+    return name
+
+
+def _contexts(record: dict[str, Any], where: str) -> tuple[str, ...]:
+    single, frames = record.get("context"), record.get("context_frames")
+    if isinstance(single, str) and single and frames is None:
+        return (single,)
+    # ACT-Bench's own lines have no `context`; with both the line's author has the last word.
+    if isinstance(single, str) and single and PATHS in record:
+        return (single,)
+    if single is None and isinstance(frames, list) and frames and all(isinstance(each, str) for each in frames):
+        return tuple(frames)
+    got = reprlib.repr(frames if single is None else single)
+    raise ConfigError(f"{where}: expected either a context path or a list context_frames, got {got}")
+
+
+def _trajectory(record: dict[str, Any], where: str) -> tuple[str | None, str | None]:
+    """The trajectory's path; or None, and the hash of the paths that the line itself has."""
+    path = record.get("trajectory")
+    if path is None and PATHS in record:
+        return None, hashlib.sha256(json.dumps(record[PATHS]).encode()).hexdigest()
+    if not isinstance(path, str) or not path:
+        raise ConfigError(f"{where}: trajectory: expected a path, got {reprlib.repr(path)}")
+    sample_id = record.get("sample_id")
+    if sample_id is not None and (isinstance(sample_id, bool) or not isinstance(sample_id, int | str)):
+        raise ConfigError(f"{where}: sample_id: expected a number or text, got {reprlib.repr(sample_id)}")
+    return path, None
+
+
+def _sampling(changes: object, default: SamplingParams, where: str) -> SamplingParams:
+    if not isinstance(changes, dict):
+        raise ConfigError(f"{where}: sampling: expected an object, got {reprlib.repr(changes)}")
+    try:
+        return SamplingParams(**{**vars(default), **changes})
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: sampling: {error}") from None

@@ -1,0 +1,133 @@
+"""The rollouts that are still to be made, claimed one by one as the manifest is read."""
+
+import threading
+import time
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from terra.errors import OutputError, TerraError
+from terra.rollouts.folder import RolloutFolder
+from terra.rollouts.locks import Claim
+from terra.rollouts.manifest import Job, Line, parse_line, read_line, read_lines, rollout_names
+from terra.rollouts.settings import RolloutSettings
+
+_POLL_SECONDS = 1.0
+
+
+@dataclass
+class Tally:
+    """How a run stands.
+
+    Attributes:
+        total: rollouts that the manifest asks for.
+        reused: of them, those that were there, or were made by another process meanwhile.
+        done, failed: in this run.
+        taken: claimed by this process so far.
+        frames: generated in this run.
+        frames_due: to be generated for the rollouts taken.
+        failures: the first few reasons.
+    """
+
+    total: int
+    reused: int = 0
+    done: int = 0
+    failed: int = 0
+    taken: int = 0
+    frames: int = 0
+    frames_due: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def ended(self) -> int:
+        """Rollouts about which nothing is left to do."""
+        return self.reused + self.done + self.failed
+
+
+class ClaimedJobs:
+    """Iterates over (job, claim) of what is to be made; reads one line at a time, when it is asked for the next.
+
+    Rollouts that another process is making are looked at again at the end, until they are made or it is dead; 24 bytes
+    are kept for each of these. `stop` ends the iteration, from any thread.
+    """
+
+    def __init__(self, settings: RolloutSettings, folder: RolloutFolder, tally: Tally) -> None:
+        self._settings, self._folder, self._tally = settings, folder, tally
+        self._stopped = threading.Event()
+        self._started = time.time()
+        self._held = array("Q")  # number, offset and sample of each rollout that another process has
+        self._jobs = self._iterate()
+
+    def stop(self) -> None:
+        """Give no further job."""
+        self._stopped.set()
+
+    def __iter__(self) -> Iterator[tuple[Job, Claim]]:
+        return self._jobs
+
+    def __next__(self) -> tuple[Job, Claim]:
+        return next(self._jobs)
+
+    def _iterate(self) -> Iterator[tuple[Job, Claim]]:
+        for line in read_lines(self._settings.manifest):
+            if self._stopped.is_set():
+                return
+            yield from self._take_line(line)
+        while self._held and not self._stopped.wait(_POLL_SECONDS):
+            held, self._held = self._held, array("Q")
+            for start in range(0, len(held), 3):
+                if self._stopped.is_set():
+                    return
+                number, offset, sample = held[start : start + 3]
+                yield from self._take_line(read_line(self._settings.manifest, number, offset), sample)
+
+    def _take_line(self, line: Line, only: int | None = None) -> Iterator[tuple[Job, Claim]]:
+        try:
+            jobs = parse_line(line, self._settings)
+        except TerraError as error:
+            for name in rollout_names(line, self._settings):
+                self._fail(name, line.number, str(error))
+            return
+        for job in jobs if only is None else jobs[only : only + 1]:
+            if self._stopped.is_set():
+                return
+            try:
+                claim = self._take(job, line.offset, again=only is not None)
+            except OutputError:
+                raise
+            except TerraError as error:
+                self._fail(job.name, job.line, str(error))
+                continue
+            if claim is not None:
+                self._tally.taken += 1
+                self._tally.frames_due += job.num_frames - job.num_context
+                yield job, claim
+
+    def _take(self, job: Job, offset: int, *, again: bool) -> Claim | None:
+        if self._folder.is_done(job):
+            self._tally.reused += 1
+            return None
+        claim = self._folder.claim(job)
+        if claim is None:
+            self._held.extend((job.line, offset, job.sample))
+            return None
+        # Between the look and the claim another process may have come to an end with it.
+        if self._folder.is_done(job):
+            self._tally.reused += 1
+        elif again and self._folder.has_failed_since(job.name, self._started):
+            self._tally.failed += 1
+        else:
+            return claim
+        claim.release()
+        return None
+
+    def _fail(self, name: str, number: int, reason: str) -> None:
+        self._folder.fail(name, number, reason)
+        note_failure(self._tally, name, reason)
+
+
+def note_failure(tally: Tally, name: str, reason: str) -> None:
+    """Count a failure."""
+    tally.failed += 1
+    if len(tally.failures) < 3:
+        tally.failures.append(f"{name}: {reason}")

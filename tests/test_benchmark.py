@@ -1,0 +1,222 @@
+"""The benchmark without its clocks: what is planned, what is asked of each engine, what survives a failure."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from terra.benchmark import case, measure, run
+from terra.benchmark.model import Traffic, make_random_model
+from terra.benchmark.plan import DROPPED, Amount, Workload, plan_cases
+from terra.engine.hf import HFEngine
+from terra.errors import ConfigError
+from terra.sampling import SamplingParams
+from terra.world_model import load_world_model
+
+AMOUNT = Amount(rollouts=[1, 4, 64], num_context=3, num_frames=3, repeats=3, repeats_many=1)
+ALL = ["ours", "vllm_article", "hf_generate", "ours_hf", "fp8", "fp8_weights"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_random_model("tiny", tmp_path_factory.mktemp("random") / "model", torch.float32, "cpu")
+
+
+def settings(model, output, **changes):
+    values = {
+        "world_model": str(model),
+        "shape": None,
+        "output": str(output),
+        "device": "cpu",
+        "dtype": None,
+        "cases": ["hf_generate", "ours_hf"],
+        "rollouts": [1],
+        "num_context": 1,
+        "num_frames": 2,
+        "repeats": 2,
+        "repeats_many": 1,
+        "rival_tokens": 4,
+        "max_seconds": 100.0,
+        "case_seconds": 50.0,
+        "bandwidth_mib": {"cpu": 4},
+        "vllm": {},
+    }
+    values.update(changes, output=output)
+    return values
+
+
+def in_process(folder, name, limit):
+    case.run_case(folder, name)
+    return ""
+
+
+def test_each_workload_fits_the_window_at_both_its_ends():
+    cases = plan_cases(ALL, AMOUNT, 25, fp8=True)
+    assert [entry.name for entry in cases] == ALL
+    workloads = [workload for entry in cases for workload in entry.workloads]
+    assert {w.num_context for w in workloads if w.place == "start"} == {3}
+    assert {w.num_context + DROPPED + w.num_frames for w in workloads if w.place == "end"} == {25}
+    assert {w.repeats for w in workloads if w.rollouts > 4} == {1}
+    for entry in cases:
+        assert len({w.name for w in entry.workloads}) == len(entry.workloads)
+
+
+def test_fp8_only_where_it_is():
+    assert [entry.name for entry in plan_cases(ALL, AMOUNT, 25, fp8=False)] == ALL[:4]
+
+
+def test_impossible_plans_are_refused():
+    with pytest.raises(ConfigError, match="cases: expected some of"):
+        plan_cases(["theirs"], AMOUNT, 25, fp8=True)
+    with pytest.raises(ConfigError, match="num_context: expected 1 to 2"):
+        plan_cases(ALL, AMOUNT, 7, fp8=True)
+
+
+def test_traffic_of_terra_v1(monkeypatch):
+    config = SimpleNamespace()
+
+    def load(folder):
+        from terra.world_model import LlamaActionConfig
+
+        return LlamaActionConfig(architectures=["LlamaActionForCausalLM"])
+
+    monkeypatch.setattr("terra.benchmark.model.load_config", load)
+    traffic = Traffic.of(config)
+    # Known: 2,043,973,632 parameters, less the input embedding, the positions' tables, the action projection and the
+    # head's row of the special token.
+    outside = 262145 * 2048 + (582 + 25) * 2048 + 4 * 2048 + 2048
+    assert traffic.layers + traffic.head == 2_043_973_632 - outside
+    assert traffic.kv * 2 == 22_528
+    size = traffic.frame_bytes(64, 5.0, element=2, weight_bytes=None, kv_bytes=None)
+    assert size / 576 == pytest.approx(7.6e9, rel=0.02)
+    smaller = traffic.frame_bytes(64, 5.0, element=2, weight_bytes=1, kv_bytes=1)
+    assert smaller == size - 576 * (traffic.layers + 64 * (5 * 582 + 288) * traffic.kv)
+
+
+def test_generate_makes_what_a_session_makes(model):
+    loaded = load_world_model(model)
+    loaded.generation_config.eos_token_id = None
+    engine = HFEngine(model)
+    prompt, actions = measure.make_prompt(engine.spec, 3, 1, 0)
+
+    async def frame():
+        session = await engine.open(prompt, SamplingParams(temperature=0.0), 0)
+        return await session.step(actions[0])
+
+    expected = asyncio.run(frame()).flatten()
+    calls = []
+    generate = loaded.generate
+
+    def greedy(ids, actions, **rest):
+        made = generate(ids, actions=actions, max_new_tokens=rest["max_new_tokens"], do_sample=False, pad_token_id=0)
+        calls.append((ids, made))
+        return made
+
+    loaded.generate = greedy
+    timed = measure.time_generate(loaded, Workload("generate", 1, "start", 1, 1, 1), 0, None)
+    ids, made = calls[0]
+    assert len(timed["seconds"]) == 1
+    assert torch.equal(made[0, ids.shape[1] :], expected)
+
+
+@pytest.mark.parametrize("way", ["run", "step"])
+def test_rollouts_are_timed_together(persistence_engine, way):
+    timed = asyncio.run(measure.time_rollouts(persistence_engine, Workload(way, 3, "start", 2, 3, 1), 0))
+    assert len(timed["seconds"]) == 3
+    assert timed["first"] > 0
+
+
+def test_a_run_reports_and_goes_on(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "_run_process", in_process)
+    text = run.run(settings(model, tmp_path))
+    assert "Hugging Face generate" in text
+    assert "timed for 4 of 12 tokens" in text
+    assert (tmp_path / "benchmark.png").stat().st_size > 0
+    report = json.loads((tmp_path / "benchmark.json").read_text())
+    assert len(report["rows"]) == 4
+    ours = next(row for row in report["rows"] if row["case"] == "ours_hf")
+    rival = next(r for r in report["rows"] if (r["case"], r["place"]) == ("hf_generate", ours["place"]))
+    assert ours["seconds_per_frame"]["count"] == 4
+    assert ours["against"]["hf_generate"] == pytest.approx(
+        rival["seconds_per_frame"]["median"] / ours["seconds_per_frame"]["median"]
+    )
+    assert ours["roofline_share"] == pytest.approx(
+        ours["frame_bytes"] / report["bandwidth"]["read"]["median"] / ours["seconds_per_frame"]["median"]
+    )
+
+    def never(*_):
+        raise AssertionError("everything is measured already")
+
+    monkeypatch.setattr(run, "_run_process", never)
+    assert run.run(settings(model, tmp_path)) == text
+    with pytest.raises(ConfigError, match=r"another plan \(differing: rival_tokens\)"):
+        run.run(settings(model, tmp_path, rival_tokens=5))
+    with pytest.raises(ConfigError, match=r"another plan \(differing: ours_hf\)"):
+        run.run(settings(model, tmp_path, cases=["ours_hf"], repeats=5))
+
+
+def test_a_case_that_fails_loses_only_itself(model, tmp_path, monkeypatch):
+    seen = []
+
+    def broken(folder, name, limit):
+        seen.append(name)
+        if name == "hf_generate":
+            return "exit code 1: out of memory"
+        return in_process(folder, name, limit)
+
+    monkeypatch.setattr(run, "_run_process", broken)
+    text = run.run(settings(model, tmp_path))
+    assert seen == ["bandwidth", "hf_generate", "ours_hf"]
+    report = json.loads((tmp_path / "benchmark.json").read_text())
+    assert {row["case"] for row in report["rows"]} == {"ours_hf"}
+    assert report["failures"] == dict.fromkeys(
+        ["hf_generate__generate_1_start", "hf_generate__generate_1_end"], "exit code 1: out of memory"
+    )
+    assert "not measured: hf_generate__generate_1_end: exit code 1: out of memory" in text
+
+
+def test_a_workload_that_fails_is_left_out_and_the_next_is_tried(model, tmp_path, monkeypatch):
+    def first_only(folder, name, limit):
+        plan = json.loads((folder / "plan.json").read_text())
+        if name == "bandwidth":
+            return in_process(folder, name, limit)
+        names = [f"{w['way']}_{w['rollouts']}_{w['place']}" for w in plan["cases"][0]["workloads"]]
+        done = [w for w in names if case.result_path(folder, name, w).exists()]
+        case.write_json(
+            case.result_path(folder, name, names[2] if done else names[0]),
+            {"repeats": [{"seconds": [1.0], "first": 1.0}]},
+        )
+        return "took more than 1 s"
+
+    monkeypatch.setattr(run, "_run_process", first_only)
+    run.run(settings(model, tmp_path, cases=["ours_hf", "ours"], rollouts=[1]) | {"cases": ["ours"]})
+    report = json.loads((tmp_path / "benchmark.json").read_text())
+    assert [(row["way"], row["place"]) for row in report["rows"]] == [("run", "start"), ("step", "start")]
+    assert set(report["failures"]) == {"ours__run_1_end", "ours__step_1_end"}
+
+
+def test_no_time_left_is_said(model, tmp_path):
+    text = run.run(settings(model, tmp_path, max_seconds=0.0))
+    assert "not measured: ours_hf__run_1_end: no time was left" in text
+
+
+def test_a_process_that_ends_early_or_late_says_why(tmp_path):
+    (tmp_path / "plan.json").write_text("{}")
+    assert "took more than 0 s" in run._run_process(tmp_path, "ours", 0.01)
+    assert run._run_process(tmp_path / "elsewhere", "ours", 60.0).startswith("exit code 1: FileNotFoundError")
+
+
+def test_equal_measurements_are_drawn(model, tmp_path, monkeypatch):
+    def equal(folder, name, limit):
+        if name == "bandwidth":
+            return in_process(folder, name, limit)
+        for place in ("start", "end"):
+            result = {"repeats": [{"seconds": [0.1, 0.1, 0.1], "first": 0.1}] * 3}
+            case.write_json(case.result_path(folder, name, f"run_1_{place}"), result)
+        return ""
+
+    monkeypatch.setattr(run, "_run_process", equal)
+    run.run(settings(model, tmp_path, cases=["ours_hf"]))
+    assert (tmp_path / "benchmark.png").exists()
