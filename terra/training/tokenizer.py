@@ -248,9 +248,7 @@ def run(values: Mapping[str, Any]) -> None:
     loop, terms, dtype = LoopConfig.from_values(values), Terms.from_values(values), torch_dtype(values["dtype"])
     accelerator = start_processes(values["device"])
     folder, workers = Path(values["data"]), values["workers"]
-    read_split(
-        folder, values["held_out_split"]
-    )  # raises now in every process, not after decoding in the first
+    read_split(folder, values["held_out_split"])  # raises now in every process, not after decoding in the first
     driving = load_driving(
         folder,
         values["train_split"],
