@@ -5,7 +5,7 @@ VENV := .venv
 UV := $(VENV)/bin/uv
 READY := $(VENV)/.ready
 
-.PHONY: help demo test check clean
+.PHONY: help demo test coverage clean
 
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/' | expand -t 12
@@ -13,11 +13,14 @@ help:            ## this list
 demo: $(READY)   ## a video of the shipped model, through vLLM on this machine's CPU, in outputs/demo
 	$(VENV)/bin/terra-generate experiment=demo output=outputs/demo overwrite=true
 
-test: $(READY)   ## lint, types, import contracts, tests with coverage
+test: $(READY)   ## lint, types, import contracts, tests
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyright
 	$(VENV)/bin/lint-imports
+	$(VENV)/bin/pytest
+
+coverage: $(READY)  ## the tests again, and the lines that they reach; slower
 	$(VENV)/bin/pytest --cov --cov-report=term:skip-covered
 
 clean:           ## remove the environment and what was generated
