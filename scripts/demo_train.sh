@@ -46,7 +46,8 @@ record split=train towns="$FIRST_TOWNS" episodes_per_place=3 frames_per_episode=
 nice -n 15 "$PYTHON" scripts/driving_record.py output="$DATA" workers="$WORKERS" max_seconds="$(left)" $RECORD \
   split=train towns="$TOWNS" episodes_per_place=3 frames_per_episode="$FRAMES" >"$OUTPUT/recording.log" 2>&1 &
 recorder=$!
-trap 'kill $recorder 2>/dev/null || true' EXIT
+estimator=
+trap 'kill $recorder $estimator 2>/dev/null || true' EXIT
 
 if [ ! -f "$OUTPUT/tokenizer/metrics.json" ]; then
   say "tokenizer"
@@ -57,16 +58,14 @@ say "waiting for the recorder"
 while kill -0 $recorder 2>/dev/null; do [ "$(left)" -gt 5 ] || again; sleep 1; done
 
 if [ ! -f "$OUTPUT/estimator/metrics.json" ]; then
-  say "motion estimator, beside the tokens"
+  say "motion estimator, beside what follows"
   timeout --signal TERM "$(left)" "$PYTHON" scripts/estimator_train.py data="$DATA" output="$OUTPUT/estimator" \
     checkpoint="$OUTPUT/tokenizer/tokenizer" device="$DEVICE" workers="$EACH" $ESTIMATOR >"$OUTPUT/estimator.log" 2>&1 &
+  estimator=$!
 fi
-estimator=$!
 say "tokens"
 spread scripts/dataset_tokenise.py data="$DATA" checkpoint="$OUTPUT/tokenizer/tokenizer" output="$OUTPUT/tokens" \
   device="$DEVICE" dtype="$([ "$DEVICE" = cuda ] && echo bfloat16 || echo float32)" workers="$EACH"
-wait $estimator || true
-[ -f "$OUTPUT/estimator/metrics.json" ] || say "the estimator is not done: see $OUTPUT/estimator.log"
 
 if [ ! -f "$OUTPUT/world_model/metrics.json" ]; then
   say "world model"
@@ -74,5 +73,6 @@ if [ ! -f "$OUTPUT/world_model/metrics.json" ]; then
     preview_tokenizer="$OUTPUT/tokenizer/tokenizer" $WORLD_MODEL
   [ -f "$OUTPUT/world_model/metrics.json" ] || again
 fi
-[ -f "$OUTPUT/estimator/metrics.json" ] || again
+[ -z "$estimator" ] || wait "$estimator" || true
+[ -f "$OUTPUT/estimator/metrics.json" ] || { say "the motion estimator is not done: see $OUTPUT/estimator.log"; again; }
 say "done: $OUTPUT/tokenizer/tokenizer, $OUTPUT/world_model/world_model, $OUTPUT/estimator/estimator"

@@ -248,7 +248,7 @@ def test_a_signal_ends_what_is_under_way_cleanly(tmp_path, sent):
 
 def test_the_number_of_processes_changes_no_byte_of_a_town(tmp_path):
     pytest.importorskip("moderngl", reason="the extra `record` is not installed")
-    from terra.recording.renderer import open_context
+    from terra.recording.canvas import open_context
 
     try:
         open_context().release()

@@ -224,15 +224,15 @@ def test_the_package_is_unpacked_and_packed(package: Path, tmp_path: Path, monke
 
 @given(pitch=st.floats(-0.3, 0.3), heading=st.floats(-7, 7), forward=st.floats(-1, 3), height=st.floats(1.0, 2.5))
 def test_a_cameras_mount_turns_with_the_car(pitch: float, heading: float, forward: float, height: float) -> None:
-    renderer = importlib.import_module("terra.recording.renderer")
+    canvas = importlib.import_module("terra.recording.canvas")
     tilted = importlib.import_module("terra.recording.torcs.renderer").tilted
     camera = tilted(Camera(75.0, height, -0.03, forward), pitch)
     ahead = np.array([math.cos(heading) * math.cos(pitch), math.sin(heading) * math.cos(pitch), math.sin(pitch)])
     up = np.array([-math.cos(heading) * math.sin(pitch), -math.sin(heading) * math.sin(pitch), math.cos(pitch)])
-    place = renderer.camera_place(camera, 0.0, 0.0, heading)
+    place = canvas.camera_place(camera, 0.0, 0.0, heading)
     np.testing.assert_allclose(place, forward * ahead + height * up, atol=1e-9)
     np.testing.assert_allclose(
-        renderer.camera_axes(camera, heading)[2], math.cos(-0.03) * ahead + math.sin(-0.03) * up, atol=1e-9
+        canvas.camera_axes(camera, heading)[2], math.cos(-0.03) * ahead + math.sin(-0.03) * up, atol=1e-9
     )
 
 

@@ -173,11 +173,6 @@ void main() {
 """
 )
 
-SKY_VERTEX = """
-in vec2 in_corner; out vec2 corner;
-void main() { corner = in_corner; gl_Position = vec4(in_corner, 0.999999, 1.0); }
-"""
-
 SKY_FRAGMENT = (
     """
 in vec2 corner; out vec4 out_color;

@@ -4,15 +4,24 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
 from decoder.camera import Camera
+from terra.recording.canvas import (
+    SKY_VERTEX,
+    Canvas,
+    assign,
+    camera_axes,
+    camera_place,
+    set_view,
+    sky_rays,
+    view_projection,
+)
 from terra.recording.cars import CAR_SHAPES, build_car
 from terra.recording.mesh import VERTEX_FLOATS
-from terra.recording.renderer import camera_axes, camera_place, open_context, view_projection
 from terra.recording.torcs.assets import Geometry, Looks, Picture
 from terra.recording.torcs.batches import Batches, sort_batches
 from terra.recording.torcs.drives import TrackDrive
@@ -22,7 +31,6 @@ from terra.recording.torcs.shaders import (
     HEADER,
     SHADOW_FRAGMENT,
     SKY_FRAGMENT,
-    SKY_VERTEX,
     TRACK_FRAGMENT,
     TRACK_VERTEX,
 )
@@ -32,9 +40,6 @@ from terra.recording.weather import WEATHERS, Weather
 if TYPE_CHECKING:
     import moderngl
 
-AnyTexture = TypeVar("AnyTexture", "moderngl.Texture", "moderngl.TextureArray")
-
-NUM_SAMPLES = 4
 # Metres; beyond it tracks show little but their panorama.
 FARTHEST_SIGHT = 900.0
 CAR_SIGHT = 300.0
@@ -91,26 +96,20 @@ class TrackRenderer:
     """
 
     def __init__(self, size: tuple[int, int], camera: Camera, device_index: int = 0) -> None:
-        self.size, self.camera = size, camera
-        self._context = context = open_context(device_index)
+        self.camera = camera
+        self._canvas = Canvas(size, device_index)
+        self._context = context = self._canvas.context
         self._track_program = context.program(HEADER + TRACK_VERTEX, HEADER + TRACK_FRAGMENT)
         self._car_program = context.program(HEADER + CAR_VERTEX, HEADER + CAR_FRAGMENT)
         self._shadow_program = context.program(HEADER + CAR_VERTEX, HEADER + SHADOW_FRAGMENT)
         self._sky_program = context.program(HEADER + SKY_VERTEX, HEADER + SKY_FRAGMENT)
-        corners = context.buffer(np.array([-1, -1, 1, -1, -1, 1, 1, 1], np.float32).tobytes())
-        self._sky_array = context.vertex_array(self._sky_program, [(corners, "2f", "in_corner")])
+        self._sky_array = self._canvas.sky(self._sky_program)
         self._places = context.buffer(reserve=MAX_CARS * PLACE_FLOATS * 4, dynamic=True)
         self._cars = [self._instances(self._car_program, build_car(shape)) for shape in CAR_SHAPES]
         self._car_shadow = self._instances(self._shadow_program, _shadow_patch())
         self._track: _Loaded | None = None
-        self._targets()
-        _assign(self._track_program, textures=0, shading=1)
-        _assign(self._sky_program, panorama=2)
-
-    @property
-    def device(self) -> str:
-        """What draws, in the driver's words."""
-        return str(self._context.info["GL_RENDERER"])
+        assign(self._track_program, textures=0, shading=1)
+        assign(self._sky_program, panorama=2)
 
     @property
     def loaded(self) -> Path | None:
@@ -137,9 +136,9 @@ class TrackRenderer:
         self._track.panorama.repeat_y = False
         # How many of the panorama's texels a pixel covers.
         texels = looks.panorama.shape[1] * abs(looks.panorama_turns) / (2 * math.pi)
-        focal = self.size[1] / 2 / math.tan(math.radians(self.camera.fov_degrees) / 2)
+        focal = self._canvas.size[1] / 2 / math.tan(math.radians(self.camera.fov_degrees) / 2)
         detail = max(0.0, math.log2(texels / focal))
-        _assign(self._sky_program, turns=looks.panorama_turns, span=looks.panorama_span, detail=detail)
+        assign(self._sky_program, turns=looks.panorama_turns, span=looks.panorama_span, detail=detail)
 
     def render(self, weather: Weather, drive: TrackDrive, index: int) -> UInt8[np.ndarray, "height width 3"]:
         """Frame `index` of a drive on the loaded track."""
@@ -153,17 +152,13 @@ class TrackRenderer:
         view = (*origin[:2], heading, math.radians(self.camera.fov_degrees))
         near = np.hypot(*(drive.cars[index, :, :2] - origin[:2]).T) < min(CAR_SIGHT, sight)
         places = np.concatenate([drive.cars[index], np.array(CAR_COLORS)[drive.colors]], axis=1)[near]
-        self._target.use()
-        self._target.clear(0.0, 0.0, 0.0, 1.0)
+        self._canvas.clear()
         self._context.enable_only(self._context.DEPTH_TEST)
         self._draw_cars(places, drive.models[near])
         self._draw_track(self._track, view, sight)
         self._sky_array.render(self._context.TRIANGLE_STRIP)
         self._draw_shadows(places)
-        self._context.copy_framebuffer(self._resolved, self._target)
-        height, width = self.size
-        pixels = np.frombuffer(self._resolved.read(components=3, alignment=1), np.uint8)
-        return pixels.reshape(height, width, 3)[::-1]
+        return self._canvas.read()
 
     def _draw_track(self, track: _Loaded, view: tuple[float, float, float, float], sight: float) -> None:
         track.shading.use(1)
@@ -187,9 +182,9 @@ class TrackRenderer:
         context = self._context
         context.enable(context.BLEND)
         context.blend_func = context.SRC_ALPHA, context.ONE_MINUS_SRC_ALPHA
-        self._target.depth_mask = False
+        self._canvas.target.depth_mask = False
         self._draw_instances(self._car_shadow, places)
-        self._target.depth_mask = True
+        self._canvas.target.depth_mask = True
 
     def _draw_instances(self, array: "moderngl.VertexArray", places: Float[np.ndarray, "cars 9"]) -> None:
         if len(places):
@@ -205,48 +200,22 @@ class TrackRenderer:
 
     def _texture(self, picture: Picture) -> "moderngl.Texture":
         texture = self._context.texture(picture.shape[1::-1], 4, picture[::-1].tobytes())
-        return self._filtered(texture)
+        return self._canvas.filtered(texture)
 
     def _texture_array(self, pictures: UInt8[np.ndarray, "layers height width 4"]) -> "moderngl.TextureArray":
         layers, height, width, _ = pictures.shape
-        return self._filtered(self._context.texture_array((width, height, layers), 4, pictures[:, ::-1].tobytes()))
-
-    def _filtered(self, texture: AnyTexture) -> AnyTexture:
-        texture.build_mipmaps()
-        texture.filter = (self._context.LINEAR_MIPMAP_LINEAR, self._context.LINEAR)
-        # Anisotropic filtering costs software rendering far more than it gains.
-        texture.anisotropy = 1.0 if "llvmpipe" in self.device else 8.0
-        return texture
-
-    def _targets(self) -> None:
-        context, size = self._context, (self.size[1], self.size[0])
-        samples = min(NUM_SAMPLES, context.max_samples)
-        color, depth = context.renderbuffer(size, 4, samples=samples), context.depth_renderbuffer(size, samples=samples)
-        self._target = context.framebuffer([color], depth)
-        self._resolved = context.framebuffer([context.renderbuffer(size, 4)])
+        return self._canvas.filtered(
+            self._context.texture_array((width, height, layers), 4, pictures[:, ::-1].tobytes())
+        )
 
     def _set_view(self, weather: Weather, camera: Camera, origin: Float[np.ndarray, " 3"], heading: float) -> None:
-        axes = camera_axes(camera, heading)
-        light = {
-            "eye": tuple(origin + camera_place(camera, 0.0, 0.0, heading)),
-            "ahead": tuple(axes[2]),
-            "sun": tuple(np.array(weather.sun) / np.linalg.norm(weather.sun)),
-            "sun_color": weather.sun_color,
-            "sky_light": weather.sky_light,
-            "ground_light": weather.ground_light,
-            "horizon": weather.horizon,
-            "fog_density": weather.fog_density,
-            "lamps": weather.lamps,
-        }
+        size = self._canvas.size
+        axes, eye = camera_axes(camera, heading), tuple(origin + camera_place(camera, 0.0, 0.0, heading))
         move = np.eye(4)
         move[:3, 3] = -origin
-        view = (view_projection(camera, (0.0, 0.0, heading), self.size) @ move).T.astype(np.float32).tobytes()
-        for program in (self._track_program, self._car_program, self._shadow_program):
-            _assign(program, **light)
-            program["view_projection"].write(view)  # pyright: ignore[reportAttributeAccessIssue]
-        wide = math.tan(math.radians(camera.fov_degrees) / 2)
-        spread = np.array([wide, wide * self.size[0] / self.size[1], 1.0])
-        _assign(self._sky_program, **light, **_sky(weather), rays=tuple((axes * spread[:, None]).reshape(-1)))
+        programs = (self._track_program, self._car_program, self._shadow_program, self._sky_program)
+        set_view(programs, weather, axes, eye, view_projection(camera, (0.0, 0.0, heading), size) @ move)
+        assign(self._sky_program, **_sky(weather), rays=sky_rays(axes, camera, size))
 
 
 def _sky(weather: Weather) -> Mapping[str, object]:
@@ -254,13 +223,6 @@ def _sky(weather: Weather) -> Mapping[str, object]:
     light, daylight = (np.array(one.sky_light) + 0.5 * np.array(one.sun_color) for one in (weather, DAYLIGHT))
     veil = max(0.0, weather.clouds - 0.6) * 2.0
     return {"tint": tuple(light / daylight), "veil": veil, "zenith": weather.zenith}
-
-
-def _assign(program: "moderngl.Program", **values: object) -> None:
-    """Set the uniforms that the program uses; the compiler drops the others."""
-    for name, value in values.items():
-        if name in program:
-            program[name] = value
 
 
 def _shadow_patch() -> Float[np.ndarray, "vertices 14"]:

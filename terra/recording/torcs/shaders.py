@@ -109,11 +109,6 @@ void main() {
 """
 )
 
-SKY_VERTEX = """
-in vec2 in_corner; out vec2 corner;
-void main() { corner = in_corner; gl_Position = vec4(in_corner, 0.999999, 1.0); }
-"""
-
 # The panorama is a cylinder's inside; weather tints it and veils it, most of all near the horizon.
 SKY_FRAGMENT = (
     """
