@@ -7,14 +7,16 @@ import sys
 import time
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from tiny_rollouts import Batch
 
+import terra.output
 import terra.rollouts.inputs
-import terra.rollouts.runner
+import terra.rollouts.maker
 from decoder import FramewiseDecoder
 from decoder.video import probe_video
 from terra import cli
@@ -23,11 +25,12 @@ from terra.engine.hf import HFEngine, HFSession
 from terra.errors import ConfigError, ContextError, EngineError, OutputError
 from terra.pipeline import Pipeline, RolloutRequest
 from terra.rollouts import source
+from terra.rollouts.fingerprint import context_files
 from terra.rollouts.folder import RolloutFolder
 from terra.rollouts.locks import Claim, Lock
 from terra.rollouts.manifest import count_rollouts, sample_seed
 from terra.sampling import SamplingParams
-from terra.trajectory import load_trajectory
+from terra.trajectory import load_trajectory, save_poses
 from tokenizer import LFQTokenizer
 
 
@@ -299,13 +302,107 @@ def test_a_full_disk_ends_the_run_and_leaves_nothing_half_done(batch, monkeypatc
 
     batch.write(*(batch.line(index) for index in range(4)))
     with monkeypatch.context() as patch:
-        patch.setattr(terra.rollouts.runner, "write_video", full)
+        patch.setattr(terra.rollouts.maker, "write_video", full)
         with pytest.raises(OutputError, match="No space left on device"):
             batch.run()
     assert batch.names() == []
     assert not (batch.output / "partial").exists()
     assert batch.run() == 0
     assert len(batch.log()) == 4
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "failed"])
+def test_a_file_that_can_not_be_written_ends_the_run(batch, name):
+    batch.write(batch.line(0), batch.line(1, context="nowhere"))
+    assert batch.run(engine="persistence") == 3
+    path = batch.output / name
+    if name == "failed":
+        (path / "r1.json").unlink()
+        path.rmdir()
+        path.write_text("")
+    else:
+        path.unlink()
+        path.symlink_to("/dev/full")  # a disk without any room
+    with pytest.raises(OutputError, match=f"{name}.*(No space left on device|File exists|Not a directory)"):
+        batch.run(engine="persistence")
+    assert not (batch.output / "claims").exists()
+
+
+def test_metrics_that_can_not_be_written_are_said(batch):
+    batch.write(batch.line(0))
+    with pytest.raises(OutputError, match=r"no/where/metrics\.prom: expected a writable file"):
+        batch.run(engine="persistence", metrics=batch.folder / "no" / "where" / "metrics.prom")
+
+
+def test_a_disk_with_little_room_and_folders_that_can_not_be_are_refused_before_any_work(batch, monkeypatch):
+    batch.write(batch.line(0))
+    with pytest.raises(OutputError, match=r"expected a place to write to, got .*manifest\.jsonl, which is not"):
+        batch.run(output=batch.manifest / "out")
+    with monkeypatch.context() as patch:
+        patch.setattr(terra.output.os, "access", lambda *_: False)
+        with pytest.raises(OutputError, match="expected a place to write to"):
+            batch.run()
+    with monkeypatch.context() as patch:
+        patch.setattr(terra.output.shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
+        with pytest.raises(OutputError, match="expected 64 MiB free on the disk, got 1 MiB"):
+            batch.run()
+    assert not batch.output.exists()
+
+
+@pytest.mark.parametrize("name", ["c0/2.png", "drive.json"])
+def test_a_changed_file_under_the_same_path_is_noticed(batch, name):
+    batch.write(batch.line(0), batch.line(1, context="c1/*.png", trajectory="other.json"))
+    path, copy = batch.folder / name, batch.folder / "other.json"
+    copy.write_bytes((batch.folder / "drive.json").read_bytes())
+    assert batch.run() == 0
+    before = {name: batch.tokens(name) for name in ("r0", "r1")}
+    os.utime(path)
+    assert batch.run() == 0
+    assert len(batch.log()) == 2
+    if name == "drive.json":
+        times = np.arange(0, 9, 0.1)
+        save_poses(path, times, np.stack([9 * times, 0 * times], 1), 0 * times, 10.0)
+        what = "inputs.trajectory_sha256"
+    else:
+        path.write_bytes((batch.folder / "c1" / "2.png").read_bytes())
+        what = "inputs.context_sha256"
+    assert batch.run() == 3
+    assert f"was made otherwise ({what}: " in batch.index()[0]["reason"]
+    assert batch.run(on_change="keep") == 0
+    assert torch.equal(batch.tokens("r0"), before["r0"])
+    assert batch.run(on_change="redo") == 0
+    assert not torch.equal(batch.tokens("r0"), before["r0"])
+    assert torch.equal(batch.tokens("r1"), before["r1"])
+    assert sorted(row["id"] for row in batch.log() if row["status"] == "done") == ["r0", "r0", "r1"]
+    path.unlink()  # what was made from it stays
+    assert batch.run() == 0
+
+
+def test_a_fingerprint_is_of_the_files_that_are_read(tmp_path):
+    pictures = [tmp_path / f"frame_{index}.png" for index in (2, 10, 1)]
+    for path in (*pictures, tmp_path / "notes.txt", tmp_path / ".frame_0.png"):
+        path.write_text(path.name)
+    first = [tmp_path / "frame_1.png", tmp_path / "frame_2.png"]
+    assert context_files(str(tmp_path), 2) == context_files(str(tmp_path / "*.png"), 2) == first
+    assert context_files(str(pictures[1]), 1) == [pictures[1]]
+    assert context_files(str(tmp_path / "nothing"), 1) == []
+
+
+def test_counters_say_how_a_run_went(batch):
+    batch.write(batch.line(0), batch.line(1), batch.line(2, context="nowhere"))
+    metrics = batch.folder / "metrics.prom"
+    assert batch.run(metrics=metrics) == 3
+    lines = metrics.read_text().splitlines()
+    assert "# TYPE terra_rollouts_total counter" in lines
+    assert 'terra_rollouts_total{status="done"} 2' in lines
+    assert 'terra_rollouts_total{status="failed"} 1' in lines
+    assert 'terra_frames_total{kind="rollout"} 14' in lines
+    assert "terra_rollouts_wanted 3" in lines
+    seconds = dict(line.rsplit(" ", 1) for line in lines if line.startswith("terra_stage_seconds_total{"))
+    assert len(seconds) == 5
+    assert float(seconds['terra_stage_seconds_total{stage="generate"}']) > 0
+    assert batch.run(metrics=metrics) == 3
+    assert 'terra_rollouts_total{status="reused"} 2' in metrics.read_text()
 
 
 def test_other_folders_are_left_alone(batch):
@@ -360,7 +457,7 @@ def test_a_long_manifest_is_not_read_ahead_and_sigterm_drains(batch, monkeypatch
 
 def test_an_interrupt_that_ends_the_encoder_too_still_drains(batch, monkeypatch):
     batch.write(*(batch.line(index) for index in range(20)))
-    write_video, broken = terra.rollouts.runner.write_video, []
+    write_video, broken = terra.rollouts.maker.write_video, []
 
     def encoder_ends_once(*args):
         if not broken:
@@ -370,7 +467,7 @@ def test_an_interrupt_that_ends_the_encoder_too_still_drains(batch, monkeypatch)
             raise OutputError("ffmpeg ended with status 255")
         write_video(*args)
 
-    monkeypatch.setattr(terra.rollouts.runner, "write_video", encoder_ends_once)
+    monkeypatch.setattr(terra.rollouts.maker, "write_video", encoder_ends_once)
     assert batch.run(engine="persistence") == 130
     assert 0 < len(batch.names()) < 20
     assert list((batch.output / "failed").iterdir()) == []

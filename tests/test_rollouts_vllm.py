@@ -5,9 +5,10 @@ from tiny_rollouts import Batch, compose
 
 from decoder import FramewiseDecoder
 from terra.pipeline import Pipeline
-from terra.rollouts.batch import make_rollouts, read_settings
+from terra.rollouts.batch import read_settings
 from terra.rollouts.folder import RolloutFolder
 from terra.rollouts.manifest import count_rollouts
+from terra.rollouts.runner import BatchRunner
 from terra.rollouts.source import Tally
 from tokenizer import LFQTokenizer
 
@@ -23,7 +24,7 @@ def test_batches_are_the_same_on_both_engines(tmp_path, tiny_model, tiny_tokeniz
         folder = RolloutFolder(settings.output, {"made_with": {"engine": name}}, "refuse")
         tally = Tally(count_rollouts(settings))
         with folder.open():
-            assert make_rollouts(pipeline, folder, settings, tally) is None
+            assert BatchRunner(pipeline, folder, settings, tally, lambda: None).run() is None
         assert (tally.done, tally.failed) == (12, 0)
         assert tally.frames == tally.frames_due == sum(2 * (7 + index) for index in range(6))
     assert vllm_engine.counters.cached > 0

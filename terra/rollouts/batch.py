@@ -1,40 +1,33 @@
-"""What `terra-rollout` does: check all, load the weights once, make what the manifest asks for, write the index."""
+"""What `terra-rollout` does: check all, have what the manifest asks for made, write the index."""
 
+import functools
 import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from terra.config import (
-    build_decoder,
-    build_engine,
-    build_sampling,
-    check_extra,
-    check_pairing,
-    checkpoint_folder,
-)
-from terra.device import torch_device, torch_dtype
+from terra.config import build_sampling, check_extra
+from terra.errors import ConfigError, TerraError
 from terra.output import check_output
-from terra.pipeline import Pipeline
 from terra.progress import ProgressLine
+from terra.rollouts.best import Score, score_all, write_best
 from terra.rollouts.folder import RolloutFolder
+from terra.rollouts.grid import write_grids
 from terra.rollouts.manifest import count_rollouts, read_lines, rollout_names
-from terra.rollouts.runner import BatchRunner
+from terra.rollouts.metrics import MetricsFile
+from terra.rollouts.models import Models
 from terra.rollouts.settings import RolloutSettings
-from terra.rollouts.source import ClaimedJobs, Tally
-from terra.windows import check_overlap
-from terra.world_model import load_config
-from tokenizer import LFQTokenizer
-from tokenizer.checkpoint import checkpoint_sha256
+from terra.rollouts.source import Tally, note_failure
+from tokenizer import Frames, TokenGrid
 
 logger = logging.getLogger(__name__)
 
 ALL_DONE, SOME_FAILED, INTERRUPTED = 0, 3, 128
-# Of an engine: what decides how fast it is, and not which tokens it gives.
-_SPEED = ("max_sessions", "cpu_kv_cache_gib", "gpu_memory_utilization", "tensor_parallel_size")
 _NEEDED_BYTES = 64 << 20
 
 
@@ -47,72 +40,70 @@ def run(config: DictConfig) -> int:
         TerraError: anything wrong with the configuration, the manifest as a whole, the engine or the output folder.
     """
     settings = read_settings(config)
-    tokenizer_folder, model_folder = checkpoint_folder(config.tokenizer), checkpoint_folder(config.world_model)
-    model = load_config(model_folder)
-    check_pairing(tokenizer_folder, model)
-    check_overlap(settings.overlap, model.layout.max_frames)
-    device = torch_device(config.tokenizer.device)
-    for name, check in (("dtype", torch_dtype), ("device", torch_device)):
-        if name in config.engine:
-            check(config.engine[name])
-    check_extra(config.engine)
-    check_extra(config.decoder)
+    models = Models.check(config)
+    check_extra(config.cluster)
+    cluster = _build_cluster(config.cluster)
+    score = None if settings.score is None else Score(settings.score)
     check_output(settings.output, overwrite=True, needed_bytes=_NEEDED_BYTES)
     tally = Tally(count_rollouts(settings))
-    made_with = _made_with(config, tokenizer_folder, model_folder)
-    folder = RolloutFolder(settings.output, {"made_with": made_with, **_defaults(settings)}, settings.on_change)
+    made_with = {"made_with": models.made_with(), **_defaults(settings)}
+    folder = RolloutFolder(settings.output, made_with, settings.on_change)
+    metrics = MetricsFile(settings.metrics, tally)
     with folder.open():
-        tokenizer = LFQTokenizer.from_pretrained(tokenizer_folder).to(device)
-        decoder = build_decoder(config.decoder, tokenizer)
-        engine = build_engine(config.engine, model_folder)
-        with Pipeline(tokenizer, engine, decoder, overlap=settings.overlap) as pipeline:
-            interrupted = make_rollouts(pipeline, folder, settings, tally)
-        counts = folder.write_index(_names(settings))
+        started = time.monotonic()
+        with ProgressLine("rollouts", tally.total) as line:
+
+            def show() -> None:
+                line.show(tally.ended, _progress(tally, time.monotonic() - started))
+                metrics.update()
+
+            interrupted = cluster.make_rollouts(models, folder, settings, tally, show)
+            show()
+        if interrupted is None:
+            _finish(models, folder, settings, tally, score)
+        counts = folder.write_index((name, line) for names, line in _lines(settings) for name in names)
+        metrics.write()
     _report(settings, tally, counts)
     if interrupted is not None:
         return INTERRUPTED + interrupted
     return ALL_DONE if counts["done"] == tally.total else SOME_FAILED
 
 
-def make_rollouts(pipeline: Pipeline, folder: RolloutFolder, settings: RolloutSettings, tally: Tally) -> int | None:
-    """Make what is missing in an open folder; the signal that interrupted it, if one did.
+def _finish(
+    models: Models, folder: RolloutFolder, settings: RolloutSettings, tally: Tally, score: Score | None
+) -> None:
+    """What is derived from all futures of a line: which is the best, and their grid."""
+    if score is not None:
+        build = functools.cache(models.build_decoder)  # most runs have scored all when they made it
 
-    Raises:
-        EngineError: the engine failed.
-        OutputError: the output can't be written.
-    """
-    started = time.monotonic()
-    with ProgressLine("rollouts", tally.total) as line:
-        jobs = ClaimedJobs(settings, folder, tally)
-        show = lambda: line.show(tally.ended, _progress(tally, time.monotonic() - started))  # noqa: E731
-        runner = BatchRunner(pipeline, folder, settings, jobs, tally, show)
-        runner.run()
-        show()
-    return runner.signal
+        def decode(tokens: TokenGrid) -> Frames:
+            return build().decode(tokens)
+
+        score_all(folder, _lines(settings), score, decode, functools.partial(note_failure, tally, folder))
+        write_best(folder, _lines(settings), score)
+    if settings.grid:
+        write_grids(folder, _lines(settings))
+
+
+def _build_cluster(node: DictConfig) -> Any:
+    try:
+        return instantiate(node, _convert_="all")
+    except InstantiationException as error:
+        if isinstance(error.__cause__, TerraError):
+            raise error.__cause__ from None
+        if isinstance(error.__cause__, TypeError):
+            raise ConfigError(f"cluster: {error.__cause__}") from None
+        raise
 
 
 def read_settings(config: DictConfig) -> RolloutSettings:
     """The settings of conf/rollout.yaml. Raises ConfigError."""
     values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     picked: dict[str, Any] = {name: values[name] for name in RolloutSettings.__annotations__}
-    for name in ("manifest", "output", "context_root"):
+    for name in ("manifest", "output", "context_root", "metrics"):
         picked[name] = None if picked[name] is None else Path(str(picked[name]))
     picked["sampling"] = build_sampling(config.sampling)
     return RolloutSettings(**picked)
-
-
-def _made_with(config: DictConfig, tokenizer: Path, world_model: Path) -> dict[str, Any]:
-    """What all rollouts depend on, as JSON has it."""
-    values: Any = OmegaConf.to_container(config, resolve=True)
-    return {
-        "tokenizer_sha256": checkpoint_sha256(tokenizer),
-        "world_model_sha256": checkpoint_sha256(world_model),
-        "engine": {key: value for key, value in values["engine"].items() if key not in _SPEED},
-        "decoder": values["decoder"],
-        "tokenizer_device": values["tokenizer"]["device"],
-        "overlap": values["overlap"],
-        "context_root": values["context_root"],
-    }
 
 
 def _defaults(settings: RolloutSettings) -> dict[str, Any]:
@@ -120,10 +111,10 @@ def _defaults(settings: RolloutSettings) -> dict[str, Any]:
     return {"defaults": {name: getattr(settings, name) for name in names} | {"sampling": vars(settings.sampling)}}
 
 
-def _names(settings: RolloutSettings) -> Iterator[tuple[str, int]]:
+def _lines(settings: RolloutSettings) -> Iterator[tuple[list[str], int]]:
+    """The names of each line's rollouts, and the line's number."""
     for line in read_lines(settings.manifest):
-        for name in rollout_names(line, settings):
-            yield name, line.number
+        yield rollout_names(line, settings), line.number
 
 
 def _progress(tally: Tally, seconds: float) -> str:

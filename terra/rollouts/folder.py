@@ -3,6 +3,8 @@
     rollouts/ID/     video.mp4, tokens.safetensors, rollout.json; appears by renaming, complete
     failed/ID.json   why a rollout could not be made, the last time it was tried ("line+N": a line without an id)
     index.jsonl      one line a rollout in the manifest's order; derived from the folders whenever a run ends
+    best.json        with `score=`: of each line the best future, and all scores; derived likewise
+    grids/ID.mp4     with `grid=true`: a line's futures beside each other; derived likewise
     log.jsonl        one line for each rollout done or failed, appended at that moment
     run.json         weights and settings that the rollouts are made with
     claims/, partial/   rollouts in progress, see `terra.rollouts.locks`; empty and gone after a run
@@ -13,6 +15,7 @@ Several processes may work in one folder at the same time, with the same setting
 import errno
 import json
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from terra.errors import ConfigError, OutputError
+from terra.rollouts.fingerprint import Fingerprints
 from terra.rollouts.locks import Claim, Lock
 from terra.rollouts.manifest import Job
 from tokenizer.files import make_folder, read_json, replacing, write_json
@@ -42,6 +46,7 @@ class RolloutFolder:
         self.path, self.settings, self._on_change = path, settings, on_change
         self._rollouts, self._failed = path / "rollouts", path / "failed"
         self._claims, self._partial = path / "claims", path / "partial"
+        self._fingerprints = Fingerprints()
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -72,15 +77,22 @@ class RolloutFolder:
         """Whether the rollout is there, and is to stay.
 
         Raises:
-            ConfigError: it was made from another line or with other settings, which is refused.
+            ConfigError: it was made from another line, other files or with other settings, which is refused.
         """
-        path = self._rollouts / job.name / RECORD
+        path = self.rollout(job.name) / RECORD
         if not path.exists():
             return False
         record = read_json(path, OutputError)
+        # Files that are not there any more say nothing against what was made from them.
+        inputs = self.fingerprint(job)
+        before = record.get("inputs") or {}
         changed = _differences(
-            {"request": record.get("request"), "made_with": record.get("made_with")},
-            {"request": job.request, "made_with": self.settings["made_with"]},
+            {
+                "request": record.get("request"),
+                "made_with": record.get("made_with"),
+                "inputs": {name: before.get(name) for name in inputs},
+            },
+            {"request": job.request, "made_with": self.settings["made_with"], "inputs": inputs},
         )
         if changed and self._on_change == "redo":
             return False
@@ -88,6 +100,25 @@ class RolloutFolder:
             raise ConfigError(f"{job.where}: {path.parent} was made otherwise ({changed}): on_change=redo or keep")
         self._failure_path(job.name).unlink(missing_ok=True)
         return True
+
+    def rollout(self, name: str) -> Path:
+        """Where a rollout is, or will be."""
+        return self._rollouts / name
+
+    def has(self, name: str) -> bool:
+        """Whether a rollout is there, and counts."""
+        return (self.rollout(name) / RECORD).exists() and not self._failure_path(name).exists()
+
+    def fingerprint(self, job: Job) -> dict[str, str]:
+        """See `terra.rollouts.fingerprint.Fingerprints.of`."""
+        return self._fingerprints.of(job)
+
+    def count_made(self) -> int:
+        """How many rollouts are there, of whatever manifest. Raises OutputError."""
+        try:
+            return sum(1 for _ in os.scandir(self._rollouts))
+        except OSError as error:
+            raise OutputError(f"{self._rollouts}: expected a readable folder, got: {error.strerror}") from None
 
     def claim(self, job: Job) -> Claim | None:
         """The right to make a rollout, or None while another process has it. Raises OutputError."""
@@ -100,11 +131,10 @@ class RolloutFolder:
         Raises:
             OutputError: the disk is full, or a file can't be written.
         """
-        partial, final, old = self._partial / job.name, self._rollouts / job.name, self._partial / f"{job.name}.old"
+        # Names of their own: what a dead process left, or a worker given up for dead still writes, is in nobody's way.
+        mine = f"{job.name}.{secrets.token_hex(4)}"
+        partial, final, old = self._partial / mine, self._rollouts / job.name, self._partial / f"{mine}.old"
         try:
-            for litter in (partial, old):
-                if litter.exists():
-                    shutil.rmtree(litter)
             partial.mkdir(parents=True)
             write(partial)
             _sync(partial)
@@ -167,11 +197,13 @@ class RolloutFolder:
         # A failure first: of a rollout that is there, it says why that one does not count.
         if self._failure_path(name).exists():
             return read_json(self._failure_path(name), OutputError)
-        path = self._rollouts / name / RECORD
+        path = self.rollout(name) / RECORD
         if not path.exists():
             return {"id": name, "status": "pending", "line": line}
         record = read_json(path, OutputError)
         kept = {key: record[key] for key in ("sample", "seed", "num_frames", "seconds")}
+        if record.get("score"):
+            kept["score"] = record["score"]["value"]
         return {"id": name, "status": "done", "line": line, "folder": f"rollouts/{name}", **kept}
 
     def _failure_path(self, name: str) -> Path:

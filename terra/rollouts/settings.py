@@ -27,6 +27,9 @@ class RolloutSettings:
         retries: how often a line that failed is tried again.
         retry_seconds: how long to wait before that.
         on_change: what to do with rollouts made with other weights or settings: refuse, redo or keep them.
+        grid: write a video of each line's futures beside each other.
+        score: "package.module:function" that says which future is the best, see `terra.rollouts.best`; None for none.
+        metrics: a file of counters for Prometheus; None for none.
 
     Raises:
         ConfigError: a value of another type or out of its range.
@@ -47,6 +50,9 @@ class RolloutSettings:
     retries: int
     retry_seconds: float
     on_change: str
+    grid: bool
+    score: str | None
+    metrics: Path | None
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -56,6 +62,11 @@ class RolloutSettings:
             raise ConfigError(f"retry_seconds: expected 0 to 3600, got {wait!r}")
         if self.on_change not in ON_CHANGE:
             raise ConfigError(f"on_change: expected one of {', '.join(ON_CHANGE)}, got {self.on_change!r}")
+
+        if not isinstance(self.grid, bool):
+            raise ConfigError(f"grid: expected true or false, got {self.grid!r}")
+        if self.score is not None and not isinstance(self.score, str):
+            raise ConfigError(f"score: expected package.module:function, got {self.score!r}")
 
     @property
     def root(self) -> Path:

@@ -26,6 +26,8 @@ class Tally:
         taken: claimed by this process so far.
         frames: generated in this run.
         frames_due: to be generated for the rollouts taken.
+        seconds: of each stage, summed over the rollouts done in this run.
+        restarts: workers that died and were replaced.
         failures: the first few reasons.
     """
 
@@ -36,6 +38,8 @@ class Tally:
     taken: int = 0
     frames: int = 0
     frames_due: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    restarts: int = 0
     failures: list[str] = field(default_factory=list)
 
     @property
@@ -122,12 +126,20 @@ class ClaimedJobs:
         return None
 
     def _fail(self, name: str, number: int, reason: str) -> None:
-        self._folder.fail(name, number, reason)
-        note_failure(self._tally, name, reason)
+        note_failure(self._tally, self._folder, name, number, reason)
 
 
-def note_failure(tally: Tally, name: str, reason: str) -> None:
-    """Count a failure."""
+def note_done(tally: Tally, folder: RolloutFolder, job: Job, seconds: dict[str, float]) -> None:
+    """Count and log a rollout that was made. Raises OutputError."""
+    tally.done += 1
+    for stage, taken in seconds.items():
+        tally.seconds[stage] = tally.seconds.get(stage, 0.0) + taken
+    folder.log({"id": job.name, "status": "done", "line": job.line, "seconds": seconds})
+
+
+def note_failure(tally: Tally, folder: RolloutFolder, name: str, line: int, reason: str) -> None:
+    """Count and record a failure. Raises OutputError."""
+    folder.fail(name, line, reason)
     tally.failed += 1
     if len(tally.failures) < 3:
         tally.failures.append(f"{name}: {reason}")

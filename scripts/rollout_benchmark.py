@@ -1,0 +1,155 @@
+"""What `terra-rollout` adds to the bare engine, in time and in memory.
+
+    python scripts/rollout_benchmark.py --output outputs/rollout_benchmark --rollouts 64 engine=hf
+    python scripts/rollout_benchmark.py --output outputs/rollout_benchmark --memory 100,2000
+
+The first makes rollouts by as many bare sessions, tokens alone, and by `terra-rollout`, video and files too, on one
+engine in one process. The second runs `terra-rollout engine=persistence` in a process for each length of a manifest and
+compares the main processes' largest memory. Further arguments are `terra-rollout`'s. The result is one JSON line.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+CONTEXTS = Path(__file__).resolve().parent.parent / "terra" / "demo" / "contexts"
+
+
+def main() -> None:
+    """Parse the command line, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True, help="folder for what is made; its runs are removed")
+    parser.add_argument("--rollouts", type=int, default=64)
+    parser.add_argument("--frames", type=int, default=25, help="frames of a rollout, three context frames included")
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--memory", metavar="LINES,LINES", help="manifest lengths")
+    arguments, overrides = parser.parse_known_args()
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    if arguments.memory:
+        found = measure_memory(arguments.output, [int(length) for length in arguments.memory.split(",")], overrides)
+    else:
+        size = (arguments.rollouts, arguments.frames, arguments.repeats)
+        found = measure_speed(arguments.output, *size, overrides)
+    print(json.dumps(found))
+
+
+def measure_speed(output: Path, num: int, num_frames: int, repeats: int, overrides: list[str]) -> dict[str, Any]:
+    """Frames a second of the bare engine and of a batch, in turns, and their ratio (medians)."""
+    import hydra
+
+    from terra.config_files import config_dir, register_resolvers
+    from terra.rollouts.batch import read_settings
+    from terra.rollouts.folder import RolloutFolder
+    from terra.rollouts.manifest import count_rollouts
+    from terra.rollouts.models import Models
+    from terra.rollouts.runner import BatchRunner
+    from terra.rollouts.source import Tally
+
+    register_resolvers()
+    manifest = write_manifest(output / "manifest.jsonl", num)
+    run = output / "run"
+    settings = [f"manifest={manifest}", f"output={run}", f"num_frames={num_frames}", f"at_once={num}"]
+    with hydra.initialize_config_dir(str(config_dir()), version_base="1.3"):
+        config = hydra.compose("rollout", [*settings, *overrides])
+    settings, models = read_settings(config), Models.check(config)
+    seconds: dict[str, list[float]] = {"bare": [], "batch": []}
+    stages: dict[str, float] = {}
+    with models.build() as pipeline:
+        asyncio.run(run_bare(pipeline, settings, num_frames=4))  # warm: contexts in the prefix cache, code compiled
+        for _ in range(repeats):
+            seconds["bare"].append(asyncio.run(run_bare(pipeline, settings, num_frames=num_frames)))
+            shutil.rmtree(run, ignore_errors=True)
+            folder = RolloutFolder(run, {"made_with": models.made_with()}, "refuse")
+            tally = Tally(count_rollouts(settings))
+            with folder.open():
+                begun = time.perf_counter()
+                BatchRunner(pipeline, folder, settings, tally, lambda: None).run()
+                seconds["batch"].append(time.perf_counter() - begun)
+            if tally.done != num:
+                raise RuntimeError(f"expected {num} rollouts, got {tally.done}: {tally.failures}")
+            stages = {name: round(value, 2) for name, value in tally.seconds.items()}
+    made = num * (num_frames - settings.num_context)
+    rates = {name: made / statistics.median(values) for name, values in seconds.items()}
+    return {
+        "rollouts": num,
+        "frames_each": num_frames - settings.num_context,
+        **{f"{name}_frames_per_second": round(rate, 2) for name, rate in rates.items()},
+        "share_of_bare": round(rates["batch"] / rates["bare"], 3),
+        "batch_stage_seconds": stages,
+        "seconds": {name: [round(value, 2) for value in values] for name, values in seconds.items()},
+    }
+
+
+async def run_bare(pipeline: Any, settings: Any, *, num_frames: int) -> float:
+    """Seconds until all rollouts of the manifest have their tokens; contexts are tokenised before."""
+    from dataclasses import replace
+
+    from terra.rollouts.inputs import Inputs
+    from terra.rollouts.manifest import parse_line, read_lines
+
+    async def here(_threads: str, work: Any) -> Any:
+        return work()
+
+    inputs = Inputs(pipeline.tokenizer, pipeline.engine.spec, settings.contexts, here)
+    jobs = [
+        replace(job, num_frames=num_frames)
+        for line in read_lines(settings.manifest)
+        for job in parse_line(line, settings)
+    ]
+    given = [(await inputs.context(job), await inputs.actions(job), job) for job in jobs]
+
+    async def one(context: Any, actions: Any, job: Any) -> None:
+        split = job.num_context - 1
+        session = await pipeline.open(context, actions[:split], job.sampling, job.seed)
+        async for _ in session.run(actions[split:]):
+            pass
+        await session.close()
+
+    begun = time.perf_counter()
+    await asyncio.gather(*(one(*each) for each in given))
+    return time.perf_counter() - begun
+
+
+def measure_memory(output: Path, lengths: list[int], overrides: list[str]) -> dict[str, Any]:
+    """The largest resident memory (MiB) of the command's process over manifests of these lengths, and its growth."""
+    found = {}
+    for length in lengths:
+        manifest, run = write_manifest(output / f"manifest_{length}.jsonl", length), output / f"run_{length}"
+        shutil.rmtree(run, ignore_errors=True)
+        command = [sys.executable, "-c", "from terra.cli import rollout; rollout()", f"manifest={manifest}"]
+        command += [f"output={run}", "engine=persistence", "num_context=1", "num_frames=2", *overrides]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        if os.waitstatus_to_exitcode(status):
+            raise RuntimeError(f"{' '.join(command)}: exit code {os.waitstatus_to_exitcode(status)}")
+        found[length] = usage.ru_maxrss / 1024
+        shutil.rmtree(run)
+    first, last = found[lengths[0]], found[lengths[-1]]
+    return {
+        "largest_mib": {str(length): round(mib, 1) for length, mib in found.items()},
+        "growth": round(last / first - 1, 4),
+    }
+
+
+def write_manifest(path: Path, num: int) -> Path:
+    """Rollouts over the contexts that ship, of different seeds."""
+    places = sorted(folder for folder in CONTEXTS.iterdir() if folder.is_dir())
+    with path.open("w") as file:
+        for index in range(num):
+            place = places[index % len(places)]
+            trajectory = min(place.glob("*.json"))
+            line = {"id": f"r{index}", "context": str(place), "trajectory": str(trajectory), "seed": index}
+            file.write(json.dumps(line) + "\n")
+    return path
+
+
+if __name__ == "__main__":
+    main()

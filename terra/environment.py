@@ -1,0 +1,352 @@
+"""The world model as a Gymnasium environment: reset to context frames, step with an action, get the next frame.
+
+    env = DrivingEnv(pipeline, DriveContext.load(pipeline, "drive/*.png", "drive.json"))
+    frame, info = env.reset(seed=0)
+    frame, reward, terminated, truncated, info = env.step(action)
+
+`DrivingVectorEnv` steps many sessions of one engine together. `SteeringAction` and `SteeringVectorAction` take
+[steering angle, speed] instead of an action. The same seed, context and actions give the tokens that `terra-generate`
+and `terra-rollout` give. Nothing here knows where the road is: the reward is the user's, and nothing terminates.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Self
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from jaxtyping import Float, Float32, Int, UInt8
+
+from decoder.video import to_uint8
+from terra.context import load_context
+from terra.engine.base import EngineSpec
+from terra.errors import ConfigError
+from terra.pipeline import Pipeline
+from terra.prompt import Actions, FrameTokens
+from terra.sampling import SamplingParams
+from terra.serving.control import MAX_SPEED, Driver, Steering
+from terra.trajectory import load_trajectory
+from terra.windows import SlidingSession
+from tokenizer import Frames, TokenGrid
+
+MAX_ANGLE = 0.6  # rad at the wheels, of a car
+TOP_SPEED = 30.0  # m/s, of the driver's actions
+_SEEDS = 2**63
+_REMEMBERED = 64  # tokenised contexts
+
+Image = UInt8[np.ndarray, "height width 3"]
+Reward = Callable[[Image, Float32[np.ndarray, "waypoints 3"]], float]
+"""Called with the frame and the action that led to it."""
+
+
+@dataclass(frozen=True, eq=False)
+class DriveContext:
+    """Where a drive starts: context frames in [-1, 1], and the actions between them, one fewer."""
+
+    frames: Frames
+    actions: Actions
+
+    @classmethod
+    def load(
+        cls, pipeline: Pipeline, source: str | Path, trajectory: Path | None = None, *, num_frames: int = 3
+    ) -> Self:
+        """From files, as `terra-generate` takes them; a single frame needs no trajectory.
+
+        Raises:
+            ContextError, VideoError, TrajectoryError: see `load_context` and `load_trajectory`.
+            ConfigError: several frames and no trajectory.
+        """
+        spec = pipeline.engine.spec
+        size = pipeline.tokenizer.config.image_size
+        frames = load_context(source, num_frames=num_frames, image_size=size, fps=spec.fps)
+        if trajectory is None and num_frames > 1:
+            raise ConfigError(f"trajectory: expected one for {num_frames} context frames, got none")
+        actions = np.zeros((0, spec.layout.action_slots, 3), np.float32)
+        if trajectory is not None:
+            drive = load_trajectory(Path(trajectory)).resample(spec.fps)
+            drive.require(num_frames)
+            actions = drive.actions(num_frames - 1, spec.waypoint_times)
+        return cls(frames, torch.from_numpy(actions))
+
+
+class _Drives:
+    """Sessions of one engine, by place, that step together."""
+
+    def __init__(self, pipeline: Pipeline, sampling: SamplingParams, num: int) -> None:
+        self._pipeline, self._sampling = pipeline, sampling
+        self._sessions: list[SlidingSession | None] = [None] * num
+        self._encode: Callable[[DriveContext], TokenGrid] = lru_cache(_REMEMBERED)(
+            lambda context: pipeline.tokenizer.encode(context.frames).cpu()
+        )
+
+    def open(self, places: Sequence[int], contexts: Sequence[DriveContext], seeds: Sequence[int]) -> list[FrameTokens]:
+        """Start drives at these places, where others may be; the tokens of each one's last context frame."""
+        self.close(places)
+        tokens = [self._encode(context) for context in contexts]
+
+        async def start() -> list[SlidingSession]:
+            given = zip(tokens, contexts, seeds, strict=True)
+            opened = (self._pipeline.open(grid, each.actions, self._sampling, seed) for grid, each, seed in given)
+            return await asyncio.gather(*opened)
+
+        for place, session in zip(places, self._pipeline.wait(start()), strict=True):
+            self._sessions[place] = session
+        return [grid[-1] for grid in tokens]
+
+    def step(self, places: Sequence[int], actions: Float32[np.ndarray, "places slots 3"]) -> list[FrameTokens]:
+        """The next frame's tokens at these places."""
+        sessions = [session for place in places if (session := self._sessions[place]) is not None]
+        if len(sessions) < len(places):
+            raise gymnasium.error.ResetNeeded("expected reset before step")
+
+        async def step() -> list[FrameTokens]:
+            given = zip(sessions, torch.from_numpy(np.array(actions, np.float32)), strict=True)
+            return await asyncio.gather(*(session.step(action) for session, action in given))
+
+        return self._pipeline.wait(step())
+
+    def draw(self, tokens: Sequence[FrameTokens]) -> UInt8[np.ndarray, "places height width 3"]:
+        """The frames, decoded together."""
+        return to_uint8(self._pipeline.decoder.decode(torch.stack(list(tokens))))
+
+    def close(self, places: Sequence[int] | None = None) -> None:
+        """End the drives at these places, or all. Where none is, nothing happens."""
+
+        async def end(sessions: list[SlidingSession]) -> None:
+            await asyncio.gather(*(session.close() for session in sessions))
+
+        chosen = range(len(self._sessions)) if places is None else places
+        self._pipeline.wait(end([session for place in chosen if (session := self._sessions[place]) is not None]))
+        for place in chosen:
+            self._sessions[place] = None
+
+
+def _frame_space(pipeline: Pipeline) -> spaces.Box:
+    return spaces.Box(0, 255, (*pipeline.tokenizer.config.image_size, 3), np.uint8)
+
+
+def action_space(spec: EngineSpec) -> spaces.Box:
+    """Rows of [lateral y, forward x, time t], in metres as far as 80 m/s go; the times are the model's."""
+    times = np.array(spec.waypoint_times, np.float32)
+    reach = MAX_SPEED * times
+    low, high = np.stack([-reach, -reach, times], -1), np.stack([reach, reach, times], -1)
+    return spaces.Box(low, high, dtype=np.float32)
+
+
+def _steering_space() -> spaces.Box:
+    return spaces.Box(np.array([-MAX_ANGLE, 0], np.float32), np.array([MAX_ANGLE, TOP_SPEED], np.float32))
+
+
+def _info(tokens: FrameTokens, seed: int, num_steps: int) -> dict[str, Any]:
+    return {"tokens": tokens.numpy().copy(), "seed": seed, "num_steps": num_steps}
+
+
+class DrivingEnv(gymnasium.Env[Image, Float32[np.ndarray, "waypoints 3"]]):
+    """One drive at a time. A frame is 8-bit RGB; `info` has its `tokens`, the drive's `seed` and `num_steps`.
+
+    `reset(seed=s)` makes the drive of seed s; without a seed, the next one from `np_random`. The first frame is the
+    last context frame as the decoder draws it. `reset(options={"context": ...})` starts from another `DriveContext`,
+    from then on.
+
+    Args:
+        pipeline: stays open when the environment is closed.
+        context: where drives start.
+        sampling: how tokens are chosen.
+        max_steps: steps after which a drive is truncated; None for no limit.
+        reward: of each step; 0 without.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        context: DriveContext,
+        *,
+        sampling: SamplingParams | None = None,
+        max_steps: int | None = None,
+        reward: Reward | None = None,
+    ) -> None:
+        self.spec_of_engine = pipeline.engine.spec
+        self.observation_space, self.action_space = _frame_space(pipeline), action_space(self.spec_of_engine)
+        self.metadata = {"render_modes": ["rgb_array"], "render_fps": self.spec_of_engine.fps}
+        self.render_mode = "rgb_array"
+        self._drives = _Drives(pipeline, sampling or SamplingParams(), 1)
+        self._context, self._max_steps, self._reward = context, max_steps, reward
+        self._frame: Image | None = None
+        self._num_steps, self._seed = 0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Image, dict[str, Any]]:
+        """Start a drive. Raises ConfigError for an unknown option or a context that is none."""
+        super().reset(seed=seed)
+        (self._context,) = _contexts(options, [self._context])
+        self._seed = int(self.np_random.integers(_SEEDS)) if seed is None else seed
+        (tokens,) = self._drives.open([0], [self._context], [self._seed])
+        self._num_steps = 0
+        self._frame = frame = self._drives.draw([tokens])[0]
+        return frame.copy(), _info(tokens, self._seed, 0)
+
+    def step(self, action: Float32[np.ndarray, "waypoints 3"]) -> tuple[Image, float, bool, bool, dict[str, Any]]:
+        """Apply an action to the last frame. Raises EngineError for one that is not finite or of another shape."""
+        (tokens,) = self._drives.step([0], np.asarray(action)[None])
+        self._num_steps += 1
+        self._frame = frame = self._drives.draw([tokens])[0]
+        reward = 0.0 if self._reward is None else float(self._reward(frame, action))
+        truncated = self._max_steps is not None and self._num_steps >= self._max_steps
+        return frame.copy(), reward, False, truncated, _info(tokens, self._seed, self._num_steps)
+
+    def render(self) -> Image | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The last frame."""
+        return None if self._frame is None else self._frame.copy()
+
+    def close(self) -> None:
+        """End the drive."""
+        self._drives.close()
+
+
+class DrivingVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
+    """Many drives in one engine, stepped together; see `DrivingEnv` for what each is.
+
+    `reset(seed=s)` makes the drives of the seeds s, s + 1, ..., or of the seeds of a list. A truncated drive starts
+    anew with the next step, whose action for it is of no effect (`AutoresetMode.NEXT_STEP`).
+
+    Args:
+        pipeline: stays open when the environment is closed.
+        contexts: where the drives start, one for each.
+        sampling, max_steps, reward: as `DrivingEnv` has them.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        contexts: Sequence[DriveContext],
+        *,
+        sampling: SamplingParams | None = None,
+        max_steps: int | None = None,
+        reward: Reward | None = None,
+    ) -> None:
+        self.spec_of_engine = pipeline.engine.spec
+        self.num_envs = len(contexts)
+        self.single_observation_space = _frame_space(pipeline)
+        self.single_action_space = action_space(self.spec_of_engine)
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.render_mode = "rgb_array"
+        self.metadata = {
+            "autoreset_mode": AutoresetMode.NEXT_STEP,
+            "render_modes": ["rgb_array"],
+            "render_fps": self.spec_of_engine.fps,
+        }
+        self._drives = _Drives(pipeline, sampling or SamplingParams(), self.num_envs)
+        self._contexts, self._max_steps, self._reward = list(contexts), max_steps, reward
+        self._num_steps = np.zeros(self.num_envs, int)
+        self._over = np.zeros(self.num_envs, bool)
+        self._seeds = [0] * self.num_envs
+        self._frames = np.zeros((self.num_envs, *self.single_observation_space.shape), np.uint8)
+
+    def reset(
+        self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Start all drives. Raises ConfigError for an unknown option or a context that is none."""
+        super().reset(seed=seed if isinstance(seed, int) or seed is None else seed[0])
+        self._contexts = _contexts(options, self._contexts)
+        if isinstance(seed, int):
+            seed = [seed + place for place in range(self.num_envs)]
+        tokens = self._start(range(self.num_envs), seed)
+        self._frames = self._drives.draw(tokens)
+        return self._frames.copy(), self._infos(tokens)
+
+    def step(
+        self, actions: Float32[np.ndarray, "places waypoints 3"]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Apply an action to each drive. Raises EngineError for one that is not finite or of another shape."""
+        going, anew = (np.flatnonzero(places).tolist() for places in (~self._over, self._over))
+        tokens = dict(zip(going, self._drives.step(going, np.asarray(actions)[going]), strict=True)) if going else {}
+        self._num_steps[going] += 1
+        tokens |= dict(zip(anew, self._start(anew, None), strict=True)) if anew else {}
+        grids = [tokens[place] for place in range(self.num_envs)]
+        self._frames = self._drives.draw(grids)
+        rewards = np.zeros(self.num_envs)
+        if self._reward is not None:
+            rewards[going] = [self._reward(self._frames[place], actions[place]) for place in going]
+        self._over = np.zeros(self.num_envs, bool) if self._max_steps is None else self._num_steps >= self._max_steps
+        ended = np.zeros(self.num_envs, bool)
+        return self._frames.copy(), rewards, ended, self._over.copy(), self._infos(grids)
+
+    def render(self) -> tuple[Image, ...]:
+        """The last frames."""
+        return tuple(self._frames.copy())
+
+    def close_extras(self, **_: Any) -> None:
+        """End all drives."""
+        self._drives.close()
+
+    def _start(self, places: Sequence[int], seeds: Sequence[int] | None) -> list[FrameTokens]:
+        places = list(places)
+        if seeds is None:
+            seeds = [int(seed) for seed in self.np_random.integers(_SEEDS, size=len(places))]
+        for place, seed in zip(places, seeds, strict=True):
+            self._seeds[place] = seed
+        self._num_steps[places] = 0
+        self._over[places] = False
+        return self._drives.open(places, [self._contexts[place] for place in places], seeds)
+
+    def _infos(self, tokens: Sequence[Int[torch.Tensor, "rows cols"]]) -> dict[str, Any]:
+        infos: dict[str, Any] = {}
+        for place, grid in enumerate(tokens):
+            info = _info(grid, self._seeds[place], int(self._num_steps[place]))
+            infos = self._add_info(infos, info, place)
+        return infos
+
+
+def steering_action(steering: Float[np.ndarray, " 2"], spec: EngineSpec) -> Float32[np.ndarray, "waypoints 3"]:
+    """The action of wheels held at [angle in rad, left positive; speed in m/s]: an arc, see `Steering`."""
+    angle, speed = (float(value) for value in steering)
+    return Driver(Steering(angle, speed), spec.fps).action(spec.waypoint_times)
+
+
+class SteeringAction(gymnasium.ActionWrapper):
+    """A `DrivingEnv` whose action is [steering angle in rad (left positive), speed in m/s]."""
+
+    def __init__(self, env: DrivingEnv) -> None:
+        super().__init__(env)
+        self.action_space = _steering_space()
+        self._spec = env.spec_of_engine
+
+    def action(self, action: Float[np.ndarray, " 2"]) -> Float32[np.ndarray, "waypoints 3"]:
+        """See `steering_action`."""
+        return steering_action(action, self._spec)
+
+
+class SteeringVectorAction(gymnasium.vector.VectorActionWrapper):
+    """A `DrivingVectorEnv` whose actions are [steering angle in rad (left positive), speed in m/s] each."""
+
+    def __init__(self, env: DrivingVectorEnv) -> None:
+        super().__init__(env)
+        self.single_action_space = _steering_space()
+        self.action_space = batch_space(self.single_action_space, env.num_envs)
+        self._spec = env.spec_of_engine
+
+    def actions(self, actions: Float[np.ndarray, "places 2"]) -> Float32[np.ndarray, "places waypoints 3"]:
+        """See `steering_action`."""
+        return np.stack([steering_action(each, self._spec) for each in actions])
+
+
+def _contexts(options: dict[str, Any] | None, before: list[DriveContext]) -> list[DriveContext]:
+    """The contexts that `reset` was given, one for all or one for each; those before, if none was."""
+    options = options or {}
+    for name in options.keys() - {"context"}:
+        raise ConfigError(f"options: expected context, got {name!r}")
+    given = options.get("context", before)
+    given = [given] * len(before) if isinstance(given, DriveContext) else list(given)
+    for each in given:
+        if not isinstance(each, DriveContext):
+            raise ConfigError(f"context: expected a DriveContext, got a {type(each).__name__}")
+    if len(given) != len(before):
+        raise ConfigError(f"context: expected {len(before)}, one for each drive, got {len(given)}")
+    return given

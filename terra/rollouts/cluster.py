@@ -1,0 +1,316 @@
+"""A batch on Ray: one process reads the manifest and keeps the books, workers with an engine each make the rollouts.
+
+Data parallelism is one worker a GPU, not vLLM's own: its replicas sit behind one front end for the sake of models whose
+experts are spread over them, and one dead replica ends them all. Ours share nothing, so a dead one is replaced while
+the others go on. Tensor parallelism is vLLM's: a worker with `engine.tensor_parallel_size` GPUs of one machine.
+
+Claims are held by this process alone, so that no lock must work across machines; the workers write into the output
+folder, which they see under the same path.
+"""
+
+import asyncio
+import itertools
+import logging
+import math
+import os
+import resource
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+# Before Ray is imported: no report of use, and no devices taken away from workers that ask for none.
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+# isort: split
+import ray
+from ray.exceptions import RayActorError
+
+from terra.errors import ConfigError, EngineError, OutputError
+from terra.rollouts.folder import RolloutFolder
+from terra.rollouts.locks import Claim
+from terra.rollouts.manifest import Job
+from terra.rollouts.models import Models
+from terra.rollouts.runner import first_error
+from terra.rollouts.settings import RolloutSettings, check_whole
+from terra.rollouts.signals import Stopping
+from terra.rollouts.source import ClaimedJobs, Tally, note_done, note_failure
+from terra.rollouts.worker import Outcome, Worker
+
+logger = logging.getLogger(__name__)
+
+_CLOSE_SECONDS = 60.0
+_SPARE_FILES = 256
+
+
+class RayCluster:
+    """Where and how many the workers are; see conf/cluster/ray.yaml.
+
+    Raises:
+        ConfigError: a number of workers, GPUs, CPUs or restarts that is none.
+    """
+
+    def __init__(
+        self, *, address: str | None, workers: int | None, gpus: int | None, cpus: float, max_restarts: int
+    ) -> None:
+        for name, value, least in (("workers", workers, 1), ("gpus", gpus, 0), ("max_restarts", max_restarts, 0)):
+            if value is not None:
+                check_whole(value, least, f"cluster.{name}")
+        if isinstance(cpus, bool) or not isinstance(cpus, int | float) or not 0 <= cpus < math.inf:
+            raise ConfigError(f"cluster.cpus: expected a number of 0 or more, got {cpus!r}")
+        self._address, self._workers, self._gpus, self._cpus = address, workers, gpus, cpus
+        self._max_restarts = max_restarts
+
+    def make_rollouts(
+        self,
+        models: Models,
+        folder: RolloutFolder,
+        settings: RolloutSettings,
+        tally: Tally,
+        on_progress: Callable[[], None],
+    ) -> int | None:
+        """Make what is missing in an open folder; the signal that interrupted it, if one did.
+
+        Raises:
+            ConfigError: no such cluster, or too small a one.
+            EngineError: a worker could not start, or died too often.
+            OutputError: the output can't be written.
+        """
+        is_ours = not ray.is_initialized()
+        if is_ours:
+            self._connect()
+        try:
+            num_workers, gpus = self._size(models)
+            options = {"num_cpus": self._cpus, "num_gpus": gpus}
+            run = _Run(options, num_workers, self._max_restarts, models, folder, settings, tally, on_progress)
+            asyncio.run(run.run())
+            return run.signal
+        finally:
+            if is_ours:
+                ray.shutdown()
+
+    def _connect(self) -> None:
+        quiet: dict[str, Any] = {"logging_level": "error", "log_to_driver": False}
+        try:
+            if self._address is None:
+                ray.init(include_dashboard=False, **quiet)
+            else:
+                ray.init(address=self._address, **quiet)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ConfigError(f"cluster.address={self._address}: expected a Ray cluster, got: {reason}") from None
+
+    def _size(self, models: Models) -> tuple[int, int]:
+        """Workers, and GPUs of each. Raises ConfigError."""
+        there = ray.cluster_resources()
+        have_gpus, have_cpus = int(there.get("GPU", 0)), there.get("CPU", 0.0)
+        gpus = self._gpus if self._gpus is not None else models.gpus if have_gpus else 0
+        if gpus and gpus != models.gpus:
+            raise ConfigError(f"cluster.gpus: expected engine.tensor_parallel_size={models.gpus}, got {gpus}")
+        machines = sum(node["Alive"] for node in ray.nodes())
+        workers = self._workers or (max(1, have_gpus // gpus) if gpus else machines)
+        if workers * gpus > have_gpus or workers * self._cpus > have_cpus:
+            need = f"{workers * gpus} GPUs and {workers * self._cpus:g} CPUs"
+            raise ConfigError(
+                f"cluster: expected {need} for {workers} workers, got {have_gpus} GPUs and {have_cpus:g} CPUs"
+            )
+        return workers, gpus
+
+
+class _Seat:
+    """A worker process while it lives. `died` has the reason when it does not any more."""
+
+    def __init__(self, actor: Any) -> None:
+        self.actor, self.has_started = actor, False
+        self.died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def give_up(self, reason: str) -> None:
+        if not self.died.done():
+            self.died.set_result(reason)
+
+
+class _Run:
+    """One run over the manifest. A free place in a worker is a `_Seat` in a queue, once for each place."""
+
+    def __init__(
+        self,
+        options: dict[str, float],
+        num_workers: int,
+        max_restarts: int,
+        models: Models,
+        folder: RolloutFolder,
+        settings: RolloutSettings,
+        tally: Tally,
+        on_progress: Callable[[], None],
+    ) -> None:
+        paths = {name: getattr(settings, name).absolute() for name in ("manifest", "output")}
+        root = None if settings.context_root is None else settings.context_root.absolute()
+        settings = replace(settings, **paths, context_root=root)
+        self._arguments = (models, settings, folder.settings)
+        self._options, self._num_workers, self._max_restarts = options, num_workers, max_restarts
+        self._folder, self._tally, self._on_progress = folder, tally, on_progress
+        left = max(1, tally.total - folder.count_made())
+        # No worker takes what another could begin at once; further ones wait in the worker, so that it never does.
+        most = settings.at_once + 2 * settings.workers
+        self._places = min(most, math.ceil(left / num_workers))
+        self._jobs = ClaimedJobs(settings, folder, tally)
+        self._stopping = Stopping(self._drain)
+        self._alive: set[_Seat] = set()
+        self._claims: set[Claim] = set()
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that interrupted the run."""
+        return self._stopping.signal
+
+    async def run(self) -> None:
+        """Make all, as `BatchRunner.run` does."""
+        _allow_open_files(self._num_workers * self._places + _SPARE_FILES)
+        self._free: asyncio.Queue[_Seat | None] = asyncio.Queue()
+        reader = ThreadPoolExecutor(1, thread_name_prefix="terra-manifest")
+        try:
+            with self._stopping.listening():
+                async with asyncio.TaskGroup() as group:
+                    keepers = [group.create_task(self._keep(index)) for index in range(self._num_workers)]
+                    await self._make_all(reader)
+                    for keeper in keepers:
+                        keeper.cancel()
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from None
+        except asyncio.CancelledError:
+            if not self._stopping:
+                raise
+        finally:
+            self._jobs.stop()
+            await self._close()
+            reader.shutdown()
+            for claim in self._claims:
+                claim.release()
+
+    async def _make_all(self, reader: ThreadPoolExecutor) -> None:
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as group:
+            while (seat := await self._free_seat()) is not None:
+                taken = await loop.run_in_executor(reader, self._next)
+                if taken is None:
+                    return
+                group.create_task(self._make(seat, *taken))
+
+    def _next(self) -> tuple[Job, Claim] | None:
+        taken = next(self._jobs, None)
+        if taken is not None:
+            self._claims.add(taken[1])  # here, lest it be forgotten when nobody waits for this any more
+        return taken
+
+    async def _free_seat(self) -> _Seat | None:
+        """A place in a worker that lives; None when the run is to end."""
+        while True:
+            seat = await self._free.get()
+            if seat is None:
+                self._free.put_nowait(None)  # for the next who asks
+                return None
+            if not seat.died.done():
+                return seat
+
+    async def _make(self, seat: _Seat, job: Job, claim: Claim) -> None:
+        """Have a rollout made, by another worker if one dies."""
+        try:
+            while True:
+                outcome = await _ask(seat, job)
+                if outcome is not None:
+                    self._free.put_nowait(seat)
+                    break
+                if self._folder.is_done(job):  # it died with its last word unsaid
+                    outcome = Outcome("done")
+                    break
+                other = await self._free_seat()
+                if other is None:
+                    return
+                seat = other
+            self._note(job, outcome)
+        finally:
+            claim.release()
+            self._claims.discard(claim)
+
+    def _note(self, job: Job, outcome: Outcome) -> None:
+        if outcome.status == "done":
+            self._tally.frames += job.num_frames - job.num_context
+            note_done(self._tally, self._folder, job, outcome.seconds)
+        elif outcome.status == "failed":
+            note_failure(self._tally, self._folder, job.name, job.line, outcome.reason)
+        self._on_progress()
+
+    async def _keep(self, index: int) -> None:
+        """Start a worker, and another one whenever it dies."""
+        make_actor: Any = ray.remote(Worker).options(**self._options, max_concurrency=self._places + 4)
+        for deaths in itertools.count():
+            actor = make_actor.remote(*self._arguments)
+            seat = _Seat(actor)
+            self._alive.add(seat)
+            await _start(seat, is_first=deaths == 0)
+            if not seat.died.done():
+                seat.has_started = True
+                for _ in range(self._places):
+                    self._free.put_nowait(seat)
+            reason = await seat.died
+            self._alive.discard(seat)
+            ray.kill(actor)
+            if deaths == self._max_restarts:
+                raise EngineError(f"worker {index}: died {deaths + 1} times, the last time: {reason}")
+            self._tally.restarts += 1
+            logger.warning("worker %d died and is replaced: %s", index, reason)
+
+    def _drain(self) -> None:
+        self._jobs.stop()
+        self._free.put_nowait(None)
+        for seat in self._alive:
+            seat.actor.drain.remote()
+
+    async def _close(self) -> None:
+        # Else a worker that the cluster has no place for would be waited for.
+        closing = [seat.actor.close.remote() for seat in self._alive if seat.has_started]
+        with suppress(RayActorError, TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*closing), _CLOSE_SECONDS if not self._stopping else 1.0)
+        for seat in self._alive:
+            ray.kill(seat.actor)
+
+
+async def _start(seat: _Seat, *, is_first: bool) -> None:
+    try:
+        error = await seat.actor.start.remote()
+    except RayActorError as died:
+        seat.give_up(_first_line(died))
+        return
+    if error is not None and (is_first or not isinstance(error, EngineError)):
+        raise error
+    if error is not None:  # such as a GPU whose memory the dead one has not let go of yet
+        seat.give_up(str(error))
+
+
+async def _ask(seat: _Seat, job: Job) -> Outcome | None:
+    """What became of a rollout; None if its worker died meanwhile. Raises OutputError."""
+    try:
+        outcome = await seat.actor.make.remote(job)
+    except RayActorError as died:
+        seat.give_up(_first_line(died))
+        return None
+    if outcome.status != "broken":
+        return outcome
+    if isinstance(outcome.error, OutputError):
+        raise outcome.error
+    seat.give_up(str(outcome.error))
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _allow_open_files(wanted: int) -> None:
+    """Each claim is an open file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

@@ -1,0 +1,74 @@
+"""What a Ray worker does: it has an engine of its own and makes the rollouts that it is told to."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from terra.errors import EngineError, OutputError, TerraError
+from terra.rollouts.folder import RolloutFolder
+from terra.rollouts.maker import RolloutMaker, Work, rounded
+from terra.rollouts.manifest import Job
+from terra.rollouts.models import Models
+from terra.rollouts.settings import RolloutSettings
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a rollout ended: done, failed for a reason of its own, left since the run is to end, or the worker broke."""
+
+    status: Literal["done", "failed", "left", "broken"]
+    reason: str = ""
+    error: TerraError | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+class Worker:
+    """Makes many rollouts at once; `start` comes first, and its methods run in one event loop.
+
+    Args:
+        models: to be built here.
+        settings: of the run; `at_once` rollouts are in the engine, `workers` before it and `workers` after it.
+        made_with: see `RolloutFolder`.
+    """
+
+    def __init__(self, models: Models, settings: RolloutSettings, made_with: dict[str, Any]) -> None:
+        self._models, self._settings, self._made_with = models, settings, made_with
+        self._stopping = False
+
+    async def start(self) -> TerraError | None:
+        """Load the weights; the error, if that went wrong."""
+        settings = self._settings
+        try:
+            self._pipeline = self._models.build()
+            folder = RolloutFolder(settings.output, self._made_with, settings.on_change)
+            self._maker = RolloutMaker(self._pipeline, folder, settings, lambda: None)
+        except TerraError as error:
+            return error
+        self._before, self._after = asyncio.Semaphore(settings.workers), asyncio.Semaphore(settings.workers)
+        self._engine = asyncio.Semaphore(settings.at_once)
+        return None
+
+    async def make(self, job: Job) -> Outcome:
+        """Make a rollout and publish its folder; nothing is logged or claimed here."""
+        work, maker = Work(job), self._maker
+        stages = ((self._before, maker.prepare), (self._engine, maker.generate), (self._after, maker.finish))
+        for seats, step in stages:
+            async with seats:
+                if self._stopping and work.tokens is None:
+                    return Outcome("left")
+                try:
+                    reason = await maker.attempt(work, step, lambda: self._stopping)
+                except (EngineError, OutputError) as error:
+                    return Outcome("broken", error=error)
+            if reason is not None:
+                return Outcome("failed", reason)
+        return Outcome("done", seconds=rounded(work.seconds))
+
+    async def drain(self) -> None:
+        """Begin no rollout any more; those in the engine go on."""
+        self._stopping = True
+
+    async def close(self) -> None:
+        """Free the engine."""
+        self._maker.close()
+        self._pipeline.close()
