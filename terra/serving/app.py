@@ -1,0 +1,203 @@
+"""The application: every route, over one `Service`."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request, WebSocket
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+
+from terra.serving import schemas
+from terra.serving.errors import ApiError, error_body, not_found
+from terra.serving.guard import Guard
+from terra.serving.live import live
+from terra.serving.model import encode_picture
+from terra.serving.pages import page_routes
+from terra.serving.service import Service
+from terra.serving.videos import video_routes
+
+_ABOUT = """Drive a world model, or let it make videos of drives.
+
+Live sessions are a WebSocket at /v1/live: send {"type": "open", "scene": "day"}, then {"type": "control", "steering": \
+rad, "speed": m/s} or {"type": "path", "points": [[x, y], ...], "times": [...]}, and {"type": "ack", "index": k} for \
+each frame; also pause, resume, step, rewind, fork and close. A frame is one binary message: 4 bytes with the length \
+of a JSON header, the header, the picture."""
+_FILES = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["files"],
+                    "properties": {"files": {"type": "array", "items": {"type": "string", "format": "binary"}}},
+                }
+            }
+        },
+    }
+}
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": schemas.ErrorBody, "description": "Refused: the code says why"},
+    "503": {"model": schemas.ErrorBody, "description": "Full, or shutting down"},
+}
+
+
+class _Application(FastAPI):
+    """With the request bodies that routes read themselves in its OpenAPI document."""
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            document = super().openapi()
+            schemas_by_name = document["components"]["schemas"]
+            made = schemas.VideoRequestBody.model_json_schema(ref_template="#/components/schemas/{model}")
+            schemas_by_name.update(made.pop("$defs", {}))
+            schemas_by_name["VideoRequestBody"] = made
+            for methods in document["paths"].values():
+                for route in methods.values():
+                    route["responses"].pop("422", None)  # ours is 400, with the rest of 4XX
+            for unused in ("HTTPValidationError", "ValidationError"):
+                schemas_by_name.pop(unused, None)
+        assert self.openapi_schema is not None
+        return self.openapi_schema
+
+
+def create_app(service: Service) -> FastAPI:
+    """All routes; the service starts and ends with the application."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await service.start()
+        yield
+        await service.close()
+
+    app = _Application(
+        title="Terra",
+        description=_ABOUT,
+        version="1",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        responses=_ERRORS,
+        redirect_slashes=False,
+    )
+    app.include_router(video_routes(service))
+    app.include_router(_model_routes(service))
+    app.include_router(_server_routes(service))
+    app.include_router(page_routes(app))
+
+    @app.websocket("/v1/live")
+    async def live_route(websocket: WebSocket) -> None:
+        await live(websocket, service, has_key=websocket.scope["terra.has_key"])
+
+    app.add_exception_handler(ApiError, _on_api_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(Exception, _on_failure)
+    app.add_middleware(Guard, settings=service.settings, metrics=service.metrics)
+    return app
+
+
+def _model_routes(service: Service) -> APIRouter:
+    router = APIRouter(tags=["model"])
+
+    @router.get("/v1/models")
+    async def list_models() -> schemas.ModelList:
+        """The model that is served."""
+        height, width = service.model.image_size
+        card = schemas.ModelCard(
+            id=service.settings.model_name,
+            created=service.created,
+            fps=service.model.spec.fps,
+            size=f"{width}x{height}",
+            frame_tokens=service.model.spec.layout.image_tokens,
+        )
+        return schemas.ModelList(data=[card])
+
+    @router.get("/v1/scenes")
+    async def list_scenes() -> schemas.SceneList:
+        """Scenes to start from."""
+        every = service.scenes.all.values()
+        return schemas.SceneList(
+            data=[
+                schemas.Scene(id=each.id, num_frames=len(each.pictures), trajectories=list(each.trajectories))
+                for each in every
+            ]
+        )
+
+    picture: dict[int | str, dict[str, Any]] = {
+        200: {"content": {"image/png": {"schema": {"type": "string", "format": "binary"}}}}
+    }
+
+    @router.get("/v1/scenes/{scene_id}/image", response_class=Response, responses=picture)
+    async def scene_image(scene_id: str) -> Response:
+        """A scene's last context frame."""
+        scene = service.scenes.find(scene_id)
+        data = await service.model.run("files", lambda: encode_picture(scene.pictures[-1], "png"))
+        return Response(data, media_type="image/png", headers={"Cache-Control": "max-age=600"})
+
+    @router.get("/v1/scenes/{scene_id}/trajectories/{name}")
+    async def scene_trajectory(scene_id: str, name: str) -> dict[str, Any]:
+        """One of a scene's trajectories, as the document that POST /v1/videos takes."""
+        documents = service.scenes.find(scene_id).documents
+        if name not in documents:
+            raise not_found("trajectory")
+        return documents[name]
+
+    @router.post("/v1/contexts", openapi_extra=_FILES)
+    async def create_context(request: Request) -> schemas.Context:
+        """Pictures in order, or one video, to start from; other aspects than the model's are cropped to the middle."""
+        service.check_open()
+        if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+            raise ApiError(415, "unsupported_media_type", "expected multipart/form-data")
+        async with request.form(max_files=service.settings.uploads.max_frames + 1, max_fields=16) as form:
+            files = [await each.read() for each in form.getlist("files") if isinstance(each, UploadFile)]
+        context = await service.contexts.add(files)
+        return schemas.Context(id=context.id, num_frames=len(context.pictures), expires_at=int(context.expires_at))
+
+    return router
+
+
+def _server_routes(service: Service) -> APIRouter:
+    router = APIRouter(tags=["server"])
+
+    @router.get("/health")
+    async def health() -> schemas.Health:
+        """Whether the server answers."""
+        return schemas.Health(status="shutting_down" if service.draining else "ok")
+
+    text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+
+    @router.get("/metrics", response_class=Response, responses=text)
+    async def metrics() -> Response:
+        """Counters for Prometheus."""
+        counts = await service.store.counts()
+        content = service.metrics.text(service.model.pipeline.engine, counts)
+        return Response(content, media_type=service.metrics.content_type)
+
+    return router
+
+
+async def _on_api_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ApiError)
+    return JSONResponse(error.body, error.status, error.headers)
+
+
+async def _on_invalid(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    problem = error.errors()[0]
+    name = str(problem["loc"][-1])
+    return JSONResponse(error_body(400, "invalid_request", f"{name}: {problem['msg']}", name), 400)
+
+
+async def _on_http_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    codes = {404: "not_found", 405: "method_not_allowed"}
+    body = error_body(error.status_code, codes.get(error.status_code, "invalid_request"), str(error.detail))
+    return JSONResponse(body, error.status_code, dict(error.headers or {}))
+
+
+async def _on_failure(_: Request, error: Exception) -> JSONResponse:
+    return JSONResponse(error_body(500, "server_error", "the server failed; its log says why"), 500)

@@ -1,0 +1,178 @@
+"""Contexts that clients upload: pictures or one video, cropped to the model's aspect, kept in memory for a time.
+
+Nothing of a client's names is used, and a picture's size is known before it is unpacked.
+"""
+
+import io
+import re
+import secrets
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import imageio_ffmpeg
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image, ImageOps
+
+from decoder.video import probe_video, read_video
+from terra.context import DAMAGED_IMAGE, RATE_TOLERANCE
+from terra.errors import VideoError
+from terra.serving.errors import ApiError, not_found
+from terra.serving.model import Model, Pictures
+from terra.serving.settings import UploadSettings
+from tokenizer import TokenGrid
+
+_PICTURES = ("PNG", "JPEG", "WEBP")
+_MIN_SIDE = 8
+
+
+@dataclass(eq=False)
+class Context:
+    """An uploaded context; its tokens are there once they have been asked for. Times in seconds since 1970."""
+
+    id: str
+    pictures: Pictures
+    expires_at: float
+    tokens: TokenGrid | None = field(default=None)
+
+
+class Contexts:
+    """The contexts that are kept."""
+
+    def __init__(self, model: Model, settings: UploadSettings, num_context: int) -> None:
+        self._model, self._settings, self._num_context = model, settings, num_context
+        self._contexts: dict[str, Context] = {}
+        self._reading = 0
+
+    async def add(self, files: Sequence[bytes]) -> Context:
+        """Keep pictures (in their order) or one video.
+
+        Raises:
+            ApiError: 400 for what is no such thing or too large, 429 when as many are kept as may be.
+        """
+        self.expire()
+        if len(self._contexts) + self._reading >= self._settings.contexts:
+            raise ApiError(
+                429, "too_many_contexts", f"expected at most {self._settings.contexts} contexts", retry_seconds=60
+            )
+        self._reading += 1
+        try:
+            pictures = await self._model.run("files", lambda: self._read(files))
+        finally:
+            self._reading -= 1
+        context = Context(f"ctx_{secrets.token_hex(16)}", pictures, time.time() + self._settings.lifetime_seconds)
+        self._contexts[context.id] = context
+        return context
+
+    async def tokens(self, context_id: str) -> TokenGrid:
+        """A context's tokens. Raises ApiError (404)."""
+        context = self.find(context_id)
+        if context.tokens is None:
+            context.tokens = await self._model.encode(context.pictures)
+        return context.tokens
+
+    def find(self, context_id: str) -> Context:
+        """A context that is kept. Raises ApiError (404)."""
+        self.expire()
+        if context_id not in self._contexts:
+            raise not_found("context")
+        return self._contexts[context_id]
+
+    def expire(self) -> None:
+        """Forget those whose time is over."""
+        now = time.time()
+        self._contexts = {name: each for name, each in self._contexts.items() if each.expires_at > now}
+
+    def _read(self, files: Sequence[bytes]) -> Pictures:
+        kinds = [_kind(data) for data in files]
+        if not files:
+            raise ApiError(400, "no_files", "files: expected pictures or a video, got none", param="files")
+        if kinds[0] in (".mp4", ".gif"):
+            if len(files) > 1:
+                raise _refused("expected pictures, or one video alone, got several files")
+            return self._read_video(files[0], kinds[0])
+        if len(files) > self._settings.max_frames:
+            raise _refused(f"expected at most {self._settings.max_frames} pictures, got {len(files)}")
+        frames = [self._read_picture(data, f"file {number}") for number, data in enumerate(files, 1)]
+        return np.stack([self._fit(frame) for frame in frames])
+
+    def _read_picture(self, data: bytes, where: str) -> Image.Image:
+        try:
+            with Image.open(io.BytesIO(data), formats=_PICTURES) as picture:
+                self._check_size(picture.size, where)
+                upright = ImageOps.exif_transpose(picture)
+                return upright.convert("RGB")
+        except DAMAGED_IMAGE:
+            raise _refused(f"{where}: expected a whole PNG, JPEG or WebP picture, an MP4 or a GIF") from None
+
+    def _read_video(self, data: bytes, suffix: str) -> Pictures:
+        with tempfile.TemporaryDirectory(prefix="terra-upload-") as folder:
+            path = Path(folder, f"video{suffix}")
+            path.write_bytes(data)
+            try:
+                self._check_size(_gif_size(data) if suffix == ".gif" else _mp4_size(path), "video")
+                info = probe_video(path)
+                wanted = self._sampled(info.fps)
+                if not info.fps > 0 or info.num_frames <= wanted[-1]:
+                    seconds = (self._num_context - 1) / self._model.spec.fps
+                    raise _refused(f"video: expected {seconds:g} s or more at {self._model.spec.fps:g} frames a second")
+                frames = read_video(path, max_frames=wanted[-1] + 1)
+            except (VideoError, *DAMAGED_IMAGE):
+                raise _refused("video: expected a whole MP4 or GIF") from None
+        self._check_size((frames.shape[2], frames.shape[1]), "video")
+        return np.stack([self._fit(Image.fromarray(frames[index])) for index in wanted])
+
+    def _sampled(self, fps: float) -> list[int]:
+        """The video's frames nearest to the model's, from its first on (as `terra.context` takes them)."""
+        ratio = fps / self._model.spec.fps
+        if ratio < 1 - RATE_TOLERANCE:
+            raise _refused(f"video: expected {self._model.spec.fps:g} or more frames a second, got {fps:g}")
+        ratio = ratio if abs(ratio - 1) > RATE_TOLERANCE else 1.0
+        return [int(index * ratio + 0.5) for index in range(self._num_context)]
+
+    def _check_size(self, size: tuple[int, int], where: str) -> None:
+        width, height = size
+        limit, pixels = self._settings.max_side, self._settings.max_pixels
+        if not (_MIN_SIDE <= width <= limit and _MIN_SIDE <= height <= limit) or width * height > pixels:
+            raise _refused(
+                f"{where}: expected {_MIN_SIDE} to {limit} pixels a side and at most {pixels} in all, "
+                f"got {width}x{height}"
+            )
+
+    def _fit(self, picture: Image.Image) -> UInt8[np.ndarray, "height width 3"]:
+        """The middle of a picture, in the model's aspect and size."""
+        height, width = self._model.image_size
+        return np.asarray(ImageOps.fit(picture, (width, height), Image.Resampling.BICUBIC))
+
+
+def _kind(data: bytes) -> str:
+    if data[4:8] == b"ftyp":
+        return ".mp4"
+    return ".gif" if data[:4] == b"GIF8" else ""
+
+
+def _gif_size(data: bytes) -> tuple[int, int]:
+    """Of the whole animation laid out, since it is unpacked at once: frames side by side."""
+    with Image.open(io.BytesIO(data), formats=["GIF"]) as gif:
+        if gif.width * gif.height * getattr(gif, "n_frames", 1) > 1 << 28:
+            raise _refused("video: expected a GIF of fewer pixels in all its frames")
+        return gif.size
+
+
+def _mp4_size(path: Path) -> tuple[int, int]:
+    """(width, height) that the header declares, before any frame is decoded."""
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-nostdin", "-protocol_whitelist", "file"]
+    # Without an output it ends with an error after telling of the streams.
+    done = subprocess.run([*command, "-i", str(path)], capture_output=True, check=False, timeout=30)
+    sizes = re.findall(rb"Video: .*?[ ,](\d{1,6})x(\d{1,6})[ ,\r\n]", done.stderr)
+    if not sizes:
+        raise _refused("video: expected a whole MP4 or GIF")
+    return max(int(width) for width, _ in sizes), max(int(height) for _, height in sizes)
+
+
+def _refused(message: str) -> ApiError:
+    return ApiError(400, "invalid_file", message, param="files")

@@ -1,0 +1,149 @@
+"""What every request passes first: its host, its origin, its key and its size are checked, and it is counted.
+
+Plain ASGI, so that WebSockets pass it too and bodies are counted while they come.
+"""
+
+import asyncio
+import hmac
+import json
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from terra.serving.errors import ApiError
+from terra.serving.metrics import Metrics
+from terra.serving.settings import ServeSettings
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_KEYED = ("/v1/", "/metrics")
+_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (
+        b"content-security-policy",
+        b"default-src 'self'; img-src 'self' blob: data:; media-src 'self' blob:; style-src 'self' 'unsafe-inline'; "
+        b"connect-src 'self' ws: wss:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    ),
+)
+
+
+class Guard:
+    """Wraps an application.
+
+    A page of another site must not use a server on its visitor's machine: a request that names an `Origin` must name
+    this server's, and `Host` must be a name that this server goes by. WebSockets may bring the key in their first
+    message instead; scope["terra.has_key"] says whether they brought it in a header.
+    """
+
+    def __init__(self, app: App, settings: ServeSettings, metrics: Metrics) -> None:
+        self._app, self._settings, self._metrics = app, settings, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        started, status = time.perf_counter(), 0
+
+        async def sent(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message = {**message, "headers": [*message.get("headers", ()), *_HEADERS]}
+            await send(message)
+
+        try:
+            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+            limited = self._limited(headers, receive) if scope["type"] == "http" else receive
+            self._check(scope, headers)
+            await self._app(scope, limited, sent)
+        except ApiError as error:
+            await _refuse(scope, receive, sent, error)
+        finally:
+            if scope["type"] == "http":
+                route = getattr(scope.get("route"), "path", "other")
+                self._metrics.request(_method(scope), route, status, time.perf_counter() - started)
+
+    def _check(self, scope: Scope, headers: dict[str, str]) -> None:
+        host, settings = headers.get("host", ""), self._settings
+        if settings.hosts is not None and _hostname(host) not in settings.hosts:
+            raise ApiError(421, "unknown_host", "expected a Host that this server goes by: see allowed_hosts=")
+        origin = headers.get("origin")
+        if origin is not None and origin not in settings.allowed_origins and _netloc(origin) != host:
+            raise ApiError(403, "foreign_origin", "expected this server's own Origin: see allowed_origins=")
+        scope["terra.has_key"] = settings.api_key is None or _has_key(headers, settings.api_key)
+        is_keyed = scope["type"] == "http" and scope["path"].startswith(_KEYED)
+        if is_keyed and not scope["terra.has_key"]:
+            raise ApiError(401, "invalid_api_key", "expected the header Authorization: Bearer and the API key")
+
+    def _limited(self, headers: dict[str, str], receive: Receive) -> Receive:
+        """A `receive` that refuses a body once it is too long or too slow."""
+        uploads = self._settings.uploads
+        has_files = headers.get("content-type", "").startswith("multipart/form-data")
+        limit = uploads.max_bytes if has_files else uploads.max_json_bytes
+        error = ApiError(413, "too_large", f"expected a body of at most {limit} bytes")
+        declared = headers.get("content-length", "0")
+        if declared.isdigit() and int(declared) > limit:
+            raise error
+        count, ended, deadline = 0, False, time.monotonic() + uploads.receive_seconds
+
+        async def counted() -> Message:
+            nonlocal count, ended
+            if ended:  # only a disconnect can follow, which may take its time
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), max(deadline - time.monotonic(), 0.001))
+            except TimeoutError:
+                raise ApiError(408, "too_slow", "expected the body in time, got a part of it") from None
+            if message["type"] == "http.request":
+                count += len(message.get("body", b""))
+                ended = not message.get("more_body", False)
+            if count > limit:
+                raise error
+            return message
+
+        return counted
+
+
+def _netloc(url: str) -> str | None:
+    """None of what is no address."""
+    try:
+        return urlsplit(url).netloc or None
+    except ValueError:
+        return None
+
+
+def _hostname(host: str) -> str | None:
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None
+
+
+def _has_key(headers: dict[str, str], key: str) -> bool:
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    # As bytes, since compare_digest takes no other text than ASCII.
+    return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), key.encode())
+
+
+def _method(scope: Scope) -> str:
+    return scope["method"] if scope["method"] in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE") else "other"
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send, error: ApiError) -> None:
+    if scope["type"] == "websocket":
+        await receive()  # websocket.connect
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    body = json.dumps(error.body).encode()
+    given = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
+    headers = [(name.lower().encode(), value.encode()) for name, value in given.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,242 @@
+"""Video jobs: taken from the store one after the other, made with the engine, and written to their folders."""
+
+import asyncio
+import logging
+import secrets
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from decoder.video import write_video
+from terra.errors import EngineError, TerraError
+from terra.output import output_folder
+from terra.prompt import Actions
+from terra.sampling import SamplingParams
+from terra.serving.errors import ApiError
+from terra.serving.metrics import Metrics
+from terra.serving.model import Model, Pictures
+from terra.serving.settings import JobSettings
+from terra.serving.store import ENDED, Job, JobStore
+from tokenizer import TokenGrid
+from tokenizer.checkpoint import write_tensors
+
+logger = logging.getLogger(__name__)
+
+VARIANTS = {
+    "video": ("video.mp4", "video/mp4"),
+    "gif": ("video.gif", "image/gif"),
+    "tokens": ("tokens.safetensors", "application/octet-stream"),
+}
+_SWEEP_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class VideoRequest:
+    """What a job is made from: context tokens, an action between each two frames, and how to sample."""
+
+    context: TokenGrid
+    actions: Actions
+    sampling: SamplingParams
+    seed: int
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of the video, context included."""
+        return len(self.actions) + 1
+
+
+@dataclass
+class _Running:
+    """A job in the engine."""
+
+    task: asyncio.Task[None]
+    num_made: int = 0
+    cancelled: bool = field(default=False)
+
+
+class Jobs:
+    """Queues jobs and makes them, several at a time.
+
+    Args:
+        model: makes them.
+        store: remembers them.
+        settings: limits.
+        metrics: counts their frames.
+        model_hash: of the weights; a job that began with others does not go on.
+    """
+
+    def __init__(self, model: Model, store: JobStore, settings: JobSettings, metrics: Metrics, model_hash: str) -> None:
+        self._model, self.store, self._settings, self._metrics = model, store, settings, metrics
+        self._hash = model_hash
+        self._running: dict[str, _Running] = {}
+        self._wake = asyncio.Event()
+        self._taking: list[asyncio.Task[None]] = []
+        self._stopping = False
+
+    async def start(self) -> None:
+        """Go on with what an earlier process left, and take what comes."""
+        await self.store.expire()
+        again = await self.store.requeue()
+        if again:
+            logger.info("%d jobs were in progress when the last server ended: queued again", again)
+        self._taking = [asyncio.create_task(self._take_all()) for _ in range(self._settings.at_once)]
+        self._taking.append(asyncio.create_task(self._sweep()))
+
+    async def add(self, request: VideoRequest) -> Job:
+        """Queue a job; it survives whatever happens to this process from then on.
+
+        Raises:
+            ApiError: 429 when the queue is full.
+        """
+        tensors = {"context": request.context, "actions": request.actions}
+        said = {
+            "num_frames": request.num_frames,
+            "num_context": len(request.context),
+            "seed": request.seed,
+            "sampling": vars(request.sampling),
+            "model_hash": self._hash,
+        }
+        inputs = save({name: each.contiguous() for name, each in tensors.items()})
+        job = await self.store.add(f"video_{secrets.token_hex(16)}", said, inputs, self._settings.queue)
+        if job is None:
+            limit = self._settings.queue
+            raise ApiError(429, "queue_full", f"expected at most {limit} jobs that wait", retry_seconds=10)
+        self._wake.set()
+        return job
+
+    def progress(self, job: Job) -> int:
+        """Per cent of its frames that are made."""
+        if job.status == "completed":
+            return 100
+        running = self._running.get(job.id)
+        due = job.request["num_frames"] - job.request["num_context"]
+        return 0 if running is None else min(99, 100 * running.num_made // due)
+
+    async def cancel(self, job: Job) -> None:
+        """End a job that has not ended, as cancelled."""
+        if job.status not in ENDED and await self.store.end(job, "cancelled"):
+            self._metrics.job_ended("cancelled")
+        await self._stop(job.id, cancelled=True)
+
+    async def delete(self, job: Job) -> bool:
+        """Remove a job whatever its state; whether it was there."""
+        await self._stop(job.id, cancelled=True)
+        return await self.store.delete(job)
+
+    async def drain(self, seconds: float, give_up: asyncio.Event) -> None:
+        """Take no more, wait for those running (until `give_up`, at most so long), and queue the rest again."""
+        self._stopping = True
+        self._wake.set()
+        waits = [running.task for running in self._running.values()]
+        if waits:
+            logger.info("%d jobs are running: up to %g s for them", len(waits), seconds)
+            gave_up = asyncio.create_task(give_up.wait())
+            await asyncio.wait({gave_up, _all(waits)}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            gave_up.cancel()
+        for job_id in list(self._running):
+            await self._stop(job_id, cancelled=False)
+        for task in self._taking:
+            task.cancel()
+        await asyncio.gather(*self._taking, return_exceptions=True)
+
+    async def _stop(self, job_id: str, *, cancelled: bool) -> None:
+        running = self._running.get(job_id)
+        if running is not None:
+            running.cancelled = cancelled
+            running.task.cancel()
+            await asyncio.wait({running.task})
+
+    async def _take_all(self) -> None:
+        while not self._stopping:
+            taken = await self.store.take()
+            if taken is None:
+                self._wake.clear()
+                # Whatever came between looking and clearing sits in the store: look once more.
+                if await self.store.num_queued() == 0:
+                    await self._wake.wait()
+                continue
+            job, inputs = taken
+            if self._stopping:
+                await self.store.requeue(job)
+                return
+            task = asyncio.create_task(self._make(job, inputs))
+            self._running[job.id] = _Running(task)
+            await asyncio.wait({task})
+            del self._running[job.id]
+            if not task.cancelled() and (failure := task.exception()) is not None:
+                logger.error("%s failed", job.id, exc_info=failure)
+                await self._fail(job, "server_error", "the server failed; its log says why")
+
+    async def _make(self, job: Job, inputs: bytes) -> None:
+        try:
+            await self._write(job, *await self._generate(job, inputs))
+            ended = await self.store.end(job, "completed")
+            if not ended:  # cancelled or deleted at the last moment
+                await self.store.drop_files(job)
+            else:
+                self._metrics.job_ended("completed")
+        except asyncio.CancelledError:
+            if not self._running[job.id].cancelled:
+                await self.store.requeue(job)
+            raise
+        except (SafetensorError, KeyError):
+            await self._fail(job, "invalid_inputs", "the job was stored by another version")
+        except EngineError as error:
+            await self._fail(job, "engine_error", str(error))
+        except TerraError as error:
+            logger.error("%s failed: %s", job.id, error)
+            await self._fail(job, "server_error", "the results could not be written")
+
+    async def _generate(self, job: Job, inputs: bytes) -> tuple[Tensor, Tensor]:
+        started, tensors, request = time.perf_counter(), load(inputs), job.request
+        if request["model_hash"] != self._hash:
+            raise EngineError("the job began with other weights than those that are served now")
+        context, actions = tensors["context"], tensors["actions"]
+        given, sampling = len(context) - 1, SamplingParams(**request["sampling"])
+        session = await self._model.pipeline.open(context, actions[:given], sampling, request["seed"])
+        frames = list(context)
+        try:
+            async for frame in session.run(actions[given:]):
+                if len(frames) == len(context):
+                    self._metrics.first_frame(time.perf_counter() - started, "job")
+                frames.append(frame)
+                self._metrics.job_frame()
+                self._running[job.id].num_made += 1
+        finally:
+            await session.close()
+        return torch.stack(frames), actions
+
+    async def _write(self, job: Job, tokens: Tensor, actions: Tensor) -> None:
+        pictures = await self._model.pictures(tokens)
+        write = partial(_write_files, self.store.folder(job), pictures, tokens, actions, self._model.spec.fps)
+        await self._model.run("files", write)
+
+    async def _fail(self, job: Job, code: str, message: str) -> None:
+        if await self.store.end(job, "failed", {"code": code, "message": message}):
+            self._metrics.job_ended("failed")
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            await self.store.expire()
+
+
+def _all(tasks: list[asyncio.Task[None]]) -> asyncio.Task[Any]:
+    async def wait() -> None:
+        await asyncio.wait(tasks)
+
+    return asyncio.create_task(wait())
+
+
+def _write_files(folder: Path, pictures: Pictures, tokens: Tensor, actions: Tensor, fps: float) -> None:
+    with output_folder(folder) as partial_folder:
+        write_video(pictures, partial_folder / VARIANTS["video"][0], fps)
+        write_video(pictures, partial_folder / VARIANTS["gif"][0], fps)
+        write_tensors(partial_folder / VARIANTS["tokens"][0], {"tokens": tokens, "actions": actions})

@@ -1,0 +1,158 @@
+"""The words of a live session: what clients may say, each checked, and the frame message of the server.
+
+A frame is one binary message: 4 bytes with the length of the header (big-endian), the header as JSON, the picture.
+"""
+
+import json
+import struct
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from terra.serving.control import MAX_PATH_POINTS, MAX_SPEED, MAX_STEERING
+
+MAX_SEED = 2**63 - 1
+_MAX_METRES = 1000.0  # that a waypoint lies away
+_HEADER = struct.Struct(">I")
+
+Metres = Annotated[float, Field(ge=-_MAX_METRES, le=_MAX_METRES)]
+Waypoint = Annotated[list[Metres], Field(min_length=3, max_length=3)]
+ActionRows = Annotated[list[Waypoint], Field(min_length=1, max_length=64)]
+Identifier = Annotated[str, Field(min_length=1, max_length=80)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Sampling(_Model):
+    """How tokens are chosen; what is left out is as the server was set."""
+
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=2**31)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+
+
+class Open(_Model):
+    """The first message: from a scene, from an uploaded context, or from a fork."""
+
+    type: Literal["open"]
+    scene: Identifier | None = None
+    context: Identifier | None = None
+    fork: Identifier | None = None
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
+    sampling: Sampling | None = None
+    format: Literal["jpeg", "webp", "png"] = "jpeg"
+    quality: Annotated[int, Field(ge=1, le=100)] = 85
+    actions: Annotated[list[ActionRows], Field(max_length=64)] | None = Field(
+        default=None, description="between the context frames; of a scene's straight drive if left out"
+    )
+    speed: Annotated[float, Field(ge=0, le=MAX_SPEED)] | None = Field(
+        default=None, description="m/s at the start, for a context that says nothing about it"
+    )
+    api_key: Annotated[str, Field(max_length=400)] | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "Open":
+        if sum(each is not None for each in (self.scene, self.context, self.fork)) != 1:
+            raise ValueError("expected one of scene, context and fork")
+        if self.fork is not None and (self.sampling or self.actions is not None or self.speed is not None):
+            raise ValueError("expected no sampling, actions or speed with a fork, which has its own")
+        return self
+
+
+class Control(_Model):
+    """Wheels (rad, left positive) and speed (m/s), held until the next order."""
+
+    type: Literal["control"]
+    steering: Annotated[float, Field(ge=-MAX_STEERING, le=MAX_STEERING)]
+    speed: Annotated[float, Field(ge=0, le=MAX_SPEED)]
+
+
+class PathOrder(_Model):
+    """A path in the car's axes (x forward, y left, metres) at times in seconds from now."""
+
+    type: Literal["path"]
+    points: Annotated[
+        list[Annotated[list[Metres], Field(min_length=2, max_length=2)]],
+        Field(min_length=1, max_length=MAX_PATH_POINTS),
+    ]
+    times: Annotated[list[Annotated[float, Field(ge=0, le=3600)]], Field(min_length=1, max_length=MAX_PATH_POINTS)]
+
+
+class Ack(_Model):
+    """Frames up to `index` have been taken."""
+
+    type: Literal["ack"]
+    index: Annotated[int, Field(ge=0, le=2**53)]
+
+
+class Step(_Model):
+    """One frame while paused, with this action or as the car is told."""
+
+    type: Literal["step"]
+    action: ActionRows | None = None
+
+
+class Rewind(_Model):
+    """Back to a frame, which is the last one then."""
+
+    type: Literal["rewind"]
+    frame: Annotated[int, Field(ge=0, le=2**53)]
+
+
+class ForkOrder(_Model):
+    """Keep the rollout as it was at a frame, for other sessions to start from."""
+
+    type: Literal["fork"]
+    frame: Annotated[int, Field(ge=0, le=2**53)]
+
+
+class Plain(_Model):
+    """A word alone."""
+
+    type: Literal["pause", "resume", "close"]
+
+
+Message = Annotated[Open | Control | PathOrder | Ack | Step | Rewind | ForkOrder | Plain, Field(discriminator="type")]
+_ADAPTER: TypeAdapter[Any] = TypeAdapter(Message)
+
+
+class MessageError(ValueError):
+    """A message that is none; says in one line what was expected."""
+
+
+def read_message(text: str) -> Message:
+    """The message in a text.
+
+    Raises:
+        MessageError: no JSON, no known type, a field missing, unknown, of another type or out of range.
+    """
+    try:
+        return _ADAPTER.validate_json(text)
+    except ValidationError as error:
+        raise MessageError(first_problem(error)) from None
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first thing that is wrong, in one line, without what came."""
+    problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = ".".join(str(part) for part in problem["loc"])
+    return f"{place}: {problem['msg']}" if place else problem["msg"]
+
+
+def frame_message(header: dict[str, Any], picture: bytes) -> bytes:
+    """A frame as it is sent."""
+    text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
+    return _HEADER.pack(len(text)) + text + picture
+
+
+def read_frame(message: bytes) -> tuple[dict[str, Any], bytes]:
+    """The header and the picture of a frame message. Raises ValueError if it is none."""
+    if len(message) < _HEADER.size:
+        raise ValueError(f"frame: expected 4 bytes or more, got {len(message)}")
+    (length,) = _HEADER.unpack_from(message)
+    if len(message) < _HEADER.size + length:
+        raise ValueError(f"frame: expected a header of {length} bytes, got {len(message) - _HEADER.size}")
+    start = _HEADER.size + length
+    return json.loads(message[_HEADER.size : start]), message[start:]

@@ -1,0 +1,81 @@
+"""What /metrics tells, in Prometheus' text format."""
+
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from terra.engine.base import Engine
+
+_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+
+
+class Metrics:
+    """Counters of one server, in a registry of their own."""
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        registry = self._registry
+        self._frames = Counter("terra_frames", "Frames generated", ["kind"], registry=registry)
+        self._first = Histogram(
+            "terra_first_frame_seconds",
+            "From asking to the first generated frame",
+            ["kind"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._latency = Histogram(
+            "terra_live_latency_seconds", "From an action chosen to its frame sent", buckets=_SECONDS, registry=registry
+        )
+        self._sessions = Gauge("terra_live_sessions", "Live sessions open", registry=registry)
+        self._jobs = Gauge("terra_jobs", "Video jobs by status", ["status"], registry=registry)
+        self._ended = Counter("terra_jobs_ended", "Video jobs ended by status", ["status"], registry=registry)
+        self._requests = Counter(
+            "terra_http_requests", "HTTP requests", ["method", "route", "status"], registry=registry
+        )
+        self._seconds = Histogram("terra_http_seconds", "HTTP requests", ["route"], buckets=_SECONDS, registry=registry)
+        self._tokens = Gauge("terra_engine_tokens", "Tokens of the engine since its start", ["kind"], registry=registry)
+        self._kv = Gauge("terra_engine_kv_cache_usage", "Share of the KV cache in use", registry=registry)
+
+    def live_frame(self, latency: float) -> None:
+        """A live session's frame was sent, `latency` seconds after its action was chosen."""
+        self._frames.labels("live").inc()
+        self._latency.observe(latency)
+
+    def job_frame(self) -> None:
+        """A job's frame was generated."""
+        self._frames.labels("job").inc()
+
+    def first_frame(self, seconds: float, kind: str = "live") -> None:
+        """The first generated frame was there, so many seconds after it was asked for."""
+        self._first.labels(kind).observe(seconds)
+
+    def sessions(self, count: int) -> None:
+        """So many live sessions are open."""
+        self._sessions.set(count)
+
+    def job_ended(self, status: str) -> None:
+        """A job ended."""
+        self._ended.labels(status).inc()
+
+    def request(self, method: str, route: str, status: int, seconds: float) -> None:
+        """A request was answered; `route` is a pattern, never what a client wrote."""
+        self._requests.labels(method, route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def text(self, engine: Engine, jobs: Mapping[str, int]) -> bytes:
+        """All of it, with what the engine counts itself (`counters`, `kv_cache_usage`) and jobs by status."""
+        for status, count in jobs.items():
+            self._jobs.labels(status).set(count)
+        for kind, count in vars(getattr(engine, "counters", None) or _Nothing()).items():
+            self._tokens.labels(kind).set(count)
+        usage = getattr(engine, "kv_cache_usage", None)
+        if usage is not None:
+            self._kv.set(usage)
+        return generate_latest(self._registry)
+
+
+class _Nothing:
+    """Counters of an engine that has none."""

@@ -1,0 +1,85 @@
+"""The pipeline as an event loop can use it: whatever computes outside the engine runs in threads."""
+
+import asyncio
+import io
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Literal, TypeVar
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
+
+from decoder.video import to_frames, to_uint8
+from terra.engine.base import EngineSpec
+from terra.pipeline import Pipeline
+from tokenizer import TokenGrid
+
+_T = TypeVar("_T")
+
+PictureFormat = Literal["jpeg", "webp", "png"]
+Pictures = UInt8[np.ndarray, "frames height width 3"]
+
+
+class Model:
+    """One pipeline for all jobs and sessions.
+
+    Args:
+        pipeline: stays open.
+        name: by which clients know it.
+        decode_threads: frames of live sessions that are decoded at once.
+    """
+
+    def __init__(self, pipeline: Pipeline, name: str, decode_threads: int) -> None:
+        self.pipeline, self.name = pipeline, name
+        sizes = {"encode": 1, "decode": decode_threads, "finish": 1, "files": 2}
+        self._threads = {kind: ThreadPoolExecutor(num, f"terra-{kind}") for kind, num in sizes.items()}
+
+    @property
+    def spec(self) -> EngineSpec:
+        """The engine's model."""
+        return self.pipeline.engine.spec
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """(height, width) of frames in pixels."""
+        height, width = self.pipeline.tokenizer.image_size
+        return height, width
+
+    async def run(self, kind: Literal["encode", "decode", "finish", "files"], work: Callable[[], _T]) -> _T:
+        """Do work in the threads of that kind: "finish" decodes whole videos, "files" reads and writes."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads[kind], work)
+
+    async def encode(self, pictures: Pictures) -> TokenGrid:
+        """The tokens of pictures of the model's size, on the CPU."""
+        return await self.run("encode", lambda: self.pipeline.tokenizer.encode(to_frames(pictures)).cpu())
+
+    async def pictures(self, tokens: TokenGrid) -> Pictures:
+        """A video's frames, decoded together."""
+        return await self.run("finish", lambda: to_uint8(self.pipeline.decoder.decode(tokens)))
+
+    async def picture(self, tokens: np.ndarray, kind: PictureFormat, quality: int) -> bytes:
+        """One frame (rows, cols) as the bytes of a picture file; `quality` (1 to 100) is of no effect on PNG."""
+        return await self.run("decode", partial(self._picture, tokens, kind, quality))
+
+    def _picture(self, tokens: np.ndarray, kind: PictureFormat, quality: int) -> bytes:
+        import torch
+
+        grid = torch.from_numpy(tokens.astype(np.int64))
+        (pixels,) = to_uint8(self.pipeline.decoder.decode(grid[None]))
+        return encode_picture(pixels, kind, quality)
+
+    def close(self) -> None:
+        """Close the pipeline. What threads are at is waited for."""
+        for threads in self._threads.values():
+            threads.shutdown(cancel_futures=True)
+        self.pipeline.close()
+
+
+def encode_picture(pixels: UInt8[np.ndarray, "height width 3"], kind: PictureFormat, quality: int = 90) -> bytes:
+    """A picture file's bytes."""
+    file = io.BytesIO()
+    options = {"png": {"compress_level": 1}, "jpeg": {"quality": quality}, "webp": {"quality": quality, "method": 0}}
+    Image.fromarray(pixels).save(file, format=kind, **options[kind])
+    return file.getvalue()

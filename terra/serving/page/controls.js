@@ -1,0 +1,110 @@
+/** Keys and pedals to steering and speed, both smooth. */
+
+export const WHEELBASE = 2.7; // metres, the server's
+export const TOP_SPEED = 14; // m/s
+const MAX_STEERING = 0.55; // radians at the wheels, when slow
+const SIDEWAYS = 3.5; // m/s^2 that a turn may pull; the wheel turns less when fast
+const TURN = 0.9; // rad/s
+const RETURN = 1.5;
+const GAS = 3; // m/s^2
+const BRAKE = 6;
+
+const KEYS = {
+  ArrowUp: "gas",
+  KeyW: "gas",
+  ArrowDown: "brake",
+  KeyS: "brake",
+  ArrowLeft: "left",
+  KeyA: "left",
+  ArrowRight: "right",
+  KeyD: "right",
+};
+
+const approach = (value, target, step) => value + Math.max(-step, Math.min(step, target - value));
+
+export class Controls {
+  steering = 0; // radians, left positive
+  speed = 0; // m/s
+  #held = new Map(); // what is held down -> "gas" | "brake" | "left" | "right"
+
+  /** The pedal that a key stands for, or undefined. */
+  static pedal(event) {
+    return event.ctrlKey || event.metaKey || event.altKey ? undefined : KEYS[event.code];
+  }
+
+  press(source, pedal) {
+    this.#held.set(source, pedal);
+  }
+
+  release(source) {
+    this.#held.delete(source);
+  }
+
+  releaseAll() {
+    this.#held.clear();
+  }
+
+  reset(speed) {
+    this.steering = 0;
+    this.speed = Math.min(TOP_SPEED, Math.max(0, speed));
+  }
+
+  is(pedal) {
+    return [...this.#held.values()].includes(pedal);
+  }
+
+  get held() {
+    return this.#held.size > 0;
+  }
+
+  /** Moves wheel and speed on by `seconds`; true when something changed. */
+  update(seconds) {
+    const before = [this.steering, this.speed];
+    const limit = Math.min(MAX_STEERING, Math.atan((SIDEWAYS * WHEELBASE) / Math.max(this.speed, 0.1) ** 2));
+    const wanted = (this.is("left") ? limit : 0) - (this.is("right") ? limit : 0);
+    const rate = wanted === 0 || wanted * this.steering < 0 ? RETURN : TURN;
+    this.steering = approach(this.steering, wanted, rate * seconds);
+    if (this.is("brake")) this.speed = Math.max(0, this.speed - BRAKE * seconds);
+    else if (this.is("gas")) this.speed = Math.min(TOP_SPEED, this.speed + GAS * seconds);
+    return before[0] !== this.steering || before[1] !== this.speed;
+  }
+}
+
+/** Where the car would go in the next `seconds` with this wheel and speed: [[x forward, y left], ...], metres. */
+export function arc(steering, speed, seconds = 3, points = 30) {
+  const turn = (speed * Math.tan(steering)) / WHEELBASE; // rad/s
+  return Array.from({ length: points }, (_, index) => {
+    const time = (seconds * (index + 1)) / points;
+    if (Math.abs(turn) < 1e-6) return [speed * time, 0];
+    return [(speed / turn) * Math.sin(turn * time), (speed / turn) * (1 - Math.cos(turn * time))];
+  });
+}
+
+/** Buttons with data-hold press their pedal as long as a finger, a pointer or Space and Enter hold them. */
+export function wirePedals(root, controls, onPress) {
+  for (const button of root.querySelectorAll("[data-hold]")) {
+    const pedal = button.dataset.hold;
+    const down = () => {
+      controls.press(button, pedal);
+      button.classList.add("held");
+      onPress();
+    };
+    const up = () => {
+      controls.release(button);
+      button.classList.remove("held");
+    };
+    button.addEventListener("pointerdown", (event) => {
+      down();
+      button.setPointerCapture(event.pointerId);
+    });
+    for (const name of ["pointerup", "pointercancel", "lostpointercapture", "blur"]) button.addEventListener(name, up);
+    button.addEventListener("keydown", (event) => {
+      if (event.code !== "Space" && event.code !== "Enter") return;
+      event.preventDefault();
+      event.stopPropagation();
+      if (!event.repeat) down();
+    });
+    button.addEventListener("keyup", up);
+    button.addEventListener("contextmenu", (event) => event.preventDefault());
+  }
+}

@@ -1,0 +1,89 @@
+/** What is written about a drive: its state, the gauges, the captions on the picture and by the slider. */
+
+import { TOP_SPEED } from "./controls.js";
+
+const element = (id) => document.getElementById(id);
+const MAX_WHEEL = 0.55; // radians; where the bar ends
+const STATES = {
+  opening: ["idle", "opening"],
+  waiting: ["live", "ready"],
+  driving: ["live", "driving"],
+  paused: ["live", "paused"],
+  ended: ["lost", "not connected"],
+};
+
+/** Says how the connection is; without a state there is no drive. */
+export function showState(state) {
+  const [link, word] = STATES[state] ?? ["idle", "not driving"];
+  element("link").dataset.state = link;
+  element("link-text").textContent = word;
+}
+
+/** Fills the gauges from a frame's header and from the controls, which are ahead of it while one drives. */
+export function showGauges({ header, metres, state, rate, controls, follows }) {
+  const speed = state === "driving" && !follows ? controls.speed : (header.speed ?? 0);
+  element("speed").textContent = Math.round(speed * 3.6);
+  element("speed-bar").style.width = `${Math.min(100, (100 * speed) / TOP_SPEED)}%`;
+  const degrees = Math.round((controls.steering * 180) / Math.PI);
+  const turned = degrees === 0 ? "straight" : `${Math.abs(degrees)}° ${degrees > 0 ? "left" : "right"}`;
+  element("steering").textContent = follows ? "your path" : turned;
+  const width = Math.min(50, Math.abs(controls.steering / MAX_WHEEL) * 50);
+  const bar = element("steering-bar").style;
+  bar.width = `${width}%`;
+  bar.left = controls.steering > 0 ? `${50 - width}%` : "50%";
+  const pace = rate ?? header.frames_per_second;
+  element("rate").textContent = state === "driving" && pace != null ? pace.toFixed(1) : "–";
+  element("latency").textContent = duration(header.latency_ms);
+  element("driven").textContent = `${Math.round(metres)} m`;
+}
+
+function duration(milliseconds) {
+  if (milliseconds == null) return "–";
+  return milliseconds < 1000 ? `${Math.round(milliseconds)} ms` : `${(milliseconds / 1000).toFixed(1)} s`;
+}
+
+/** Writes which frame is shown and what one can do now; `drive` may be null. */
+export function showCaptions(drive, { follows, drawing }) {
+  const header = drive?.frame?.header;
+  const [fps, context] = [drive?.info?.fps ?? 10, drive?.info?.num_context ?? 1];
+  const seconds = (index) => Math.max(0, (index - context + 1) / fps).toFixed(1);
+  element("time").textContent = header ? `${seconds(drive.viewed)} / ${seconds(drive.last)} s` : "0.0 s";
+  const spoken = header ? `frame ${header.index} of ${drive.last}, ${seconds(drive.viewed)} s` : "";
+  element("slider").setAttribute("aria-valuetext", spoken);
+  element("badge-frame").textContent = header ? `${header.generated ? "imagined" : "context"} · ${header.index}` : "…";
+  element("badge-mode").hidden = !follows && !drawing;
+  element("badge-mode").textContent = drawing ? "drawing" : "follows your path";
+  element("hint").textContent = hint(drive, drawing);
+}
+
+function hint(drive, drawing) {
+  const touch = matchMedia("(pointer: coarse)").matches;
+  const key = touch ? "Drive" : "Space";
+  if (drawing) return "Draw on the road, from the bottom up: the car will follow.";
+  switch (drive?.state) {
+    case "opening":
+      return "Opening …";
+    case "waiting":
+      return touch ? "Press Gas, or Drive." : "Press ↑ to drive, ← → to steer.";
+    case "paused":
+      if (drive.atEnd) return `Paused. ${key} goes on.`;
+      return `${key} drives on from here. What comes after is dropped; Fork keeps it.`;
+    case "ended":
+      return drive.last < 0 ? "" : "Not connected. The frames are still here to look at.";
+    default:
+      return "";
+  }
+}
+
+/** The scheme's colours for the map. */
+export function mapColors() {
+  const style = getComputedStyle(document.documentElement);
+  const color = (name) => style.getPropertyValue(name).trim();
+  return {
+    ground: color("--map-ground"),
+    grid: color("--map-grid"),
+    muted: color("--muted"),
+    accent: color("--accent"),
+    ink: color("--ink"),
+  };
+}

@@ -1,0 +1,83 @@
+/** Recordings: one that runs, and those that are finished, each with a preview and a link to save it. */
+
+import { canRecord, writeVideo } from "./record.js";
+import { decode, paintFrame, paintPath } from "./stage.js";
+
+export class Recordings {
+  isPossible = canRecord();
+  #root;
+  #say;
+  #running = null; // {fps, size, frames}
+  #count = 0;
+
+  constructor(root, say) {
+    this.#root = root;
+    this.#say = say;
+  }
+
+  get isRunning() {
+    return this.#running !== null;
+  }
+
+  /** Seconds of video so far. */
+  get seconds() {
+    return this.#running ? this.#running.frames.length / this.#running.fps : 0;
+  }
+
+  /** Begins with {fps, size}, or ends the one that runs. */
+  toggle({ fps, size }) {
+    if (this.#running) return this.stop();
+    this.#running = { fps, size, frames: [] };
+    this.#say("Recording.");
+  }
+
+  add(frame) {
+    this.#running?.frames.push(frame);
+  }
+
+  async stop() {
+    const recording = this.#running;
+    this.#running = null;
+    if (!recording) return;
+    const { frames, fps, size } = recording;
+    if (!frames.length) return this.#say("Nothing was recorded: no new frame came.");
+    const card = document.createElement("div");
+    card.className = "recording";
+    this.#root.prepend(card);
+    const onProgress = (share) => (card.textContent = `Writing the video … ${Math.round(100 * share)} %`);
+    onProgress(0);
+    try {
+      const { blob, suffix } = await writeVideo(frames, { size, fps, paint, onProgress });
+      this.#count += 1;
+      this.#fill(card, { blob, name: `terra-drive-${this.#count}.${suffix}`, seconds: frames.length / fps });
+      this.#say("The recording is ready to save.");
+    } catch (error) {
+      card.textContent = `The video could not be written: ${error.message}`;
+      throw error;
+    }
+  }
+
+  #fill(card, { blob, name, seconds }) {
+    const url = URL.createObjectURL(blob);
+    const video = Object.assign(document.createElement("video"), { src: url, controls: true, loop: true, muted: true });
+    video.playsInline = true;
+    video.setAttribute("aria-label", `Preview of ${name}`);
+    const text = document.createElement("span");
+    text.className = "grow";
+    text.textContent = `${name} · ${seconds.toFixed(1)} s · ${(blob.size / 1e6).toFixed(1)} MB`;
+    const link = Object.assign(document.createElement("a"), { href: url, download: name, textContent: "Save video" });
+    const remove = Object.assign(document.createElement("button"), { type: "button", className: "quiet", textContent: "Discard" });
+    remove.onclick = () => {
+      URL.revokeObjectURL(url);
+      card.remove();
+    };
+    card.replaceChildren(video, text, link, remove);
+  }
+}
+
+async function paint(context, size, { picture, header, camera, overlay }) {
+  const decoded = await decode(picture);
+  if (!decoded) return;
+  paintFrame(context, size, decoded);
+  if (overlay && camera && header.path) paintPath(context, size, { camera, path: header.path });
+}

@@ -1,0 +1,99 @@
+/** The start: scenes to choose from, and files to begin with. */
+
+import { request } from "./api.js";
+
+const element = (id) => document.getElementById(id);
+
+/** Fills the list of scenes; `onChoose` gets a scene's id. Throws ApiError. */
+export async function showScenes(onChoose) {
+  const { data } = await (await request("v1/scenes")).json();
+  const items = data.map((scene) => {
+    const item = document.createElement("li");
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "scene";
+    button.dataset.scene = scene.id;
+    const image = document.createElement("img");
+    image.alt = "";
+    const text = document.createElement("span");
+    text.textContent = title(scene.id);
+    button.append(image, text);
+    button.onclick = () => onChoose(scene.id);
+    item.append(button);
+    loadImage(image, `v1/scenes/${encodeURIComponent(scene.id)}/image`);
+    return item;
+  });
+  element("scenes").replaceChildren(...items);
+  if (!items.length) element("scenes").textContent = "The server has no scenes. Begin with files of your own.";
+}
+
+export const title = (id) => id.charAt(0).toUpperCase() + id.slice(1).replaceAll(/[_-]/g, " ");
+
+// By fetch, because an <img> sends no API key.
+async function loadImage(image, path) {
+  const response = await request(path).catch(() => null);
+  if (response) image.src = URL.createObjectURL(await response.blob());
+}
+
+/** Uploads files of the picker and of the drop zone; `onContext` gets the context's id, `onError` an ApiError. */
+export function wireUpload(onContext, onError) {
+  const [drop, input, choose] = ["drop", "files", "choose"].map(element);
+  choose.onclick = () => input.click();
+  input.onchange = () => send([...input.files]);
+  for (const name of ["dragenter", "dragover"]) {
+    drop.addEventListener(name, (event) => {
+      event.preventDefault();
+      drop.classList.add("over");
+    });
+  }
+  drop.addEventListener("dragleave", () => drop.classList.remove("over"));
+  drop.addEventListener("drop", (event) => {
+    event.preventDefault();
+    drop.classList.remove("over");
+    send([...event.dataTransfer.files]);
+  });
+  // A file that misses the zone should not replace the page.
+  for (const name of ["dragover", "drop"]) window.addEventListener(name, (event) => event.preventDefault());
+
+  async function send(files) {
+    input.value = "";
+    if (!files.length) return;
+    const body = new FormData();
+    const inOrder = new Intl.Collator("en", { numeric: true });
+    files.sort((a, b) => inOrder.compare(a.name, b.name)).forEach((file) => body.append("files", file));
+    choose.disabled = true;
+    choose.textContent = "Uploading …";
+    try {
+      onContext((await (await request("v1/contexts", { method: "POST", body })).json()).id);
+    } catch (error) {
+      onError(error);
+    } finally {
+      choose.disabled = false;
+      choose.textContent = "Choose files";
+    }
+  }
+}
+
+/** The settings of the form as parameters of the page's address; what is left empty is the server's choice. */
+export function readSettings() {
+  const values = { seed: "seed", temperature: "temperature", top_p: "top-p", format: "format" };
+  const filled = Object.entries(values).map(([name, id]) => [name, element(id)]);
+  return filled.filter(([, { value, validity }]) => value !== "" && validity.valid).map(([name, { value }]) => [name, value]);
+}
+
+/** The opening message that the page's address asks for, or null: #scene=day&seed=0. */
+export function openingOf(hash) {
+  const given = new URLSearchParams(hash.replace(/^#/, ""));
+  const source = ["scene", "context"].find((name) => given.get(name));
+  if (!source) return null;
+  const number = (name) => (given.get(name) && Number.isFinite(Number(given.get(name))) ? Number(given.get(name)) : undefined);
+  const sampling = { temperature: number("temperature"), top_p: number("top_p") };
+  const format = given.get("format") === "webp" ? "webp" : "jpeg";
+  return {
+    [source]: given.get(source),
+    seed: Math.max(0, Math.floor(number("seed") ?? 0)),
+    ...(Object.values(sampling).some((value) => value !== undefined) ? { sampling } : {}),
+    format,
+    quality: 90,
+  };
+}

@@ -1,0 +1,161 @@
+"""A live rollout that can go back: its last frames are kept, and any of them can be gone on from.
+
+Going back to frame k opens the window that the undisturbed rollout has at k, with the frames kept up to k as its
+prompt and its own seed, so that the same actions give the same tokens again. The engine's prefix cache has computed
+that prompt before.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Int32
+
+from terra.errors import EngineError
+from terra.pipeline import Pipeline
+from terra.prompt import Actions, build_prompt
+from terra.sampling import SamplingParams
+from terra.serving.control import Driver
+from terra.windows import SlidingSession, window_at
+from tokenizer import TokenGrid
+
+
+@dataclass(frozen=True, eq=False)
+class Moment:
+    """One frame of a live rollout.
+
+    `action` led to it (None for the first frame); `driver` is the car at this frame. Ids are kept in 32 bits: a long
+    session holds many.
+    """
+
+    index: int
+    tokens: Int32[np.ndarray, "rows cols"]
+    action: Float32[np.ndarray, "slots 3"] | None
+    driver: Driver
+    generated: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Fork:
+    """A rollout as it was at one of its frames, from which others can start."""
+
+    moments: tuple[Moment, ...]
+    num_context: int
+    sampling: SamplingParams
+    seed: int
+
+    @property
+    def last(self) -> Moment:
+        """The frame that it goes on from."""
+        return self.moments[-1]
+
+    def reseeded(self, seed: int | None) -> "Fork":
+        """The same with another seed, for another future; None keeps it."""
+        return self if seed is None else replace(self, seed=seed)
+
+
+def context_moments(context: TokenGrid, actions: Actions, driver: Driver) -> tuple[Moment, ...]:
+    """The frames that a rollout starts from, along `actions`, which lie between them; `driver` is at the first."""
+    moments: list[Moment] = []
+    for index, grid in enumerate(context):
+        action = actions[index - 1].numpy() if index else None
+        driver = driver if action is None else driver.moved_by(action)
+        moments.append(Moment(index, grid.numpy().astype(np.int32), action, driver, generated=False))
+    return tuple(moments)
+
+
+class LiveRollout:
+    """Steps with whatever the driver is told, and goes back. Not for use by two callers at once.
+
+    Args:
+        pipeline: its engine makes the frames.
+        start: what to go on from; see `context_moments`.
+        history: how many frames to keep, at least a window's.
+    """
+
+    def __init__(self, pipeline: Pipeline, start: Fork, history: int) -> None:
+        self._engine, self._overlap = pipeline.engine, pipeline.overlap
+        self._max_frames = self._engine.spec.layout.max_frames
+        self._start = start
+        self._moments = deque(start.moments, maxlen=max(history, self._max_frames))
+        self._session: SlidingSession | None = None
+        self.driver = start.last.driver
+
+    @property
+    def last(self) -> Moment:
+        """The newest frame."""
+        return self._moments[-1]
+
+    @property
+    def moments(self) -> tuple[Moment, ...]:
+        """The frames that are kept."""
+        return tuple(self._moments)
+
+    async def step(self, action: Float32[np.ndarray, "slots 3"] | None = None) -> Moment:
+        """Make the next frame: with this action, or with the driver's.
+
+        Raises:
+            EngineError: the action does not fit the model, or the engine failed.
+        """
+        if self._session is None:
+            self._session = await self._open()
+        if action is None:
+            taken, driver = self.driver.action(self._engine.spec.waypoint_times), self.driver.moved()
+        else:
+            taken, driver = action, self.driver.moved_by(action)
+        before = self.driver
+        tokens = await self._session.step(torch.from_numpy(taken))
+        if self.driver is not before:  # told something else while the frame was made: that counts from here
+            driver = replace(self.driver, pose=driver.pose, num_since=self.driver.num_since + 1)
+        self.driver = driver
+        moment = Moment(self.last.index + 1, tokens.numpy().astype(np.int32), taken, driver, generated=True)
+        self._moments.append(moment)
+        return moment
+
+    async def rewind(self, index: int) -> Moment:
+        """Go back to a frame, which is the last one then.
+
+        Raises:
+            EngineError: the frame is none of those that can be gone back to.
+        """
+        kept = self._up_to(index)
+        await self.close()
+        self._moments = deque(kept, maxlen=self._moments.maxlen)
+        self.driver = kept[-1].driver
+        return kept[-1]
+
+    def fork(self, index: int) -> Fork:
+        """The rollout as it was at a frame. Raises EngineError as `rewind`."""
+        return replace(self._start, moments=tuple(self._up_to(index)))
+
+    async def close(self) -> None:
+        """Free what is held in the engine; another step opens it again."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    def _up_to(self, index: int) -> Sequence[Moment]:
+        oldest = self._moments[0].index
+        # The window that goes on from there must be kept whole.
+        first = max(self._start.num_context - 1, oldest)
+        kept = [moment for moment in self._moments if moment.index <= index]
+        if not first <= index <= self.last.index or window_at(index, self._max_frames, self._overlap)[1] < oldest:
+            raise EngineError(f"frame: expected one of those kept, {self._first_frame()} to {self.last.index}")
+        return kept
+
+    def _first_frame(self) -> int:
+        oldest = self._moments[0].index
+        candidates = range(max(self._start.num_context - 1, oldest), self.last.index + 1)
+        return next(each for each in candidates if window_at(each, self._max_frames, self._overlap)[1] >= oldest)
+
+    async def _open(self) -> SlidingSession:
+        index, start = window_at(self.last.index, self._max_frames, self._overlap)
+        inside = [moment for moment in self._moments if moment.index >= start]
+        tokens = torch.from_numpy(np.stack([moment.tokens for moment in inside]).astype(np.int64))
+        led = [moment.action for moment in inside[1:] if moment.action is not None]
+        slots = self._engine.spec.layout.action_slots
+        actions = torch.from_numpy(np.stack(led)) if led else torch.zeros(0, slots, 3)
+        prompt, sampling, seed = build_prompt(tokens, actions), self._start.sampling, self._start.seed
+        return await SlidingSession.open(self._engine, prompt, sampling, seed, self._overlap, index)

@@ -1,0 +1,131 @@
+"""What `terra-serve` does: check all, load the weights once, serve until SIGTERM."""
+
+import asyncio
+import hashlib
+import logging
+import signal
+import socket
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from omegaconf import DictConfig, OmegaConf
+
+from terra.config import (
+    build_camera,
+    build_decoder,
+    build_engine,
+    build_sampling,
+    check_extra,
+    check_pairing,
+    checkpoint_folder,
+)
+from terra.device import torch_device, torch_dtype
+from terra.errors import ConfigError
+from terra.pipeline import Pipeline
+from terra.serving.app import create_app
+from terra.serving.service import Service, check_windows
+from terra.serving.settings import LOOPBACK, ServeSettings, read_settings
+from terra.world_model import load_config
+from tokenizer import LFQTokenizer
+from tokenizer.checkpoint import checkpoint_sha256
+
+logger = logging.getLogger(__name__)
+
+_MAX_MESSAGE_BYTES = 64 << 10  # of a WebSocket; the longest is a path of 512 points
+
+
+def run(config: DictConfig) -> None:
+    """Serve until the process is told to end.
+
+    Raises:
+        TerraError: anything wrong with the configuration, the weights, the data folder or the port.
+    """
+    values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    settings = read_settings(values, build_sampling(config.sampling), build_camera(config.camera))
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # a line for each connection is too many
+    pipeline, model_hash = _load(config, settings)
+    if settings.api_key is None and settings.host not in LOOPBACK:
+        logger.warning("host=%s without an api_key: whoever reaches the port can use the server", settings.host)
+    with _listen(settings) as listener:
+        asyncio.run(serve(pipeline, settings, model_hash, listener))
+
+
+async def serve(pipeline: Pipeline, settings: ServeSettings, model_hash: str, listener: socket.socket) -> None:
+    """Serve on a socket until SIGTERM or SIGINT; the pipeline is closed then. A second SIGINT waits for no job."""
+    service = Service(pipeline, settings, model_hash)
+    await Server(service, settings).serve(sockets=[listener])
+
+
+class Server(uvicorn.Server):
+    """Lets the service end its work before connections are closed."""
+
+    def __init__(self, service: Service, settings: ServeSettings) -> None:
+        super().__init__(
+            uvicorn.Config(
+                create_app(service),
+                log_config=None,
+                access_log=False,
+                proxy_headers=settings.trusted_proxies is not None,
+                forwarded_allow_ips=settings.trusted_proxies,
+                server_header=False,
+                ws="websockets-sansio",
+                ws_max_size=_MAX_MESSAGE_BYTES,
+                ws_per_message_deflate=False,
+                timeout_graceful_shutdown=5,
+            )
+        )
+        self._service = service
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            host, port = listener.getsockname()[:2]
+            logger.info("open http://%s:%d", f"[{host}]" if ":" in host else host, port)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """See uvicorn, which would raise the signal again at the end: being told to stop is no failure here."""
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn."""
+        watch = asyncio.create_task(self._watch())
+        await self._service.drain()
+        watch.cancel()
+        await super().shutdown(sockets)
+
+    async def _watch(self) -> None:
+        while not self.force_exit:
+            await asyncio.sleep(0.1)
+        self._service.give_up.set()
+
+
+def _load(config: DictConfig, settings: ServeSettings) -> tuple[Pipeline, str]:
+    tokenizer_folder, model_folder = checkpoint_folder(config.tokenizer), checkpoint_folder(config.world_model)
+    model = load_config(model_folder)
+    check_pairing(tokenizer_folder, model)
+    check_windows(settings, model.layout)
+    device = torch_device(config.tokenizer.device)
+    for name, check in (("dtype", torch_dtype), ("device", torch_device)):
+        if name in config.engine:
+            check(config.engine[name])
+    check_extra(config.engine)
+    check_extra(config.decoder)
+    tokenizer = LFQTokenizer.from_pretrained(tokenizer_folder).to(device)
+    decoder = build_decoder(config.decoder, tokenizer)
+    engine = build_engine(config.engine, model_folder)
+    hashes = checkpoint_sha256(tokenizer_folder) + checkpoint_sha256(model_folder)
+    pipeline = Pipeline(tokenizer, engine, decoder, overlap=settings.overlap)
+    return pipeline, hashlib.sha256(hashes.encode()).hexdigest()
+
+
+def _listen(settings: ServeSettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except OSError as error:
+        address = f"{settings.host}:{settings.port}"
+        raise ConfigError(f"{address}: expected an address to listen at, got: {error.strerror or error}") from None

@@ -1,0 +1,138 @@
+"""The JSON of requests and answers over HTTP, as the OpenAPI document shows it."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from terra.serving.messages import MAX_SEED, Identifier, Sampling
+
+
+class VideoRequestBody(BaseModel):
+    """A video to be made: where it starts, and where the car goes."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    model: Identifier | None = Field(default=None, description="that of /v1/models")
+    scene: Identifier | None = Field(default=None, description="one of /v1/scenes")
+    context: Identifier | None = Field(default=None, description="one of POST /v1/contexts")
+    trajectory: dict[str, Any] | None = Field(default=None, description="a terra-trajectory document")
+    trajectory_name: Identifier | None = Field(default=None, description="one of the scene's")
+    num_frames: Annotated[int, Field(ge=2, le=1_000_000)] | None = Field(default=None, description="context included")
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = 0
+    sampling: Sampling | None = None
+
+    @model_validator(mode="after")
+    def _sources(self) -> "VideoRequestBody":
+        if (self.trajectory is None) == (self.trajectory_name is None):
+            raise ValueError("expected one of trajectory and trajectory_name")
+        if self.trajectory_name is not None and self.scene is None:
+            raise ValueError("expected a scene with trajectory_name")
+        return self
+
+
+class VideoError(BaseModel):
+    """Why a job failed."""
+
+    code: str
+    message: str
+
+
+class Video(BaseModel):
+    """A video job. Times in seconds since 1970; `progress` in per cent; `seconds` is the video's length."""
+
+    id: str
+    object: Literal["video"] = "video"
+    status: Literal["queued", "in_progress", "completed", "failed", "cancelled"]
+    progress: int
+    model: str
+    created_at: int
+    completed_at: int | None
+    expires_at: int | None
+    size: str
+    num_frames: int
+    num_context: int
+    seconds: float
+    seed: int
+    error: VideoError | None
+
+
+class VideoList(BaseModel):
+    """A page of jobs; the next one follows `after=last_id`."""
+
+    object: Literal["list"] = "list"
+    data: list[Video]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class Deleted(BaseModel):
+    """A job that is no more."""
+
+    id: str
+    object: Literal["video.deleted"] = "video.deleted"
+    deleted: bool = True
+
+
+class Context(BaseModel):
+    """An uploaded context, and when it is forgotten (seconds since 1970)."""
+
+    id: str
+    object: Literal["context"] = "context"
+    num_frames: int
+    expires_at: int
+
+
+class ModelCard(BaseModel):
+    """The model that is served."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["terra"] = "terra"
+    fps: float
+    size: str
+    frame_tokens: int
+
+
+class ModelList(BaseModel):
+    """All models, of which there is one."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class Scene(BaseModel):
+    """A scene to start from."""
+
+    id: str
+    num_frames: int
+    trajectories: list[str]
+
+
+class SceneList(BaseModel):
+    """All scenes."""
+
+    object: Literal["list"] = "list"
+    data: list[Scene]
+
+
+class Health(BaseModel):
+    """The server answers."""
+
+    status: Literal["ok", "shutting_down"]
+
+
+class ErrorDetail(BaseModel):
+    """What was wrong: for people, and as words for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorBody(BaseModel):
+    """Every answer of status 400 and above."""
+
+    error: ErrorDetail

@@ -1,0 +1,193 @@
+"""Everything one server owns: model, scenes, contexts, jobs and live sessions, started and ended together."""
+
+import asyncio
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from terra.errors import ConfigError
+from terra.pipeline import Pipeline
+from terra.prompt import Actions, Layout
+from terra.sampling import SamplingParams
+from terra.serving.contexts import Contexts
+from terra.serving.control import Driver, Steering
+from terra.serving.errors import ApiError
+from terra.serving.jobs import Jobs
+from terra.serving.messages import Open, Sampling
+from terra.serving.metrics import Metrics
+from terra.serving.model import Model
+from terra.serving.rollout import Fork, context_moments
+from terra.serving.scenes import Scenes
+from terra.serving.session import LiveSession, Send, SessionError
+from terra.serving.settings import ServeSettings
+from terra.serving.store import JobStore
+from terra.windows import check_overlap
+from tokenizer import TokenGrid
+
+
+def check_windows(settings: ServeSettings, layout: Layout) -> None:
+    """Refuse an overlap, and contexts, that leave no room in the model's window. Raises ConfigError."""
+    check_overlap(settings.overlap, layout.max_frames)
+    counts = {"num_context": settings.num_context, "uploads.max_frames": settings.uploads.max_frames}
+    for name, count in counts.items():
+        if not 1 <= count < layout.max_frames:
+            limit = layout.max_frames
+            raise ConfigError(f"{name}: expected 1 to {limit - 1} (the window holds {limit}), got {count}")
+
+
+class Service:
+    """One engine and all who use it.
+
+    Args:
+        pipeline: is closed with the service.
+        settings: limits and places.
+        model_hash: of the weights.
+
+    Raises:
+        TerraError: scenes that can't be read, a data folder that can't be used, a context that no window fits.
+    """
+
+    def __init__(self, pipeline: Pipeline, settings: ServeSettings, model_hash: str) -> None:
+        self.settings = settings
+        self.model = Model(pipeline, settings.model_name, settings.decode_threads)
+        check_windows(settings, self.model.spec.layout)
+        self.created = int(time.time())
+        self.metrics = Metrics()
+        self.scenes = Scenes(settings.scenes, self.model, settings.num_context)
+        self.contexts = Contexts(self.model, settings.uploads, settings.num_context)
+        self.store = JobStore(settings.data, settings.jobs.lifetime_seconds)
+        self.jobs = Jobs(self.model, self.store, settings.jobs, self.metrics, model_hash)
+        self.sessions: dict[str, LiveSession] = {}
+        self.give_up = asyncio.Event()
+        self.draining = False
+        self._seats: Counter[str] = Counter()
+        self._forks: dict[str, tuple[Fork, float]] = {}
+
+    async def start(self) -> None:
+        """Begin to work, in the event loop that all of it lives in."""
+        await self.jobs.start()
+
+    async def drain(self) -> None:
+        """Take nothing new, tell live sessions, finish running jobs or queue them again. For once."""
+        self.draining = True
+        for session in list(self.sessions.values()):
+            session.end("shutdown")
+        await self.jobs.drain(self.settings.drain_seconds, self.give_up)
+        ends = time.monotonic() + 3.0
+        while self.sessions and time.monotonic() < ends:
+            await asyncio.sleep(0.02)
+
+    async def close(self) -> None:
+        """End everything."""
+        if not self.draining:
+            self.give_up.set()
+            await self.drain()
+        self.store.close()
+        await asyncio.to_thread(self.model.close)
+
+    def check_open(self) -> None:
+        """Refuse new work while the server is ending. Raises ApiError (503)."""
+        if self.draining:
+            raise ApiError(503, "shutting_down", "the server is shutting down", retry_seconds=30)
+
+    @contextmanager
+    def seat(self, client: str) -> Iterator[str]:
+        """A place for one live session of a client; gives the session's id. Raises ApiError (429, 503)."""
+        limits = self.settings.live
+        if self._seats.total() >= limits.sessions:
+            message = f"all {limits.sessions} live sessions are taken"
+            raise ApiError(503, "server_full", message, retry_seconds=10)
+        if self._seats[client] >= limits.sessions_per_client:
+            message = f"expected at most {limits.sessions_per_client} live sessions of one client"
+            raise ApiError(429, "too_many_sessions", message, retry_seconds=10)
+        self._seats[client] += 1
+        self.metrics.sessions(self._seats.total())
+        name = f"live_{secrets.token_hex(12)}"
+        try:
+            yield name
+        finally:
+            self.sessions.pop(name, None)
+            self._seats[client] -= 1
+            if not self._seats[client]:
+                del self._seats[client]
+            self.metrics.sessions(self._seats.total())
+
+    async def open(self, message: Open, send: Send) -> tuple[LiveSession, Fork]:
+        """A live session as the first message asks for it, and what it starts from. Raises ApiError (4xx)."""
+        if message.fork is not None:
+            start = self.find_fork(message.fork).reseeded(message.seed)
+        else:
+            start = await self._context_start(message)
+        session = LiveSession(
+            self.model,
+            start,
+            self.settings.live,
+            self.metrics,
+            send,
+            self.keep_fork,
+            kind=message.format,
+            quality=message.quality,
+        )
+        return session, start
+
+    def keep_fork(self, fork: Fork) -> str:
+        """Remember a fork for `fork_seconds`. Raises SessionError when there are as many as may be."""
+        self._expire_forks()
+        if len(self._forks) >= self.settings.live.forks:
+            raise SessionError("too_many_forks", f"expected at most {self.settings.live.forks} forks that wait")
+        name = f"fork_{secrets.token_hex(12)}"
+        self._forks[name] = (fork, time.monotonic() + self.settings.live.fork_seconds)
+        return name
+
+    def find_fork(self, name: str) -> Fork:
+        """Raises ApiError (404)."""
+        self._expire_forks()
+        if name not in self._forks:
+            raise ApiError(404, "fork_not_found", "expected the id of an existing fork, got another or an expired one")
+        return self._forks[name][0]
+
+    def sampling(self, wanted: Sampling | None) -> SamplingParams:
+        """The server's sampling with what a client wants otherwise."""
+        changes = {} if wanted is None else wanted.model_dump(exclude_none=True)
+        return SamplingParams(**{**vars(self.settings.sampling), **changes})
+
+    async def _context_start(self, message: Open) -> Fork:
+        speed = self.settings.start_speed
+        actions: Actions | None = None
+        if message.scene is not None:
+            scene = self.scenes.find(message.scene)
+            context = await self.scenes.tokens(scene)
+            usual = self.scenes.actions(scene)
+            if usual is not None:
+                actions, speed = usual
+        else:
+            assert message.context is not None
+            context = await self.contexts.tokens(message.context)
+        speed = speed if message.speed is None else message.speed
+        driver = Driver(Steering(0.0, speed), self.model.spec.fps)
+        if message.actions is not None:
+            actions = self._given_actions(message.actions, context)
+        elif actions is None or message.speed is not None:
+            made = driver.action(self.model.spec.waypoint_times)
+            actions = torch.from_numpy(made).expand(len(context) - 1, -1, -1).clone()
+        moments = context_moments(context, actions, driver)
+        return Fork(moments, len(context), self.sampling(message.sampling), message.seed or 0)
+
+    def _given_actions(self, rows: list[list[list[float]]], context: TokenGrid) -> Actions:
+        slots = self.model.spec.layout.action_slots
+        if len(rows) != len(context) - 1 or any(len(each) != slots for each in rows):
+            message = f"expected {len(context) - 1} actions of {slots} rows, one between two context frames"
+            raise ApiError(400, "invalid_actions", message, param="actions")
+        actions = torch.from_numpy(np.array(rows, np.float32).reshape(-1, slots, 3))
+        if bool((torch.diff(actions[:, :, 2], dim=1, prepend=torch.zeros(len(rows), 1)) <= 0).any()):
+            raise ApiError(400, "invalid_actions", "expected times that increase from 0 s", param="actions")
+        return actions
+
+    def _expire_forks(self) -> None:
+        now = time.monotonic()
+        self._forks = {name: kept for name, kept in self._forks.items() if kept[1] > now}

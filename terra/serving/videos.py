@@ -1,0 +1,213 @@
+"""The routes of video jobs, after OpenAI's /v1/videos."""
+
+import json
+from typing import Annotated, Any, Literal
+
+import torch
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import FileResponse
+from pydantic import ValidationError
+from starlette.datastructures import FormData, UploadFile
+
+from terra.errors import ConfigError, TrajectoryError
+from terra.serving import schemas
+from terra.serving.errors import ApiError, not_found
+from terra.serving.jobs import VARIANTS, VideoRequest
+from terra.serving.messages import first_problem
+from terra.serving.scenes import Scene
+from terra.serving.service import Service
+from terra.serving.store import Job
+from terra.trajectory import Trajectory
+from terra.trajectory.document import parse_document
+from terra.windows import plan_windows
+
+_MAX_FIELDS = 16
+_JSON_FIELDS = ("trajectory", "sampling")
+_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": {"$ref": "#/components/schemas/VideoRequestBody"}},
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "description": "The same fields; pictures or a video as `input_reference` in place of a context.",
+                    "properties": {
+                        "input_reference": {"type": "array", "items": {"type": "string", "format": "binary"}},
+                        "trajectory": {"type": "string", "description": "the document's JSON"},
+                    },
+                }
+            },
+        },
+    }
+}
+
+
+def video_routes(service: Service) -> APIRouter:
+    """POST, GET and DELETE of /v1/videos."""
+    router = APIRouter(tags=["videos"])
+
+    @router.post("/v1/videos", openapi_extra=_BODY)
+    async def create_video(request: Request) -> schemas.Video:
+        """Queue a video: context frames of a scene or an upload, and a trajectory."""
+        service.check_open()
+        body, files = await _read_body(request, service.settings.uploads.max_frames)
+        if body.model not in (None, service.settings.model_name):
+            message = f"expected {service.settings.model_name}, the model that is served"
+            raise ApiError(404, "model_not_found", message, param="model")
+        if sum((body.scene is not None, body.context is not None, bool(files))) != 1:
+            raise ApiError(400, "invalid_request", "expected one of scene, context and input_reference")
+        job = await service.jobs.add(await _video_request(service, body, files))
+        return video(service, job)
+
+    @router.get("/v1/videos")
+    async def list_videos(
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        after: Annotated[str | None, Query(max_length=80)] = None,
+        order: Literal["asc", "desc"] = "desc",
+    ) -> schemas.VideoList:
+        """Jobs, the newest first, a page at a time."""
+        start = None if after is None else await _find(service, after)
+        jobs = await service.store.list(limit + 1, start, newest_first=order == "desc")
+        page = [video(service, job) for job in jobs[:limit]]
+        ids = [each.id for each in page] or [None]
+        return schemas.VideoList(data=page, first_id=ids[0], last_id=ids[-1], has_more=len(jobs) > limit)
+
+    @router.get("/v1/videos/{video_id}")
+    async def retrieve_video(video_id: str) -> schemas.Video:
+        """How far a job is."""
+        return video(service, await _find(service, video_id))
+
+    content: dict[int | str, dict[str, Any]] = {
+        200: {"content": {kind: {"schema": _BINARY} for _, kind in VARIANTS.values()}}
+    }
+
+    @router.get("/v1/videos/{video_id}/content", response_class=FileResponse, responses=content)
+    async def video_content(video_id: str, variant: Literal["video", "gif", "tokens"] = "video") -> FileResponse:
+        """A completed job's video as MP4 or GIF, or its tokens and actions as safetensors."""
+        job = await _find(service, video_id)
+        if job.status != "completed":
+            raise ApiError(409, "not_completed", f"expected a completed job, got one that is {job.status}")
+        name, kind = VARIANTS[variant]
+        path = service.store.folder(job) / name
+        if not path.is_file():
+            raise not_found("video")
+        return FileResponse(path, media_type=kind, filename=f"{job.id}{path.suffix}")
+
+    @router.post("/v1/videos/{video_id}/cancel")
+    async def cancel_video(video_id: str) -> schemas.Video:
+        """Stop a job that has not ended; it stays in the list as cancelled."""
+        job = await _find(service, video_id)
+        await service.jobs.cancel(job)
+        return video(service, await _find(service, video_id))
+
+    @router.delete("/v1/videos/{video_id}")
+    async def delete_video(video_id: str) -> schemas.Deleted:
+        """Stop a job, and remove it and its files."""
+        job = await _find(service, video_id)
+        if not await service.jobs.delete(job):
+            raise not_found("video")
+        return schemas.Deleted(id=job.id)
+
+    return router
+
+
+_BINARY = {"type": "string", "format": "binary"}
+
+
+def video(service: Service, job: Job) -> schemas.Video:
+    """The video object of a job."""
+    height, width = service.model.image_size
+    num_frames = job.request["num_frames"]
+    return schemas.Video(
+        id=job.id,
+        status=job.status,
+        progress=service.jobs.progress(job),
+        model=service.settings.model_name,
+        created_at=int(job.created_at),
+        completed_at=None if job.completed_at is None else int(job.completed_at),
+        expires_at=None if job.expires_at is None else int(job.expires_at),
+        size=f"{width}x{height}",
+        num_frames=num_frames,
+        num_context=job.request["num_context"],
+        seconds=num_frames / service.model.spec.fps,
+        seed=job.request["seed"],
+        error=None if job.error is None else schemas.VideoError(**job.error),
+    )
+
+
+async def _find(service: Service, video_id: str) -> Job:
+    job = await service.store.find(video_id)
+    if job is None:
+        raise not_found("video")
+    return job
+
+
+async def _read_body(request: Request, max_files: int) -> tuple[schemas.VideoRequestBody, list[bytes]]:
+    """The fields and files of a JSON or multipart body. Raises ApiError (400, 415)."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    try:
+        if kind == "application/json":
+            return schemas.VideoRequestBody.model_validate_json(await request.body(), strict=True), []
+        if kind == "multipart/form-data":
+            async with request.form(max_files=max_files + 1, max_fields=_MAX_FIELDS, max_part_size=4 << 20) as form:
+                files = [await each.read() for each in form.getlist("input_reference") if isinstance(each, UploadFile)]
+                return schemas.VideoRequestBody.model_validate(await _form_fields(form)), files
+    except ValidationError as error:
+        place = error.errors(include_url=False, include_context=False, include_input=False)[0]["loc"]
+        param = str(place[0]) if place else None
+        raise ApiError(400, "invalid_request", first_problem(error), param=param) from None
+    raise ApiError(415, "unsupported_media_type", "expected application/json or multipart/form-data")
+
+
+async def _form_fields(form: FormData) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for name, value in form.multi_items():
+        if name == "input_reference":
+            continue
+        text = (await value.read()).decode(errors="replace") if isinstance(value, UploadFile) else value
+        try:
+            fields[name] = json.loads(text) if name in _JSON_FIELDS else text
+        except (ValueError, RecursionError):
+            raise ApiError(400, "invalid_request", f"{name}: expected JSON", param=name) from None
+    return fields
+
+
+async def _video_request(service: Service, body: schemas.VideoRequestBody, files: list[bytes]) -> VideoRequest:
+    settings = service.settings
+    num_frames = body.num_frames or settings.jobs.default_frames
+    if num_frames > settings.jobs.max_frames:
+        message = f"num_frames: expected at most {settings.jobs.max_frames}, got {num_frames}"
+        raise ApiError(400, "too_many_frames", message, param="num_frames")
+    scene = None if body.scene is None else service.scenes.find(body.scene)
+    trajectory = await service.model.run("files", lambda: _trajectory(body, scene))
+    if scene is not None:
+        context = await service.scenes.tokens(scene)
+    else:
+        name = body.context or (await service.contexts.add(files)).id
+        context = await service.contexts.tokens(name)
+    spec = service.model.spec
+    try:
+        list(plan_windows(num_frames, len(context), spec.layout.max_frames, settings.overlap))
+        resampled = trajectory.resample(spec.fps)
+        resampled.require(num_frames)
+        actions = torch.from_numpy(resampled.actions(num_frames - 1, spec.waypoint_times))
+    except TrajectoryError as error:
+        raise ApiError(400, "invalid_trajectory", str(error), param="trajectory") from None
+    except ConfigError as error:
+        raise ApiError(400, "invalid_request", str(error), param="num_frames") from None
+    return VideoRequest(context, actions, service.sampling(body.sampling), body.seed)
+
+
+def _trajectory(body: schemas.VideoRequestBody, scene: Scene | None) -> Trajectory:
+    if body.trajectory is None:
+        assert scene is not None
+        if body.trajectory_name not in scene.trajectories:
+            raise not_found("trajectory")
+        return scene.trajectories[body.trajectory_name or ""]
+    try:
+        return parse_document(body.trajectory, "trajectory")
+    except TrajectoryError as error:
+        raise ApiError(400, "invalid_trajectory", str(error), param="trajectory") from None
+    except OverflowError:
+        raise ApiError(400, "invalid_trajectory", "trajectory: expected finite numbers", param="trajectory") from None
