@@ -18,7 +18,7 @@ test: $(READY)   ## lint, types, import contracts, tests
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyright
 	$(VENV)/bin/lint-imports
-	$(VENV)/bin/pytest
+	$(VENV)/bin/pytest --numprocesses 2 --dist loadfile
 
 coverage: $(READY)  ## the tests again, and the lines that they reach; slower
 	$(VENV)/bin/pytest --cov --cov-report=term:skip-covered
@@ -32,5 +32,5 @@ $(READY): pyproject.toml .ci/constraints.txt .ci/overrides.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check uv
 	$(UV) pip install --python $(VENV)/bin/python --compile-bytecode --constraint .ci/constraints.txt --override .ci/overrides.txt \
-		--group dev --editable '.[cpu,record,train]'
+		--group dev --editable '.[cpu,gym,ray,record,serve,train]'
 	touch $@

@@ -7,7 +7,7 @@ import sys
 
 from terra import cli
 
-COMMANDS = ("generate", "train", "train-tokenizer", "evaluate", "rollout")
+COMMANDS = ("generate", "train", "train-tokenizer", "evaluate", "rollout", "serve")
 
 
 def main() -> None:

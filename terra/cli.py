@@ -12,7 +12,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from terra.config_files import config_dir, register_resolvers
-from terra.errors import TerraError
+from terra.errors import ConfigError, TerraError
+
+_SERVE_PACKAGES = ("fastapi", "prometheus_client", "pydantic", "starlette", "uvicorn")
 
 
 def generate() -> None:
@@ -82,6 +84,24 @@ def _rollout(config: DictConfig) -> None:
 
     if code := run(config):
         sys.exit(code)
+
+
+def serve() -> None:
+    """`terra-serve`: see `terra.serving.run`."""
+    command("serve", _serve)
+
+
+def _serve(config: DictConfig) -> None:
+    try:
+        from terra.serving.run import run
+    except ModuleNotFoundError as error:
+        if error.name not in _SERVE_PACKAGES:
+            raise
+        raise ConfigError(
+            f'terra-serve needs the package {error.name}: pip install "terra-world-model[serve]"'
+        ) from None
+
+    run(config)
 
 
 def command(config_name: str, job: Callable[[DictConfig], None]) -> None:

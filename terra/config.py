@@ -16,7 +16,10 @@ from terra.sampling import SamplingParams
 from tokenizer import LFQTokenizer, LFQTokenizerConfig
 from tokenizer.checkpoint import checkpoint_sha256, resolve_checkpoint
 
-_EXTRAS = {"vllm": '"terra-world-model[vllm]" on an NVIDIA GPU, "terra-world-model[cpu]" on a CPU'}
+_EXTRAS = {
+    "vllm": '"terra-world-model[vllm]" on an NVIDIA GPU, "terra-world-model[cpu]" on a CPU',
+    "ray": '"terra-world-model[ray]"',
+}
 
 
 def checkpoint_folder(node: DictConfig) -> Path:

@@ -62,7 +62,7 @@ def load_context(source: str | Path, *, num_frames: int, image_size: tuple[int, 
         raise ConfigError(f"expected positive context settings, got {num_frames = }, {image_size = }, {fps = }")
     path = Path(source)
     if path.is_dir():
-        paths = [entry for entry in path.iterdir() if _is_picture(entry)]
+        paths = [entry for entry in path.iterdir() if is_picture(entry)]
         return _load_pictures(paths, str(source), num_frames, image_size)
     if path.is_file() and path.suffix.lower() in VIDEO_SUFFIXES:
         return _load_video(path, num_frames, image_size, fps)
@@ -76,16 +76,17 @@ def load_context(source: str | Path, *, num_frames: int, image_size: tuple[int, 
     # Path.glob refuses absolute patterns and matches hidden files.
     matches = [Path(match) for match in glob.glob(str(source), recursive=True)]  # noqa: PTH207
     for match in matches:
-        if not _is_picture(match):
+        if not is_picture(match):
             raise ContextError(f"{source}: expected a glob of PNG or JPEG pictures, got {match}")
     return _load_pictures(matches, str(source), num_frames, image_size)
 
 
-def _is_picture(path: Path) -> bool:
+def is_picture(path: Path) -> bool:
+    """Whether a file of a folder is taken for a frame: PNG or JPEG by its name, and not hidden."""
     return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".") and path.is_file()
 
 
-def _natural_key(path: Path) -> tuple[list[tuple[int, str]], str]:
+def natural_key(path: Path) -> tuple[list[tuple[int, str]], str]:
     """Sort key under which runs of digits compare as numbers."""
     parts = re.findall(r"[0-9]+|[^0-9]+", str(path))
     return [(int(part), "") if part[0] in "0123456789" else (-1, part) for part in parts], str(path)
@@ -94,7 +95,7 @@ def _natural_key(path: Path) -> tuple[list[tuple[int, str]], str]:
 def _load_pictures(paths: list[Path], source: str, num_frames: int, image_size: tuple[int, int]) -> Frames:
     if len(paths) < num_frames:
         raise ContextError(f"{source}: expected {num_frames} or more PNG or JPEG pictures, got {len(paths)}")
-    paths = sorted(paths, key=_natural_key)[:num_frames]
+    paths = sorted(paths, key=natural_key)[:num_frames]
     frames: list[np.ndarray] = []
     first_size: tuple[int, int] | None = None
     for path in paths:

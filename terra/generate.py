@@ -33,7 +33,7 @@ from terra.trajectory import load_trajectory
 from terra.windows import plan_windows
 from terra.world_model import load_config
 from tokenizer import LFQTokenizer, LFQTokenizerConfig
-from tokenizer.checkpoint import checkpoint_sha256
+from tokenizer.checkpoint import checkpoint_sha256, write_tensors
 
 _BYTES_A_PIXEL = 8  # of all files together, generously: MP4s, the GIF's palette pixels, tokens
 _SPARE_BYTES = 32 << 20
@@ -121,7 +121,7 @@ def _write(
     write_video(compose_rollout(frames, drawn, camera, rollout.num_context, fps), folder / "overlay.mp4", fps)
     if png:
         write_png_sequence(frames, folder / "frames")
-    np.savez_compressed(folder / "tokens.npz", tokens=rollout.tokens.numpy(), actions=actions)
+    write_tensors(folder / "tokens.safetensors", {"tokens": rollout.tokens, "actions": torch.from_numpy(actions)})
     (folder / "rollout.json").write_text(json.dumps(record, indent=2) + "\n")
 
 

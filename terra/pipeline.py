@@ -30,6 +30,9 @@ _T = TypeVar("_T")
 OnFrame = Callable[[int, int], None]
 """Called with (index of the request, index of the frame in its rollout) when a frame's tokens are there."""
 
+OnRollout = Callable[[int, "Rollout"], None]
+"""Called with (index of the request, its rollout) when that is finished, while others may still be under way."""
+
 
 @dataclass(frozen=True)
 class RolloutRequest:
@@ -87,16 +90,27 @@ class Pipeline:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def generate(
-        self, requests: Sequence[RolloutRequest], sampling: SamplingParams, on_frame: OnFrame | None = None
+        self,
+        requests: Sequence[RolloutRequest],
+        sampling: SamplingParams,
+        on_frame: OnFrame | None = None,
+        on_rollout: OnRollout | None = None,
     ) -> list[Rollout]:
-        """Make several rollouts at once; the synchronous face of `rollout`. Works within a running event loop too."""
+        """Make several rollouts at once; the synchronous face of `rollout`. Works within a running event loop too.
+
+        The callbacks are called in the pipeline's thread.
+        """
+
+        async def one(index: int, request: RolloutRequest) -> Rollout:
+            rollout = await self.rollout(request, sampling, on_frame and partial(on_frame, index))
+            if on_rollout is not None:
+                on_rollout(index, rollout)
+            return rollout
 
         async def together() -> list[Rollout]:
-            callbacks = [on_frame and partial(on_frame, index) for index in range(len(requests))]
-            rollouts = (self.rollout(each, sampling, call) for each, call in zip(requests, callbacks, strict=True))
-            return await asyncio.gather(*rollouts)
+            return await asyncio.gather(*(one(index, request) for index, request in enumerate(requests)))
 
-        return self._wait(together())
+        return self.wait(together())
 
     async def rollout(
         self, request: RolloutRequest, sampling: SamplingParams, on_frame: Callable[[int], None] | None = None
@@ -144,11 +158,11 @@ class Pipeline:
             seed: 0 or more.
         """
         context = self.tokenizer.encode(context_frames).cpu()
-        return Drive(self, self._wait(self.open(context, actions, sampling, seed)))
+        return Drive(self, self.wait(self.open(context, actions, sampling, seed)))
 
     def close(self) -> None:
         """Close the engine. Closing twice does nothing."""
-        self._wait(self.engine.close())
+        self.wait(self.engine.close())
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -161,7 +175,8 @@ class Pipeline:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _wait(self, work: Coroutine[Any, Any, _T]) -> _T:
+    def wait(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run something asynchronous in the pipeline's own event loop, and wait for what it gives."""
         # A loop in a thread of its own: notebooks run in a loop already, and live sessions outlast one call.
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
@@ -184,12 +199,12 @@ class Drive:
 
     def step(self, action: Action) -> Float[Tensor, "3 height width"]:
         """Apply the action to the last frame and return the next, in [-1, 1]."""
-        tokens = self._pipeline._wait(self._session.step(action))
+        tokens = self._pipeline.wait(self._session.step(action))
         return self._pipeline.decoder.decode(tokens[None])[0].cpu()
 
     def close(self) -> None:
         """End the rollout. Closing twice does nothing."""
-        self._pipeline._wait(self._session.close())
+        self._pipeline.wait(self._session.close())
 
 
 def _check_pair(tokenizer: LFQTokenizer, engine: Engine) -> None:

@@ -65,6 +65,6 @@ def frames_shown(task: str, num_frames: int) -> Iterator[Callable[[int], None]]:
         def show(done: int) -> None:
             rate = done / max(monotonic() - start, 1e-9)
             left = f"{(num_frames - done) / rate / 60:.1f} min left" if done else "just begun"
-            line.show(done, f"{done} of {num_frames} frames, {rate:.0f} a second, {left}")
+            line.show(done, f"{done} of {num_frames} frames, {rate:.{0 if rate >= 10 else 1}f} a second, {left}")
 
         yield show

@@ -60,18 +60,35 @@ def plan_windows(num_frames: int, num_context: int, max_frames: int, overlap: in
         start, given = end - overlap, overlap
 
 
+def window_at(last: int, max_frames: int, overlap: int) -> tuple[int, int]:
+    """The window (its index, its first frame) in which the frame after `last` is generated.
+
+    As `plan_windows` has it, whose windows start `max_frames - overlap` frames apart.
+    """
+    stride = max_frames - overlap
+    index = 0 if last + 1 < max_frames else 1 + (last + 1 - max_frames) // stride
+    return index, index * stride
+
+
 class SlidingSession:
     """A session without an end: follows the `Session` protocol, and opens the next window when one is full."""
 
     def __init__(
-        self, engine: Engine, session: Session, prompt: Prompt, sampling: SamplingParams, seed: int, overlap: int
+        self,
+        engine: Engine,
+        session: Session,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        seed: int,
+        overlap: int,
+        index: int,
     ) -> None:
         self._engine = engine
         self._session = session
         self._sampling = sampling
         self._seed = seed
         self._overlap = overlap
-        self._index = 0
+        self._index = index
         self._max_frames = engine.spec.layout.max_frames
         # Of the current window: its frames, and the actions between them.
         self._frames = list(prompt.tokens)
@@ -79,17 +96,17 @@ class SlidingSession:
 
     @classmethod
     async def open(
-        cls, engine: Engine, prompt: Prompt, sampling: SamplingParams, seed: int, overlap: int
+        cls, engine: Engine, prompt: Prompt, sampling: SamplingParams, seed: int, overlap: int, index: int = 0
     ) -> "SlidingSession":
-        """Start from context frames; `seed` is the rollout's.
+        """Start from context frames, or go on within window `index` from its frames so far; `seed` is the rollout's.
 
         Raises:
             ConfigError: see `check_overlap`.
             ValueError: the prompt does not fit the model.
         """
         check_overlap(overlap, engine.spec.layout.max_frames)
-        session = await engine.open(prompt, sampling, window_seed(seed, 0))
-        return cls(engine, session, prompt, sampling, seed, overlap)
+        session = await engine.open(prompt, sampling, window_seed(seed, index))
+        return cls(engine, session, prompt, sampling, seed, overlap, index)
 
     async def step(self, action: Action) -> FrameTokens:
         """See `terra.engine.base.Session.step`; the window never is full."""

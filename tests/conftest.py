@@ -12,11 +12,16 @@ os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from tiny import save_tiny, tiny_tokenizer_config
 
 from terra.engine.base import Engine
 from terra.world_model import LlamaActionV2ForCausalLM
 from tokenizer import LFQTokenizer
+
+# A busy machine is no failure.
+settings.register_profile("terra", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("terra")
 
 
 @pytest.fixture(autouse=True)
@@ -76,3 +81,11 @@ def persistence_engine(tiny_model: Path, wait: Callable[..., Any]) -> Iterator[E
     engine = PersistenceEngine.from_pretrained(tiny_model)
     yield engine
     wait(engine.close())
+
+
+@pytest.fixture(scope="session")
+def accelerator():
+    """The one process of a training on the CPU."""
+    from terra.training.processes import start_processes
+
+    return start_processes("cpu")

@@ -99,7 +99,7 @@ class TestPictures:
         assert load(tmp_path / "drive[1]").shape == (1, 3, *SIZE)
 
     @given(red=st.integers(0, 255), height=st.integers(9, 60))
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=15)
     def test_resize_keeps_a_flat_colour_and_the_sides(self, red, height, tmp_path_factory):
         width = round(height * 32 / 18)
         array = np.zeros((height, width, 3), np.uint8)
@@ -153,7 +153,7 @@ class TestPictureErrors:
 
     @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
     @given(data=st.data())
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @pytest.mark.filterwarnings("ignore::UserWarning")
     def test_flipped_bytes_never_give_another_error(self, data, kind, tmp_path_factory):
         buffer = io.BytesIO()

@@ -147,7 +147,7 @@ def source_drive(frame_times, poses: Poses, count: int | None = None) -> SourceD
     return SourceDrive("d", poses, np.asarray(frame_times), lambda: frames, None, "d.csv")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     source_fps=st.floats(10.0, 60.0),
     fps=st.floats(2.0, 10.0),

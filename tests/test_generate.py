@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.numpy import load_file
 from tiny import COLS, ROWS
 
 from decoder.video import probe_video, read_video
@@ -79,15 +80,15 @@ def refused(command, capsys, tmp_path):
 
 def test_writes_everything(command):
     output = command("png=true")
-    names = {"video.mp4", "video.gif", "overlay.mp4", "tokens.npz", "rollout.json", "frames"}
+    names = {"video.mp4", "video.gif", "overlay.mp4", "tokens.safetensors", "rollout.json", "frames"}
     assert {path.name for path in output.iterdir()} == names
     info = probe_video(output / "video.mp4")
     assert (info.num_frames, info.fps, info.width, info.height) == (12, 10.0, WIDTH, HEIGHT)
     assert len(read_video(output / "overlay.mp4")) == 12
     assert len(list((output / "frames").iterdir())) == 12
-    with np.load(output / "tokens.npz", allow_pickle=False) as saved:
-        assert saved["tokens"].shape == (12, ROWS, COLS)
-        assert saved["actions"].shape == (11, 6, 3)
+    saved = load_file(output / "tokens.safetensors")
+    assert saved["tokens"].shape == (12, ROWS, COLS)
+    assert saved["actions"].shape == (11, 6, 3)
     record = json.loads((output / "rollout.json").read_text())
     assert record["seed"] == 0
     assert len(record["world_model_sha256"]) == len(record["tokenizer_sha256"]) == 64
@@ -100,8 +101,7 @@ def test_writes_everything(command):
 
 
 def tokens(folder: Path) -> np.ndarray:
-    with np.load(folder / "tokens.npz", allow_pickle=False) as saved:
-        return saved["tokens"]
+    return load_file(folder / "tokens.safetensors")["tokens"]
 
 
 def test_same_seed_same_tokens_after_a_restart(command, tmp_path):

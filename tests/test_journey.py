@@ -31,7 +31,7 @@ WORLD_MODEL = [
 @pytest.fixture(scope="module")
 def towns(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("moderngl", reason="the extra `record` is not installed")
-    from terra.recording.renderer import open_context
+    from terra.recording.canvas import open_context
 
     try:
         open_context().release()

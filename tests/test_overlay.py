@@ -3,7 +3,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from decoder.overlay import Camera, compose_rollout, draw_path, project, side_by_side, top_down
 from decoder.video import write_video
@@ -49,7 +49,6 @@ def test_a_pitched_camera_looks_at_the_ground_where_its_axis_meets_it():
     assert project(np.array([[1e9, 0.0]]), camera, SIZE)[0, 1] == pytest.approx(72 - focal * math.tan(0.1), abs=1e-3)
 
 
-@settings(deadline=None)
 @given(x=st.floats(2, 80), y=st.floats(-20, 20), fov=st.floats(30, 120), pitch=st.floats(-0.3, 0.1))
 def test_projection_agrees_with_rotation_matrices(x, y, fov, pitch):
     camera = Camera(fov, 1.4, pitch, 0.5)
@@ -161,7 +160,6 @@ def test_paths_without_ground_ahead_leave_the_frame_as_it_is(path):
     assert top_down(path, (60, 60), 30.0).shape == (60, 60, 3)
 
 
-@settings(deadline=None)
 @given(
     points=st.lists(st.tuples(st.floats(-60, 60), st.floats(-60, 60)), max_size=8),
     pitch=st.floats(-1.0, 1.0),

@@ -29,7 +29,7 @@ def test_philox_known_answer():
     assert philox(0, 0, 0) == 0x6627E8D5
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 2**63 - 1), position=st.integers(0, 2**31), token=st.integers(0, 2**20))
 def test_noise_is_philox_by_seed_position_and_token(seed, position, token):
     word = philox(token, philox(position, seed & 0xFFFFFFFF, seed >> 32), 0)
@@ -142,7 +142,7 @@ def sorted_choice(logits, params, seeds, positions) -> torch.Tensor:
     return ids.gather(-1, values.argmax(-1, keepdim=True))[:, 0]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     rows=st.integers(1, 12),
     size=st.sampled_from([1, 7, 64, 1023, 4096, 40_000, 70_001]),
@@ -159,7 +159,7 @@ def test_noise_is_the_same_bits_however_it_is_drawn(rows, size, seed, position):
     assert torch.equal(gumbel_noise(seeds, positions, shuffled), expected.gather(1, shuffled))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.integers(1, 4),
     size=st.sampled_from([5, 64, 2048, 5000]),

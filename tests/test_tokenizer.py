@@ -164,7 +164,7 @@ def test_bad_config_is_refused_in_one_line(data, words):
 
 
 @given(st.data(), st.integers(1, 62), st.sampled_from(["msb_first", "lsb_first"]))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_ids_and_bits_are_inverse(data, dim, bit_order):
     ids = [0, 2**dim - 1, *data.draw(st.lists(st.integers(0, 2**dim - 1), max_size=6))]
     tokens = torch.tensor(ids).reshape(1, 1, -1)
@@ -178,7 +178,6 @@ def test_ids_and_bits_are_inverse(data, dim, bit_order):
 
 
 @given(st.lists(st.integers(0, 2**18 - 1), min_size=1, max_size=8))
-@settings(deadline=None)
 def test_bit_orders_are_reversals_of_each_other(ids):
     signs = signs_from_tokens(torch.tensor(ids).reshape(1, 1, -1), 18, "msb_first")
     reversed_ids = [int(format(token, "018b")[::-1], 2) for token in ids]
@@ -348,7 +347,7 @@ def brute_force_entropies(z: torch.Tensor, temperature: float) -> tuple[float, f
 
 
 @given(st.integers(1, 7), st.sampled_from([0.05, 0.3, 1.0, 5.0]), st.integers(0, 2**16))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_entropy_equals_the_sum_over_the_codebook(dim, temperature, seed):
     z = torch.randn(2, dim, 3, 2, generator=torch.Generator().manual_seed(seed)) * 0.5
     terms = lfq_entropy_loss(z, temperature=temperature, sample_weight=0.5, batch_weight=2.0)

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from PIL import Image
 from safetensors.torch import load_file
 from tiny_driving import record
+from tiny_training import read_log, read_state
 from torch import nn
 
 from terra.errors import ConfigError, DatasetError
@@ -31,7 +31,6 @@ from terra.training.adversarial import (
 )
 from terra.training.data import DrivingFrames
 from terra.training.loop import train
-from terra.training.processes import start_processes
 from terra.training.randomness import step_random
 from terra.training.reconstruction import evaluate_tokenizer, evenly_spaced, packaged_network
 from terra.training.settings import LoopConfig
@@ -80,20 +79,6 @@ def objective(settings: Terms | None = None) -> TokenizerObjective:
 def config(output: Path, **changes: object) -> LoopConfig:
     values = {"batch_size": 4, "max_steps": 6, "warmup_steps": 1, "ema_decay": 0.9, "output": output}
     return LoopConfig(**values | changes)
-
-
-@pytest.fixture(scope="module")
-def accelerator() -> Accelerator:
-    return start_processes("cpu")
-
-
-def read_log(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-
-
-def read_state(folder: Path) -> dict[str, torch.Tensor]:
-    name = json.loads((folder / "state" / "state.json").read_text())["tensors"]
-    return load_file(folder / "state" / name)
 
 
 def gradients(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -229,7 +229,7 @@ def test_damaged_and_foreign_token_files_are_refused(tmp_path):
             load_tokens(tmp_path)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=6), st.integers(1, 12), st.data())
 def test_windows_never_cross_episodes(lengths, window, data):
     bounds = torch.tensor([0, *torch.tensor(lengths).cumsum(0)])

@@ -83,7 +83,7 @@ def test_processes_share_the_episodes_and_the_limit(tmp_path):
             assert torch.equal(part.actions, torch.cat([whole.actions[s] for s in mine]))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.integers(1, 300))
 def test_kept_frames_are_evenly_spaced_over_the_split(lengths, limit):
     class Length:

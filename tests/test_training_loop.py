@@ -1,4 +1,3 @@
-import json
 import math
 import os
 import signal
@@ -11,9 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
-from safetensors.torch import load_file
-from tiny_training import CPU, OBJECTIVES, Contest, Numbers, config, terminate_at, world_model_objective
+from tiny_training import (
+    CPU,
+    OBJECTIVES,
+    Contest,
+    Numbers,
+    config,
+    read_log,
+    read_state,
+    terminate_at,
+    world_model_objective,
+)
 from torch import nn
 
 from terra.device import torch_device
@@ -25,20 +32,6 @@ from terra.training.processes import start_processes
 from terra.training.randomness import draw_indices, step_random
 from terra.training.settings import LoopConfig
 from terra.training.state import Ema
-
-
-@pytest.fixture(scope="module")
-def accelerator() -> Accelerator:
-    return start_processes("cpu")
-
-
-def read_log(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-
-
-def read_state(folder: Path) -> dict[str, torch.Tensor]:
-    name = json.loads((folder / "state" / "state.json").read_text())["tensors"]
-    return load_file(folder / "state" / name)
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])

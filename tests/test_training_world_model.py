@@ -25,7 +25,6 @@ from terra.sampling import SamplingParams
 from terra.training.flops import flops_per_window
 from terra.training.prediction import evaluate_world_model, pack_windows
 from terra.training.preview import HeldOutPreview, load_preview_tokenizer, roll_out
-from terra.training.processes import start_processes
 from terra.training.randomness import step_random
 from terra.training.settings import LoopConfig
 from terra.training.state import Ema
@@ -45,11 +44,6 @@ from tokenizer.checkpoint import checkpoint_sha256
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 ROOT = CONF.parent
-
-
-@pytest.fixture(scope="module")
-def accelerator() -> Accelerator:
-    return start_processes("cpu")
 
 
 def train_tiny(output: Path, accelerator: Accelerator, **training: object):

@@ -104,7 +104,6 @@ def refused(call) -> str:
 
 
 class TestFromPoses:
-    @settings(deadline=None)
     @given(speed=speeds, fps=st.floats(1.0, 30.0))
     def test_straight_line(self, speed, fps):
         trajectory = Trajectory.from_poses(*arc(speed, 0.0), fps=fps)
@@ -113,7 +112,6 @@ class TestFromPoses:
         expected = np.stack([0 * times, speed * times, times], axis=1)
         np.testing.assert_allclose(actions, np.broadcast_to(expected, actions.shape), atol=1e-4)
 
-    @settings(deadline=None)
     @given(speed=st.floats(1.0, 20.0), radius=st.floats(15.0, 300.0), turn=st.sampled_from([-1, 1]))
     def test_circle(self, speed, radius, turn):
         trajectory = Trajectory.from_poses(*arc(speed, turn / radius), fps=10.0)
@@ -131,7 +129,6 @@ class TestFromPoses:
         assert (right[..., 0] < 0).all()
         assert (left[..., 1] > 0).all()
 
-    @settings(deadline=None)
     @given(dx=st.floats(-1e4, 1e4), dy=st.floats(-1e4, 1e4), angle=angles, dt=st.floats(-1e6, 1e6))
     def test_place_direction_and_clock_of_the_world_do_not_matter(self, dx, dy, angle, dt):
         times, positions, headings = arc(9.0, 0.03, rate=20.0)
@@ -142,7 +139,6 @@ class TestFromPoses:
         other = Trajectory.from_poses(times + dt, moved, wrapped, fps=10.0)
         np.testing.assert_allclose(other.paths, original.paths, atol=1e-6)
 
-    @settings(deadline=None)
     @given(duration=st.floats(2.95, 8.0), fps=st.sampled_from([1.0, 3.0, 10.0, 12.5, 30.0]))
     def test_takes_every_frame_whose_whole_path_is_covered(self, duration, fps):
         times = np.linspace(0.0, duration, 200)
@@ -173,7 +169,6 @@ class TestFromPoses:
 
 
 class TestResample:
-    @settings(deadline=None)
     @given(
         speed=st.floats(0.5, 20.0),
         curvature=st.floats(-0.05, 0.05),
@@ -210,7 +205,7 @@ class TestResample:
 
 class TestActions:
     @given(seed=st.integers(0, 2**32 - 1))
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=25)
     def test_equals_the_published_prepare_action(self, seed, tmp_path_factory):
         record = act_bench_record(1, num_frames=4, seed=seed)
         path = write_jsonl(tmp_path_factory.mktemp("act"), [record])
@@ -328,7 +323,7 @@ class TestFormats:
             np.testing.assert_allclose(trajectory.times, TIMES, atol=1e-12)
 
     @given(fps=st.floats(0.5, 100.0), speed=speeds, curvature=st.floats(-0.02, 0.02), heading=angles)
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=20)
     def test_saved_poses_come_back_bit_by_bit(self, fps, speed, curvature, heading, tmp_path_factory):
         poses = arc(speed, curvature, duration=4.0, rate=20.0, start=(3e5, -7e5), heading=heading)
         path = tmp_path_factory.mktemp("save") / "poses.json"
@@ -569,7 +564,7 @@ class TestErrors:
         assert "poses[4][1]" in refused(lambda: load_trajectory(nan))
 
     @given(data=st.data())
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     def test_damaged_npz_never_gives_another_error(self, data, tmp_path_factory):
         path = write_npz(tmp_path_factory.mktemp("npz"), pose_document())
         content = bytearray(path.read_bytes())

@@ -94,7 +94,7 @@ def test_gif_keeps_every_frame(gif):
         assert psnr(frame, expected) > 26
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(
     kinds=st.lists(st.integers(0, 2), min_size=1, max_size=12),
     fps=st.sampled_from([1.0, 8.0, 10.0, 15.0, 30.0, 50.0]),

@@ -3,6 +3,7 @@
 As a program it is one process of a run of two, see `test_training_loop`.
 """
 
+import json
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from terra.training.loop import Batch, Objective, train
@@ -26,6 +28,15 @@ TINY_SIZE = WorldModelSize(
 )
 WINDOW = 4
 CPU = torch.device("cpu")
+
+
+def read_log(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def read_state(folder: Path) -> dict[str, torch.Tensor]:
+    name = json.loads((folder / "state" / "state.json").read_text())["tensors"]
+    return load_file(folder / "state" / name)
 
 
 def config(output: Path, **changes: object) -> LoopConfig:

@@ -1,6 +1,7 @@
 """Rollouts of many clips at once, each kept in a file: an interrupted evaluation goes on where it stopped."""
 
 import hashlib
+import itertools
 import json
 import logging
 from collections.abc import Sequence
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor
 
 from terra.features import read_weights
-from terra.pipeline import Pipeline, RolloutRequest
+from terra.pipeline import Pipeline, Rollout, RolloutRequest
+from terra.progress import frames_shown
 from terra.sampling import SamplingParams
 from tokenizer import Frames, TokenGrid
 from tokenizer.checkpoint import write_tensors
@@ -55,10 +57,18 @@ class KeptRollouts:
         self.num_reused += len(names) - len(missing)
         if missing:
             logger.info("generating %d rollouts, %d are kept from before", len(missing), len(names) - len(missing))
-        made = self._pipeline.generate([requests[index] for index in missing], self._sampling)
-        for index, rollout in zip(missing, made, strict=True):
-            kept[index] = rollout.tokens
-            write_tensors(self._path(names[index]), {"tokens": rollout.tokens, "made_from": keys[index]})
+            wanted = [requests[index] for index in missing]
+            frames = sum(request.num_frames - len(request.context_frames) for request in wanted)
+            with frames_shown("generating", frames) as show:
+                count = itertools.count(1)
+
+                def keep(index: int, rollout: Rollout) -> None:
+                    name, key = names[missing[index]], keys[missing[index]]
+                    write_tensors(self._path(name), {"tokens": rollout.tokens, "made_from": key})
+
+                made = self._pipeline.generate(wanted, self._sampling, lambda *_: show(next(count)), keep)
+            for index, rollout in zip(missing, made, strict=True):
+                kept[index] = rollout.tokens
         return [tokens for tokens in kept if tokens is not None]
 
     def _read(self, name: str, key: Tensor) -> TokenGrid | None:
