@@ -404,6 +404,19 @@ class TestLimits:
             assert [frame["index"] for frame in talk.drive(3)] == [3, 4, 5]
             assert talk.hear("closed")["reason"] == "max_frames"
 
+    def test_a_client_that_forks_on_loses_its_oldest_fork(self, tiny_model, tiny_tokenizer, scenes, tmp_path):
+        changes = {"live": {"forks_per_client": 2}}
+        with Served(tiny_model, tiny_tokenizer, scenes, tmp_path, persistence=True, **changes) as served:
+            with served.open() as talk:
+                for _ in range(3):
+                    talk.say(type="fork", frame=2)
+                first, second, third = [talk.hear("forked")["fork"] for _ in range(3)]
+            for fork in (second, third, first):
+                with served.connect() as talk:
+                    talk.say(type="open", fork=fork)
+                    answer = talk.listen()
+                    assert answer["type"] == "opened" if fork != first else answer["code"] == "fork_not_found"
+
     def test_the_api_key(self, tiny_model, tiny_tokenizer, scenes, tmp_path):
         with Served(tiny_model, tiny_tokenizer, scenes, tmp_path, persistence=True, api_key=KEY) as served:
             for wrong in ({}, {"api_key": "guess"}, {"api_key": "ü"}):

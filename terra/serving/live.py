@@ -33,7 +33,7 @@ async def live(websocket: WebSocket, service: Service, *, has_key: bool) -> None
             _check_key(message, service.settings.api_key)
         client = websocket.client.host if websocket.client else "unknown"
         with service.seat(client) as name:
-            reason = await _serve(websocket, service, message, name)
+            reason = await _serve(websocket, service, message, client, name)
             code = _CODES.get(reason, 1008)
     except ApiError as error:
         logger.info("live session refused: %s", error.code)
@@ -70,11 +70,11 @@ def _check_key(message: Open, key: str) -> None:
         raise ApiError(401, "invalid_api_key", "expected the API key, in the Authorization header or in `api_key`")
 
 
-async def _serve(websocket: WebSocket, service: Service, message: Open, name: str) -> str:
+async def _serve(websocket: WebSocket, service: Service, message: Open, client: str, name: str) -> str:
     async def send(content: str | bytes) -> None:
         await (websocket.send_bytes(content) if isinstance(content, bytes) else websocket.send_text(content))
 
-    session, start = await service.open(message, send)
+    session, start = await service.open(message, client, send)
     await websocket.send_json(_opened(service, name, start))
     service.sessions[name] = session
     if service.draining:

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,13 +18,14 @@ from terra.sampling import SamplingParams
 from terra.serving.contexts import Contexts
 from terra.serving.control import Driver, Steering
 from terra.serving.errors import ApiError
+from terra.serving.forks import Forks
 from terra.serving.jobs import Jobs
 from terra.serving.messages import Open, Sampling
 from terra.serving.metrics import Metrics
 from terra.serving.model import Model
 from terra.serving.rollout import Fork, context_moments
 from terra.serving.scenes import Scenes
-from terra.serving.session import LiveSession, Send, SessionError
+from terra.serving.session import LiveSession, Send
 from terra.serving.settings import ServeSettings
 from terra.serving.store import JobStore
 from terra.windows import check_overlap
@@ -66,7 +68,7 @@ class Service:
         self.give_up = asyncio.Event()
         self.draining = False
         self._seats: Counter[str] = Counter()
-        self._forks: dict[str, tuple[Fork, float]] = {}
+        self.forks = Forks(settings.live)
 
     async def start(self) -> None:
         """Begin to work, in the event loop that all of it lives in."""
@@ -117,10 +119,10 @@ class Service:
                 del self._seats[client]
             self.metrics.sessions(self._seats.total())
 
-    async def open(self, message: Open, send: Send) -> tuple[LiveSession, Fork]:
+    async def open(self, message: Open, client: str, send: Send) -> tuple[LiveSession, Fork]:
         """A live session as the first message asks for it, and what it starts from. Raises ApiError (4xx)."""
         if message.fork is not None:
-            start = self.find_fork(message.fork).reseeded(message.seed)
+            start = self.forks.find(message.fork).reseeded(message.seed)
         else:
             start = await self._context_start(message)
         session = LiveSession(
@@ -129,27 +131,11 @@ class Service:
             self.settings.live,
             self.metrics,
             send,
-            self.keep_fork,
+            partial(self.forks.keep, client),
             kind=message.format,
             quality=message.quality,
         )
         return session, start
-
-    def keep_fork(self, fork: Fork) -> str:
-        """Remember a fork for `fork_seconds`. Raises SessionError when there are as many as may be."""
-        self._expire_forks()
-        if len(self._forks) >= self.settings.live.forks:
-            raise SessionError("too_many_forks", f"expected at most {self.settings.live.forks} forks that wait")
-        name = f"fork_{secrets.token_hex(12)}"
-        self._forks[name] = (fork, time.monotonic() + self.settings.live.fork_seconds)
-        return name
-
-    def find_fork(self, name: str) -> Fork:
-        """Raises ApiError (404)."""
-        self._expire_forks()
-        if name not in self._forks:
-            raise ApiError(404, "fork_not_found", "expected the id of an existing fork, got another or an expired one")
-        return self._forks[name][0]
 
     def sampling(self, wanted: Sampling | None) -> SamplingParams:
         """The server's sampling with what a client wants otherwise."""
@@ -187,7 +173,3 @@ class Service:
         if bool((torch.diff(actions[:, :, 2], dim=1, prepend=torch.zeros(len(rows), 1)) <= 0).any()):
             raise ApiError(400, "invalid_actions", "expected times that increase from 0 s", param="actions")
         return actions
-
-    def _expire_forks(self) -> None:
-        now = time.monotonic()
-        self._forks = {name: kept for name, kept in self._forks.items() if kept[1] > now}

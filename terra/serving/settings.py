@@ -41,6 +41,7 @@ class LiveSettings:
     idle_seconds: float
     open_seconds: float
     forks: int
+    forks_per_client: int
     fork_seconds: float
 
 
