@@ -1,5 +1,6 @@
 """`terra-rollout` in this process: manifests good and bad, resuming, sharing, signals, and what is kept in memory."""
 
+import asyncio
 import errno
 import os
 import signal
@@ -18,7 +19,7 @@ import terra.output
 import terra.rollouts.inputs
 import terra.rollouts.maker
 from decoder import FramewiseDecoder
-from decoder.video import probe_video
+from decoder.video import probe_video, to_uint8
 from terra import cli
 from terra.context import load_context
 from terra.engine.hf import HFEngine, HFSession
@@ -29,9 +30,11 @@ from terra.rollouts.fingerprint import context_files
 from terra.rollouts.folder import RolloutFolder
 from terra.rollouts.locks import Claim, Lock
 from terra.rollouts.manifest import count_rollouts, sample_seed
+from terra.rollouts.pixels import GrowingPixels
 from terra.sampling import SamplingParams
 from terra.trajectory import load_trajectory, save_poses
 from tokenizer import LFQTokenizer
+from tokenizer.errors import VideoError
 
 
 @pytest.fixture
@@ -59,6 +62,75 @@ def test_a_manifest_becomes_folders_with_the_tokens_of_each_made_alone(batch, hf
     ]
     kept = {path.name for path in batch.output.iterdir() if not path.name.startswith(".")}
     assert kept == {"rollouts", "failed", "index.jsonl", "log.jsonl", "run.json"}
+
+
+def test_frames_are_decoded_while_later_ones_are_generated(batch, monkeypatch):
+    calls, written = [], {}
+    decode, write = FramewiseDecoder.decode, terra.rollouts.maker.write_video
+    monkeypatch.setattr(FramewiseDecoder, "decode", lambda self, grids: calls.append(len(grids)) or decode(self, grids))
+
+    def note(pixels, path, fps):
+        written[len(written)] = pixels
+        write(pixels, path, fps)
+
+    monkeypatch.setattr(terra.rollouts.maker, "write_video", note)
+    batch.write(batch.line(0, num_frames=12))
+    assert batch.run() == 0
+    assert len(calls) > 1
+    assert sum(calls) == 12
+    together = to_uint8(LFQTokenizer.from_pretrained(batch.tokenizer).decode(batch.tokens("r0")))
+    assert np.array_equal(written[0], together)
+
+
+def test_a_rollout_whose_early_frames_could_not_be_decoded_is_decoded_again(batch, monkeypatch):
+    calls = []
+    decode = FramewiseDecoder.decode
+
+    def fail_first(self, grids):
+        calls.append(len(grids))
+        if len(calls) == 1:
+            raise VideoError("no memory")
+        return decode(self, grids)
+
+    monkeypatch.setattr(FramewiseDecoder, "decode", fail_first)
+    batch.write(batch.line(0, num_frames=12))
+    assert batch.run(retries=1) == 0
+    assert calls[-1] == 12
+
+
+class TestGrowingPixels:
+    def test_all_that_waits_is_decoded_at_once_and_in_order(self):
+        sizes, gate = [], asyncio.Event()
+
+        async def decode(grids):
+            sizes.append(len(grids))
+            await gate.wait()
+            return grids.numpy()
+
+        async def grow():
+            pixels = GrowingPixels(decode)
+            for index in range(5):
+                pixels.add(torch.full((1, 1), index))
+                await asyncio.sleep(0)
+            gate.set()
+            return await pixels.all()
+
+        assert asyncio.run(grow()).ravel().tolist() == [0, 1, 2, 3, 4]
+        assert sizes == [1, 4]
+
+    def test_what_fails_is_raised_in_the_end(self):
+        async def decode(grids):
+            raise VideoError("no memory")
+
+        async def grow():
+            pixels = GrowingPixels(decode)
+            pixels.add(torch.zeros(1, 1))
+            await asyncio.sleep(0)
+            pixels.add(torch.zeros(1, 1))
+            with pytest.raises(VideoError, match="no memory"):
+                await pixels.all()
+
+        asyncio.run(grow())
 
 
 def test_contexts_that_lines_share_are_tokenised_once(batch, monkeypatch):

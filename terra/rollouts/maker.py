@@ -1,4 +1,4 @@
-"""How one rollout is made: prepare, generate, decode, write, each stage in threads of its own beside the event loop."""
+"""How one rollout is made: prepare, generate and decode, write; in threads of their own beside the event loop."""
 
 import asyncio
 import itertools
@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
-from jaxtyping import UInt8
 from torch import Tensor
 
+from decoder import FramewiseDecoder
 from decoder.video import to_uint8, write_video
 from terra.errors import EngineError, OutputError, TerraError
 from terra.output import package_versions
@@ -24,8 +23,10 @@ from terra.rollouts.folder import RECORD, RolloutFolder
 from terra.rollouts.inputs import Inputs
 from terra.rollouts.locks import Claim
 from terra.rollouts.manifest import Job
+from terra.rollouts.pixels import GrowingPixels, Pixels
 from terra.rollouts.settings import RolloutSettings
 from terra.windows import plan_windows
+from tokenizer import Frames, TokenGrid
 from tokenizer.checkpoint import write_tensors
 from tokenizer.files import write_json
 
@@ -44,6 +45,7 @@ class Work:
     context: Tensor | None = None
     actions: Tensor | None = None
     tokens: Tensor | None = None
+    pixels: GrowingPixels | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -65,6 +67,8 @@ class RolloutMaker:
     ) -> None:
         self._pipeline, self._folder, self._settings, self._on_frame = pipeline, folder, settings, on_frame
         self._score = None if settings.score is None else Score(settings.score)
+        # A score is of all frames, before they are rounded to 8 bits.
+        self._decodes_early = self._score is None and isinstance(pipeline.decoder, FramewiseDecoder)
         names = (
             ("manifest", 1),
             ("read", settings.workers),
@@ -118,21 +122,36 @@ class RolloutMaker:
         started, job = time.perf_counter(), work.job
         given = job.num_context - 1
         session = await self._pipeline.open(work.context, work.actions[:given], job.sampling, job.seed)
-        frames = list(work.context)
+        frames: list[Tensor] = []
+        pixels = GrowingPixels(lambda grids: self.in_thread("decode", lambda: to_uint8(self._decode(work, grids))))
+
+        def add(frame: Tensor) -> None:
+            frames.append(frame)
+            if self._decodes_early:
+                pixels.add(frame)
+
         try:
+            for frame in work.context:
+                add(frame)
             async for frame in session.run(work.actions[given:]):
-                frames.append(frame)
+                add(frame)
                 self._on_frame()
+        except BaseException:
+            pixels.cancel()
+            raise
         finally:
             await session.close()
-        work.tokens = torch.stack(frames)
+        work.tokens, work.pixels = torch.stack(frames), pixels if self._decodes_early else None
         work.seconds["generate"] = time.perf_counter() - started
 
     async def finish(self, work: Work) -> None:
-        """Decode, score, write. Raises OutputError, or ConfigError for a score that is none."""
-        started = time.perf_counter()
-        pixels, score = await self.in_thread("decode", lambda: self._decode(work))
-        work.seconds["decode"] = time.perf_counter() - started
+        """Decode what isn't yet, score, write. Raises OutputError, or ConfigError for a score that is none."""
+        growing, work.pixels = work.pixels, None  # tried again, it is decoded anew
+        score = None
+        if growing is not None:
+            pixels = await growing.all()
+        else:
+            pixels, score = await self.in_thread("decode", lambda: self._decode_all(work))
         started = time.perf_counter()
         write = lambda to: self._write(to, work, pixels, score)  # noqa: E731
         await self.in_thread("write", lambda: self._folder.publish(work.job, write))
@@ -142,14 +161,20 @@ class RolloutMaker:
         """Run work in the threads of that name."""
         return await asyncio.get_running_loop().run_in_executor(self._threads[threads], work)
 
-    def _decode(self, work: Work) -> tuple[UInt8[np.ndarray, "frames height width 3"], float | None]:
+    def _decode(self, work: Work, tokens: TokenGrid) -> Frames:
+        started = time.perf_counter()
+        frames = self._pipeline.decoder.decode(tokens)
+        work.seconds["decode"] = work.seconds.get("decode", 0.0) + time.perf_counter() - started
+        return frames
+
+    def _decode_all(self, work: Work) -> tuple[Pixels, float | None]:
         assert work.tokens is not None
         assert work.actions is not None
-        frames = self._pipeline.decoder.decode(work.tokens)
+        frames = self._decode(work, work.tokens)
         score = None if self._score is None else self._score(frames, work.tokens, work.actions)
         return to_uint8(frames), score
 
-    def _write(self, folder: Path, work: Work, pixels: np.ndarray, score: float | None) -> None:
+    def _write(self, folder: Path, work: Work, pixels: Pixels, score: float | None) -> None:
         assert work.tokens is not None
         assert work.actions is not None
         job, spec = work.job, self._pipeline.engine.spec
