@@ -129,14 +129,14 @@ def vocabulary_noise(
 ) -> Float32[Tensor, "rows vocab"]:
     """`gumbel_noise` of all token ids. Not to be written to.
 
-    On a CPU a few rows of a small vocabulary are drawn for several positions at once and kept: what it costs to start
-    some hundred array operations is then shared by a run of tokens.
+    On a CPU a small vocabulary's rows of few seeds are drawn for several positions at once and kept: what it costs to
+    start some hundred array operations is then shared by a run of tokens, and what is asked for again is there.
     """
     if seeds.device.type != "cpu":
         every = torch.arange(vocab_size, device=seeds.device)
         return gumbel_noise(seeds, positions, every.expand(len(seeds), -1))
     ahead = min(_PIECE // vocab_size, _MAX_AHEAD)
-    if len(seeds) >= max(ahead, 1):
+    if len(seeds.unique()) >= max(ahead, 1):
         return _cpu_noise(_keys(seeds, positions), np.arange(vocab_size, dtype=np.uint64)[None])
     rows = []
     for seed, position in zip(seeds.tolist(), positions.tolist(), strict=True):

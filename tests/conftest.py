@@ -64,6 +64,15 @@ def hf_engine(tiny_model: Path, wait: Callable[..., Any]) -> Iterator[Engine]:
     wait(engine.close())
 
 
+@pytest.fixture(scope="session")
+def jacobi_engine(tiny_model: Path, wait: Callable[..., Any]) -> Iterator[Engine]:
+    from terra.engine.jacobi import JacobiEngine
+
+    engine = JacobiEngine(tiny_model, drafts=4)
+    yield engine
+    wait(engine.close())
+
+
 # One vLLM engine a process at a time: a module's is closed before the next module's starts.
 @pytest.fixture(scope="module")
 def vllm_engine(tiny_model: Path, wait: Callable[..., Any]) -> Iterator[Engine]:

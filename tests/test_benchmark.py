@@ -6,17 +6,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from terra.benchmark import case, measure, run
 from terra.benchmark.model import Traffic, make_random_model
 from terra.benchmark.plan import DROPPED, Amount, Workload, plan_cases
+from terra.benchmark.prompts import prompt_maker
+from terra.engine.base import EngineSpec
 from terra.engine.hf import HFEngine
 from terra.errors import ConfigError
 from terra.sampling import SamplingParams
-from terra.world_model import load_world_model
+from terra.world_model import load_config, load_world_model
 
 AMOUNT = Amount(rollouts=[1, 4, 64], num_context=3, num_frames=3, repeats=3, repeats_many=1)
-ALL = ["ours", "vllm_article", "hf_generate", "ours_hf", "fp8", "fp8_weights"]
+ALL = ["ours", "vllm_article", "hf_generate", "ours_hf", "jacobi", "fp8", "fp8_weights"]
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +31,11 @@ def settings(model, output, **changes):
     values = {
         "world_model": str(model),
         "shape": None,
+        "drive": None,
         "output": str(output),
         "device": "cpu",
         "dtype": None,
-        "cases": ["hf_generate", "ours_hf"],
+        "cases": ["hf_generate", "ours_hf", "jacobi"],
         "rollouts": [1],
         "num_context": 1,
         "num_frames": 2,
@@ -64,7 +68,7 @@ def test_each_workload_fits_the_window_at_both_its_ends():
 
 
 def test_fp8_only_where_it_is():
-    assert [entry.name for entry in plan_cases(ALL, AMOUNT, 25, fp8=False)] == ALL[:4]
+    assert [entry.name for entry in plan_cases(ALL, AMOUNT, 25, fp8=False)] == ALL[:5]
 
 
 def test_impossible_plans_are_refused():
@@ -99,7 +103,7 @@ def test_generate_makes_what_a_session_makes(model):
     loaded = load_world_model(model)
     loaded.generation_config.eos_token_id = None
     engine = HFEngine(model)
-    prompt, actions = measure.make_prompt(engine.spec, 3, 1, 0)
+    prompt, actions = prompt_maker(engine.spec, None)(3, 1, 0)
 
     async def frame():
         session = await engine.open(prompt, SamplingParams(temperature=0.0), 0)
@@ -115,7 +119,9 @@ def test_generate_makes_what_a_session_makes(model):
         return made
 
     loaded.generate = greedy
-    timed = measure.time_generate(loaded, Workload("generate", 1, "start", 1, 1, 1), 0, None)
+    timed = measure.time_generate(
+        loaded, Workload("generate", 1, "start", 1, 1, 1), 0, prompt_maker(engine.spec, None), None
+    )
     ids, made = calls[0]
     assert len(timed["seconds"]) == 1
     assert torch.equal(made[0, ids.shape[1] :], expected)
@@ -123,9 +129,56 @@ def test_generate_makes_what_a_session_makes(model):
 
 @pytest.mark.parametrize("way", ["run", "step"])
 def test_rollouts_are_timed_together(persistence_engine, way):
-    timed = asyncio.run(measure.time_rollouts(persistence_engine, Workload(way, 3, "start", 2, 3, 1), 0))
+    make_prompt = prompt_maker(persistence_engine.spec, None)
+    workload = Workload(way, 3, "start", 2, 3, 1)
+    timed = asyncio.run(measure.time_rollouts(persistence_engine, workload, 0, make_prompt))
     assert len(timed["seconds"]) == 3
     assert timed["first"] > 0
+
+
+def make_drive(path, layout, **changes):
+    tokens = torch.arange(20 * layout.image_tokens).reshape(20, 3, -1) % 50
+    drive = {"tokens": tokens, "actions": torch.randn(19, layout.action_slots, 3)} | changes
+    save_file(drive, path)
+    return drive
+
+
+def test_prompts_are_pieces_of_a_drive(model, tmp_path):
+    spec = EngineSpec.of(load_config(model))
+    drive = make_drive(tmp_path / "tokens.safetensors", spec.layout)
+    make_prompt = prompt_maker(spec, tmp_path / "tokens.safetensors")
+    firsts = set()
+    for seed in range(20):
+        prompt, actions = make_prompt(3, 4, seed)
+        (first,) = (i for i in range(14) if torch.equal(drive["tokens"][i : i + 3], prompt.tokens))
+        assert torch.equal(torch.cat([prompt.actions, actions]), drive["actions"][first : first + 6])
+        firsts.add(first)
+    assert len(firsts) > 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokens": torch.zeros(20, 3, 5, dtype=torch.int64)}, "expected frames of 12 ids below 64"),
+        ({"tokens": torch.full((20, 3, 4), 64)}, "expected frames of 12 ids below 64"),
+        ({"tokens": torch.zeros(7, 3, 4, dtype=torch.int64)}, "expected 8 frames or more, got 7"),
+        ({"actions": torch.zeros(3, 6, 3)}, "expected tokens and an action"),
+    ],
+)
+def test_drives_that_do_not_fit(model, tmp_path, changes, message):
+    path = tmp_path / "tokens.safetensors"
+    spec = EngineSpec.of(load_config(model))
+    make_drive(path, spec.layout, **changes)
+    with pytest.raises(ConfigError, match=message):
+        prompt_maker(spec, path)
+
+
+def test_files_that_are_no_drive(model, tmp_path):
+    (tmp_path / "text").write_text("text")
+    for path in (tmp_path / "none", tmp_path / "text"):
+        with pytest.raises(ConfigError, match=r"drive: expected a rollout's tokens\.safetensors, got"):
+            run.run(settings(model, tmp_path / "out", drive=str(path)))
+    assert not (tmp_path / "out" / "results").exists()
 
 
 def test_a_run_reports_and_goes_on(model, tmp_path, monkeypatch):
@@ -135,7 +188,7 @@ def test_a_run_reports_and_goes_on(model, tmp_path, monkeypatch):
     assert "timed for 4 of 12 tokens" in text
     assert (tmp_path / "benchmark.png").stat().st_size > 0
     report = json.loads((tmp_path / "benchmark.json").read_text())
-    assert len(report["rows"]) == 4
+    assert len(report["rows"]) == 6
     ours = next(row for row in report["rows"] if row["case"] == "ours_hf")
     rival = next(r for r in report["rows"] if (r["case"], r["place"]) == ("hf_generate", ours["place"]))
     assert ours["seconds_per_frame"]["count"] == 4
@@ -168,9 +221,9 @@ def test_a_case_that_fails_loses_only_itself(model, tmp_path, monkeypatch):
 
     monkeypatch.setattr(run, "_run_process", broken)
     text = run.run(settings(model, tmp_path))
-    assert seen == ["bandwidth", "hf_generate", "ours_hf"]
+    assert seen == ["bandwidth", "hf_generate", "ours_hf", "jacobi"]
     report = json.loads((tmp_path / "benchmark.json").read_text())
-    assert {row["case"] for row in report["rows"]} == {"ours_hf"}
+    assert {row["case"] for row in report["rows"]} == {"ours_hf", "jacobi"}
     assert report["failures"] == dict.fromkeys(
         ["hf_generate__generate_1_start", "hf_generate__generate_1_end"], "exit code 1: out of memory"
     )

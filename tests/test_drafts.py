@@ -14,25 +14,14 @@ from terra.benchmark import draft_experiment
 from terra.benchmark.diagonal import TruthPicks, decode_diagonally, diagonal_places
 from terra.benchmark.draft_measure import NEAR_TIE, KeyedPicks, is_equal
 from terra.benchmark.draft_report import summarise_diagonal, summarise_drafts
-from terra.benchmark.drafts import (
-    FramePicks,
-    Head,
-    WindowReader,
-    count_passes,
-    decode_frame,
-    from_both,
-    from_own_picks,
-    from_previous_frame,
-    num_right,
-    read_prompts,
-    sees_all_fed,
-    sees_earlier_places,
-)
+from terra.benchmark.drafts import FramePicks, count_passes, from_own_picks, from_previous_frame, read_prompts
+from terra.engine.drafts import decode_frame, from_both, num_right
 from terra.errors import ConfigError, EngineError
 from terra.evaluation.estimator import EstimatorConfig, MotionEstimator
 from terra.prompt import build_prompt
 from terra.sampling import SamplingParams
 from terra.world_model import LlamaActionV2ForCausalLM, load_world_model
+from terra.world_model.window import Head, WindowReader, sees_all_fed, sees_earlier_places
 from tokenizer import LFQTokenizer, LFQTokenizerConfig
 
 TOKENS = ROWS * COLS

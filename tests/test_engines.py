@@ -8,7 +8,8 @@ import torch
 from tiny import COLS, ROWS
 
 from terra.engine.base import Engine, Session
-from terra.errors import EngineError
+from terra.engine.jacobi import JacobiEngine
+from terra.errors import ConfigError, EngineError
 from terra.prompt import Prompt, build_prompt
 from terra.sampling import SamplingParams
 
@@ -40,7 +41,7 @@ async def ran(engine: Engine, prompt: Prompt, actions: torch.Tensor, sampling=PL
     return torch.stack(frames)
 
 
-@pytest.fixture(params=["persistence", "hf", "vllm"])
+@pytest.fixture(params=["persistence", "hf", "jacobi", "vllm"])
 def engine(request: pytest.FixtureRequest) -> Engine:
     return request.getfixturevalue(f"{request.param}_engine")
 
@@ -195,7 +196,7 @@ class TestContract:
 class TestModels:
     """What holds for engines that have weights."""
 
-    @pytest.fixture(params=["hf", "vllm"])
+    @pytest.fixture(params=["hf", "jacobi", "vllm"])
     def engine(self, request: pytest.FixtureRequest) -> Engine:
         return request.getfixturevalue(f"{request.param}_engine")
 
@@ -228,3 +229,19 @@ def test_hf_equals_vllm(hf_engine, vllm_engine, wait, sampling, way):
         expected = wait(stepped(hf_engine, prompt, actions, sampling, seed))
         assert torch.equal(wait(way(vllm_engine, prompt, actions, sampling, seed)), expected)
         assert len(expected.unique()) > 5
+
+
+@pytest.mark.parametrize("drafts", [0, 1, 5, 100])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_hf_equals_jacobi(tiny_model, hf_engine, wait, sampling, drafts):
+    jacobi = JacobiEngine(tiny_model, drafts=drafts)
+    for seed in range(2):
+        prompt, actions = make_prompt(20 + seed)
+        expected = wait(ran(hf_engine, prompt, actions, sampling, seed))
+        assert torch.equal(wait(ran(jacobi, prompt, actions, sampling, seed)), expected)
+    wait(jacobi.close())
+
+
+def test_drafts_are_at_least_none(tiny_model):
+    with pytest.raises(ConfigError, match="drafts: expected 0 or more, got -1"):
+        JacobiEngine(tiny_model, drafts=-1)

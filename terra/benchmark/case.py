@@ -55,32 +55,44 @@ def run_case(folder: Path, name: str) -> None:
 
 def _run_generate(folder: Path, plan: dict[str, Any], case: Case, workloads: list[Workload]) -> None:
     from terra.benchmark.measure import time_generate
+    from terra.benchmark.prompts import prompt_maker
     from terra.device import torch_device, torch_dtype
+    from terra.engine.base import EngineSpec
     from terra.world_model import load_world_model
 
     model = load_world_model(
         Path(plan["world_model"]), dtype=torch_dtype(plan["dtype"]), device=torch_device(plan["device"])
     )
+    make_prompt = prompt_maker(EngineSpec.of(model.config), _drive(plan))
     warm = Workload("generate", 1, "warm", 1, 1, 1)
-    time_generate(model, warm, 0, 4)
+    time_generate(model, warm, 0, make_prompt, 4)
     for workload in workloads:
-        repeats = [time_generate(model, workload, seed, plan["rival_tokens"]) for seed in range(workload.repeats)]
+        repeats = [
+            time_generate(model, workload, seed, make_prompt, plan["rival_tokens"]) for seed in range(workload.repeats)
+        ]
         write_json(result_path(folder, case.name, workload.name), {"repeats": repeats})
 
 
 async def _run_engine(folder: Path, plan: dict[str, Any], case: Case, workloads: list[Workload]) -> None:
     from terra.benchmark.measure import time_requests, time_rollouts
+    from terra.benchmark.prompts import prompt_maker
 
     engine: Any = _make_engine(plan, case)
-    await time_requests(engine, Workload("request", 1, "warm", 1, 1, 1), 999_999)
+    make_prompt = prompt_maker(engine.spec, _drive(plan))
+    await time_requests(engine, Workload("request", 1, "warm", 1, 1, 1), 999_999, make_prompt)
     for workload in workloads:
         measure = time_requests if workload.way == "request" else time_rollouts
         repeats = []
         for repeat in range(workload.repeats):
             # Contexts of their own, so that no workload finds another's in the prefix cache.
-            repeats.append(await measure(engine, workload, case.workloads.index(workload) * 100 + repeat))
+            seed = case.workloads.index(workload) * 100 + repeat
+            repeats.append(await measure(engine, workload, seed, make_prompt))
         write_json(result_path(folder, case.name, workload.name), {"repeats": repeats})
     await engine.close()
+
+
+def _drive(plan: dict[str, Any]) -> Path | None:
+    return None if plan["drive"] is None else Path(plan["drive"])
 
 
 def _make_engine(plan: dict[str, Any], case: Case) -> Any:
@@ -89,6 +101,10 @@ def _make_engine(plan: dict[str, Any], case: Case) -> Any:
         from terra.engine.hf import HFEngine
 
         return HFEngine(folder, dtype=plan["dtype"], device=plan["device"])
+    if case.engine == "jacobi":
+        from terra.engine.jacobi import JacobiEngine
+
+        return JacobiEngine(folder, dtype=plan["dtype"], device=plan["device"], **case.arguments)
     from terra.engine.vllm.engine import VllmEngine
 
     rollouts = max(workload.rollouts for workload in case.workloads)

@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from terra.benchmark.drafts import Head, Pick, WindowReader
+from terra.engine.drafts import Pick
+from terra.world_model.window import Head, WindowReader
 
 
 def diagonal_places(rows: int, cols: int, lag: int) -> list[list[int]]:
@@ -72,7 +73,7 @@ class TruthPicks:
         self.nats: Float[Tensor, "batch image_tokens"] = torch.full(self._truth.shape, torch.nan)
 
     def __call__(self, logits: Float[Tensor, "batch n vocab"], places: Sequence[int]) -> Int[Tensor, "batch n"]:
-        """See `terra.benchmark.drafts.Pick`."""
+        """See `terra.engine.drafts.Pick`."""
         wanted = self._truth[:, list(places)]
         likely = logits.float().cpu().log_softmax(-1).gather(-1, wanted[..., None])
         self.nats[:, list(places)] = -likely[..., 0]

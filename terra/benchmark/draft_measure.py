@@ -11,20 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from terra.benchmark.diagonal import TruthPicks, decode_diagonally
-from terra.benchmark.drafts import (
-    FramePicks,
-    Head,
-    Pick,
-    WindowReader,
-    count_passes,
-    decode_frame,
-    from_both,
-    from_own_picks,
-    from_previous_frame,
-    read_prompts,
-    sees_all_fed,
-    sees_earlier_places,
-)
+from terra.benchmark.drafts import FramePicks, count_passes, from_own_picks, from_previous_frame, read_prompts
+from terra.engine.drafts import Pick, decode_frame, from_both
 from terra.errors import EngineError
 from terra.evaluation.clips import Clip
 from terra.evaluation.estimator import MotionEstimator
@@ -32,6 +20,7 @@ from terra.evaluation.fidelity import motion_errors
 from terra.frame_metrics import psnr
 from terra.prompt import Actions, build_prompt
 from terra.sampling import window_seed
+from terra.world_model.window import Head, WindowReader, sees_all_fed, sees_earlier_places
 from tokenizer import Frames, LFQTokenizer, TokenGrid
 
 logger = logging.getLogger(__name__)
@@ -74,7 +63,7 @@ class KeyedPicks:
         self.margin: list[float] = []
 
     def __call__(self, logits: Float[Tensor, "batch n vocab"], places: Sequence[int]) -> Int[Tensor, "batch n"]:
-        """See `terra.benchmark.drafts.Pick`."""
+        """See `terra.engine.drafts.Pick`."""
         scores = self._picks.scores(logits, places)
         best = scores.topk(2)
         self.margin += (best.values[..., 0] - best.values[..., 1]).flatten().tolist()

@@ -11,30 +11,22 @@ from typing import Any
 import torch
 
 from terra.benchmark.plan import DROPPED, Workload
+from terra.benchmark.prompts import MakePrompt
 from terra.engine.base import Engine, EngineSpec, Session
-from terra.prompt import Actions, Prompt, build_prompt
+from terra.prompt import Actions
 from terra.sampling import SamplingParams
 
 SAMPLING = SamplingParams(temperature=0.9)
 
 
-def make_prompt(spec: EngineSpec, num_context: int, num_actions: int, seed: int) -> tuple[Prompt, Actions]:
-    """Random context frames in one row, with the actions between them and `num_actions` to come."""
-    generator = torch.Generator().manual_seed(seed)
-    layout = spec.layout
-    tokens = torch.randint(0, spec.vocab_size, (num_context, 1, layout.image_tokens), generator=generator)
-    actions = torch.randn(num_context - 1 + num_actions, layout.action_slots, 3, generator=generator)
-    return build_prompt(tokens, actions[: num_context - 1]), actions[num_context - 1 :]
-
-
-async def time_rollouts(engine: Engine, workload: Workload, seed: int) -> dict[str, Any]:
+async def time_rollouts(engine: Engine, workload: Workload, seed: int, make_prompt: MakePrompt) -> dict[str, Any]:
     """Seconds a frame when all rollouts go on together.
 
     All make one frame each and wait for one another, so that nobody's context is computed in the measured time. What
     is timed then is when the last rollout has its next frame; the first of these times is dropped too.
     """
     made = DROPPED + workload.num_frames
-    prompts = [make_prompt(engine.spec, workload.num_context, made, seed * 1000 + i) for i in range(workload.rollouts)]
+    prompts = [make_prompt(workload.num_context, made, seed * 1000 + i) for i in range(workload.rollouts)]
     begun = perf_counter()
     sessions = [await engine.open(prompt, SAMPLING, seed * 1000 + i) for i, (prompt, _) in enumerate(prompts)]
     go_on = _stepped if workload.way == "step" else _ran
@@ -60,12 +52,12 @@ async def _ran(session: Session, actions: Actions) -> list[float]:
     return [perf_counter() async for _ in session.run(actions)]
 
 
-async def time_requests(engine: Engine, workload: Workload, seed: int) -> dict[str, Any]:
+async def time_requests(engine: Engine, workload: Workload, seed: int, make_prompt: MakePrompt) -> dict[str, Any]:
     """Seconds of frames that are each a session of their own, with the history of the same frame of a rollout."""
     seconds = []
     for index in range(workload.num_frames):
         num_context = workload.num_context + DROPPED + index
-        prompt, actions = make_prompt(engine.spec, num_context, 1, seed * 1000 + index)
+        prompt, actions = make_prompt(num_context, 1, seed * 1000 + index)
         begun = perf_counter()
         session = await engine.open(prompt, SAMPLING, seed)
         await _ran(session, actions)
@@ -74,7 +66,9 @@ async def time_requests(engine: Engine, workload: Workload, seed: int) -> dict[s
     return {"seconds": seconds, "first": seconds[0]}
 
 
-def time_generate(model: Any, workload: Workload, seed: int, max_tokens: int | None) -> dict[str, Any]:
+def time_generate(
+    model: Any, workload: Workload, seed: int, make_prompt: MakePrompt, max_tokens: int | None
+) -> dict[str, Any]:
     """Seconds of frames by transformers' `generate`: sampling from the whole vocabulary, a KV cache within the call.
 
     With `max_tokens` under a frame's, the rest of the frame is taken to go on at the same speed: a call for one token
@@ -99,8 +93,8 @@ def time_generate(model: Any, workload: Workload, seed: int, max_tokens: int | N
     seconds = []
     tokens = min(max_tokens or layout.image_tokens, layout.image_tokens)
     for index in range(workload.num_frames):
-        prompt, action = make_prompt(spec, workload.num_context + DROPPED + index, 1, seed * 1000 + index)
-        frames = torch.nn.functional.pad(prompt.tokens[:, 0], (0, layout.action_slots)).reshape(1, -1)
+        prompt, action = make_prompt(workload.num_context + DROPPED + index, 1, seed * 1000 + index)
+        frames = torch.nn.functional.pad(prompt.tokens.flatten(1), (0, layout.action_slots)).reshape(1, -1)
         given = frames.to(model.device), torch.cat([prompt.actions, action])[None].to(model.device)
         took = call(*given, tokens)
         if tokens < layout.image_tokens:

@@ -45,7 +45,7 @@ class Case:
 
     name: str
     label: str
-    engine: Literal["hf", "vllm"]
+    engine: Literal["hf", "jacobi", "vllm"]
     workloads: tuple[Workload, ...]
     arguments: dict[str, Any] = field(default_factory=dict)
     weight_bytes: int | None = None
@@ -101,6 +101,7 @@ def plan_cases(names: Sequence[str], amount: Amount, max_frames: int, *, fp8: bo
         Case("vllm_article", "vLLM, eager, a request a frame, no prefix cache", "vllm", article_workloads, article),
         Case("ours", "ours", "vllm", workloads(("run", 1), ("step", 1), *(kind for kind in many if kind[1] > 1))),
         Case("ours_hf", "ours on Hugging Face, KV kept", "hf", workloads(("run", 1))),
+        Case("jacobi", "ours, Jacobi drafts", "jacobi", workloads(("run", 1)), {"drafts": 32}),
         Case("fp8", "ours, fp8 weights and KV", "vllm", workloads(*few), {"engine_args": fp8_kv}, 1, 1),
         Case("fp8_weights", "ours, fp8 weights", "vllm", workloads(*few), {"engine_args": fp8_weights}, 1),
     ]  # fmt: skip

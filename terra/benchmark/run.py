@@ -57,6 +57,8 @@ def _plan(values: dict[str, Any], folder: Path) -> tuple[dict[str, Any], list[Ca
     import torch
 
     from terra.benchmark.model import Traffic, make_random_model
+    from terra.benchmark.prompts import prompt_maker
+    from terra.engine.base import EngineSpec
     from terra.world_model import load_config
 
     device = values["device"] or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -69,10 +71,12 @@ def _plan(values: dict[str, Any], folder: Path) -> tuple[dict[str, Any], list[Ca
         model = make_random_model(values["shape"], folder / f"random_{values['shape']}", torch_dtype(dtype), device)
     else:
         model = Path(values["world_model"])
-    layout = load_config(model).layout
+    spec = EngineSpec.of(load_config(model))
+    drive = None if values["drive"] is None else Path(values["drive"])
+    prompt_maker(spec, drive)  # refused before anything is measured
     fp8 = device == "cuda" and torch.cuda.get_device_capability() >= (8, 9)
     amount = Amount(**{field.name: values[field.name] for field in dataclasses.fields(Amount)})
-    cases = plan_cases(values["cases"], amount, layout.max_frames, fp8=fp8)
+    cases = plan_cases(values["cases"], amount, spec.layout.max_frames, fp8=fp8)
     traffic = Traffic.of(model)
     element = torch_dtype(dtype).itemsize
     name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
@@ -81,9 +85,10 @@ def _plan(values: dict[str, Any], folder: Path) -> tuple[dict[str, Any], list[Ca
         "device_name": name,
         "dtype": dtype,
         "world_model": str(model.resolve()),
+        "drive": None if drive is None else str(drive.resolve()),
         "element": element,
         "traffic": dataclasses.asdict(traffic),
-        "kv_bytes_per_rollout": traffic.kv * element * layout.max_length,
+        "kv_bytes_per_rollout": traffic.kv * element * spec.layout.max_length,
         "rival_tokens": values["rival_tokens"],
         "bandwidth_bytes": values["bandwidth_mib"][device] * 2**20,
         "vllm": values["vllm"],

@@ -48,6 +48,9 @@ class HFEngine:
         if self._closed:
             raise EngineError("the engine is closed")
         check_prompt(prompt, self._spec, seed)
+        return self._session(prompt, sampling, seed)
+
+    def _session(self, prompt: Prompt, sampling: SamplingParams, seed: int) -> "HFSession":
         return HFSession(self, prompt, sampling, seed)
 
     async def close(self) -> None:
