@@ -1,0 +1,136 @@
+"""The benchmark's samples: what each asks for, and which manoeuvre it counts as."""
+
+import re
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float64
+
+from terra.errors import ConfigError
+from terra.rollouts.manifest import read_lines
+from terra.rollouts.settings import check_whole
+from terra.trajectory.checks import check_finite
+from terra.trajectory.document import parse_json
+
+# In the order of the estimator's outputs. No sample asks for the last one.
+CLASSES = (
+    *("curving_to_left", "curving_to_right", "straight_constant_high_speed", "straight_constant_low_speed"),
+    *("straight_accelerating", "straight_decelerating", "starting", "stopping", "stopped"),
+)
+NUM_CONTEXT = 3
+_CONSTANT = "straight_constant_speed"
+_LOW_SPEED = 20  # km/h, and less
+_SPEED = re.compile(r"(?<!\d)(\d{1,3})kmph$")
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """A sample that is scored.
+
+    Attributes:
+        sample_id: a whole number; names the video.
+        label: "category/subcategory" as the file has it.
+        class_id: the manoeuvre that the label means, an index into `CLASSES`.
+        context_frames: pictures, relative to nuScenes' folder.
+        reference: where the instructed drive is at each scored frame, [right, forward] in metres.
+    """
+
+    sample_id: int
+    label: str
+    class_id: int
+    context_frames: tuple[str, ...]
+    reference: Float64[np.ndarray, "frames 2"]
+
+    @property
+    def name(self) -> str:
+        """How the benchmark calls the sample's video, without ".mp4"."""
+        return f"NUSCENES_ACTION_{self.sample_id:06}"
+
+
+def read_samples(manifest: Path, num_frames: int) -> tuple[list[Sample], int]:
+    """The samples of act_bench.jsonl, or of some of its lines, that are scored; and the number of all.
+
+    Args:
+        manifest: see huggingface.co/datasets/turing-motors/ACT-Bench. Here `sample_id`, `label`, `context_frames` and
+            `reference_traj` are read; the actions, of `instruction_trajs`, are `terra.trajectory.act_bench`'s.
+        num_frames: how many are scored; the reference needs as many rows, and may have more.
+
+    Raises:
+        ConfigError: no such file, nothing in it, a field missing or of another kind, an id twice.
+        TrajectoryError: a line that is no JSON object, or numbers that are not finite.
+    """
+    samples: list[Sample] = []
+    lines: dict[int, int] = {}
+    for line in read_lines(manifest):
+        where = f"{manifest}: line {line.number}"
+        record = parse_json(line.text.decode(errors="replace"), str(manifest), first_line=line.number)
+        sample_id = check_whole(record.get("sample_id"), 0, f"{where}: sample_id")
+        if sample_id in lines:
+            raise ConfigError(f"{where}: sample_id {sample_id}: already on line {lines[sample_id]}")
+        lines[sample_id] = line.number
+        label = record.get("label")
+        class_id = class_of(label, f"{where}: label")
+        if class_id is not None:
+            reference = reference_waypoints(record.get("reference_traj"), num_frames, f"{where}: reference_traj")
+            samples.append(Sample(sample_id, str(label), class_id, _context_frames(record, where), reference))
+    if not lines:
+        raise ConfigError(f"manifest={manifest}: expected a sample a line, got an empty file")
+    if not samples:
+        raise ConfigError(f"manifest={manifest}: expected samples that are scored, got none among {len(lines)}")
+    return samples, len(lines)
+
+
+def class_of(label: object, where: str) -> int | None:
+    """The manoeuvre that a label "category/subcategory" means; None for categories that are not scored.
+
+    Constant speeds are low up to 20 km/h and high above, by the number at the subcategory's end.
+
+    Raises:
+        ConfigError: a label of another form.
+    """
+    category, slash, subcategory = label.partition("/") if isinstance(label, str) else ("", "", "")
+    if not slash:
+        raise ConfigError(f"{where}: expected category/subcategory, got {reprlib.repr(label)}")
+    if category == _CONSTANT:
+        speed = _SPEED.search(subcategory)
+        if speed is None:
+            raise ConfigError(f"{where}: expected a speed such as 10kmph at the end, got {label!r}")
+        category = f"straight_constant_{'low' if int(speed[1]) <= _LOW_SPEED else 'high'}_speed"
+    return CLASSES.index(category) if category in CLASSES else None
+
+
+def reference_waypoints(points: object, num_frames: int, where: str) -> Float64[np.ndarray, "frames 2"]:
+    """The first rows of `reference_traj`, [x forward, y left, ...], as [right, forward], which the estimator speaks.
+
+    Raises:
+        ConfigError: fewer rows, or rows that are not at least two numbers.
+        TrajectoryError: NaN or infinity.
+    """
+    rows = points[:num_frames] if isinstance(points, list) else []
+    if len(rows) < num_frames:
+        got = f"{len(rows)} rows" if isinstance(points, list) else reprlib.repr(points)
+        raise ConfigError(f"{where}: expected {num_frames} rows or more, got {got}")
+    for index, row in enumerate(rows):
+        if not isinstance(row, list) or len(row) < 2 or not all(type(number) in (int, float) for number in row[:2]):
+            raise ConfigError(f"{where}[{index}]: expected the numbers x, y, ..., got {reprlib.repr(row)}")
+    forward, left = np.array([row[:2] for row in rows], dtype=np.float64).T
+    waypoints = np.stack([-left, forward], axis=1)
+    check_finite(waypoints, where)
+    return waypoints
+
+
+def spread(samples: list[Sample], limit: int | None) -> list[Sample]:
+    """`limit` samples, evenly spread over all; all, if there are no more or it is None."""
+    if limit is None or limit >= len(samples):
+        return samples
+    return [samples[index * len(samples) // limit] for index in range(limit)]
+
+
+def _context_frames(record: Mapping[str, object], where: str) -> tuple[str, ...]:
+    frames = record.get("context_frames")
+    if not isinstance(frames, list) or len(frames) < NUM_CONTEXT or not all(isinstance(each, str) for each in frames):
+        raise ConfigError(f"{where}: context_frames: expected {NUM_CONTEXT} paths, got {reprlib.repr(frames)}")
+    return tuple(frames)

@@ -1,0 +1,71 @@
+"""The benchmark's numbers: does the video show the manoeuvre, and how far is its path from the instructed one?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Float64, Int64
+
+from terra.act_bench.samples import CLASSES, Sample
+from terra.evaluation.bootstrap import Estimate, mean_estimates
+
+ALL = "all"
+
+
+@dataclass(frozen=True, eq=False)
+class VideoScores:
+    """What is known of the scored videos, one after another.
+
+    Attributes:
+        wanted, estimated: the manoeuvre's class, asked for and seen.
+        ade: average displacement error: the mean over frames of the distance to the reference, in metres.
+        fde: final displacement error: the distance at the last frame, in metres.
+    """
+
+    wanted: Int64[np.ndarray, " videos"]
+    estimated: Int64[np.ndarray, " videos"]
+    ade: Float64[np.ndarray, " videos"]
+    fde: Float64[np.ndarray, " videos"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """The means over the videos of a class, or of all: `accuracy` is the instruction-execution consistency."""
+
+    name: str
+    accuracy: Estimate
+    ade: Estimate
+    fde: Estimate
+
+    @property
+    def count(self) -> int:
+        """How many videos."""
+        return self.accuracy.count
+
+
+def score_videos(
+    samples: Sequence[Sample],
+    logits: Float[np.ndarray, "videos classes"],
+    waypoints: Float[np.ndarray, "videos frames 2"],
+) -> VideoScores:
+    """Compare what the estimator says of each sample's video with the sample; [right, forward] in metres."""
+    reference = np.stack([sample.reference for sample in samples])
+    distance = np.linalg.norm(waypoints.astype(np.float64) - reference, axis=-1)
+    wanted = np.array([sample.class_id for sample in samples], dtype=np.int64)
+    return VideoScores(wanted, logits.argmax(axis=1).astype(np.int64), distance.mean(axis=1), distance[:, -1])
+
+
+def summarise(scores: VideoScores, num_resamples: int) -> list[Row]:
+    """The row "all", and one for each class; NaN where no video counts. Intervals are of a bootstrap over videos."""
+    values = np.stack([scores.wanted == scores.estimated, scores.ade, scores.fde], axis=1).astype(np.float64)
+    rows = [Row(ALL, *mean_estimates(values, num_resamples=num_resamples))]
+    for class_id, name in enumerate(CLASSES):
+        rows.append(Row(name, *mean_estimates(values[scores.wanted == class_id], num_resamples=num_resamples)))
+    return rows
+
+
+def confusion(scores: VideoScores) -> Int64[np.ndarray, "wanted estimated"]:
+    """How many videos of each class (row) are taken for each class (column)."""
+    counts = np.zeros((len(CLASSES), len(CLASSES)), dtype=np.int64)
+    np.add.at(counts, (scores.wanted, scores.estimated), 1)
+    return counts

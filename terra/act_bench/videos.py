@@ -1,0 +1,92 @@
+"""The videos that are scored: found in a folder, read as the estimator takes them."""
+
+import re
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from decoder.video import probe_video, read_video
+from terra.errors import ConfigError, VideoError
+
+_NAME = re.compile(r"_(\d+)\.mp4")
+
+
+@dataclass(frozen=True, eq=False)
+class Clip:
+    """The end of a video, and how many frames a second the file says it has."""
+
+    frames: UInt8[Tensor, "3 frames side side"]
+    fps: float
+
+
+def find_videos(folder: Path) -> dict[int, Path]:
+    """The folder's MP4s by sample id, the number after the last "_" of their names: NUSCENES_ACTION_000012.mp4.
+
+    Raises:
+        ConfigError: no such folder, no such video in it, or two of one id.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"videos={folder}: expected a folder, got {'a file' if folder.exists() else 'none'}")
+    found: dict[int, Path] = {}
+    for path in sorted(folder.glob("*.mp4")):
+        match = _NAME.search(path.name)
+        if match is not None:
+            other = found.setdefault(int(match[1]), path)
+            if other != path:
+                raise ConfigError(f"videos={folder}: expected one video a sample, got {other.name} and {path.name}")
+    if not found:
+        raise ConfigError(f"videos={folder}: expected videos such as NUSCENES_ACTION_000012.mp4, got none")
+    return found
+
+
+def read_clips(paths: Sequence[Path], num_frames: int, side: int, workers: int) -> Iterator[Clip | str]:
+    """Of each video, in order, its clip or, if there is none, one line that says why.
+
+    `workers` videos are decoded at once, and one more waits to be taken.
+    """
+    waiting: deque[Future[Clip | str]] = deque()
+    with ThreadPoolExecutor(workers, thread_name_prefix="terra-videos") as pool:
+        try:
+            for path in paths:
+                waiting.append(pool.submit(_read, path, num_frames, side))
+                if len(waiting) > workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def read_clip(path: Path, num_frames: int, side: int) -> Clip:
+    """The last `num_frames` frames, as the published scorer has them.
+
+    Each is resized to a square an eighth larger than needed (256 for 224), whatever its aspect ratio, by torchvision's
+    smoothed bilinear filter, rounded to 8 bits, and cut to its middle. The published scorer decodes by torchvision's
+    reader, whose colours may differ from ours by a step of rounding.
+
+    Raises:
+        VideoError: a video that can't be read, or has fewer frames.
+    """
+    from torchvision.transforms import functional as pictures
+
+    fps = probe_video(path).fps
+    frames = torch.from_numpy(read_video(path)[-num_frames:])
+    if len(frames) < num_frames:
+        raise VideoError(f"{path}: expected {num_frames} frames or more, got {len(frames)}")
+    square = side * 8 // 7
+    resized = pictures.resize(frames.permute(0, 3, 1, 2), [square, square], antialias=True)
+    return Clip(pictures.center_crop(resized, [side, side]).transpose(0, 1).contiguous(), fps)
+
+
+def _read(path: Path, num_frames: int, side: int) -> Clip | str:
+    try:
+        return read_clip(path, num_frames, side)
+    except VideoError as error:
+        return str(error)
