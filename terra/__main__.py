@@ -7,7 +7,7 @@ import sys
 
 from terra import cli
 
-COMMANDS = ("generate", "train", "train-tokenizer", "evaluate", "rollout", "serve")
+COMMANDS = ("generate", "train", "train-tokenizer", "evaluate", "rollout", "serve", "check", "act-bench")
 
 
 def main() -> None:

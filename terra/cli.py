@@ -3,7 +3,8 @@
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import hydra
@@ -13,8 +14,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from terra.config_files import config_dir, register_resolvers
 from terra.errors import ConfigError, TerraError
-
-_SERVE_PACKAGES = ("fastapi", "prometheus_client", "pydantic", "starlette", "uvicorn")
 
 
 def generate() -> None:
@@ -92,16 +91,47 @@ def serve() -> None:
 
 
 def _serve(config: DictConfig) -> None:
-    try:
+    with _needing("serve", "fastapi", "prometheus_client", "pydantic", "starlette", "uvicorn"):
         from terra.serving.run import run
-    except ModuleNotFoundError as error:
-        if error.name not in _SERVE_PACKAGES:
-            raise
-        raise ConfigError(
-            f'terra-serve needs the package {error.name}: pip install "terra-world-model[serve]"'
-        ) from None
-
     run(config)
+
+
+def check() -> None:
+    """`terra-check`: see `terra.check`."""
+    command("check", _check)
+
+
+def _check(config: DictConfig) -> None:
+    from terra.check import check
+
+    if code := check(config):
+        sys.exit(code)
+
+
+def act_bench() -> None:
+    """`terra-act-bench`: see `terra.act_bench.run`."""
+    command("act_bench", _act_bench)
+
+
+def _act_bench(config: DictConfig) -> None:
+    _plain(config)
+    from rich.console import Console
+
+    with _needing("train", "matplotlib"):
+        from terra.act_bench.run import run
+    if code := run(config, Console(stderr=True)):
+        sys.exit(code)
+
+
+@contextmanager
+def _needing(extra: str, *packages: str) -> Iterator[None]:
+    """Name the extra, if one of its packages is not there to be imported in the block. Raises ConfigError."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in packages:
+            raise
+        raise ConfigError(f'this needs the package {error.name}: pip install "terra-world-model[{extra}]"') from None
 
 
 def command(config_name: str, job: Callable[[DictConfig], None]) -> None:

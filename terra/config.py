@@ -12,6 +12,7 @@ from decoder import Decoder
 from decoder.overlay import Camera
 from terra.engine.base import Engine
 from terra.errors import CheckpointError, ConfigError, TerraError
+from terra.published import TOKENIZERS, tokenizer_of
 from terra.sampling import SamplingParams
 from tokenizer import LFQTokenizer, LFQTokenizerConfig
 from tokenizer.checkpoint import checkpoint_sha256, resolve_checkpoint
@@ -19,6 +20,7 @@ from tokenizer.checkpoint import checkpoint_sha256, resolve_checkpoint
 _EXTRAS = {
     "vllm": '"terra-world-model[vllm]" on an NVIDIA GPU, "terra-world-model[cpu]" on a CPU',
     "ray": '"terra-world-model[ray]"',
+    "diffusers": '"terra-world-model[refiner]"',
 }
 
 
@@ -102,7 +104,8 @@ def check_pairing(tokenizer: Path, world_model: Any) -> None:
         world_model: the world model's `LlamaActionConfig`.
 
     Raises:
-        CheckpointError: another number of tokens a frame, another codebook, or other weights than recorded.
+        CheckpointError: another number of tokens a frame, another codebook, other weights than recorded or, where
+            nothing is recorded, the other one of the two published tokenizers, which differ in weights alone.
     """
     config = LFQTokenizerConfig.load(tokenizer / "config.json")
     got = (config.num_tokens, config.quantizer_config.codebook_size)
@@ -113,11 +116,20 @@ def check_pairing(tokenizer: Path, world_model: Any) -> None:
             f"{expected[1]}, got {got[0]} of {got[1]}"
         )
     recorded = world_model.tokenizer_sha256
-    if recorded is not None and checkpoint_sha256(tokenizer) != recorded:
+    if recorded is None:
+        _check_published_pair(tokenizer, world_model)
+    elif checkpoint_sha256(tokenizer) != recorded:
         raise CheckpointError(
             f"tokenizer {tokenizer}: the world model was trained with tokenizer {recorded[:12]}, "
             f"got {checkpoint_sha256(tokenizer)[:12]}"
         )
+
+
+def _check_published_pair(tokenizer: Path, world_model: Any) -> None:
+    architecture = (world_model.architectures or [""])[0]
+    expected = tokenizer_of(architecture)
+    if tokenizer.name in TOKENIZERS and tokenizer.name != expected:
+        raise CheckpointError(f"tokenizer {tokenizer}: the published {architecture} was trained with {expected}")
 
 
 def _build(node: DictConfig, what: str, **arguments: Any) -> Any:

@@ -27,6 +27,7 @@ INDEX_NAME = "model.safetensors.index.json"
 Layout = dict[str, tuple[int, ...]]
 
 _PICKLED_SUFFIXES = frozenset({".bin", ".ckpt", ".pkl", ".pt", ".pth"})
+_PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x04")  # torch.save's zip file; pickles of protocols 2 and 4
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _MAX_HEADER_BYTES = 100_000_000  # the safetensors format's own limit
 _ITEM_BYTES = {
@@ -93,10 +94,16 @@ def verify_layout(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> None
     Raises CheckpointError with the first few missing, unexpected and mismatched tensors and their counts, in one line.
     """
     found = read_layout(folder)
+    if found != expected:
+        raise CheckpointError(f"{folder}: {layout_difference(expected, found)}")
+
+
+def layout_difference(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> str:
+    """One line of how two layouts differ: the first few missing, unexpected and mismatched tensors, and counts."""
     mismatched = [
         f"{name} expected {expected[name]} got {found[name]}"
         for name in expected
-        if name in found and tuple(expected[name]) != found[name]
+        if name in found and expected[name] != found[name]
     ]
     differences = {
         "missing": [name for name in expected if name not in found],
@@ -104,11 +111,7 @@ def verify_layout(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> None
         "of another shape": mismatched,
     }
     parts = [f"{len(names)} {kind}: {_shorten(names)}" for kind, names in differences.items() if names]
-    if parts:
-        raise CheckpointError(
-            f"{folder}: expected {len(expected)} tensors of the configured architecture, got {len(found)} with "
-            + "; ".join(parts)
-        )
+    return f"expected {len(expected)} tensors of the configured architecture, got {len(found)} with " + "; ".join(parts)
 
 
 def load_tensors(folder: Path) -> dict[str, Tensor]:
@@ -209,6 +212,8 @@ def _read_header(path: Path) -> Layout:
             if start == b"version ":
                 raise CheckpointError(f"{path}: expected weights, got a Git LFS pointer of {size} bytes")
             if len(start) < 8 or length > min(_MAX_HEADER_BYTES, size - 8):
+                if start.startswith(_PICKLE_STARTS):
+                    raise CheckpointError(f"{path}: expected safetensors, got a pickle of PyTorch, which is not read")
                 raise CheckpointError(
                     f"{path}: expected a safetensors header within the file's {size} bytes, got a length of {length}"
                 )

@@ -109,10 +109,9 @@ class LFQTokenizer(nn.Module):
         if not dtype.is_floating_point:
             raise ValueError(f"expected a floating-point dtype, got {dtype = }")
         folder = resolve_checkpoint(path_or_hub_id, subfolder, revision)
-        config = LFQTokenizerConfig.load(folder / CONFIG_NAME)
+        config = load_config(folder)
         with torch.device("meta"):
             tokenizer = cls(config)
-        verify_layout(folder, {name: tuple(tensor.shape) for name, tensor in tokenizer.state_dict().items()})
         tensors = load_tensors(folder)
         for name, tensor in tensors.items():
             if not tensor.is_floating_point():
@@ -156,3 +155,15 @@ class LFQTokenizer(nn.Module):
         low, high = (bound.item() for bound in tokens.aminmax())
         if low < 0 or high >= self.codebook_size:
             raise ValueError(f"expected token ids in [0, {self.codebook_size}), got ids from {low} to {high}")
+
+
+def load_config(folder: Path) -> LFQTokenizerConfig:
+    """Read config.json of a checkpoint folder, and check its weights' names and shapes against it, without loading.
+
+    Raises CheckpointError on a contradiction in it, or weights that do not fit.
+    """
+    config = LFQTokenizerConfig.load(folder / CONFIG_NAME)
+    with torch.device("meta"):
+        expected = LFQTokenizer(config).state_dict()
+    verify_layout(folder, {name: tuple(tensor.shape) for name, tensor in expected.items()})
+    return config

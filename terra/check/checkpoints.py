@@ -1,0 +1,131 @@
+"""The findings on each checkpoint, from its headers and hashes, and on the two together."""
+
+import hashlib
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import DictConfig
+from safetensors.torch import save
+
+from terra.check.report import PAIR, Findings
+from terra.config import check_pairing, checkpoint_folder
+from terra.errors import CheckpointError
+from terra.published import TOKENIZERS, WORLD_MODELS, PublishedTokenizer, PublishedWorldModel
+from terra.world_model import LlamaActionConfig, load_config
+from tokenizer import LFQTokenizerConfig
+from tokenizer.checkpoint import checkpoint_sha256, load_tensors, read_layout
+from tokenizer.files import file_sha256
+from tokenizer.model import load_config as load_tokenizer_config
+
+TOKENIZER, WORLD_MODEL = "tokenizer", "world model"
+LAYOUT, COUNTS, HASHES, FIT = "keys and shapes", "published counts", "published hashes", "fit"
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A checkpoint folder whose weights fit its config."""
+
+    folder: Path
+    config: LFQTokenizerConfig
+
+
+@dataclass(frozen=True)
+class WorldModel:
+    """A checkpoint folder whose weights fit its config."""
+
+    folder: Path
+    config: LlamaActionConfig
+
+
+def check_tokenizer(node: DictConfig, findings: Findings, *, hashes: bool) -> Tokenizer | None:
+    """Check the checkpoint of a `tokenizer` setting; None if it can't be used."""
+    with findings.catch(TOKENIZER, LAYOUT):
+        folder = checkpoint_folder(node)
+        config = load_tokenizer_config(folder)
+        counts = _count(folder)
+        (height, width), bits = config.image_size, config.quantizer_config.dim
+        geometry = f"{height} x {width} pixels as {config.rows} x {config.cols} tokens of {bits} bits"
+        findings.add(TOKENIZER, LAYOUT, "passed", f"{_text(counts)}, {geometry}")
+        if published := TOKENIZERS.get(node.subfolder):
+            _compare_counts(TOKENIZER, published, counts, findings)
+            if hashes:
+                _compare_tensors(folder, published, findings)
+        return Tokenizer(folder, config)
+    return None
+
+
+def check_world_model(node: DictConfig, findings: Findings, *, hashes: bool) -> WorldModel | None:
+    """Check the checkpoint of a `world_model` setting; None if it can't be used."""
+    with findings.catch(WORLD_MODEL, LAYOUT):
+        folder = checkpoint_folder(node)
+        config = load_config(folder)
+        counts = _count(folder)
+        window = f"{config.layout.max_frames} frames of {config.layout.image_tokens} + {config.layout.action_slots}"
+        model = f"{(config.architectures or [''])[0]}, {config.num_hidden_layers} layers, windows of {window}"
+        findings.add(WORLD_MODEL, LAYOUT, "passed", f"{_text(counts)}, {model}")
+        if published := WORLD_MODELS.get(node.subfolder):
+            _compare_counts(WORLD_MODEL, published, counts, findings)
+            if hashes:
+                _compare_files(folder, published, findings)
+        return WorldModel(folder, config)
+    return None
+
+
+def check_pair(tokenizer: Tokenizer, world_model: WorldModel, findings: Findings) -> bool:
+    """Check that the world model's tokens are the tokenizer's."""
+    with findings.catch(PAIR, FIT):
+        model = world_model.config
+        check_pairing(tokenizer.folder, model)
+        name = f"tokenizer {checkpoint_sha256(tokenizer.folder)[:12]}"
+        recorded = "no tokenizer is recorded" if model.tokenizer_sha256 is None else "the one recorded"
+        geometry = f"{model.num_image_patches} tokens a frame of a codebook of {model.image_vocab_size:,}"
+        findings.add(PAIR, FIT, "passed", f"{geometry}; {name}, {recorded}")
+        return True
+    return False
+
+
+def _count(folder: Path) -> tuple[int, int]:
+    """Tensors and parameters, by the headers."""
+    layout = read_layout(folder)
+    return len(layout), sum(math.prod(shape) for shape in layout.values())
+
+
+def _text(counts: tuple[int, int]) -> str:
+    return f"{counts[0]} tensors, {counts[1]:,} parameters"
+
+
+def _compare_counts(
+    subject: str, published: PublishedTokenizer | PublishedWorldModel, counts: tuple[int, int], findings: Findings
+) -> None:
+    expected = (published.num_tensors, published.num_parameters)
+    if counts == expected:
+        findings.add(subject, COUNTS, "passed", "as published")
+    else:
+        findings.add(subject, COUNTS, "failed", f"expected {_text(expected)}, got {_text(counts)}")
+
+
+def _compare_files(folder: Path, published: PublishedWorldModel, findings: Findings) -> None:
+    equal = 0
+    for name, expected in published.sha256.items():
+        with findings.catch(WORLD_MODEL, HASHES):
+            got = file_sha256(folder / name, CheckpointError)
+            if got != expected:
+                raise CheckpointError(f"{folder / name}: expected SHA-256 {expected[:12]}, got {got[:12]}")
+            equal += 1
+    if equal == len(published.sha256):
+        num_files = len(list(folder.glob("*.safetensors")))
+        rest = "" if equal == num_files else "; of the others none is known"
+        findings.add(WORLD_MODEL, HASHES, "passed", f"{equal} of {num_files} files have their published SHA-256{rest}")
+
+
+def _compare_tensors(folder: Path, published: PublishedTokenizer, findings: Findings) -> None:
+    if published.plain_sha256 is None:
+        findings.add(TOKENIZER, HASHES, "unknown", "no SHA-256 of this tokenizer is known")
+    elif hashlib.sha256(save(load_tensors(folder))).hexdigest() == published.plain_sha256:
+        findings.add(TOKENIZER, HASHES, "passed", "the tensors give the SHA-256 of the file as it was first published")
+    else:
+        # No proof of other weights: the same ones, with their entries in another order, give another hash.
+        findings.add(
+            TOKENIZER, HASHES, "unknown", "the tensors don't give the SHA-256 of the file as it was first published"
+        )

@@ -1,0 +1,66 @@
+"""What a check found: one line each, as a table and as JSON."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from terra.errors import CheckpointError
+from terra.output import package_versions
+from tokenizer.files import write_json
+
+PAIR = "pair"
+
+Status = Literal["passed", "failed", "unknown"]
+_COLOURS: dict[Status, str] = {"passed": "green", "failed": "red", "unknown": "yellow"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was looked at (`subject`, `question`), what came out, and in `detail` the numbers or what is wrong."""
+
+    subject: str
+    question: str
+    status: Status
+    detail: str
+
+
+class Findings(list[Finding]):
+    """Findings in the order of the checks."""
+
+    def add(self, subject: str, question: str, status: Status, detail: str) -> None:
+        """Append one."""
+        self.append(Finding(subject, question, status, detail))
+
+    @contextmanager
+    def catch(self, subject: str, question: str) -> Iterator[None]:
+        """Turn a CheckpointError in the block into a finding."""
+        try:
+            yield
+        except CheckpointError as error:
+            self.add(subject, question, "failed", str(error))
+
+    @property
+    def failed(self) -> bool:
+        """Whether anything is wrong."""
+        return any(finding.status == "failed" for finding in self)
+
+
+def print_findings(console: Console, findings: Sequence[Finding]) -> None:
+    """Print a table, a row a finding."""
+    table = Table("of", "what", "", "detail", box=None, pad_edge=False)
+    for each in findings:
+        colour = _COLOURS[each.status]
+        table.add_row(each.subject, each.question, f"[{colour}]{each.status}", escape(each.detail))
+    console.print(table, highlight=False)
+
+
+def write_findings(path: Path, findings: Sequence[Finding], facts: dict[str, Any]) -> None:
+    """Write findings and what else was measured as JSON. Raises OutputError."""
+    content = {"format": "terra-check", **facts, "versions": package_versions()}
+    write_json(path, content | {"findings": [asdict(each) for each in findings]})
