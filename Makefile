@@ -1,6 +1,7 @@
 # make demo and make test set up everything they need, in .venv.
 
 PYTHON ?= python3
+ENGINE ?= jacobi
 VENV := .venv
 UV := $(VENV)/bin/uv
 READY := $(VENV)/.ready
@@ -10,8 +11,8 @@ READY := $(VENV)/.ready
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/' | expand -t 12
 
-demo: $(READY)   ## a video of the shipped model, through vLLM on this machine's CPU, in outputs/demo
-	$(VENV)/bin/terra-generate experiment=demo output=outputs/demo overwrite=true
+demo: $(READY)   ## a video of the shipped model on this machine's CPU, in outputs/demo; ENGINE=vllm for vLLM
+	$(VENV)/bin/terra-generate experiment=demo engine=$(ENGINE) output=outputs/demo overwrite=true
 
 test: $(READY)   ## lint, types, import contracts, tests
 	$(VENV)/bin/ruff check .

@@ -3,6 +3,8 @@
 import importlib.util
 from pathlib import Path
 
+from terra.config_files import compose as compose
+
 
 def load_script(name: str):
     path = Path(__file__).resolve().parent.parent / "scripts" / f"{name}.py"
@@ -12,12 +14,3 @@ def load_script(name: str):
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     return script
-
-
-def compose(name: str, overrides: list[str]):
-    import hydra
-
-    from terra.config_files import config_dir
-
-    with hydra.initialize_config_dir(str(config_dir()), version_base="1.3"):
-        return hydra.compose(name, overrides)
