@@ -40,9 +40,7 @@ def prompt_maker(spec: EngineSpec, drive: Path | None) -> MakePrompt:
     if tokens[0].numel() != layout.image_tokens or int(tokens.max()) >= spec.vocab_size:
         raise ConfigError(f"drive: expected frames of {layout.image_tokens} ids below {spec.vocab_size} in {drive}")
     if len(tokens) < layout.max_frames:
-        raise ConfigError(
-            f"drive: expected {layout.max_frames} frames or more, got {len(tokens)} in {drive}"
-        )
+        raise ConfigError(f"drive: expected {layout.max_frames} frames or more, got {len(tokens)} in {drive}")
     return partial(_piece, tokens.long(), actions)
 
 

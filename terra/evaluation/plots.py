@@ -12,12 +12,14 @@ from PIL import Image, ImageDraw, ImageFont
 
 from decoder.video import write_video
 from terra.evaluation.measures import HALVES, Measure, curve
-from terra.evaluation.scores import GENERATED, PERSISTENCE, RE_ENCODED, TRUE
+from terra.evaluation.motion import integrate
+from terra.evaluation.scores import GENERATED, PERSISTENCE, RE_ENCODED, TRUE, ClipScores
 from tokenizer.files import replacing
 
 Pixels = UInt8[np.ndarray, "frames height width 3"]
 
-_COLORS = {GENERATED: "tab:blue", RE_ENCODED: "tab:green", PERSISTENCE: "tab:red", TRUE: "black", HALVES: "black"}
+# Okabe and Ito's, which the colour-blind tell apart.
+_COLORS = {GENERATED: "#0072B2", RE_ENCODED: "#009E73", PERSISTENCE: "#D55E00", TRUE: "black", HALVES: "black"}
 _UNITS = {
     "psnr": "dB",
     "psnr-moving": "dB",
@@ -26,17 +28,25 @@ _UNITS = {
     "heading-difference": "degrees",
 }
 _STRIP_FRAMES = 5
+_STRIP_COLUMNS = 6
 _BAR = 14  # pixels above each picture, for its label
 
 
 def plot_curves(measures: Sequence[Measure], run: str, fps: float, path: Path) -> None:
-    """Write a PNG with one plot for each metric of `run` that is measured by frame, with 95 % bands.
+    """Write `draw_curves` of all metrics of `run` that are measured by frame as a PNG.
 
     Raises:
         OutputError: the file can't be written.
     """
+    metrics = dict.fromkeys(each.metric for each in measures if each.run == run and each.first_frame is not None)
+    figure = draw_curves(measures, run, fps, list(metrics))
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=110, format="png")
+
+
+def draw_curves(measures: Sequence[Measure], run: str, fps: float, metrics: Sequence[str]) -> Figure:
+    """One plot for each of these metrics of `run` against time, with 95 % bands."""
     by_frame = [each for each in measures if each.run == run and each.first_frame is not None]
-    metrics = list(dict.fromkeys(each.metric for each in by_frame))
     cols = min(3, len(metrics)) or 1
     rows = -(-len(metrics) // cols) or 1
     figure = Figure(figsize=(4.6 * cols, 3.2 * rows), layout="constrained")
@@ -51,8 +61,52 @@ def plot_curves(measures: Sequence[Measure], run: str, fps: float, path: Path) -
     lines = {line.get_label(): line for axes in panels for line in axes.get_lines()}
     if lines:
         figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=len(lines))
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=110, format="png")
+    return figure
+
+
+def draw_paths(scores: Sequence[ClipScores]) -> Figure:
+    """A plot for each clip: where the car was told to go, seen from above, and where it went in each video."""
+    cols = min(3, len(scores))
+    rows = -(-len(scores) // cols)
+    figure = Figure(figsize=(3.2 * cols, 3.0 * rows), layout="constrained")
+    panels = figure.subplots(rows, cols, squeeze=False).flatten()
+    for axes, each in zip(panels, scores, strict=False):
+        told = integrate(each.clip.instructed)
+        axes.plot(told[:, 1], told[:, 0], color="black", linewidth=5, alpha=0.25, label="instructed")
+        for variant in (TRUE, GENERATED, PERSISTENCE):
+            path = integrate(each.steps[variant])
+            axes.plot(path[:, 1], path[:, 0], ".-", color=_COLORS[variant], markersize=4, label=variant)
+        reach = max(1.0, 1.1 * float(np.abs(told[:, :2]).max()))
+        axes.set(title=each.clip.name, xlabel="left (m)", ylabel="forward (m)", ylim=(-0.1 * reach, reach))
+        axes.set_xlim(reach / 2, -reach / 2)  # left is left
+        axes.title.set_fontsize(8)
+        axes.grid(alpha=0.3)
+    for axes in panels[len(scores) :]:
+        axes.set_visible(False)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    return figure
+
+
+def draw_strip(videos: Mapping[str, Pixels], fps: float, num_context: int) -> Figure:
+    """A row for each labelled video of equal size, six frames from the last context frame to the end in each.
+
+    The seconds above count from the last context frame.
+    """
+    first = next(iter(videos.values()))
+    chosen = np.unique(np.linspace(num_context - 1, len(first) - 1, _STRIP_COLUMNS).round().astype(int))
+    height, width = first.shape[1:3]
+    size = (1.6 * len(chosen), 1.6 * height / width * len(videos) + 0.3)
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(len(videos), len(chosen), squeeze=False)
+    for row, (label, video) in zip(panels, videos.items(), strict=True):
+        row[0].set_ylabel(label, fontsize=8)
+        for axes, index in zip(row, chosen, strict=True):
+            axes.imshow(video[index], aspect="equal", interpolation="none")
+            axes.set(xticks=[], yticks=[])
+    for axes, index in zip(panels[0], chosen, strict=True):
+        axes.set_title(f"{(index - num_context + 1) / fps:.1f} s", fontsize=8)
+    return figure
 
 
 def _draw_curve(axes: Axes, points: Sequence[Measure], variant: str, fps: float) -> None:

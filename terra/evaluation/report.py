@@ -50,6 +50,16 @@ def write_metrics(folder: Path, measures: Sequence[Measure], bars: Sequence[Bar]
 
 def print_report(console: Console, measures: Sequence[Measure], bars: Sequence[Bar]) -> None:
     """The measures over whole clips, a row a metric, and the bars."""
+    print_measures(console, measures)
+    table = Table("requirement", "value", "limit", "", title="requirements")
+    for bar in bars:
+        mark = {True: "[green]passed", False: "[red]failed", None: "unknown"}[bar.passed]
+        table.add_row(bar.name, "-" if bar.value is None else f"{bar.value:.3g}", bar.limit, mark)
+    console.print(table)
+
+
+def print_measures(console: Console, measures: Sequence[Measure]) -> None:
+    """The measures over whole clips: a table for each run, a row a metric."""
     variants = (*VARIANTS, TRUE, HALVES)
     whole = [each for each in measures if each.first_frame is None]
     for run in dict.fromkeys(each.run for each in whole):
@@ -59,11 +69,6 @@ def print_report(console: Console, measures: Sequence[Measure], bars: Sequence[B
             counts = max(estimate.count for estimate in of.values())
             table.add_row(metric, *(_cell(of.get(variant)) for variant in variants), str(counts))
         console.print(table)
-    table = Table("requirement", "value", "limit", "", title="requirements")
-    for bar in bars:
-        mark = {True: "[green]passed", False: "[red]failed", None: "unknown"}[bar.passed]
-        table.add_row(bar.name, "-" if bar.value is None else f"{bar.value:.3g}", bar.limit, mark)
-    console.print(table)
 
 
 def _cell(estimate: Estimate | None) -> str:

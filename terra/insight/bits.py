@@ -1,0 +1,54 @@
+"""The bits of a token: turned over, left out, and how much each says."""
+
+from collections.abc import Collection
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from terra.frame_metrics import psnr
+from tokenizer import Frames, LFQTokenizer, QuantizerConfig, TokenGrid
+from tokenizer.quantizer import signs_from_tokens, tokens_from_signs
+
+
+def flip_bit(tokens: TokenGrid, channel: int, quantizer: QuantizerConfig) -> TokenGrid:
+    """The tokens with one bit of each turned over: that of `channel`, from 0. Raises ValueError for no such channel."""
+    _check_channels([channel], quantizer)
+    signs = signs_from_tokens(tokens, quantizer.dim, quantizer.bit_order)
+    signs[:, channel] *= -1
+    return tokens_from_signs(signs, quantizer.bit_order)
+
+
+@torch.no_grad()
+def decode_bits(tokenizer: LFQTokenizer, tokens: TokenGrid, channels: Collection[int]) -> Frames:
+    """Frames in [-1, 1] from these channels' bits alone; the others are 0, halfway between their two values.
+
+    Raises ValueError for no such channel.
+    """
+    quantizer = tokenizer.config.quantizer_config
+    _check_channels(channels, quantizer)
+    weight = tokenizer.decoder.conv_out.weight
+    signs = signs_from_tokens(tokens.to(weight.device), quantizer.dim, quantizer.bit_order)
+    for channel in set(range(quantizer.dim)) - set(channels):
+        signs[:, channel] = 0.0
+    return tokenizer.decoder(signs.to(weight.dtype)).float().clamp(-1.0, 1.0)
+
+
+def bit_importance(tokenizer: LFQTokenizer, frames: Frames) -> Float[Tensor, " dim"]:
+    """By channel, the loss of PSNR in dB (mean over frames) when its bit is turned over in all tokens."""
+    tokens, quantizer = tokenizer.encode(frames), tokenizer.config.quantizer_config
+    flipped = [tokenizer.decode(flip_bit(tokens, channel, quantizer)) for channel in range(quantizer.dim)]
+    kept = psnr(tokenizer.decode(tokens), frames).mean()
+    return kept - torch.stack([psnr(each, frames).mean() for each in flipped])
+
+
+def bit_correlation(tokens: TokenGrid, quantizer: QuantizerConfig) -> Float[Tensor, "dim dim"]:
+    """Pearson's correlation of each two channels' bits over the tokens; 0 apart from the diagonal in an ideal code."""
+    signs = signs_from_tokens(tokens, quantizer.dim, quantizer.bit_order)
+    return signs.transpose(0, 1).flatten(1).corrcoef()
+
+
+def _check_channels(channels: Collection[int], quantizer: QuantizerConfig) -> None:
+    wrong = [channel for channel in channels if not 0 <= channel < quantizer.dim]
+    if wrong:
+        raise ValueError(f"channel: expected 0 to {quantizer.dim - 1}, got {wrong[0]}")

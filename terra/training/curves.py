@@ -1,0 +1,43 @@
+"""A run's log.jsonl as curves."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from terra.errors import OutputError
+
+_COLOR = "#0072B2"
+
+
+def read_log(run: Path, name: str) -> tuple[list[int], list[float]]:
+    """Steps, and the number that the log of a run's folder has under `name` for them.
+
+    Raises:
+        OutputError: no log, or nothing of that name in it.
+    """
+    path = run / "log.jsonl"
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise OutputError(f"{path}: expected the log of a training run: {error}") from None
+    found = [(line["step"], line[name]) for line in lines if name in line]
+    if not found:
+        known = sorted({key for line in lines for key in line})
+        raise OutputError(f"{path}: expected {name}, got {', '.join(known) or 'nothing'}")
+    return [step for step, _ in found], [value for _, value in found]
+
+
+def draw_log(run: Path, curves: Mapping[str, str]) -> Figure:
+    """A plot for each name in the log that `curves` has, against the step; its value is the label of the axis.
+
+    Raises:
+        OutputError: see `read_log`.
+    """
+    figure = Figure(figsize=(3.2 * len(curves), 2.6), layout="constrained")
+    for axes, (name, label) in zip(figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True):
+        axes.plot(*read_log(run, name), ".-", color=_COLOR, markersize=4)
+        axes.set(xlabel="step", ylabel=label)
+        axes.grid(alpha=0.3)
+    return figure
