@@ -1,10 +1,11 @@
 """Driving from elsewhere: each source says what it declares, and `run` brings it into our format.
 
-VideoPosesSource | KittiSource | LeRobotSource --open_drive--> SourceDrive --align, fit_picture--> ShardWriter
+{VideoPoses, Kitti, LeRobot, NuScenes}Source --open_drive--> SourceDrive --align, fit_picture--> ShardWriter
 """
 
 from terra.dataset.importing.kitti import KittiSource
 from terra.dataset.importing.lerobot import LeRobotColumns, LeRobotSource
+from terra.dataset.importing.nuscenes import NuScenesSource
 from terra.dataset.importing.run import ImportSettings, Mount, import_drives
 from terra.dataset.importing.source import DriveSource, SourceDrive
 from terra.dataset.importing.video_poses import VideoPosesSource
@@ -16,6 +17,7 @@ __all__ = [
     "LeRobotColumns",
     "LeRobotSource",
     "Mount",
+    "NuScenesSource",
     "SourceDrive",
     "VideoPosesSource",
     "import_drives",

@@ -5,11 +5,12 @@ from typing import Any
 
 from terra.dataset.importing.kitti import KittiSource
 from terra.dataset.importing.lerobot import LeRobotColumns, LeRobotSource
+from terra.dataset.importing.nuscenes import NuScenesSource
 from terra.dataset.importing.source import DriveSource
 from terra.dataset.importing.video_poses import VideoPosesSource
 from terra.errors import ConfigError, DatasetError
 
-KINDS = ("video_poses", "lerobot", "kitti")
+KINDS = ("video_poses", "lerobot", "kitti", "nuscenes")
 
 
 def open_source(kind: str, folder: Path, lerobot: dict[str, Any] | None = None) -> DriveSource:
@@ -27,4 +28,5 @@ def open_source(kind: str, folder: Path, lerobot: dict[str, Any] | None = None) 
         )
     if kind == "lerobot":
         return LeRobotSource(folder, LeRobotColumns.from_dict(lerobot))
-    return KittiSource(folder) if kind == "kitti" else VideoPosesSource(folder)
+    sources = {"video_poses": VideoPosesSource, "kitti": KittiSource, "nuscenes": NuScenesSource}
+    return sources[kind](folder)

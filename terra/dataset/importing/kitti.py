@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import imageio.v3 as iio
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from terra.dataset.importing.source import Intrinsics, SourceDrive, motion
+from terra.dataset.importing.source import Intrinsics, SourceDrive, motion, read_picture
 from terra.errors import DatasetError
 
 PICTURES = "image_2"  # the left colour camera
@@ -28,6 +27,11 @@ class KittiSource:
     @property
     def declared(self) -> dict[str, str | None]:
         """Nothing: the files say all."""
+        return {}
+
+    @property
+    def recordings(self) -> dict[str, tuple[str, ...]]:
+        """None: each drive stands alone."""
         return {}
 
     def list_drives(self) -> tuple[str, ...]:
@@ -55,7 +59,7 @@ class KittiSource:
         )
 
         def frames() -> Iterator[UInt8[np.ndarray, "height width 3"]]:
-            return (_read_picture(picture) for picture in pictures)
+            return (read_picture(picture) for picture in pictures)
 
         return SourceDrive(
             name=name,
@@ -65,15 +69,6 @@ class KittiSource:
             intrinsics=_read_intrinsics(sequence / "calib.txt"),
             origin=str(path),
         )
-
-
-def _read_picture(path: Path) -> UInt8[np.ndarray, "height width 3"]:
-    try:
-        with path.open("rb") as file:
-            picture = iio.imread(file, plugin="pillow", extension=".png", mode="RGB")
-    except (OSError, ValueError, SyntaxError) as error:
-        raise DatasetError(f"{path}: expected a picture, got: {str(error).partition(chr(10))[0]}") from None
-    return picture
 
 
 def _read_intrinsics(path: Path) -> Intrinsics | None:

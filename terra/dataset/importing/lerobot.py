@@ -91,6 +91,11 @@ class LeRobotSource:
         """The columns."""
         return asdict(self.columns)
 
+    @property
+    def recordings(self) -> dict[str, tuple[str, ...]]:
+        """None: each drive stands alone."""
+        return {}
+
     def list_drives(self) -> tuple[str, ...]:
         """Names such as episode_000012."""
         return tuple(f"episode_{index:06d}" for index in sorted(_read_episodes(self.folder)))

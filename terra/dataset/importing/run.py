@@ -2,8 +2,8 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 
@@ -57,8 +57,8 @@ class ImportSettings:
         fps: frames a second of the dataset.
         image_size: (height, width), both even; pictures are cropped to this aspect ratio and resized.
         frames_per_episode: a drive is cut into episodes of at most so many.
-        held_out: drives of the split held_out; all others are of train.
-        drives: the drives to import; None for all.
+        held_out: drives, or recordings with all of theirs, of the split held_out; all others are of train.
+        drives: the drives or recordings to import; None for all.
         mount: the camera.
 
     Raises:
@@ -99,12 +99,17 @@ def import_drives(settings: ImportSettings, *, workers: int, max_seconds: float 
     """
     check_workload(workers, max_seconds)
     known = settings.source.list_drives()
-    wanted = known if settings.drives is None else settings.drives
+    recordings = settings.source.recordings
+    settings = replace(settings, held_out=_expand(settings.held_out, recordings))
+    wanted = known if settings.drives is None else _expand(settings.drives, recordings)
     unknown = sorted({*wanted, *settings.held_out} - set(known))
     if not wanted:
         raise ConfigError("drives: expected one or more, or null for all, got none")
     if unknown:
         raise ConfigError(f"drives and held_out: expected drives of the source, got {', '.join(unknown[:5])}")
+    for name, drives in recordings.items():
+        if 0 < len(set(drives) & set(settings.held_out)) < len(drives):
+            logger.warning("%s: some of its drives are held out, others are not: the splits share places", name)
     create_dataset(settings.output, settings.fps, settings.image_size, settings.name, _NOTICE)
     jobs = [_Drive(settings, name) for name in wanted if not _writer(settings, name, None).is_complete()]
     logger.info("%s: %d drives to import, %d complete already", settings.output, len(jobs), len(wanted) - len(jobs))
@@ -162,6 +167,11 @@ def chosen_frames(drive: SourceDrive, alignment: Alignment) -> Iterator[UInt8[np
         if index is None:
             return
     raise DatasetError(f"{drive.origin}: expected a frame number {index}, got fewer frames")
+
+
+def _expand(names: tuple[str, ...], recordings: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """The drives that are named, themselves or by their recordings, each once."""
+    return tuple(dict.fromkeys(drive for name in names for drive in recordings.get(name, (name,))))
 
 
 def _intrinsics(drive: SourceDrive, mount: Mount, picture: UInt8[np.ndarray, "height width 3"]) -> Intrinsics | None:

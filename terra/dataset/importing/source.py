@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
+import imageio.v3 as iio
 import numpy as np
 from jaxtyping import Float, UInt8
 
 from terra.dataset.poses import Poses
+from terra.errors import DatasetError
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,11 @@ class DriveSource(Protocol):
         """What the user says of the source because its files don't; what is imported depends on it."""
         ...
 
+    @property
+    def recordings(self) -> Mapping[str, tuple[str, ...]]:
+        """Drives that were cut from one recording, by its name: they belong in one split."""
+        ...
+
     def list_drives(self) -> tuple[str, ...]:
         """The names of all drives, in order. Raises DatasetError if the source isn't what it should be."""
         ...
@@ -73,6 +81,15 @@ def motion(
         speeds = _forward_speeds(times, places, headings, pitches)
     x, y, z = places.T.copy()
     return Poses(times, x, y, z, headings, pitches, speeds)
+
+
+def read_picture(path: Path) -> UInt8[np.ndarray, "height width 3"]:
+    """A picture of a format that its name's suffix says, as RGB in [0, 255]. Raises DatasetError."""
+    try:
+        with path.open("rb") as file:
+            return iio.imread(file, plugin="pillow", extension=path.suffix, mode="RGB")
+    except (OSError, ValueError, SyntaxError) as error:
+        raise DatasetError(f"{path}: expected a picture, got: {str(error).partition(chr(10))[0]}") from None
 
 
 def _forward_speeds(

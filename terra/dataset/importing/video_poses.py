@@ -30,6 +30,11 @@ class VideoPosesSource:
         """Nothing: the files say all."""
         return {}
 
+    @property
+    def recordings(self) -> dict[str, tuple[str, ...]]:
+        """None: each drive stands alone."""
+        return {}
+
     def list_drives(self) -> tuple[str, ...]:
         """The stems of the videos. DatasetError if there are none."""
         videos = sorted(self.folder.glob("*.mp4"))

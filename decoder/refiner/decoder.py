@@ -1,0 +1,79 @@
+"""`RefinerDecoder`: tokens to frames that agree with each other."""
+
+from pathlib import Path
+from typing import Literal, final, get_args
+
+import torch
+
+from decoder.framewise import Decoder
+from decoder.refiner.config import check_guidance
+from decoder.refiner.model import Refiner
+from decoder.refiner.windows import frame_noise, refined_windows
+from tokenizer.errors import ConfigError
+from tokenizer.types import Frames, TokenGrid
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+@final
+class RefinerDecoder:
+    """Decodes each frame with the tokenizer, then refines windows of frames, one after the other.
+
+    A frame depends on the tokens of its window, its index and the seed alone. Memory is that of one window and of the
+    frames that are given back, on the CPU, in the refiner's size.
+
+    Args:
+        tokenizer: the one that the tokens are of.
+        refiner: the networks, on the device where they are to work.
+        seed: of the noise, 0 or more.
+        guidance: in place of the refiner's own (see `RefinerConfig`).
+
+    Raises:
+        ConfigError: a seed or guidance out of range.
+    """
+
+    def __init__(
+        self, tokenizer: Decoder, refiner: Refiner, *, seed: int = 0, guidance: tuple[float, float] | None = None
+    ) -> None:
+        if not 0 <= seed < 2**64:
+            raise ConfigError(f"refiner: seed: expected 0 to 2^64 - 1, got {seed}")
+        self.tokenizer, self.refiner, self.seed = tokenizer, refiner, seed
+        self.guidance = refiner.config.guidance if guidance is None else guidance
+        check_guidance(self.guidance)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        tokenizer: Decoder,
+        pretrained: str | Path,
+        *,
+        seed: int = 0,
+        guidance: tuple[float, float] | None = None,
+        dtype: Dtype = "float32",
+        device: str = "cpu",
+    ) -> "RefinerDecoder":
+        """With the refiner in a folder or a Hub repository. Raises CheckpointError, ConfigError."""
+        if dtype not in get_args(Dtype):
+            raise ConfigError(f"refiner: dtype: expected one of {', '.join(get_args(Dtype))}, got {dtype!r}")
+        refiner = Refiner.from_pretrained(pretrained, getattr(torch, dtype)).to(device)
+        return cls(tokenizer, refiner, seed=seed, guidance=guidance)
+
+    @torch.no_grad()
+    def decode(self, tokens: TokenGrid) -> Frames:
+        """Frames of the refiner's size in [-1, 1], on the CPU, for int64 token grids; `ValueError` for other tokens."""
+        config = self.refiner.config
+        kept = []
+        for window in refined_windows(len(tokens), config.num_frames, config.overlap):
+            frames = self.tokenizer.decode(tokens[window.start : window.stop])
+            refined = self._refine(frames, window.start)
+            kept.append(self.refiner.decode(refined[window.keep_from - window.start :]))
+        return torch.cat(kept)
+
+    def _refine(self, frames: Frames, first: int) -> torch.Tensor:
+        """Latents of frames of which the first is number `first` of its video."""
+        refiner = self.refiner
+        noise = frame_noise(self.seed, range(first, first + len(frames)), refiner.latent_shape)
+        guidance = torch.linspace(*self.guidance, len(frames))
+        return refiner.denoise(
+            noise.to(refiner.device), refiner.encode(refiner.fit(frames)), guidance.to(refiner.device)
+        )

@@ -1,0 +1,144 @@
+"""`Refiner`: the two networks, what they are asked, and the checkpoints they are read from and written to."""
+
+from pathlib import Path
+from typing import final
+
+import torch
+from diffusers.models.autoencoders.autoencoder_kl_temporal_decoder import AutoencoderKLTemporalDecoder
+from diffusers.models.unets.unet_spatio_temporal_condition import UNetSpatioTemporalConditionModel
+from diffusers.schedulers.scheduling_euler_discrete import EulerDiscreteScheduler
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from decoder.refiner.config import RefinerConfig
+from tokenizer.checkpoint import (
+    CONFIG_NAME,
+    WEIGHTS_NAME,
+    load_tensors,
+    resolve_checkpoint,
+    verify_layout,
+    write_json,
+    write_tensors,
+)
+from tokenizer.errors import CheckpointError
+from tokenizer.types import Frames
+
+Latents = Float[Tensor, "frames channels rows cols"]
+
+
+@final
+class Refiner(nn.Module):
+    """A UNet that denoises latents of several frames at once, given those of the frames to be refined, and the VAE.
+
+    State dict: `unet.*` and `vae.*`, each with diffusers' own names.
+    """
+
+    def __init__(self, config: RefinerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.unet = UNetSpatioTemporalConditionModel(**config.unet)
+        self.vae = AutoencoderKLTemporalDecoder(**config.vae)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.unet.conv_in.weight.device
+
+    @property
+    def latent_shape(self) -> tuple[int, int, int]:
+        """(channels, rows, cols) of a frame's latents."""
+        height, width = self.config.image_size
+        factor = self.config.latent_factor
+        return self.vae.config["latent_channels"], height // factor, width // factor
+
+    def fit(self, frames: Frames) -> Frames:
+        """Frames in [-1, 1] of any size in the refiner's: bilinear, antialiased."""
+        return F.interpolate(frames.float(), self.config.image_size, mode="bilinear", antialias=True).clamp(-1.0, 1.0)
+
+    def encode(self, frames: Frames) -> Latents:
+        """The mode of the latents of frames of the refiner's size in [-1, 1], float32, not scaled."""
+        chunks = frames.to(self.device).split(self.config.frames_at_once)
+        return torch.cat([self.vae.encode(chunk, return_dict=False)[0].mode() for chunk in chunks])
+
+    def decode(self, latents: Latents) -> Frames:
+        """Frames in [-1, 1], float32 on the CPU, of latents as `denoise` gives them."""
+        chunks = (latents / self.vae.config["scaling_factor"]).split(self.config.frames_at_once)
+        decoded = (self.vae.decode(chunk, num_frames=len(chunk), return_dict=False)[0] for chunk in chunks)
+        return torch.cat([frames.clamp(-1.0, 1.0).cpu() for frames in decoded])
+
+    def denoise(self, noise: Latents, condition: Latents, guidance: Float[Tensor, " frames"]) -> Latents:
+        """Latents (scaled) from standard normal noise, given the `encode`d frames to be refined.
+
+        Euler steps of the EDM sampler with v-prediction, as the published refiner's; `guidance` as in `RefinerConfig`,
+        where the prediction without a condition is that with latents of 0.
+        """
+        scheduler = EulerDiscreteScheduler(
+            prediction_type="v_prediction",
+            timestep_type="continuous",
+            timestep_spacing="leading",
+            use_karras_sigmas=True,
+            sigma_min=self.config.sigma_min,
+            sigma_max=self.config.sigma_max,
+        )
+        scheduler.set_timesteps(self.config.num_steps, device=noise.device)
+        latents = noise * scheduler.init_noise_sigma
+        scale, guided = rearrange(guidance, "f -> f 1 1 1"), bool((guidance != 1).any())
+        for timestep in scheduler.timesteps:
+            scaled = scheduler.scale_model_input(latents, timestep)
+            (velocity,) = self.predict(scaled[None], condition[None], timestep[None])
+            if guided:
+                (without,) = self.predict(scaled[None], torch.zeros_like(condition)[None], timestep[None])
+                velocity = without + scale * (velocity - without)
+            latents = scheduler.step(velocity, timestep, latents, return_dict=False)[0]
+        return latents
+
+    def predict(
+        self,
+        scaled: Float[Tensor, "batch frames channels rows cols"],
+        condition: Float[Tensor, "batch frames channels rows cols"],
+        timestep: Float[Tensor, " batch"],
+        unet: nn.Module | None = None,
+    ) -> Float[Tensor, "batch frames channels rows cols"]:
+        """The UNet's velocity, float32.
+
+        Args:
+            scaled: noised latents / sqrt(sigma^2 + 1).
+            condition: `encode`d frames.
+            timestep: ln(sigma) / 4.
+            unet: a wrapper of ours, in training.
+        """
+        dtype, count = self.unet.conv_in.weight.dtype, len(scaled)
+        # Stable Video Diffusion's picture embedding is not used: the network attends to one vector of 0.
+        context = scaled.new_zeros(count, 1, self.unet.config["cross_attention_dim"], dtype=dtype)
+        time_ids = scaled.new_tensor(self.config.time_ids).expand(count, -1)
+        sample = torch.cat([scaled, condition], dim=2).to(dtype)
+        return (unet or self.unet)(sample, timestep, context, time_ids, return_dict=False)[0].float()
+
+    @classmethod
+    def from_pretrained(cls, path_or_hub_id: str | Path, dtype: torch.dtype = torch.float32) -> "Refiner":
+        """Load a local folder or a Hub repository, for evaluation, on the CPU. Raises CheckpointError.
+
+        `dtype` is the UNet's. The VAE works in float32: 8 bits of a mantissa are too few for smooth pictures.
+        """
+        folder = resolve_checkpoint(path_or_hub_id)
+        config = RefinerConfig.load(folder / CONFIG_NAME)
+        try:
+            with torch.device("meta"):
+                refiner = cls(config)
+        except (KeyError, TypeError, ValueError) as error:
+            reason = str(error).partition("\n")[0]
+            raise CheckpointError(f"{folder / CONFIG_NAME}: expected networks of diffusers, got: {reason}") from None
+        verify_layout(folder, {name: tuple(tensor.shape) for name, tensor in refiner.state_dict().items()})
+        tensors = load_tensors(folder)
+        cast = {
+            name: tensor.to(dtype if name.startswith("unet.") else torch.float32) for name, tensor in tensors.items()
+        }
+        refiner.load_state_dict(cast, assign=True)
+        return refiner.eval().requires_grad_(False)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write config.json and model.safetensors, each at once. Raises OutputError."""
+        write_tensors(Path(folder) / WEIGHTS_NAME, self.state_dict())
+        write_json(Path(folder) / CONFIG_NAME, self.config.to_dict())

@@ -1,0 +1,87 @@
+import math
+
+import pytest
+import torch
+from einops import rearrange, repeat
+from tiny_driving import SIZE, write_driving
+from tiny_refiner import tiny_refiner, tiny_refiner_config
+from torch.nn import functional as F
+
+from decoder.refiner import Refiner, RefinerDecoder
+from terra.errors import DatasetError
+from terra.evaluation.flicker import compare_flicker, flicker
+from terra.training.data import load_driving, to_unit_range
+from terra.training.processes import start_processes
+from terra.training.randomness import step_random
+from terra.training.refiner import FOLDER, DenoisingObjective, train_refiner
+from terra.training.settings import LoopConfig
+
+# diffusers' scheduler, with NumPy 2.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning:diffusers.*")
+
+SHADES = 5
+STEPS = {"final_learning_rate": 0.1, "warmup_steps": 5, "ema_decay": 0.9, "log_every_seconds": 1e6}
+
+
+class CoarseTokenizer:
+    """A token is the shade of 2 x 2 pixels, one of 5 a colour: what moves smoothly jumps from shade to shade."""
+
+    def encode(self, frames):
+        patches = rearrange(F.avg_pool2d(frames, 2), "f c r k -> c f r k")
+        red, green, blue = ((patches + 1) / 2 * (SHADES - 1)).round().long()
+        return (red * SHADES + green) * SHADES + blue
+
+    def decode(self, tokens):
+        colors = torch.stack([tokens // SHADES**2, tokens // SHADES % SHADES, tokens % SHADES], dim=1)
+        return repeat(2 * colors / (SHADES - 1) - 1, "f c r k -> f c (r a) (k b)", a=2, b=2)
+
+
+def test_flicker_is_what_changes_beside_the_recording():
+    truth = torch.rand(6, 3, 4, 5) - 0.5
+    assert flicker(truth, truth) == 0
+    # A constant error is no flicker.
+    assert flicker(truth + 0.25, truth) == pytest.approx(0, abs=1e-4)
+    blinking = truth + torch.tensor([0.1, -0.1] * 3)[:, None, None, None]
+    assert flicker(blinking, truth) == pytest.approx(0.2 * 127.5, rel=1e-4)
+    assert compare_flicker({"a": truth, "b": blinking}, truth)["a"] == {"flicker": 0.0, "psnr": 100.0}
+
+
+def test_the_loss_is_0_for_the_velocity_that_the_sampler_takes_for_the_latents():
+    refiner = tiny_refiner()
+    latents, condition = torch.randn(2, 12, 4, 6, 10)
+    objective = DenoisingObjective(refiner, latents, condition, torch.tensor([0, 5, 12]))
+    batch = objective.draw(step_random(0, 0, torch.device("cpu")), 3)
+    starts = [int((latents == clip[0]).flatten(1).all(dim=1).nonzero()) for clip in batch["latents"]]
+    assert set(starts) <= {0, 5, 6, 7}
+    assert torch.equal(batch["condition"][1], condition[starts[1] : starts[1] + 5])
+
+    def predict(scaled, given, timestep, unet=None):
+        sigma = (4 * timestep).exp()[:, None, None, None, None]
+        noised = scaled * (sigma**2 + 1).sqrt()
+        return (noised / (sigma**2 + 1) - batch["latents"]) * (sigma**2 + 1).sqrt() / sigma
+
+    refiner.predict = predict
+    assert objective.loss(batch, 0.0)["loss"].item() < 1e-6
+    assert batch["sigma"].log().mean().abs() < 4
+    with pytest.raises(DatasetError, match="expected an episode of 5 frames or more, got none"):
+        DenoisingObjective(refiner, latents, condition, torch.tensor([0, 4, 8, 12]))
+
+
+def test_a_small_refiner_flickers_less_than_framewise_decoding(tmp_path):
+    write_driving(tmp_path / "data", shards=2, episodes=2, num_frames=20, held_out=1)
+    driving, held_out = (load_driving(tmp_path / "data", split) for split in ("train", "held_out"))
+    tokenizer = CoarseTokenizer()
+    config = tiny_refiner_config(image_size=SIZE, num_steps=6, sigma_max=80.0)
+    loops = [
+        LoopConfig(output=tmp_path / name, max_steps=steps, batch_size=size, learning_rate=rate, **STEPS)
+        for name, steps, size, rate in (("autoencoder", 50, 4, 3e-3), ("denoiser", 45, 3, 4e-3))
+    ]
+    refiner = train_refiner(driving, tokenizer, config, *loops, start_processes("cpu"), crop=SIZE)
+    truth = to_unit_range(held_out.frames[:14])
+    tokens = tokenizer.encode(truth)
+    videos = {"framewise": tokenizer.decode(tokens), "refined": RefinerDecoder(tokenizer, refiner).decode(tokens)}
+    results = compare_flicker(videos, truth)
+    assert results["refined"]["flicker"] < 0.8 * results["framewise"]["flicker"]
+    stored = Refiner.from_pretrained(tmp_path / "denoiser" / FOLDER)
+    assert math.isclose(stored.vae.config["scaling_factor"], refiner.vae.config["scaling_factor"])
+    assert torch.equal(RefinerDecoder(tokenizer, stored).decode(tokens), videos["refined"])
