@@ -210,7 +210,7 @@ def test_tracks_are_those_of_their_split(tmp_path, monkeypatch):
 
 
 STOPPED = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from terra.dataset.workers import run_jobs
 
@@ -223,6 +223,7 @@ def work(job, worker, advance):
         (folder / f"ended_{job}").touch()
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
     try:
         run_jobs(range(4), work, workers=2)
     except KeyboardInterrupt:
