@@ -1,208 +1,410 @@
-"""Load a running terra-serve: many live sessions for a time, the quiet routes beside them, then opening and closing.
+"""Load terra-serve and compare it with its bars: a line for each, and all numbers in OUTPUT/serving_load.json.
 
-    terra-serve live.sessions_per_client=64 &
-    python scripts/serving_load.py sessions=64 seconds=300 cycles=1000
-    python scripts/serving_load.py sessions=8 seconds=20 cycles=50 pid=SERVER_PID    its memory too
+    python scripts/serving_load.py --output outputs/load                                   64 sessions for 5 minutes
+    python scripts/serving_load.py --output outputs/load --sessions 16 --seconds 20 --cycles 60 engine=hf
 
-Prints one JSON object. Exit code 1: a frame was lost, reordered or repeated, or a session failed.
+It starts a server of its own over a tiny model of random weights; further arguments are `terra-serve`'s. With --url it
+loads one that runs, whose limits must allow it (live.sessions, live.sessions_per_client).
+
+    frames    all sessions drive at once: no frame is lost, repeated or out of order, none fails
+    memory    of the server meanwhile: flat after the first third
+    routes    99 % of the answers of routes that generate nothing come within 100 ms meanwhile
+    slow      the others' frames come as often while a client in 16 acknowledges frames without reading them
+    cycles    sessions are opened and closed, some broken off: neither memory nor sessions, tasks, files are left
+
+Exit code 1: a bar is missed.
 """
 
+import argparse
 import asyncio
 import json
+import os
+import re
+import socket
+import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Awaitable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
+import torch
+from PIL import Image
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-DEFAULTS: dict[str, Any] = {
-    "url": "http://127.0.0.1:8000",
-    "api_key": "",
-    "scene": "day",
-    "sessions": 8,
-    "seconds": 20.0,
-    "cycles": 50,
-    "pid": 0,
-}
+from terra.benchmark.model import make_random_model
+from terra.serving.messages import read_frame
+from terra.trajectory import save_poses
+from tokenizer import LFQTokenizer, LFQTokenizerConfig
+from tokenizer.config import EncoderDecoderConfig, QuantizerConfig
+
+HEIGHT, WIDTH = 12, 16  # pixels, of 12 tokens
+ROUTES = ("/health", "/v1/models", "/v1/scenes", "/v1/scenes/{scene}/image", "/v1/videos", "/metrics", "/")
+ROUTE_SECONDS = 0.1  # bar for 99 % of the answers
+PROBE_EVERY = 0.05
+FLAT_MIB_A_MINUTE = 2.0
+SLOW_RATIO = 1.1  # of the time between two frames, with slow readers and without
+CYCLE_MIB = 8.0  # that may be left after the last nine tenths of the cycles: allocators keep some
+GONE_SECONDS = 10.0  # in which what was closed must be gone
 
 
 @dataclass
 class Tally:
-    """What was seen by all sessions together."""
+    """What the clients saw. Times in seconds; `gaps` lie between two generated frames of a session."""
 
     frames: int = 0
-    wrong: int = 0
-    failed: int = 0
+    disorder: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
     gaps: list[float] = field(default_factory=list)
     latencies: list[float] = field(default_factory=list)
-    health: list[float] = field(default_factory=list)
-    memory: list[tuple[float, float]] = field(default_factory=list)
 
 
-async def load(settings: dict[str, Any]) -> dict[str, Any]:
-    """Run all parts and report."""
-    tally, started = Tally(), time.monotonic()
-    ends = started + settings["seconds"]
-    watching = asyncio.create_task(watch(settings, tally, started))
-    await asyncio.gather(*(drive(settings, tally, number, ends) for number in range(settings["sessions"])))
-    seconds = time.monotonic() - started
-    cycled = time.monotonic()
-    await cycle(settings, tally)
-    cycled = time.monotonic() - cycled
-    await asyncio.sleep(1)
-    watching.cancel()
-    await asyncio.wait({watching})
-    return report(settings, tally, seconds, cycled)
+@dataclass(frozen=True)
+class Target:
+    """A server, and the scene to drive in."""
+
+    url: str
+    api_key: str
+    scene: str
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """With the key, if there is one."""
+        return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+
+    def connect(self, **arguments: Any) -> connect:
+        """A WebSocket of the server."""
+        url = self.url.replace("http", "ws", 1) + "/v1/live"
+        common: dict[str, Any] = {"additional_headers": self.headers, "compression": None, "open_timeout": 60}
+        return connect(url, **common, **arguments)
 
 
-async def drive(settings: dict[str, Any], tally: Tally, number: int, ends: float) -> None:
-    """One session, whose frames must come one after the other; it steers a little, another way each time."""
+def main() -> None:
+    """Parse the command line, load, tell."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True, help="folder for the report and the server's files")
+    parser.add_argument("--sessions", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=300.0, help="of driving")
+    parser.add_argument("--cycles", type=int, default=1000, help="sessions opened and closed")
+    parser.add_argument("--url", help="a server that runs; without it one is started")
+    parser.add_argument("--api-key", default="")
+    parser.add_argument("--scene", default="day")
+    arguments, overrides = parser.parse_known_args()
+    if arguments.url and overrides:
+        parser.error(f"expected no settings of a server that runs, got {overrides}")
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    if arguments.url:
+        report = asyncio.run(load(Target(arguments.url, arguments.api_key, arguments.scene), arguments))
+    else:
+        with own_server(tiny_settings(arguments.output, arguments.sessions, overrides), overrides) as url:
+            report = asyncio.run(load(Target(url, "", "day"), arguments))
+    (arguments.output / "serving_load.json").write_text(json.dumps(report, indent=2) + "\n")
+    for name, bar in report.items():
+        print(f"{'ok  ' if bar['ok'] else 'MISS'} {name:8}{bar['says']}")
+    sys.exit(0 if all(bar["ok"] for bar in report.values()) else 1)
+
+
+async def load(target: Target, arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Run all parts, one after the other; each bar's verdict and numbers."""
+    sessions, seconds = arguments.sessions, arguments.seconds
+    with ProcessPoolExecutor(1, get_context("spawn")) as other:
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(other, probe, target, 0.0)  # a process takes seconds to start
+        probing = loop.run_in_executor(other, probe, target, seconds)
+        driven = await drive_all(target, sessions, seconds)
+        samples, answers = await probing
+    report = {
+        "frames": frames_bar(driven, sessions, seconds),
+        "memory": memory_bar(samples, seconds),
+        "routes": routes_bar(answers),
+        "slow": await slow_part(target, sessions, seconds / 10),
+        "cycles": await cycles_part(target, arguments.cycles),
+    }
+    return report
+
+
+def probe(target: Target, seconds: float) -> tuple[list[dict[str, float]], dict[str, list[float]]]:
+    """In a process of its own: the server's metrics every second, and how long each route takes to answer."""
+    samples: list[dict[str, float]] = []
+    answers: dict[str, list[float]] = {route: [] for route in ROUTES}
+    with httpx.Client(base_url=target.url, headers=target.headers, timeout=60) as http:
+        started = time.monotonic()
+        while (now := time.monotonic() - started) < seconds:
+            if not samples or now - samples[-1]["at"] >= 1:
+                samples.append({"at": now, **read_metrics(http)})
+            for route in ROUTES:
+                asked = time.perf_counter()
+                http.get(route.format(scene=target.scene)).raise_for_status()
+                answers[route].append(time.perf_counter() - asked)
+                time.sleep(PROBE_EVERY)
+    return samples, answers
+
+
+def read_metrics(http: httpx.Client) -> dict[str, float]:
+    """Memory (MiB), open files, tasks and live sessions of the server."""
+    text = http.get("/metrics").raise_for_status().text
+    found = dict(re.findall(r"^(\w+) (\S+)$", text, re.MULTILINE))
+    return {
+        "memory_mib": float(found["process_resident_memory_bytes"]) / 2**20,
+        "files": float(found["process_open_fds"]),
+        "tasks": float(found["terra_event_loop_tasks"]),
+        "sessions": float(found["terra_live_sessions"]),
+    }
+
+
+async def drive_all(target: Target, sessions: int, seconds: float) -> Tally:
+    """That many sessions at once."""
+    tally, ends = Tally(), time.monotonic() + seconds
+    await asyncio.gather(*(noted(drive(target, tally, number, ends), tally) for number in range(sessions)))
+    return tally
+
+
+async def noted(work: Awaitable[None], tally: Tally) -> None:
+    """Count how it fails, if it does."""
     try:
-        async with connection(settings) as socket:
-            expected = await start(socket, settings, seed=number)
-            last, count = time.monotonic(), 0
-            await say(socket, type="control", steering=0.05 * (number % 5 - 2), speed=5.0)
-            while time.monotonic() < ends:
-                message = await socket.recv()
-                if isinstance(message, str):
-                    tally.failed += json.loads(message)["type"] in ("error", "closed")
-                    continue
-                now = time.monotonic()
-                header = json.loads(message[4 : 4 + int.from_bytes(message[:4], "big")])
-                tally.wrong += header["index"] != expected
-                expected, count = header["index"] + 1, count + 1
-                await say(socket, type="ack", index=header["index"])
-                if header["generated"]:
-                    tally.frames += 1
+        await work
+    except (OSError, ConnectionClosed) as error:
+        tally.failures[str(error)] += 1
+
+
+async def drive(target: Target, tally: Tally, number: int, ends: float) -> None:
+    """One session, whose frames must come one after the other; it steers a little, another way each time."""
+    async with target.connect() as session:
+        await start(session, target, seed=number)
+        last, expected = None, 0
+        while time.monotonic() < ends:
+            message = await session.recv()
+            if isinstance(message, str):
+                continue
+            now = time.monotonic()
+            header, _ = read_frame(message)
+            index = header["index"]
+            tally.disorder += index != expected
+            expected = index + 1
+            await say(session, type="ack", index=index)
+            if header["generated"]:
+                tally.frames += 1
+                tally.latencies.append(header["latency_ms"] / 1000)
+                if last is not None:
                     tally.gaps.append(now - last)
-                    tally.latencies.append(header["latency_ms"] / 1000)
-                    last = now
-                if count % 20 == 0:
-                    await say(socket, type="control", steering=0.02 * (count // 20 % 5 - 2), speed=5.0)
-    except (OSError, ConnectionClosed, KeyError) as error:
-        tally.failed += 1
-        print(f"session {number}: {error}", file=sys.stderr)
+                last = now
+            if index % 20 == 2:
+                await say(session, type="control", steering=0.02 * ((number + index // 20) % 5 - 2), speed=5.0)
 
 
-async def cycle(settings: dict[str, Any], tally: Tally) -> None:
-    """Open a session, take its first frame, and close it, again and again; a third of them break off."""
-    for number in range(settings["cycles"]):
-        try:
-            async with connection(settings) as socket:
-                await start(socket, settings, seed=number)
-                await socket.recv()
-                if number % 3 == 0:
-                    await say(socket, type="step")
-                    while isinstance(await socket.recv(), bytes):
-                        break
-                elif number % 3 == 1:
-                    socket.transport.abort()
-                else:
-                    await say(socket, type="close")
-        except (OSError, ConnectionClosed) as error:
-            if number % 3 != 1:
-                tally.failed += 1
-                print(f"cycle {number}: {error}", file=sys.stderr)
-
-
-async def watch(settings: dict[str, Any], tally: Tally, started: float) -> None:
-    """Time /health ten times a second, and the server's memory once a second."""
-    page = Path(f"/proc/{settings['pid']}/status")
-    async with httpx.AsyncClient(base_url=settings["url"], timeout=60) as http:
-        count = 0
-        while True:
-            asked = time.perf_counter()
-            (await http.get("/health")).raise_for_status()
-            tally.health.append(time.perf_counter() - asked)
-            if settings["pid"] and count % 10 == 0:
-                line = next(line for line in page.read_text().splitlines() if line.startswith("VmRSS"))
-                tally.memory.append((time.monotonic() - started, int(line.split()[1]) / 1024))
-            count += 1
-            await asyncio.sleep(0.1)
-
-
-def connection(settings: dict[str, Any]) -> connect:
-    """A WebSocket to the server."""
-    headers = {"Authorization": f"Bearer {settings['api_key']}"} if settings["api_key"] else {}
-    url = settings["url"].replace("http", "ws", 1) + "/v1/live"
-    return connect(url, additional_headers=headers, compression=None, max_size=64 << 20, open_timeout=60)
-
-
-async def start(socket: ClientConnection, settings: dict[str, Any], seed: int) -> int:
-    """Open a session; the index of the frame that comes first."""
-    await say(socket, type="open", scene=settings["scene"], seed=seed)
-    opened = json.loads(await socket.recv())
+async def start(session: ClientConnection, target: Target, seed: int) -> None:
+    """Open a live session. Raises OSError with the server's reason if it refuses."""
+    await say(session, type="open", scene=target.scene, seed=seed)
+    opened = json.loads(await session.recv())
     if opened["type"] != "opened":
         raise OSError(opened["message"])
-    return 0
 
 
-async def say(socket: ClientConnection, **message: Any) -> None:
+async def say(session: ClientConnection, **message: Any) -> None:
     """Send one message."""
-    await socket.send(json.dumps(message))
+    await session.send(json.dumps(message))
 
 
-def report(settings: dict[str, Any], tally: Tally, seconds: float, cycled: float) -> dict[str, Any]:
-    """The numbers; memory grows from the first third of the time, when all is warm, to the end."""
-    result: dict[str, Any] = {
-        "sessions": settings["sessions"],
-        "seconds": round(seconds, 1),
-        "frames": tally.frames,
-        "frames_per_second": round(tally.frames / seconds, 2),
-        "lost_or_reordered": tally.wrong,
-        "failed": tally.failed,
+async def dawdle(target: Target, ends: float) -> None:
+    """Acknowledge frames that were never read: the server must make and keep them."""
+    address = urlsplit(target.url)
+    small = socket.socket()
+    small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    small.connect((address.hostname, address.port or 80))
+    async with target.connect(sock=small, max_queue=1, close_timeout=1) as session:
+        await say(session, type="open", scene=target.scene)
+        await say(session, type="control", steering=0.0, speed=5.0)
+        index = 2
+        while time.monotonic() < ends:
+            await say(session, type="ack", index=index)
+            index += 1
+            await asyncio.sleep(0.05)
+
+
+async def slow_part(target: Target, sessions: int, seconds: float) -> dict[str, Any]:
+    """Drive without slow readers and with them, by turns."""
+    num_slow = max(1, sessions // 16)
+    tallies = {False: Tally(), True: Tally()}
+    for is_slow in (False, True, False, True):
+        ends = time.monotonic() + seconds
+        tally = tallies[is_slow]
+        slow = [dawdle(target, ends) for _ in range(num_slow * is_slow)]
+        readers = [drive(target, tally, number, ends) for number in range(sessions - num_slow)]
+        await asyncio.gather(*(noted(work, tally) for work in [*slow, *readers]))
+    without, beside = (1000 * float(np.median(tallies[key].gaps)) for key in (False, True))
+    failures = tallies[False].failures + tallies[True].failures
+    disorder = tallies[False].disorder + tallies[True].disorder
+    return {
+        "ok": beside <= SLOW_RATIO * without and not failures and not disorder,
+        "says": f"{beside:.1f} ms between frames beside {num_slow} slow readers, {without:.1f} ms without",
+        "without": milliseconds(tallies[False].gaps),
+        "beside": milliseconds(tallies[True].gaps),
+        "failures": failures,
+    }
+
+
+async def cycles_part(target: Target, cycles: int) -> dict[str, Any]:
+    """What opening and closing leaves, after a tenth of it has warmed everything up."""
+    tally, started = Tally(), time.monotonic()
+    warm = cycles // 10
+    await cycle(target, tally, range(warm))
+    before = await settled(target)
+    await cycle(target, tally, range(warm, cycles))
+    after = await settled(target)
+    left = {name: after[name] - before[name] for name in before}
+    is_clean = left["sessions"] == left["tasks"] == 0 and left["files"] <= 0
+    return {
+        "ok": is_clean and left["memory_mib"] <= CYCLE_MIB and not tally.failures,
+        "says": f"{cycles} opened and closed; left: {left['sessions']:g} sessions, {left['tasks']:g} tasks, "
+        f"{left['files']:g} files, {left['memory_mib']:.1f} MiB; {tally.failures.total()} failed",
+        "seconds": round(time.monotonic() - started, 1),
+        "before": before,
+        "after": after,
+        "failures": tally.failures,
+    }
+
+
+async def cycle(target: Target, tally: Tally, numbers: range) -> None:
+    """Open a session, take some of its frames, and close it in one of three ways, again and again."""
+
+    async def one(number: int) -> None:
+        async with target.connect() as session:
+            await start(session, target, seed=number)
+            await session.recv()
+            if number % 3 == 0:
+                await say(session, type="step")
+                while not (isinstance(message := await session.recv(), bytes) and read_frame(message)[0]["generated"]):
+                    pass
+            elif number % 3 == 1:
+                session.transport.abort()
+            else:
+                await say(session, type="close")
+
+    for number in numbers:
+        await noted(one(number), tally)
+
+
+async def settled(target: Target) -> dict[str, float]:
+    """The server's metrics once no session is left, or when that takes too long."""
+    ends = time.monotonic() + GONE_SECONDS
+    with httpx.Client(base_url=target.url, headers=target.headers, timeout=60) as http:
+        while read_metrics(http)["sessions"] and time.monotonic() < ends:
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(1)
+        return read_metrics(http)
+
+
+def frames_bar(tally: Tally, sessions: int, seconds: float) -> dict[str, Any]:
+    """Every frame came, in order."""
+    return {
+        "ok": tally.frames > 0 and tally.disorder == 0 and not tally.failures,
+        "says": f"{tally.frames} of {sessions} sessions in {seconds:g} s ({tally.frames / seconds:.1f}/s), "
+        f"{tally.disorder} lost or out of order, {tally.failures.total()} sessions failed",
         "between_frames_ms": milliseconds(tally.gaps),
         "latency_ms": milliseconds(tally.latencies),
-        "health_ms": milliseconds(tally.health),
-        "cycles": settings["cycles"],
-        "cycles_per_second": round(settings["cycles"] / cycled, 2) if settings["cycles"] else None,
+        "failures": tally.failures,
     }
-    if tally.memory:
-        warm = [mib for at, mib in tally.memory if at >= settings["seconds"] / 3] or [tally.memory[-1][1]]
-        after = [mib for at, mib in tally.memory if at >= seconds] or [warm[-1]]
-        driving = [mib for at, mib in tally.memory if settings["seconds"] / 3 <= at <= seconds] or warm
-        result["memory_mib"] = {
-            "warm": round(warm[0], 1),
-            "growth_driving": round(driving[-1] - driving[0], 1),
-            "growth_cycles": round(tally.memory[-1][1] - after[0], 1),
-        }
-    return result
 
 
-def milliseconds(values: list[float]) -> dict[str, float]:
-    """Median, 99th percentile and largest."""
+def memory_bar(samples: Sequence[dict[str, float]], seconds: float) -> dict[str, Any]:
+    """The slope of a line through the samples after the first third."""
+    warm = [sample for sample in samples if sample["at"] >= seconds / 3]
+    minutes, memory = [sample["at"] / 60 for sample in warm], [sample["memory_mib"] for sample in warm]
+    slope = float(np.polyfit(minutes, memory, 1)[0])
+    return {
+        "ok": slope <= FLAT_MIB_A_MINUTE,
+        "says": f"{slope:+.2f} MiB a minute, from {memory[0]:.0f} to {memory[-1]:.0f} MiB after the first third",
+        "samples": samples,
+    }
+
+
+def routes_bar(answers: dict[str, list[float]]) -> dict[str, Any]:
+    """The slowest route's 99th percentile."""
+    tails = {route: float(np.percentile(seconds, 99)) for route, seconds in answers.items()}
+    worst = max(tails, key=lambda route: tails[route])
+    return {
+        "ok": tails[worst] < ROUTE_SECONDS,
+        "says": f"99 % within {1000 * tails['/health']:.1f} ms (/health), {1000 * tails[worst]:.1f} ms ({worst})",
+        "routes_ms": {route: milliseconds(seconds) for route, seconds in answers.items()},
+    }
+
+
+def milliseconds(values: Sequence[float]) -> dict[str, float]:
+    """Median, 99th percentile and largest of seconds."""
     if not values:
         return {}
     p50, p99 = np.percentile(values, [50, 99])
     return {"p50": round(1000 * p50, 2), "p99": round(1000 * p99, 2), "max": round(1000 * max(values), 2)}
 
 
-def read_settings(arguments: list[str]) -> dict[str, Any]:
-    """key=value words over the defaults; exits with 2 for others."""
-    settings = dict(DEFAULTS)
-    for argument in arguments:
-        name, is_pair, value = argument.partition("=")
-        try:
-            settings[name] = type(DEFAULTS[name])(value)
-        except (KeyError, ValueError):
-            names = " ".join(f"{key}={default}" for key, default in DEFAULTS.items())
-            print(f"error: expected {names}, got {argument}", file=sys.stderr)
-            sys.exit(2)
-        if not is_pair:
-            sys.exit(2)
-    return settings
+def tiny_settings(folder: Path, sessions: int, overrides: Sequence[str]) -> dict[str, Any]:
+    """Of a terra-serve over random weights, with room for the sessions; what it may keep is kept early on."""
+    uses_vllm = not any(word.startswith("engine=") and word != "engine=vllm" for word in overrides)
+    blocks = {"+engine.engine_args.num_gpu_blocks_override": 1024}  # of the KV cache, 32 MB
+    return {
+        "tokenizer.pretrained": make_tokenizer(folder / "tokenizer"),
+        "world_model.pretrained": make_random_model("tiny", folder / "world_model", torch.float32, "cpu"),
+        "scenes": make_scene(folder / "scenes"),
+        "data": folder / "data",
+        "uploads.max_frames": 4,  # the tiny model's window holds 8
+        "live.sessions": sessions,
+        "live.sessions_per_client": sessions,
+        "live.history": 100,
+        **(blocks if uses_vllm else {}),
+    }
 
 
-def main() -> None:
-    """See the module's docstring."""
-    result = asyncio.run(load(read_settings(sys.argv[1:])))
-    print(json.dumps(result, indent=2))
-    sys.exit(1 if result["lost_or_reordered"] or result["failed"] else 0)
+@contextmanager
+def own_server(settings: dict[str, Any], overrides: Sequence[str]) -> Iterator[str]:
+    """A terra-serve of these settings; gives its address."""
+    # oneDNN keeps code for each of up to 1024 shapes of batches that it has seen, some 100 MiB: fewer are full sooner.
+    environment = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", **os.environ}
+    words = ["port=0", *(f"{key}={value}" for key, value in settings.items()), *overrides]
+    command = [sys.executable, "-m", "terra", "serve", *words]
+    server = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        for line in server.stdout:
+            if found := re.search(r"open (http://\S+)", line):
+                yield found.group(1)
+                return
+        sys.exit("error: the server did not start")
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def make_tokenizer(folder: Path) -> Path:
+    """A tokenizer of random weights for the tiny model."""
+    if not folder.is_dir():
+        shape = EncoderDecoderConfig(ch=32, z_channels=6, num_res_blocks=1, ch_mult=(1, 1, 1))
+        config = LFQTokenizerConfig(
+            encoder_decoder_config=shape,
+            quantizer_config=QuantizerConfig(dim=6, codebook_size=64),
+            image_size=(HEIGHT, WIDTH),
+        )
+        LFQTokenizer(config).save_pretrained(folder)
+    return folder
+
+
+def make_scene(folder: Path) -> Path:
+    """The scene "day": noise, and a straight drive."""
+    day = folder / "day"
+    day.mkdir(parents=True, exist_ok=True)
+    for index, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (3, HEIGHT, WIDTH, 3), np.uint8)):
+        Image.fromarray(pixels).save(day / f"{index}.png")
+    times = np.arange(0, 6, 0.1)
+    save_poses(day / "straight.json", times, np.stack([5 * times, 0 * times], 1), 0 * times, 10.0)
+    return folder
 
 
 if __name__ == "__main__":

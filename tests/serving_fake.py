@@ -22,6 +22,7 @@ from terra.engine.base import EngineSpec
 from terra.pipeline import Pipeline
 from terra.prompt import Action, Actions, FrameTokens, Layout, Prompt
 from terra.sampling import SamplingParams
+from terra.serving.scenes import load_scenes
 from terra.serving.service import Service
 from terra.serving.settings import ServeSettings, read_settings
 from tokenizer import Frames, LFQTokenizer, TokenGrid
@@ -92,9 +93,11 @@ def build_service(data: Path, seconds_a_frame: float = 0.05, **live: Any) -> tup
     config = compose("serve", [f"data={data}", *(f"live.{name}={value}" for name, value in live.items())])
     values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
     settings = read_settings(values, build_sampling(config.sampling), build_camera(config.camera))
-    tokenizer = MosaicTokenizer()
-    pipeline = Pipeline(cast(LFQTokenizer, tokenizer), TurningEngine(seconds_a_frame), tokenizer, overlap=3)
-    return Service(pipeline, settings, "0" * 64), settings
+    tokenizer, engine = MosaicTokenizer(), TurningEngine(seconds_a_frame)
+    pipeline = Pipeline(cast(LFQTokenizer, tokenizer), engine, tokenizer, overlap=3)
+    num_context, size = settings.num_context, tokenizer.image_size
+    scenes = load_scenes(settings.scenes, num_context=num_context, image_size=size, spec=engine.spec)
+    return Service(pipeline, settings, scenes, "0" * 64), settings
 
 
 if __name__ == "__main__":

@@ -83,16 +83,17 @@ def test_engines_agree_over_a_whole_window(tokenizer, hf_demo, jacobi_demo, vllm
     prompt, actions = window(tokenizer)
 
     async def on_vllm():
-        return await asyncio.gather(*(ran(vllm_demo, prompt, actions, how, 7) for how in (GREEDY, SAMPLED)))
+        greedy, sampled = ran(vllm_demo, prompt, actions[:4], GREEDY, 7), ran(vllm_demo, prompt, actions, SAMPLED, 7)
+        return await asyncio.gather(greedy, sampled)
 
     greedy, sampled = wait(on_vllm())
-    assert len(greedy) == len(sampled) == 22
-    assert torch.equal(wait(ran(jacobi_demo, prompt, actions, GREEDY, 7)), greedy)
+    assert (len(greedy), len(sampled)) == (4, 22)
+    assert torch.equal(wait(ran(jacobi_demo, prompt, actions[:4], GREEDY, 7)), greedy)
     assert torch.equal(wait(stepped(jacobi_demo, prompt, actions, SAMPLED, 7)), sampled)
-    assert not torch.equal(greedy, sampled)
+    assert not torch.equal(greedy, sampled[:4])
     # The reference takes its time: the window's first frames, and its last ones behind the others.
     for how, frames in ((GREEDY, greedy), (SAMPLED, sampled)):
-        assert torch.equal(wait(stepped(hf_demo, prompt, actions[:2], how, 7)), frames[:2])
+        assert torch.equal(wait(stepped(hf_demo, prompt, actions[:1], how, 7)), frames[:1])
     late = build_prompt(torch.cat([prompt.tokens, sampled[:-2]]), torch.cat([prompt.actions, actions[:-2]]))
     assert torch.equal(wait(ran(hf_demo, late, actions[-2:], SAMPLED, 7)), sampled[-2:])
 

@@ -1,7 +1,9 @@
 """The routes of terra-serve over HTTP, against a real server in a thread."""
 
+import dataclasses
 import io
 import json
+import socket
 import time
 
 import httpx
@@ -12,7 +14,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image
 from safetensors.torch import load
 from tiny import COLS, ROWS
-from tiny_serving import KEY, HeldEngine, Served, make_pipeline, pictures, scene_folder
+from tiny_serving import KEY, HeldEngine, Served, make_pipeline, pictures
 
 from decoder.video import probe_video, write_video
 from terra.engine.persistence import PersistenceEngine
@@ -20,18 +22,10 @@ from terra.errors import ConfigError, OutputError
 from terra.pipeline import RolloutRequest
 from terra.serving.client import Client, ServerError
 from terra.serving.contexts import Contexts
+from terra.serving.run import listen
 from terra.trajectory import load_trajectory
 
-
-@pytest.fixture(scope="module")
-def scenes(tmp_path_factory):
-    return scene_folder(tmp_path_factory.mktemp("scenes"))
-
-
-@pytest.fixture(scope="module")
-def server(tiny_model, tiny_tokenizer, scenes, tmp_path_factory):
-    with Served(tiny_model, tiny_tokenizer, scenes, tmp_path_factory.mktemp("data")) as served:
-        yield served
+pytest_plugins = ["serving_fixtures"]
 
 
 @pytest.fixture(scope="module")
@@ -386,27 +380,21 @@ class TestClient:
             client.models()
 
 
-class TestSettings:
+class TestStart:
+    def test_connections_wait_for_no_acknowledgement(self, server):
+        with listen(server.settings) as listener, socket.create_connection(listener.getsockname()):
+            connection, _ = listener.accept()
+            with connection:
+                assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+    def test_a_port_that_is_taken(self, server):
+        port = int(server.url.rpartition(":")[2])
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: expected an address to listen at"):
+            listen(dataclasses.replace(server.settings, port=port))
+
     def test_a_second_server_on_one_folder(self, server, scenes):
         with pytest.raises(OutputError, match="no other process"):
             Served(server.model, server.tokenizer, scenes, server.data, persistence=True).__enter__()
-
-    @pytest.mark.parametrize(
-        ("changes", "message"),
-        [
-            ({"port": 70000}, "port: expected 0 to 65535"),
-            ({"port": "x"}, "port: expected a whole number"),
-            ({"live": {"ahead": 0}}, r"live.ahead: expected more than 0"),
-            ({"live": {"ahead": 1.5}}, r"live.ahead: expected a whole number"),
-            ({"jobs": {"lifetime_seconds": -1}}, r"jobs.lifetime_seconds: expected more than 0"),
-            ({"api_key": " "}, "api_key"),
-            ({"allowed_hosts": [1]}, "allowed_hosts: expected a list of words"),
-            ({"num_context": 8}, "num_context: expected 1 to 7"),
-        ],
-    )
-    def test_bad_ones(self, tiny_model, tiny_tokenizer, scenes, tmp_path, changes, message):
-        with pytest.raises(ConfigError, match=message):
-            Served(tiny_model, tiny_tokenizer, scenes, tmp_path, persistence=True, **changes).__enter__()
 
 
 TEXT = st.text(max_size=30)

@@ -5,7 +5,6 @@ import io
 import itertools
 import json
 import threading
-import time
 
 import httpx
 import numpy as np
@@ -14,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image
 from test_windows import plans
-from tiny_serving import KEY, HeldEngine, Served, Talk, make_pipeline, pictures, scene_folder
+from tiny_serving import KEY, HeldEngine, Served, Talk, make_pipeline, pictures, wait_until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from decoder.video import to_uint8
@@ -22,23 +21,14 @@ from terra.engine.persistence import PersistenceEngine
 from terra.pipeline import Pipeline, RolloutRequest
 from terra.serving.client import Client, ServerError
 from terra.serving.control import Driver, Steering
-from terra.serving.messages import frame_message, read_frame
+from terra.serving.messages import Control, Open, frame_message, read_frame
 from terra.serving.rollout import Fork, LiveRollout, context_moments
 from terra.trajectory import load_trajectory
 from terra.windows import plan_windows, window_at
 
+pytest_plugins = ["serving_fixtures"]
+
 NUM = 20  # frames: three windows of 8
-
-
-@pytest.fixture(scope="module")
-def scenes(tmp_path_factory):
-    return scene_folder(tmp_path_factory.mktemp("scenes"))
-
-
-@pytest.fixture(scope="module")
-def server(tiny_model, tiny_tokenizer, scenes, tmp_path_factory):
-    with Served(tiny_model, tiny_tokenizer, scenes, tmp_path_factory.mktemp("data")) as served:
-        yield served
 
 
 @pytest.fixture(scope="module")
@@ -338,9 +328,7 @@ class TestLimits:
             talk.say(type="open", scene="day")
             assert self.refused(talk) == ("too_many_sessions", 1013)
         talks.pop().close()
-        deadline = time.monotonic() + 5
-        while len(quick.service.sessions) > 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: len(quick.service.sessions) == 2)
         quick.open().close()
         for talk in talks:
             talk.close()
@@ -401,7 +389,7 @@ class TestLimits:
             assert talk.hear("error")["code"] == "too_many_forks"
             talk.say(type="resume")
             talk.hear("resumed")
-            assert [frame["index"] for frame in talk.drive(3)] == [3, 4, 5]
+            assert [frame["index"] for frame in [*talk.drive(2), talk.frame()]] == [3, 4, 5]
             assert talk.hear("closed")["reason"] == "max_frames"
 
     def test_a_client_that_forks_on_loses_its_oldest_fork(self, tiny_model, tiny_tokenizer, scenes, tmp_path):
@@ -453,10 +441,7 @@ class TestTogether:
                 other.say(type="control", steering=0.0, speed=1.0)
                 frames = other.drive(60)
                 held, _ = served.service.sessions.values()
-                deadline = time.monotonic() + 20
-                while held.rollout.last.index < 152:  # as far ahead as it may be
-                    assert time.monotonic() < deadline
-                    time.sleep(0.01)
+                wait_until(lambda: held.rollout.last.index == 152, 20)  # as far ahead as it may be
                 assert held._outbox.qsize() > 0
             assert [frame["index"] for frame in frames] == list(range(3, 63))
             slow.hear("opened")
@@ -478,18 +463,37 @@ class TestTogether:
                 talk.say(type="close")
                 assert talk.hear("closed")["reason"] == "client"
             talk.close()
-        deadline = time.monotonic() + 5
-        while quick.service._seats and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: not quick.service._seats)
         assert not quick.service.sessions
-        assert not quick.service._seats
 
         async def tasks():
             return [task.get_coro().__qualname__ for task in asyncio.all_tasks()]
 
-        while any("LiveSession" in name for name in quick.call(tasks())):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: not any("LiveSession" in name for name in quick.call(tasks())))
+
+    def test_cancelled_again_while_it_ends_it_leaves_nothing(self, server):
+        async def drive() -> tuple[set[str], bool]:
+            sent = asyncio.Semaphore(0)
+
+            async def send(_: object) -> None:
+                sent.release()
+
+            session, _ = await server.service.open(Open(type="open", scene="day"), "test", send)
+            running = asyncio.create_task(session.run())
+            await session.handle(Control(type="control", steering=0.0, speed=2.0))
+            for _ in range(6):  # three context frames, a word, two frames
+                await sent.acquire()
+            before = asyncio.all_tasks()
+            while not running.done():
+                running.cancel()
+                await asyncio.sleep(0)
+            await asyncio.sleep(0.1)
+            left = {task.get_coro().__qualname__ for task in before & asyncio.all_tasks()}
+            return left, session.rollout._session is None
+
+        left, is_closed = server.call(drive())
+        assert not any("LiveSession" in name for name in left)
+        assert is_closed
 
     def test_shutdown_tells_everyone(self, tiny_model, tiny_tokenizer, scenes, tmp_path):
         engine = HeldEngine(PersistenceEngine.from_pretrained(tiny_model).spec)

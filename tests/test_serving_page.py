@@ -6,7 +6,6 @@ import shutil
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ pytest.importorskip("fastapi", reason="needs terra's extra serve")
 pytest.importorskip("playwright", reason="needs Playwright for Python, of the dev group")
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from serving_fake import build_service
+from tiny_serving import wait_until
 from websockets.sync.client import connect
 
 from decoder.camera import Camera, project
@@ -62,13 +62,6 @@ class Serving:
         self._server.should_exit = True
         self._thread.join(timeout=10)
         self._listener.close()
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,12 @@ from terra.context import load_context
 from terra.engine.base import Engine
 from terra.engine.hf import HFEngine
 from terra.engine.persistence import PersistenceEngine
+from terra.errors import EngineError
 from terra.pipeline import Pipeline
 from terra.sampling import SamplingParams
 from terra.serving.messages import read_frame
-from terra.serving.run import Server
+from terra.serving.run import Server, listen
+from terra.serving.scenes import load_scenes
 from terra.serving.service import Service
 from terra.serving.settings import ServeSettings, read_settings
 from terra.trajectory import save_poses
@@ -103,7 +105,7 @@ class Served:
         self.settings = serve_settings(scenes, data, {"port": 0} | changes)
 
     def __enter__(self) -> "Served":
-        self._socket = socket.create_server(("127.0.0.1", 0), backlog=256)
+        self._socket = listen(self.settings)
         if self._send_buffer is not None:  # connections inherit it
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._send_buffer)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
@@ -131,7 +133,13 @@ class Served:
         async def serve() -> None:
             pipeline = make_pipeline(self.model, self.tokenizer, self._engine)
             try:
-                self.service = Service(pipeline, self.settings, "weights")
+                scenes = load_scenes(
+                    self.settings.scenes,
+                    num_context=self.settings.num_context,
+                    image_size=pipeline.tokenizer.image_size,
+                    spec=pipeline.engine.spec,
+                )
+                self.service = Service(pipeline, self.settings, scenes, "weights")
             except BaseException:
                 await asyncio.to_thread(pipeline.close)
                 raise
@@ -266,6 +274,34 @@ class HeldEngine(PersistenceEngine):
 
         session.step = held  # pyright: ignore[reportAttributeAccessIssue]
         return session
+
+
+class FailingEngine(HeldEngine):
+    """Makes no frame, and fails when it is told to."""
+
+    failure: str | None = None
+
+    def fail(self, reason: str) -> None:
+        self.failure = reason
+        self.release()
+
+    async def open(self, prompt: Any, sampling: Any, seed: int) -> Any:
+        session = await super().open(prompt, sampling, seed)
+        step = session.step
+
+        async def failing(action: Any) -> Any:
+            await step(action)
+            raise EngineError(self.failure)
+
+        session.step = failing
+        return session
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
 
 
 def run_and_exit(overrides: list[str]) -> None:

@@ -41,7 +41,7 @@ _FILES = {
 }
 _ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": schemas.ErrorBody, "description": "Refused: the code says why"},
-    "503": {"model": schemas.ErrorBody, "description": "Full, or shutting down"},
+    "503": {"model": schemas.ErrorBody, "description": "Full, shutting down, or without an engine"},
 }
 
 
@@ -165,7 +165,8 @@ def _server_routes(service: Service) -> APIRouter:
 
     @router.get("/health")
     async def health() -> schemas.Health:
-        """Whether the server answers."""
+        """Whether the server answers and its engine works; 503 when the engine has failed."""
+        service.check_engine()
         return schemas.Health(status="shutting_down" if service.draining else "ok")
 
     text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}

@@ -154,7 +154,7 @@ class Jobs:
             await asyncio.wait({running.task})
 
     async def _take_all(self) -> None:
-        while not self._stopping:
+        while not self._stopping and self._model.failure is None:
             taken = await self.store.take()
             if taken is None:
                 self._wake.clear()
@@ -189,7 +189,10 @@ class Jobs:
         except (SafetensorError, KeyError):
             await self._fail(job, "invalid_inputs", "the job was stored by another version")
         except EngineError as error:
-            await self._fail(job, "engine_error", str(error))
+            if self._model.failure is None:
+                await self._fail(job, "engine_error", str(error))
+            else:  # no fault of the job's: the next server makes it
+                await self.store.requeue(job)
         except TerraError as error:
             logger.error("%s failed: %s", job.id, error)
             await self._fail(job, "server_error", "the results could not be written")

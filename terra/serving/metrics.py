@@ -1,8 +1,10 @@
 """What /metrics tells, in Prometheus' text format."""
 
+import asyncio
+import math
 from collections.abc import Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from terra.engine.base import Engine
@@ -18,6 +20,7 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         registry = self._registry
+        ProcessCollector(registry=registry)  # memory, time and open files, on Linux
         self._frames = Counter("terra_frames", "Frames generated", ["kind"], registry=registry)
         self._first = Histogram(
             "terra_first_frame_seconds",
@@ -37,7 +40,11 @@ class Metrics:
         )
         self._seconds = Histogram("terra_http_seconds", "HTTP requests", ["route"], buckets=_SECONDS, registry=registry)
         self._tokens = Gauge("terra_engine_tokens", "Tokens of the engine since its start", ["kind"], registry=registry)
-        self._kv = Gauge("terra_engine_kv_cache_usage", "Share of the KV cache in use", registry=registry)
+        self._kv = Gauge(
+            "terra_engine_kv_cache_usage", "Share of the KV cache in use, NaN where there is none", registry=registry
+        )
+        self._tasks = Gauge("terra_event_loop_tasks", "Tasks of the server's event loop", registry=registry)
+        self._up = Gauge("terra_engine_up", "1 while the engine works, 0 once it has failed", registry=registry)
 
     def live_frame(self, latency: float) -> None:
         """A live session's frame was sent, `latency` seconds after its action was chosen."""
@@ -66,14 +73,18 @@ class Metrics:
         self._seconds.labels(route).observe(seconds)
 
     def text(self, engine: Engine, jobs: Mapping[str, int]) -> bytes:
-        """All of it, with what the engine counts itself (`counters`, `kv_cache_usage`) and jobs by status."""
+        """All of it, with what the engine says itself (`counters`, `kv_cache_usage`, `failure`) and jobs by status.
+
+        Called in the event loop, whose tasks are counted.
+        """
+        self._tasks.set(len(asyncio.all_tasks()))
         for status, count in jobs.items():
             self._jobs.labels(status).set(count)
         for kind, count in vars(getattr(engine, "counters", None) or _Nothing()).items():
             self._tokens.labels(kind).set(count)
         usage = getattr(engine, "kv_cache_usage", None)
-        if usage is not None:
-            self._kv.set(usage)
+        self._kv.set(math.nan if usage is None else usage)
+        self._up.set(getattr(engine, "failure", None) is None)
         return generate_latest(self._registry)
 
 

@@ -47,6 +47,11 @@ class Model:
         height, width = self.pipeline.tokenizer.image_size
         return height, width
 
+    @property
+    def failure(self) -> str | None:
+        """Why the engine stopped by itself, of engines that can; None while it works."""
+        return getattr(self.pipeline.engine, "failure", None)
+
     async def run(self, kind: Literal["encode", "decode", "finish", "files"], work: Callable[[], _T]) -> _T:
         """Do work in the threads of that kind: "finish" decodes whole videos, "files" reads and writes."""
         return await asyncio.get_running_loop().run_in_executor(self._threads[kind], work)

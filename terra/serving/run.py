@@ -21,13 +21,15 @@ from terra.config import (
     checkpoint_folder,
 )
 from terra.device import torch_device, torch_dtype
+from terra.engine.base import EngineSpec
 from terra.errors import ConfigError
 from terra.pipeline import Pipeline
 from terra.serving.app import create_app
+from terra.serving.scenes import Scene, load_scenes
 from terra.serving.service import Service, check_windows
 from terra.serving.settings import LOOPBACK, ServeSettings, read_settings
 from terra.world_model import load_config
-from tokenizer import LFQTokenizer
+from tokenizer import LFQTokenizer, LFQTokenizerConfig
 from tokenizer.checkpoint import checkpoint_sha256
 
 logger = logging.getLogger(__name__)
@@ -41,19 +43,19 @@ def run(config: DictConfig) -> None:
     Raises:
         TerraError: anything wrong with the configuration, the weights, the data folder or the port.
     """
-    values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    settings = read_settings(values, build_sampling(config.sampling), build_camera(config.camera))
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # a line for each connection is too many
-    pipeline, model_hash = _load(config, settings)
+    pipeline, settings, scenes, model_hash = load(config)
     if settings.api_key is None and settings.host not in LOOPBACK:
         logger.warning("host=%s without an api_key: whoever reaches the port can use the server", settings.host)
-    with _listen(settings) as listener:
-        asyncio.run(serve(pipeline, settings, model_hash, listener))
+    with listen(settings) as listener:
+        asyncio.run(serve(pipeline, settings, scenes, model_hash, listener))
 
 
-async def serve(pipeline: Pipeline, settings: ServeSettings, model_hash: str, listener: socket.socket) -> None:
+async def serve(
+    pipeline: Pipeline, settings: ServeSettings, scenes: dict[str, Scene], model_hash: str, listener: socket.socket
+) -> None:
     """Serve on a socket until SIGTERM or SIGINT; the pipeline is closed then. A second SIGINT waits for no job."""
-    service = Service(pipeline, settings, model_hash)
+    service = Service(pipeline, settings, scenes, model_hash)
     await Server(service, settings).serve(sockets=[listener])
 
 
@@ -103,7 +105,14 @@ class Server(uvicorn.Server):
         self._service.give_up.set()
 
 
-def _load(config: DictConfig, settings: ServeSettings) -> tuple[Pipeline, str]:
+def load(config: DictConfig) -> tuple[Pipeline, ServeSettings, dict[str, Scene], str]:
+    """Check all that the configuration says, read the scenes, then load the weights: what a `Service` is made of.
+
+    Raises:
+        TerraError: anything wrong with the configuration, the scenes or the weights.
+    """
+    values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    settings = read_settings(values, build_sampling(config.sampling), build_camera(config.camera))
     tokenizer_folder, model_folder = checkpoint_folder(config.tokenizer), checkpoint_folder(config.world_model)
     model = load_config(model_folder)
     check_pairing(tokenizer_folder, model)
@@ -114,18 +123,27 @@ def _load(config: DictConfig, settings: ServeSettings) -> tuple[Pipeline, str]:
             check(config.engine[name])
     check_extra(config.engine)
     check_extra(config.decoder)
+    image_size = LFQTokenizerConfig.load(tokenizer_folder / "config.json").image_size
+    scenes = load_scenes(
+        settings.scenes, num_context=settings.num_context, image_size=image_size, spec=EngineSpec.of(model)
+    )
     tokenizer = LFQTokenizer.from_pretrained(tokenizer_folder).to(device)
     decoder = build_decoder(config.decoder, tokenizer)
     engine = build_engine(config.engine, model_folder)
     hashes = checkpoint_sha256(tokenizer_folder) + checkpoint_sha256(model_folder)
     pipeline = Pipeline(tokenizer, engine, decoder, overlap=settings.overlap)
-    return pipeline, hashlib.sha256(hashes.encode()).hexdigest()
+    return pipeline, settings, scenes, hashlib.sha256(hashes.encode()).hexdigest()
 
 
-def _listen(settings: ServeSettings) -> socket.socket:
+def listen(settings: ServeSettings) -> socket.socket:
+    """The socket to serve on. Raises ConfigError when its address can't be used."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
-        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+        listener = socket.create_server((settings.host, settings.port), family=family, backlog=2048)
     except OSError as error:
         address = f"{settings.host}:{settings.port}"
         raise ConfigError(f"{address}: expected an address to listen at, got: {error.strerror or error}") from None
+    # Connections inherit it. asyncio sets it only where a socket was made with the protocol's number, and without it
+    # the second half of an answer waits for the client's delayed acknowledgement, 40 ms.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener

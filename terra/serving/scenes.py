@@ -1,11 +1,8 @@
 """Scenes that the server offers: folders of context pictures with trajectories beside them, read once at the start."""
 
 import asyncio
-import json
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,49 +11,45 @@ import torch
 
 from decoder.video import to_uint8
 from terra.context import load_context
+from terra.engine.base import EngineSpec
 from terra.errors import ConfigError, TrajectoryError
 from terra.prompt import Actions
 from terra.serving.errors import not_found
 from terra.serving.model import Model, Pictures
 from terra.trajectory import Trajectory
-from terra.trajectory.document import parse_document
+from terra.trajectory.document import parse_document, parse_json, read_text
 from tokenizer import TokenGrid
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class Scene:
-    """Context frames, and the trajectories that start with them."""
+    """Context frames, and the trajectories that start with them.
+
+    Attributes:
+        id: its folder's name.
+        pictures: the context, in the model's size.
+        documents: the trajectories as their files have them.
+        trajectories: the same at the model's rate, each long enough for the context.
+        start: actions between the context frames, and the speed (m/s) after them, of the drive that a live session's
+            context is taken to have: the straight one, else the first by name; None without a trajectory.
+        tokens: of the context, once they have been asked for.
+    """
 
     id: str
     pictures: Pictures
     documents: Mapping[str, dict[str, Any]]
     trajectories: Mapping[str, Trajectory]
+    start: tuple[Actions, float] | None
     tokens: TokenGrid | None = field(default=None)
-
-    @property
-    def usual(self) -> Trajectory | None:
-        """The trajectory that a live session's context is taken to have: the straight one, else the first by name."""
-        return self.trajectories.get("straight") or next(iter(self.trajectories.values()), None)
 
 
 class Scenes:
-    """All scenes of a folder.
+    """Scenes by name, and their tokens."""
 
-    Raises:
-        ContextError, TrajectoryError: a scene that can't be read.
-        ConfigError: no folder, or no scene in it.
-    """
-
-    def __init__(self, folder: Path, model: Model, num_context: int) -> None:
+    def __init__(self, scenes: Mapping[str, Scene], model: Model) -> None:
+        self.all = scenes
         self._model = model
         self._encoding = asyncio.Lock()
-        if not folder.is_dir():
-            raise ConfigError(f"scenes={folder}: expected a folder, got none")
-        self.all = {path.name: self._load(path, num_context) for path in sorted(folder.iterdir()) if path.is_dir()}
-        if not self.all:
-            raise ConfigError(f"scenes={folder}: expected folders of pictures, got none")
 
     def find(self, scene_id: str) -> Scene:
         """Raises ApiError (404)."""
@@ -71,24 +64,44 @@ class Scenes:
                 scene.tokens = await self._model.encode(scene.pictures)
             return scene.tokens
 
-    def actions(self, scene: Scene) -> tuple[Actions, float] | None:
-        """The usual actions between its context frames, and the speed (m/s) after them; None without a trajectory."""
-        trajectory, spec = scene.usual, self._model.spec
-        if trajectory is None:
-            return None
-        num = len(scene.pictures)
-        made = trajectory.resample(spec.fps).actions(num, spec.waypoint_times)
-        return torch.from_numpy(made[:-1]), float(np.hypot(*made[-1, 0, :2]) / made[-1, 0, 2])
 
-    def _load(self, folder: Path, num_context: int) -> Scene:
-        load = partial(load_context, folder, image_size=self._model.image_size, fps=self._model.spec.fps)
-        documents: dict[str, dict[str, Any]] = {}
-        trajectories: dict[str, Trajectory] = {}
-        for path in sorted(folder.glob("*.json")):
-            try:
-                documents[path.stem] = json.loads(path.read_text(encoding="utf-8"))
-            except ValueError as error:
-                raise TrajectoryError(f"{path}: expected JSON, got: {error}") from None
-            trajectories[path.stem] = parse_document(documents[path.stem], str(path))
-            trajectories[path.stem].require(num_context + 1)
-        return Scene(folder.name, to_uint8(load(num_frames=num_context)), documents, trajectories)
+def load_scenes(folder: Path, *, num_context: int, image_size: tuple[int, int], spec: EngineSpec) -> dict[str, Scene]:
+    """Read all scenes of a folder, by name; hidden folders are left out. `image_size` is the model's (height, width).
+
+    Raises:
+        ContextError: too few pictures, or pictures that can't be read or have another shape.
+        TrajectoryError: a trajectory that can't be read, or that is too short for the context and a frame after it.
+        ConfigError: no folder, or no scene in it.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"scenes={folder}: expected a folder, got none")
+    paths = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")]
+    if not paths:
+        raise ConfigError(f"scenes={folder}: expected folders of pictures, got none")
+    return {path.name: _load_scene(path, num_context, image_size, spec) for path in paths}
+
+
+def _load_scene(folder: Path, num_context: int, image_size: tuple[int, int], spec: EngineSpec) -> Scene:
+    frames = load_context(folder, num_frames=num_context, image_size=image_size, fps=spec.fps)
+    paths = sorted(folder.glob("*.json"))
+    documents = {path.stem: _read_document(path) for path in paths}
+    trajectories, actions = {}, {}
+    for path in paths:
+        trajectories[path.stem] = parse_document(documents[path.stem], str(path)).resample(spec.fps)
+        # The first frame that is made needs the action of the last one given.
+        actions[path.stem] = trajectories[path.stem].actions(num_context, spec.waypoint_times)
+    usual = actions.get("straight", next(iter(actions.values()), None))
+    start = None if usual is None else (torch.from_numpy(usual[:-1]), _speed(usual[-1]))
+    return Scene(folder.name, to_uint8(frames), documents, trajectories, start)
+
+
+def _read_document(path: Path) -> dict[str, Any]:
+    try:
+        return parse_json(read_text(path), str(path))
+    except OSError as error:
+        raise TrajectoryError(f"{path}: expected a file that can be read, got: {error.strerror or error}") from None
+
+
+def _speed(action: np.ndarray) -> float:
+    """Metres a second to the first waypoint [y, x, t]."""
+    return float(np.hypot(*action[0, :2]) / action[0, 2])

@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
@@ -24,7 +24,7 @@ from terra.serving.messages import Open, Sampling
 from terra.serving.metrics import Metrics
 from terra.serving.model import Model
 from terra.serving.rollout import Fork, context_moments
-from terra.serving.scenes import Scenes
+from terra.serving.scenes import Scene, Scenes
 from terra.serving.session import LiveSession, Send
 from terra.serving.settings import ServeSettings
 from terra.serving.store import JobStore
@@ -33,13 +33,20 @@ from tokenizer import TokenGrid
 
 
 def check_windows(settings: ServeSettings, layout: Layout) -> None:
-    """Refuse an overlap, and contexts, that leave no room in the model's window. Raises ConfigError."""
+    """Refuse an overlap, contexts and lengths that leave nothing to generate. Raises ConfigError."""
     check_overlap(settings.overlap, layout.max_frames)
     counts = {"num_context": settings.num_context, "uploads.max_frames": settings.uploads.max_frames}
     for name, count in counts.items():
         if not 1 <= count < layout.max_frames:
             limit = layout.max_frames
             raise ConfigError(f"{name}: expected 1 to {limit - 1} (the window holds {limit}), got {count}")
+    shortest, longest, default = settings.num_context + 1, settings.jobs.max_frames, settings.jobs.default_frames
+    if not shortest <= default <= longest:
+        expected = f"{shortest} (one more than num_context) to {longest} (jobs.max_frames)"
+        raise ConfigError(f"jobs.default_frames: expected {expected}, got {default}")
+    if settings.live.max_frames < shortest:
+        got = settings.live.max_frames
+        raise ConfigError(f"live.max_frames: expected {shortest} (one more than num_context) or more, got {got}")
 
 
 class Service:
@@ -48,19 +55,23 @@ class Service:
     Args:
         pipeline: is closed with the service.
         settings: limits and places.
+        scenes: by name, see `load_scenes`.
         model_hash: of the weights.
 
     Raises:
-        TerraError: scenes that can't be read, a data folder that can't be used, a context that no window fits.
+        ConfigError: see `check_windows`.
+        OutputError: a data folder that can't be used.
     """
 
-    def __init__(self, pipeline: Pipeline, settings: ServeSettings, model_hash: str) -> None:
+    def __init__(
+        self, pipeline: Pipeline, settings: ServeSettings, scenes: Mapping[str, Scene], model_hash: str
+    ) -> None:
         self.settings = settings
         self.model = Model(pipeline, settings.model_name, settings.decode_threads)
         check_windows(settings, self.model.spec.layout)
         self.created = int(time.time())
         self.metrics = Metrics()
-        self.scenes = Scenes(settings.scenes, self.model, settings.num_context)
+        self.scenes = Scenes(scenes, self.model)
         self.contexts = Contexts(self.model, settings.uploads, settings.num_context)
         self.store = JobStore(settings.data, settings.jobs.lifetime_seconds)
         self.jobs = Jobs(self.model, self.store, settings.jobs, self.metrics, model_hash)
@@ -92,8 +103,14 @@ class Service:
         self.store.close()
         await asyncio.to_thread(self.model.close)
 
+    def check_engine(self) -> None:
+        """Raises ApiError (503) when the engine has failed."""
+        if self.model.failure is not None:
+            raise ApiError(503, "engine_failed", self.model.failure)
+
     def check_open(self) -> None:
-        """Refuse new work while the server is ending. Raises ApiError (503)."""
+        """Refuse new work when the engine has failed, or while the server is ending. Raises ApiError (503)."""
+        self.check_engine()
         if self.draining:
             raise ApiError(503, "shutting_down", "the server is shutting down", retry_seconds=30)
 
@@ -148,9 +165,8 @@ class Service:
         if message.scene is not None:
             scene = self.scenes.find(message.scene)
             context = await self.scenes.tokens(scene)
-            usual = self.scenes.actions(scene)
-            if usual is not None:
-                actions, speed = usual
+            if scene.start is not None:
+                actions, speed = scene.start
         else:
             assert message.context is not None
             context = await self.contexts.tokens(message.context)

@@ -113,9 +113,12 @@ class LiveSession:
             await _wait_briefly(self._outbox.join(), showing)
             return self._ended.result()
         finally:
-            await _cancel(showing)
+            # Before anything is awaited, which another cancellation may interrupt: nothing must go on without this.
+            self.end("cancelled")
+            self._ended.exception()  # seen, also where the client went first
+            showing.cancel()
             await self._stop_generating()
-            await self.rollout.close()
+            await _cancel(showing)
 
     def end(self, reason: str) -> None:
         """Let `run` return. Ending twice keeps the first reason."""
@@ -215,6 +218,8 @@ class LiveSession:
         await self._outbox.put(message)
 
     def _start_generating(self) -> None:
+        if self._ended.done():
+            return
         self._generator = asyncio.create_task(self._generate())
         self._generator.add_done_callback(self._note_failure)
 
@@ -227,14 +232,17 @@ class LiveSession:
             await _cancel(self._generator)
 
     async def _generate(self) -> None:
-        while True:
-            while not self._is_due():
-                self._changed.clear()
-                await self._changed.wait()
-            action = self._steps.popleft() if self._steps else None
-            chosen = time.perf_counter()
-            moment = await self.rollout.step(action)
-            await self._outbox.put(_Frame(moment, chosen))
+        try:
+            while True:
+                while not self._is_due():
+                    self._changed.clear()
+                    await self._changed.wait()
+                action = self._steps.popleft() if self._steps else None
+                chosen = time.perf_counter()
+                moment = await self.rollout.step(action)
+                await self._outbox.put(_Frame(moment, chosen))
+        finally:
+            await self.rollout.close()
 
     def _is_due(self) -> bool:
         last = self.rollout.last.index
@@ -290,5 +298,7 @@ async def _cancel(task: asyncio.Task[Any]) -> None:
 
 async def _wait_briefly(work: Coroutine[Any, Any, None], other: asyncio.Task[Any]) -> None:
     task = asyncio.create_task(work)
-    await asyncio.wait({task, other}, timeout=_FLUSH_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-    await _cancel(task)
+    try:
+        await asyncio.wait({task, other}, timeout=_FLUSH_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        task.cancel()

@@ -131,6 +131,19 @@ class VllmEngine:
         """The engine core's own count of prefilled, cached and sampled tokens."""
         return self._pump.counters
 
+    @property
+    def kv_cache_usage(self) -> float | None:
+        """Share of the KV cache that open requests hold, 0 to 1; what is merely kept for others counts as free.
+
+        None where vLLM doesn't say.
+        """
+        return self._pump.kv_cache_usage
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine stopped by itself, in one line; None while it has not."""
+        return self._pump.failure
+
     async def open(self, prompt: Prompt, sampling: SamplingParams, seed: int) -> "VllmSession":
         """See `terra.engine.base.Engine.open`."""
         check_prompt(prompt, self._spec, seed)

@@ -93,12 +93,17 @@ class Pump:
         engine_args: vLLM's arguments.
         prepare: called with vLLM's configuration before the engine is built, in the pump's thread.
 
+    Attributes:
+        counters: of the engine core.
+        failure: why the engine core stopped by itself, in one line; None otherwise.
+
     Raises:
         EngineError: vLLM could not start.
     """
 
     def __init__(self, engine_args: EngineArgs, prepare: Callable[[Any], None]) -> None:
         self.counters = Counters()
+        self.failure: str | None = None
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._streams: dict[str, Stream] = {}
         self._waiting: set[str] = set()  # requests with tokens to come; a paused session is not among them
@@ -117,6 +122,12 @@ class Pump:
             raise EngineError(f"vLLM could not start: {reason}") from error
         # A process that ends while the core computes would be aborted.
         atexit.register(self.close)
+
+    @property
+    def kv_cache_usage(self) -> float | None:
+        """Share of the KV cache's blocks that requests hold; None if the core has stopped or is in another process."""
+        core = getattr(self._core, "engine_core", None)
+        return None if self._stopped or core is None else core.scheduler.kv_cache_manager.usage
 
     def add(
         self, stream: Stream, rendered: MultiModalInput, max_tokens: int, params: dict[str, Any], *, more: bool
@@ -160,16 +171,15 @@ class Pump:
             started.set_exception(error)
             return
         started.set_result(None)
-        error = EngineError("the engine is closed")
         try:
             self._loop()
-        except BaseException as failure:
+        except BaseException as error:
             logger.exception("the vLLM engine failed")
-            error = EngineError(f"the vLLM engine failed: {type(failure).__name__}: {failure}".splitlines()[0])
+            self.failure = f"the vLLM engine failed: {type(error).__name__}: {error}".splitlines()[0]
         finally:
             self._stopped = True
             for stream in self._streams.values():
-                stream.fail(error)
+                stream.fail(EngineError(self.failure or "the engine is closed"))
             self._core.shutdown()
             cleanup_dist_env_and_memory()
 

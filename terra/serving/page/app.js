@@ -90,7 +90,8 @@ async function ended({ opened, code, reason, error }, hasFrames) {
   const kept = hasFrames ? " Its frames are still here to look at." : "";
   if (error?.code && /key|auth/.test(error.code)) return askForKey(`${capital(error.message)}.`, open);
   if (!opened && error) {
-    return notify(code === 1013 ? `The server is full: ${error.message}.` : `The drive can’t begin: ${error.message}.`, [AGAIN, SCENES]);
+    const isFull = /^(server_full|too_many_sessions)$/.test(error.code);
+    return notify(isFull ? `The server is full: ${error.message}.` : `The drive can’t begin: ${error.message}.`, [AGAIN, SCENES]);
   }
   if (error && code !== 1006) return notify(`The drive ended: ${error.message}.${kept}`, [AGAIN, SCENES]);
   const isGoing = /shut|restart|stop/.test(reason ?? "") || [1001, 1006, 1012].includes(code);

@@ -1,36 +1,39 @@
-/** The drive's view: it wires keys, pedals, buttons and the slider to a drive, and draws what the drive shows. */
+/** Whoever drives: keys, pedals, buttons and the slider, what they do to a drive, and its futures side by side. */
 
-import { arc, Controls, wirePedals } from "./controls.js";
+import { Controls, wireKeys, wirePedals } from "./controls.js";
 import { Drive } from "./drive.js";
-import { mapColors, showCaptions, showGauges, showState } from "./instruments.js";
-import { drawMap } from "./map.js";
+import { letter, showCaptions, showFutures, showGauges, showState, showTools } from "./instruments.js";
 import { hush, notify, say } from "./notice.js";
 import { strokeToPath } from "./overlay.js";
 import { Recordings } from "./recordings.js";
-import { decode, paintFrame, paintPath, paintStroke, wireStroke } from "./stage.js";
+import { View } from "./view.js";
 
 const element = (id) => document.getElementById(id);
-const PLAY = "M7 4.5v15l12-7.5z";
-const PAUSE = "M7 5h3.5v14H7zM13.5 5H17v14h-3.5z";
 const SEND_EVERY = 50; // milliseconds between controls, as those below
 const KEEP_ALIVE_EVERY = 20_000;
 const KEEP_ALIVE = 600_000; // after the last key or touch
-const DARK = matchMedia("(prefers-color-scheme: dark)");
+const SLOWEST = 0.02; // pace of the wheel, of a model that takes seconds for a frame
+const UNKNOWN_PACE = 0.1; // until two frames have come
+
+const KEYS = {
+  Space: "pause",
+  Period: "step",
+  KeyR: "restart",
+  KeyF: "fork",
+  KeyP: "draw",
+  KeyO: "overlay",
+  KeyM: "map-mode",
+  KeyV: "record",
+};
+
 export class Cockpit {
   #drives = [];
   #drive = null;
   #controls = new Controls();
   #callbacks;
   #recordings = new Recordings(element("recordings"), (text) => say(text));
-  #picture = null;
-  #pictureOf = null;
-  #overlay = true;
-  #whole = false;
-  #drawing = false;
-  #stroke = null;
+  #view = new View((stroke, size) => this.#follow(stroke, size));
   #follows = null; // the path message that the car follows, instead of the wheel
-  #dirty = true;
-  #colors = null;
   #sent = { steering: 0, speed: 0, time: 0 };
   #last = performance.now();
   #touched = Date.now();
@@ -39,21 +42,12 @@ export class Cockpit {
   constructor(callbacks) {
     this.#callbacks = callbacks;
     this.#wireButtons();
-    this.#wireKeys();
-    wireStroke(element("view"), {
-      isOn: () => this.#drawing,
-      onChange: (stroke) => {
-        this.#stroke = stroke;
-        this.#dirty = true;
-      },
-      onEnd: (stroke, size) => this.#follow(stroke, size),
+    wireKeys(this.#controls, {
+      isOn: () => this.#drive && !element("help").open,
+      onPress: () => this.#pressed(),
+      onKey: (event) => this.#key(event),
     });
     wirePedals(element("drive"), this.#controls, () => this.#pressed());
-    new ResizeObserver(() => this.#resize()).observe(element("stage"));
-    DARK.addEventListener("change", () => {
-      this.#colors = null;
-      this.#dirty = true;
-    });
     for (const name of ["keydown", "pointerdown"]) window.addEventListener(name, () => (this.#touched = Date.now()), true);
     setInterval(() => this.#keepAlive(), KEEP_ALIVE_EVERY);
     document.addEventListener("visibilitychange", () => document.hidden && this.#drive?.pause());
@@ -72,7 +66,8 @@ export class Cockpit {
     for (const drive of this.#drives) drive.close();
     this.#drives = [];
     this.#drive = null;
-    this.#picture = this.#pictureOf = this.#follows = null;
+    this.#follows = null;
+    this.#view.forget();
     this.#controls.releaseAll();
     this.#refresh();
   }
@@ -107,7 +102,8 @@ export class Cockpit {
   #show(drive) {
     this.#drive?.pause();
     this.#drive = drive;
-    this.#pictureOf = this.#follows = null;
+    this.#follows = null;
+    this.#view.forget({ keepPicture: true });
     this.#controls.reset(drive.frame?.header.speed ?? 0);
     this.#shown(false);
     this.#refresh();
@@ -131,15 +127,10 @@ export class Cockpit {
     const frame = this.#drive?.frame;
     if (!frame) return;
     if (this.#drive.state === "waiting") this.#controls.reset(frame.header.speed ?? 0);
-    if (isNew) this.#recordings.add({ ...frame, camera: this.#drive.info?.camera, overlay: this.#overlay });
+    if (isNew) this.#recordings.add({ ...frame, camera: this.#drive.info?.camera, overlay: this.#view.overlay });
     const drive = this.#drive;
-    const picture = await decode(frame.picture);
+    await this.#view.show(frame, drive.info?.size);
     drive.taken(frame.header.index);
-    if (frame !== this.#drive?.frame) return;
-    [this.#picture, this.#pictureOf] = [picture, frame];
-    element("stage").dataset.frame = frame.header.index;
-    this.#resize();
-    this.#dirty = true;
   }
 
   get #order() {
@@ -184,8 +175,8 @@ export class Cockpit {
     const { state, info, rate } = this.#drive ?? {};
     if (state === "driving" && !this.#follows) {
       // A slow model lives in slow time: the wheel must not be through before the next frame shows it.
-      const pace = rate ? Math.max(0.15, Math.min(1, rate / info.fps)) : 1;
-      if (this.#controls.update(seconds * pace)) this.#dirty = true;
+      const pace = rate ? Math.max(SLOWEST, Math.min(1, rate / info.fps)) : UNKNOWN_PACE;
+      if (this.#controls.update(seconds * pace)) this.#view.touch();
       const { steering, speed, time } = this.#sent;
       const changed = steering !== this.#controls.steering || speed !== this.#controls.speed;
       if (changed && now - time >= SEND_EVERY) {
@@ -193,84 +184,31 @@ export class Cockpit {
         this.#drive.control(this.#controls.steering, this.#controls.speed);
       }
     }
-    if (this.#dirty && this.#drive) this.#draw();
+    if (this.#drive) this.#paint();
     requestAnimationFrame((next) => this.#tick(next));
   }
 
-  #draw() {
-    this.#dirty = false;
-    const { frame, info, frames, viewed, state, atEnd } = this.#drive;
-    const canvas = element("view");
-    const [context, size] = [canvas.getContext("2d"), [canvas.width, canvas.height]];
-    if (!frame) return context.clearRect(0, 0, ...size);
-    if (!this.#picture || !this.#pictureOf) return; // the one before stays until this one is decoded
-    paintFrame(context, size, this.#picture);
-    const { header } = this.#pictureOf;
-    const camera = info?.camera;
-    const { steering, speed } = this.#controls;
-    if (this.#overlay && camera && !this.#stroke) {
-      const steers = state === "driving" && atEnd && !this.#follows && Math.abs(steering) > 0.005;
-      paintPath(context, size, { camera, path: header.path, wheel: steers ? arc(steering, speed) : null });
+  #paint() {
+    const [drive, controls, follows] = [this.#drive, this.#controls, this.#follows];
+    const { state, rate } = drive;
+    const steers = state === "driving" && drive.atEnd && !follows && Math.abs(controls.steering) > 0.005;
+    if (this.#view.paint({ drive, wheel: steers ? controls : null })) {
+      const { header, metres } = this.#view.frame;
+      showGauges({ header, metres, state, rate, controls, follows });
     }
-    if (this.#stroke && camera) {
-      const path = strokeToPath(this.#stroke, camera, size, header.speed ?? 5)?.points;
-      paintStroke(context, size, { camera, stroke: this.#stroke, path });
-    }
-    const { rate } = this.#drive;
-    showGauges({ header, metres: this.#pictureOf.metres, state, rate, controls: this.#controls, follows: this.#follows });
-    const poses = frames.map((each) => each.header.pose);
-    this.#colors ??= mapColors();
-    const [path, colors] = [header.path ?? [], this.#colors];
-    drawMap(element("map"), { poses, current: viewed, path, whole: this.#whole, colors });
   }
 
   #refresh() {
-    this.#dirty = true;
+    this.#view.touch();
     const drive = this.#drive;
-    const state = drive?.state ?? "opening";
-    showState(drive && state);
-    element("stage").dataset.state = drive ? state : "";
-    const isDriving = state === "driving";
-    element("pause").querySelector("path").setAttribute("d", isDriving ? PAUSE : PLAY);
-    element("pause").querySelector("span").textContent = isDriving ? "Pause" : "Drive";
-    const able = ["waiting", "driving", "paused"].includes(state);
-    for (const id of ["pause", "step", "fork", "draw"]) element(id).disabled = !able;
-    element("record").disabled = !this.#recordings.isPossible || (!able && !this.#recordings.isRunning);
-    element("record").setAttribute("aria-pressed", this.#recordings.isRunning);
-    element("record").querySelector("span").textContent = this.#recordings.isRunning ? "Stop" : "Record";
-    element("badge-record").hidden = !this.#recordings.isRunning;
-    const slider = element("slider");
-    slider.min = drive?.first ?? 0;
-    slider.max = Math.max(0, drive?.last ?? 0);
-    slider.value = Math.max(0, drive?.viewed ?? 0);
-    slider.disabled = !drive || drive.last < 1;
-    showCaptions(drive, { follows: this.#follows, drawing: this.#drawing });
-    this.#showBranches();
-  }
-
-  #showBranches() {
-    const root = element("branches");
-    root.hidden = this.#drives.length < 2;
-    if (root.children.length !== this.#drives.length) {
-      root.replaceChildren(...this.#drives.map((drive) => {
-        const button = document.createElement("button");
-        button.type = "button";
-        button.onclick = () => this.#show(drive);
-        return button;
-      }));
-    }
-    this.#drives.forEach((drive, index) => {
-      const button = root.children[index];
-      button.textContent = `Future ${letter(index)} · ${drive.frames.length} frames`;
-      button.setAttribute("aria-pressed", drive === this.#drive);
-    });
+    showState(drive?.state);
+    showTools(drive, this.#recordings);
+    showCaptions(drive, { follows: this.#follows, drawing: this.#view.drawing });
+    showFutures(this.#drives, drive, (each) => this.#show(each));
   }
 
   #setDrawing(on) {
-    this.#drawing = on;
-    this.#stroke = null;
-    element("draw").setAttribute("aria-pressed", on);
-    element("stage").classList.toggle("drawing", on);
+    this.#view.drawing = on;
     this.#refresh();
   }
 
@@ -283,18 +221,18 @@ export class Cockpit {
     restart: () => this.#callbacks.onRestart(),
     fork: () => this.#drive?.fork(),
     draw: () => {
-      if (!this.#drawing) this.#drive?.pause();
-      this.#setDrawing(!this.#drawing);
+      if (!this.#view.drawing) this.#drive?.pause();
+      this.#setDrawing(!this.#view.drawing);
     },
     overlay: () => {
-      this.#overlay = !this.#overlay;
-      element("overlay").setAttribute("aria-pressed", this.#overlay);
-      this.#dirty = true;
+      this.#view.overlay = !this.#view.overlay;
+      element("overlay").setAttribute("aria-pressed", this.#view.overlay);
+      this.#view.touch();
     },
     "map-mode": () => {
-      this.#whole = !this.#whole;
-      element("map-mode").setAttribute("aria-pressed", this.#whole);
-      this.#dirty = true;
+      this.#view.whole = !this.#view.whole;
+      element("map-mode").setAttribute("aria-pressed", this.#view.whole);
+      this.#view.touch();
     },
     record: () => {
       const fps = this.#drive?.info?.fps ?? 10;
@@ -319,30 +257,14 @@ export class Cockpit {
     element("stage").addEventListener("pointerdown", () => focusStage());
   }
 
-  #wireKeys() {
-    const keys = {
-      Space: "pause", Period: "step", KeyR: "restart", KeyF: "fork", KeyP: "draw", KeyO: "overlay", KeyM: "map-mode", KeyV: "record",
-    };
-    window.addEventListener("keydown", (event) => {
-      if (!this.#drive || event.ctrlKey || event.metaKey || event.altKey || element("help").open) return;
-      const field = event.target.closest("input:not([type=range]), select, textarea");
-      const control = event.target.closest("button, a, summary, video");
-      const slider = event.target.closest("input[type=range]");
-      if (field || (control && event.code === "Space") || (slider && event.code.startsWith("Arrow"))) return;
-      if (event.code === "Escape" && this.#drawing) return this.#setDrawing(false);
-      const pedal = Controls.pedal(event);
-      const action = keys[event.code];
-      if (pedal) {
-        this.#controls.press(event.code, pedal);
-        if (!event.repeat) this.#pressed();
-      } else if (action && !event.repeat && !element(action).disabled) this.#actions[action]();
-      else if (event.code === "Comma" || event.key === ";") {
-        this.#drive.look(this.#drive.viewed + (event.key === ";" ? 1 : -1));
-      } else if (!action) return;
-      event.preventDefault();
-    });
-    window.addEventListener("keyup", (event) => this.#controls.release(event.code));
-    window.addEventListener("blur", () => this.#controls.releaseAll());
+  // A key that is no pedal; true if it means something.
+  #key(event) {
+    const action = KEYS[event.code];
+    if (event.code === "Escape" && this.#view.drawing) this.#setDrawing(false);
+    else if (action) !event.repeat && !element(action).disabled && this.#actions[action]();
+    else if (event.code === "Comma" || event.key === ";") this.#drive.look(this.#drive.viewed + (event.key === ";" ? 1 : -1));
+    else return false;
+    return true;
   }
 
   #follow(stroke, size) {
@@ -355,21 +277,9 @@ export class Cockpit {
     this.#follows = path;
     this.#refresh();
   }
-
-  #resize() {
-    const canvas = element("view");
-    const [height, width] = this.#drive?.info?.size ?? [144, 256];
-    const wide = Math.round(element("stage").clientWidth * Math.min(devicePixelRatio, 2));
-    const high = Math.round((wide * height) / width);
-    if (!wide || (canvas.width === wide && canvas.height === high)) return;
-    [canvas.width, canvas.height] = [wide, high];
-    this.#dirty = true;
-  }
 }
 
 const focusStage = () => element("stage").focus({ preventScroll: true, focusVisible: false });
-
-const letter = (index) => String.fromCharCode(65 + (index % 26)) + (index >= 26 ? Math.floor(index / 26) : "");
 
 /** About 1024 pixels wide, whole times the frame, even as H.264 wants it: [width, height]. */
 function enlarged(width, height) {

@@ -27,11 +27,6 @@ export class Controls {
   speed = 0; // m/s
   #held = new Map(); // what is held down -> "gas" | "brake" | "left" | "right"
 
-  /** The pedal that a key stands for, or undefined. */
-  static pedal(event) {
-    return event.ctrlKey || event.metaKey || event.altKey ? undefined : KEYS[event.code];
-  }
-
   press(source, pedal) {
     this.#held.set(source, pedal);
   }
@@ -107,4 +102,26 @@ export function wirePedals(root, controls, onPress) {
     button.addEventListener("keyup", up);
     button.addEventListener("contextmenu", (event) => event.preventDefault());
   }
+}
+
+/**
+ * Presses the pedals by keys of the window while `isOn()`: `onPress()` follows. Other keys go to `onKey(event)`, which says
+ * whether they mean something. Fields, buttons and sliders keep the keys that they use themselves.
+ */
+export function wireKeys(controls, { isOn, onPress, onKey }) {
+  window.addEventListener("keydown", (event) => {
+    if (!isOn() || event.ctrlKey || event.metaKey || event.altKey) return;
+    const field = event.target.closest("input:not([type=range]), select, textarea");
+    const button = event.target.closest("button, a, summary, video");
+    const slider = event.target.closest("input[type=range]");
+    if (field || (button && event.code === "Space") || (slider && event.code.startsWith("Arrow"))) return;
+    const pedal = KEYS[event.code];
+    if (pedal) {
+      controls.press(event.code, pedal);
+      if (!event.repeat) onPress();
+    } else if (!onKey(event)) return;
+    event.preventDefault();
+  });
+  window.addEventListener("keyup", (event) => controls.release(event.code));
+  window.addEventListener("blur", () => controls.releaseAll());
 }

@@ -52,10 +52,10 @@ export class Drive extends EventTarget {
     return this.viewed === this.last;
   }
 
-  /** Frames that arrived in a second, of the last two seconds; null before there are two. */
+  /** Frames that arrived in a second, of the last two seconds or of the last two frames; null before there are two. */
   get rate() {
     const since = performance.now() - 2000;
-    this.#times = this.#times.filter((time) => time > since || time === this.#times.at(-1));
+    this.#times = this.#times.filter((time, index, all) => time > since || index >= all.length - 2);
     if (this.#times.length < 2) return null;
     return (1000 * (this.#times.length - 1)) / (this.#times.at(-1) - this.#times[0]);
   }

@@ -4,6 +4,8 @@ import { TOP_SPEED } from "./controls.js";
 
 const element = (id) => document.getElementById(id);
 const MAX_WHEEL = 0.55; // radians; where the bar ends
+const PLAY = "M7 4.5v15l12-7.5z";
+const PAUSE = "M7 5h3.5v14H7zM13.5 5H17v14h-3.5z";
 const STATES = {
   opening: ["idle", "opening"],
   waiting: ["live", "ready"],
@@ -18,6 +20,44 @@ export function showState(state) {
   element("link").dataset.state = link;
   element("link-text").textContent = word;
 }
+
+/** The buttons and the slider as the drive allows them; `drive` may be null. */
+export function showTools(drive, recordings) {
+  const state = drive?.state;
+  element("stage").dataset.state = state ?? "";
+  const isDriving = state === "driving";
+  element("pause").querySelector("path").setAttribute("d", isDriving ? PAUSE : PLAY);
+  element("pause").querySelector("span").textContent = isDriving ? "Pause" : "Drive";
+  const able = ["waiting", "driving", "paused"].includes(state);
+  for (const id of ["pause", "step", "fork", "draw"]) element(id).disabled = !able;
+  element("record").disabled = !recordings.isPossible || (!able && !recordings.isRunning);
+  element("record").setAttribute("aria-pressed", recordings.isRunning);
+  element("record").querySelector("span").textContent = recordings.isRunning ? "Stop" : "Record";
+  element("badge-record").hidden = !recordings.isRunning;
+  const slider = element("slider");
+  slider.min = drive?.first ?? 0;
+  slider.max = Math.max(0, drive?.last ?? 0);
+  slider.value = Math.max(0, drive?.viewed ?? 0);
+  slider.disabled = !drive || drive.last < 1;
+}
+
+/** A button for each of several drives; `onChoose` gets the drive. */
+export function showFutures(drives, current, onChoose) {
+  const root = element("branches");
+  root.hidden = drives.length < 2;
+  if (root.children.length !== drives.length) {
+    root.replaceChildren(...drives.map(() => Object.assign(document.createElement("button"), { type: "button" })));
+  }
+  drives.forEach((drive, index) => {
+    const button = root.children[index];
+    button.onclick = () => onChoose(drive);
+    button.textContent = `Future ${letter(index)} · ${drive.frames.length} frames`;
+    button.setAttribute("aria-pressed", drive === current);
+  });
+}
+
+/** The name of the drive of that index: A, B, ... */
+export const letter = (index) => String.fromCharCode(65 + (index % 26)) + (index >= 26 ? Math.floor(index / 26) : "");
 
 /** Fills the gauges from a frame's header and from the controls, which are ahead of it while one drives. */
 export function showGauges({ header, metres, state, rate, controls, follows }) {

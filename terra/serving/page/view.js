@@ -1,0 +1,109 @@
+/** What is drawn of a drive: the picture with the paths on its road, and the map. */
+
+import { arc } from "./controls.js";
+import { mapColors } from "./instruments.js";
+import { drawMap } from "./map.js";
+import { strokeToPath } from "./overlay.js";
+import { decode, paintFrame, paintPath, paintStroke, wireStroke } from "./stage.js";
+
+const element = (id) => document.getElementById(id);
+const DARK = matchMedia("(prefers-color-scheme: dark)");
+const SIZE = [144, 256]; // height and width of frames, until a session says its own
+
+/** Draws when `paint` is called after something changed; whoever changes the drive or the controls says so by `touch`. */
+export class View {
+  overlay = true; // whether the path lies on the road
+  whole = false; // whether the map shows all of the drive
+  frame = null; // the frame whose picture is shown
+  #drawing = false;
+  #picture = null;
+  #stroke = null;
+  #wanted = null;
+  #size = SIZE;
+  #colors = null;
+  #dirty = true;
+
+  /** `onStroke(pixels, size)` gets each line that was drawn on the picture. */
+  constructor(onStroke) {
+    wireStroke(element("view"), {
+      isOn: () => this.#drawing,
+      onChange: (stroke) => {
+        this.#stroke = stroke;
+        this.touch();
+      },
+      onEnd: onStroke,
+    });
+    new ResizeObserver(() => this.#resize()).observe(element("stage"));
+    DARK.addEventListener("change", () => {
+      this.#colors = null;
+      this.touch();
+    });
+  }
+
+  touch() {
+    this.#dirty = true;
+  }
+
+  /** Shows nothing, or the frame before until the next one is decoded. */
+  forget({ keepPicture = false } = {}) {
+    this.frame = this.#wanted = null;
+    if (!keepPicture) this.#picture = null;
+    this.touch();
+  }
+
+  /** Decodes a frame's picture; it is shown unless another has been asked for meanwhile. */
+  async show(frame, size = SIZE) {
+    this.#wanted = frame;
+    const picture = await decode(frame.picture);
+    if (frame !== this.#wanted) return;
+    [this.#picture, this.frame, this.#size] = [picture, frame, size];
+    element("stage").dataset.frame = frame.header.index;
+    this.#resize();
+    this.touch();
+  }
+
+  get drawing() {
+    return this.#drawing;
+  }
+
+  set drawing(on) {
+    this.#drawing = on;
+    this.#stroke = null;
+    element("draw").setAttribute("aria-pressed", on);
+    element("stage").classList.toggle("drawing", on);
+    this.touch();
+  }
+
+  /** Draws what changed since the last time; false if nothing did. `wheel`: steering and speed as they are held, or null. */
+  paint({ drive, wheel }) {
+    if (!this.#dirty) return false;
+    this.#dirty = false;
+    const canvas = element("view");
+    const [context, size] = [canvas.getContext("2d"), [canvas.width, canvas.height]];
+    if (!drive.frame) context.clearRect(0, 0, ...size);
+    if (!drive.frame || !this.#picture || !this.frame) return false;
+    paintFrame(context, size, this.#picture);
+    const { header } = this.frame;
+    const camera = drive.info?.camera;
+    if (camera && this.#stroke) {
+      const path = strokeToPath(this.#stroke, camera, size, header.speed ?? 5)?.points;
+      paintStroke(context, size, { camera, stroke: this.#stroke, path });
+    } else if (camera && this.overlay) {
+      paintPath(context, size, { camera, path: header.path, wheel: wheel && arc(wheel.steering, wheel.speed) });
+    }
+    this.#colors ??= mapColors();
+    const poses = drive.frames.map((each) => each.header.pose);
+    drawMap(element("map"), { poses, current: drive.viewed, path: header.path ?? [], whole: this.whole, colors: this.#colors });
+    return true;
+  }
+
+  #resize() {
+    const canvas = element("view");
+    const [height, width] = this.#size;
+    const wide = Math.round(element("stage").clientWidth * Math.min(devicePixelRatio, 2));
+    const high = Math.round((wide * height) / width);
+    if (!wide || (canvas.width === wide && canvas.height === high)) return;
+    [canvas.width, canvas.height] = [wide, high];
+    this.touch();
+  }
+}

@@ -1,0 +1,80 @@
+"""scripts/serving_load.py and serving_overhead.py: what they see of a good server and of bad ones."""
+
+import asyncio
+import json
+import threading
+
+import pytest
+from entry import load_script
+from websockets.sync.server import serve
+
+from terra.serving.messages import frame_message
+
+pytest_plugins = ["serving_fixtures"]
+
+script = load_script("serving_load")
+
+
+@pytest.fixture
+def faulty():
+    """Loses a frame, sends one twice, and breaks off."""
+
+    def talk(session):
+        session.recv()
+        session.send(json.dumps({"type": "opened"}))
+        for index in (0, 1, 3, 4, 4):
+            session.send(frame_message({"index": index, "generated": index > 1, "latency_ms": 2.0}, b""))
+            session.recv()
+        session.close()
+
+    with serve(talk, "127.0.0.1", 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield script.Target(f"http://127.0.0.1:{server.socket.getsockname()[1]}", "", "day")
+        server.shutdown()
+        thread.join()
+
+
+def test_a_good_server(server):
+    target = script.Target(server.url, "", "day")
+    bar = script.frames_bar(asyncio.run(script.drive_all(target, 3, 1.0)), 3, 1.0)
+    assert bar["ok"], bar
+    bar = asyncio.run(script.cycles_part(target, 20))
+    assert bar["after"]["sessions"] == 0
+    assert bar["after"]["tasks"] == bar["before"]["tasks"]
+    assert not bar["failures"]
+    samples, answers = script.probe(target, 0.5)
+    assert samples[0]["memory_mib"] > 1
+    assert all(answers.values())
+
+
+def test_lost_and_repeated_frames_are_seen(faulty):
+    tally = asyncio.run(script.drive_all(faulty, 2, 30.0))
+    assert (tally.frames, tally.disorder, tally.failures.total()) == (6, 4, 2)
+    assert not script.frames_bar(tally, 2, 30.0)["ok"]
+
+
+def test_a_server_that_refuses(server):
+    tally = asyncio.run(script.drive_all(script.Target(server.url, "", "none"), 2, 1.0))
+    assert tally.failures == {"expected the id of an existing scene, got another or an expired one": 2}
+
+
+@pytest.mark.parametrize(("slope", "ok"), [(0.0, True), (1.9, True), (2.1, False)])
+def test_memory_that_grows_after_the_first_third(slope, ok):
+    memory = [500 + max(0, 20 - at) + slope * at / 60 for at in range(60)]
+    samples = [{"at": float(at), "memory_mib": each} for at, each in enumerate(memory)]
+    assert script.memory_bar(samples, 60.0)["ok"] is ok
+
+
+def test_one_slow_route_misses_the_bar():
+    answers = {"/health": [0.001] * 100, "/v1/videos": [0.001] * 97 + [0.2] * 3}
+    assert not script.routes_bar(answers)["ok"]
+    assert script.routes_bar({"/health": [0.001] * 100, "/": [0.09] * 100})["ok"]
+
+
+def test_overhead_is_told_against_both():
+    overhead = load_script("serving_overhead")
+    found = overhead.report({"live": [0.120] * 5, "bare": [0.100] * 5, "shown": [0.106] * 5})
+    assert found["ok"]
+    assert (found["added_ms"], found["added_to_bare_ms"]) == (pytest.approx(14), pytest.approx(20))
+    assert not overhead.report({"live": [0.122] * 5, "bare": [0.1] * 5, "shown": [0.106] * 5})["ok"]
