@@ -20,13 +20,14 @@ def tokenise_splits(config: DictConfig) -> None:
     from terra.training.processes import start_processes
     from terra.training.tokenise import FrameEncoder, finish_split, tokenise_split
     from tokenizer import LFQTokenizer
-    from tokenizer.checkpoint import checkpoint_sha256, resolve_checkpoint
+    from tokenizer.checkpoint import resolve_checkpoint
+    from tokenizer.lineage import tokens_sha256
 
     dtype, data, output = torch_dtype(values["dtype"]), Path(values["data"]), Path(values["output"])
     processes = start_processes(values["device"])
     splits = {split: read_split(data, split) for split in values["splits"]}
     checkpoint = resolve_checkpoint(Path(values["checkpoint"]))
-    tokenizer, sha256 = LFQTokenizer.from_pretrained(checkpoint), checkpoint_sha256(checkpoint)
+    tokenizer, sha256 = LFQTokenizer.from_pretrained(checkpoint), tokens_sha256(checkpoint)
     encoder = FrameEncoder(tokenizer, processes.device, dtype, values["batch_size"], compiled=values["compile_model"])
     for split, found in splits.items():
         tokenise_split(

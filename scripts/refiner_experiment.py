@@ -14,6 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from terra.cli import command
 
+SHOWN = 4  # clips in comparison.mp4
+
 
 def experiment(config: DictConfig) -> None:
     """Train, decode, compare."""
@@ -25,7 +27,7 @@ def experiment(config: DictConfig) -> None:
     from decoder import to_uint8, write_video
     from decoder.refiner import RefinerConfig, RefinerDecoder
     from terra.config import checkpoint_folder
-    from terra.evaluation.flicker import compare_flicker
+    from terra.evaluation.flicker import compare_flicker, summarise_flicker
     from terra.training.data import load_driving, to_unit_range
     from terra.training.processes import start_processes
     from terra.training.refiner import train_refiner
@@ -37,8 +39,12 @@ def experiment(config: DictConfig) -> None:
     autoencoder, denoiser = (
         LoopConfig(**values[part], output=output / part, seed=values["seed"]) for part in ("autoencoder", "denoiser")
     )
+    refiner_config = RefinerConfig(**{**values["refiner"], "image_size": tuple(values["refiner"]["image_size"])})
+    samplers = {steps: replace(refiner_config, num_steps=steps) for steps in values["num_steps"]}
+    data, device, workers = Path(values["data"]), accelerator.device, values["workers"]
     driving, held_out = (
-        load_driving(Path(values["data"]), split, device=accelerator.device) for split in ("train", "held_out")
+        load_driving(data, split, device=device, workers=workers, max_episodes=most)
+        for split, most in (("train", values["episodes"]), ("held_out", values["clips"]))
     )
     trained = LFQTokenizer.from_pretrained(checkpoint_folder(config.tokenizer))
     # Its nets are convolutional, and work at the data's size too, if not as well as at their own.
@@ -47,44 +53,38 @@ def experiment(config: DictConfig) -> None:
     tokenizer.load_state_dict(trained.state_dict())
     tokenizer.to(accelerator.device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     refiner = train_refiner(
-        driving,
-        tokenizer,
-        RefinerConfig(**values["refiner"]),
-        autoencoder,
-        denoiser,
-        accelerator,
-        crop=values["crop"],
+        driving, tokenizer, refiner_config, autoencoder, denoiser, accelerator, crop=tuple(values["crop"])
     )
-    decoder = RefinerDecoder(tokenizer, refiner, seed=values["seed"])
-    parts: dict[str, list[torch.Tensor]] = {}
+    vae_scale = refiner.vae.config["scaling_factor"]
+    clips, shown = [], []
     for start, end in pairwise(held_out.episode_start.tolist()):
         recorded = to_unit_range(held_out.frames[start : min(end, start + values["frames"])])
         tokens = tokenizer.encode(recorded)
         truth, decoded = refiner.fit(recorded).cpu(), refiner.fit(tokenizer.decode(tokens)).cpu()
         mean = F.avg_pool1d(F.pad(rearrange(decoded, "f c h w -> (c h w) 1 f"), (1, 1), mode="replicate"), 3, 1)
-        through_vae = refiner.decode(refiner.encode(decoded) * refiner.vae.config["scaling_factor"])
+        with torch.no_grad():
+            through_vae = refiner.decode(refiner.encode(decoded) * vae_scale)
         videos = {
-            "recording": truth,
             "framewise": decoded,
             "framewise, mean of 3 frames": rearrange(mean, "(c h w) 1 f -> f c h w", c=3, h=truth.shape[2]),
             "framewise through the VAE": through_vae,
-            "refined": decoder.decode(tokens),
         }
-        for name, frames in videos.items():
-            parts.setdefault(name, []).append(frames)
-    comparisons = [
-        compare_flicker({name: videos[episode] for name, videos in parts.items()}, parts["recording"][episode])
-        for episode in range(len(parts["recording"]))
-    ]
-    means = {
-        name: {metric: sum(c[name][metric] for c in comparisons) / len(comparisons) for metric in ("flicker", "psnr")}
-        for name in parts
-    }
-    write_json(output / "metrics.json", {"means": means, "episodes": comparisons})
-    for name, metrics in means.items():
-        print(f"{name:28} flicker {metrics['flicker']:6.3f} levels  PSNR {metrics['psnr']:6.2f} dB")
-    shown = torch.cat([torch.cat(parts[name]) for name in ("recording", "framewise", "refined")], dim=2)
-    write_video(to_uint8(shown), output / "comparison.mp4", fps=held_out.fps)
+        for steps, sampler in samplers.items():
+            refiner.config = replace(sampler, vae=refiner.config.vae)
+            videos[f"refined, {steps} steps"] = RefinerDecoder(tokenizer, refiner, seed=values["seed"]).decode(tokens)
+        clips.append(compare_flicker(videos, truth))
+        if len(shown) < SHOWN:
+            shown.append(torch.cat([truth, decoded, videos[f"refined, {values['num_steps'][0]} steps"]], dim=2))
+    means = summarise_flicker(clips, "framewise")
+    write_json(output / "metrics.json", {"means": means, "clips": clips})
+    for name, of in means.items():
+        flicker, less = of["flicker"], of["less_than_rival"]
+        print(
+            f"{name:28} flicker {flicker['value']:6.3f} [{flicker['low']:.3f}, {flicker['high']:.3f}] levels, "
+            f"less than framewise {less['value']:6.3f} [{less['low']:.3f}, {less['high']:.3f}], "
+            f"in {of['won']:.0%} of {len(clips)} clips  PSNR {of['psnr']['value']:5.2f} dB"
+        )
+    write_video(to_uint8(torch.cat(shown)), output / "comparison.mp4", fps=held_out.fps)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from terra.published import TOKENIZERS, tokenizer_of
 from terra.sampling import SamplingParams
 from tokenizer import LFQTokenizer, LFQTokenizerConfig
 from tokenizer.checkpoint import checkpoint_sha256, resolve_checkpoint
+from tokenizer.lineage import makes_tokens_of
 
 _EXTRAS = {
     "vllm": '"terra-world-model[vllm]" on an NVIDIA GPU, "terra-world-model[cpu]" on a CPU',
@@ -104,7 +105,7 @@ def check_pairing(tokenizer: Path, world_model: Any) -> None:
         world_model: the world model's `LlamaActionConfig`.
 
     Raises:
-        CheckpointError: another number of tokens a frame, another codebook, other weights than recorded or, where
+        CheckpointError: another number of tokens a frame, another codebook, another encoder than recorded or, where
             nothing is recorded, the other one of the two published tokenizers, which differ in weights alone.
     """
     config = LFQTokenizerConfig.load(tokenizer / "config.json")
@@ -118,7 +119,7 @@ def check_pairing(tokenizer: Path, world_model: Any) -> None:
     recorded = world_model.tokenizer_sha256
     if recorded is None:
         _check_published_pair(tokenizer, world_model)
-    elif checkpoint_sha256(tokenizer) != recorded:
+    elif not makes_tokens_of(tokenizer, recorded):
         raise CheckpointError(
             f"tokenizer {tokenizer}: the world model was trained with tokenizer {recorded[:12]}, "
             f"got {checkpoint_sha256(tokenizer)[:12]}"

@@ -24,6 +24,8 @@ _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _HALF = (0.5, 0.5, 0.5)
 _MIN_SIDE = 32
 
+Features = Float[Tensor, "samples features"]
+
 
 class FeatureNetwork(nn.Module):
     """A frozen convolutional network, always in evaluation mode.
@@ -102,6 +104,27 @@ def map_distance(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> Float[Tens
     return total
 
 
+def frechet_distance(ours: Features, theirs: Features) -> float:
+    """`|m - n|^2 + tr(A + B - 2 (A B)^(1/2))` of the two sets' means and covariances, in float64.
+
+    Equation 6 of Heusel et al. 2017 (FID, arXiv 1706.08500). With centred samples as rows of X and Y, tr((A B)^(1/2))
+    is the sum of the singular values of X Y^T, which is exact for fewer samples than features and takes no root of a
+    matrix. Two or more samples each. Few samples bias it upwards: compare at equal counts only.
+
+    Raises:
+        ValueError: fewer than two samples, or different features.
+    """
+    if min(len(ours), len(theirs)) < 2 or ours.shape[1] != theirs.shape[1]:
+        raise ValueError(
+            f"expected two or more samples of equal features, got {tuple(ours.shape)} and {tuple(theirs.shape)}"
+        )
+    mean, spread = _moments(ours)
+    other_mean, other_spread = _moments(theirs)
+    shared = torch.linalg.svdvals(spread @ other_spread.T).sum()
+    distance = (mean - other_mean).square().sum() + spread.square().sum() + other_spread.square().sum() - 2 * shared
+    return max(distance.item(), 0.0)
+
+
 def load_feature_network(path: Path | None = None, network: str = "efficientnet_lite0") -> FeatureNetwork:
     """A network by name: efficientnet_lite0, inception_v3 or vgg16.
 
@@ -146,6 +169,16 @@ def load_weights(model: nn.Module, weights: dict[str, Tensor], unused: tuple[str
     if wrong:
         raise CheckpointError(f"{source}: expected {len(expected)} tensors of the network, differs in {wrong[:3]}")
     model.load_state_dict(used, strict=False)
+
+
+def _moments(samples: Features) -> tuple[Float[Tensor, " features"], Float[Tensor, "rows features"]]:
+    """The mean, and a matrix R with R^T R the covariance, of at most as many rows as features."""
+    samples = samples.double()
+    mean = samples.mean(dim=0)
+    centred = (samples - mean) / (len(samples) - 1) ** 0.5
+    if centred.shape[0] > centred.shape[1]:
+        centred = torch.linalg.qr(centred, mode="r").R
+    return mean, centred
 
 
 def _packaged_weights() -> dict[str, Tensor]:

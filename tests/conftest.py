@@ -73,6 +73,15 @@ def jacobi_engine(tiny_model: Path, wait: Callable[..., Any]) -> Iterator[Engine
     wait(engine.close())
 
 
+@pytest.fixture(scope="session")
+def graph_engine(tiny_model: Path, wait: Callable[..., Any]) -> Iterator[Engine]:
+    from terra.engine.graph.engine import GraphEngine
+
+    engine = GraphEngine(tiny_model, drafts=4, max_sessions=5, dtype="float32", device="cpu")
+    yield engine
+    wait(engine.close())
+
+
 # One vLLM engine a process at a time: a module's is closed before the next module's starts.
 @pytest.fixture(scope="module")
 def vllm_engine(tiny_model: Path, wait: Callable[..., Any]) -> Iterator[Engine]:

@@ -2,12 +2,15 @@
 
 import asyncio
 import itertools
+from pathlib import Path
 
 import pytest
 import torch
 from tiny import COLS, ROWS
 
 from terra.engine.base import Engine, Session
+from terra.engine.graph.engine import GraphEngine
+from terra.engine.graph.lanes import Lanes
 from terra.engine.jacobi import JacobiEngine
 from terra.errors import ConfigError, EngineError
 from terra.prompt import Prompt, build_prompt
@@ -41,7 +44,7 @@ async def ran(engine: Engine, prompt: Prompt, actions: torch.Tensor, sampling=PL
     return torch.stack(frames)
 
 
-@pytest.fixture(params=["persistence", "hf", "jacobi", "vllm"])
+@pytest.fixture(params=["persistence", "hf", "jacobi", "graph", "vllm"])
 def engine(request: pytest.FixtureRequest) -> Engine:
     return request.getfixturevalue(f"{request.param}_engine")
 
@@ -196,7 +199,7 @@ class TestContract:
 class TestModels:
     """What holds for engines that have weights."""
 
-    @pytest.fixture(params=["hf", "jacobi", "vllm"])
+    @pytest.fixture(params=["hf", "jacobi", "graph", "vllm"])
     def engine(self, request: pytest.FixtureRequest) -> Engine:
         return request.getfixturevalue(f"{request.param}_engine")
 
@@ -231,17 +234,62 @@ def test_hf_equals_vllm(hf_engine, vllm_engine, wait, sampling, way):
         assert len(expected.unique()) > 5
 
 
+def jacobi(checkpoint: Path, drafts: int) -> Engine:
+    return JacobiEngine(checkpoint, drafts=drafts)
+
+
+def graph(checkpoint: Path, drafts: int) -> Engine:
+    return GraphEngine(checkpoint, drafts=drafts, max_sessions=3, dtype="float32", device="cpu")
+
+
+@pytest.mark.parametrize("make", [jacobi, graph])
 @pytest.mark.parametrize("drafts", [0, 1, 5, 100])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_hf_equals_jacobi(tiny_model, hf_engine, wait, sampling, drafts):
-    jacobi = JacobiEngine(tiny_model, drafts=drafts)
+def test_hf_equals_drafted(tiny_model, hf_engine, wait, make, sampling, drafts):
+    drafted = make(tiny_model, drafts)
     for seed in range(2):
         prompt, actions = make_prompt(20 + seed)
         expected = wait(ran(hf_engine, prompt, actions, sampling, seed))
-        assert torch.equal(wait(ran(jacobi, prompt, actions, sampling, seed)), expected)
-    wait(jacobi.close())
+        assert torch.equal(wait(ran(drafted, prompt, actions, sampling, seed)), expected)
+    wait(drafted.close())
 
 
-def test_drafts_are_at_least_none(tiny_model):
+@pytest.mark.parametrize("make", [jacobi, graph])
+def test_drafts_are_at_least_none(tiny_model, make):
     with pytest.raises(ConfigError, match="drafts: expected 0 or more, got -1"):
-        JacobiEngine(tiny_model, drafts=-1)
+        make(tiny_model, -1)
+
+
+@pytest.mark.parametrize("max_sessions", [1, 2, 7, 32])
+def test_graph_sessions_take_turns(tiny_model, graph_engine, wait, max_sessions):
+    """Windows that lose their lane and get another one, and kinds of sampling side by side, change nothing."""
+    rollouts = [(*make_prompt(60 + index), SAMPLINGS[index % 3], index) for index in range(9)]
+    alone = [wait(stepped(graph_engine, *rollout)) for rollout in rollouts]
+    engine = GraphEngine(tiny_model, drafts=3, max_sessions=max_sessions, dtype="float32", device="cpu")
+
+    async def together():
+        ways = itertools.cycle([stepped, ran])
+        return await asyncio.gather(*(next(ways)(engine, *rollout) for rollout in rollouts))
+
+    for frames, expected in zip(wait(together()), alone, strict=True):
+        assert torch.equal(frames, expected)
+    wait(engine.close())
+
+
+def test_graph_engine_that_fails_says_so(tiny_model, wait, monkeypatch):
+    engine = graph(tiny_model, 1)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no memory left")
+
+    monkeypatch.setattr(Lanes, "advance", fail)
+    prompt, actions = make_prompt(0)
+    for _ in range(2):
+        with pytest.raises(EngineError, match="the engine failed: RuntimeError: no memory left|the engine is closed"):
+            wait(ran(engine, prompt, actions))
+    wait(engine.close())
+
+
+def test_graph_engine_has_room_for_a_session(tiny_model):
+    with pytest.raises(ConfigError, match="max_sessions: expected 1 or more, got 0"):
+        GraphEngine(tiny_model, drafts=0, max_sessions=0, dtype="float32", device="cpu")

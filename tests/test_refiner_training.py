@@ -1,15 +1,18 @@
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from einops import rearrange, repeat
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 from tiny_driving import SIZE, write_driving
 from tiny_refiner import tiny_refiner, tiny_refiner_config
 from torch.nn import functional as F
 
-from decoder.refiner import Refiner, RefinerDecoder
-from terra.errors import DatasetError
-from terra.evaluation.flicker import compare_flicker, flicker
+from decoder.refiner import Refiner, RefinerConfig, RefinerDecoder
+from terra.errors import ConfigError, DatasetError
+from terra.evaluation.flicker import compare_flicker, flicker, summarise_flicker
 from terra.training.data import load_driving, to_unit_range
 from terra.training.processes import start_processes
 from terra.training.randomness import step_random
@@ -85,3 +88,50 @@ def test_a_small_refiner_flickers_less_than_framewise_decoding(tmp_path):
     stored = Refiner.from_pretrained(tmp_path / "denoiser" / FOLDER)
     assert math.isclose(stored.vae.config["scaling_factor"], refiner.vae.config["scaling_factor"])
     assert torch.equal(RefinerDecoder(tokenizer, stored).decode(tokens), videos["refined"])
+
+
+def test_clips_are_summarised_with_intervals():
+    clips = [
+        {"framewise": {"flicker": 5.0, "psnr": 30.0}, "refined": {"flicker": 5.0 - gain, "psnr": 31.0}}
+        for gain in (1.0, 2.0, 3.0, -1.0)
+    ]
+    found = summarise_flicker(clips, "framewise")
+    assert found["framewise"]["won"] == 0
+    assert found["refined"]["won"] == 0.75
+    less = found["refined"]["less_than_rival"]
+    assert less["value"] == pytest.approx(1.25)
+    assert -1 <= less["low"] < 1.25 < less["high"] <= 3
+    assert found["refined"]["psnr"] == {"value": 31.0, "low": 31.0, "high": 31.0, "count": 4}
+
+
+def test_the_first_episodes_alone_can_be_loaded(tmp_path):
+    write_driving(tmp_path, shards=2, episodes=2, num_frames=4)
+    driving, first = load_driving(tmp_path, "train"), load_driving(tmp_path, "train", max_episodes=3)
+    assert first.episode_start.tolist() == [0, 4, 8, 12]
+    assert torch.equal(first.frames, driving.frames[:12])
+    assert torch.equal(first.actions, driving.actions[:12])
+    assert len(load_driving(tmp_path, "train", max_episodes=9).frames) == 16
+    with pytest.raises(ConfigError, match="max_episodes: expected at least 1 or null, got 0"):
+        load_driving(tmp_path, "train", max_episodes=0)
+
+
+def test_the_recipe_for_a_gpu_builds():
+    with initialize_config_dir(str(Path(__file__).parent.parent / "conf"), version_base="1.3"):
+        config = compose("refiner_experiment", ["recipe=refiner_town", "data=data", "output=output"])
+    values = OmegaConf.to_container(config)
+    for part in ("autoencoder", "denoiser"):
+        assert LoopConfig(**values[part], output=Path("output")).schedule == "time"
+    with torch.device("meta"):
+        refiner = Refiner(RefinerConfig(**values["refiner"]))
+    assert refiner.latent_shape == (12, 72, 128)
+    assert values["num_steps"][0] == refiner.config.num_steps
+
+
+def test_one_step_of_the_sampler_gives_what_the_network_expects_of_the_latents():
+    refiner = tiny_refiner(num_steps=1, sigma_max=80.0)
+    latents = torch.randn(5, *refiner.latent_shape)
+    # The velocity for these latents: (noise - sigma x latents) / sqrt(sigma^2 + 1).
+    noise = torch.randn_like(latents)
+    refiner.predict = lambda scaled, condition, timestep: ((noise - 80 * latents) / math.sqrt(6401))[None]
+    found = refiner.denoise(noise, torch.zeros_like(latents), torch.ones(5))
+    assert torch.allclose(found, latents, atol=0.05)

@@ -127,6 +127,9 @@ def test_optional_config_keys_are_read():
     config = LFQTokenizerConfig.from_dict(data)
     assert config.quantizer_config.bit_order == "lsb_first"
     assert (config.rows, config.cols) == (10, 16)
+    assert "same_tokens_as" not in config.to_dict()
+    child = LFQTokenizerConfig.from_dict(data | {"same_tokens_as": "a" * 64})
+    assert child.same_tokens_as == child.to_dict()["same_tokens_as"] == "a" * 64
 
 
 @pytest.mark.parametrize(
@@ -152,6 +155,8 @@ def test_optional_config_keys_are_read():
         (changed("encoder_decoder_config", ch_mult=4), ["ch_mult as a list", "4"]),
         (changed(None, image_size=[288, 500]), ["divisible by 16", "(288, 500)"]),
         (changed(None, image_size=[288]), ["[height, width]", "[288]"]),
+        (changed(None, same_tokens_as="3fd4"), ["same_tokens_as as 64 hexadecimal digits", "'3fd4'"]),
+        (changed(None, same_tokens_as=None), ["same_tokens_as as 64 hexadecimal digits", "None"]),
     ],
 )
 def test_bad_config_is_refused_in_one_line(data, words):

@@ -14,11 +14,14 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from PIL import Image
 from safetensors.torch import load_file
+from tiny import tiny_config
 from tiny_driving import record
-from tiny_training import read_log, read_state
+from tiny_training import read_log, read_state, tokenised
 from torch import nn
 
-from terra.errors import ConfigError, DatasetError
+from terra.config import check_pairing
+from terra.config_files import register_resolvers
+from terra.errors import CheckpointError, ConfigError, DatasetError
 from terra.features import FeatureNetwork, load_feature_network
 from terra.frame_metrics import PSNR_CAP
 from terra.training.adversarial import (
@@ -29,15 +32,24 @@ from terra.training.adversarial import (
     generator_loss,
     lecam_loss,
 )
+from terra.training.autoencoding import (
+    DecoderObjective,
+    TokenizerObjective,
+    decoder_flops_per_frame,
+    flops_per_frame,
+)
 from terra.training.data import DrivingFrames
 from terra.training.loop import train
+from terra.training.preview import load_preview_tokenizer
 from terra.training.randomness import step_random
 from terra.training.reconstruction import evaluate_tokenizer, evenly_spaced, packaged_network
 from terra.training.settings import LoopConfig
 from terra.training.terms import EntropyAnneal, Terms, loss_weights
-from terra.training.tokenizer import TokenizerObjective, flops_per_frame, run, small_config, train_tokenizer
+from terra.training.tokenizer import run, small_config, train_decoder, train_tokenizer
 from terra.trajectory import WAYPOINT_TIMES
 from tokenizer import LFQTokenizer, LossWeights
+from tokenizer.checkpoint import checkpoint_sha256
+from tokenizer.lineage import makes_tokens_of, tokens_sha256
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 TINY = small_config(image_size=(32, 32), ch=32, ch_mult=[1, 1, 1], num_res_blocks=1, dim=6)
@@ -74,6 +86,19 @@ def objective(settings: Terms | None = None) -> TokenizerObjective:
     torch.manual_seed(0)
     model = LFQTokenizer(TINY).to(memory_format=torch.channels_last)
     return TokenizerObjective(model, driving().frames, settings or terms(), driving(3).frames)
+
+
+def decoder_objective(settings: Terms | None = None) -> DecoderObjective:
+    torch.manual_seed(0)
+    tokenizer = LFQTokenizer(TINY).to(memory_format=torch.channels_last)
+    return DecoderObjective(tokenizer, driving().frames, settings or terms(), driving(3).frames)
+
+
+def stored_tokenizer(folder: Path, dtype: torch.dtype = torch.float16, **changes: object) -> Path:
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        LFQTokenizer(replace(TINY, **changes)).to(dtype).save_pretrained(folder)
+    return folder
 
 
 def config(output: Path, **changes: object) -> LoopConfig:
@@ -161,16 +186,37 @@ def test_each_term_reaches_what_it_should():
     assert all(parameter.grad is None for parameter in settings.network.parameters())
 
 
-@pytest.mark.parametrize("name", ["plain", "perceptual", "adversarial"])
+def test_a_frozen_encoder_is_in_nothing_that_is_trained_or_saved(tmp_path, accelerator):
+    settings = terms(perceptual=0.5, network=small_network(), adversarial=ADVERSARIAL)
+    trained = decoder_objective(settings)
+    encoder = trained._tokenizer.encoder
+    before = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
+    parts = trained.loss(trained.draw(step_random(0, 0, torch.device("cpu")), 2), 0.5)
+    assert parts.keys() == {"loss", "pixel", "gradient", "perceptual", "adversarial"}
+    parts["loss"].backward()
+    assert gradients(trained.model).keys() == dict(trained.model.named_parameters()).keys()
+    assert not gradients(encoder)
+    trained = decoder_objective(settings)
+    train(trained, config(tmp_path), accelerator)
+    state = read_state(tmp_path)
+    assert not any("encoder" in name for name in state)
+    names = {f"model.{name}" for name in trained.model.state_dict()}
+    assert {name for name in state if name.startswith("model.")} == names
+    assert all(torch.equal(tensor, before[name]) for name, tensor in trained._tokenizer.encoder.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["plain", "perceptual", "adversarial", "decoder"])
 def test_resumed_training_equals_uninterrupted_bit_for_bit(name, tmp_path, monkeypatch, accelerator):
     settings = {
         "plain": terms(),
         "perceptual": terms(perceptual=0.5, network=small_network()),
         "adversarial": terms(adversarial=ADVERSARIAL),
+        "decoder": terms(perceptual=0.5, network=small_network(), adversarial=ADVERSARIAL),
     }[name]
-    whole = train(objective(settings), config(tmp_path / "whole"), accelerator)
+    make = decoder_objective if name == "decoder" else objective
+    whole = train(make(settings), config(tmp_path / "whole"), accelerator)
 
-    first = objective(settings)
+    first = make(settings)
     draw, drawn = first.draw, []
 
     def stop_after_four(random, batch_size):
@@ -182,19 +228,20 @@ def test_resumed_training_equals_uninterrupted_bit_for_bit(name, tmp_path, monke
     monkeypatch.setattr(first, "draw", stop_after_four)
     interrupted = train(first, config(tmp_path / "parts"), accelerator)
     assert (interrupted.step, interrupted.stopped_by) == (4, "sigterm")
-    resumed = train(objective(settings), config(tmp_path / "parts"), accelerator)
+    resumed = train(make(settings), config(tmp_path / "parts"), accelerator)
     assert (resumed.step, resumed.stopped_by) == (whole.step, whole.stopped_by) == (6, "steps")
     expected, got = read_state(tmp_path / "whole"), read_state(tmp_path / "parts")
     assert expected.keys() == got.keys()
     assert all(torch.equal(expected[key], got[key]) for key in expected)
-    if name == "adversarial":
+    if name in ("adversarial", "decoder"):
         assert expected["rival.recorded_average"].item() != 0
         assert any(key.startswith("rival_optimizer.exp_avg.") for key in expected)
         assert "recorded_score" in read_log(tmp_path / "parts")[-1]
 
 
-def test_everything_stays_channels_last_forward_and_backward():
-    trained = objective()
+@pytest.mark.parametrize("make", [objective, decoder_objective])
+def test_everything_stays_channels_last_forward_and_backward(make):
+    trained = make()
     strays = []
 
     def note(name, tensor):
@@ -205,7 +252,7 @@ def test_everything_stays_channels_last_forward_and_backward():
         note(module, inputs[0])
         output.register_hook(lambda gradient: note(module, gradient))
 
-    read_by_the_loss = (trained.model.encoder.conv_out, trained.model.decoder.conv_out)
+    read_by_the_loss = (trained._tokenizer.encoder.conv_out, trained._tokenizer.decoder.conv_out)
     for module in trained.model.modules():
         if isinstance(module, nn.Conv2d) and module not in read_by_the_loss:
             module.register_forward_hook(watch)
@@ -249,10 +296,75 @@ def test_run_writes_weights_metrics_and_picture(tmp_path, accelerator):
     assert 0 < metrics["psnr"] < 60
     assert -1 < metrics["ssim"] < 1
     assert metrics["perceptual_small"] > 0
+    assert metrics["frechet_small"] > 0
     with Image.open(tmp_path / "reconstruction.png") as picture:
         assert picture.size == (5 * 32, 2 * 32)
         top = np.asarray(picture)[:32, :32]
     np.testing.assert_array_equal(top, pictures(1)[0])
+
+
+def test_a_decoder_trained_further_keeps_encoder_and_tokens(tmp_path, accelerator):
+    source = stored_tokenizer(tmp_path / "source", torch.bfloat16)
+    settings = terms(perceptual=0.1, network=small_network(), adversarial=replace(ADVERSARIAL, weight=0.01))
+    long = config(tmp_path / "run", max_steps=40, log_every_seconds=1e-9, learning_rate=5e-3, warmup_steps=4)
+    train_decoder(driving(), driving(5), long, source, settings, accelerator)
+    child = tmp_path / "run" / "tokenizer"
+    before, after = load_file(source / "model.safetensors"), load_file(child / "model.safetensors")
+    assert before.keys() == after.keys()
+    for name, tensor in after.items():
+        if name.startswith("encoder."):
+            assert tensor.dtype == torch.bfloat16
+            assert torch.equal(tensor, before[name])
+        else:
+            assert tensor.dtype == torch.float16
+    assert not torch.equal(before["decoder.conv_in.weight"].float(), after["decoder.conv_in.weight"].float())
+    one, other = LFQTokenizer.from_pretrained(source), LFQTokenizer.from_pretrained(child)
+    assert other.config == replace(one.config, same_tokens_as=checkpoint_sha256(source))
+    frames = driving().frames.float() / 127.5 - 1
+    assert torch.equal(one.encode(frames), other.encode(frames))
+    losses = [line["pixel"] for line in read_log(tmp_path / "run")]
+    assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
+    worse, better = (evaluate_tokenizer(each, driving(5).frames, None)["psnr"] for each in (one, other))
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["psnr"] == pytest.approx(better)
+    assert better > worse
+
+    train_decoder(driving(), None, config(tmp_path / "again", max_steps=1), child, terms(), accelerator)
+    grandchild = tmp_path / "again" / "tokenizer"
+    assert tokens_sha256(grandchild) == tokens_sha256(child) == tokens_sha256(source) == checkpoint_sha256(source)
+    assert len({checkpoint_sha256(folder) for folder in (source, child, grandchild)}) == 3
+    assert makes_tokens_of(child, checkpoint_sha256(child))
+
+
+def test_a_world_model_takes_the_tokenizers_of_its_tokens_and_no_stranger(tmp_path, accelerator):
+    source, stranger = stored_tokenizer(tmp_path / "source"), stored_tokenizer(tmp_path / "stranger", torch.float32)
+    train_decoder(driving(), None, config(tmp_path, max_steps=1), source, terms(), accelerator)
+    child, sha256 = tmp_path / "tokenizer", checkpoint_sha256(source)
+    model = tiny_config(
+        num_image_patches=64, num_spatio_embeddings=70, max_position_embeddings=8 * 70, tokenizer_sha256=sha256
+    )
+    tokens = replace(tokenised(), tokenizer_sha256=sha256)
+    for folder in (source, child):
+        check_pairing(folder, model)
+        assert load_preview_tokenizer(folder, tokens, torch.device("cpu")).image_size == (32, 32)
+    with pytest.raises(CheckpointError, match=f"was trained with tokenizer {sha256[:12]}, got"):
+        check_pairing(stranger, model)
+    with pytest.raises(ConfigError, match=f"tokenizer: expected {sha256[:12]}, which made the tokens, got"):
+        load_preview_tokenizer(stranger, tokens, torch.device("cpu"))
+
+
+def test_stopped_decoder_training_writes_its_state_only(tmp_path, monkeypatch, accelerator):
+    loss = DecoderObjective.loss
+
+    def then_sigterm(*arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return loss(*arguments)
+
+    monkeypatch.setattr(DecoderObjective, "loss", then_sigterm)
+    source = stored_tokenizer(tmp_path / "source")
+    result = train_decoder(driving(), driving(5), config(tmp_path / "run"), source, terms(), accelerator)
+    assert (result.step, result.stopped_by) == (1, "sigterm")
+    assert not (tmp_path / "run" / "tokenizer").exists()
+    assert (tmp_path / "run" / "state").is_dir()
 
 
 def test_stopped_run_writes_its_state_only(tmp_path, monkeypatch, accelerator):
@@ -294,6 +406,25 @@ def test_a_recorded_dataset_trains_from_its_settings(tmp_path):
     assert json.loads((tmp_path / "run" / "settings.json").read_text()) == values
     assert LFQTokenizer.from_pretrained(tmp_path / "run" / "tokenizer").image_size == (32, 32)
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())["evaluated_frames"] == 2
+
+
+def test_a_recorded_dataset_trains_a_decoder_from_its_settings(tmp_path, monkeypatch):
+    record(tmp_path / "data", shards=((5, 3), (4,)), size=(32, 32))
+    record(tmp_path / "data", split="held_out", shards=((3,),), size=(32, 32))
+    source = stored_tokenizer(tmp_path / "source")
+    changes = ("device=cpu", "compile_model=false", "workers=0", "batch_size=4", "max_steps=2", "schedule=steps")
+    values = compose_values("recipe=tokenizer_town_decoder", *changes, "perceptual.weight=0")
+    values |= {"data": str(tmp_path / "data"), "output": str(tmp_path / "run"), "decoder_of": str(source)}
+    run(values)
+    assert tokens_sha256(tmp_path / "run" / "tokenizer") == checkpoint_sha256(source)
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["evaluated_frames"] == 3
+
+    wide = stored_tokenizer(tmp_path / "wide", image_size=(32, 64))
+    with pytest.raises(ConfigError, match=r"image_size: expected the dataset's \(32, 32\) .*, got \(32, 64\)$"):
+        run(values | {"decoder_of": str(wide), "output": str(tmp_path / "other")})
+    monkeypatch.delattr("terra.training.tokenizer.load_driving")
+    with pytest.raises(CheckpointError, match=r"nowhere$"):
+        run(values | {"decoder_of": str(tmp_path / "nowhere")})
 
 
 def test_missing_held_out_frames_are_said_before_decoding(tmp_path, monkeypatch):
@@ -339,7 +470,10 @@ def test_metrics_of_a_perfect_and_a_known_reconstruction():
     assert perfect["codebook_perplexity"] == pytest.approx(2**1.5)
     shifted = evaluate_tokenizer(Copy(5 / 127.5), frames, None)
     assert shifted["psnr"] == pytest.approx(20 * math.log10(255 / 5), abs=1e-4)
-    assert "perceptual_small" not in shifted
+    assert not {"perceptual_small", "frechet_small"} & shifted.keys()
+    assert perfect["frechet_small"] == pytest.approx(0.0, abs=1e-6)
+    assert evaluate_tokenizer(Copy(5 / 127.5), frames, small_network())["frechet_small"] > 1e-3
+    assert "frechet_small" not in evaluate_tokenizer(Copy(0.0), frames[:1], small_network())
 
 
 def test_evenly_spaced_takes_the_first_and_the_last():
@@ -375,15 +509,17 @@ def test_flops_count_by_hand():
     encoder = 9 * 3 * 32 + 4 * square + 32 * 6
     decoder = 9 * 6 * 32 + 4 * square + 9 * 32 * 3
     assert flops_per_frame(config) == 3 * 2 * pixels * (encoder + decoder)
+    assert decoder_flops_per_frame(config) == 2 * pixels * (encoder + 3 * decoder)
 
 
 def compose_values(*overrides: str) -> dict:
+    register_resolvers()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         chosen = compose("train_tokenizer", [*overrides, "data=data/town", "output=outputs/run"])
     return OmegaConf.to_container(chosen, resolve=True)
 
 
-@pytest.mark.parametrize("recipe", ["tokenizer_smoke", "tokenizer_town"])
+@pytest.mark.parametrize("recipe", ["tokenizer_smoke", "tokenizer_town", "tokenizer_town_decoder"])
 def test_configurations_build(recipe):
     values = compose_values(f"recipe={recipe}", "tokenizer.dim=10", "seed=3")
     assert LoopConfig.from_values(values).seed == 3

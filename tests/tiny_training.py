@@ -1,4 +1,5 @@
-"""Small objectives for tests of training: numbers, two networks against each other, and a world model of tiny tokens.
+"""Small objectives for tests of training: numbers, two networks against each other, a tokenizer's decoder and a world
+model of tiny tokens.
 
 As a program it is one process of a run of two, see `test_training_loop`.
 """
@@ -14,14 +15,19 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from terra.training.adversarial import AdversarialConfig
+from terra.training.autoencoding import DecoderObjective
 from terra.training.loop import Batch, Objective, train
 from terra.training.processes import start_processes
 from terra.training.randomness import StepRandom
 from terra.training.settings import LoopConfig
+from terra.training.terms import EntropyAnneal, Terms
+from terra.training.tokenizer import small_config
 from terra.training.tokens import TokenisedDriving
 from terra.training.world_model import WorldModelObjective, WorldModelSize, WorldModelTraining, build_config
 from terra.trajectory import WAYPOINT_TIMES
 from terra.world_model import LlamaActionV2ForCausalLM
+from tokenizer import LFQTokenizer, LossWeights
 
 TINY_SIZE = WorldModelSize(
     hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1
@@ -130,7 +136,26 @@ def world_model_objective(data: TokenisedDriving | None = None, **training: obje
     return WorldModelObjective(model, data, settings, CPU)
 
 
-OBJECTIVES = {"numbers": Numbers, "contest": Contest, "world_model": world_model_objective}
+def decoder_objective() -> DecoderObjective:
+    """A frozen encoder, a decoder and a discriminator, without what looks at a process's whole batch."""
+    terms = Terms(
+        weights=LossWeights(),
+        anneal=EntropyAnneal(),
+        adversarial=AdversarialConfig(weight=0.1, start=0.0, adaptive=False, width=8),
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        tokenizer = LFQTokenizer(small_config(image_size=(32, 32), ch=32, ch_mult=[1, 1], num_res_blocks=1, dim=6))
+        frames = torch.randint(256, (8, 3, 32, 32), dtype=torch.uint8)
+        return DecoderObjective(tokenizer, frames, terms)
+
+
+OBJECTIVES = {
+    "numbers": Numbers,
+    "contest": Contest,
+    "decoder": decoder_objective,
+    "world_model": world_model_objective,
+}
 
 
 def terminate_at(objective: Objective, draws: int) -> None:

@@ -1,5 +1,6 @@
 """The tokenizer's config.json: the published keys, our optional ones, and what values they may have."""
 
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -18,7 +19,7 @@ _TOLERATED_KEYS = frozenset(
     {"_name_or_path", "architectures", "auto_map", "dtype", "model_type", "name_or_path"}
     | {"torch_dtype", "transformers_version"}
 )
-_OPTIONAL_KEYS = frozenset({"bit_order", "image_size"})
+_OPTIONAL_KEYS = frozenset({"bit_order", "image_size", "same_tokens_as"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +81,15 @@ class QuantizerConfig:
 class LFQTokenizerConfig:
     """Everything that a checkpoint's config.json says; the defaults are the published tokenizer.
 
-    `image_size` is (height, width) in pixels. Raises CheckpointError on values that do not fit one another.
+    `image_size` is (height, width) in pixels. `same_tokens_as` is the `checkpoint_sha256` of the first tokenizer that
+    had this one's encoder, if this one has another decoder (see `tokenizer.lineage`). Raises CheckpointError on values
+    that do not fit one another.
     """
 
     encoder_decoder_config: EncoderDecoderConfig = field(default_factory=EncoderDecoderConfig)
     quantizer_config: QuantizerConfig = field(default_factory=QuantizerConfig)
     image_size: tuple[int, int] = (288, 512)
+    same_tokens_as: str | None = None
 
     def __post_init__(self) -> None:
         dim, z_channels = self.quantizer_config.dim, self.encoder_decoder_config.z_channels
@@ -117,8 +121,8 @@ class LFQTokenizerConfig:
     def from_dict(cls, data: dict[str, Any], source: str = "config.json") -> "LFQTokenizerConfig":
         """Read the content of a config.json; `source` names it in errors.
 
-        All published keys must be there and no unknown one may be; `image_size` and `quantizer_config.bit_order` are
-        optional. Raises CheckpointError.
+        All published keys must be there and no unknown one may be; `image_size`, `same_tokens_as` and
+        `quantizer_config.bit_order` are optional. Raises CheckpointError.
         """
         try:
             _require(data.get("model_type") == MODEL_TYPE, f"model_type {MODEL_TYPE!r}", data.get("model_type"))
@@ -132,8 +136,11 @@ class LFQTokenizerConfig:
         return cls.from_dict(read_json(path), source=str(path))
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of config.json, with our optional keys written out."""
-        return {"model_type": MODEL_TYPE, **asdict(self)}
+        """The content of config.json, with our optional keys written out, but for a `same_tokens_as` of None."""
+        content = {"model_type": MODEL_TYPE, **asdict(self)}
+        if self.same_tokens_as is None:
+            del content["same_tokens_as"]
+        return content
 
 
 def _require(holds: bool, expected: str, got: object) -> None:
@@ -182,12 +189,19 @@ def _bit_order(value: object, where: str) -> object:
     return value
 
 
+def _sha256(value: object, where: str) -> str:
+    if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{64}", value):
+        raise CheckpointError(f"expected {where} as 64 hexadecimal digits, got {value!r}")
+    return value
+
+
 _READERS: dict[str, Callable[[object, str], Any]] = {
     "encoder_decoder_config": lambda values, where: EncoderDecoderConfig(
         **_read(EncoderDecoderConfig, values, f"{where}.")
     ),
     "quantizer_config": lambda values, where: QuantizerConfig(**_read(QuantizerConfig, values, f"{where}.")),
     "image_size": _image_size,
+    "same_tokens_as": _sha256,
     "ch_mult": _integers,
     "bit_order": _bit_order,
     "batch_maximization_weight": _number,

@@ -77,10 +77,12 @@ def check_pair(tokenizer: Tokenizer, world_model: WorldModel, findings: Findings
     with findings.catch(PAIR, FIT):
         model = world_model.config
         check_pairing(tokenizer.folder, model)
-        name = f"tokenizer {checkpoint_sha256(tokenizer.folder)[:12]}"
-        recorded = "no tokenizer is recorded" if model.tokenizer_sha256 is None else "the one recorded"
+        sha256 = checkpoint_sha256(tokenizer.folder)
+        recorded = {None: "no tokenizer is recorded", sha256: "the one recorded"}.get(
+            model.tokenizer_sha256, "with the encoder of the one recorded"
+        )
         geometry = f"{model.num_image_patches} tokens a frame of a codebook of {model.image_vocab_size:,}"
-        findings.add(PAIR, FIT, "passed", f"{geometry}; {name}, {recorded}")
+        findings.add(PAIR, FIT, "passed", f"{geometry}; tokenizer {sha256[:12]}, {recorded}")
         return True
     return False
 

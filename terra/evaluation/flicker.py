@@ -1,7 +1,12 @@
 """How much decoded video flickers: what changes from frame to frame that does not change in the recording."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
+import numpy as np
+
+from terra.evaluation.bootstrap import mean_estimates
 from terra.frame_metrics import psnr
 from tokenizer import Frames
 
@@ -17,3 +22,25 @@ def compare_flicker(videos: Mapping[str, Frames], truth: Frames) -> dict[str, di
         name: {"flicker": flicker(frames, truth), "psnr": psnr(frames, truth).mean().item()}
         for name, frames in videos.items()
     }
+
+
+def summarise_flicker(
+    clips: Sequence[Mapping[str, Mapping[str, float]]], rival: str, *, num_resamples: int = 5000
+) -> dict[str, dict[str, Any]]:
+    """Of each video in `compare_flicker`'s results for several clips: means with their intervals over clips.
+
+    `less_than_rival` is the mean difference of flicker to that of the video named `rival`, above 0 where it flickers
+    less, and `won` the share of clips in which it does.
+    """
+    summary = {}
+    for name in clips[0]:
+        values = np.array(
+            [[c[name]["flicker"], c[name]["psnr"], c[rival]["flicker"] - c[name]["flicker"]] for c in clips]
+        )
+        estimates = mean_estimates(values, num_resamples=num_resamples)
+        summary[name] = {
+            key: asdict(estimate)
+            for key, estimate in zip(("flicker", "psnr", "less_than_rival"), estimates, strict=True)
+        }
+        summary[name]["won"] = float((values[:, 2] > 0).mean())
+    return summary

@@ -9,30 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from terra.evaluation.bootstrap import LEVEL, Estimate, resample
+from terra.features import Features, frechet_distance
 
-Features = Float[Tensor, "samples features"]
 ClipFeatures = Float[Tensor, "clips frames features"]
-
-
-def frechet_distance(ours: Features, theirs: Features) -> float:
-    """`|m - n|^2 + tr(A + B - 2 (A B)^(1/2))` of the two sets' means and covariances, in float64.
-
-    Equation 6 of arXiv 1706.08500 (FID). With centred samples as rows of X and Y, tr((A B)^(1/2)) is the sum of the
-    singular values of X Y^T, which is exact for fewer samples than features and takes no root of a matrix. Two or more
-    samples each. Few samples bias it upwards: compare at equal counts only.
-
-    Raises:
-        ValueError: fewer than two samples, or different features.
-    """
-    if min(len(ours), len(theirs)) < 2 or ours.shape[1] != theirs.shape[1]:
-        raise ValueError(
-            f"expected two or more samples of equal features, got {tuple(ours.shape)} and {tuple(theirs.shape)}"
-        )
-    mean, spread = _moments(ours)
-    other_mean, other_spread = _moments(theirs)
-    shared = torch.linalg.svdvals(spread @ other_spread.T).sum()
-    distance = (mean - other_mean).square().sum() + spread.square().sum() + other_spread.square().sum() - 2 * shared
-    return max(distance.item(), 0.0)
 
 
 def frechet_estimate(ours: ClipFeatures, theirs: ClipFeatures, *, num_resamples: int, seed: int = 0) -> Estimate:
@@ -78,13 +57,3 @@ def _distinct_draws(num_clips: int, num_resamples: int, seed: int) -> Iterator[T
 
 def _samples(features: ClipFeatures) -> Features:
     return rearrange(features, "clips frames features -> (clips frames) features")
-
-
-def _moments(samples: Features) -> tuple[Float[Tensor, " features"], Float[Tensor, "rows features"]]:
-    """The mean, and a matrix R with R^T R the covariance, of at most as many rows as features."""
-    samples = samples.double()
-    mean = samples.mean(dim=0)
-    centred = (samples - mean) / (len(samples) - 1) ** 0.5
-    if centred.shape[0] > centred.shape[1]:
-        centred = torch.linalg.qr(centred, mode="r").R
-    return mean, centred

@@ -106,6 +106,7 @@ def load_driving(
     device: torch.device | str = "cpu",
     workers: int = 0,
     max_frames: int | None = None,
+    max_episodes: int | None = None,
     rank: int = 0,
     num_processes: int = 1,
     waypoint_times: Sequence[float] = WAYPOINT_TIMES,
@@ -118,18 +119,21 @@ def load_driving(
     Args:
         max_frames: keep at most so many of all processes' frames, evenly spaced over the whole split; None keeps all.
             An episode of which one frame is kept is decoded in full.
+        max_episodes: of the split, the first of so many; None for all.
         rank: which of the `num_processes` this is.
 
     Raises:
         DatasetError: no dataset or no such split in `folder`, or no episode of this process's can be read.
-        ConfigError: `workers` below 0, or `max_frames` below 1.
+        ConfigError: `workers` below 0, or `max_frames` or `max_episodes` below 1.
     """
-    if max_frames is not None and max_frames < 1:
-        raise ConfigError(f"max_frames: expected at least 1 or null, got {max_frames}")
+    for name, most in (("max_frames", max_frames), ("max_episodes", max_episodes)):
+        if most is not None and most < 1:
+            raise ConfigError(f"{name}: expected at least 1 or null, got {most}")
     found = read_split(folder, split)
     episodes, odd = same_kind(found.episodes)
     # What can be seen without decoding is every process's to see, and the first one's to report.
     damaged = [*found.damaged, *odd] if rank == 0 else []
+    episodes = episodes[:max_episodes]
     frames_kept = kept_frames(episodes, max_frames)
     chosen = [(episode, kept) for episode, kept in zip(episodes, frames_kept, strict=True) if len(kept)]
     if len(chosen) < num_processes:  # raised by all of them: one alone would leave the others waiting for it

@@ -19,6 +19,7 @@ from terra.training.tokens import TokenisedDriving
 from terra.world_model import LlamaActionV2ForCausalLM
 from tokenizer import LFQTokenizer
 from tokenizer.checkpoint import checkpoint_sha256, resolve_checkpoint
+from tokenizer.lineage import makes_tokens_of
 
 NUM_CONTEXT = 3
 NUM_ROLLOUTS = 2
@@ -107,15 +108,16 @@ def roll_out(
 
 
 def load_preview_tokenizer(checkpoint: Path, tokenised: TokenisedDriving, device: torch.device) -> LFQTokenizer:
-    """The tokenizer that made the tokens, to show them.
+    """The tokenizer that made the tokens, or one of the same encoder, to show them.
 
     Raises:
         CheckpointError: no such checkpoint.
         ConfigError: the tokens are another tokenizer's.
     """
     folder = resolve_checkpoint(checkpoint)
-    if (got := checkpoint_sha256(folder)) != tokenised.tokenizer_sha256:
+    if not makes_tokens_of(folder, tokenised.tokenizer_sha256):
         raise ConfigError(
-            f"tokenizer: expected {tokenised.tokenizer_sha256[:12]}, which made the tokens, got {got[:12]} of {folder}"
+            f"tokenizer: expected {tokenised.tokenizer_sha256[:12]}, which made the tokens, "
+            f"got {checkpoint_sha256(folder)[:12]} of {folder}"
         )
     return LFQTokenizer.from_pretrained(folder).to(device)

@@ -10,7 +10,7 @@ from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
-from terra.features import FeatureNetwork, load_feature_network, perceptual_distance
+from terra.features import FeatureNetwork, frechet_distance, load_feature_network, map_distance, pool
 from terra.frame_metrics import psnr, ssim
 from terra.training.data import to_8_bit, to_unit_range
 from tokenizer import LFQTokenizer
@@ -39,10 +39,12 @@ def evaluate_tokenizer(
     """Encode and decode frames; means over them.
 
     Returns `psnr` (dB) and `ssim` (see `terra.frame_metrics`), with a network `perceptual_<its name>`
-    (`terra.features.perceptual_distance`), and of the ids used: `codebook_used` (distinct ids / codebook size),
-    `codebook_perplexity` (exp of the ids' entropy) and `evaluated_frames`.
+    (`terra.features.perceptual_distance`) and, of two frames or more, `frechet_<its name>` (`frechet_distance` of its
+    pooled features, which falls as frames are more), and of the ids used: `codebook_used` (distinct ids / codebook
+    size), `codebook_perplexity` (exp of the ids' entropy) and `evaluated_frames`.
     """
     measured: dict[str, list[Tensor]] = {"psnr": [], "ssim": []}
+    features: list[tuple[Tensor, Tensor]] = []
     counts = torch.zeros(tokenizer.codebook_size, dtype=torch.long, device=frames.device)
     for truth in map(to_unit_range, frames.split(BATCH)):
         tokens = tokenizer.encode(truth)
@@ -51,12 +53,18 @@ def evaluate_tokenizer(
         measured["psnr"].append(psnr(decoded, truth))
         measured["ssim"].append(ssim(decoded, truth))
         if network is not None:
-            distance = perceptual_distance(network, decoded, truth)
-            measured.setdefault(f"perceptual_{network.name}", []).append(distance)
+            ours, theirs = network(decoded), network(truth)
+            measured.setdefault(f"perceptual_{network.name}", []).append(map_distance(ours, theirs))
+            features.append((pool(ours), pool(theirs)))
+    frechet = {}
+    if network is not None and len(frames) > 1:
+        decoded_features, true_features = (torch.cat(side) for side in zip(*features, strict=True))
+        frechet[f"frechet_{network.name}"] = frechet_distance(decoded_features, true_features)
     used = counts[counts > 0].double() / counts.sum()
     return {
         "evaluated_frames": len(frames),
         **{name: torch.cat(values).mean().item() for name, values in measured.items()},
+        **frechet,
         "codebook_used": len(used) / tokenizer.codebook_size,
         "codebook_perplexity": (-(used * used.log()).sum()).exp().item(),
     }

@@ -1,18 +1,20 @@
 """Training of the video refiner: first its VAE on single frames, then its UNet on clips, given decoded frames."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from time import monotonic
 
 import torch
 from accelerate import Accelerator
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from decoder.refiner import Refiner, RefinerConfig
 from terra.errors import DatasetError
-from terra.training.data import DrivingFrames, to_unit_range
+from terra.training.data import DrivingFrames, to_8_bit, to_unit_range
 from terra.training.loop import Batch, train
 from terra.training.randomness import StepRandom, draw_indices
 from terra.training.settings import LoopConfig
@@ -24,6 +26,7 @@ logger = logging.getLogger(__name__)
 FOLDER = "refiner"
 # ln(sigma) of the noise in training: mean and deviation, as in the published refiner's configuration.
 LOG_SIGMA_MEAN, LOG_SIGMA_STD = 1.0, 1.6
+FRAMES_AT_ONCE = 32  # float32, on their way to latents
 
 Latents = Float[Tensor, "frames channels rows cols"]
 
@@ -49,7 +52,7 @@ class AutoencoderObjective(_Plain):
 
     samples = "frames"
 
-    def __init__(self, vae: nn.Module, frames: Frames, crop: tuple[int, int]) -> None:
+    def __init__(self, vae: nn.Module, frames: UInt8[Tensor, "frames 3 height width"], crop: tuple[int, int]) -> None:
         self.model, self._frames, self._crop = vae, frames, crop
 
     def draw(self, random: StepRandom, batch_size: int) -> Batch:
@@ -57,7 +60,7 @@ class AutoencoderObjective(_Plain):
         chosen = self._frames[draw_indices(random, len(self._frames), batch_size, self._frames.device)]
         room = [side - cut + 1 for side, cut in zip(chosen.shape[2:], self._crop, strict=True)]
         top, left = (int(torch.randint(most, (), generator=random.host)) for most in room)
-        return {"frames": chosen[..., top : top + self._crop[0], left : left + self._crop[1]]}
+        return {"frames": to_unit_range(chosen[..., top : top + self._crop[0], left : left + self._crop[1]])}
 
     def loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
         """How far the reconstruction is from the frames."""
@@ -123,7 +126,8 @@ def train_refiner(
     """Train a refiner from nothing for what a tokenizer decodes, and write it to `refiner/` in `denoiser.output`.
 
     Recorded frames are of the tokenizer's size; the latents' scale is found from them. `crop` is (height, width) of the
-    parts of them, in the refiner's size, that the VAE is trained on. In one process; all frames must fit on its device.
+    parts of them, in the refiner's size, that the VAE is trained on. In one process; all frames in 8 bits and their
+    latents twice, those of the recorded and of the decoded frames, must fit on its device.
 
     Raises:
         ConfigError, CheckpointError, OutputError: see `terra.training.loop.train`.
@@ -132,20 +136,44 @@ def train_refiner(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(denoiser.seed)
         refiner = Refiner(config).to(accelerator.device)
+    _silence_residuals(refiner.vae)
+    frames = driving.frames
     with torch.no_grad():
-        decoded = to_unit_range(driving.frames)
-        recorded = refiner.fit(decoded)
-        decoded = refiner.fit(tokenizer.decode(tokenizer.encode(decoded)))
-    train(AutoencoderObjective(refiner.vae, recorded, crop), autoencoder, accelerator).ema.copy_to_model()
+        if config.image_size != tuple(frames.shape[2:]):
+            frames = torch.cat([to_8_bit(refiner.fit(to_unit_range(part))) for part in frames.split(FRAMES_AT_ONCE)])
+    train(AutoencoderObjective(refiner.vae, frames, crop), autoencoder, accelerator).ema.copy_to_model()
     refiner.vae.eval().requires_grad_(False)
-    latents = refiner.encode(recorded)
+    latents = _encode(refiner, frames, lambda part: part)
+    condition = _encode(refiner, driving.frames, lambda part: tokenizer.decode(tokenizer.encode(part)))
     scaling_factor = 1 / latents.std().item()
     logger.info("latents: scaled by %.3g", scaling_factor)
     scaled = Refiner(replace(config, vae={**config.vae, "scaling_factor": scaling_factor})).to(accelerator.device)
     scaled.load_state_dict(refiner.state_dict())
     scaled.vae.requires_grad_(False)
-    objective = DenoisingObjective(scaled, latents * scaling_factor, scaled.encode(decoded), driving.episode_start)
+    objective = DenoisingObjective(scaled, latents.mul_(scaling_factor), condition, driving.episode_start)
     train(objective, denoiser, accelerator).ema.copy_to_model()
     scaled.eval().requires_grad_(False)
     scaled.save_pretrained(denoiser.output / FOLDER)
     return scaled
+
+
+@torch.no_grad()
+def _encode(
+    refiner: Refiner, frames: UInt8[Tensor, "frames 3 height width"], change: Callable[[Frames], Frames]
+) -> Latents:
+    """Latents (not scaled) of frames that went through `change`, in the refiner's size."""
+    started = monotonic()
+    parts = (refiner.fit(change(to_unit_range(part))) for part in frames.split(FRAMES_AT_ONCE))
+    # The VAE encodes each frame alone, so that more of them at once than in decoding make no difference.
+    latents = torch.cat([refiner.vae.encode(part, return_dict=False)[0].mode() for part in parts])
+    logger.info("%d frames encoded in %.0f s", len(frames), monotonic() - started)
+    return latents
+
+
+@torch.no_grad()
+def _silence_residuals(network: nn.Module) -> None:
+    """Let what residual blocks and attention add begin at 0: a VAE learns to pass pictures through much sooner."""
+    for name, part in network.named_modules():
+        if name.endswith((".conv2", ".to_out.0")):
+            for parameter in part.parameters():
+                parameter.zero_()

@@ -41,7 +41,7 @@ class TokenisedDriving:
         episode_start: int64 on the CPU; episode i is frames episode_start[i] to episode_start[i + 1].
         fps: frames a second.
         codebook_size: of the tokenizer.
-        tokenizer_sha256: `tokenizer.checkpoint.checkpoint_sha256` of the tokenizer that made the tokens.
+        tokenizer_sha256: `tokenizer.lineage.tokens_sha256` of the tokenizer that made the tokens.
         waypoint_times: seconds ahead of an action's rows.
     """
 

@@ -1,0 +1,8 @@
+"""The engine of CUDA graphs, for one rollout or many on a GPU: no host between two passes, several tokens a pass.
+
+engine.py                  sessions; one thread makes the frames that they ask for
+lanes.py                   their windows side by side on the device, and the passes over them
+layers.py                  the Llama's layers with a KV cache of fixed size
+attention.py, kernels.py   attention over as much of the cache as is filled
+capture.py                 work as a CUDA graph
+"""

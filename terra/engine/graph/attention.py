@@ -1,0 +1,49 @@
+"""Attention of a pass over the filled part of a KV cache of fixed size."""
+
+import torch
+from einops import rearrange
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+_PROGRAMS = 2
+"""Programs of the kernel for each multiprocessor."""
+
+
+def attend(
+    queries: Float[Tensor, "lanes width heads dim"],
+    keys: Float[Tensor, "lanes length kv_heads dim"],
+    values: Float[Tensor, "lanes length kv_heads dim"],
+    start: Int[Tensor, " lanes"],
+) -> Float[Tensor, "lanes width heads dim"]:
+    """Each row attends to its lane's cache up to its own position; a lane's first row is at its `start`.
+
+    On a GPU by a kernel that reads no more of the cache than is filled, elsewhere by torch.
+    """
+    if queries.device.type == "cuda":
+        from terra.engine.graph.kernels import attend_split
+
+        processors = torch.cuda.get_device_properties(queries.device).multi_processor_count
+        return attend_split(queries, keys, values, start, _PROGRAMS * processors)
+    places = torch.arange(keys.shape[1], device=keys.device)
+    own = start[:, None] + torch.arange(queries.shape[1], device=keys.device)
+    return _attend(
+        queries, keys, values, rearrange(places <= own[..., None], "lanes width length -> lanes 1 width length")
+    )
+
+
+def attend_causally(
+    queries: Float[Tensor, "1 length heads dim"],
+    keys: Float[Tensor, "1 length kv_heads dim"],
+    values: Float[Tensor, "1 length kv_heads dim"],
+) -> Float[Tensor, "1 length heads dim"]:
+    """Attention of a window's beginning over itself, for the context's pass."""
+    return _attend(queries, keys, values, None)
+
+
+def _attend(
+    queries: Tensor, keys: Tensor, values: Tensor, seen: Bool[Tensor, "lanes 1 width length"] | None
+) -> Float[Tensor, "lanes width heads dim"]:
+    by_head = (rearrange(each, "lanes n heads dim -> lanes heads n dim") for each in (queries, keys, values))
+    mixed = F.scaled_dot_product_attention(*by_head, attn_mask=seen, is_causal=seen is None, enable_gqa=True)
+    return rearrange(mixed, "lanes heads n dim -> lanes n heads dim")

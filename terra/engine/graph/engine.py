@@ -1,0 +1,258 @@
+"""The engine of CUDA graphs: sessions ask for frames, one thread computes all that are asked for, pass by pass."""
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from einops import rearrange
+
+from terra.device import torch_device, torch_dtype
+from terra.engine.base import EngineSpec, check_actions, check_prompt
+from terra.engine.graph.lanes import Lanes, Snapshot
+from terra.errors import ConfigError, EngineError
+from terra.prompt import Action, Actions, FrameTokens, Prompt
+from terra.sampling import SamplingParams
+from terra.world_model import load_world_model
+
+logger = logging.getLogger(__name__)
+
+_PASSES = 8
+"""Passes between two looks at what finished and what is asked for: a look costs some 50 microseconds."""
+
+
+class GraphEngine:
+    """Runs the world model by passes over the windows of many sessions, captured as CUDA graphs.
+
+    Drafts are those of `terra.engine.jacobi.JacobiEngine`, and so are the tokens. On a CPU the same passes run without
+    graphs, slower than other engines, for comparison.
+
+    Args:
+        checkpoint: a checkpoint folder.
+        drafts: tokens a pass reads in a window beyond the first, at most; 0 is sequential decoding.
+        max_sessions: windows computed at once; more sessions than that take turns. Each holds a whole window's KV cache.
+        dtype: element type of the weights, "bfloat16" or "float32".
+        device: a torch device, such as "cuda".
+
+    Raises:
+        ConfigError: fewer than 0 drafts or 1 session, no such dtype or device.
+        CheckpointError: see `terra.world_model.load_config`.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Path,
+        *,
+        drafts: int,
+        max_sessions: int = 1,
+        dtype: str = "bfloat16",
+        device: str = "cuda",
+    ) -> None:
+        if drafts < 0:
+            raise ConfigError(f"engine.drafts: expected 0 or more, got {drafts}")
+        if max_sessions < 1:
+            raise ConfigError(f"engine.max_sessions: expected 1 or more, got {max_sessions}")
+        model = load_world_model(checkpoint, dtype=torch_dtype(dtype), device=torch_device(device))
+        self._spec = EngineSpec.of(model.config)
+        self._asked: queue.SimpleQueue[_Frame | None] = queue.SimpleQueue()
+        self._closed = False
+        # A daemon: a program that ends without closing the engine does not wait for it.
+        worker = _Worker(Lanes(model, max_sessions, drafts), self._asked)
+        self._thread = threading.Thread(target=worker.run, name="terra-graph", daemon=True)
+        self._thread.start()
+
+    @property
+    def spec(self) -> EngineSpec:
+        """The model's geometry and rates."""
+        return self._spec
+
+    async def open(self, prompt: Prompt, sampling: SamplingParams, seed: int) -> "GraphSession":
+        """See `terra.engine.base.Engine.open`."""
+        if self._closed:
+            raise EngineError("the engine is closed")
+        check_prompt(prompt, self._spec, seed)
+        return GraphSession(self, prompt, sampling, seed)
+
+    async def close(self) -> None:
+        """See `terra.engine.base.Engine.close`."""
+        if not self._closed:
+            self._closed = True
+            self._asked.put(None)
+            await asyncio.to_thread(self._thread.join)
+
+    def ask(self, window: "_Window", frame: int, action: Action) -> "Future[FrameTokens]":
+        """Let a frame of a window be made; those of one window in the order in which they are asked for."""
+        if self._closed or not self._thread.is_alive():
+            raise EngineError("the engine is closed")
+        asked = _Frame(window, frame, action)
+        self._asked.put(asked)
+        return asked.made
+
+
+class GraphSession:
+    """One rollout within one window."""
+
+    def __init__(self, engine: GraphEngine, prompt: Prompt, sampling: SamplingParams, seed: int) -> None:
+        self._engine = engine
+        self._window = _Window(prompt, sampling, seed, last=prompt.num_frames - 1)
+        self._num_frames = prompt.num_frames
+
+    async def step(self, action: Action) -> FrameTokens:
+        """See `terra.engine.base.Session.step`."""
+        async for frame in self.run(action[None]):
+            return frame
+        raise EngineError("the session is closed")
+
+    async def run(self, actions: Actions) -> AsyncIterator[FrameTokens]:
+        """See `terra.engine.base.Session.run`."""
+        check_actions(actions, self._num_frames, self._engine.spec)
+        if self._window.closed:
+            raise EngineError("the session is closed")
+        first = self._num_frames
+        asked = [self._engine.ask(self._window, first + index, action) for index, action in enumerate(actions)]
+        try:
+            for made in asked:
+                frame = await asyncio.wrap_future(made)
+                self._num_frames += 1
+                yield frame
+        finally:
+            for made in asked:
+                made.cancel()
+
+    async def close(self) -> None:
+        """See `terra.engine.base.Session.close`."""
+        self._window.closed = True
+
+
+@dataclass(eq=False)
+class _Window:
+    """A session as the worker sees it. `lane` and `snapshot` are the worker's: one of them, or none before the first frame.
+
+    `last` is the number of the last frame that is there.
+    """
+
+    prompt: Prompt
+    sampling: SamplingParams
+    seed: int
+    last: int
+    closed: bool = False
+    lane: int | None = None
+    snapshot: Snapshot | None = None
+
+
+@dataclass(eq=False)
+class _Frame:
+    """A frame that is asked for."""
+
+    window: _Window
+    number: int
+    action: Action
+    made: "Future[FrameTokens]" = field(default_factory=Future)
+
+
+class _Worker:
+    """Makes the frames that come in by a queue, until None comes."""
+
+    def __init__(self, lanes: Lanes, asked: "queue.SimpleQueue[_Frame | None]") -> None:
+        self._lanes, self._asked = lanes, asked
+        self._holders: list[_Window | None] = [None] * lanes.num_lanes
+        self._waiting: list[_Frame] = []
+        self._making: dict[int, _Frame] = {}
+        self._left: dict[int, int] = {}
+
+    def run(self) -> None:
+        """Work until None comes; what fails, fails every frame that is asked for, with its reason."""
+        try:
+            while self._take():
+                self._start()
+                if self._making:
+                    self._advance()
+            self._fail(EngineError("the engine is closed"))
+        except Exception as error:
+            logger.exception("the engine failed")
+            self._fail(EngineError(f"the engine failed: {type(error).__name__}: {error}"))
+
+    def _take(self) -> bool:
+        """Take what is asked for by now, and wait for it if there is nothing else to do."""
+        while True:
+            try:
+                frame = self._asked.get(block=not (self._making or self._waiting))
+            except queue.Empty:
+                return True
+            if frame is None:
+                return False
+            self._waiting.append(frame)
+
+    def _start(self) -> None:
+        """Give lanes to frames that wait, first come, first served, one frame of a window at a time."""
+        busy = {id(frame.window) for frame in self._making.values()}
+        waiting, self._waiting = self._waiting, []
+        for frame in waiting:
+            if id(frame.window) in busy:
+                self._waiting.append(frame)
+                continue
+            lane = self._lane(frame.window, busy)
+            if lane is None:
+                self._waiting.append(frame)
+            elif frame.made.set_running_or_notify_cancel():
+                self._lanes.aim(lane, frame.number, frame.action, frame.window.sampling)
+                self._making[lane], self._left[lane] = frame, self._lanes.frame_length
+            else:
+                continue
+            busy.add(id(frame.window))
+
+    def _lane(self, window: _Window, busy: set[int]) -> int | None:
+        """The window's lane: its own, a free one, or that of a window for which nothing is being made; else None."""
+        if window.lane is None:
+            idle = [lane for lane in range(len(self._holders)) if lane not in self._making]
+            wanted = {id(frame.window) for frame in self._waiting}
+
+            def price(lane: int) -> tuple[bool, bool]:
+                holder = self._holders[lane]
+                return holder is not None and not holder.closed, id(holder) in wanted
+
+            free = min(idle, key=price, default=None)
+            if free is None:
+                return None
+            self._give(free, window)
+        return window.lane
+
+    def _give(self, lane: int, window: _Window) -> None:
+        holder = self._holders[lane]
+        if holder is not None:
+            holder.lane = None
+            if not holder.closed:
+                holder.snapshot = self._lanes.save(lane, holder.last)
+        if window.snapshot is None:
+            self._lanes.begin(lane, window.prompt, window.seed)
+        else:
+            self._lanes.load(lane, window.snapshot)
+        window.lane, window.snapshot, self._holders[lane] = lane, None, window
+
+    def _advance(self) -> None:
+        lanes = list(self._making)
+        passes = min(_PASSES, self._lanes.passes_needed(lanes, self._left))
+        samplings = {frame.window.sampling for frame in self._making.values()}
+        self._left = self._lanes.advance(lanes, samplings, passes)
+        for lane, left in self._left.items():
+            if not left:
+                frame = self._making.pop(lane)
+                frame.window.last = frame.number
+                tokens = self._lanes.frame(lane, frame.number)
+                rows = frame.window.prompt.tokens.shape[1]
+                frame.made.set_result(rearrange(tokens, "(rows cols) -> rows cols", rows=rows))
+
+    def _fail(self, error: EngineError) -> None:
+        while not self._asked.empty():
+            frame = self._asked.get()
+            if frame is not None:
+                self._waiting.append(frame)
+        for frame in self._making.values():
+            frame.made.set_exception(error)
+        for frame in self._waiting:
+            if frame.made.set_running_or_notify_cancel():
+                frame.made.set_exception(error)

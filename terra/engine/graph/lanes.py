@@ -1,0 +1,261 @@
+"""Windows of several rollouts side by side on the device: their tokens, actions, how far they are, and their passes.
+
+A pass reads, in each lane, the same number of tokens from the first one on that is not in the lane's KV cache: one or
+more that are certain, and drafts, which are what the pass before picked at their places, else the previous frame's
+tokens (Jacobi decoding, see `terra.engine.jacobi`). Every pass over so many lanes has the same shape, and where a lane
+stands is known to the device alone, so that passes are captured as CUDA graphs and replayed without the host.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from terra.engine.graph.attention import attend, attend_causally
+from terra.engine.graph.capture import captured
+from terra.engine.graph.layers import PLAIN, Layers, fused_steps
+from terra.noise import gumbel_noise
+from terra.prompt import Action, Prompt, interleave
+from terra.sampling import SamplingParams, sample_tokens
+from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
+
+_TOKENS = 128
+"""Of a pass over all its lanes: with more, a GPU computes longer than it reads the weights."""
+
+
+_PARTS = 128
+"""Of a row of logits, whose largest are found at once."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What is kept of a window while another one has its lane."""
+
+    length: int
+    tensors: tuple[Tensor, ...]
+
+
+class Lanes:
+    """Windows that passes are computed on; lanes are numbered from 0.
+
+    Args:
+        model: loses its layers to the lanes, see `Layers`.
+        num_lanes: windows held at once.
+        drafts: tokens a pass reads in a lane beyond the first, at most; passes over many lanes read fewer.
+
+    On a GPU passes are compiled and captured at their first use.
+    """
+
+    def __init__(self, model: LlamaActionForCausalLM | LlamaActionV2ForCausalLM, num_lanes: int, drafts: int) -> None:
+        self._model, self._drafts, self._layout = model, drafts, model.config.layout
+        self.num_lanes = num_lanes
+        device, length = model.device, self._layout.max_length + drafts + 1
+        self._layers = Layers(model, num_lanes, length)
+        slots = self._layout.max_frames * self._layout.action_slots
+        self._slot_rows = torch.zeros(num_lanes, slots, model.config.hidden_size, dtype=model.dtype, device=device)
+        # Tokens by position: certain up to `_start`, drafts behind it.
+        self._ids = torch.zeros(num_lanes, length, dtype=torch.int64, device=device)
+        # Positions: of the first token that is not in the KV cache; of the last image token of the frame in the making.
+        self._start = torch.zeros(num_lanes, dtype=torch.int64, device=device)
+        self._last = torch.zeros(num_lanes, dtype=torch.int64, device=device)
+        self._seed = torch.zeros(num_lanes, dtype=torch.int64, device=device)
+        self._every_id = torch.arange(model.config.image_vocab_size, device=device)
+        # Which lanes sample so, for each kind of sampling that was asked for.
+        self._sampled: dict[SamplingParams, Bool[Tensor, " lanes"]] = {}
+        self._logits: dict[int, Float[Tensor, "rows vocab"]] = {}
+        self._on_gpu = device.type == "cuda"
+        self._steps = fused_steps() if self._on_gpu else PLAIN
+        self._reads: dict[int, Callable[[], None]] = {}
+        self._settles: dict[tuple[SamplingParams, int], Callable[[], None]] = {}
+
+    @property
+    def frame_length(self) -> int:
+        """Tokens that a lane lacks when it is aimed: the last of the frame before, slots, and the frame but its last."""
+        return self._layout.block
+
+    @torch.no_grad()
+    def begin(self, lane: int, prompt: Prompt, seed: int) -> None:
+        """Read a context, all but its last token, into a lane's KV cache."""
+        layout, device = self._layout, self._ids.device
+        ids = interleave(list(prompt.tokens), layout.action_slots, num_actions=prompt.num_frames - 1)
+        self._ids[lane, : len(ids)] = torch.tensor(ids, device=device)
+        for frame, action in enumerate(prompt.actions):
+            self._write_action(lane, frame, action)
+        self._seed[lane] = seed
+        length = len(ids) - 1
+        if not length:
+            return
+        positions = torch.arange(length, device=device)[None]
+
+        def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            return attend_causally(queries, keys[:, :length], values[:, :length])
+
+        taken = slice(lane, lane + 1)
+        self._layers(self._embed(taken, positions), taken, positions, attention, PLAIN)
+
+    @torch.no_grad()
+    def aim(self, lane: int, frame: int, action: Action, sampling: SamplingParams) -> None:
+        """Let the next passes make frame number `frame` of a lane's window, after the action of the one before."""
+        layout = self._layout
+        begin = frame * layout.block
+        self._write_action(lane, frame - 1, action)
+        self._ids[lane, begin : begin + layout.image_tokens] = self._frame_ids(lane, frame - 1)
+        self._start[lane] = begin - layout.action_slots - 1
+        self._last[lane] = begin + layout.image_tokens - 1
+        if sampling not in self._sampled:
+            self._sampled[sampling] = torch.zeros_like(self._start, dtype=torch.bool)
+        for kind, lanes in self._sampled.items():
+            lanes[lane] = kind == sampling
+
+    def passes_needed(self, lanes: list[int], behind: dict[int, int]) -> int:
+        """How many passes at least until one of these lanes has its frame, from `behind`, see `left`."""
+        return min(-(-behind[lane] // self.width(max(lanes) + 1)) for lane in lanes)
+
+    def width(self, count: int) -> int:
+        """Tokens that a pass over the first `count` lanes reads in each."""
+        return max(1, min(self._drafts + 1, _TOKENS // self._bucket(count)))
+
+    @torch.no_grad()
+    def advance(self, lanes: list[int], samplings: set[SamplingParams], passes: int) -> dict[int, int]:
+        """Make some passes over lanes that were aimed; how many tokens each of them lacks then (0: its frame is done)."""
+        count = self._bucket(max(lanes) + 1)
+        read = self._read(count)
+        settles = [self._settle(sampling, count) for sampling in samplings]
+        for _ in range(passes):
+            read()
+            for settle in settles:
+                settle()
+        left = (self._last - self._start).tolist()
+        return {lane: left[lane] for lane in lanes}
+
+    def frame(self, lane: int, frame: int) -> Int[Tensor, " image_tokens"]:
+        """A copy of the tokens of a frame of a lane's window, on the CPU."""
+        return self._frame_ids(lane, frame).to("cpu", copy=True)
+
+    def save(self, lane: int, frame: int) -> Snapshot:
+        """What `load` needs to go on behind frame number `frame`."""
+        length = frame * self._layout.block + self._layout.image_tokens
+        return Snapshot(length, tuple(part.clone() for part in self._parts(lane, length)))
+
+    def load(self, lane: int, snapshot: Snapshot) -> None:
+        """Go on, in any lane, with the window that was saved."""
+        for part, tensor in zip(self._parts(lane, snapshot.length), snapshot.tensors, strict=True):
+            part.copy_(tensor)
+
+    def _bucket(self, count: int) -> int:
+        """Passes go over 1, 4, 16, ... or all lanes, so that few of them have to be captured."""
+        size = 1
+        while size < count:
+            size *= 4
+        return min(size, self.num_lanes)
+
+    def _parts(self, lane: int, length: int) -> tuple[Tensor, ...]:
+        cached = self._layers.keys[:, lane, :length], self._layers.values[:, lane, :length]
+        one = slice(lane, lane + 1)
+        return (*cached, self._ids[lane, :length], self._slot_rows[lane], self._seed[one])
+
+    def _frame_ids(self, lane: int, frame: int) -> Int[Tensor, " image_tokens"]:
+        begin = frame * self._layout.block
+        return self._ids[lane, begin : begin + self._layout.image_tokens]
+
+    def _write_action(self, lane: int, frame: int, action: Action) -> None:
+        model, slots = self._model, self._layout.action_slots
+        rows = model.action_projection(action.to(self._ids.device, model.action_projection_dtype))
+        self._slot_rows[lane, frame * slots : (frame + 1) * slots] = rows.to(self._slot_rows.dtype)
+
+    def _embed(self, lanes: slice, positions: Int[Tensor, "lanes n"]) -> Float[Tensor, "lanes n hidden"]:
+        layout, model = self._layout, self._model
+        within = positions % layout.block - layout.image_tokens
+        slot = positions // layout.block * layout.action_slots + within.clamp(min=0)
+        slot_rows, ids = self._slot_rows[lanes], self._ids[lanes]
+        lane = torch.arange(len(ids), device=ids.device)[:, None]
+        rows = slot_rows[lane, slot.clamp(max=slot_rows.shape[1] - 1)]
+        embeds = torch.where((within >= 0)[..., None], rows, model.model.embed_tokens(ids[lane, positions]))
+        return embeds + model.pos_embedding_spatio_temporal(positions)
+
+    def _positions(self, count: int) -> Int[Tensor, "lanes width"]:
+        return self._start[:count, None] + torch.arange(self.width(count), device=self._start.device)
+
+    def _read(self, count: int) -> Callable[[], None]:
+        """What puts the logits of a pass over the first `count` lanes into their place."""
+        if count not in self._reads:
+            rows = count * self.width(count)
+            vocab = self._model.config.image_vocab_size
+            logits = torch.zeros(rows, vocab, dtype=self._model.dtype, device=self._ids.device)
+            self._logits[count] = logits
+            lanes, start = slice(count), self._start[:count]
+
+            def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+                return attend(queries, keys, values, start)
+
+            def read() -> None:
+                positions = self._positions(count)
+                states = self._layers(self._embed(lanes, positions), lanes, positions, attention, self._steps)
+                logits.copy_(self._model.image_logits(states.flatten(0, 1)))
+
+            self._reads[count] = captured(read, []) if self._on_gpu else read
+        return self._reads[count]
+
+    def _settle(self, sampling: SamplingParams, count: int) -> Callable[[], None]:
+        """What takes a pass's picks over into those of its lanes that sample so."""
+        if (sampling, count) not in self._settles:
+            # Filters look at the numbers to decide what to do next, which a graph can't hold.
+            plain = sampling.greedy or not (sampling.top_k or sampling.top_p < 1.0)
+            width, logits, lanes = self.width(count), self._logits[count], self._sampled[sampling][:count]
+            ids, start, last, seed = (each[:count] for each in (self._ids, self._start, self._last, self._seed))
+            block, image_tokens = self._layout.block, self._layout.image_tokens
+
+            every = self._every_id
+
+            def settle() -> None:
+                positions = (start[:, None] + torch.arange(width, device=start.device)).flatten()
+                seeds = seed[:, None].expand(count, width).flatten()
+                if plain and not sampling.greedy:
+                    noise = gumbel_noise(seeds, positions, every.expand(len(seeds), -1))
+                    picks = spread_argmax(logits.float() / sampling.temperature + noise)
+                else:
+                    picks = sample_tokens(logits, sampling, seeds, positions)
+                accept(ids, start, last, lanes, picks.view(count, width), block, image_tokens)
+
+            if self._on_gpu and plain:
+                settle = captured(torch.compile(settle, dynamic=False, fullgraph=True), [ids, start])
+            self._settles[sampling, count] = settle
+        return self._settles[sampling, count]
+
+
+def accept(
+    ids: Int[Tensor, "lanes length"],
+    start: Int[Tensor, " lanes"],
+    last: Int[Tensor, " lanes"],
+    concerned: Bool[Tensor, " lanes"],
+    picks: Int[Tensor, "lanes width"],
+    block: int,
+    image_tokens: int,
+) -> None:
+    """Keep a pass's picks: as tokens as far as the drafts before them were right, as drafts behind that.
+
+    `picks` follow the tokens at `start` and the positions behind it. `ids` gets them, `start` moves on to the last token
+    that is certain now, at most to `last`; both only in lanes that are `concerned`. What stands in action slots is right
+    whatever is picked there.
+    """
+    following = start[:, None] + 1 + torch.arange(picks.shape[1], device=ids.device)
+    lane = torch.arange(len(ids), device=ids.device)[:, None]
+    drafts = ids[lane, following]
+    at_image = following % block < image_tokens
+    right = ~at_image | (drafts == picks)
+    certain = right[:, :-1].long().cumprod(1).sum(1)
+    kept = concerned[:, None] & at_image & (following <= last[:, None])
+    ids[lane, following] = torch.where(kept, picks, drafts)
+    start.copy_(torch.where(concerned, torch.minimum(start + certain + 1, last), start))
+
+
+def spread_argmax(values: Float[Tensor, "rows n"]) -> Int[Tensor, " rows"]:
+    """`values.argmax(-1)` in two steps, so that few rows keep a whole GPU busy."""
+    rows, length = values.shape
+    parts = math.gcd(length, _PARTS)
+    highest, places = values.view(rows, parts, length // parts).max(-1)
+    part = highest.argmax(-1, keepdim=True)
+    return (part * (length // parts) + places.gather(1, part))[:, 0]

@@ -1,0 +1,209 @@
+"""What a tokenizer's training minimises: of all of it, or of its decoder alone, so that its tokens stay the same."""
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import cast, final
+
+import torch
+from jaxtyping import Int, UInt8
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from terra.errors import ConfigError
+from terra.features import perceptual_distance
+from terra.training.adversarial import (
+    PatchDiscriminator,
+    adaptive_weight,
+    discriminator_loss,
+    generator_loss,
+    lecam_loss,
+)
+from terra.training.data import to_unit_range
+from terra.training.loop import Batch
+from terra.training.processes import unwrapped
+from terra.training.randomness import StepRandom, draw_indices
+from terra.training.reconstruction import comparison
+from terra.training.state import Ema
+from terra.training.terms import Terms
+from tokenizer import Frames, LFQTokenizer, LFQTokenizerConfig, tokenizer_loss
+from tokenizer.losses import reconstruction_loss
+from tokenizer.quantizer import quantize
+
+MIN_SIDE = 32  # that `FeatureNetwork` takes
+
+EightBit = UInt8[Tensor, "frames 3 height width"]
+
+
+class _Autoencoding(ABC):
+    """Random frames, each alone, never mirrored (left and right carry meaning in driving), and the terms of the loss
+    that see nothing but them and their reconstructions.
+
+    Args:
+        trained: the tokenizer, or the part of it that is trained.
+        tokenizer: for frames of its `image_size`.
+        frames: that this process draws from, on the device where training runs.
+        terms: of the loss.
+        pictured: held-out frames for the previews; None if there are none.
+    """
+
+    samples = "frames"
+
+    def __init__(
+        self, trained: nn.Module, tokenizer: LFQTokenizer, frames: EightBit, terms: Terms, pictured: EightBit | None
+    ) -> None:
+        if tuple(frames.shape[2:]) != tuple(tokenizer.image_size):
+            raise ConfigError(
+                f"image_size: expected the dataset's {tuple(frames.shape[2:])} (height, width), "
+                f"got {tuple(tokenizer.image_size)}"
+            )
+        self.model: nn.Module = trained
+        self.rival: nn.Module | None = None
+        if terms.adversarial.weight:
+            rival = PatchDiscriminator(terms.adversarial.width)
+            self.rival = rival.to(frames.device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        self.tokens_per_sample: int | None = tokenizer.rows * tokenizer.cols
+        self._tokenizer, self._frames, self._terms, self._pictured = tokenizer, frames, terms, pictured
+        # A whole stride of the network's layers but the last; small pictures are not cut below what it takes.
+        self._margin = min(16, max(0, min(frames.shape[2:]) - MIN_SIDE))
+        self._reconstruction: Tensor | None = None
+
+    @abstractmethod
+    def reconstruct(self, frames: Frames, progress: float) -> tuple[Frames, dict[str, Tensor]]:
+        """The reconstruction, not clamped, and the loss's parts but the perceptual and adversarial terms.
+
+        The reconstruction and the part `total` carry gradients; the other parts are for the log.
+        """
+
+    def draw(self, random: StepRandom, batch_size: int) -> Batch:
+        """Frames in [-1, 1], drawn with replacement."""
+        chosen = self._frames[draw_indices(random, len(self._frames), batch_size, self._frames.device)]
+        corner = torch.randint(self._margin + 1, (2,), generator=random.host)  # stays on the CPU
+        return {"frames": to_unit_range(chosen).to(memory_format=torch.channels_last), "corner": corner}
+
+    def loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
+        """What `reconstruct` gives, and the perceptual and adversarial terms that are on."""
+        frames, terms = batch["frames"], self._terms
+        reconstruction, parts = self.reconstruct(frames, progress)
+        loss = parts.pop("total")
+        if terms.network is not None:
+            ours, theirs = (self._crop(pictures, batch["corner"]) for pictures in (reconstruction, frames))
+            distance = perceptual_distance(terms.network, ours, theirs).mean()
+            loss = loss + terms.perceptual * distance
+            parts["perceptual"] = distance.detach()
+        self._reconstruction = None
+        if self.rival is not None and progress >= terms.adversarial.start:
+            self._reconstruction = reconstruction.detach()
+            adversarial = generator_loss(unwrapped(self.rival)(reconstruction))
+            factor = adaptive_weight(loss, adversarial, reconstruction) if terms.adversarial.adaptive else 1.0
+            loss = loss + terms.adversarial.weight * factor * adversarial
+            parts["adversarial"] = adversarial.detach()
+        return {"loss": loss, **parts}
+
+    def _crop(self, frames: Frames, corner: Int[Tensor, " two"]) -> Frames:
+        """All but `_margin` rows and columns, from `corner` on.
+
+        The network's strided layers look harder at some rows and columns than at others, and the decoder would learn
+        stripes for them; so the picture lies elsewhere at each step.
+        """
+        height, width = (side - self._margin for side in frames.shape[2:])
+        top, left = corner.tolist()
+        return frames[..., top : top + height, left : left + width].contiguous(memory_format=torch.channels_last)
+
+    def rival_loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
+        """The discriminator's loss on the frames and what `loss` made of them; a constant before the term begins."""
+        frames, terms = batch["frames"], self._terms.adversarial
+        if self.rival is None or self._reconstruction is None:
+            return {"rival_loss": torch.zeros((), device=frames.device, requires_grad=True)}
+        # One forward pass for both: the wrapper that averages gradients over processes expects one.
+        scores = self.rival(torch.cat([frames, self._reconstruction.to(frames.dtype)]))
+        recorded, reconstructed = scores.chunk(2)
+        loss = discriminator_loss(recorded, reconstructed)
+        parts = {"recorded_score": recorded.detach().mean(), "reconstructed_score": reconstructed.detach().mean()}
+        if terms.lecam:
+            discriminator = cast(PatchDiscriminator, unwrapped(self.rival))
+            loss = loss + terms.lecam * lecam_loss(discriminator, recorded, reconstructed, terms.lecam_decay)
+        return {"rival_loss": loss, **parts}
+
+    def previews(self, ema: Ema) -> dict[str, Tensor]:
+        """Held-out frames above their reconstruction by the averaged weights."""
+        if self._pictured is None:
+            return {}
+        with ema.averaged():
+            return {"reconstruction": comparison(self._tokenizer, self._pictured)}
+
+
+@final
+class TokenizerObjective(_Autoencoding):
+    """A whole tokenizer; the arguments are those of `_Autoencoding`.
+
+    With several processes the entropy of the mean distribution is that of each process's batch, not of all processes':
+    a batch has thousands of vectors, each softly assigned to all ids, and exchanging distributions would cost a wait.
+    """
+
+    def __init__(
+        self, tokenizer: LFQTokenizer, frames: EightBit, terms: Terms, pictured: EightBit | None = None
+    ) -> None:
+        super().__init__(tokenizer, tokenizer, frames, terms, pictured)
+        self.flops_per_sample: float | None = flops_per_frame(tokenizer.config)
+
+    def reconstruct(self, frames: Frames, progress: float) -> tuple[Frames, dict[str, Tensor]]:
+        """With `tokenizer_loss`, whose entropy weight is annealed."""
+        reconstruction, z = self.model(frames)
+        terms = self._terms
+        weights = replace(terms.weights, entropy=terms.weights.entropy * terms.anneal.factor(progress))
+        quantizer = self._tokenizer.config.quantizer_config
+        return reconstruction, tokenizer_loss(reconstruction, z, frames, quantizer, weights)
+
+
+@final
+class DecoderObjective(_Autoencoding):
+    """The decoder of a tokenizer whose encoder is frozen; the arguments are those of `_Autoencoding`.
+
+    `model` is the decoder, so that the encoder is in no optimizer, average or saved state, and waits for no gradient.
+    The terms of entropy and commitment, which only an encoder can lower, are left out.
+    """
+
+    def __init__(
+        self, tokenizer: LFQTokenizer, frames: EightBit, terms: Terms, pictured: EightBit | None = None
+    ) -> None:
+        super().__init__(tokenizer.decoder, tokenizer, frames, terms, pictured)
+        tokenizer.encoder.eval().requires_grad_(False)
+        self.flops_per_sample: float | None = decoder_flops_per_frame(tokenizer.config)
+
+    def reconstruct(self, frames: Frames, progress: float) -> tuple[Frames, dict[str, Tensor]]:
+        """From the frames' tokens, with `reconstruction_loss`."""
+        with torch.no_grad():
+            signs = quantize(self._tokenizer.encoder(frames))
+        reconstruction = self.model(signs)
+        weights = self._terms.weights
+        terms = reconstruction_loss(
+            reconstruction, frames, pixel_weight=weights.pixel, gradient_weight=weights.gradient
+        )
+        return reconstruction, {
+            "total": terms.loss,
+            "pixel": terms.pixel.detach(),
+            "gradient": terms.gradient.detach(),
+        }
+
+
+def flops_per_frame(config: LFQTokenizerConfig) -> float:
+    """Floating-point operations of one frame forward (counted) and backward (twice that), convolutions only."""
+    return 3.0 * sum(_forward_flops(config))
+
+
+def decoder_flops_per_frame(config: LFQTokenizerConfig) -> float:
+    """`flops_per_frame` where the encoder runs forward alone."""
+    encoder, decoder = _forward_flops(config)
+    return encoder + 3.0 * decoder
+
+
+def _forward_flops(config: LFQTokenizerConfig) -> tuple[int, int]:
+    """Of the encoder and of the decoder."""
+    with torch.device("meta"):
+        model, frame = LFQTokenizer(config), torch.empty(1, 3, *config.image_size)
+    with torch.no_grad():
+        with FlopCounterMode(display=False) as encoder:
+            z = model.encoder(frame)
+        with FlopCounterMode(display=False) as decoder:
+            model.decoder(z)
+    return encoder.get_total_flops(), decoder.get_total_flops()
