@@ -285,7 +285,7 @@ def test_graph_engine_that_fails_says_so(tiny_model, wait, monkeypatch):
     monkeypatch.setattr(Lanes, "advance", fail)
     prompt, actions = make_prompt(0)
     for _ in range(2):
-        with pytest.raises(EngineError, match="the engine failed: RuntimeError: no memory left|the engine is closed"):
+        with pytest.raises(EngineError, match=r"the engine failed: RuntimeError: no memory left|the engine is closed"):
             wait(ran(engine, prompt, actions))
     wait(engine.close())
 

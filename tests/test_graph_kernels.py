@@ -14,11 +14,10 @@ import itertools
 
 import torch
 
-from torch.nn import functional as F
-
 from terra.engine.graph.attention import attend
 from terra.engine.graph.kernels import attend_split, rotate_and_store
-from terra.engine.graph.layers import project
+from terra.engine.graph.layers import Layer, mix, project, rms_norm, store
+from terra.engine.graph import one_row
 
 cases = itertools.product([1, 5, 33], [(2, 1, 64), (8, 2, 16)], [(0,), (3, 130)], [1, 40])
 for width, (heads, kv_heads, dim), start, programs in cases:
@@ -36,17 +35,31 @@ for width, (heads, kv_heads, dim), start, programs in cases:
     assert not torch.allclose(attend_split(queries, keys, values, at, programs), expected, atol=1e-3)
 
 for lanes, width, heads, kv_heads, dim in [(1, 1, 2, 1, 8), (3, 5, 8, 2, 16)]:
-    length, hidden = 40, 24
+    length = 40
     torch.manual_seed(lanes)
     positions = torch.randint(0, length - width, (lanes, 1)) + torch.arange(width)
-    states, weight = torch.randn(lanes, width, hidden), torch.randn((heads + 2 * kv_heads) * dim, hidden)
+    mixed = torch.randn(lanes, width, (heads + 2 * kv_heads) * dim)
     cosine, sine = torch.randn(length, dim), torch.randn(length, dim)
     caches = [torch.zeros(lanes, length, kv_heads, dim) for _ in range(4)]
-    expected = project(states, weight, cosine, sine, positions, *caches[:2], heads)
-    queries = rotate_and_store(F.linear(states, weight), cosine, sine, positions, *caches[2:])
+    expected = store(mixed, cosine, sine, positions, *caches[:2])
+    queries = rotate_and_store(mixed, cosine, sine, positions, *caches[2:])
     torch.testing.assert_close(queries, expected)
     torch.testing.assert_close(caches[2:], caches[:2])
     assert caches[0].abs().sum() > 0
+
+one_row._product.configs = one_row._product.configs[:1]  # there is no clock to choose by
+hidden, inner, epsilon = 72, 100, 1e-5
+states, norm, next_norm = torch.randn(1, 1, hidden), torch.randn(hidden), torch.randn(hidden)
+attended = torch.randn(1, 1, 3, 16)
+sizes = [(80, hidden), (hidden, 48), (2 * inner, hidden), (hidden, inner)]
+weights = [torch.randn(size) / size[1] ** 0.5 for size in sizes]
+layer = Layer(weights[0], weights[1], norm, weights[2], weights[3])
+expected = project(rms_norm(states, norm, epsilon), norm, epsilon, layer)
+torch.testing.assert_close(one_row.product(states, weights[0], norm=norm, epsilon=epsilon), expected)
+expected, _ = mix(attended, states, layer, next_norm, epsilon)
+mixed = one_row.product(attended.flatten(2), layer.output, states=states)
+inside = one_row.product(mixed, layer.gate_up, norm=norm, epsilon=epsilon, gated=True)
+torch.testing.assert_close(one_row.product(inside, layer.down, states=mixed), expected)
 print("all equal")
 """
 

@@ -105,9 +105,13 @@ def _make_engine(plan: dict[str, Any], case: Case) -> Any:
         from terra.engine.jacobi import JacobiEngine
 
         return JacobiEngine(folder, dtype=plan["dtype"], device=plan["device"], **case.arguments)
+    rollouts = max(workload.rollouts for workload in case.workloads)
+    if case.engine == "graph":
+        from terra.engine.graph.engine import GraphEngine
+
+        return GraphEngine(folder, dtype=plan["dtype"], device=plan["device"], max_sessions=rollouts, **case.arguments)
     from terra.engine.vllm.engine import VllmEngine
 
-    rollouts = max(workload.rollouts for workload in case.workloads)
     arguments = case.arguments | plan["vllm"]
     if plan["device"] == "cpu":
         window = plan["kv_bytes_per_rollout"]

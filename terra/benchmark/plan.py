@@ -45,7 +45,7 @@ class Case:
 
     name: str
     label: str
-    engine: Literal["hf", "jacobi", "vllm"]
+    engine: Literal["hf", "jacobi", "graph", "vllm"]
     workloads: tuple[Workload, ...]
     arguments: dict[str, Any] = field(default_factory=dict)
     weight_bytes: int | None = None
@@ -96,12 +96,15 @@ def plan_cases(names: Sequence[str], amount: Amount, max_frames: int, *, fp8: bo
     article: dict[str, Any] = {"enforce_eager": True, "engine_args": {"enable_prefix_caching": False}}
     fp8_weights, fp8_kv = {"quantization": "fp8"}, {"quantization": "fp8", "kv_cache_dtype": "fp8"}
     article_workloads = workloads(("request", 1))
+    ours = workloads(("run", 1), ("step", 1), *(kind for kind in many if kind[1] > 1))
     known = [
         Case("hf_generate", "Hugging Face generate, a call a frame", "hf", workloads(("generate", 1))),
         Case("vllm_article", "vLLM, eager, a request a frame, no prefix cache", "vllm", article_workloads, article),
-        Case("ours", "ours", "vllm", workloads(("run", 1), ("step", 1), *(kind for kind in many if kind[1] > 1))),
+        Case("ours", "ours", "vllm", ours),
         Case("ours_hf", "ours on Hugging Face, KV kept", "hf", workloads(("run", 1))),
         Case("jacobi", "ours, Jacobi drafts", "jacobi", workloads(("run", 1)), {"drafts": 32}),
+        Case("graph", "ours, CUDA graphs", "graph", ours, {"drafts": 0}),
+        Case("graph_drafts", "ours, CUDA graphs, drafts", "graph", ours, {"drafts": 31}),
         Case("fp8", "ours, fp8 weights and KV", "vllm", workloads(*few), {"engine_args": fp8_kv}, 1, 1),
         Case("fp8_weights", "ours, fp8 weights", "vllm", workloads(*few), {"engine_args": fp8_weights}, 1),
     ]  # fmt: skip

@@ -34,7 +34,7 @@ class GraphEngine:
     Args:
         checkpoint: a checkpoint folder.
         drafts: tokens a pass reads in a window beyond the first, at most; 0 is sequential decoding.
-        max_sessions: windows computed at once; more sessions than that take turns. Each holds a whole window's KV cache.
+        max_sessions: windows computed at once, each with a whole window's KV cache; more sessions than that take turns.
         dtype: element type of the weights, "bfloat16" or "float32".
         device: a torch device, such as "cuda".
 
@@ -130,9 +130,9 @@ class GraphSession:
 
 @dataclass(eq=False)
 class _Window:
-    """A session as the worker sees it. `lane` and `snapshot` are the worker's: one of them, or none before the first frame.
+    """A session as the worker sees it; `last` is the number of the last frame that is there.
 
-    `last` is the number of the last frame that is there.
+    `lane` and `snapshot` are the worker's: one of them, or none before the first frame.
     """
 
     prompt: Prompt

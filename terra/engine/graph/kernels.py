@@ -5,6 +5,9 @@ multiprocessors read at once, and the parts are put together afterwards (Dao et 
 https://pytorch.org/blog/flash-decoding/).
 """
 
+# A kernel's launch is beyond the type checker.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false
+
 import torch
 import triton
 import triton.language as tl
@@ -24,7 +27,7 @@ def _attend_part(
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One lane and head of the cache, some rows, one split of the keys: their weighted mean, the log of the weights' sum.
+    """Of a lane, a head of the cache, some rows and a split of the keys: weighted mean, log of the weights' sum.
 
     HEADS are the cache's; GROUP heads of the queries share each.
     """

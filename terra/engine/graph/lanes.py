@@ -16,7 +16,7 @@ from torch import Tensor
 
 from terra.engine.graph.attention import attend, attend_causally
 from terra.engine.graph.capture import captured
-from terra.engine.graph.layers import PLAIN, Layers, fused_steps
+from terra.engine.graph.layers import PLAIN, Layers, gpu_steps
 from terra.noise import gumbel_noise
 from terra.prompt import Action, Prompt, interleave
 from terra.sampling import SamplingParams, sample_tokens
@@ -67,13 +67,12 @@ class Lanes:
         self._sampled: dict[SamplingParams, Bool[Tensor, " lanes"]] = {}
         self._logits: dict[int, Float[Tensor, "rows vocab"]] = {}
         self._on_gpu = device.type == "cuda"
-        self._steps = fused_steps() if self._on_gpu else PLAIN
         self._reads: dict[int, Callable[[], None]] = {}
         self._settles: dict[tuple[SamplingParams, int], Callable[[], None]] = {}
 
     @property
     def frame_length(self) -> int:
-        """Tokens that a lane lacks when it is aimed: the last of the frame before, slots, and the frame but its last."""
+        """Tokens that a lane lacks when it is aimed: the slots and the frame."""
         return self._layout.block
 
     @torch.no_grad()
@@ -120,7 +119,7 @@ class Lanes:
 
     @torch.no_grad()
     def advance(self, lanes: list[int], samplings: set[SamplingParams], passes: int) -> dict[int, int]:
-        """Make some passes over lanes that were aimed; how many tokens each of them lacks then (0: its frame is done)."""
+        """Make some passes over lanes that were aimed; how many tokens each lacks then (0: its frame is done)."""
         count = self._bucket(max(lanes) + 1)
         read = self._read(count)
         settles = [self._settle(sampling, count) for sampling in samplings]
@@ -187,13 +186,14 @@ class Lanes:
             logits = torch.zeros(rows, vocab, dtype=self._model.dtype, device=self._ids.device)
             self._logits[count] = logits
             lanes, start = slice(count), self._start[:count]
+            steps = gpu_steps(rows) if self._on_gpu else PLAIN
 
             def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
                 return attend(queries, keys, values, start)
 
             def read() -> None:
                 positions = self._positions(count)
-                states = self._layers(self._embed(lanes, positions), lanes, positions, attention, self._steps)
+                states = self._layers(self._embed(lanes, positions), lanes, positions, attention, steps)
                 logits.copy_(self._model.image_logits(states.flatten(0, 1)))
 
             self._reads[count] = captured(read, []) if self._on_gpu else read
@@ -237,9 +237,9 @@ def accept(
 ) -> None:
     """Keep a pass's picks: as tokens as far as the drafts before them were right, as drafts behind that.
 
-    `picks` follow the tokens at `start` and the positions behind it. `ids` gets them, `start` moves on to the last token
-    that is certain now, at most to `last`; both only in lanes that are `concerned`. What stands in action slots is right
-    whatever is picked there.
+    `picks` follow the tokens at `start` and the positions behind it. `ids` gets them, `start` moves on to the last
+    token that is certain now, at most to `last`; both only in lanes that are `concerned`. What stands in action slots
+    is right whatever is picked there.
     """
     following = start[:, None] + 1 + torch.arange(picks.shape[1], device=ids.device)
     lane = torch.arange(len(ids), device=ids.device)[:, None]

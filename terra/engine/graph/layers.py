@@ -45,21 +45,20 @@ class Layers:
         config = model.config
         if config.attention_bias or config.mlp_bias or config.hidden_act != "silu":
             raise ValueError("model: expected no biases and hidden_act silu")
-        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.dim = config.head_dim or config.hidden_size // config.num_attention_heads
+        dim = config.head_dim or config.hidden_size // config.num_attention_heads
         self.epsilon = config.rms_norm_eps
         like = model.model.norm.weight
         positions = torch.arange(length, device=like.device)[None]
         cosine, sine = model.model.rotary_emb(like, positions)
         self.cosine, self.sine = cosine[0].contiguous(), sine[0].contiguous()
         # `norms[i]` stands before layer i, the last before the head.
-        self.norms = [layer.input_layernorm.weight.detach() for layer in model.model.layers]
+        self.norms = [layer.input_layernorm.weight.detach() for layer in model.model.layers]  # pyright: ignore
         self.norms.append(like.detach())
         self.layers: list[Layer] = []
         while len(model.model.layers):
             self.layers.append(_joined(model.model.layers[0]))
             del model.model.layers[0]
-        shape = (len(self.layers), lanes, length, self.kv_heads, self.dim)
+        shape = (len(self.layers), lanes, length, config.num_key_value_heads or config.num_attention_heads, dim)
         self.keys = torch.zeros(shape, dtype=like.dtype, device=like.device)
         self.values = torch.zeros_like(self.keys)
 
@@ -71,38 +70,44 @@ class Layers:
         attention: Callable[[Tensor, Tensor, Tensor], Tensor],
         steps: "Steps",
     ) -> Float[Tensor, "lanes width hidden"]:
-        """The last layer's normalised states of tokens at these positions, whose keys and values join these lanes' cache.
+        """The last layer's normalised states of tokens at these positions; keys and values join these lanes' cache.
 
         `attention` gets the rows' queries and the lanes' cache of one layer; `steps` do the rest.
         """
-        hidden = rms_norm(states, self.norms[0], self.epsilon)
+        epsilon = self.epsilon
+        hidden = steps.begin(states, self.norms[0], epsilon)
         for index, layer in enumerate(self.layers):
             keys, values = self.keys[index, lanes], self.values[index, lanes]
-            queries = steps.project(
-                hidden, layer.query_key_value, self.cosine, self.sine, positions, keys, values, self.heads
-            )
+            mixed = steps.project(hidden, self.norms[index], epsilon, layer)
+            queries = steps.store(mixed, self.cosine, self.sine, positions, keys, values)
             attended = attention(queries, keys, values)
-            states, hidden = steps.mix(attended, states, layer, self.norms[index + 1], self.epsilon)
-        return hidden
+            states, hidden = steps.mix(attended, states, layer, self.norms[index + 1], epsilon)
+        return steps.end(hidden, self.norms[-1], epsilon)
 
 
 def project(
-    hidden: Float[Tensor, "lanes width hidden"],
-    weight: Float[Tensor, "heads_dim hidden"],
+    hidden: Float[Tensor, "lanes width hidden"], norm: Float[Tensor, " hidden"], epsilon: float, layer: Layer
+) -> Float[Tensor, "lanes width heads_dim"]:
+    """Heads of queries, keys and values, from states that are normalised."""
+    return F.linear(hidden, layer.query_key_value)
+
+
+def store(
+    mixed: Float[Tensor, "lanes width heads_dim"],
     cosine: Float[Tensor, "length dim"],
     sine: Float[Tensor, "length dim"],
     positions: Int[Tensor, "lanes width"],
     keys: Float[Tensor, "lanes length kv_heads dim"],
     values: Float[Tensor, "lanes length kv_heads dim"],
-    heads: int,
 ) -> Float[Tensor, "lanes width heads dim"]:
     """Queries, rotated; keys (rotated) and values are written into the cache at `positions`."""
     lanes, _, kv_heads, dim = keys.shape
-    mixed = rearrange(F.linear(hidden, weight), "lanes width (heads dim) -> lanes width heads dim", dim=dim)
-    turned = _rotate(mixed[:, :, : heads + kv_heads], cosine[positions][:, :, None], sine[positions][:, :, None])
+    by_head = rearrange(mixed, "lanes width (heads dim) -> lanes width heads dim", dim=dim)
+    heads = by_head.shape[2] - 2 * kv_heads
+    turned = _rotate(by_head[:, :, : heads + kv_heads], cosine[positions][:, :, None], sine[positions][:, :, None])
     lane = torch.arange(lanes, device=keys.device)[:, None]
     keys[lane, positions] = turned[:, :, heads:]
-    values[lane, positions] = mixed[:, :, heads + kv_heads :]
+    values[lane, positions] = by_head[:, :, heads + kv_heads :]
     return turned[:, :, :heads].contiguous()
 
 
@@ -149,25 +154,50 @@ def _stacked(linears: Sequence[nn.Linear]) -> Tensor:
     return torch.cat([linear.weight.detach() for linear in linears])
 
 
+def _unchanged(hidden: Tensor, norm: Tensor, epsilon: float) -> Tensor:
+    return hidden
+
+
 @dataclass(frozen=True)
 class Steps:
-    """`project` and `mix`, as they are or compiled."""
+    """What a pass is made of, apart from attention.
 
-    project: Callable[..., Tensor]
-    mix: Callable[..., tuple[Tensor, Tensor]]
+    `hidden` goes from one step to the next: the states, normalised where the matrix product behind it does not do that
+    itself. `begin` makes it of the first states, `end` makes the normalised states of the last.
+    """
+
+    begin: Callable[[Tensor, Tensor, float], Tensor]
+    project: Callable[[Tensor, Tensor, float, Layer], Tensor]
+    store: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    mix: Callable[[Tensor, Tensor, Layer, Tensor, float], tuple[Tensor, Tensor]]
+    end: Callable[[Tensor, Tensor, float], Tensor]
 
 
-PLAIN = Steps(project, mix)
+PLAIN = Steps(rms_norm, project, store, mix, _unchanged)
 
 
-def fused_steps() -> Steps:
-    """For a GPU: one kernel behind the projection, and the rest compiled once for all layers and a number of rows."""
+def gpu_steps(rows: int) -> Steps:
+    """For passes of so many rows on a GPU: products of one row by kernels of our own, more by the library's.
+
+    What stands between the library's products is fused by torch.compile, once for all layers.
+    """
     from terra.engine.graph.kernels import rotate_and_store
+    from terra.engine.graph.one_row import product
 
-    def project_fused(
-        hidden: Tensor, weight: Tensor, cosine: Tensor, sine: Tensor,
-        positions: Tensor, keys: Tensor, values: Tensor, heads: int,
-    ) -> Tensor:  # fmt: skip
-        return rotate_and_store(F.linear(hidden, weight), cosine, sine, positions, keys, values)
+    fused_norm = torch.compile(rms_norm, dynamic=False, fullgraph=True)
+    if rows > 1:
+        fused_mix = torch.compile(mix, dynamic=False, fullgraph=True)
+        return Steps(fused_norm, project, rotate_and_store, fused_mix, _unchanged)
 
-    return Steps(project_fused, torch.compile(mix, dynamic=False, fullgraph=True))
+    def project_one(hidden: Tensor, norm: Tensor, epsilon: float, layer: Layer) -> Tensor:
+        return product(hidden, layer.query_key_value, norm=norm, epsilon=epsilon)
+
+    def mix_one(
+        attended: Tensor, states: Tensor, layer: Layer, next_norm: Tensor, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
+        states = product(attended.flatten(2), layer.output, states=states)
+        inner = product(states, layer.gate_up, norm=layer.norm, epsilon=epsilon, gated=True)
+        states = product(inner, layer.down, states=states)
+        return states, states
+
+    return Steps(_unchanged, project_one, rotate_and_store, mix_one, fused_norm)
