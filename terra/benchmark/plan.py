@@ -100,13 +100,13 @@ def plan_cases(names: Sequence[str], amount: Amount, max_frames: int, *, fp8: bo
     known = [
         Case("hf_generate", "Hugging Face generate, a call a frame", "hf", workloads(("generate", 1))),
         Case("vllm_article", "vLLM, eager, a request a frame, no prefix cache", "vllm", article_workloads, article),
-        Case("ours", "ours", "vllm", ours),
+        Case("ours", "ours on vLLM", "vllm", ours),
         Case("ours_hf", "ours on Hugging Face, KV kept", "hf", workloads(("run", 1))),
         Case("jacobi", "ours, Jacobi drafts", "jacobi", workloads(("run", 1)), {"drafts": 32}),
         Case("graph", "ours, CUDA graphs", "graph", ours, {"drafts": 0}),
         Case("graph_drafts", "ours, CUDA graphs, drafts", "graph", ours, {"drafts": 31}),
-        Case("fp8", "ours, fp8 weights and KV", "vllm", workloads(*few), {"engine_args": fp8_kv}, 1, 1),
-        Case("fp8_weights", "ours, fp8 weights", "vllm", workloads(*few), {"engine_args": fp8_weights}, 1),
+        Case("fp8", "ours on vLLM, fp8 weights and KV", "vllm", workloads(*few), {"engine_args": fp8_kv}, 1, 1),
+        Case("fp8_weights", "ours on vLLM, fp8 weights", "vllm", workloads(*few), {"engine_args": fp8_weights}, 1),
     ]  # fmt: skip
     by_name = {case.name: case for case in known}
     for name in names:
