@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Train the weights that ship, from nothing: record, tokenizer, tokens, motion estimator, world model.
+# Train the weights that ship, from nothing: record, tokenizer, tokens, motion estimator, world model, sharper decoder.
 #
 #     OUTPUT=outputs/demo_training GPUS=4 LIMIT=560 bash scripts/demo_train.sh
 #
 # Every stage keeps what it has and goes on from there, so that the run fits machines that are lent for minutes: LIMIT is
 # how many seconds this call may take. Exit code: 0 all is done, 75 run it again. GPUS=0 trains on the CPU.
-# Settings for the two models and the estimator: TOKENIZER, WORLD_MODEL, ESTIMATOR ("key=value key=value").
+# Settings for the models: TOKENIZER, WORLD_MODEL, ESTIMATOR, DECODER ("key=value key=value").
 set -euo pipefail
 cd "$(dirname "$0")/.."
 OUTPUT=${OUTPUT:-outputs/demo_training}
@@ -23,6 +23,7 @@ RECORD=${RECORD:-}
 TOKENIZER=${TOKENIZER:-}
 WORLD_MODEL=${WORLD_MODEL:-}
 ESTIMATOR=${ESTIMATOR:-}
+DECODER=${DECODER:-}
 DATA=$OUTPUT/town
 mkdir -p "$OUTPUT"
 
@@ -73,6 +74,12 @@ if [ ! -f "$OUTPUT/world_model/metrics.json" ]; then
     preview_tokenizer="$OUTPUT/tokenizer/tokenizer" $WORLD_MODEL
   [ -f "$OUTPUT/world_model/metrics.json" ] || again
 fi
+if [ ! -f "$OUTPUT/decoder/metrics.json" ]; then
+  say "the tokenizer's decoder, alone"
+  module terra train-tokenizer data="$DATA" output="$OUTPUT/decoder" recipe=tokenizer_town_decoder \
+    decoder_of="$OUTPUT/tokenizer/tokenizer" device="$DEVICE" workers="$EACH" $DECODER
+  [ -f "$OUTPUT/decoder/metrics.json" ] || again
+fi
 [ -z "$estimator" ] || wait "$estimator" || true
 [ -f "$OUTPUT/estimator/metrics.json" ] || { say "the motion estimator is not done: see $OUTPUT/estimator.log"; again; }
-say "done: $OUTPUT/tokenizer/tokenizer, $OUTPUT/world_model/world_model, $OUTPUT/estimator/estimator"
+say "done: $OUTPUT/decoder/tokenizer, $OUTPUT/world_model/world_model, $OUTPUT/estimator/estimator"

@@ -61,14 +61,19 @@ class GraphEngine:
         self._asked: queue.SimpleQueue[_Frame | None] = queue.SimpleQueue()
         self._closed = False
         # A daemon: a program that ends without closing the engine does not wait for it.
-        worker = _Worker(Lanes(model, max_sessions, drafts), self._asked)
-        self._thread = threading.Thread(target=worker.run, name="terra-graph", daemon=True)
+        self._worker = _Worker(Lanes(model, max_sessions, drafts), self._asked)
+        self._thread = threading.Thread(target=self._worker.run, name="terra-graph", daemon=True)
         self._thread.start()
 
     @property
     def spec(self) -> EngineSpec:
         """The model's geometry and rates."""
         return self._spec
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine stopped by itself; None while it works."""
+        return self._worker.failure
 
     async def open(self, prompt: Prompt, sampling: SamplingParams, seed: int) -> "GraphSession":
         """See `terra.engine.base.Engine.open`."""
@@ -86,10 +91,12 @@ class GraphEngine:
 
     def ask(self, window: "_Window", frame: int, action: Action) -> "Future[FrameTokens]":
         """Let a frame of a window be made; those of one window in the order in which they are asked for."""
-        if self._closed or not self._thread.is_alive():
-            raise EngineError("the engine is closed")
+        if self._closed or self.failure is not None:
+            raise EngineError(self.failure or "the engine is closed")
         asked = _Frame(window, frame, action)
         self._asked.put(asked)
+        if self.failure is not None:  # it came between, and nobody takes what was put
+            raise EngineError(self.failure)
         return asked.made
 
 
@@ -163,6 +170,7 @@ class _Worker:
         self._waiting: list[_Frame] = []
         self._making: dict[int, _Frame] = {}
         self._left: dict[int, int] = {}
+        self.failure: str | None = None
 
     def run(self) -> None:
         """Work until None comes; what fails, fails every frame that is asked for, with its reason."""
@@ -174,7 +182,10 @@ class _Worker:
             self._fail(EngineError("the engine is closed"))
         except Exception as error:
             logger.exception("the engine failed")
-            self._fail(EngineError(f"the engine failed: {type(error).__name__}: {error}"))
+            self.failure = f"the engine failed: {type(error).__name__}: {error}"
+            self._fail(EngineError(self.failure))
+        finally:
+            del self._lanes  # the weights
 
     def _take(self) -> bool:
         """Take what is asked for by now, and wait for it if there is nothing else to do."""

@@ -25,7 +25,6 @@ from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCaus
 _TOKENS = 128
 """Of a pass over all its lanes: with more, a GPU computes longer than it reads the weights."""
 
-
 _PARTS = 128
 """Of a row of logits, whose largest are found at once."""
 
@@ -109,9 +108,9 @@ class Lanes:
         for kind, lanes in self._sampled.items():
             lanes[lane] = kind == sampling
 
-    def passes_needed(self, lanes: list[int], behind: dict[int, int]) -> int:
-        """How many passes at least until one of these lanes has its frame, from `behind`, see `left`."""
-        return min(-(-behind[lane] // self.width(max(lanes) + 1)) for lane in lanes)
+    def passes_needed(self, lanes: list[int], lacking: dict[int, int]) -> int:
+        """How many passes at least until one of these lanes has its frame, if they lack so many tokens."""
+        return min(-(-lacking[lane] // self.width(max(lanes) + 1)) for lane in lanes)
 
     def width(self, count: int) -> int:
         """Tokens that a pass over the first `count` lanes reads in each."""
@@ -206,14 +205,12 @@ class Lanes:
             plain = sampling.greedy or not (sampling.top_k or sampling.top_p < 1.0)
             width, logits, lanes = self.width(count), self._logits[count], self._sampled[sampling][:count]
             ids, start, last, seed = (each[:count] for each in (self._ids, self._start, self._last, self._seed))
-            block, image_tokens = self._layout.block, self._layout.image_tokens
-
-            every = self._every_id
+            block, image_tokens, every = self._layout.block, self._layout.image_tokens, self._every_id
 
             def settle() -> None:
                 positions = (start[:, None] + torch.arange(width, device=start.device)).flatten()
                 seeds = seed[:, None].expand(count, width).flatten()
-                if plain and not sampling.greedy:
+                if plain and not sampling.greedy:  # `sample_tokens` of that kind, in a form that compiles well
                     noise = gumbel_noise(seeds, positions, every.expand(len(seeds), -1))
                     picks = spread_argmax(logits.float() / sampling.temperature + noise)
                 else:
