@@ -35,7 +35,8 @@ class HFEngine:
         self._model = load_world_model(checkpoint, dtype=torch_dtype(dtype), device=torch_device(device))
         self._spec = EngineSpec.of(self._model.config)
         # One thread: sessions take turns, a frame each, and the event loop stays free.
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="terra-hf")
+        cores = torch.get_num_threads()
+        self._worker = ThreadPoolExecutor(1, "terra-hf", torch.set_num_threads, (cores,))
         self._closed = False
 
     @property

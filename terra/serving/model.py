@@ -33,8 +33,16 @@ class Model:
 
     def __init__(self, pipeline: Pipeline, name: str, decode_threads: int) -> None:
         self.pipeline, self.name = pipeline, name
-        sizes = {"encode": 1, "decode": decode_threads, "finish": 1, "files": 2}
-        self._threads = {kind: ThreadPoolExecutor(num, f"terra-{kind}") for kind, num in sizes.items()}
+        import torch
+
+        # A live frame is decoded on one core while the engine makes the next one on the others: two parallel regions on
+        # the same cores wait for each other.
+        every = torch.get_num_threads()
+        sizes = {"encode": (1, every), "decode": (decode_threads, 1), "finish": (1, every), "files": (2, 1)}
+        self._threads = {
+            kind: ThreadPoolExecutor(num, f"terra-{kind}", torch.set_num_threads, (cores,))
+            for kind, (num, cores) in sizes.items()
+        }
 
     @property
     def spec(self) -> EngineSpec:
