@@ -4,5 +4,6 @@ engine.py                  sessions; one thread makes the frames that they ask f
 lanes.py                   their windows side by side on the device, and the passes over them
 layers.py                  the Llama's layers with a KV cache of fixed size
 attention.py, kernels.py   attention over as much of the cache as is filled
+one_row.py                 matrix-vector products for passes of one token
 capture.py                 work as a CUDA graph
 """
