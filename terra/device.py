@@ -31,3 +31,8 @@ def torch_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device: expected cpu (no CUDA device is available), got {name!r}")
     return device
+
+
+def has_fp8(device: torch.device) -> bool:
+    """Whether the device multiplies matrices in 8 bits (E4M3); a CPU does it by way of float32."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)

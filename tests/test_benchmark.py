@@ -19,7 +19,7 @@ from terra.sampling import SamplingParams
 from terra.world_model import load_config, load_world_model
 
 AMOUNT = Amount(rollouts=[1, 4, 64], num_context=3, num_frames=3, repeats=3, repeats_many=1)
-ALL = ["ours", "vllm_article", "hf_generate", "ours_hf", "jacobi", "fp8", "fp8_weights"]
+ALL = ["ours", "vllm_article", "hf_generate", "ours_hf", "jacobi", "graph_fp8", "fp8", "fp8_weights"]
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +93,12 @@ def test_traffic_of_terra_v1(monkeypatch):
     outside = 262145 * 2048 + (582 + 25) * 2048 + 4 * 2048 + 2048
     assert traffic.layers + traffic.head == 2_043_973_632 - outside
     assert traffic.kv * 2 == 22_528
-    size = traffic.frame_bytes(64, 5.0, element=2, weight_bytes=None, kv_bytes=None)
+    size = traffic.frame_bytes(64, 5.0, element=2, weight_bytes=None, head_bytes=None, kv_bytes=None)
     assert size / 576 == pytest.approx(7.6e9, rel=0.02)
-    smaller = traffic.frame_bytes(64, 5.0, element=2, weight_bytes=1, kv_bytes=1)
+    smaller = traffic.frame_bytes(64, 5.0, element=2, weight_bytes=1, head_bytes=None, kv_bytes=1)
     assert smaller == size - 576 * (traffic.layers + 64 * (5 * 582 + 288) * traffic.kv)
+    smallest = traffic.frame_bytes(64, 5.0, element=2, weight_bytes=1, head_bytes=1, kv_bytes=1)
+    assert smallest == size / 2
 
 
 def test_generate_makes_what_a_session_makes(model):

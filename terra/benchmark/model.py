@@ -96,13 +96,17 @@ class Traffic:
         )
 
     def frame_bytes(
-        self, rollouts: int, frames_before: float, *, element: int, weight_bytes: int | None, kv_bytes: int | None
+        self,
+        rollouts: int,
+        frames_before: float,
+        *,
+        element: int,
+        weight_bytes: int | None,
+        head_bytes: int | None,
+        kv_bytes: int | None,
     ) -> float:
-        """Bytes read while `rollouts` make one frame each behind `frames_before` frames: a step for each token.
-
-        The head keeps the run's element type: vLLM's fp8 is of the layers' weights.
-        """
+        """Bytes read while `rollouts` make one frame each behind `frames_before` frames: a step for each token."""
         block = self.image_tokens + self.action_slots
         length = frames_before * block + self.image_tokens / 2
-        weights = self.layers * (weight_bytes or element) + self.head * element
+        weights = self.layers * (weight_bytes or element) + self.head * (head_bytes or element)
         return self.image_tokens * (weights + rollouts * length * self.kv * (kv_bytes or element))

@@ -39,8 +39,8 @@ class Workload:
 class Case:
     """An engine with its settings. A case runs in a process of its own.
 
-    `weight_bytes` and `kv_bytes` are those of an element of the layers' weights and of the KV cache, None for the
-    element type of the run.
+    `weight_bytes`, `head_bytes` and `kv_bytes` are those of an element of the layers' weights, of the head's and of the
+    KV cache, None for the element type of the run.
     """
 
     name: str
@@ -49,6 +49,7 @@ class Case:
     workloads: tuple[Workload, ...]
     arguments: dict[str, Any] = field(default_factory=dict)
     weight_bytes: int | None = None
+    head_bytes: int | None = None
     kv_bytes: int | None = None
 
 
@@ -95,6 +96,7 @@ def plan_cases(names: Sequence[str], amount: Amount, max_frames: int, *, fp8: bo
     few = [kind for kind in many if kind[1] in (1, 16) or kind[1] >= 64]
     article: dict[str, Any] = {"enforce_eager": True, "engine_args": {"enable_prefix_caching": False}}
     fp8_weights, fp8_kv = {"quantization": "fp8"}, {"quantization": "fp8", "kv_cache_dtype": "fp8"}
+    eight, eight_kv = {"drafts": 0, "fp8_weights": True}, {"fp8_cache": True}
     article_workloads = workloads(("request", 1))
     ours = workloads(("run", 1), ("step", 1), *(kind for kind in many if kind[1] > 1))
     known = [
@@ -105,11 +107,14 @@ def plan_cases(names: Sequence[str], amount: Amount, max_frames: int, *, fp8: bo
         Case("jacobi", "ours, Jacobi drafts", "jacobi", workloads(("run", 1)), {"drafts": 32}),
         Case("graph", "ours, CUDA graphs", "graph", ours, {"drafts": 0}),
         Case("graph_drafts", "ours, CUDA graphs, drafts", "graph", ours, {"drafts": 31}),
-        Case("fp8", "ours on vLLM, fp8 weights and KV", "vllm", workloads(*few), {"engine_args": fp8_kv}, 1, 1),
+        Case("graph_fp8", "ours, CUDA graphs, fp8 weights and KV", "graph", workloads(*few), eight | eight_kv, 1, 1, 1),
+        Case("graph_fp8_weights", "ours, CUDA graphs, fp8 weights", "graph", workloads(*few), eight, 1, 1),
+        # vLLM's fp8 leaves the head as it is.
+        Case("fp8", "ours on vLLM, fp8 weights and KV", "vllm", workloads(*few), {"engine_args": fp8_kv}, 1, None, 1),
         Case("fp8_weights", "ours on vLLM, fp8 weights", "vllm", workloads(*few), {"engine_args": fp8_weights}, 1),
     ]  # fmt: skip
     by_name = {case.name: case for case in known}
     for name in names:
         if name not in by_name:
             raise ConfigError(f"cases: expected some of {list(by_name)}, got {name!r}")
-    return [by_name[name] for name in names if fp8 or not name.startswith("fp8")]
+    return [by_name[name] for name in names if fp8 or "fp8" not in name]

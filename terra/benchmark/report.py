@@ -51,6 +51,7 @@ def _row(
         before,
         element=plan["element"],
         weight_bytes=case.weight_bytes,
+        head_bytes=case.head_bytes,
         kv_bytes=case.kv_bytes,
     )
     roofline = moved / bandwidth["read"]["median"] if bandwidth else None

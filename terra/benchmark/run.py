@@ -12,7 +12,7 @@ from typing import Any
 from terra.benchmark.case import BANDWIDTH, result_path, write_json
 from terra.benchmark.plan import Amount, Case, plan_cases
 from terra.benchmark.report import write_report
-from terra.device import torch_dtype
+from terra.device import has_fp8, torch_device, torch_dtype
 from terra.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ def _plan(values: dict[str, Any], folder: Path) -> tuple[dict[str, Any], list[Ca
     spec = EngineSpec.of(load_config(model))
     drive = None if values["drive"] is None else Path(values["drive"])
     prompt_maker(spec, drive)  # refused before anything is measured
-    fp8 = device == "cuda" and torch.cuda.get_device_capability() >= (8, 9)
+    fp8 = device == "cuda" and has_fp8(torch_device(device))
     amount = Amount(**{field.name: values[field.name] for field in dataclasses.fields(Amount)})
     cases = plan_cases(values["cases"], amount, spec.layout.max_frames, fp8=fp8)
     traffic = Traffic.of(model)

@@ -12,8 +12,8 @@ _PROGRAMS = 2
 
 def attend(
     queries: Float[Tensor, "lanes width heads dim"],
-    keys: Float[Tensor, "lanes length kv_heads dim"],
-    values: Float[Tensor, "lanes length kv_heads dim"],
+    keys: Float[Tensor, "lanes kv_heads length dim"],
+    values: Float[Tensor, "lanes kv_heads length dim"],
     start: Int[Tensor, " lanes"],
 ) -> Float[Tensor, "lanes width heads dim"]:
     """Each row attends to its lane's cache up to its own position; a lane's first row is at its `start`.
@@ -25,7 +25,7 @@ def attend(
 
         processors = torch.cuda.get_device_properties(queries.device).multi_processor_count
         return attend_split(queries, keys, values, start, _PROGRAMS * processors)
-    places = torch.arange(keys.shape[1], device=keys.device)
+    places = torch.arange(keys.shape[2], device=keys.device)
     own = start[:, None] + torch.arange(queries.shape[1], device=keys.device)
     return _attend(
         queries, keys, values, rearrange(places <= own[..., None], "lanes width length -> lanes 1 width length")
@@ -34,8 +34,8 @@ def attend(
 
 def attend_causally(
     queries: Float[Tensor, "1 length heads dim"],
-    keys: Float[Tensor, "1 length kv_heads dim"],
-    values: Float[Tensor, "1 length kv_heads dim"],
+    keys: Float[Tensor, "1 kv_heads length dim"],
+    values: Float[Tensor, "1 kv_heads length dim"],
 ) -> Float[Tensor, "1 length heads dim"]:
     """Attention of a window's beginning over itself, for the context's pass."""
     return _attend(queries, keys, values, None)
@@ -44,6 +44,9 @@ def attend_causally(
 def _attend(
     queries: Tensor, keys: Tensor, values: Tensor, seen: Bool[Tensor, "lanes 1 width length"] | None
 ) -> Float[Tensor, "lanes width heads dim"]:
-    by_head = (rearrange(each, "lanes n heads dim -> lanes heads n dim") for each in (queries, keys, values))
-    mixed = F.scaled_dot_product_attention(*by_head, attn_mask=seen, is_causal=seen is None, enable_gqa=True)
+    by_head = rearrange(queries, "lanes n heads dim -> lanes heads n dim")
+    keys, values = keys.to(queries.dtype), values.to(queries.dtype)
+    mixed = F.scaled_dot_product_attention(
+        by_head, keys, values, attn_mask=seen, is_causal=seen is None, enable_gqa=True
+    )
     return rearrange(mixed, "lanes heads n dim -> lanes n heads dim")

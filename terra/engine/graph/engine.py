@@ -11,7 +11,7 @@ from pathlib import Path
 
 from einops import rearrange
 
-from terra.device import torch_device, torch_dtype
+from terra.device import has_fp8, torch_device, torch_dtype
 from terra.engine.base import EngineSpec, check_actions, check_prompt
 from terra.engine.graph.lanes import Lanes, Snapshot
 from terra.errors import ConfigError, EngineError
@@ -37,9 +37,11 @@ class GraphEngine:
         max_sessions: windows computed at once, each with a whole window's KV cache; more sessions than that take turns.
         dtype: element type of the weights, "bfloat16" or "float32".
         device: a torch device, such as "cuda".
+        fp8_weights: layers and head are held in 8 bits and multiplied with states in 8 bits (W8A8).
+        fp8_cache: keys and values are held in 8 bits.
 
     Raises:
-        ConfigError: fewer than 0 drafts or 1 session, no such dtype or device.
+        ConfigError: fewer than 0 drafts or 1 session, no such dtype or device, a GPU that has no 8 bits.
         CheckpointError: see `terra.world_model.load_config`.
     """
 
@@ -51,17 +53,23 @@ class GraphEngine:
         max_sessions: int = 1,
         dtype: str = "bfloat16",
         device: str = "cuda",
+        fp8_weights: bool = False,
+        fp8_cache: bool = False,
     ) -> None:
         if drafts < 0:
             raise ConfigError(f"engine.drafts: expected 0 or more, got {drafts}")
         if max_sessions < 1:
             raise ConfigError(f"engine.max_sessions: expected 1 or more, got {max_sessions}")
-        model = load_world_model(checkpoint, dtype=torch_dtype(dtype), device=torch_device(device))
+        place = torch_device(device)
+        if (fp8_weights or fp8_cache) and not has_fp8(place):
+            raise ConfigError("engine.fp8: expected a GPU of compute capability 8.9 or higher")
+        model = load_world_model(checkpoint, dtype=torch_dtype(dtype), device=place)
         self._spec = EngineSpec.of(model.config)
         self._asked: queue.SimpleQueue[_Frame | None] = queue.SimpleQueue()
         self._closed = False
         # A daemon: a program that ends without closing the engine does not wait for it.
-        self._worker = _Worker(Lanes(model, max_sessions, drafts), self._asked)
+        lanes = Lanes(model, max_sessions, drafts, fp8_weights=fp8_weights, fp8_cache=fp8_cache)
+        self._worker = _Worker(lanes, self._asked)
         self._thread = threading.Thread(target=self._worker.run, name="terra-graph", daemon=True)
         self._thread.start()
 

@@ -14,6 +14,9 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from terra.engine.graph.launch import launched_early, wait_for_inputs
+from terra.engine.graph.layers import Place
+
 _BLOCK_KEYS = 64
 _MAX_BLOCK_ROWS = 64
 _MIN_BLOCK_ROWS = 16  # that tl.dot takes
@@ -23,14 +26,15 @@ _MAX_SPLITS = 32
 @triton.jit
 def _attend_part(
     queries, keys, values, start, parts, sums,
-    scale, lane_size, width, total_rows,
+    scale, length, width, total_rows,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Of a lane, a head of the cache, some rows and a split of the keys: weighted mean, log of the weights' sum.
 
-    HEADS are the cache's; GROUP heads of the queries share each.
+    HEADS are the cache's; GROUP heads of the queries share each. A single split has no use for the sum.
     """
+    wait_for_inputs(EARLY)
     lane, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     split = tl.program_id(2)
     row = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -46,15 +50,15 @@ def _attend_part(
     size = tl.cdiv(tl.cdiv(total, SPLITS), BLOCK_KEYS) * BLOCK_KEYS
     begin = split * size
     end = tl.minimum(begin + size, total)
-    base = lane.to(tl.int64) * lane_size + head * DIM
+    base = (lane * HEADS + head).to(tl.int64) * length * DIM
     highest = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
     weight = tl.zeros([BLOCK_ROWS], tl.float32)
     mean = tl.zeros([BLOCK_ROWS, DIM], tl.float32)
     for at in range(begin, end, BLOCK_KEYS):
         place_of_key = at + tl.arange(0, BLOCK_KEYS)
         filled = place_of_key < end
-        key_at = base + place_of_key * (HEADS * DIM)
-        key = tl.load(keys + key_at[None, :] + dim[:, None], mask=filled[None, :], other=0.0)
+        key_at = base + place_of_key * DIM
+        key = tl.load(keys + key_at[None, :] + dim[:, None], mask=filled[None, :], other=0.0).to(query.dtype)
         score = tl.dot(query, key, input_precision=PRECISION) * scale
         score = tl.where(filled[None, :] & (place_of_key[None, :] <= sees[:, None]), score, float("-inf"))
         higher = tl.maximum(highest, tl.max(score, 1))
@@ -64,19 +68,25 @@ def _attend_part(
         fade = tl.exp(highest - reference)
         weight = weight * fade + tl.sum(share, 1)
         value = tl.load(values + key_at[:, None] + dim[None, :], mask=filled[:, None], other=0.0)
+        value = value.to(query.dtype)
         mean = mean * fade[:, None] + tl.dot(share.to(value.dtype), value, input_precision=PRECISION)
         highest = higher
     empty = weight == 0.0
     mean = mean / tl.where(empty, 1.0, weight)[:, None]
-    log_sum = tl.where(empty, float("-inf"), highest + tl.log(tl.where(empty, 1.0, weight)))
     part_at = split * total_rows + row_at
     tl.store(parts + part_at[:, None] * DIM + dim[None, :], mean, mask=used)
-    tl.store(sums + part_at, log_sum, mask=place < width)
+    if SPLITS > 1:
+        log_sum = tl.where(empty, float("-inf"), highest + tl.log(tl.where(empty, 1.0, weight)))
+        tl.store(sums + part_at, log_sum, mask=place < width)
 
 
 @triton.jit
-def _combine(parts, sums, attended, total_rows, DIM: tl.constexpr, SPLITS: tl.constexpr, PADDED: tl.constexpr):
+def _combine(
+    parts, sums, attended, total_rows,
+    DIM: tl.constexpr, SPLITS: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     """The splits' means of one row, weighted."""
+    wait_for_inputs(EARLY)
     row = tl.program_id(0)
     split = tl.arange(0, PADDED)
     dim = tl.arange(0, DIM)
@@ -90,40 +100,66 @@ def _combine(parts, sums, attended, total_rows, DIM: tl.constexpr, SPLITS: tl.co
 
 def attend_split(
     queries: Float[Tensor, "lanes width heads dim"],
-    keys: Float[Tensor, "lanes length kv_heads dim"],
-    values: Float[Tensor, "lanes length kv_heads dim"],
+    keys: Float[Tensor, "lanes kv_heads length dim"],
+    values: Float[Tensor, "lanes kv_heads length dim"],
     start: Int[Tensor, " lanes"],
     programs: int,
 ) -> Float[Tensor, "lanes width heads dim"]:
     """`terra.engine.graph.attention.attend` by about so many `programs` at once; `dim` is a power of two."""
     lanes, width, heads, dim = queries.shape
-    length, kv_heads = keys.shape[1:3]
+    kv_heads, length = keys.shape[1:3]
     group = heads // kv_heads
     block = min(_MAX_BLOCK_ROWS, max(_MIN_BLOCK_ROWS, triton.next_power_of_2(width * group)))
     blocks = triton.cdiv(width * group, block)
     most = min(_MAX_SPLITS, triton.cdiv(length, _BLOCK_KEYS))
     splits = max(1, min(programs // (lanes * kv_heads * blocks), most))
     rows = lanes * width * heads
-    parts = torch.empty(splits, rows, dim, dtype=torch.float32, device=queries.device)
-    sums = torch.empty(splits, rows, dtype=torch.float32, device=queries.device)
     attended = torch.empty_like(queries)
+    parts = sums = attended
+    if splits > 1:
+        parts = torch.empty(splits, rows, dim, dtype=torch.float32, device=queries.device)
+        sums = torch.empty(splits, rows, dtype=torch.float32, device=queries.device)
+    early = launched_early(queries.device)
     _attend_part[(lanes * kv_heads, blocks, splits)](
         queries, keys, values, start, parts, sums,
-        dim**-0.5, length * kv_heads * dim, width, rows,
+        dim**-0.5, length, width, rows,
         HEADS=kv_heads, GROUP=group, DIM=dim, SPLITS=splits,
-        BLOCK_ROWS=block, BLOCK_KEYS=_BLOCK_KEYS, PRECISION="ieee",
+        BLOCK_ROWS=block, BLOCK_KEYS=_BLOCK_KEYS, PRECISION="ieee", EARLY=bool(early), **early,
     )  # fmt: skip
-    _combine[(rows,)](parts, sums, attended, rows, DIM=dim, SPLITS=splits, PADDED=triton.next_power_of_2(splits))
+    if splits > 1:
+        padded = triton.next_power_of_2(splits)
+        _combine[(rows,)](
+            parts, sums, attended, rows, DIM=dim, SPLITS=splits, PADDED=padded, EARLY=bool(early), **early
+        )
     return attended
+
+
+@triton.jit
+def rotated(first, second, cosine, sine, at, half):
+    """Elements of a head's first half and those of its second half, rotated; `at` is where the tables have the first.
+
+    Rounded after each product, as torch does it in half precision.
+    """
+    turned = first * tl.load(cosine + at) - second * tl.load(sine + at)
+    return turned, second * tl.load(cosine + at + half) + first * tl.load(sine + at + half)
+
+
+@triton.jit
+def store_pair(target, first, second, half):
+    """Elements of a head's two halves, in the target's type."""
+    kind = target.dtype.element_ty
+    tl.store(target, first.to(kind))
+    tl.store(target + half, second.to(kind))
 
 
 @triton.jit
 def _rotate_and_store(
     mixed, cosine, sine, positions, queries, keys, values,
-    width, lane_size,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
+    width, length,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One head of one row: a query, a key or a value of what the projection gave."""
+    wait_for_inputs(EARLY)
     row, head = tl.program_id(0), tl.program_id(1)
     half: tl.constexpr = DIM // 2
     low = tl.arange(0, half)
@@ -132,40 +168,28 @@ def _rotate_and_store(
     first, second = tl.load(source + low), tl.load(source + half + low)
     number = head - GROUP * HEADS  # of the cache's head, keys first
     if number < HEADS:
-        table = position * DIM + low
-        cosine_low, cosine_high = tl.load(cosine + table), tl.load(cosine + table + half)
-        sine_low, sine_high = tl.load(sine + table), tl.load(sine + table + half)
-        # Rounded after each product, as torch does it in half precision.
-        turned = (first * cosine_low) - (second * sine_low)
-        second = (second * cosine_high) + (first * sine_high)
-        first = turned
-    cached = (row // width).to(tl.int64) * lane_size + (position * HEADS + number % HEADS) * DIM
+        first, second = rotated(first, second, cosine, sine, position * DIM + low, half)
+    cached = ((row // width * HEADS + number % HEADS).to(tl.int64) * length + position) * DIM + low
     if number < 0:
-        target = queries + (row.to(tl.int64) * (GROUP * HEADS) + head) * DIM
+        store_pair(queries + (row.to(tl.int64) * (GROUP * HEADS) + head) * DIM + low, first, second, half)
     elif number < HEADS:
-        target = keys + cached
+        store_pair(keys + cached, first, second, half)
     else:
-        target = values + cached
-    tl.store(target + low, first)
-    tl.store(target + half + low, second)
+        store_pair(values + cached, first, second, half)
 
 
 def rotate_and_store(
-    mixed: Float[Tensor, "lanes width heads_dim"],
-    cosine: Float[Tensor, "length dim"],
-    sine: Float[Tensor, "length dim"],
-    positions: Int[Tensor, "lanes width"],
-    keys: Float[Tensor, "lanes length kv_heads dim"],
-    values: Float[Tensor, "lanes length kv_heads dim"],
+    mixed: Float[Tensor, "lanes width heads_dim"], place: Place
 ) -> Float[Tensor, "lanes width heads dim"]:
-    """What `terra.engine.graph.layers.project` does after its matrix product; `dim` is a power of two."""
+    """`terra.engine.graph.layers.place_heads`; `dim` is a power of two."""
     lanes, width, size = mixed.shape
-    _, length, kv_heads, dim = keys.shape
+    _, kv_heads, length, dim = place.keys.shape
     heads = size // dim - 2 * kv_heads
     queries = torch.empty(lanes, width, heads, dim, dtype=mixed.dtype, device=mixed.device)
+    early = launched_early(mixed.device)
     _rotate_and_store[(lanes * width, heads + 2 * kv_heads)](
-        mixed, cosine, sine, positions, queries, keys, values,
-        width, length * kv_heads * dim,
-        HEADS=kv_heads, GROUP=heads // kv_heads, DIM=dim, num_warps=1,
+        mixed, place.cosine, place.sine, place.positions, queries, place.keys, place.values,
+        width, length,
+        HEADS=kv_heads, GROUP=heads // kv_heads, DIM=dim, EARLY=bool(early), num_warps=1, **early,
     )  # fmt: skip
     return queries

@@ -44,15 +44,24 @@ class Lanes:
         model: loses its layers to the lanes, see `Layers`.
         num_lanes: windows held at once.
         drafts: tokens a pass reads in a lane beyond the first, at most; passes over many lanes read fewer.
+        fp8_weights, fp8_cache: see `Layers`.
 
     On a GPU passes are compiled and captured at their first use.
     """
 
-    def __init__(self, model: LlamaActionForCausalLM | LlamaActionV2ForCausalLM, num_lanes: int, drafts: int) -> None:
+    def __init__(
+        self,
+        model: LlamaActionForCausalLM | LlamaActionV2ForCausalLM,
+        num_lanes: int,
+        drafts: int,
+        *,
+        fp8_weights: bool = False,
+        fp8_cache: bool = False,
+    ) -> None:
         self._model, self._drafts, self._layout = model, drafts, model.config.layout
         self.num_lanes = num_lanes
         device, length = model.device, self._layout.max_length + drafts + 1
-        self._layers = Layers(model, num_lanes, length)
+        self._layers = Layers(model, num_lanes, length, fp8_weights=fp8_weights, fp8_cache=fp8_cache)
         slots = self._layout.max_frames * self._layout.action_slots
         self._slot_rows = torch.zeros(num_lanes, slots, model.config.hidden_size, dtype=model.dtype, device=device)
         # Tokens by position: certain up to `_start`, drafts behind it.
@@ -89,7 +98,7 @@ class Lanes:
         positions = torch.arange(length, device=device)[None]
 
         def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            return attend_causally(queries, keys[:, :length], values[:, :length])
+            return attend_causally(queries, keys[:, :, :length], values[:, :, :length])
 
         taken = slice(lane, lane + 1)
         self._layers(self._embed(taken, positions), taken, positions, attention, PLAIN)
@@ -151,7 +160,7 @@ class Lanes:
         return min(size, self.num_lanes)
 
     def _parts(self, lane: int, length: int) -> tuple[Tensor, ...]:
-        cached = self._layers.keys[:, lane, :length], self._layers.values[:, lane, :length]
+        cached = self._layers.keys[:, lane, :, :length], self._layers.values[:, lane, :, :length]
         one = slice(lane, lane + 1)
         return (*cached, self._ids[lane, :length], self._slot_rows[lane], self._seed[one])
 
@@ -190,10 +199,17 @@ class Lanes:
             def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
                 return attend(queries, keys, values, start)
 
-            def read() -> None:
+            def enter() -> tuple[Int[Tensor, "lanes width"], Float[Tensor, "lanes width hidden"]]:
                 positions = self._positions(count)
-                states = self._layers(self._embed(lanes, positions), lanes, positions, attention, steps)
-                logits.copy_(self._model.image_logits(states.flatten(0, 1)))
+                return positions, self._embed(lanes, positions)
+
+            if self._on_gpu:
+                enter = torch.compile(enter, dynamic=False, fullgraph=True)
+
+            def read() -> None:
+                positions, embedded = enter()
+                states = self._layers(embedded, lanes, positions, attention, steps)
+                logits.copy_(steps.linear(states, self._layers.head).flatten(0, 1))
 
             self._reads[count] = captured(read, []) if self._on_gpu else read
         return self._reads[count]

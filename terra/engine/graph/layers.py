@@ -12,18 +12,33 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from terra.engine.graph.matrix import FP8, Matrix, in_fp8, linear
 from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Weights of one layer: those that read the same input stand in one matrix. `norm` is that after attention."""
+    """Weights of one layer: those that read the same input stand in one matrix. `norm` is that after attention.
 
-    query_key_value: Float[Tensor, "heads_dim hidden"]
-    output: Float[Tensor, "hidden heads_dim"]
+    Rows and columns: (heads_dim, hidden), (hidden, heads_dim), (2 intermediate, hidden), (hidden, intermediate).
+    """
+
+    query_key_value: Matrix
+    output: Matrix
     norm: Float[Tensor, " hidden"]
-    gate_up: Float[Tensor, "2_intermediate hidden"]
-    down: Float[Tensor, "hidden intermediate"]
+    gate_up: Matrix
+    down: Matrix
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where rows stand: the tables of all positions, the rows' own, and the cache of a layer that they go into."""
+
+    cosine: Float[Tensor, "length dim"]
+    sine: Float[Tensor, "length dim"]
+    positions: Int[Tensor, "lanes width"]
+    keys: Float[Tensor, "lanes kv_heads length dim"]
+    values: Float[Tensor, "lanes kv_heads length dim"]
 
 
 class Layers:
@@ -33,15 +48,26 @@ class Layers:
         model: gives its layers' weights away: they are taken out of it, so that they are held once.
         lanes: windows side by side.
         length: positions of the cache of each.
+        fp8_weights: layers and head are held in 8 bits, see `terra.engine.graph.matrix`.
+        fp8_cache: keys and values are held in 8 bits (E4M3), as they are.
 
     Attributes:
-        keys, values: (layers, lanes, length, kv_heads, dim).
+        keys, values: (layers, lanes, kv_heads, length, dim).
+        head: logits of the image tokens.
 
     Raises:
         ValueError: biases or another activation than SiLU, which no Llama of this kind has.
     """
 
-    def __init__(self, model: LlamaActionForCausalLM | LlamaActionV2ForCausalLM, lanes: int, length: int) -> None:
+    def __init__(
+        self,
+        model: LlamaActionForCausalLM | LlamaActionV2ForCausalLM,
+        lanes: int,
+        length: int,
+        *,
+        fp8_weights: bool = False,
+        fp8_cache: bool = False,
+    ) -> None:
         config = model.config
         if config.attention_bias or config.mlp_bias or config.hidden_act != "silu":
             raise ValueError("model: expected no biases and hidden_act silu")
@@ -54,12 +80,15 @@ class Layers:
         # `norms[i]` stands before layer i, the last before the head.
         self.norms = [layer.input_layernorm.weight.detach() for layer in model.model.layers]  # pyright: ignore
         self.norms.append(like.detach())
+        held = in_fp8 if fp8_weights else Matrix
         self.layers: list[Layer] = []
         while len(model.model.layers):
-            self.layers.append(_joined(model.model.layers[0]))
+            self.layers.append(_joined(model.model.layers[0], held))
             del model.model.layers[0]
-        shape = (len(self.layers), lanes, length, config.num_key_value_heads or config.num_attention_heads, dim)
-        self.keys = torch.zeros(shape, dtype=like.dtype, device=like.device)
+        self.head = held(model.lm_head.weight.detach()[: config.image_vocab_size])
+        del model.lm_head
+        shape = (len(self.layers), lanes, config.num_key_value_heads or config.num_attention_heads, length, dim)
+        self.keys = torch.zeros(shape, dtype=FP8 if fp8_cache else like.dtype, device=like.device)
         self.values = torch.zeros_like(self.keys)
 
     def __call__(
@@ -78,36 +107,34 @@ class Layers:
         hidden = steps.begin(states, self.norms[0], epsilon)
         for index, layer in enumerate(self.layers):
             keys, values = self.keys[index, lanes], self.values[index, lanes]
-            mixed = steps.project(hidden, self.norms[index], epsilon, layer)
-            queries = steps.store(mixed, self.cosine, self.sine, positions, keys, values)
+            place = Place(self.cosine, self.sine, positions, keys, values)
+            queries = steps.project(hidden, self.norms[index], epsilon, layer, place)
             attended = attention(queries, keys, values)
             states, hidden = steps.mix(attended, states, layer, self.norms[index + 1], epsilon)
         return steps.end(hidden, self.norms[-1], epsilon)
 
 
 def project(
-    hidden: Float[Tensor, "lanes width hidden"], norm: Float[Tensor, " hidden"], epsilon: float, layer: Layer
-) -> Float[Tensor, "lanes width heads_dim"]:
-    """Heads of queries, keys and values, from states that are normalised."""
-    return F.linear(hidden, layer.query_key_value)
-
-
-def store(
-    mixed: Float[Tensor, "lanes width heads_dim"],
-    cosine: Float[Tensor, "length dim"],
-    sine: Float[Tensor, "length dim"],
-    positions: Int[Tensor, "lanes width"],
-    keys: Float[Tensor, "lanes length kv_heads dim"],
-    values: Float[Tensor, "lanes length kv_heads dim"],
+    hidden: Float[Tensor, "lanes width hidden"],
+    norm: Float[Tensor, " hidden"],
+    epsilon: float,
+    layer: Layer,
+    place: Place,
 ) -> Float[Tensor, "lanes width heads dim"]:
-    """Queries, rotated; keys (rotated) and values are written into the cache at `positions`."""
-    lanes, _, kv_heads, dim = keys.shape
+    """Queries, rotated, from states that are normalised; keys (rotated) and values are written into the cache."""
+    return place_heads(linear(hidden, layer.query_key_value), place)
+
+
+def place_heads(mixed: Float[Tensor, "lanes width heads_dim"], place: Place) -> Float[Tensor, "lanes width heads dim"]:
+    """Of heads of queries, keys and values: the queries, rotated; keys (rotated) and values go into the cache."""
+    lanes, kv_heads, _, dim = place.keys.shape
     by_head = rearrange(mixed, "lanes width (heads dim) -> lanes width heads dim", dim=dim)
     heads = by_head.shape[2] - 2 * kv_heads
-    turned = _rotate(by_head[:, :, : heads + kv_heads], cosine[positions][:, :, None], sine[positions][:, :, None])
-    lane = torch.arange(lanes, device=keys.device)[:, None]
-    keys[lane, positions] = turned[:, :, heads:]
-    values[lane, positions] = by_head[:, :, heads + kv_heads :]
+    cosine, sine = place.cosine[place.positions], place.sine[place.positions]
+    turned = _rotate(by_head[:, :, : heads + kv_heads], cosine[:, :, None], sine[:, :, None])
+    lane = torch.arange(lanes, device=mixed.device)[:, None]
+    place.keys[lane, :, place.positions] = turned[:, :, heads:].to(place.keys.dtype)
+    place.values[lane, :, place.positions] = by_head[:, :, heads + kv_heads :].to(place.values.dtype)
     return turned[:, :, :heads].contiguous()
 
 
@@ -119,9 +146,9 @@ def mix(
     epsilon: float,
 ) -> tuple[Float[Tensor, "lanes width hidden"], Float[Tensor, "lanes width hidden"]]:
     """The states after attention's output and the feed-forward part, and normalised for what comes next."""
-    states = states + F.linear(attended.flatten(2), layer.output)
-    gate, up = F.linear(rms_norm(states, layer.norm, epsilon), layer.gate_up).chunk(2, dim=-1)
-    states = states + F.linear(F.silu(gate) * up, layer.down)
+    states = states + linear(attended.flatten(2), layer.output)
+    gate, up = linear(rms_norm(states, layer.norm, epsilon), layer.gate_up).chunk(2, dim=-1)
+    states = states + linear(F.silu(gate) * up, layer.down)
     return states, rms_norm(states, next_norm, epsilon)
 
 
@@ -139,14 +166,14 @@ def _rotate(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return heads * cosine + torch.cat([-second, first], dim=-1) * sine
 
 
-def _joined(layer: nn.Module) -> Layer:
+def _joined(layer: nn.Module, held: Callable[[Tensor], Matrix]) -> Layer:
     attention, feed_forward = layer.self_attn, layer.mlp
     return Layer(
-        query_key_value=_stacked([attention.q_proj, attention.k_proj, attention.v_proj]),  # pyright: ignore
-        output=attention.o_proj.weight.detach(),  # pyright: ignore
+        query_key_value=held(_stacked([attention.q_proj, attention.k_proj, attention.v_proj])),  # pyright: ignore
+        output=held(attention.o_proj.weight.detach()),  # pyright: ignore
         norm=layer.post_attention_layernorm.weight.detach(),  # pyright: ignore
-        gate_up=_stacked([feed_forward.gate_proj, feed_forward.up_proj]),  # pyright: ignore
-        down=feed_forward.down_proj.weight.detach(),  # pyright: ignore
+        gate_up=held(_stacked([feed_forward.gate_proj, feed_forward.up_proj])),  # pyright: ignore
+        down=held(feed_forward.down_proj.weight.detach()),  # pyright: ignore
     )
 
 
@@ -163,17 +190,18 @@ class Steps:
     """What a pass is made of, apart from attention.
 
     `hidden` goes from one step to the next: the states, normalised where the matrix product behind it does not do that
-    itself. `begin` makes it of the first states, `end` makes the normalised states of the last.
+    itself. `begin` makes it of the first states, `end` makes the normalised states of the last, `linear` the
+    logits.
     """
 
     begin: Callable[[Tensor, Tensor, float], Tensor]
-    project: Callable[[Tensor, Tensor, float, Layer], Tensor]
-    store: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    project: Callable[[Tensor, Tensor, float, Layer, Place], Tensor]
     mix: Callable[[Tensor, Tensor, Layer, Tensor, float], tuple[Tensor, Tensor]]
     end: Callable[[Tensor, Tensor, float], Tensor]
+    linear: Callable[[Tensor, Matrix], Tensor]
 
 
-PLAIN = Steps(rms_norm, project, store, mix, _unchanged)
+PLAIN = Steps(rms_norm, project, mix, _unchanged, linear)
 
 
 def gpu_steps(rows: int) -> Steps:
@@ -181,23 +209,32 @@ def gpu_steps(rows: int) -> Steps:
 
     What stands between the library's products is fused by torch.compile, once for all layers.
     """
+    from terra.engine.graph import one_row
     from terra.engine.graph.kernels import rotate_and_store
-    from terra.engine.graph.one_row import product
 
     fused_norm = torch.compile(rms_norm, dynamic=False, fullgraph=True)
+    joined = torch.compile(linear, dynamic=False, fullgraph=True)
     if rows > 1:
-        fused_mix = torch.compile(mix, dynamic=False, fullgraph=True)
-        return Steps(fused_norm, project, rotate_and_store, fused_mix, _unchanged)
 
-    def project_one(hidden: Tensor, norm: Tensor, epsilon: float, layer: Layer) -> Tensor:
-        return product(hidden, layer.query_key_value, norm=norm, epsilon=epsilon)
+        def project_rows(hidden: Tensor, norm: Tensor, epsilon: float, layer: Layer, place: Place) -> Tensor:
+            return rotate_and_store(joined(hidden, layer.query_key_value), place)
+
+        fused_mix = torch.compile(mix, dynamic=False, fullgraph=True)
+        return Steps(fused_norm, project_rows, fused_mix, _unchanged, joined)
+
+    def project_one(hidden: Tensor, norm: Tensor, epsilon: float, layer: Layer, place: Place) -> Tensor:
+        return one_row.project(hidden, norm, epsilon, layer.query_key_value, place)
 
     def mix_one(
         attended: Tensor, states: Tensor, layer: Layer, next_norm: Tensor, epsilon: float
     ) -> tuple[Tensor, Tensor]:
+        product = one_row.product
         states = product(attended.flatten(2), layer.output, states=states)
         inner = product(states, layer.gate_up, norm=layer.norm, epsilon=epsilon, gated=True)
         states = product(inner, layer.down, states=states)
         return states, states
 
-    return Steps(_unchanged, project_one, rotate_and_store, mix_one, fused_norm)
+    def head_one(hidden: Tensor, matrix: Matrix) -> Tensor:
+        return linear(hidden, matrix) if matrix.scale is None else one_row.product(hidden, matrix)
+
+    return Steps(_unchanged, project_one, mix_one, fused_norm, head_one)

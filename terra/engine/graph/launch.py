@@ -1,0 +1,26 @@
+"""Kernels that begin before the one ahead of them is done, and wait for its results where they need them.
+
+CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization": compute capability 9.0 or higher.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def wait_for_inputs(EARLY: tl.constexpr):
+    """Let the next kernel begin; go on when the ones before are done. Only constants may be read before.
+
+    Every program of a kernel that is launched early must come here, so that what is done includes what came before.
+    """
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+
+
+def launched_early(device: torch.device) -> dict[str, bool]:
+    """A launch's options: empty where kernels can't begin early."""
+    can = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return {"launch_pdl": True} if can else {}
