@@ -109,7 +109,8 @@ def frechet_distance(ours: Features, theirs: Features) -> float:
 
     Equation 6 of Heusel et al. 2017 (FID, arXiv 1706.08500). With centred samples as rows of X and Y, tr((A B)^(1/2))
     is the sum of the singular values of X Y^T, which is exact for fewer samples than features and takes no root of a
-    matrix. Two or more samples each. Few samples bias it upwards: compare at equal counts only.
+    matrix; of more samples than features, their QR decomposition's R does as well. Two or more samples each. Few
+    samples bias it upwards: compare at equal counts only.
 
     Raises:
         ValueError: fewer than two samples, or different features.
@@ -120,9 +121,13 @@ def frechet_distance(ours: Features, theirs: Features) -> float:
         )
     mean, spread = _moments(ours)
     other_mean, other_spread = _moments(theirs)
-    shared = torch.linalg.svdvals(spread @ other_spread.T).sum()
+    shared = torch.linalg.svdvals(_narrowed(spread) @ _narrowed(other_spread).T).sum()
     distance = (mean - other_mean).square().sum() + spread.square().sum() + other_spread.square().sum() - 2 * shared
     return max(distance.item(), 0.0)
+
+
+def _narrowed(spread: Float[Tensor, "samples features"]) -> Float[Tensor, "rows features"]:
+    return torch.linalg.qr(spread, mode="r").R if spread.shape[0] > spread.shape[1] else spread
 
 
 def load_feature_network(path: Path | None = None, network: str = "efficientnet_lite0") -> FeatureNetwork:
