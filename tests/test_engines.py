@@ -234,6 +234,9 @@ def test_hf_equals_vllm(hf_engine, vllm_engine, wait, sampling, way):
         assert len(expected.unique()) > 5
 
 
+EIGHT = ("fp8_weights", "fp8_cache")
+
+
 def jacobi(checkpoint: Path, drafts: int) -> Engine:
     return JacobiEngine(checkpoint, drafts=drafts)
 
@@ -274,6 +277,27 @@ def test_graph_sessions_take_turns(tiny_model, graph_engine, wait, max_sessions)
     for frames, expected in zip(wait(together()), alone, strict=True):
         assert torch.equal(frames, expected)
     wait(engine.close())
+
+
+@pytest.mark.parametrize(
+    "eight", [{"fp8_weights": True}, {"fp8_cache": True}, {"fp8_weights": True, "fp8_cache": True}]
+)
+def test_graph_in_8_bits_is_the_same_alone_beside_others_and_with_drafts(tiny_model, graph_engine, wait, eight):
+    rollouts = [(*make_prompt(70 + index), SAMPLINGS[index % 3], index) for index in range(4)]
+    made = []
+    for lanes, drafts in [(1, 0), (4, 0), (4, 7)]:
+        options = {"max_sessions": lanes, "dtype": "float32", "device": "cpu", **eight}
+        engine = GraphEngine(tiny_model, drafts=drafts, **options)
+
+        async def together(engine=engine):
+            return await asyncio.gather(*(ran(engine, *rollout) for rollout in rollouts))
+
+        made.append(torch.stack(wait(together())))
+        wait(engine.close())
+    assert torch.equal(made[0], made[1])
+    assert torch.equal(made[0], made[2])
+    full = torch.stack([wait(ran(graph_engine, *rollout)) for rollout in rollouts])
+    assert 0.1 < (made[0] == full).float().mean() < 1.0
 
 
 def test_graph_engine_that_fails_says_so(tiny_model, wait, monkeypatch):

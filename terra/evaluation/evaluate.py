@@ -50,6 +50,7 @@ from terra.training.prediction import evaluate_world_model
 from terra.training.tokens import TokenisedDriving
 from terra.world_model import load_world_model
 from tokenizer import LFQTokenizer
+from tokenizer.lineage import tokens_sha256
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,9 @@ def run(config: DictConfig, console: Console) -> Path:
     engine = build_engine(config.engine, plan.world_model)
     decoder = build_decoder(config.decoder, tokenizer)
     with Pipeline(tokenizer, engine, TokensOnly(), overlap=settings.overlap) as pipeline:
-        made_with = {"engine": values["engine"], "overlap": settings.overlap, **plan.facts["checkpoints"]}
+        # A decoder that was trained further changes no token.
+        weights = {**plan.facts["checkpoints"], "tokenizer": tokens_sha256(plan.tokenizer)}
+        made_with = {"engine": values["engine"], "overlap": settings.overlap, **weights}
         rollouts = KeptRollouts(pipeline, sampling, settings.output / "rollouts", made_with)
         limits = {"at_once": settings.at_once, "workers": settings.workers}
         bench = Bench(tokenizer, decoder, rollouts, scorer, waypoint_times=plan.model.waypoint_times, **limits)

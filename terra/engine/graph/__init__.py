@@ -3,7 +3,9 @@
 engine.py                  sessions; one thread makes the frames that they ask for
 lanes.py                   their windows side by side on the device, and the passes over them
 layers.py                  the Llama's layers with a KV cache of fixed size
+matrix.py                  weights in half precision or in 8 bits
 attention.py, kernels.py   attention over as much of the cache as is filled
 one_row.py                 matrix-vector products for passes of one token
+launch.py                  kernels that begin before the one ahead of them is done
 capture.py                 work as a CUDA graph
 """

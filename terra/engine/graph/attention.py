@@ -6,6 +6,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+CACHE_STEP = 128
+"""Lengths of caches are multiples of this, so that a kernel reads blocks of them without looking for their end."""
+
 _PROGRAMS = 2
 """Programs of the kernel for each multiprocessor."""
 
@@ -13,7 +16,7 @@ _PROGRAMS = 2
 def attend(
     queries: Float[Tensor, "lanes width heads dim"],
     keys: Float[Tensor, "lanes kv_heads length dim"],
-    values: Float[Tensor, "lanes kv_heads length dim"],
+    values: Float[Tensor, "lanes kv_heads dim length"],
     start: Int[Tensor, " lanes"],
 ) -> Float[Tensor, "lanes width heads dim"]:
     """Each row attends to its lane's cache up to its own position; a lane's first row is at its `start`.
@@ -35,7 +38,7 @@ def attend(
 def attend_causally(
     queries: Float[Tensor, "1 length heads dim"],
     keys: Float[Tensor, "1 kv_heads length dim"],
-    values: Float[Tensor, "1 kv_heads length dim"],
+    values: Float[Tensor, "1 kv_heads dim length"],
 ) -> Float[Tensor, "1 length heads dim"]:
     """Attention of a window's beginning over itself, for the context's pass."""
     return _attend(queries, keys, values, None)
@@ -45,7 +48,7 @@ def _attend(
     queries: Tensor, keys: Tensor, values: Tensor, seen: Bool[Tensor, "lanes 1 width length"] | None
 ) -> Float[Tensor, "lanes width heads dim"]:
     by_head = rearrange(queries, "lanes n heads dim -> lanes heads n dim")
-    keys, values = keys.to(queries.dtype), values.to(queries.dtype)
+    keys, values = keys.to(queries.dtype), values.to(queries.dtype).transpose(2, 3)
     mixed = F.scaled_dot_product_attention(
         by_head, keys, values, attn_mask=seen, is_causal=seen is None, enable_gqa=True
     )

@@ -21,7 +21,7 @@ from terra.world_model import load_world_model
 
 logger = logging.getLogger(__name__)
 
-_PASSES = 8
+_PASSES = 16
 """Passes between two looks at what finished and what is asked for: a look costs some 50 microseconds."""
 
 

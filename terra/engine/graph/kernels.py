@@ -17,10 +17,42 @@ from torch import Tensor
 from terra.engine.graph.launch import launched_early, wait_for_inputs
 from terra.engine.graph.layers import Place
 
-_BLOCK_KEYS = 64
+_BLOCK_KEYS = 128
+_STAGES = 3
 _MAX_BLOCK_ROWS = 64
 _MIN_BLOCK_ROWS = 16  # that tl.dot takes
-_MAX_SPLITS = 32
+_MAX_SPLITS = 64
+
+
+@triton.jit
+def _cached(keys, values, base, place, length, DIM: tl.constexpr):
+    """Keys and values of these places, as columns. What is not filled is finite, and masked later."""
+    dim = tl.arange(0, DIM)[:, None]
+    return tl.load(keys + base + place[None, :] * DIM + dim), tl.load(values + base + dim * length + place[None, :])
+
+
+@triton.jit
+def _attend_block(
+    query, key, value, place, end, sees, scale, highest, weight, mean, PRECISION: tl.constexpr
+):  # fmt: skip
+    """Take a block of keys and values into the mean of those before (Milakov & Gimelshein 2018, arXiv 1805.02867)."""
+    kind = query.dtype
+    score = tl.dot(query, key.to(kind), input_precision=PRECISION) * scale
+    score = tl.where((place < end)[None, :] & (place[None, :] <= sees[:, None]), score, float("-inf"))
+    higher = tl.maximum(highest, tl.max(score, 1))
+    # A row that has seen nothing yet stays at weight 0.
+    reference = tl.where(higher == float("-inf"), 0.0, higher)
+    share = tl.exp(score - reference[:, None])
+    fade = tl.exp(highest - reference)
+    weight = weight * fade + tl.sum(share, 1)
+    mean = mean * fade[:, None] + tl.dot(share.to(kind), tl.trans(value.to(kind)), input_precision=PRECISION)
+    return higher, weight, mean
+
+
+@triton.jit
+def _split_size(total, SPLITS: tl.constexpr, BLOCK_KEYS: tl.constexpr):
+    """Keys of each split; the last ones may have none."""
+    return tl.cdiv(tl.cdiv(total, SPLITS), BLOCK_KEYS) * BLOCK_KEYS
 
 
 @triton.jit
@@ -32,68 +64,73 @@ def _attend_part(
 ):  # fmt: skip
     """Of a lane, a head of the cache, some rows and a split of the keys: weighted mean, log of the weights' sum.
 
-    HEADS are the cache's; GROUP heads of the queries share each. A single split has no use for the sum.
+    HEADS are the cache's; GROUP heads of the queries share each. A single split has no use for the sum. What the cache
+    holds from before this pass is read before the queries are waited for. 8 bits are multiplied as float16, which has
+    room for them. The length of the cache is a multiple of BLOCK_KEYS.
     """
-    wait_for_inputs(EARLY)
     lane, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     split = tl.program_id(2)
     row = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    place = row // GROUP
-    used = (place < width)[:, None]
+    place_of_row = row // GROUP
+    used = (place_of_row < width)[:, None]
     first = tl.load(start + lane)
-    sees = first + place  # the last key that a row attends to: its own
+    sees = first + place_of_row  # the last key that a row attends to: its own
     dim = tl.arange(0, DIM)
-    # Rows of (lane, place, head of the cache, head of its group), as the projection gives them.
-    row_at = ((lane * width + place) * HEADS + head) * GROUP + row % GROUP
-    query = tl.load(queries + row_at[:, None] * DIM + dim[None, :], mask=used, other=0.0)
     total = first + width
-    size = tl.cdiv(tl.cdiv(total, SPLITS), BLOCK_KEYS) * BLOCK_KEYS
+    size = _split_size(total, SPLITS, BLOCK_KEYS)
     begin = split * size
+    if begin >= total:
+        wait_for_inputs(EARLY)
+        return
     end = tl.minimum(begin + size, total)
     base = (lane * HEADS + head).to(tl.int64) * length * DIM
+    place = begin + tl.arange(0, BLOCK_KEYS)
+    key, value = _cached(keys, values, base, place, length, DIM)
+    wait_for_inputs(EARLY)
+    if end > first:  # what this pass has added is here
+        key, value = _cached(keys, values, base, place, length, DIM)
+    # Rows of (lane, place, head of the cache, head of its group), as the projection gives them.
+    row_at = ((lane * width + place_of_row) * HEADS + head) * GROUP + row % GROUP
+    query = tl.load(queries + row_at[:, None] * DIM + dim[None, :], mask=used, other=0.0)
+    if keys.dtype.element_ty == tl.float8e4nv:
+        query = query.to(tl.float16)
     highest = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
     weight = tl.zeros([BLOCK_ROWS], tl.float32)
     mean = tl.zeros([BLOCK_ROWS, DIM], tl.float32)
-    for at in range(begin, end, BLOCK_KEYS):
-        place_of_key = at + tl.arange(0, BLOCK_KEYS)
-        filled = place_of_key < end
-        key_at = base + place_of_key * DIM
-        key = tl.load(keys + key_at[None, :] + dim[:, None], mask=filled[None, :], other=0.0).to(query.dtype)
-        score = tl.dot(query, key, input_precision=PRECISION) * scale
-        score = tl.where(filled[None, :] & (place_of_key[None, :] <= sees[:, None]), score, float("-inf"))
-        higher = tl.maximum(highest, tl.max(score, 1))
-        # A row that has seen nothing yet stays at weight 0.
-        reference = tl.where(higher == float("-inf"), 0.0, higher)
-        share = tl.exp(score - reference[:, None])
-        fade = tl.exp(highest - reference)
-        weight = weight * fade + tl.sum(share, 1)
-        value = tl.load(values + key_at[:, None] + dim[None, :], mask=filled[:, None], other=0.0)
-        value = value.to(query.dtype)
-        mean = mean * fade[:, None] + tl.dot(share.to(value.dtype), value, input_precision=PRECISION)
-        highest = higher
+    highest, weight, mean = _attend_block(
+        query, key, value, place, end, sees, scale, highest, weight, mean, PRECISION
+    )  # fmt: skip
+    for at in range(begin + BLOCK_KEYS, end, BLOCK_KEYS):
+        place = at + tl.arange(0, BLOCK_KEYS)
+        key, value = _cached(keys, values, base, place, length, DIM)
+        highest, weight, mean = _attend_block(
+            query, key, value, place, end, sees, scale, highest, weight, mean, PRECISION
+        )  # fmt: skip
     empty = weight == 0.0
     mean = mean / tl.where(empty, 1.0, weight)[:, None]
     part_at = split * total_rows + row_at
     tl.store(parts + part_at[:, None] * DIM + dim[None, :], mean, mask=used)
     if SPLITS > 1:
         log_sum = tl.where(empty, float("-inf"), highest + tl.log(tl.where(empty, 1.0, weight)))
-        tl.store(sums + part_at, log_sum, mask=place < width)
+        tl.store(sums + part_at, log_sum, mask=place_of_row < width)
 
 
 @triton.jit
 def _combine(
-    parts, sums, attended, total_rows,
-    DIM: tl.constexpr, SPLITS: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr,
+    parts, sums, attended, start, width, total_rows, rows_of_place,
+    DIM: tl.constexpr, SPLITS: tl.constexpr, PADDED: tl.constexpr, BLOCK_KEYS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The splits' means of one row, weighted."""
-    wait_for_inputs(EARLY)
     row = tl.program_id(0)
+    total = tl.load(start + row // rows_of_place // width) + width
     split = tl.arange(0, PADDED)
+    filled = split < tl.cdiv(total, _split_size(total, SPLITS, BLOCK_KEYS))
     dim = tl.arange(0, DIM)
-    log_sum = tl.load(sums + split * total_rows + row, mask=split < SPLITS, other=float("-inf"))
+    wait_for_inputs(EARLY)
+    log_sum = tl.load(sums + split * total_rows + row, mask=filled, other=float("-inf"))
     share = tl.exp(log_sum - tl.max(log_sum, 0))
     at = (split * total_rows + row)[:, None] * DIM + dim[None, :]
-    part = tl.load(parts + at, mask=(split < SPLITS)[:, None], other=0.0)
+    part = tl.load(parts + at, mask=filled[:, None], other=0.0)
     mean = tl.sum(part * share[:, None], 0) / tl.sum(share, 0)
     tl.store(attended + row * DIM + dim, mean)
 
@@ -101,11 +138,14 @@ def _combine(
 def attend_split(
     queries: Float[Tensor, "lanes width heads dim"],
     keys: Float[Tensor, "lanes kv_heads length dim"],
-    values: Float[Tensor, "lanes kv_heads length dim"],
+    values: Float[Tensor, "lanes kv_heads dim length"],
     start: Int[Tensor, " lanes"],
     programs: int,
 ) -> Float[Tensor, "lanes width heads dim"]:
-    """`terra.engine.graph.attention.attend` by about so many `programs` at once; `dim` is a power of two."""
+    """`terra.engine.graph.attention.attend` by about so many `programs` at once.
+
+    `dim` is a power of two, `length` a multiple of `CACHE_STEP`; what the cache holds is finite.
+    """
     lanes, width, heads, dim = queries.shape
     kv_heads, length = keys.shape[1:3]
     group = heads // kv_heads
@@ -124,13 +164,14 @@ def attend_split(
         queries, keys, values, start, parts, sums,
         dim**-0.5, length, width, rows,
         HEADS=kv_heads, GROUP=group, DIM=dim, SPLITS=splits,
-        BLOCK_ROWS=block, BLOCK_KEYS=_BLOCK_KEYS, PRECISION="ieee", EARLY=bool(early), **early,
+        BLOCK_ROWS=block, BLOCK_KEYS=_BLOCK_KEYS, PRECISION="ieee", EARLY=bool(early), num_stages=_STAGES, **early,
     )  # fmt: skip
     if splits > 1:
-        padded = triton.next_power_of_2(splits)
         _combine[(rows,)](
-            parts, sums, attended, rows, DIM=dim, SPLITS=splits, PADDED=padded, EARLY=bool(early), **early
-        )
+            parts, sums, attended, start, width, rows, heads,
+            DIM=dim, SPLITS=splits, PADDED=triton.next_power_of_2(splits), BLOCK_KEYS=_BLOCK_KEYS,
+            EARLY=bool(early), **early,
+        )  # fmt: skip
     return attended
 
 
@@ -145,37 +186,44 @@ def rotated(first, second, cosine, sine, at, half):
 
 
 @triton.jit
-def store_pair(target, first, second, half):
-    """Elements of a head's two halves, in the target's type."""
+def store_pair(target, first, second, apart, used):
+    """Elements of a head's two halves, so far apart, in the target's type."""
     kind = target.dtype.element_ty
-    tl.store(target, first.to(kind))
-    tl.store(target + half, second.to(kind))
+    tl.store(target, first.to(kind), mask=used)
+    tl.store(target + apart, second.to(kind), mask=used)
+
+
+@triton.jit
+def _halves(source, used, half):
+    return tl.load(source, mask=used, other=0.0), tl.load(source + half, mask=used, other=0.0)
 
 
 @triton.jit
 def _rotate_and_store(
     mixed, cosine, sine, positions, queries, keys, values,
     width, length,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, EARLY: tl.constexpr,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
+    PADDED: tl.constexpr, PADDED_CACHED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One head of one row: a query, a key or a value of what the projection gave."""
+    """One row of what the projection gave: all its queries, keys and values."""
     wait_for_inputs(EARLY)
-    row, head = tl.program_id(0), tl.program_id(1)
+    row = tl.program_id(0).to(tl.int64)
     half: tl.constexpr = DIM // 2
-    low = tl.arange(0, half)
+    low = tl.arange(0, half)[None, :]
+    query = tl.arange(0, PADDED)[:, None]
+    cached = tl.arange(0, PADDED_CACHED)[:, None]
     position = tl.load(positions + row)
-    source = mixed + (row.to(tl.int64) * ((GROUP + 2) * HEADS) + head) * DIM
-    first, second = tl.load(source + low), tl.load(source + half + low)
-    number = head - GROUP * HEADS  # of the cache's head, keys first
-    if number < HEADS:
-        first, second = rotated(first, second, cosine, sine, position * DIM + low, half)
-    cached = ((row // width * HEADS + number % HEADS).to(tl.int64) * length + position) * DIM + low
-    if number < 0:
-        store_pair(queries + (row.to(tl.int64) * (GROUP * HEADS) + head) * DIM + low, first, second, half)
-    elif number < HEADS:
-        store_pair(keys + cached, first, second, half)
-    else:
-        store_pair(values + cached, first, second, half)
+    source = mixed + row * ((GROUP + 2) * HEADS * DIM) + low
+    of_rows = (row // width * HEADS + cached) * length
+    table = position * DIM + low
+    first, second = _halves(source + query * DIM, query < GROUP * HEADS, half)
+    first, second = rotated(first, second, cosine, sine, table, half)
+    store_pair(queries + (row * (GROUP * HEADS) + query) * DIM + low, first, second, half, query < GROUP * HEADS)
+    first, second = _halves(source + (GROUP * HEADS + cached) * DIM, cached < HEADS, half)
+    first, second = rotated(first, second, cosine, sine, table, half)
+    store_pair(keys + (of_rows + position) * DIM + low, first, second, half, cached < HEADS)
+    first, second = _halves(source + ((GROUP + 1) * HEADS + cached) * DIM, cached < HEADS, half)
+    store_pair(values + of_rows * DIM + low * length + position, first, second, half * length, cached < HEADS)
 
 
 def rotate_and_store(
@@ -187,9 +235,10 @@ def rotate_and_store(
     heads = size // dim - 2 * kv_heads
     queries = torch.empty(lanes, width, heads, dim, dtype=mixed.dtype, device=mixed.device)
     early = launched_early(mixed.device)
-    _rotate_and_store[(lanes * width, heads + 2 * kv_heads)](
+    _rotate_and_store[(lanes * width,)](
         mixed, place.cosine, place.sine, place.positions, queries, place.keys, place.values,
         width, length,
-        HEADS=kv_heads, GROUP=heads // kv_heads, DIM=dim, EARLY=bool(early), num_warps=1, **early,
+        HEADS=kv_heads, GROUP=heads // kv_heads, DIM=dim, PADDED=triton.next_power_of_2(heads),
+        PADDED_CACHED=triton.next_power_of_2(kv_heads), EARLY=bool(early), **early,
     )  # fmt: skip
     return queries

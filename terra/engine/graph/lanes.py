@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from terra.engine.graph.attention import attend, attend_causally
+from terra.engine.graph.attention import CACHE_STEP, attend, attend_causally
 from terra.engine.graph.capture import captured
 from terra.engine.graph.layers import PLAIN, Layers, gpu_steps
 from terra.noise import gumbel_noise
@@ -60,7 +60,7 @@ class Lanes:
     ) -> None:
         self._model, self._drafts, self._layout = model, drafts, model.config.layout
         self.num_lanes = num_lanes
-        device, length = model.device, self._layout.max_length + drafts + 1
+        device, length = model.device, -(-(self._layout.max_length + drafts + 1) // CACHE_STEP) * CACHE_STEP
         self._layers = Layers(model, num_lanes, length, fp8_weights=fp8_weights, fp8_cache=fp8_cache)
         slots = self._layout.max_frames * self._layout.action_slots
         self._slot_rows = torch.zeros(num_lanes, slots, model.config.hidden_size, dtype=model.dtype, device=device)
@@ -98,7 +98,7 @@ class Lanes:
         positions = torch.arange(length, device=device)[None]
 
         def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            return attend_causally(queries, keys[:, :, :length], values[:, :, :length])
+            return attend_causally(queries, keys[:, :, :length], values[..., :length])
 
         taken = slice(lane, lane + 1)
         self._layers(self._embed(taken, positions), taken, positions, attention, PLAIN)
@@ -160,7 +160,7 @@ class Lanes:
         return min(size, self.num_lanes)
 
     def _parts(self, lane: int, length: int) -> tuple[Tensor, ...]:
-        cached = self._layers.keys[:, lane, :, :length], self._layers.values[:, lane, :, :length]
+        cached = self._layers.keys[:, lane, :, :length], self._layers.values[:, lane, ..., :length]
         one = slice(lane, lane + 1)
         return (*cached, self._ids[lane, :length], self._slot_rows[lane], self._seed[one])
 

@@ -38,7 +38,7 @@ class Place:
     sine: Float[Tensor, "length dim"]
     positions: Int[Tensor, "lanes width"]
     keys: Float[Tensor, "lanes kv_heads length dim"]
-    values: Float[Tensor, "lanes kv_heads length dim"]
+    values: Float[Tensor, "lanes kv_heads dim length"]
 
 
 class Layers:
@@ -52,7 +52,8 @@ class Layers:
         fp8_cache: keys and values are held in 8 bits (E4M3), as they are.
 
     Attributes:
-        keys, values: (layers, lanes, kv_heads, length, dim).
+        keys: (layers, lanes, kv_heads, length, dim).
+        values: (layers, lanes, kv_heads, dim, length), so that products with either run along memory.
         head: logits of the image tokens.
 
     Raises:
@@ -89,7 +90,7 @@ class Layers:
         del model.lm_head
         shape = (len(self.layers), lanes, config.num_key_value_heads or config.num_attention_heads, length, dim)
         self.keys = torch.zeros(shape, dtype=FP8 if fp8_cache else like.dtype, device=like.device)
-        self.values = torch.zeros_like(self.keys)
+        self.values = torch.zeros_like(self.keys.mT, memory_format=torch.contiguous_format)
 
     def __call__(
         self,
@@ -134,7 +135,7 @@ def place_heads(mixed: Float[Tensor, "lanes width heads_dim"], place: Place) -> 
     turned = _rotate(by_head[:, :, : heads + kv_heads], cosine[:, :, None], sine[:, :, None])
     lane = torch.arange(lanes, device=mixed.device)[:, None]
     place.keys[lane, :, place.positions] = turned[:, :, heads:].to(place.keys.dtype)
-    place.values[lane, :, place.positions] = by_head[:, :, heads + kv_heads :].to(place.values.dtype)
+    place.values[lane, :, :, place.positions] = by_head[:, :, heads + kv_heads :].to(place.values.dtype)
     return turned[:, :, :heads].contiguous()
 
 

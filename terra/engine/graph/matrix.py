@@ -29,8 +29,8 @@ def in_fp8(weight: Float[Tensor, "rows columns"]) -> Matrix:
 def round_rows(values: Float[Tensor, "rows n"]) -> tuple[Float[Tensor, "rows n"], Float32[Tensor, "rows 1"]]:
     """Rows in 8 bits and their scales."""
     wide = values.float()
-    scale = wide.abs().amax(-1, keepdim=True).clamp(min=1e-12) / _LARGEST
-    return (wide / scale).to(FP8), scale
+    largest = wide.abs().amax(-1, keepdim=True).clamp(min=1e-12)
+    return (wide * (_LARGEST / largest)).to(FP8), largest / _LARGEST
 
 
 def linear(states: Float[Tensor, "*batch columns"], matrix: Matrix) -> Float[Tensor, "*batch rows"]:
@@ -42,9 +42,10 @@ def linear(states: Float[Tensor, "*batch columns"], matrix: Matrix) -> Float[Ten
         return F.linear(states, matrix.weight)
     rounded, scale = round_rows(states.flatten(0, -2))
     if states.is_cuda:
-        weight, by = matrix.weight.t(), matrix.scale[None]
+        # A scale of all with scales of rows and columns behind it: twice as fast here as scales of rows within.
+        one = torch.ones((), device=states.device)
         multiply = torch._scaled_mm  # pyright: ignore[reportPrivateImportUsage]
-        made = multiply(rounded, weight, scale_a=scale, scale_b=by, out_dtype=states.dtype)
+        made = multiply(rounded, matrix.weight.t(), scale_a=one, scale_b=one, out_dtype=torch.float32)
     else:
-        made = F.linear(rounded.float(), matrix.weight.float()) * scale * matrix.scale
-    return made.to(states.dtype).unflatten(0, states.shape[:-1])
+        made = F.linear(rounded.float(), matrix.weight.float())
+    return (made * scale * matrix.scale).to(states.dtype).unflatten(0, states.shape[:-1])

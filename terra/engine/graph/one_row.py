@@ -7,7 +7,7 @@ that of the separate steps.
 """
 
 # A kernel's launch is beyond the type checker.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportIndexIssue=false
 
 import torch
 import triton
@@ -20,7 +20,7 @@ from terra.engine.graph.launch import launched_early, wait_for_inputs
 from terra.engine.graph.layers import Place
 from terra.engine.graph.matrix import Matrix
 
-_BYTES = 32768
+_BYTES = 16384
 """Of the weight, read by a program at once; a few programs fill a multiprocessor's share of the memory's bandwidth
 times its latency."""
 
@@ -28,104 +28,141 @@ _WARPS = 4
 
 
 @triton.jit
-def _rows(weight, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Whole rows of the weight."""
-    at = weight + row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
-    return tl.load(at, mask=(row < ROWS)[:, None] & (column < COLUMNS)[None, :], other=0.0)
+def _columns(COLUMNS: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr):
+    """The columns' numbers in one piece, or in two of which the second is padded."""
+    columns = (tl.arange(0, FIRST),)
+    if REST:
+        columns = columns + (FIRST + tl.arange(0, REST),)  # noqa: RUF005
+    return columns
 
 
 @triton.jit
-def _normalised(part, weight, epsilon, COLUMNS: tl.constexpr):
-    """The vector, normalised."""
-    wide = part.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide, 0) / COLUMNS + epsilon)
-    return weight * (wide * scale).to(part.dtype)
+def _vector(start, columns, COLUMNS: tl.constexpr, PIECES: tl.constexpr):
+    """A vector in pieces."""
+    parts = ()
+    for piece in tl.static_range(PIECES):
+        at = columns[piece]
+        parts = parts + (tl.load(start + at, mask=at < COLUMNS, other=0.0),)  # noqa: RUF005
+    return parts
 
 
 @triton.jit
-def _rounded(part, FP8: tl.constexpr):
-    """The vector as float32 and its scale; with FP8 rounded to 8 bits by `terra.engine.graph.matrix.round_rows`."""
-    wide = part.to(tl.float32)
+def _rows(weight, row, rows, columns, COLUMNS: tl.constexpr, PIECES: tl.constexpr):
+    """Whole rows of the weight, in pieces."""
+    tiles = ()
+    start = weight + row.to(tl.int64)[:, None] * COLUMNS
+    for piece in tl.static_range(PIECES):
+        at = columns[piece][None, :]
+        tiles = tiles + (tl.load(start + at, mask=(row < rows)[:, None] & (at < COLUMNS), other=0.0),)  # noqa: RUF005
+    return tiles
+
+
+@triton.jit
+def _input(
+    vector, factors, epsilon, columns,
+    NORM: tl.constexpr, FP8: tl.constexpr, COLUMNS: tl.constexpr, PIECES: tl.constexpr,
+):  # fmt: skip
+    """The vector as float32, normalised with NORM, and its scale, which is 1 but for 8 bits (`matrix.round_rows`)."""
+    parts = _vector(vector, columns, COLUMNS, PIECES)
+    by = 1.0
+    if NORM:
+        squares = 0.0
+        for piece in tl.static_range(PIECES):
+            squares += tl.sum(parts[piece].to(tl.float32) * parts[piece].to(tl.float32), 0)
+        by = tl.rsqrt(squares / COLUMNS + epsilon)
+    wide = ()
+    for piece in tl.static_range(PIECES):
+        part = parts[piece]
+        if NORM:
+            part = factors[piece] * (part.to(tl.float32) * by).to(part.dtype)
+        wide = wide + (part.to(tl.float32),)  # noqa: RUF005
     scale = 1.0
     if FP8:
-        scale = tl.div_rn(tl.maximum(tl.max(tl.abs(wide), 0), 1e-12), 448.0)
-        wide = tl.div_rn(wide, scale).to(tl.float8e4nv).to(tl.float32)
-    return wide[None, :], scale
+        largest = 1e-12
+        for piece in tl.static_range(PIECES):
+            largest = tl.maximum(largest, tl.max(tl.abs(wide[piece]), 0))
+        scale, inverse = tl.div_rn(largest, 448.0), tl.div_rn(448.0, largest)
+        rounded = ()
+        for piece in tl.static_range(PIECES):
+            rounded = rounded + ((wide[piece] * inverse).to(tl.float8e4nv).to(tl.float32),)  # noqa: RUF005
+        wide = rounded
+    return wide, scale
 
 
 @triton.jit
-def _dot(tile, wide, by, scales, row, rows, FP8: tl.constexpr):
-    """Of each row of the tile the product with the vector."""
-    made = tl.sum(tile.to(tl.float32) * wide, 1)
+def _dot(tiles, wide, scale, scales, row, rows, FP8: tl.constexpr, PIECES: tl.constexpr):
+    """Of each row of the weight the product with the vector."""
+    made = tl.sum(tiles[0].to(tl.float32) * wide[0][None, :], 1)
+    for piece in tl.static_range(1, PIECES):
+        made += tl.sum(tiles[piece].to(tl.float32) * wide[piece][None, :], 1)
     if FP8:
-        made = made * by * tl.load(scales + row, mask=row < rows, other=0.0)
+        made = made * scale * tl.load(scales + row, mask=row < rows, other=0.0)
     return made
 
 
 @triton.jit
 def _product(
-    vector, norm, weight, scales, states, result, epsilon,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PADDED: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    vector, norm, weight, scales, states, result, rows, epsilon,
+    COLUMNS: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     NORM: tl.constexpr, GATED: tl.constexpr, SUM: tl.constexpr, FP8: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Some rows of weight times vector; with GATED those of its upper half activate those of its lower half."""
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    column = tl.arange(0, PADDED)
-    inside = column < COLUMNS
-    tile = _rows(weight, row, column, ROWS, COLUMNS)
+    columns = _columns(COLUMNS, FIRST, REST)
+    pieces: tl.constexpr = 2 if REST else 1
+    tiles = _rows(weight, row, rows, columns, COLUMNS, pieces)
+    lower = tiles
     if GATED:
-        lower = _rows(weight + ROWS * COLUMNS, row, column, ROWS, COLUMNS)
+        lower = _rows(weight + rows.to(tl.int64) * COLUMNS, row, rows, columns, COLUMNS, pieces)
+    factors = ()
     if NORM:
-        factors = tl.load(norm + column, mask=inside, other=0.0)
+        factors = _vector(norm, columns, COLUMNS, pieces)
     wait_for_inputs(EARLY)
-    part = tl.load(vector + column, mask=inside, other=0.0)
-    if NORM:
-        part = _normalised(part, factors, epsilon, COLUMNS)
+    wide, scale = _input(vector, factors, epsilon, columns, NORM, FP8, COLUMNS, pieces)
     kind = result.dtype.element_ty
-    wide, by = _rounded(part, FP8)
-    made = _dot(tile, wide, by, scales, row, ROWS, FP8).to(kind)
+    made = _dot(tiles, wide, scale, scales, row, rows, FP8, pieces).to(kind)
     if GATED:
         gate = made.to(tl.float32)
-        made = (gate / (1.0 + tl.exp(-gate))).to(kind) * _dot(lower, wide, by, scales + ROWS, row, ROWS, FP8).to(kind)
+        by = _dot(lower, wide, scale, scales + rows, row, rows, FP8, pieces).to(kind)
+        made = (gate / (1.0 + tl.exp(-gate))).to(kind) * by
     if SUM:
-        made = tl.load(states + row, mask=row < ROWS) + made
-    tl.store(result + row, made, mask=row < ROWS)
+        made = tl.load(states + row, mask=row < rows) + made
+    tl.store(result + row, made, mask=row < rows)
 
 
 @triton.jit
 def _project(
-    vector, norm, weight, scales, cosine, sine, position, queries, keys, values, epsilon, length,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, COLUMNS: tl.constexpr, PADDED: tl.constexpr,
-    BLOCK_PAIRS: tl.constexpr, FP8: tl.constexpr, EARLY: tl.constexpr,
+    vector, norm, weight, scales, cosine, sine, position, queries, keys, values, rows, epsilon, length,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
+    COLUMNS: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
+    FP8: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Some pairs of elements that rotate together, of one head: of a query, a key or a value."""
     half: tl.constexpr = DIM // 2
     head = tl.program_id(0) * BLOCK_PAIRS // half
     low = tl.program_id(0) * BLOCK_PAIRS % half + tl.arange(0, BLOCK_PAIRS)
-    column = tl.arange(0, PADDED)
-    inside = column < COLUMNS
-    rows: tl.constexpr = (GROUP + 2) * HEADS * DIM
-    low_row = head * DIM + low
-    low_tile = _rows(weight, low_row, column, rows, COLUMNS)
-    high_tile = _rows(weight, low_row + half, column, rows, COLUMNS)
-    factors = tl.load(norm + column, mask=inside, other=0.0)
+    row = head * DIM + low
+    columns = _columns(COLUMNS, FIRST, REST)
+    pieces: tl.constexpr = 2 if REST else 1
+    first_tiles = _rows(weight, row, rows, columns, COLUMNS, pieces)
+    second_tiles = _rows(weight, row + half, rows, columns, COLUMNS, pieces)
+    factors = _vector(norm, columns, COLUMNS, pieces)
     wait_for_inputs(EARLY)
-    part = _normalised(tl.load(vector + column, mask=inside, other=0.0), factors, epsilon, COLUMNS)
+    wide, scale = _input(vector, factors, epsilon, columns, True, FP8, COLUMNS, pieces)
     kind = queries.dtype.element_ty
-    wide, by = _rounded(part, FP8)
-    first = _dot(low_tile, wide, by, scales, low_row, rows, FP8).to(kind)
-    second = _dot(high_tile, wide, by, scales, low_row + half, rows, FP8).to(kind)
+    first = _dot(first_tiles, wide, scale, scales, row, rows, FP8, pieces).to(kind)
+    second = _dot(second_tiles, wide, scale, scales, row + half, rows, FP8, pieces).to(kind)
     place = tl.load(position)
     number = head - GROUP * HEADS  # of the cache's head, keys first
     if number < HEADS:
         first, second = rotated(first, second, cosine, sine, place * DIM + low, half)
-    cached = ((number % HEADS) * length + place) * DIM + low
     if number < 0:
-        store_pair(queries + head * DIM + low, first, second, half)
+        store_pair(queries + head * DIM + low, first, second, half, low < half)
     elif number < HEADS:
-        store_pair(keys + cached, first, second, half)
+        store_pair(keys + (number * length + place) * DIM + low, first, second, half, low < half)
     else:
-        store_pair(values + cached, first, second, half)
+        at = ((number - HEADS) * DIM + low) * length + place
+        store_pair(values + at, first, second, half * length, low < half)
 
 
 def product(
@@ -145,14 +182,14 @@ def product(
         states: the result is added to them.
     """
     weight, scales = matrix.weight, matrix.scale
-    rows, columns = weight.shape[0] // (2 if gated else 1), weight.shape[1]
-    padded, block = _block(weight, 2 if gated else 1)
+    rows = len(weight) // (2 if gated else 1)
+    block_rows = _height(weight, 2 if gated else 1)
     result = torch.empty(1, 1, rows, dtype=vector.dtype, device=vector.device)
     early = launched_early(vector.device)
-    _product[(triton.cdiv(rows, block),)](
+    _product[(triton.cdiv(rows, block_rows),)](
         vector, result if norm is None else norm, weight, result if scales is None else scales,
-        result if states is None else states, result, epsilon,
-        ROWS=rows, COLUMNS=columns, PADDED=padded, BLOCK_ROWS=block,
+        result if states is None else states, result, rows, epsilon,
+        **_pieces(weight.shape[1]), BLOCK_ROWS=block_rows,
         NORM=norm is not None, GATED=gated, SUM=states is not None, FP8=scales is not None, EARLY=bool(early),
         num_warps=_WARPS, **early,
     )  # fmt: skip
@@ -170,20 +207,26 @@ def project(
     _, kv_heads, length, dim = place.keys.shape
     weight, scales = matrix.weight, matrix.scale
     heads = len(weight) // dim - 2 * kv_heads
-    padded, block = _block(weight, 2)
-    block = min(block, dim // 2)
+    block_pairs = min(_height(weight, 2), dim // 2)
     queries = torch.empty(1, 1, heads, dim, dtype=vector.dtype, device=vector.device)
     early = launched_early(vector.device)
-    _project[(len(weight) // 2 // block,)](
+    _project[(len(weight) // 2 // block_pairs,)](
         vector, norm, weight, queries if scales is None else scales, place.cosine, place.sine, place.positions,
-        queries, place.keys, place.values, epsilon, length,
-        HEADS=kv_heads, GROUP=heads // kv_heads, DIM=dim, COLUMNS=weight.shape[1], PADDED=padded,
-        BLOCK_PAIRS=block, FP8=scales is not None, EARLY=bool(early), num_warps=_WARPS, **early,
+        queries, place.keys, place.values, len(weight), epsilon, length,
+        HEADS=kv_heads, GROUP=heads // kv_heads, DIM=dim, **_pieces(weight.shape[1]),
+        BLOCK_PAIRS=block_pairs, FP8=scales is not None, EARLY=bool(early), num_warps=_WARPS, **early,
     )  # fmt: skip
     return queries
 
 
-def _block(weight: Tensor, tiles: int) -> tuple[int, int]:
-    """Columns of a tile, and its rows where a program reads so many tiles."""
-    padded = int(triton.next_power_of_2(weight.shape[1]))
-    return padded, max(1, _BYTES // weight.element_size() // tiles // padded)
+def _pieces(columns: int) -> dict[str, int]:
+    """Sizes of the pieces that a row is read in: powers of two, of which the second may reach over its end."""
+    first = 1 << columns.bit_length() - 1
+    rest = columns - first
+    return {"COLUMNS": columns, "FIRST": first, "REST": 1 << (rest - 1).bit_length() if rest else 0}
+
+
+def _height(weight: Tensor, tiles: int) -> int:
+    """Rows of a tile where a program reads so many tiles."""
+    most = max(1, _BYTES // tiles // weight.shape[1] // weight.element_size())
+    return 1 << most.bit_length() - 1
