@@ -1,10 +1,14 @@
 """Tokens to frames: what a decoder is, and the one that shows each frame by itself."""
 
-from typing import Protocol, runtime_checkable
+from copy import deepcopy
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
 
+from tokenizer.errors import ConfigError
 from tokenizer.types import Frames, TokenGrid
+
+Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 @runtime_checkable
@@ -16,16 +20,34 @@ class Decoder(Protocol):
         ...
 
 
+def element_type(name: Dtype) -> torch.dtype:
+    """The element type of a decoder's setting. Raises ConfigError for another name."""
+    if name not in get_args(Dtype):
+        raise ConfigError(f"decoder.dtype: expected one of {', '.join(get_args(Dtype))}, got {name!r}")
+    return getattr(torch, name)
+
+
 class FramewiseDecoder:
     """Decodes each frame alone, with the tokenizer's own decoder (anything that has `decode`, as LFQTokenizer).
 
     So a frame looks the same wherever it stands in a rollout, and a rollout can be shown while it grows.
+
+    Args:
+        tokenizer: a module, unless `dtype` is float32.
+        dtype: element type to decode in. "bfloat16" is several times faster on a GPU, and on a CPU that multiplies it;
+            a copy of the tokenizer is made for it then.
+
+    Raises:
+        ConfigError: another type.
     """
 
-    def __init__(self, tokenizer: Decoder) -> None:
+    def __init__(self, tokenizer: Decoder, dtype: Dtype = "float32") -> None:
+        element = element_type(dtype)
         self.tokenizer = tokenizer
+        if element != torch.float32 and isinstance(tokenizer, torch.nn.Module):
+            self.tokenizer = deepcopy(tokenizer).to(element)
 
     @torch.no_grad()
     def decode(self, tokens: TokenGrid) -> Frames:
-        """Frames in [-1, 1] for int64 token grids, on the tokenizer's device; `ValueError` for other tokens."""
-        return self.tokenizer.decode(tokens)
+        """float32 frames in [-1, 1] for int64 token grids, on the tokenizer's device; `ValueError` for other tokens."""
+        return self.tokenizer.decode(tokens).float()

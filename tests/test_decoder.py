@@ -4,6 +4,7 @@ from einops import rearrange, repeat
 
 from decoder import Decoder, FramewiseDecoder
 from tokenizer import LFQTokenizer
+from tokenizer.errors import ConfigError
 
 SHADES = 16
 
@@ -54,3 +55,19 @@ def test_decoding_keeps_no_graph(tokens):
     codec = ShadeCodec()
     assert codec.decode(tokens).requires_grad
     assert not FramewiseDecoder(codec).decode(tokens).requires_grad
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_shows_nearly_the_same_and_leaves_the_tokenizer_alone(tiny_tokenizer, dtype):
+    tokenizer = LFQTokenizer.from_pretrained(tiny_tokenizer)
+    shape = (2, tokenizer.rows, tokenizer.cols)
+    tokens = torch.randint(0, tokenizer.codebook_size, shape, generator=torch.Generator().manual_seed(0))
+    full, half = FramewiseDecoder(tokenizer).decode(tokens), FramewiseDecoder(tokenizer, dtype).decode(tokens)
+    assert half.dtype == torch.float32
+    assert 0 < (half - full).abs().max() < 0.05
+    assert {parameter.dtype for parameter in tokenizer.parameters()} == {torch.float32}
+
+
+def test_another_type_is_refused():
+    with pytest.raises(ConfigError, match=r"decoder\.dtype: expected one of float32, bfloat16, float16, got 'int8'"):
+        FramewiseDecoder(ShadeCodec(), "int8")

@@ -1,18 +1,16 @@
 """`RefinerDecoder`: tokens to frames that agree with each other."""
 
 from pathlib import Path
-from typing import Literal, final, get_args
+from typing import final
 
 import torch
 
-from decoder.framewise import Decoder
+from decoder.framewise import Decoder, Dtype, element_type
 from decoder.refiner.config import check_guidance
 from decoder.refiner.model import Refiner
 from decoder.refiner.windows import frame_noise, refined_windows
 from tokenizer.errors import ConfigError
 from tokenizer.types import Frames, TokenGrid
-
-Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 @final
@@ -53,9 +51,7 @@ class RefinerDecoder:
         device: str = "cpu",
     ) -> "RefinerDecoder":
         """With the refiner in a folder or a Hub repository. Raises CheckpointError, ConfigError."""
-        if dtype not in get_args(Dtype):
-            raise ConfigError(f"refiner: dtype: expected one of {', '.join(get_args(Dtype))}, got {dtype!r}")
-        refiner = Refiner.from_pretrained(pretrained, getattr(torch, dtype)).to(device)
+        refiner = Refiner.from_pretrained(pretrained, element_type(dtype)).to(device)
         return cls(tokenizer, refiner, seed=seed, guidance=guidance)
 
     @torch.no_grad()

@@ -11,7 +11,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def wait_for_inputs(EARLY: tl.constexpr):
-    """Let the next kernel begin; go on when the ones before are done. Only constants may be read before.
+    """Let the next kernel begin; go on when the ones before are done. What they write must not be read before.
 
     Every program of a kernel that is launched early must come here, so that what is done includes what came before.
     """
