@@ -77,7 +77,7 @@ for one_row._BYTES, held in itertools.product((few, many), (Matrix, in_fp8)):
     caches = 2 * [torch.zeros(1, kv_heads, length, dim), torch.zeros(1, kv_heads, dim, length)]
     caches = [each.clone() for each in caches]
     expected = project(rms_norm(states, norm, epsilon), norm, epsilon, layer, Place(*tables, *caches[:2]))
-    queries = one_row.project(states, norm, epsilon, layer.query_key_value, Place(*tables, *caches[2:]))
+    queries = one_row.project(states, norm, epsilon, layer, Place(*tables, *caches[2:]))
     torch.testing.assert_close(queries, expected)
     torch.testing.assert_close(caches[2:], caches[:2])
     expected, _ = mix(attended, states, layer, next_norm, epsilon)

@@ -186,8 +186,8 @@ def rotated(first, second, cosine, sine, at, half):
 
 
 @triton.jit
-def store_pair(target, first, second, apart, used):
-    """Elements of a head's two halves, so far apart, in the target's type."""
+def store_pair(target, first, second, apart, used=None):
+    """Elements of a head's two halves, so far apart, in the target's type; all, or those that are `used`."""
     kind = target.dtype.element_ty
     tl.store(target, first.to(kind), mask=used)
     tl.store(target + apart, second.to(kind), mask=used)

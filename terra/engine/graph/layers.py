@@ -191,8 +191,7 @@ class Steps:
     """What a pass is made of, apart from attention.
 
     `hidden` goes from one step to the next: the states, normalised where the matrix product behind it does not do that
-    itself. `begin` makes it of the first states, `end` makes the normalised states of the last, `linear` the
-    logits.
+    itself. `begin` makes it of the first states, `end` makes the normalised states of the last, `linear` the logits.
     """
 
     begin: Callable[[Tensor, Tensor, float], Tensor]
@@ -223,9 +222,6 @@ def gpu_steps(rows: int) -> Steps:
         fused_mix = torch.compile(mix, dynamic=False, fullgraph=True)
         return Steps(fused_norm, project_rows, fused_mix, _unchanged, joined)
 
-    def project_one(hidden: Tensor, norm: Tensor, epsilon: float, layer: Layer, place: Place) -> Tensor:
-        return one_row.project(hidden, norm, epsilon, layer.query_key_value, place)
-
     def mix_one(
         attended: Tensor, states: Tensor, layer: Layer, next_norm: Tensor, epsilon: float
     ) -> tuple[Tensor, Tensor]:
@@ -238,4 +234,4 @@ def gpu_steps(rows: int) -> Steps:
     def head_one(hidden: Tensor, matrix: Matrix) -> Tensor:
         return linear(hidden, matrix) if matrix.scale is None else one_row.product(hidden, matrix)
 
-    return Steps(_unchanged, project_one, mix_one, fused_norm, head_one)
+    return Steps(_unchanged, one_row.project, mix_one, fused_norm, head_one)

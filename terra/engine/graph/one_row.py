@@ -17,7 +17,7 @@ from torch import Tensor
 
 from terra.engine.graph.kernels import rotated, store_pair
 from terra.engine.graph.launch import launched_early, wait_for_inputs
-from terra.engine.graph.layers import Place
+from terra.engine.graph.layers import Layer, Place
 from terra.engine.graph.matrix import Matrix
 
 _BYTES = 16384
@@ -157,12 +157,12 @@ def _project(
     if number < HEADS:
         first, second = rotated(first, second, cosine, sine, place * DIM + low, half)
     if number < 0:
-        store_pair(queries + head * DIM + low, first, second, half, low < half)
+        store_pair(queries + head * DIM + low, first, second, half)
     elif number < HEADS:
-        store_pair(keys + (number * length + place) * DIM + low, first, second, half, low < half)
+        store_pair(keys + (number * length + place) * DIM + low, first, second, half)
     else:
         at = ((number - HEADS) * DIM + low) * length + place
-        store_pair(values + at, first, second, half * length, low < half)
+        store_pair(values + at, first, second, half * length)
 
 
 def product(
@@ -200,12 +200,12 @@ def project(
     vector: Float[Tensor, "1 1 columns"],
     norm: Float[Tensor, " columns"],
     epsilon: float,
-    matrix: Matrix,
+    layer: Layer,
     place: Place,
 ) -> Float[Tensor, "1 1 heads dim"]:
     """`terra.engine.graph.layers.project` of one row that is not normalised yet; `dim` is a power of two."""
     _, kv_heads, length, dim = place.keys.shape
-    weight, scales = matrix.weight, matrix.scale
+    weight, scales = layer.query_key_value.weight, layer.query_key_value.scale
     heads = len(weight) // dim - 2 * kv_heads
     block_pairs = min(_height(weight, 2), dim // 2)
     queries = torch.empty(1, 1, heads, dim, dtype=vector.dtype, device=vector.device)
