@@ -52,6 +52,11 @@ class SamplingParams:
         """Whether the choice is without noise."""
         return self.temperature == 0.0
 
+    @property
+    def filters(self) -> bool:
+        """Whether top-k or top-p may leave tokens out; a greedy choice is the same without."""
+        return not self.greedy and (self.top_k > 0 or self.top_p < 1.0)
+
 
 def window_seed(seed: int, window: int) -> int:
     """The seed of one window of a rollout, below 2**63, so that windows don't repeat each other's noise.

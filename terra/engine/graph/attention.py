@@ -24,10 +24,10 @@ def attend(
     On a GPU by a kernel that reads no more of the cache than is filled, elsewhere by torch.
     """
     if queries.device.type == "cuda":
-        from terra.engine.graph.kernels import attend_split
+        from terra.engine.graph.attention_kernel import attend_split
+        from terra.engine.graph.launch import processors
 
-        processors = torch.cuda.get_device_properties(queries.device).multi_processor_count
-        return attend_split(queries, keys, values, start, _PROGRAMS * processors)
+        return attend_split(queries, keys, values, start, _PROGRAMS * processors(queries.device))
     places = torch.arange(keys.shape[2], device=keys.device)
     own = start[:, None] + torch.arange(queries.shape[1], device=keys.device)
     return _attend(

@@ -1,4 +1,4 @@
-"""Triton kernels for a pass: what becomes of queries, keys and values, and attention over the filled part of the cache.
+"""Triton kernels of attention over the filled part of the cache.
 
 How much of a cache is filled is known to the device alone. Its keys are split over programs, so that all
 multiprocessors read at once, and the parts are put together afterwards (Dao et al. 2023, "Flash-Decoding",
@@ -15,7 +15,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from terra.engine.graph.launch import launched_early, wait_for_inputs
-from terra.engine.graph.layers import Place
 
 _BLOCK_KEYS = 128
 _STAGES = 3
@@ -173,72 +172,3 @@ def attend_split(
             EARLY=bool(early), **early,
         )  # fmt: skip
     return attended
-
-
-@triton.jit
-def rotated(first, second, cosine, sine, at, half):
-    """Elements of a head's first half and those of its second half, rotated; `at` is where the tables have the first.
-
-    Rounded after each product, as torch does it in half precision.
-    """
-    turned = first * tl.load(cosine + at) - second * tl.load(sine + at)
-    return turned, second * tl.load(cosine + at + half) + first * tl.load(sine + at + half)
-
-
-@triton.jit
-def store_pair(target, first, second, apart, used=None):
-    """Elements of a head's two halves, so far apart, in the target's type; all, or those that are `used`."""
-    kind = target.dtype.element_ty
-    tl.store(target, first.to(kind), mask=used)
-    tl.store(target + apart, second.to(kind), mask=used)
-
-
-@triton.jit
-def _halves(source, used, half):
-    return tl.load(source, mask=used, other=0.0), tl.load(source + half, mask=used, other=0.0)
-
-
-@triton.jit
-def _rotate_and_store(
-    mixed, cosine, sine, positions, queries, keys, values,
-    width, length,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
-    PADDED: tl.constexpr, PADDED_CACHED: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """One row of what the projection gave: all its queries, keys and values."""
-    wait_for_inputs(EARLY)
-    row = tl.program_id(0).to(tl.int64)
-    half: tl.constexpr = DIM // 2
-    low = tl.arange(0, half)[None, :]
-    query = tl.arange(0, PADDED)[:, None]
-    cached = tl.arange(0, PADDED_CACHED)[:, None]
-    position = tl.load(positions + row)
-    source = mixed + row * ((GROUP + 2) * HEADS * DIM) + low
-    of_rows = (row // width * HEADS + cached) * length
-    table = position * DIM + low
-    first, second = _halves(source + query * DIM, query < GROUP * HEADS, half)
-    first, second = rotated(first, second, cosine, sine, table, half)
-    store_pair(queries + (row * (GROUP * HEADS) + query) * DIM + low, first, second, half, query < GROUP * HEADS)
-    first, second = _halves(source + (GROUP * HEADS + cached) * DIM, cached < HEADS, half)
-    first, second = rotated(first, second, cosine, sine, table, half)
-    store_pair(keys + (of_rows + position) * DIM + low, first, second, half, cached < HEADS)
-    first, second = _halves(source + ((GROUP + 1) * HEADS + cached) * DIM, cached < HEADS, half)
-    store_pair(values + of_rows * DIM + low * length + position, first, second, half * length, cached < HEADS)
-
-
-def rotate_and_store(
-    mixed: Float[Tensor, "lanes width heads_dim"], place: Place
-) -> Float[Tensor, "lanes width heads dim"]:
-    """`terra.engine.graph.layers.place_heads`; `dim` is a power of two."""
-    lanes, width, size = mixed.shape
-    _, kv_heads, length, dim = place.keys.shape
-    heads = size // dim - 2 * kv_heads
-    queries = torch.empty(lanes, width, heads, dim, dtype=mixed.dtype, device=mixed.device)
-    early = launched_early(mixed.device)
-    _rotate_and_store[(lanes * width,)](
-        mixed, place.cosine, place.sine, place.positions, queries, place.keys, place.values,
-        width, length,
-        HEADS=kv_heads, GROUP=heads // kv_heads, DIM=dim, PADDED=triton.next_power_of_2(heads),
-        PADDED_CACHED=triton.next_power_of_2(kv_heads), EARLY=bool(early), **early,
-    )  # fmt: skip
-    return queries

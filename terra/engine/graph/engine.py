@@ -255,7 +255,7 @@ class _Worker:
     def _advance(self) -> None:
         lanes = list(self._making)
         passes = min(_PASSES, self._lanes.passes_needed(lanes, self._left))
-        samplings = {frame.window.sampling for frame in self._making.values()}
+        samplings = frozenset(frame.window.sampling for frame in self._making.values())
         self._left = self._lanes.advance(lanes, samplings, passes)
         for lane, left in self._left.items():
             if not left:

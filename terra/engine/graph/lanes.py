@@ -6,7 +6,6 @@ tokens (Jacobi decoding, see `terra.engine.jacobi`). Every pass over so many lan
 stands is known to the device alone, so that passes are captured as CUDA graphs and replayed without the host.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,16 +16,13 @@ from torch import Tensor
 from terra.engine.graph.attention import CACHE_STEP, attend, attend_causally
 from terra.engine.graph.capture import captured
 from terra.engine.graph.layers import PLAIN, Layers, gpu_steps
-from terra.noise import gumbel_noise
+from terra.engine.graph.matrix import linear
 from terra.prompt import Action, Prompt, interleave
 from terra.sampling import SamplingParams, sample_tokens
 from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
 
 _TOKENS = 128
 """Of a pass over all its lanes: with more, a GPU computes longer than it reads the weights."""
-
-_PARTS = 128
-"""Of a row of logits, whose largest are found at once."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,7 @@ class Lanes:
         drafts: tokens a pass reads in a lane beyond the first, at most; passes over many lanes read fewer.
         fp8_weights, fp8_cache: see `Layers`.
 
-    On a GPU passes are compiled and captured at their first use.
+    On a GPU passes are captured at their first use.
     """
 
     def __init__(
@@ -70,13 +66,11 @@ class Lanes:
         self._start = torch.zeros(num_lanes, dtype=torch.int64, device=device)
         self._last = torch.zeros(num_lanes, dtype=torch.int64, device=device)
         self._seed = torch.zeros(num_lanes, dtype=torch.int64, device=device)
-        self._every_id = torch.arange(model.config.image_vocab_size, device=device)
+        self._temperature = torch.zeros(num_lanes, dtype=torch.float32, device=device)
         # Which lanes sample so, for each kind of sampling that was asked for.
         self._sampled: dict[SamplingParams, Bool[Tensor, " lanes"]] = {}
-        self._logits: dict[int, Float[Tensor, "rows vocab"]] = {}
         self._on_gpu = device.type == "cuda"
-        self._reads: dict[int, Callable[[], None]] = {}
-        self._settles: dict[tuple[SamplingParams, int], Callable[[], None]] = {}
+        self._passes: dict[tuple[object, ...], Callable[[], None]] = {}
 
     @property
     def frame_length(self) -> int:
@@ -112,6 +106,7 @@ class Lanes:
         self._ids[lane, begin : begin + layout.image_tokens] = self._frame_ids(lane, frame - 1)
         self._start[lane] = begin - layout.action_slots - 1
         self._last[lane] = begin + layout.image_tokens - 1
+        self._temperature[lane] = sampling.temperature
         if sampling not in self._sampled:
             self._sampled[sampling] = torch.zeros_like(self._start, dtype=torch.bool)
         for kind, lanes in self._sampled.items():
@@ -126,15 +121,11 @@ class Lanes:
         return max(1, min(self._drafts + 1, _TOKENS // self._bucket(count)))
 
     @torch.no_grad()
-    def advance(self, lanes: list[int], samplings: set[SamplingParams], passes: int) -> dict[int, int]:
+    def advance(self, lanes: list[int], samplings: frozenset[SamplingParams], passes: int) -> dict[int, int]:
         """Make some passes over lanes that were aimed; how many tokens each lacks then (0: its frame is done)."""
-        count = self._bucket(max(lanes) + 1)
-        read = self._read(count)
-        settles = [self._settle(sampling, count) for sampling in samplings]
+        make = self._pass(samplings, self._bucket(max(lanes) + 1))
         for _ in range(passes):
-            read()
-            for settle in settles:
-                settle()
+            make()
         left = (self._last - self._start).tolist()
         return {lane: left[lane] for lane in lanes}
 
@@ -183,60 +174,72 @@ class Lanes:
         embeds = torch.where((within >= 0)[..., None], rows, model.model.embed_tokens(ids[lane, positions]))
         return embeds + model.pos_embedding_spatio_temporal(positions)
 
-    def _positions(self, count: int) -> Int[Tensor, "lanes width"]:
-        return self._start[:count, None] + torch.arange(self.width(count), device=self._start.device)
+    def _pass(self, samplings: frozenset[SamplingParams], count: int) -> Callable[[], None]:
+        """A pass over the first `count` lanes, which sample in these ways."""
+        if not self._on_gpu:
+            return self._pass_by_logits(samplings, count)
+        # Filters look at the numbers to decide what to do next, which a graph can't hold.
+        if any(sampling.filters for sampling in samplings):
+            return self._kept(("logits", samplings, count), lambda: self._pass_by_logits(samplings, count))
+        return self._kept(("picks", count), lambda: captured(self._pass_by_picks(count), [self._ids, self._start]))
 
-    def _read(self, count: int) -> Callable[[], None]:
-        """What puts the logits of a pass over the first `count` lanes into their place."""
-        if count not in self._reads:
-            rows = count * self.width(count)
-            vocab = self._model.config.image_vocab_size
-            logits = torch.zeros(rows, vocab, dtype=self._model.dtype, device=self._ids.device)
-            self._logits[count] = logits
-            lanes, start = slice(count), self._start[:count]
-            steps = gpu_steps(rows) if self._on_gpu else PLAIN
+    def _kept(self, key: tuple[object, ...], make: Callable[[], Callable[[], None]]) -> Callable[[], None]:
+        if key not in self._passes:
+            self._passes[key] = make()
+        return self._passes[key]
 
-            def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-                return attend(queries, keys, values, start)
+    def _pass_by_picks(self, count: int) -> Callable[[], None]:
+        """Kernels take each lane's tokens to the best of what follows, in one go."""
+        from terra.engine.graph import many_rows, one_row, tokens
 
-            def enter() -> tuple[Int[Tensor, "lanes width"], Float[Tensor, "lanes width hidden"]]:
-                positions = self._positions(count)
-                return positions, self._embed(lanes, positions)
+        width = self.width(count)
+        lanes, rows, layout, model = slice(count), count * width, self._layout, self._model
+        ids, start, last = self._ids[lanes], self._start[lanes], self._last[lanes]
+        draws = tokens.Draws(self._temperature[lanes], self._seed[lanes], start)
+        best = torch.full((rows,), tokens.NOTHING, dtype=torch.int64, device=ids.device)
+        steps, finish = gpu_steps(rows), (one_row if rows == 1 else many_rows).product_and_pick
+        table, places = model.model.embed_tokens.weight, model.pos_embedding_spatio_temporal
 
-            if self._on_gpu:
-                enter = torch.compile(enter, dynamic=False, fullgraph=True)
+        def make() -> None:
+            positions, embedded = tokens.embed(
+                ids, start, self._slot_rows[lanes], table, places, layout.image_tokens, width
+            )
+            states = self._layers(embedded, lanes, positions, self._attention(start), steps)
+            finish(states, self._layers.head, draws, best)
+            tokens.accept(best, ids, start, last, layout.block, layout.image_tokens)
 
-            def read() -> None:
-                positions, embedded = enter()
-                states = self._layers(embedded, lanes, positions, attention, steps)
-                logits.copy_(steps.linear(states, self._layers.head).flatten(0, 1))
+        return make
 
-            self._reads[count] = captured(read, []) if self._on_gpu else read
-        return self._reads[count]
+    def _pass_by_logits(self, samplings: frozenset[SamplingParams], count: int) -> Callable[[], None]:
+        """The same with sampling of any kind, of which torch does what is not the layers'."""
+        width, lanes, layout = self.width(count), slice(count), self._layout
+        ids, start, last = self._ids[lanes], self._start[lanes], self._last[lanes]
+        rows = count * width
+        logits = torch.zeros(rows, self._model.config.image_vocab_size, dtype=self._model.dtype, device=ids.device)
+        steps = gpu_steps(rows) if self._on_gpu else PLAIN
+        behind = torch.arange(width, device=ids.device)
 
-    def _settle(self, sampling: SamplingParams, count: int) -> Callable[[], None]:
-        """What takes a pass's picks over into those of its lanes that sample so."""
-        if (sampling, count) not in self._settles:
-            # Filters look at the numbers to decide what to do next, which a graph can't hold.
-            plain = sampling.greedy or not (sampling.top_k or sampling.top_p < 1.0)
-            width, logits, lanes = self.width(count), self._logits[count], self._sampled[sampling][:count]
-            ids, start, last, seed = (each[:count] for each in (self._ids, self._start, self._last, self._seed))
-            block, image_tokens, every = self._layout.block, self._layout.image_tokens, self._every_id
+        def read() -> None:
+            positions = start[:, None] + behind
+            embedded = self._embed(lanes, positions)
+            states = self._layers(embedded, lanes, positions, self._attention(start), steps)
+            logits.copy_(linear(states, self._layers.head).flatten(0, 1))
 
-            def settle() -> None:
-                positions = (start[:, None] + torch.arange(width, device=start.device)).flatten()
-                seeds = seed[:, None].expand(count, width).flatten()
-                if plain and not sampling.greedy:  # `sample_tokens` of that kind, in a form that compiles well
-                    noise = gumbel_noise(seeds, positions, every.expand(len(seeds), -1))
-                    picks = spread_argmax(logits.float() / sampling.temperature + noise)
-                else:
-                    picks = sample_tokens(logits, sampling, seeds, positions)
-                accept(ids, start, last, lanes, picks.view(count, width), block, image_tokens)
+        if self._on_gpu:
+            read = captured(read, [])
 
-            if self._on_gpu and plain:
-                settle = captured(torch.compile(settle, dynamic=False, fullgraph=True), [ids, start])
-            self._settles[sampling, count] = settle
-        return self._settles[sampling, count]
+        def make() -> None:
+            read()
+            positions = (start[:, None] + behind).flatten()
+            seeds = self._seed[lanes].repeat_interleave(width)
+            for sampling in samplings:
+                picks = sample_tokens(logits, sampling, seeds, positions).view(count, width)
+                accept(ids, start, last, self._sampled[sampling][lanes], picks, layout.block, layout.image_tokens)
+
+        return make
+
+    def _attention(self, start: Int[Tensor, " lanes"]) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        return lambda queries, keys, values: attend(queries, keys, values, start)
 
 
 def accept(
@@ -263,12 +266,3 @@ def accept(
     kept = concerned[:, None] & at_image & (following <= last[:, None])
     ids[lane, following] = torch.where(kept, picks, drafts)
     start.copy_(torch.where(concerned, torch.minimum(start + certain + 1, last), start))
-
-
-def spread_argmax(values: Float[Tensor, "rows n"]) -> Int[Tensor, " rows"]:
-    """`values.argmax(-1)` in two steps, so that few rows keep a whole GPU busy."""
-    rows, length = values.shape
-    parts = math.gcd(length, _PARTS)
-    highest, places = values.view(rows, parts, length // parts).max(-1)
-    part = highest.argmax(-1, keepdim=True)
-    return (part * (length // parts) + places.gather(1, part))[:, 0]

@@ -3,10 +3,16 @@
 CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization": compute capability 9.0 or higher.
 """
 
+# pyright: reportIndexIssue=false
+
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+_PROCESSORS_OF_CPU = 4
 
 
 @triton.jit
@@ -24,3 +30,11 @@ def launched_early(device: torch.device) -> dict[str, bool]:
     """A launch's options: empty where kernels can't begin early."""
     can = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
     return {"launch_pdl": True} if can else {}
+
+
+@functools.cache
+def processors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; a few elsewhere, where kernels are only tried."""
+    if device.type != "cuda":
+        return _PROCESSORS_OF_CPU
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,4 +1,4 @@
-"""The Llama's layers over a KV cache of fixed size, cut where attention stands, so that torch.compile fuses the rest.
+"""The Llama's layers over a KV cache of fixed size, cut into the steps that a GPU has kernels for.
 
 normalised -> project (queries; keys and values into the cache) -> attention -> mix -> states, normalised -> ...
 """
@@ -191,36 +191,32 @@ class Steps:
     """What a pass is made of, apart from attention.
 
     `hidden` goes from one step to the next: the states, normalised where the matrix product behind it does not do that
-    itself. `begin` makes it of the first states, `end` makes the normalised states of the last, `linear` the logits.
+    itself. `begin` makes it of the first states, `end` makes the normalised states of the last.
     """
 
     begin: Callable[[Tensor, Tensor, float], Tensor]
     project: Callable[[Tensor, Tensor, float, Layer, Place], Tensor]
     mix: Callable[[Tensor, Tensor, Layer, Tensor, float], tuple[Tensor, Tensor]]
     end: Callable[[Tensor, Tensor, float], Tensor]
-    linear: Callable[[Tensor, Matrix], Tensor]
 
 
-PLAIN = Steps(rms_norm, project, mix, _unchanged, linear)
+PLAIN = Steps(rms_norm, project, mix, _unchanged)
 
 
-def gpu_steps(rows: int) -> Steps:
-    """For passes of so many rows on a GPU: products of one row by kernels of our own, more by the library's.
+def gpu_steps(tokens: int) -> Steps:
+    """For passes of so many tokens on a GPU, by kernels of our own."""
+    from terra.engine.graph import many_rows, one_row
 
-    What stands between the library's products is fused by torch.compile, once for all layers.
-    """
-    from terra.engine.graph import one_row
-    from terra.engine.graph.kernels import rotate_and_store
+    def project_rows(hidden: Tensor, norm: Tensor, epsilon: float, layer: Layer, place: Place) -> Tensor:
+        return many_rows.rotate_and_store(many_rows.split_product(hidden, layer.query_key_value), place, hidden.dtype)
 
-    fused_norm = torch.compile(rms_norm, dynamic=False, fullgraph=True)
-    joined = torch.compile(linear, dynamic=False, fullgraph=True)
-    if rows > 1:
-
-        def project_rows(hidden: Tensor, norm: Tensor, epsilon: float, layer: Layer, place: Place) -> Tensor:
-            return rotate_and_store(joined(hidden, layer.query_key_value), place)
-
-        fused_mix = torch.compile(mix, dynamic=False, fullgraph=True)
-        return Steps(fused_norm, project_rows, fused_mix, _unchanged, joined)
+    def mix_rows(
+        attended: Tensor, states: Tensor, layer: Layer, next_norm: Tensor, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
+        parts = many_rows.split_product(attended.flatten(2), layer.output)
+        states, hidden = many_rows.add_and_normalise(states, parts, layer.norm, epsilon)
+        parts = many_rows.split_product(many_rows.gated_product(hidden, layer.gate_up), layer.down)
+        return many_rows.add_and_normalise(states, parts, next_norm, epsilon)
 
     def mix_one(
         attended: Tensor, states: Tensor, layer: Layer, next_norm: Tensor, epsilon: float
@@ -231,7 +227,6 @@ def gpu_steps(rows: int) -> Steps:
         states = product(inner, layer.down, states=states)
         return states, states
 
-    def head_one(hidden: Tensor, matrix: Matrix) -> Tensor:
-        return linear(hidden, matrix) if matrix.scale is None else one_row.product(hidden, matrix)
-
-    return Steps(_unchanged, one_row.project, mix_one, fused_norm, head_one)
+    if tokens == 1:
+        return Steps(_unchanged, one_row.project, mix_one, many_rows.normalise)
+    return Steps(many_rows.normalise, project_rows, mix_rows, _unchanged)

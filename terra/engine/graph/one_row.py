@@ -12,13 +12,14 @@ that of the separate steps.
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
-from terra.engine.graph.kernels import rotated, store_pair
 from terra.engine.graph.launch import launched_early, wait_for_inputs
 from terra.engine.graph.layers import Layer, Place
-from terra.engine.graph.matrix import Matrix
+from terra.engine.graph.matrix import Matrix, linear
+from terra.engine.graph.rotary import rotated, rotation, store_pair
+from terra.engine.graph.tokens import Draws, pick
 
 _BYTES = 16384
 """Of the weight, read by a program at once; a few programs fill a multiprocessor's share of the memory's bandwidth
@@ -90,14 +91,21 @@ def _input(
 
 
 @triton.jit
-def _dot(tiles, wide, scale, scales, row, rows, FP8: tl.constexpr, PIECES: tl.constexpr):
-    """Of each row of the weight the product with the vector."""
+def _dot(tiles, wide, scale, scales, PIECES: tl.constexpr):
+    """Of each row of the weight the product with the vector, scaled."""
     made = tl.sum(tiles[0].to(tl.float32) * wide[0][None, :], 1)
     for piece in tl.static_range(1, PIECES):
         made += tl.sum(tiles[piece].to(tl.float32) * wide[piece][None, :], 1)
+    return made * scale * scales
+
+
+@triton.jit
+def _scales(scales, row, rows, FP8: tl.constexpr):
+    """Of rows of the weight; 1 where it is as it is."""
+    factors = 1.0
     if FP8:
-        made = made * scale * tl.load(scales + row, mask=row < rows, other=0.0)
-    return made
+        factors = tl.load(scales + row, mask=row < rows, other=0.0)
+    return factors
 
 
 @triton.jit
@@ -111,22 +119,26 @@ def _product(
     columns = _columns(COLUMNS, FIRST, REST)
     pieces: tl.constexpr = 2 if REST else 1
     tiles = _rows(weight, row, rows, columns, COLUMNS, pieces)
-    lower = tiles
+    lower, lower_scales = tiles, 1.0
     if GATED:
         lower = _rows(weight + rows.to(tl.int64) * COLUMNS, row, rows, columns, COLUMNS, pieces)
+        lower_scales = _scales(scales + rows, row, rows, FP8)
+    row_scales = _scales(scales, row, rows, FP8)
     factors = ()
     if NORM:
         factors = _vector(norm, columns, COLUMNS, pieces)
     wait_for_inputs(EARLY)
+    if SUM:  # on its way while the rest is computed
+        state = tl.load(states + row, mask=row < rows)
     wide, scale = _input(vector, factors, epsilon, columns, NORM, FP8, COLUMNS, pieces)
     kind = result.dtype.element_ty
-    made = _dot(tiles, wide, scale, scales, row, rows, FP8, pieces).to(kind)
+    made = _dot(tiles, wide, scale, row_scales, pieces).to(kind)
     if GATED:
         gate = made.to(tl.float32)
-        by = _dot(lower, wide, scale, scales + rows, row, rows, FP8, pieces).to(kind)
+        by = _dot(lower, wide, scale, lower_scales, pieces).to(kind)
         made = (gate / (1.0 + tl.exp(-gate))).to(kind) * by
     if SUM:
-        made = tl.load(states + row, mask=row < rows) + made
+        made = state + made
     tl.store(result + row, made, mask=row < rows)
 
 
@@ -147,15 +159,17 @@ def _project(
     first_tiles = _rows(weight, row, rows, columns, COLUMNS, pieces)
     second_tiles = _rows(weight, row + half, rows, columns, COLUMNS, pieces)
     factors = _vector(norm, columns, COLUMNS, pieces)
+    first_scales, second_scales = _scales(scales, row, rows, FP8), _scales(scales + half, row, rows, FP8)
     wait_for_inputs(EARLY)
+    place = tl.load(position)
+    angles = rotation(cosine, sine, place * DIM + low, half)  # on its way while the rest is computed
     wide, scale = _input(vector, factors, epsilon, columns, True, FP8, COLUMNS, pieces)
     kind = queries.dtype.element_ty
-    first = _dot(first_tiles, wide, scale, scales, row, rows, FP8, pieces).to(kind)
-    second = _dot(second_tiles, wide, scale, scales, row + half, rows, FP8, pieces).to(kind)
-    place = tl.load(position)
+    first = _dot(first_tiles, wide, scale, first_scales, pieces).to(kind)
+    second = _dot(second_tiles, wide, scale, second_scales, pieces).to(kind)
     number = head - GROUP * HEADS  # of the cache's head, keys first
     if number < HEADS:
-        first, second = rotated(first, second, cosine, sine, place * DIM + low, half)
+        first, second = rotated(first, second, angles)
     if number < 0:
         store_pair(queries + head * DIM + low, first, second, half)
     elif number < HEADS:
@@ -217,6 +231,15 @@ def project(
         BLOCK_PAIRS=block_pairs, FP8=scales is not None, EARLY=bool(early), num_warps=_WARPS, **early,
     )  # fmt: skip
     return queries
+
+
+def product_and_pick(
+    vector: Float[Tensor, "1 1 columns"], head: Matrix, draws: Draws, best: Int64[Tensor, " 1"]
+) -> None:
+    """Put the best token of the vector's logits into `best`, see `terra.engine.graph.tokens.pick`."""
+    # The library reads a large matrix as fast as can be.
+    logits = linear(vector, head) if head.scale is None else product(vector, head)
+    pick(logits.flatten(0, 1), draws, best)
 
 
 def _pieces(columns: int) -> dict[str, int]:
