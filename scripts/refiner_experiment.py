@@ -53,9 +53,15 @@ def experiment(config: DictConfig) -> None:
     tokenizer.load_state_dict(trained.state_dict())
     tokenizer.to(accelerator.device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     refiner = train_refiner(
-        driving, tokenizer, refiner_config, autoencoder, denoiser, accelerator, crop=tuple(values["crop"])
+        driving,
+        tokenizer,
+        refiner_config,
+        autoencoder,
+        denoiser,
+        accelerator,
+        crop=tuple(values["crop"]),
+        log_sigma=tuple(values["log_sigma"]),
     )
-    vae_scale = refiner.vae.config["scaling_factor"]
     clips, shown = [], []
     for start, end in pairwise(held_out.episode_start.tolist()):
         recorded = to_unit_range(held_out.frames[start : min(end, start + values["frames"])])
@@ -63,11 +69,12 @@ def experiment(config: DictConfig) -> None:
         truth, decoded = refiner.fit(recorded).cpu(), refiner.fit(tokenizer.decode(tokens)).cpu()
         mean = F.avg_pool1d(F.pad(rearrange(decoded, "f c h w -> (c h w) 1 f"), (1, 1), mode="replicate"), 3, 1)
         with torch.no_grad():
-            through_vae = refiner.decode(refiner.encode(decoded) * vae_scale)
+            through_vae = [refiner.reconstruct(refiner.encode(video)).clamp(-1.0, 1.0) for video in (truth, decoded)]
         videos = {
             "framewise": decoded,
             "framewise, mean of 3 frames": rearrange(mean, "(c h w) 1 f -> f c h w", c=3, h=truth.shape[2]),
-            "framewise through the VAE": through_vae,
+            "recorded through the VAE": through_vae[0],
+            "framewise through the VAE": through_vae[1],
         }
         for steps, sampler in samplers.items():
             refiner.config = replace(sampler, vae=refiner.config.vae)

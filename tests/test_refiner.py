@@ -150,7 +150,7 @@ def test_the_sampler_is_edms_with_guidance_rising_over_the_window(tokenizer, tok
     noise = frame_noise(5, range(4), (4, SIZE[0] // 2, SIZE[1] // 2))
     scale = guidance[0] + (guidance[1] - guidance[0]) * torch.arange(4) / 3
     latents = edm_sampler(refiner, noise, refiner.encode(fitted), scale, 15)
-    torch.testing.assert_close(frames, refiner.decode(latents), atol=1e-4, rtol=0)
+    torch.testing.assert_close(frames, refiner.decode(latents, fitted, fitted), atol=1e-4, rtol=0)
 
 
 def test_frames_are_those_of_the_tokenizer_where_the_network_is_certain(tokenizer, tokens):
@@ -166,7 +166,21 @@ def test_frames_are_those_of_the_tokenizer_where_the_network_is_certain(tokenize
     refiner.predict = predict
     frames = RefinerDecoder(tokenizer, refiner).decode(tokens)
     fitted = F.interpolate(tokenizer.decode(tokens), SIZE, mode="bilinear", antialias=True)
-    torch.testing.assert_close(frames, refiner.decode(scaling * refiner.encode(fitted)), atol=1e-3, rtol=0)
+    reconstructed = refiner.reconstruct(refiner.encode(fitted)).clamp(-1, 1)
+    torch.testing.assert_close(frames, reconstructed, atol=1e-3, rtol=0)
+
+
+def test_a_residual_refiner_changes_the_frames_as_its_latents_change_the_vaes_pictures(tokenizer, tokens):
+    refiner = tiny_refiner(residual=True)
+    fitted = refiner.fit(tokenizer.decode(tokens))
+    refiner.denoise = lambda noise, condition, guidance: torch.zeros_like(condition)
+    assert torch.equal(RefinerDecoder(tokenizer, refiner).decode(tokens), fitted)
+    refiner.denoise = lambda noise, condition, guidance: torch.full_like(condition, 0.1)
+    condition = refiner.encode(fitted)
+    changed = condition + 0.1 / refiner.vae.config["scaling_factor"]
+    expected = (fitted + refiner.reconstruct(changed) - refiner.reconstruct(condition)).clamp(-1, 1)
+    assert (expected - fitted).abs().mean() > 1e-3
+    torch.testing.assert_close(RefinerDecoder(tokenizer, refiner).decode(tokens), expected)
 
 
 # Checkpoints and configuration

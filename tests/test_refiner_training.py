@@ -16,7 +16,7 @@ from terra.evaluation.flicker import compare_flicker, flicker, summarise_flicker
 from terra.training.data import load_driving, to_unit_range
 from terra.training.processes import start_processes
 from terra.training.randomness import step_random
-from terra.training.refiner import FOLDER, DenoisingObjective, train_refiner
+from terra.training.refiner import FOLDER, LOG_SIGMA, DenoisingObjective, train_refiner
 from terra.training.settings import LoopConfig
 
 # diffusers' scheduler, with NumPy 2.
@@ -52,7 +52,7 @@ def test_flicker_is_what_changes_beside_the_recording():
 def test_the_loss_is_0_for_the_velocity_that_the_sampler_takes_for_the_latents():
     refiner = tiny_refiner()
     latents, condition = torch.randn(2, 12, 4, 6, 10)
-    objective = DenoisingObjective(refiner, latents, condition, torch.tensor([0, 5, 12]))
+    objective = DenoisingObjective(refiner, latents, condition, torch.tensor([0, 5, 12]), LOG_SIGMA)
     batch = objective.draw(step_random(0, 0, torch.device("cpu")), 3)
     starts = [int((latents == clip[0]).flatten(1).all(dim=1).nonzero()) for clip in batch["latents"]]
     assert set(starts) <= {0, 5, 6, 7}
@@ -67,7 +67,7 @@ def test_the_loss_is_0_for_the_velocity_that_the_sampler_takes_for_the_latents()
     assert objective.loss(batch, 0.0)["loss"].item() < 1e-6
     assert batch["sigma"].log().mean().abs() < 4
     with pytest.raises(DatasetError, match="expected an episode of 5 frames or more, got none"):
-        DenoisingObjective(refiner, latents, condition, torch.tensor([0, 4, 8, 12]))
+        DenoisingObjective(refiner, latents, condition, torch.tensor([0, 4, 8, 12]), LOG_SIGMA)
 
 
 def test_a_small_refiner_flickers_less_than_framewise_decoding(tmp_path):
@@ -88,6 +88,27 @@ def test_a_small_refiner_flickers_less_than_framewise_decoding(tmp_path):
     stored = Refiner.from_pretrained(tmp_path / "denoiser" / FOLDER)
     assert math.isclose(stored.vae.config["scaling_factor"], refiner.vae.config["scaling_factor"])
     assert torch.equal(RefinerDecoder(tokenizer, stored).decode(tokens), videos["refined"])
+
+
+def test_a_residual_refiner_begins_with_the_frames_that_it_is_given(tmp_path):
+    write_driving(tmp_path / "data", shards=1, episodes=1, num_frames=10)
+    driving = load_driving(tmp_path / "data", "train")
+    tokenizer = CoarseTokenizer()
+    config = tiny_refiner_config(image_size=SIZE, num_steps=1, sigma_max=80.0, residual=True)
+    steps = STEPS | {"max_steps": 1, "batch_size": 1, "learning_rate": 1e-6}
+    loops = [LoopConfig(output=tmp_path / name, **steps) for name in ("autoencoder", "denoiser")]
+    log_sigma = (math.log(config.sigma_max), 0.0)
+    accelerator = start_processes("cpu")
+    refiner = train_refiner(driving, tokenizer, config, *loops, accelerator, crop=SIZE, log_sigma=log_sigma)
+    truth = to_unit_range(driving.frames)
+    tokens = tokenizer.encode(truth)
+    decoded = tokenizer.decode(tokens)
+    with torch.no_grad():
+        difference = refiner.encode(truth) - refiner.encode(decoded)
+    assert refiner.vae.config["scaling_factor"] == pytest.approx(1 / difference.std().item(), rel=1e-3)
+    assert (RefinerDecoder(tokenizer, refiner).decode(tokens) - decoded).abs().mean() < 1e-3
+    stored = Refiner.from_pretrained(tmp_path / "denoiser" / FOLDER)
+    assert stored.config.residual
 
 
 def test_clips_are_summarised_with_intervals():
@@ -125,6 +146,8 @@ def test_the_recipe_for_a_gpu_builds():
         refiner = Refiner(RefinerConfig(**values["refiner"]))
     assert refiner.latent_shape == (12, 72, 128)
     assert values["num_steps"][0] == refiner.config.num_steps
+    # A sampler of one step asks at one level: what training is for.
+    assert values["log_sigma"] == [pytest.approx(math.log(refiner.config.sigma_max), abs=1e-3), 0.0]
 
 
 def test_one_step_of_the_sampler_gives_what_the_network_expects_of_the_latents():

@@ -26,6 +26,9 @@ class RefinerConfig:
         sigma_min, sigma_max: the noise levels between which they lie (EDM's spacing, rho 7).
         guidance: how far to go from the prediction without the condition to that with it, for the first and the last
             frame of a window, linearly between; 1 is the prediction with it, for which the other isn't computed.
+        residual: the networks make changes, not frames: latents to be added to the frames' own are denoised, and what
+            they change in the VAE's pictures is added to the frames to be refined. So these need not be learnt, and
+            what the VAE loses of them is not lost. False, as published: latents of frames are denoised and decoded.
         time_ids: numbers that the network is told: the noise on the condition, the frame rate's id, the motion bucket.
         frames_at_once: that go through the VAE together.
 
@@ -42,6 +45,7 @@ class RefinerConfig:
     sigma_min: float = 0.002
     sigma_max: float = 700.0
     guidance: tuple[float, float] = (1.0, 1.0)
+    residual: bool = False
     time_ids: tuple[float, ...] = (0.0, 9.0, 127.0)
     frames_at_once: int = 1
 

@@ -7,7 +7,7 @@ import torch
 
 from decoder.framewise import Decoder, Dtype, element_type
 from decoder.refiner.config import check_guidance
-from decoder.refiner.model import Refiner
+from decoder.refiner.model import Latents, Refiner
 from decoder.refiner.windows import frame_noise, refined_windows
 from tokenizer.errors import ConfigError
 from tokenizer.types import Frames, TokenGrid
@@ -60,16 +60,16 @@ class RefinerDecoder:
         config = self.refiner.config
         kept = []
         for window in refined_windows(len(tokens), config.num_frames, config.overlap):
-            frames = self.tokenizer.decode(tokens[window.start : window.stop])
-            refined = self._refine(frames, window.start)
-            kept.append(self.refiner.decode(refined[window.keep_from - window.start :]))
+            frames = self.refiner.fit(self.tokenizer.decode(tokens[window.start : window.stop]))
+            condition = self.refiner.encode(frames)
+            latents = self._denoise(condition, window.start)
+            new = slice(window.keep_from - window.start, None)
+            kept.append(self.refiner.decode(latents[new], frames[new], condition[new]))
         return torch.cat(kept)
 
-    def _refine(self, frames: Frames, first: int) -> torch.Tensor:
-        """Latents of frames of which the first is number `first` of its video."""
-        refiner = self.refiner
-        noise = frame_noise(self.seed, range(first, first + len(frames)), refiner.latent_shape)
-        guidance = torch.linspace(*self.guidance, len(frames))
-        return refiner.denoise(
-            noise.to(refiner.device), refiner.encode(refiner.fit(frames)), guidance.to(refiner.device)
-        )
+    def _denoise(self, condition: Latents, first: int) -> Latents:
+        """What becomes of the latents of frames of which the first is number `first` of its video."""
+        device = self.refiner.device
+        noise = frame_noise(self.seed, range(first, first + len(condition)), self.refiner.latent_shape)
+        guidance = torch.linspace(*self.guidance, len(condition))
+        return self.refiner.denoise(noise.to(device), condition, guidance.to(device))

@@ -62,14 +62,25 @@ class Refiner(nn.Module):
         chunks = frames.to(self.device).split(self.config.frames_at_once)
         return torch.cat([self.vae.encode(chunk, return_dict=False)[0].mode() for chunk in chunks])
 
-    def decode(self, latents: Latents) -> Frames:
-        """Frames in [-1, 1], float32 on the CPU, of latents as `denoise` gives them."""
-        chunks = (latents / self.vae.config["scaling_factor"]).split(self.config.frames_at_once)
-        decoded = (self.vae.decode(chunk, num_frames=len(chunk), return_dict=False)[0] for chunk in chunks)
-        return torch.cat([frames.clamp(-1.0, 1.0).cpu() for frames in decoded])
+    def decode(self, latents: Latents, frames: Frames, condition: Latents) -> Frames:
+        """Frames in [-1, 1], float32 on the CPU, of latents as `denoise` gives them.
+
+        `frames` and `condition` are the frames to be refined and what they were `encode`d to: see
+        `RefinerConfig.residual`.
+        """
+        latents = latents / self.vae.config["scaling_factor"]
+        if not self.config.residual:
+            return self.reconstruct(latents).clamp(-1.0, 1.0)
+        change = self.reconstruct(condition + latents) - self.reconstruct(condition)
+        return (frames.cpu() + change).clamp(-1.0, 1.0)
+
+    def reconstruct(self, latents: Latents) -> Frames:
+        """The VAE's pictures of latents as `encode` gives them: float32 on the CPU, and not clamped."""
+        chunks = latents.split(self.config.frames_at_once)
+        return torch.cat([self.vae.decode(part, num_frames=len(part), return_dict=False)[0].cpu() for part in chunks])
 
     def denoise(self, noise: Latents, condition: Latents, guidance: Float[Tensor, " frames"]) -> Latents:
-        """Latents (scaled) from standard normal noise, given the `encode`d frames to be refined.
+        """Latents (scaled; see `RefinerConfig.residual`) from normal noise, given the `encode`d frames to be refined.
 
         Euler steps of the EDM sampler with v-prediction, as the published refiner's; `guidance` as in `RefinerConfig`,
         where the prediction without a condition is that with latents of 0.

@@ -24,8 +24,8 @@ from tokenizer import Frames, LFQTokenizer
 logger = logging.getLogger(__name__)
 
 FOLDER = "refiner"
-# ln(sigma) of the noise in training: mean and deviation, as in the published refiner's configuration.
-LOG_SIGMA_MEAN, LOG_SIGMA_STD = 1.0, 1.6
+# Of ln(sigma) in training: mean and deviation, as in the published refiner's configuration.
+LOG_SIGMA = (1.0, 1.6)
 FRAMES_AT_ONCE = 32  # float32, on their way to latents
 
 Latents = Float[Tensor, "frames channels rows cols"]
@@ -73,17 +73,24 @@ class DenoisingObjective(_Plain):
 
     Args:
         refiner: of which the UNet is trained.
-        latents: of the recorded frames, scaled.
-        condition: of the decoded ones, not scaled.
+        latents: what is to be denoised, scaled; see `RefinerConfig.residual`.
+        condition: the latents of the decoded frames, not scaled.
         episode_start: see `terra.training.data.DrivingFrames`.
+        log_sigma: mean and deviation of ln(sigma), sigma being the noise's level.
     """
 
     samples = "clips"
 
     def __init__(
-        self, refiner: Refiner, latents: Latents, condition: Latents, episode_start: Int[Tensor, " boundaries"]
+        self,
+        refiner: Refiner,
+        latents: Latents,
+        condition: Latents,
+        episode_start: Int[Tensor, " boundaries"],
+        log_sigma: tuple[float, float],
     ) -> None:
         self.model: nn.Module = refiner.unet
+        self._log_sigma = log_sigma
         self._refiner, self._latents, self._condition = refiner, latents, condition
         self._length = refiner.config.num_frames
         bounds = episode_start.tolist()
@@ -100,7 +107,8 @@ class DenoisingObjective(_Plain):
         latents = self._latents[frames]
         levels = torch.randn(batch_size, generator=random.device, device=device)
         noise = torch.randn(latents.shape, generator=random.device, device=device)
-        sigma = (LOG_SIGMA_MEAN + LOG_SIGMA_STD * levels).exp()
+        mean, deviation = self._log_sigma
+        sigma = (mean + deviation * levels).exp()
         return {"latents": latents, "condition": self._condition[frames], "noise": noise, "sigma": sigma}
 
     def loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
@@ -122,12 +130,14 @@ def train_refiner(
     accelerator: Accelerator,
     *,
     crop: tuple[int, int],
+    log_sigma: tuple[float, float] = LOG_SIGMA,
 ) -> Refiner:
     """Train a refiner from nothing for what a tokenizer decodes, and write it to `refiner/` in `denoiser.output`.
 
     Recorded frames are of the tokenizer's size; the latents' scale is found from them. `crop` is (height, width) of the
-    parts of them, in the refiner's size, that the VAE is trained on. In one process; all frames in 8 bits and their
-    latents twice, those of the recorded and of the decoded frames, must fit on its device.
+    parts of them, in the refiner's size, that the VAE is trained on; `log_sigma` as in `DenoisingObjective`: the levels
+    that the sampler visits should be common in it. In one process; all frames in 8 bits and their latents twice, those
+    of the recorded and of the decoded frames, must fit on its device.
 
     Raises:
         ConfigError, CheckpointError, OutputError: see `terra.training.loop.train`.
@@ -136,7 +146,8 @@ def train_refiner(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(denoiser.seed)
         refiner = Refiner(config).to(accelerator.device)
-    _silence_residuals(refiner.vae)
+    # A VAE learns to pass pictures through much sooner if what residual blocks and attention add begins at 0.
+    _silence(refiner.vae, (".conv2", ".to_out.0"))
     frames = driving.frames
     with torch.no_grad():
         if config.image_size != tuple(frames.shape[2:]):
@@ -145,12 +156,15 @@ def train_refiner(
     refiner.vae.eval().requires_grad_(False)
     latents = _encode(refiner, frames, lambda part: part)
     condition = _encode(refiner, driving.frames, lambda part: tokenizer.decode(tokenizer.encode(part)))
+    if config.residual:
+        latents -= condition
+        _begin_unchanged(refiner)
     scaling_factor = 1 / latents.std().item()
     logger.info("latents: scaled by %.3g", scaling_factor)
     scaled = Refiner(replace(config, vae={**config.vae, "scaling_factor": scaling_factor})).to(accelerator.device)
     scaled.load_state_dict(refiner.state_dict())
     scaled.vae.requires_grad_(False)
-    objective = DenoisingObjective(scaled, latents.mul_(scaling_factor), condition, driving.episode_start)
+    objective = DenoisingObjective(scaled, latents.mul_(scaling_factor), condition, driving.episode_start, log_sigma)
     train(objective, denoiser, accelerator).ema.copy_to_model()
     scaled.eval().requires_grad_(False)
     scaled.save_pretrained(denoiser.output / FOLDER)
@@ -171,9 +185,20 @@ def _encode(
 
 
 @torch.no_grad()
-def _silence_residuals(network: nn.Module) -> None:
-    """Let what residual blocks and attention add begin at 0: a VAE learns to pass pictures through much sooner."""
+def _begin_unchanged(refiner: Refiner) -> None:
+    """Let a residual refiner give the frames that it is given, and what it makes of them not depend on the noise.
+
+    Noise that gets through differs from frame to frame, and to forget it takes longer than to learn what it is for.
+    """
+    _silence(refiner.unet, ("conv_out",))
+    # See `Refiner.predict`: the noised latents are the first channels.
+    refiner.unet.conv_in.weight[:, : refiner.latent_shape[0]].zero_()
+
+
+@torch.no_grad()
+def _silence(network: nn.Module, ends: tuple[str, ...]) -> None:
+    """Let the layers whose names end so give 0 at first."""
     for name, part in network.named_modules():
-        if name.endswith((".conv2", ".to_out.0")):
+        if name.endswith(ends):
             for parameter in part.parameters():
                 parameter.zero_()
