@@ -47,6 +47,13 @@ class FramewiseDecoder:
         if element != torch.float32 and isinstance(tokenizer, torch.nn.Module):
             self.tokenizer = deepcopy(tokenizer).to(element)
 
+    @property
+    def device(self) -> torch.device:
+        """Where frames are decoded."""
+        if isinstance(self.tokenizer, torch.nn.Module):
+            return next(self.tokenizer.parameters()).device
+        return torch.device("cpu")
+
     @torch.no_grad()
     def decode(self, tokens: TokenGrid) -> Frames:
         """float32 frames in [-1, 1] for int64 token grids, on the tokenizer's device; `ValueError` for other tokens."""

@@ -16,8 +16,10 @@ def benchmark(config: DictConfig) -> None:
     values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from terra.benchmark.run import run
+    from terra.config import checkpoint_folder
 
-    print(run(values))
+    given = config.get("world_model")
+    print(run(values | {"world_model": None if given is None else str(checkpoint_folder(given))}))
 
 
 if __name__ == "__main__":

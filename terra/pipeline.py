@@ -9,6 +9,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -17,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from decoder import Decoder
+from decoder import Decoder, FramewiseDecoder
 from terra.engine.base import Engine
 from terra.errors import CheckpointError
 from terra.prompt import Action, Actions, build_prompt
@@ -59,7 +60,7 @@ class RolloutRequest:
 class Rollout:
     """A finished rollout: context and generated frames, as tokens and as the decoder draws them.
 
-    `seconds` holds what encoding, generating and decoding took.
+    `seconds` holds what encoding, generating and decoding took; of decoding, what came after generating.
     """
 
     tokens: TokenGrid
@@ -70,6 +71,9 @@ class Rollout:
 
 class Pipeline:
     """Chains tokenizer, engine and decoder.
+
+    A framewise decoder on a GPU decodes each frame while the next is generated. On a CPU it would take the cores from
+    the engine, and any other decoder looks at several frames: these decode a rollout when its tokens are there.
 
     Args:
         tokenizer: frames to tokens.
@@ -88,6 +92,8 @@ class Pipeline:
         self.decoder = decoder
         self.overlap = overlap
         self._loop: asyncio.AbstractEventLoop | None = None
+        along = isinstance(decoder, FramewiseDecoder) and decoder.device.type == "cuda"
+        self._decoding = _DecodingThread(decoder) if along else None
 
     def generate(
         self,
@@ -127,16 +133,20 @@ class Pipeline:
         encoded = time.perf_counter()
         session = await self.open(context, request.actions[: num_context - 1], sampling, request.seed)
         frames = list(context)
+        decoded: list[Future[Frames]] = [] if self._decoding is None else [self._decoding.decode(context)]
         try:
             async for frame in session.run(request.actions[num_context - 1 :]):
                 frames.append(frame)
+                if self._decoding is not None:
+                    decoded.append(self._decoding.decode(frame[None]))
                 if on_frame is not None:
                     on_frame(len(frames) - 1)
         finally:
             await session.close()
         generated = time.perf_counter()
         tokens = torch.stack(frames)
-        pixels = self.decoder.decode(tokens).cpu()
+        pieces = [await asyncio.wrap_future(piece) for piece in decoded]
+        pixels = torch.cat(pieces) if pieces else self.decoder.decode(tokens).cpu()
         seconds = {
             "encode": encoded - started,
             "generate": generated - encoded,
@@ -163,6 +173,8 @@ class Pipeline:
     def close(self) -> None:
         """Close the engine. Closing twice does nothing."""
         self.wait(self.engine.close())
+        if self._decoding is not None:
+            self._decoding.close()
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -188,6 +200,30 @@ class Pipeline:
         except KeyboardInterrupt:
             future.cancel()
             raise
+
+
+class _DecodingThread:
+    """Decodes one piece of a rollout after the other; on a GPU on a stream of its own, beside the engine's."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="terra-decode")
+        self._stream: torch.cuda.Stream | None = None
+
+    def decode(self, tokens: TokenGrid) -> Future[Frames]:
+        """Frames of tokens, on the CPU, when their turn comes."""
+        return self._thread.submit(self._decode, tokens)
+
+    def close(self) -> None:
+        """Wait for the piece that is being decoded; those behind it are given up."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def _decode(self, tokens: TokenGrid) -> Frames:
+        if self._stream is None and torch.cuda.is_available():
+            torch.cuda.synchronize()  # the weights are there
+            self._stream = torch.cuda.Stream()
+        with torch.cuda.stream(self._stream):
+            return self._decoder.decode(tokens).cpu()
 
 
 class Drive:

@@ -75,7 +75,7 @@ def test_impossible_plans_are_refused():
     with pytest.raises(ConfigError, match="cases: expected some of"):
         plan_cases(["theirs"], AMOUNT, 25, fp8=True)
     with pytest.raises(ConfigError, match="num_context: expected 1 to 2"):
-        plan_cases(ALL, AMOUNT, 7, fp8=True)
+        plan_cases(ALL, AMOUNT, 6, fp8=True)
 
 
 def test_traffic_of_terra_v1(monkeypatch):
@@ -105,7 +105,7 @@ def test_generate_makes_what_a_session_makes(model):
     loaded = load_world_model(model)
     loaded.generation_config.eos_token_id = None
     engine = HFEngine(model)
-    prompt, actions = prompt_maker(engine.spec, None)(3, 1, 0)
+    prompt, actions = prompt_maker(engine.spec, None)(1 + DROPPED, 1, 0)
 
     async def frame():
         session = await engine.open(prompt, SamplingParams(temperature=0.0), 0)

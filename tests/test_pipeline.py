@@ -42,6 +42,31 @@ def test_a_rollout_is_context_and_generated_frames(pipeline, tokenizer):
     assert set(rollout.seconds) == {"encode", "generate", "decode"}
 
 
+def test_frames_decoded_while_others_are_generated_are_the_same(pipeline, tokenizer, hf_engine, monkeypatch):
+    order = []
+
+    class Beside(FramewiseDecoder):
+        device = torch.device("cuda")  # where a decoder is in nobody's way
+
+        def decode(self, tokens):
+            order.append(len(tokens))
+            return super().decode(tokens)
+
+    requests = [request(seed) for seed in range(2)]
+    expected = pipeline.generate(requests, SAMPLING)
+    beside = Pipeline(tokenizer, hf_engine, Beside(tokenizer), overlap=2)
+    made_when_decoded = []
+    made = beside.generate(requests, SAMPLING, lambda *_: made_when_decoded.append(len(order)))
+    for rollout, other in zip(made, expected, strict=True):
+        assert torch.equal(rollout.tokens, other.tokens)
+        torch.testing.assert_close(rollout.frames, other.frames, atol=1e-5, rtol=1e-5)
+    assert sorted(order) == [1] * 30 + [3] * 2
+    assert 0 < made_when_decoded[-1]  # not all at the end
+    monkeypatch.setattr(tokenizer, "decode", lambda tokens: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        beside.generate(requests, SAMPLING)
+
+
 def test_several_rollouts_are_those_made_alone(pipeline):
     requests = [request(seed) for seed in range(3)]
     together = pipeline.generate(requests, SAMPLING)

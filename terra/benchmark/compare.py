@@ -40,7 +40,7 @@ def compare_engines(
         engines: by name, with the numbers of rollouts.
         wait: runs something asynchronous, such as `Pipeline.wait`.
         num_context: context frames.
-        num_frames: measured frames of a rollout, after two that are not; their median counts.
+        num_frames: measured frames of a rollout, after one that is not; their median counts.
     """
     speeds = []
     for name, (engine, counts) in engines.items():

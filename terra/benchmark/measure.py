@@ -23,7 +23,7 @@ async def time_rollouts(engine: Engine, workload: Workload, seed: int, make_prom
     """Seconds a frame when all rollouts go on together.
 
     All make one frame each and wait for one another, so that nobody's context is computed in the measured time. What
-    is timed then is when the last rollout has its next frame; the first of these times is dropped too.
+    is timed then is when the last rollout has its next frame.
     """
     made = DROPPED + workload.num_frames
     prompts = [make_prompt(workload.num_context, made, seed * 1000 + i) for i in range(workload.rollouts)]
@@ -32,12 +32,15 @@ async def time_rollouts(engine: Engine, workload: Workload, seed: int, make_prom
     go_on = _stepped if workload.way == "step" else _ran
     together = list(zip(sessions, (actions for _, actions in prompts), strict=True))
     await asyncio.gather(*(go_on(session, actions[:1]) for session, actions in together))
-    first = perf_counter() - begun
+    together_at = perf_counter()
     finished = await asyncio.gather(*(go_on(session, actions[1:]) for session, actions in together))
     for session in sessions:
         await session.close()
-    ends = [max(times) for times in zip(*finished, strict=True)]
-    return {"seconds": [later - earlier for earlier, later in itertools.pairwise(ends)], "first": first}
+    ends = [together_at, *(max(times) for times in zip(*finished, strict=True))]
+    return {
+        "seconds": [later - earlier for earlier, later in itertools.pairwise(ends)],
+        "first": together_at - begun,
+    }
 
 
 async def _stepped(session: Session, actions: Actions) -> list[float]:

@@ -10,8 +10,8 @@ Way = Literal["generate", "request", "run", "step"]
 """How frames are asked for. `generate`: a Hugging Face `generate` call for each frame, and `request`: a new session for
 each frame, both with the whole history; `run` and `step` are those of `terra.engine.base.Session`."""
 
-DROPPED = 2
-"""Frames of a rollout before the measured ones: the first pays for the context, the second for coming together."""
+DROPPED = 1
+"""Frames of a rollout before the measured ones: the first pays for the context."""
 
 
 @dataclass(frozen=True)
