@@ -61,7 +61,7 @@ def test_frames_decoded_while_others_are_generated_are_the_same(pipeline, tokeni
         assert torch.equal(rollout.tokens, other.tokens)
         torch.testing.assert_close(rollout.frames, other.frames, atol=1e-5, rtol=1e-5)
     assert sorted(order) == [1] * 30 + [3] * 2
-    assert 0 < made_when_decoded[-1]  # not all at the end
+    assert made_when_decoded[-1] > 0  # not all at the end
     monkeypatch.setattr(tokenizer, "decode", lambda tokens: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         beside.generate(requests, SAMPLING)
