@@ -190,7 +190,10 @@ def test_a_run_reports_and_goes_on(model, tmp_path, monkeypatch):
     assert "timed for 4 of 12 tokens" in text
     assert (tmp_path / "benchmark.png").stat().st_size > 0
     report = json.loads((tmp_path / "benchmark.json").read_text())
-    assert len(report["rows"]) == 6
+    assert len(report["rows"]) == 8
+    rivals = [row for row in report["rows"] if row["case"] == "hf_generate"]
+    assert [row["way"] for row in rivals] == 2 * ["generate"] + 2 * ["generate_again"]
+    assert [row["seconds_per_frame"]["count"] for row in rivals] == [2, 2, 4, 4]
     ours = next(row for row in report["rows"] if row["case"] == "ours_hf")
     rival = next(r for r in report["rows"] if (r["case"], r["place"]) == ("hf_generate", ours["place"]))
     assert ours["seconds_per_frame"]["count"] == 4
@@ -227,7 +230,8 @@ def test_a_case_that_fails_loses_only_itself(model, tmp_path, monkeypatch):
     report = json.loads((tmp_path / "benchmark.json").read_text())
     assert {row["case"] for row in report["rows"]} == {"ours_hf", "jacobi"}
     assert report["failures"] == dict.fromkeys(
-        ["hf_generate__generate_1_start", "hf_generate__generate_1_end"], "exit code 1: out of memory"
+        [f"hf_generate__{way}_1_{place}" for way in ("generate", "generate_again") for place in ("start", "end")],
+        "exit code 1: out of memory",
     )
     assert "not measured: hf_generate__generate_1_end: exit code 1: out of memory" in text
 

@@ -47,7 +47,7 @@ def run_case(folder: Path, name: str) -> None:
         return
     case = next(read_case(content) for content in plan["cases"] if content["name"] == name)
     left = [workload for workload in case.workloads if not result_path(folder, name, workload.name).exists()]
-    if left and left[0].way == "generate":
+    if left and left[0].way.startswith("generate"):
         _run_generate(folder, plan, case, left)
     elif left:
         asyncio.run(_run_engine(folder, plan, case, left))

@@ -6,9 +6,10 @@ from typing import Any, Literal
 
 from terra.errors import ConfigError
 
-Way = Literal["generate", "request", "run", "step"]
+Way = Literal["generate", "generate_again", "request", "run", "step"]
 """How frames are asked for. `generate`: a Hugging Face `generate` call for each frame, and `request`: a new session for
-each frame, both with the whole history; `run` and `step` are those of `terra.engine.base.Session`."""
+each frame, both with the whole history; `run` and `step` are those of `terra.engine.base.Session`. `generate_again`: at
+lengths that the process has generated at before, for which torch has chosen and prepared its kernels."""
 
 DROPPED = 1
 """Frames of a rollout before the measured ones: the first pays for the context."""
@@ -86,7 +87,8 @@ def plan_cases(names: Sequence[str], amount: Amount, max_frames: int, *, fp8: bo
                 place,
                 context,
                 amount.num_frames,
-                amount.repeats if rollouts <= 4 else amount.repeats_many,
+                # A second repeat of `generate` would be `generate_again`.
+                1 if way == "generate" else amount.repeats if rollouts <= 4 else amount.repeats_many,
             )
             for way, rollouts in kinds
             for place, context in places.items()
@@ -98,9 +100,10 @@ def plan_cases(names: Sequence[str], amount: Amount, max_frames: int, *, fp8: bo
     fp8_weights, fp8_kv = {"quantization": "fp8"}, {"quantization": "fp8", "kv_cache_dtype": "fp8"}
     eight, eight_kv = {"drafts": 0, "fp8_weights": True}, {"fp8_cache": True}
     article_workloads = workloads(("request", 1))
+    generate = workloads(("generate", 1), ("generate_again", 1))
     ours = workloads(("run", 1), ("step", 1), *(kind for kind in many if kind[1] > 1))
     known = [
-        Case("hf_generate", "Hugging Face generate, a call a frame", "hf", workloads(("generate", 1))),
+        Case("hf_generate", "Hugging Face generate, a call a frame", "hf", generate),
         Case("vllm_article", "vLLM, eager, a request a frame, no prefix cache", "vllm", article_workloads, article),
         Case("ours", "ours on vLLM", "vllm", ours),
         Case("ours_hf", "ours on Hugging Face, KV kept", "hf", workloads(("run", 1))),

@@ -13,7 +13,7 @@ from einops import rearrange
 
 from terra.device import has_fp8, torch_device, torch_dtype
 from terra.engine.base import EngineSpec, check_actions, check_prompt
-from terra.engine.graph.lanes import Lanes, Snapshot
+from terra.engine.graph.lanes import Aim, Lanes, Snapshot
 from terra.errors import ConfigError, EngineError
 from terra.prompt import Action, Actions, FrameTokens, Prompt
 from terra.sampling import SamplingParams
@@ -210,6 +210,7 @@ class _Worker:
         """Give lanes to frames that wait, first come, first served, one frame of a window at a time."""
         busy = {id(frame.window) for frame in self._making.values()}
         waiting, self._waiting = self._waiting, []
+        aims = []
         for frame in waiting:
             if id(frame.window) in busy:
                 self._waiting.append(frame)
@@ -218,11 +219,13 @@ class _Worker:
             if lane is None:
                 self._waiting.append(frame)
             elif frame.made.set_running_or_notify_cancel():
-                self._lanes.aim(lane, frame.number, frame.action, frame.window.sampling)
+                aims.append(Aim(lane, frame.number, frame.action, frame.window.sampling))
                 self._making[lane], self._left[lane] = frame, self._lanes.frame_length
             else:
                 continue
             busy.add(id(frame.window))
+        if aims:
+            self._lanes.aim(aims)
 
     def _lane(self, window: _Window, busy: set[int]) -> int | None:
         """The window's lane: its own, a free one, or that of a window for which nothing is being made; else None."""
@@ -257,13 +260,13 @@ class _Worker:
         passes = min(_PASSES, self._lanes.passes_needed(lanes, self._left))
         samplings = frozenset(frame.window.sampling for frame in self._making.values())
         self._left = self._lanes.advance(lanes, samplings, passes)
-        for lane, left in self._left.items():
-            if not left:
-                frame = self._making.pop(lane)
+        made = {lane: self._making.pop(lane) for lane, left in self._left.items() if not left}
+        if made:
+            tokens = self._lanes.frames([(lane, frame.number) for lane, frame in made.items()])
+            for frame, grid in zip(made.values(), tokens, strict=True):
                 frame.window.last = frame.number
-                tokens = self._lanes.frame(lane, frame.number)
                 rows = frame.window.prompt.tokens.shape[1]
-                frame.made.set_result(rearrange(tokens, "(rows cols) -> rows cols", rows=rows))
+                frame.made.set_result(rearrange(grid.clone(), "(rows cols) -> rows cols", rows=rows))
 
     def _fail(self, error: EngineError) -> None:
         while not self._asked.empty():

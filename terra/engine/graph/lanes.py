@@ -6,7 +6,7 @@ tokens (Jacobi decoding, see `terra.engine.jacobi`). Every pass over so many lan
 stands is known to the device alone, so that passes are captured as CUDA graphs and replayed without the host.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +23,16 @@ from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCaus
 
 _TOKENS = 128
 """Of a pass over all its lanes: with more, a GPU computes longer than it reads the weights."""
+
+
+@dataclass(frozen=True)
+class Aim:
+    """A frame to be made: its number in the window of a lane, the action that leads to it, and how to sample."""
+
+    lane: int
+    frame: int
+    action: Action
+    sampling: SamplingParams
 
 
 @dataclass(frozen=True)
@@ -83,8 +93,9 @@ class Lanes:
         layout, device = self._layout, self._ids.device
         ids = interleave(list(prompt.tokens), layout.action_slots, num_actions=prompt.num_frames - 1)
         self._ids[lane, : len(ids)] = torch.tensor(ids, device=device)
-        for frame, action in enumerate(prompt.actions):
-            self._write_action(lane, frame, action)
+        if len(prompt.actions):
+            frames = torch.arange(len(prompt.actions), device=device)
+            self._write_actions(torch.full_like(frames, lane), frames, prompt.actions)
         self._seed[lane] = seed
         length = len(ids) - 1
         if not length:
@@ -98,19 +109,25 @@ class Lanes:
         self._layers(self._embed(taken, positions), taken, positions, attention, PLAIN)
 
     @torch.no_grad()
-    def aim(self, lane: int, frame: int, action: Action, sampling: SamplingParams) -> None:
-        """Let the next passes make frame number `frame` of a lane's window, after the action of the one before."""
-        layout = self._layout
-        begin = frame * layout.block
-        self._write_action(lane, frame - 1, action)
-        self._ids[lane, begin : begin + layout.image_tokens] = self._frame_ids(lane, frame - 1)
-        self._start[lane] = begin - layout.action_slots - 1
-        self._last[lane] = begin + layout.image_tokens - 1
-        self._temperature[lane] = sampling.temperature
-        if sampling not in self._sampled:
+    def aim(self, aims: Sequence[Aim]) -> None:
+        """Let the next passes make a frame in each of some lanes, after the action of the one before.
+
+        All at once: what is asked of a GPU one by one takes it longer than the passes do.
+        """
+        layout, device = self._layout, self._ids.device
+        lane = torch.tensor([aim.lane for aim in aims], device=device)
+        frame = torch.tensor([aim.frame for aim in aims], device=device)
+        self._write_actions(lane, frame - 1, torch.stack([aim.action for aim in aims]))
+        within = torch.arange(layout.image_tokens, device=device)
+        begin = (frame * layout.block)[:, None]
+        self._ids[lane[:, None], begin + within] = self._ids[lane[:, None], begin - layout.block + within]
+        self._start[lane] = begin[:, 0] - layout.action_slots - 1
+        self._last[lane] = begin[:, 0] + layout.image_tokens - 1
+        self._temperature[lane] = torch.tensor([aim.sampling.temperature for aim in aims], device=device)
+        for sampling in {aim.sampling for aim in aims} - self._sampled.keys():
             self._sampled[sampling] = torch.zeros_like(self._start, dtype=torch.bool)
-        for kind, lanes in self._sampled.items():
-            lanes[lane] = kind == sampling
+        for sampling, lanes in self._sampled.items():
+            lanes[lane] = torch.tensor([aim.sampling == sampling for aim in aims], device=device)
 
     def passes_needed(self, lanes: list[int], lacking: dict[int, int]) -> int:
         """How many passes at least until one of these lanes has its frame, if they lack so many tokens."""
@@ -129,9 +146,11 @@ class Lanes:
         left = (self._last - self._start).tolist()
         return {lane: left[lane] for lane in lanes}
 
-    def frame(self, lane: int, frame: int) -> Int[Tensor, " image_tokens"]:
-        """A copy of the tokens of a frame of a lane's window, on the CPU."""
-        return self._frame_ids(lane, frame).to("cpu", copy=True)
+    def frames(self, made: Sequence[tuple[int, int]]) -> Int[Tensor, "frames image_tokens"]:
+        """A copy of the tokens of frames, each a lane and its number in the lane's window, on the CPU."""
+        lane, frame = torch.tensor(made, device=self._ids.device).T[..., None]
+        within = torch.arange(self._layout.image_tokens, device=self._ids.device)
+        return self._ids[lane, frame * self._layout.block + within].to("cpu", copy=True)
 
     def save(self, lane: int, frame: int) -> Snapshot:
         """What `load` needs to go on behind frame number `frame`."""
@@ -155,14 +174,13 @@ class Lanes:
         one = slice(lane, lane + 1)
         return (*cached, self._ids[lane, :length], self._slot_rows[lane], self._seed[one])
 
-    def _frame_ids(self, lane: int, frame: int) -> Int[Tensor, " image_tokens"]:
-        begin = frame * self._layout.block
-        return self._ids[lane, begin : begin + self._layout.image_tokens]
-
-    def _write_action(self, lane: int, frame: int, action: Action) -> None:
+    def _write_actions(
+        self, lanes: Int[Tensor, " n"], frames: Int[Tensor, " n"], actions: Float[Tensor, "n slots dim"]
+    ) -> None:
         model, slots = self._model, self._layout.action_slots
-        rows = model.action_projection(action.to(self._ids.device, model.action_projection_dtype))
-        self._slot_rows[lane, frame * slots : (frame + 1) * slots] = rows.to(self._slot_rows.dtype)
+        rows = model.action_projection(actions.to(self._ids.device, model.action_projection_dtype))
+        slot = frames[:, None] * slots + torch.arange(slots, device=self._ids.device)
+        self._slot_rows[lanes[:, None], slot] = rows.to(self._slot_rows.dtype)
 
     def _embed(self, lanes: slice, positions: Int[Tensor, "lanes n"]) -> Float[Tensor, "lanes n hidden"]:
         layout, model = self._layout, self._model
