@@ -7,6 +7,7 @@ import asyncio
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,9 @@ async def _run_engine(folder: Path, plan: dict[str, Any], case: Case, workloads:
     await time_requests(engine, Workload("request", 1, "warm", 1, 1, 1), 999_999, make_prompt)
     for workload in workloads:
         measure = time_requests if workload.way == "request" else time_rollouts
+        if workload.rollouts > 1:
+            # So many at once may be new to the engine: not measured.
+            await measure(engine, replace(workload, num_context=1), 888_888, make_prompt)
         repeats = []
         for repeat in range(workload.repeats):
             # Contexts of their own, so that no workload finds another's in the prefix cache.

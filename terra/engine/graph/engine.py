@@ -22,7 +22,7 @@ from terra.world_model import load_world_model
 logger = logging.getLogger(__name__)
 
 _PASSES = 16
-"""Passes between two looks at what finished and what is asked for: a look costs some 50 microseconds."""
+"""Passes between two looks at what is asked for."""
 
 
 class GraphEngine:
@@ -177,7 +177,9 @@ class _Worker:
         self._holders: list[_Window | None] = [None] * lanes.num_lanes
         self._waiting: list[_Frame] = []
         self._making: dict[int, _Frame] = {}
-        self._left: dict[int, int] = {}
+        self._left: dict[
+            int, int
+        ] = {}  # tokens that a lane lacks, or fewer: what it would lack if all drafts were right
         self.failure: str | None = None
 
     def run(self) -> None:
@@ -259,7 +261,12 @@ class _Worker:
         lanes = list(self._making)
         passes = min(_PASSES, self._lanes.passes_needed(lanes, self._left))
         samplings = frozenset(frame.window.sampling for frame in self._making.values())
-        self._left = self._lanes.advance(lanes, samplings, passes)
+        self._lanes.advance(lanes, samplings, passes)
+        most = passes * self._lanes.width(max(lanes) + 1)
+        self._left = {lane: self._left[lane] - most for lane in lanes}
+        # As long as no lane can have its frame yet, there is no need to wait for the device and ask.
+        if min(self._left.values()) <= 0:
+            self._left = self._lanes.lacking(lanes)
         made = {lane: self._making.pop(lane) for lane, left in self._left.items() if not left}
         if made:
             tokens = self._lanes.frames([(lane, frame.number) for lane, frame in made.items()])

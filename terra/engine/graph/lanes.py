@@ -80,6 +80,7 @@ class Lanes:
         # Which lanes sample so, for each kind of sampling that was asked for.
         self._sampled: dict[SamplingParams, Bool[Tensor, " lanes"]] = {}
         self._on_gpu = device.type == "cuda"
+        self._under_way = torch.cuda.Event()
         self._passes: dict[tuple[object, ...], Callable[[], None]] = {}
 
     @property
@@ -138,11 +139,22 @@ class Lanes:
         return max(1, min(self._drafts + 1, _TOKENS // self._bucket(count)))
 
     @torch.no_grad()
-    def advance(self, lanes: list[int], samplings: frozenset[SamplingParams], passes: int) -> dict[int, int]:
-        """Make some passes over lanes that were aimed; how many tokens each lacks then (0: its frame is done)."""
+    def advance(self, lanes: list[int], samplings: frozenset[SamplingParams], passes: int) -> None:
+        """Make some passes over lanes that were aimed.
+
+        On a GPU they are under way then, and those of the call before are done: so it is never out of work, and what
+        is asked for in between waits no longer than for two calls.
+        """
         make = self._pass(samplings, self._bucket(max(lanes) + 1))
         for _ in range(passes):
             make()
+        if self._on_gpu:
+            before, self._under_way = self._under_way, torch.cuda.Event()
+            self._under_way.record()
+            before.synchronize()
+
+    def lacking(self, lanes: list[int]) -> dict[int, int]:
+        """How many tokens each of these lanes lacks after the passes so far; 0: its frame is done."""
         left = (self._last - self._start).tolist()
         return {lane: left[lane] for lane in lanes}
 
