@@ -316,6 +316,13 @@ def test_graph_engine_that_fails_says_so(tiny_model, wait, monkeypatch):
     wait(engine.close())
 
 
+def test_graph_engine_asks_for_8_bits_that_are_there(tiny_model, monkeypatch):
+    monkeypatch.setattr("terra.engine.graph.engine.has_fp8", lambda device: False)
+    for eight in ({"fp8_weights": True}, {"fp8_cache": True}):
+        with pytest.raises(ConfigError, match=r"engine\.fp8: expected a GPU"):
+            GraphEngine(tiny_model, drafts=0, dtype="float32", device="cpu", **eight)
+
+
 def test_graph_engine_has_room_for_a_session(tiny_model):
     with pytest.raises(ConfigError, match="max_sessions: expected 1 or more, got 0"):
         GraphEngine(tiny_model, drafts=0, max_sessions=0, dtype="float32", device="cpu")

@@ -1,5 +1,6 @@
 """The Triton kernels in Triton's interpreter, on a CPU, against torch."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from terra.engine.graph import many_rows
 from terra.engine.graph.matrix import Matrix, in_fp8, linear
 
 PROGRAM = """
@@ -185,6 +187,16 @@ def test_kernels_equal_torch(tmp_path):
     done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "all equal"
+
+
+def test_programs_fit_a_small_gpus_shared_memory(monkeypatch):
+    monkeypatch.setattr(many_rows, "shared_memory", lambda device: 99 << 10)
+    shapes = [(many_rows._SPLIT, 1), (many_rows._GATED, 2), (many_rows._HEAD, 1)]
+    for dtype, tokens, (shape, halves) in itertools.product((torch.float32, torch.bfloat16), (1, 64, 300), shapes):
+        tiles = many_rows._tiles(Matrix(torch.zeros(1, 1, dtype=dtype)), tokens, shape, halves=halves)
+        elements = (tiles["BLOCK_TOKENS"] + halves * tiles["BLOCK_ROWS"]) * tiles["BLOCK_COLUMNS"]
+        assert tiles["num_stages"] > 1
+        assert tiles["num_stages"] * elements * dtype.itemsize <= 99 << 10
 
 
 def test_a_matrix_in_8_bits_is_nearly_itself():

@@ -14,7 +14,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from terra.engine.graph.launch import launched_early, wait_for_inputs
+from terra.engine.graph.launch import launched_early, shared_memory, wait_for_inputs
 
 _BLOCK_KEYS = 128
 _STAGES = 3
@@ -159,11 +159,12 @@ def attend_split(
         parts = torch.empty(splits, rows, dim, dtype=torch.float32, device=queries.device)
         sums = torch.empty(splits, rows, dtype=torch.float32, device=queries.device)
     early = launched_early(queries.device)
+    stages = min(_STAGES, shared_memory(queries.device) // (2 * _BLOCK_KEYS * dim * keys.element_size()))
     _attend_part[(lanes * kv_heads, blocks, splits)](
         queries, keys, values, start, parts, sums,
         dim**-0.5, length, width, rows,
         HEADS=kv_heads, GROUP=group, DIM=dim, SPLITS=splits,
-        BLOCK_ROWS=block, BLOCK_KEYS=_BLOCK_KEYS, PRECISION="ieee", EARLY=bool(early), num_stages=_STAGES, **early,
+        BLOCK_ROWS=block, BLOCK_KEYS=_BLOCK_KEYS, PRECISION="ieee", EARLY=bool(early), num_stages=stages, **early,
     )  # fmt: skip
     if splits > 1:
         _combine[(rows,)](

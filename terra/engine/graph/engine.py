@@ -177,9 +177,8 @@ class _Worker:
         self._holders: list[_Window | None] = [None] * lanes.num_lanes
         self._waiting: list[_Frame] = []
         self._making: dict[int, _Frame] = {}
-        self._left: dict[
-            int, int
-        ] = {}  # tokens that a lane lacks, or fewer: what it would lack if all drafts were right
+        # Tokens that lanes lack, or fewer: as if all drafts had been right since the device was asked.
+        self._left: dict[int, int] = {}
         self.failure: str | None = None
 
     def run(self) -> None:

@@ -6,7 +6,7 @@ tokens (Jacobi decoding, see `terra.engine.jacobi`). Every pass over so many lan
 stands is known to the device alone, so that passes are captured as CUDA graphs and replayed without the host.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -81,7 +81,7 @@ class Lanes:
         self._sampled: dict[SamplingParams, Bool[Tensor, " lanes"]] = {}
         self._on_gpu = device.type == "cuda"
         self._under_way = torch.cuda.Event()
-        self._passes: dict[tuple[object, ...], Callable[[], None]] = {}
+        self._passes: dict[Hashable, Callable[[], None]] = {}
 
     @property
     def frame_length(self) -> int:
@@ -206,14 +206,12 @@ class Lanes:
 
     def _pass(self, samplings: frozenset[SamplingParams], count: int) -> Callable[[], None]:
         """A pass over the first `count` lanes, which sample in these ways."""
-        if not self._on_gpu:
-            return self._pass_by_logits(samplings, count)
         # Filters look at the numbers to decide what to do next, which a graph can't hold.
-        if any(sampling.filters for sampling in samplings):
-            return self._kept(("logits", samplings, count), lambda: self._pass_by_logits(samplings, count))
-        return self._kept(("picks", count), lambda: captured(self._pass_by_picks(count), [self._ids, self._start]))
+        if self._on_gpu and not any(sampling.filters for sampling in samplings):
+            return self._kept(count, lambda: captured(self._pass_by_picks(count), [self._ids, self._start]))
+        return self._kept((count, samplings), lambda: self._pass_by_logits(samplings, count))
 
-    def _kept(self, key: tuple[object, ...], make: Callable[[], Callable[[], None]]) -> Callable[[], None]:
+    def _kept(self, key: Hashable, make: Callable[[], Callable[[], None]]) -> Callable[[], None]:
         if key not in self._passes:
             self._passes[key] = make()
         return self._passes[key]

@@ -10,9 +10,12 @@ import functools
 import torch
 import triton
 import triton.language as tl
+from triton.compiler import max_shared_mem
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+# Elsewhere than on a GPU kernels are only tried.
 _PROCESSORS_OF_CPU = 4
+_SHARED_MEMORY_OF_CPU = 1 << 30
 
 
 @triton.jit
@@ -34,7 +37,15 @@ def launched_early(device: torch.device) -> dict[str, bool]:
 
 @functools.cache
 def processors(device: torch.device) -> int:
-    """Multiprocessors of a GPU; a few elsewhere, where kernels are only tried."""
+    """Multiprocessors of a GPU."""
     if device.type != "cuda":
         return _PROCESSORS_OF_CPU
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of a GPU's shared memory that a program may use."""
+    if device.type != "cuda":
+        return _SHARED_MEMORY_OF_CPU
+    return max_shared_mem(torch.cuda.current_device() if device.index is None else device.index)

@@ -15,7 +15,7 @@ import triton.language as tl
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
-from terra.engine.graph.launch import launched_early, processors, wait_for_inputs
+from terra.engine.graph.launch import launched_early, processors, shared_memory, wait_for_inputs
 from terra.engine.graph.layers import Place
 from terra.engine.graph.matrix import FP8, Matrix
 from terra.engine.graph.rotary import rotated, rotation, store_pair
@@ -200,7 +200,7 @@ def split_product(states: Float[Tensor, "lanes width columns"], matrix: Matrix) 
 def gated_product(states: Float[Tensor, "lanes width columns"], matrix: Matrix) -> Float[Tensor, "lanes width inner"]:
     """SiLU of the first half of `terra.engine.graph.matrix.linear`, times its second half."""
     inner = torch.empty(*states.shape[:-1], len(matrix.weight) // 2, dtype=states.dtype, device=states.device)
-    tiles = _tiles(matrix, states.numel() // states.shape[-1], _GATED)
+    tiles = _tiles(matrix, states.numel() // states.shape[-1], _GATED, halves=2)
     _multiply(states, matrix, inner, tiles, whole=True, gated=True)
     return inner
 
@@ -240,20 +240,21 @@ def _multiply(
     return token_scales
 
 
-def _tiles(matrix: Matrix, tokens: int, shape: tuple[int, int, int]) -> dict[str, int]:
-    """What a program takes at once: tokens, rows, and so many bytes of a row; and its stages and warps.
+def _tiles(matrix: Matrix, tokens: int, shape: tuple[int, int, int], *, halves: int = 1) -> dict[str, int]:
+    """What a program takes at once: tokens, rows of each half of the weight, and so many bytes of a row; how it works.
 
-    More tokens than half of the most take room from the weight.
+    More tokens than half of the most take room from the weight, and a GPU with less shared memory has fewer stages.
     """
     rows, num_bytes, stages = shape
     block = min(_MAX_BLOCK_TOKENS, max(_MIN_BLOCK_TOKENS, int(triton.next_power_of_2(tokens))))
     many = 2 * block > _MAX_BLOCK_TOKENS
     num_bytes = min(num_bytes, 128) if many else num_bytes
+    fitting = shared_memory(matrix.weight.device) // ((block + halves * rows) * num_bytes)
     return {
         "BLOCK_TOKENS": block,
         "BLOCK_ROWS": rows,
         "BLOCK_COLUMNS": num_bytes // matrix.weight.element_size(),
-        "num_stages": stages,
+        "num_stages": min(stages, fitting),
         "num_warps": 8 if many and shape is not _SPLIT else 4,
     }
 
