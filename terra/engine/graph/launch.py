@@ -10,7 +10,7 @@ import functools
 import torch
 import triton
 import triton.language as tl
-from triton.compiler import max_shared_mem
+from triton.compiler.compiler import max_shared_mem
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 # Elsewhere than on a GPU kernels are only tried.
