@@ -92,8 +92,9 @@ class Pipeline:
         self.decoder = decoder
         self.overlap = overlap
         self._loop: asyncio.AbstractEventLoop | None = None
-        along = isinstance(decoder, FramewiseDecoder) and decoder.device.type == "cuda"
-        self._decoding = _DecodingThread(decoder) if along else None
+        self._decoding: _DecodingThread | None = None
+        if isinstance(decoder, FramewiseDecoder) and decoder.device.type == "cuda":
+            self._decoding = _DecodingThread(decoder)
 
     def generate(
         self,
@@ -205,10 +206,13 @@ class Pipeline:
 class _DecodingThread:
     """Decodes one piece of a rollout after the other; on a GPU on a stream of its own, beside the engine's."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: FramewiseDecoder) -> None:
         self._decoder = decoder
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="terra-decode")
         self._stream: torch.cuda.Stream | None = None
+        if torch.cuda.is_available():
+            torch.cuda.synchronize(decoder.device)  # the weights are there
+            self._stream = torch.cuda.Stream(decoder.device)
 
     def decode(self, tokens: TokenGrid) -> Future[Frames]:
         """Frames of tokens, on the CPU, when their turn comes."""
@@ -219,9 +223,6 @@ class _DecodingThread:
         self._thread.shutdown(cancel_futures=True)
 
     def _decode(self, tokens: TokenGrid) -> Frames:
-        if self._stream is None and torch.cuda.is_available():
-            torch.cuda.synchronize()  # the weights are there
-            self._stream = torch.cuda.Stream()
         with torch.cuda.stream(self._stream):
             return self._decoder.decode(tokens).cpu()
 
