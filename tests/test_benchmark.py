@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from terra.benchmark import case, measure, run
 from terra.benchmark.model import Traffic, make_random_model
-from terra.benchmark.plan import DROPPED, Amount, Workload, plan_cases
+from terra.benchmark.plan import CASES, DROPPED, Amount, Workload, plan_cases
 from terra.benchmark.prompts import prompt_maker
 from terra.engine.base import EngineSpec
 from terra.engine.hf import HFEngine
@@ -69,6 +69,14 @@ def test_each_workload_fits_the_window_at_both_its_ends():
 
 def test_fp8_only_where_it_is():
     assert [entry.name for entry in plan_cases(ALL, AMOUNT, 25, fp8=False)] == ALL[:5]
+
+
+def test_what_is_measured_by_default():
+    assert [entry.name for entry in plan_cases(CASES["cuda"], AMOUNT, 25, fp8=True)] == list(CASES["cuda"])
+    assert [entry.name for entry in plan_cases(CASES["cuda"], AMOUNT, 25, fp8=False)] == [
+        name for name in CASES["cuda"] if "fp8" not in name
+    ]
+    assert [entry.name for entry in plan_cases(CASES["cpu"], AMOUNT, 25, fp8=False)] == list(CASES["cpu"])
 
 
 def test_impossible_plans_are_refused():

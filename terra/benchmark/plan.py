@@ -15,6 +15,13 @@ DROPPED = 1
 """Frames of a rollout before the measured ones: the first pays for the context."""
 
 
+CASES = {
+    "cuda": ("graph", "graph_fp8", "ours", "fp8", "vllm_article", "hf_generate"),
+    "cpu": ("jacobi", "ours", "ours_hf", "hf_generate"),
+}
+"""Those that are measured if nothing else is asked for, by the kind of the device."""
+
+
 @dataclass(frozen=True)
 class Workload:
     """One figure: `rollouts` at once, at a place of the window.

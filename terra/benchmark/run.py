@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any
 
 from terra.benchmark.case import BANDWIDTH, result_path, write_json
-from terra.benchmark.plan import Amount, Case, plan_cases
+from terra.benchmark.plan import CASES, Amount, Case, plan_cases
 from terra.benchmark.report import write_report
 from terra.device import has_fp8, torch_device, torch_dtype
 from terra.errors import ConfigError
@@ -76,7 +76,7 @@ def _plan(values: dict[str, Any], folder: Path) -> tuple[dict[str, Any], list[Ca
     prompt_maker(spec, drive)  # refused before anything is measured
     fp8 = device == "cuda" and has_fp8(torch_device(device))
     amount = Amount(**{field.name: values[field.name] for field in dataclasses.fields(Amount)})
-    cases = plan_cases(values["cases"], amount, spec.layout.max_frames, fp8=fp8)
+    cases = plan_cases(values["cases"] or CASES[device], amount, spec.layout.max_frames, fp8=fp8)
     traffic = Traffic.of(model)
     element = torch_dtype(dtype).itemsize
     name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
