@@ -5,7 +5,7 @@ lanes.py                             their windows side by side on the device, a
 layers.py                            the Llama's layers with a KV cache of fixed size
 matrix.py                            weights in half precision or in 8 bits
 attention.py, attention_kernel.py    attention over as much of the cache as is filled
-one_row.py, many_rows.py             matrix products for passes of one token and of several, rotary.py what both share
+one_row.py, many_rows.py             passes of one token and of several, with what both do alike in alike.py
 tokens.py                            both ends of a pass: tokens to states, logits to tokens
 launch.py                            kernels that begin before the one ahead of them is done
 capture.py                           work as a CUDA graph

@@ -164,12 +164,11 @@ def attend_split(
         queries, keys, values, start, parts, sums,
         dim**-0.5, length, width, rows,
         HEADS=kv_heads, GROUP=group, DIM=dim, SPLITS=splits,
-        BLOCK_ROWS=block, BLOCK_KEYS=_BLOCK_KEYS, PRECISION="ieee", EARLY=bool(early), num_stages=stages, **early,
+        BLOCK_ROWS=block, BLOCK_KEYS=_BLOCK_KEYS, PRECISION="ieee", num_stages=stages, **early,
     )  # fmt: skip
     if splits > 1:
         _combine[(rows,)](
             parts, sums, attended, start, width, rows, heads,
-            DIM=dim, SPLITS=splits, PADDED=triton.next_power_of_2(splits), BLOCK_KEYS=_BLOCK_KEYS,
-            EARLY=bool(early), **early,
+            DIM=dim, SPLITS=splits, PADDED=triton.next_power_of_2(splits), BLOCK_KEYS=_BLOCK_KEYS, **early,
         )  # fmt: skip
     return attended

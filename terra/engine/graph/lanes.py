@@ -162,7 +162,7 @@ class Lanes:
         """A copy of the tokens of frames, each a lane and its number in the lane's window, on the CPU."""
         lane, frame = torch.tensor(made, device=self._ids.device).T[..., None]
         within = torch.arange(self._layout.image_tokens, device=self._ids.device)
-        return self._ids[lane, frame * self._layout.block + within].to("cpu", copy=True)
+        return self._ids[lane, frame * self._layout.block + within].cpu()
 
     def save(self, lane: int, frame: int) -> Snapshot:
         """What `load` needs to go on behind frame number `frame`."""

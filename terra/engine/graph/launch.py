@@ -30,9 +30,9 @@ def wait_for_inputs(EARLY: tl.constexpr):
 
 
 def launched_early(device: torch.device) -> dict[str, bool]:
-    """A launch's options: empty where kernels can't begin early."""
+    """A launch's options: the kernel's EARLY, and that it begins early where kernels can."""
     can = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-    return {"launch_pdl": True} if can else {}
+    return {"EARLY": True, "launch_pdl": True} if can else {"EARLY": False}
 
 
 @functools.cache

@@ -207,26 +207,6 @@ def gpu_steps(tokens: int) -> Steps:
     """For passes of so many tokens on a GPU, by kernels of our own."""
     from terra.engine.graph import many_rows, one_row
 
-    def project_rows(hidden: Tensor, norm: Tensor, epsilon: float, layer: Layer, place: Place) -> Tensor:
-        return many_rows.rotate_and_store(many_rows.split_product(hidden, layer.query_key_value), place, hidden.dtype)
-
-    def mix_rows(
-        attended: Tensor, states: Tensor, layer: Layer, next_norm: Tensor, epsilon: float
-    ) -> tuple[Tensor, Tensor]:
-        parts = many_rows.split_product(attended.flatten(2), layer.output)
-        states, hidden = many_rows.add_and_normalise(states, parts, layer.norm, epsilon)
-        parts = many_rows.split_product(many_rows.gated_product(hidden, layer.gate_up), layer.down)
-        return many_rows.add_and_normalise(states, parts, next_norm, epsilon)
-
-    def mix_one(
-        attended: Tensor, states: Tensor, layer: Layer, next_norm: Tensor, epsilon: float
-    ) -> tuple[Tensor, Tensor]:
-        product = one_row.product
-        states = product(attended.flatten(2), layer.output, states=states)
-        inner = product(states, layer.gate_up, norm=layer.norm, epsilon=epsilon, gated=True)
-        states = product(inner, layer.down, states=states)
-        return states, states
-
     if tokens == 1:
-        return Steps(_unchanged, one_row.project, mix_one, many_rows.normalise)
-    return Steps(many_rows.normalise, project_rows, mix_rows, _unchanged)
+        return Steps(_unchanged, one_row.project, one_row.mix, many_rows.normalise)
+    return Steps(many_rows.normalise, many_rows.project, many_rows.mix, _unchanged)

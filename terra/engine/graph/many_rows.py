@@ -15,19 +15,21 @@ import triton.language as tl
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
+from terra.engine.graph.alike import activated, rotated, rotation, scales_to_8_bits, store_pair
 from terra.engine.graph.launch import launched_early, processors, shared_memory, wait_for_inputs
-from terra.engine.graph.layers import Place
+from terra.engine.graph.layers import Layer, Place
 from terra.engine.graph.matrix import FP8, Matrix
-from terra.engine.graph.rotary import rotated, rotation, store_pair
 from terra.engine.graph.tokens import Draws, pick
 
 _MIN_BLOCK_TOKENS = 16  # that tl.dot takes
 _MAX_BLOCK_TOKENS = 128
 
-# Rows of a program, bytes of each that it takes at once, and stages of its loop: the fastest of those tried on an H200.
-_SPLIT = 64, 256, 5
-_GATED = 64, 128, 5
-_HEAD = 128, 128, 4
+# Rows of a program, bytes of each that it takes at once, stages of its loop, and warps where there are many tokens: the
+# fastest of those tried on an H200.
+_SPLIT = 64, 256, 5, 4
+_GATED = 64, 128, 5, 8
+_HEAD = 128, 128, 4, 8
+_WARPS = 4
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,7 @@ def _product(
         made = _scaled(made, token, row, tokens, rows, token_scales, row_scales, FP8).to(kind)
         if GATED:
             by = _scaled(by, token, row, tokens, rows, token_scales, row_scales + rows, FP8).to(kind)
-            gate = made.to(tl.float32)
-            made = (gate / (1.0 + tl.exp(-gate))).to(kind) * by
+            made = activated(made, by)
     place = (split * tokens + token).to(tl.int64)
     tl.store(result + place[:, None] * rows + row[None, :], made, mask=used & (row < rows)[None, :])
 
@@ -108,6 +109,15 @@ def _summed(parts, token_scales, row_scales, token, row, used, tokens, rows, SPL
     if FP8:
         made = made * tl.load(token_scales + token) * tl.load(row_scales + row, mask=used, other=0.0)
     return made
+
+
+@triton.jit
+def _halves(
+    parts, token_scales, row_scales, token, row, used, tokens, rows, half, SPLITS: tl.constexpr, FP8: tl.constexpr
+):  # fmt: skip
+    """`_summed` of rows of heads' first halves, and of those of their second halves."""
+    first = _summed(parts, token_scales, row_scales, token, row, used, tokens, rows, SPLITS, FP8)
+    return first, _summed(parts, token_scales, row_scales, token, row + half, used, tokens, rows, SPLITS, FP8)
 
 
 @triton.jit
@@ -141,9 +151,9 @@ def _round_rows(states, rounded, scales, COLUMNS: tl.constexpr, PADDED: tl.const
     column = tl.arange(0, PADDED)
     used = column < COLUMNS
     wide = tl.load(states + token * COLUMNS + column, mask=used, other=0.0).to(tl.float32)
-    largest = tl.maximum(tl.max(tl.abs(wide), 0), 1e-12)
-    tl.store(rounded + token * COLUMNS + column, (wide * tl.div_rn(448.0, largest)).to(tl.float8e4nv), mask=used)
-    tl.store(scales + token, tl.div_rn(largest, 448.0))
+    scale, inverse = scales_to_8_bits(tl.max(tl.abs(wide), 0))
+    tl.store(rounded + token * COLUMNS + column, (wide * inverse).to(tl.float8e4nv), mask=used)
+    tl.store(scales + token, scale)
 
 
 @triton.jit
@@ -167,22 +177,19 @@ def _rotate_and_store(
 
     used = query < GROUP * HEADS
     row = query * DIM + low
-    first = _summed(parts, token_scales, row_scales, token, row, used, tokens, rows, SPLITS, FP8).to(kind)
-    second = _summed(parts, token_scales, row_scales, token, row + half, used, tokens, rows, SPLITS, FP8).to(kind)
-    first, second = rotated(first, second, angles)
+    first, second = _halves(parts, token_scales, row_scales, token, row, used, tokens, rows, half, SPLITS, FP8)
+    first, second = rotated(first.to(kind), second.to(kind), angles)
     store_pair(queries + token * (GROUP * HEADS * DIM) + row, first, second, half, used)
 
     used = cached < HEADS
     row = (GROUP * HEADS + cached) * DIM + low
-    first = _summed(parts, token_scales, row_scales, token, row, used, tokens, rows, SPLITS, FP8).to(kind)
-    second = _summed(parts, token_scales, row_scales, token, row + half, used, tokens, rows, SPLITS, FP8).to(kind)
-    first, second = rotated(first, second, angles)
+    first, second = _halves(parts, token_scales, row_scales, token, row, used, tokens, rows, half, SPLITS, FP8)
+    first, second = rotated(first.to(kind), second.to(kind), angles)
     store_pair(keys + (of_cache + position) * DIM + low, first, second, half, used)
 
     row += HEADS * DIM
-    first = _summed(parts, token_scales, row_scales, token, row, used, tokens, rows, SPLITS, FP8).to(kind)
-    second = _summed(parts, token_scales, row_scales, token, row + half, used, tokens, rows, SPLITS, FP8).to(kind)
-    store_pair(values + of_cache * DIM + low * length + position, first, second, half * length, used)
+    first, second = _halves(parts, token_scales, row_scales, token, row, used, tokens, rows, half, SPLITS, FP8)
+    store_pair(values + of_cache * DIM + low * length + position, first.to(kind), second.to(kind), half * length, used)
 
 
 def split_product(states: Float[Tensor, "lanes width columns"], matrix: Matrix) -> Parts:
@@ -203,6 +210,31 @@ def gated_product(states: Float[Tensor, "lanes width columns"], matrix: Matrix) 
     tiles = _tiles(matrix, states.numel() // states.shape[-1], _GATED, halves=2)
     _multiply(states, matrix, inner, tiles, whole=True, gated=True)
     return inner
+
+
+def project(
+    hidden: Float[Tensor, "lanes width hidden"],
+    norm: Float[Tensor, " hidden"],
+    epsilon: float,
+    layer: Layer,
+    place: Place,
+) -> Float[Tensor, "lanes width heads dim"]:
+    """`terra.engine.graph.layers.project`."""
+    return rotate_and_store(split_product(hidden, layer.query_key_value), place, hidden.dtype)
+
+
+def mix(
+    attended: Float[Tensor, "lanes width heads dim"],
+    states: Float[Tensor, "lanes width hidden"],
+    layer: Layer,
+    next_norm: Float[Tensor, " hidden"],
+    epsilon: float,
+) -> tuple[Float[Tensor, "lanes width hidden"], Float[Tensor, "lanes width hidden"]]:
+    """`terra.engine.graph.layers.mix`."""
+    parts = split_product(attended.flatten(2), layer.output)
+    states, hidden = add_and_normalise(states, parts, layer.norm, epsilon)
+    parts = split_product(gated_product(hidden, layer.gate_up), layer.down)
+    return add_and_normalise(states, parts, next_norm, epsilon)
 
 
 def product_and_pick(
@@ -230,22 +262,21 @@ def _multiply(
     token_scales = None
     if matrix.scale is not None:
         states, token_scales = round_rows(states)
-    early = launched_early(states.device)
     _product[(triton.cdiv(rows, tiles["BLOCK_ROWS"]), splits, triton.cdiv(tokens, tiles["BLOCK_TOKENS"]))](
         states, result if token_scales is None else token_scales,
         matrix.weight, result if matrix.scale is None else matrix.scale, result, tokens, rows,
         COLUMNS=columns, SPLITS=splits, **tiles, WHOLE=whole, GATED=gated,
-        FP8=token_scales is not None, PRECISION="ieee", EARLY=bool(early), **early,
+        FP8=token_scales is not None, PRECISION="ieee", **launched_early(states.device),
     )  # fmt: skip
     return token_scales
 
 
-def _tiles(matrix: Matrix, tokens: int, shape: tuple[int, int, int], *, halves: int = 1) -> dict[str, int]:
+def _tiles(matrix: Matrix, tokens: int, shape: tuple[int, int, int, int], *, halves: int = 1) -> dict[str, int]:
     """What a program takes at once: tokens, rows of each half of the weight, and so many bytes of a row; how it works.
 
     More tokens than half of the most take room from the weight, and a GPU with less shared memory has fewer stages.
     """
-    rows, num_bytes, stages = shape
+    rows, num_bytes, stages, warps = shape
     block = min(_MAX_BLOCK_TOKENS, max(_MIN_BLOCK_TOKENS, int(triton.next_power_of_2(tokens))))
     many = 2 * block > _MAX_BLOCK_TOKENS
     num_bytes = min(num_bytes, 128) if many else num_bytes
@@ -255,7 +286,7 @@ def _tiles(matrix: Matrix, tokens: int, shape: tuple[int, int, int], *, halves: 
         "BLOCK_ROWS": rows,
         "BLOCK_COLUMNS": num_bytes // matrix.weight.element_size(),
         "num_stages": min(stages, fitting),
-        "num_warps": 8 if many and shape is not _SPLIT else 4,
+        "num_warps": warps if many else _WARPS,
     }
 
 
@@ -267,9 +298,13 @@ def round_rows(
     tokens = states.numel() // columns
     rounded = torch.empty_like(states, dtype=FP8)
     scales = torch.empty(tokens, dtype=torch.float32, device=states.device)
-    early = launched_early(states.device)
     _round_rows[(tokens,)](
-        states, rounded, scales, COLUMNS=columns, PADDED=triton.next_power_of_2(columns), EARLY=bool(early), **early
+        states,
+        rounded,
+        scales,
+        COLUMNS=columns,
+        PADDED=triton.next_power_of_2(columns),
+        **launched_early(states.device),
     )
     return rounded, scales
 
@@ -293,11 +328,10 @@ def _normalise(states: Tensor, parts: Parts | None, norm: Tensor, epsilon: float
     tokens = states.numel() // hidden
     normalised = torch.empty_like(states)
     added = states if parts is None else torch.empty_like(states)
-    early = launched_early(states.device)
     _add_and_normalise[(tokens,)](
         states, *_of_parts(parts, states), norm, added, normalised, tokens, epsilon,
         COLUMNS=hidden, PADDED=triton.next_power_of_2(hidden), SPLITS=0 if parts is None else len(parts.sums),
-        FP8=parts is not None and parts.token_scales is not None, EARLY=bool(early), num_warps=8, **early,
+        FP8=parts is not None and parts.token_scales is not None, num_warps=8, **launched_early(states.device),
     )  # fmt: skip
     return added, normalised
 
@@ -309,13 +343,12 @@ def rotate_and_store(parts: Parts, place: Place, dtype: torch.dtype) -> Float[Te
     splits, tokens, rows = parts.sums.shape
     heads = rows // dim - 2 * kv_heads
     queries = torch.empty(lanes, width, heads, dim, dtype=dtype, device=parts.sums.device)
-    early = launched_early(parts.sums.device)
     _rotate_and_store[(tokens,)](
         *_of_parts(parts, queries), place.cosine, place.sine, place.positions, queries, place.keys, place.values,
         tokens, width, length,
         HEADS=kv_heads, GROUP=heads // kv_heads, DIM=dim, PADDED=triton.next_power_of_2(heads),
         PADDED_CACHED=triton.next_power_of_2(kv_heads), SPLITS=splits, FP8=parts.token_scales is not None,
-        EARLY=bool(early), num_warps=8, **early,
+        num_warps=8, **launched_early(parts.sums.device),
     )  # fmt: skip
     return queries
 

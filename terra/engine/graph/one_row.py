@@ -15,10 +15,10 @@ import triton.language as tl
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from terra.engine.graph.alike import activated, rotated, rotation, scales_to_8_bits, store_pair
 from terra.engine.graph.launch import launched_early, wait_for_inputs
 from terra.engine.graph.layers import Layer, Place
 from terra.engine.graph.matrix import Matrix, linear
-from terra.engine.graph.rotary import rotated, rotation, store_pair
 from terra.engine.graph.tokens import Draws, pick
 
 _BYTES = 16384
@@ -79,10 +79,10 @@ def _input(
         wide = wide + (part.to(tl.float32),)  # noqa: RUF005
     scale = 1.0
     if FP8:
-        largest = 1e-12
+        largest = 0.0
         for piece in tl.static_range(PIECES):
             largest = tl.maximum(largest, tl.max(tl.abs(wide[piece]), 0))
-        scale, inverse = tl.div_rn(largest, 448.0), tl.div_rn(448.0, largest)
+        scale, inverse = scales_to_8_bits(largest)
         rounded = ()
         for piece in tl.static_range(PIECES):
             rounded = rounded + ((wide[piece] * inverse).to(tl.float8e4nv).to(tl.float32),)  # noqa: RUF005
@@ -134,9 +134,8 @@ def _product(
     kind = result.dtype.element_ty
     made = _dot(tiles, wide, scale, row_scales, pieces).to(kind)
     if GATED:
-        gate = made.to(tl.float32)
         by = _dot(lower, wide, scale, lower_scales, pieces).to(kind)
-        made = (gate / (1.0 + tl.exp(-gate))).to(kind) * by
+        made = activated(made, by)
     if SUM:
         made = state + made
     tl.store(result + row, made, mask=row < rows)
@@ -199,13 +198,12 @@ def product(
     rows = len(weight) // (2 if gated else 1)
     block_rows = _height(weight, 2 if gated else 1)
     result = torch.empty(1, 1, rows, dtype=vector.dtype, device=vector.device)
-    early = launched_early(vector.device)
     _product[(triton.cdiv(rows, block_rows),)](
         vector, result if norm is None else norm, weight, result if scales is None else scales,
         result if states is None else states, result, rows, epsilon,
         **_pieces(weight.shape[1]), BLOCK_ROWS=block_rows,
-        NORM=norm is not None, GATED=gated, SUM=states is not None, FP8=scales is not None, EARLY=bool(early),
-        num_warps=_WARPS, **early,
+        NORM=norm is not None, GATED=gated, SUM=states is not None, FP8=scales is not None,
+        num_warps=_WARPS, **launched_early(vector.device),
     )  # fmt: skip
     return result
 
@@ -223,14 +221,27 @@ def project(
     heads = len(weight) // dim - 2 * kv_heads
     block_pairs = min(_height(weight, 2), dim // 2)
     queries = torch.empty(1, 1, heads, dim, dtype=vector.dtype, device=vector.device)
-    early = launched_early(vector.device)
     _project[(len(weight) // 2 // block_pairs,)](
         vector, norm, weight, queries if scales is None else scales, place.cosine, place.sine, place.positions,
         queries, place.keys, place.values, len(weight), epsilon, length,
         HEADS=kv_heads, GROUP=heads // kv_heads, DIM=dim, **_pieces(weight.shape[1]),
-        BLOCK_PAIRS=block_pairs, FP8=scales is not None, EARLY=bool(early), num_warps=_WARPS, **early,
+        BLOCK_PAIRS=block_pairs, FP8=scales is not None, num_warps=_WARPS, **launched_early(vector.device),
     )  # fmt: skip
     return queries
+
+
+def mix(
+    attended: Float[Tensor, "1 1 heads dim"],
+    states: Float[Tensor, "1 1 hidden"],
+    layer: Layer,
+    next_norm: Float[Tensor, " hidden"],
+    epsilon: float,
+) -> tuple[Float[Tensor, "1 1 hidden"], Float[Tensor, "1 1 hidden"]]:
+    """`terra.engine.graph.layers.mix`; the states for what comes next are not normalised."""
+    states = product(attended.flatten(2), layer.output, states=states)
+    inner = product(states, layer.gate_up, norm=layer.norm, epsilon=epsilon, gated=True)
+    states = product(inner, layer.down, states=states)
+    return states, states
 
 
 def product_and_pick(

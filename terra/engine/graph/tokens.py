@@ -73,11 +73,10 @@ def embed(
     (lanes, slots, hidden), spatio, temporal = slot_rows.shape, places.spatio_embeddings, places.temporal_embeddings
     positions = torch.empty(lanes, width, dtype=torch.int64, device=ids.device)
     states = torch.empty(lanes, width, hidden, dtype=table.dtype, device=ids.device)
-    early = launched_early(ids.device)
     _embed[(lanes, width)](
         ids, start, slot_rows, table, spatio.weight, temporal.weight, positions, states,
         width, ids.stride(0), image_tokens, spatio.num_embeddings, slots, temporal.num_embeddings,
-        COLUMNS=hidden, PADDED=triton.next_power_of_2(hidden), EARLY=bool(early), **early,
+        COLUMNS=hidden, PADDED=triton.next_power_of_2(hidden), **launched_early(ids.device),
     )  # fmt: skip
     return positions, states
 
@@ -129,10 +128,9 @@ def pick(logits: Float[Tensor, "tokens vocab"], draws: Draws, best: Int64[Tensor
     tokens, vocab = logits.shape
     blocks = triton.cdiv(vocab, _BLOCK)
     each = min(blocks, triton.cdiv(blocks * tokens, _PROGRAMS * processors(logits.device)))
-    early = launched_early(logits.device)
     _pick[(tokens, triton.cdiv(blocks, each))](
         logits, draws.temperature, draws.seed, draws.start, best, vocab, tokens // len(draws.start), each * _BLOCK,
-        BLOCK=_BLOCK, EARLY=bool(early), **early,
+        BLOCK=_BLOCK, **launched_early(logits.device),
     )  # fmt: skip
 
 
@@ -169,8 +167,7 @@ def accept(
 ) -> None:
     """`terra.engine.graph.lanes.accept` in all lanes of what was picked; `best` is cleared."""
     width = len(best) // len(ids)
-    early = launched_early(best.device)
     _accept[(len(ids),)](
         best, ids, start, last, width, ids.stride(0), block, image_tokens,
-        PADDED=triton.next_power_of_2(width), EARLY=bool(early), num_warps=1, **early,
+        PADDED=triton.next_power_of_2(width), num_warps=1, **launched_early(best.device),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What Triton kernels that make queries and keys share: rotation by position, and a head's two halves in memory."""
+"""What Triton kernels for one token and for several do alike, rounding as the separate steps of torch do."""
 
 # pyright: reportIndexIssue=false
 
@@ -25,3 +25,17 @@ def store_pair(target, first, second, apart, used=None):
     kind = target.dtype.element_ty
     tl.store(target, first.to(kind), mask=used)
     tl.store(target + apart, second.to(kind), mask=used)
+
+
+@triton.jit
+def activated(gate, by):
+    """SiLU of what the gate's rows gave, times what the others gave, both rounded already."""
+    wide = gate.to(tl.float32)
+    return (wide / (1.0 + tl.exp(-wide))).to(gate.dtype) * by
+
+
+@triton.jit
+def scales_to_8_bits(largest):
+    """Of values whose largest is this, the scale in 8 bits and what they are multiplied by (`matrix.round_rows`)."""
+    largest = tl.maximum(largest, 1e-12)
+    return tl.div_rn(largest, 448.0), tl.div_rn(448.0, largest)
