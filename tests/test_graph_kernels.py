@@ -49,7 +49,7 @@ def sampled(logits, draws, width):
 
 
 cases = itertools.product([1, 5, 33], [(2, 1, 64), (8, 2, 16)], [(0,), (3, 130)], [1, 40])
-for width, (heads, kv_heads, dim), start, programs in cases:
+for width, (heads, kv_heads, dim), start, processors in cases:
     lanes, length = len(start), 256
     torch.manual_seed(width * 1000 + lanes)
     queries = torch.randn(lanes, width, heads, dim)
@@ -59,11 +59,11 @@ for width, (heads, kv_heads, dim), start, programs in cases:
     # What stands behind the last row's own position must not matter.
     for lane, first in enumerate(start):
         keys[lane, :, first + width :], values[lane, :, :, first + width :] = 1e4, 1e4
-    torch.testing.assert_close(attend_split(queries, keys, values, at, programs), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(attend_split(queries, keys, values, at, processors), expected, rtol=1e-5, atol=1e-5)
     values[-1, :, :, start[-1]] += 5.0
-    assert not torch.allclose(attend_split(queries, keys, values, at, programs), expected, atol=1e-3)
+    assert not torch.allclose(attend_split(queries, keys, values, at, processors), expected, atol=1e-3)
 
-hidden, inner, epsilon = 72, 100, 1e-5
+hidden, inner, epsilon = 72, 101, 1e-5
 heads, kv_heads, dim, length = 4, 2, 16, 40
 states, norm, next_norm = torch.randn(1, 1, hidden), torch.randn(hidden), torch.randn(hidden)
 attended = torch.randn(1, 1, 3, 16)
@@ -81,8 +81,8 @@ def rounded(values, kind, to, mode):
 
 
 interpreter._convert_float = rounded
-few, many = 512, 16384  # bytes a program, so rows
-for one_row._BYTES, held in itertools.product((few, many), (Matrix, in_fp8)):
+few, many = 128, 4096  # elements of a tile, so rows, and two tiles a program or one
+for one_row._ELEMENTS, held in itertools.product((few, many), (Matrix, in_fp8)):
     matrices = [held(weight) for weight in weights]
     layer = Layer(matrices[0], matrices[1], norm, matrices[2], matrices[3])
     caches = 2 * [torch.zeros(1, kv_heads, length, dim), torch.zeros(1, kv_heads, dim, length)]

@@ -9,9 +9,6 @@ from torch.nn import functional as F
 CACHE_STEP = 128
 """Lengths of caches are multiples of this, so that a kernel reads blocks of them without looking for their end."""
 
-_PROGRAMS = 2
-"""Programs of the kernel for each multiprocessor."""
-
 
 def attend(
     queries: Float[Tensor, "lanes width heads dim"],
@@ -27,7 +24,7 @@ def attend(
         from terra.engine.graph.attention_kernel import attend_split
         from terra.engine.graph.launch import processors
 
-        return attend_split(queries, keys, values, start, _PROGRAMS * processors(queries.device))
+        return attend_split(queries, keys, values, start, processors(queries.device))
     places = torch.arange(keys.shape[2], device=keys.device)
     own = start[:, None] + torch.arange(queries.shape[1], device=keys.device)
     return _attend(

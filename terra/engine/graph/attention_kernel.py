@@ -8,6 +8,8 @@ https://pytorch.org/blog/flash-decoding/).
 # A kernel's launch is beyond the type checker.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -16,36 +18,56 @@ from torch import Tensor
 
 from terra.engine.graph.launch import launched_early, shared_memory, wait_for_inputs
 
-_BLOCK_KEYS = 128
-_STAGES = 3
 _MAX_BLOCK_ROWS = 64
-_MIN_BLOCK_ROWS = 16  # that tl.dot takes
-_MAX_SPLITS = 64
+_MIN_BLOCK_ROWS = 8  # that tl.dot takes
+_MAX_SPLITS = 128
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """How the keys are shared out: to so many programs a multiprocessor, which read them in blocks, some ahead."""
+
+    programs: int
+    block_keys: int
+    stages: int
+    num_warps: int
+
+
+_FOR_ONE = _Launch(programs=4, block_keys=64, stages=2, num_warps=4)
+"""A pass of one token, in which latency counts: a program has a block or two."""
+
+_FOR_LANES = _Launch(programs=2, block_keys=128, stages=3, num_warps=8)
+"""One token of each lane."""
+
+_FOR_DRAFTS = _Launch(programs=2, block_keys=64, stages=2, num_warps=4)
+"""Several tokens of a lane, in which a block of keys is multiplied with many queries."""
 
 
 @triton.jit
 def _cached(keys, values, base, place, length, DIM: tl.constexpr):
-    """Keys and values of these places, as columns. What is not filled is finite, and masked later."""
-    dim = tl.arange(0, DIM)[:, None]
-    return tl.load(keys + base + place[None, :] * DIM + dim), tl.load(values + base + dim * length + place[None, :])
+    """Keys as rows and values as columns of these places. What is not filled is finite, and masked later."""
+    dim = tl.arange(0, DIM)
+    key = tl.load(keys + base + place[:, None] * DIM + dim[None, :])
+    return key, tl.load(values + base + dim[:, None] * length + place[None, :])
 
 
 @triton.jit
-def _attend_block(
-    query, key, value, place, end, sees, scale, highest, weight, mean, PRECISION: tl.constexpr
-):  # fmt: skip
-    """Take a block of keys and values into the mean of those before (Milakov & Gimelshein 2018, arXiv 1805.02867)."""
-    kind = query.dtype
-    score = tl.dot(query, key.to(kind), input_precision=PRECISION) * scale
-    score = tl.where((place < end)[None, :] & (place[None, :] <= sees[:, None]), score, float("-inf"))
-    higher = tl.maximum(highest, tl.max(score, 1))
-    # A row that has seen nothing yet stays at weight 0.
-    reference = tl.where(higher == float("-inf"), 0.0, higher)
-    share = tl.exp(score - reference[:, None])
-    fade = tl.exp(highest - reference)
-    weight = weight * fade + tl.sum(share, 1)
-    mean = mean * fade[:, None] + tl.dot(share.to(kind), tl.trans(value.to(kind)), input_precision=PRECISION)
-    return higher, weight, mean
+def _scores(query, key, place, sees, scale, PRECISION: tl.constexpr):
+    """Of each place (rows) for each query (columns), which attends as far as it `sees`."""
+    score = tl.dot(key.to(query.dtype), query, input_precision=PRECISION) * scale
+    return tl.where(place[:, None] <= sees[None, :], score, float("-inf"))
+
+
+@triton.jit
+def _shares(score, highest):
+    """Weights of places whose highest score is this; 0 for a query that has seen nothing yet."""
+    return tl.exp(score - tl.where(highest == float("-inf"), 0.0, highest)[None, :])
+
+
+@triton.jit
+def _mean(value, share, kind: tl.constexpr, PRECISION: tl.constexpr):
+    """Sum of values (rows are their elements, columns the queries), by their shares."""
+    return tl.dot(value.to(kind), share.to(kind), input_precision=PRECISION)
 
 
 @triton.jit
@@ -61,9 +83,9 @@ def _attend_part(
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Of a lane, a head of the cache, some rows and a split of the keys: weighted mean, log of the weights' sum.
+    """Of a lane, a head of the cache, some rows and a split of the keys: sum by weights, the highest score, the weight.
 
-    HEADS are the cache's; GROUP heads of the queries share each. A single split has no use for the sum. What the cache
+    HEADS are the cache's; GROUP heads of the queries share each. Of a single split the mean. What the cache
     holds from before this pass is read before the queries are waited for. 8 bits are multiplied as float16, which has
     room for them. The length of the cache is a multiple of BLOCK_KEYS.
     """
@@ -71,7 +93,7 @@ def _attend_part(
     split = tl.program_id(2)
     row = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     place_of_row = row // GROUP
-    used = (place_of_row < width)[:, None]
+    used = place_of_row < width
     first = tl.load(start + lane)
     sees = first + place_of_row  # the last key that a row attends to: its own
     dim = tl.arange(0, DIM)
@@ -85,33 +107,38 @@ def _attend_part(
     base = (lane * HEADS + head).to(tl.int64) * length * DIM
     place = begin + tl.arange(0, BLOCK_KEYS)
     key, value = _cached(keys, values, base, place, length, DIM)
-    wait_for_inputs(EARLY)
-    if end > first:  # what this pass has added is here
-        key, value = _cached(keys, values, base, place, length, DIM)
     # Rows of (lane, place, head of the cache, head of its group), as the projection gives them.
     row_at = ((lane * width + place_of_row) * HEADS + head) * GROUP + row % GROUP
-    query = tl.load(queries + row_at[:, None] * DIM + dim[None, :], mask=used, other=0.0)
+    wait_for_inputs(EARLY)
+    query = tl.load(queries + row_at[None, :] * DIM + dim[:, None], mask=used[None, :], other=0.0)
+    if end > first:  # what this pass has added is here
+        key, value = _cached(keys, values, base, place, length, DIM)
     if keys.dtype.element_ty == tl.float8e4nv:
         query = query.to(tl.float16)
-    highest = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
-    weight = tl.zeros([BLOCK_ROWS], tl.float32)
-    mean = tl.zeros([BLOCK_ROWS, DIM], tl.float32)
-    highest, weight, mean = _attend_block(
-        query, key, value, place, end, sees, scale, highest, weight, mean, PRECISION
-    )  # fmt: skip
-    for at in range(begin + BLOCK_KEYS, end, BLOCK_KEYS):
-        place = at + tl.arange(0, BLOCK_KEYS)
-        key, value = _cached(keys, values, base, place, length, DIM)
-        highest, weight, mean = _attend_block(
-            query, key, value, place, end, sees, scale, highest, weight, mean, PRECISION
-        )  # fmt: skip
-    empty = weight == 0.0
-    mean = mean / tl.where(empty, 1.0, weight)[:, None]
+    score = _scores(query, key, place, sees, scale, PRECISION)
+    highest = tl.max(score, 0)
+    share = _shares(score, highest)
+    weight = tl.sum(share, 0)
+    mean = _mean(value, share, query.dtype, PRECISION)
+    if begin + BLOCK_KEYS < end:
+        for at in range(begin + BLOCK_KEYS, end, BLOCK_KEYS):
+            # Milakov & Gimelshein 2018, arXiv 1805.02867.
+            place = at + tl.arange(0, BLOCK_KEYS)
+            key, value = _cached(keys, values, base, place, length, DIM)
+            score = _scores(query, key, place, sees, scale, PRECISION)
+            higher = tl.maximum(highest, tl.max(score, 0))
+            share = _shares(score, higher)
+            fade = tl.exp(highest - tl.where(higher == float("-inf"), 0.0, higher))
+            weight = weight * fade + tl.sum(share, 0)
+            mean = mean * fade[None, :] + _mean(value, share, query.dtype, PRECISION)
+            highest = higher
+    if SPLITS == 1:
+        mean = mean / weight[None, :]
     part_at = split * total_rows + row_at
-    tl.store(parts + part_at[:, None] * DIM + dim[None, :], mean, mask=used)
+    tl.store(parts + part_at[None, :] * DIM + dim[:, None], mean, mask=used[None, :])
     if SPLITS > 1:
-        log_sum = tl.where(empty, float("-inf"), highest + tl.log(tl.where(empty, 1.0, weight)))
-        tl.store(sums + part_at, log_sum, mask=place_of_row < width)
+        tl.store(sums + part_at, highest, mask=used)
+        tl.store(sums + SPLITS * total_rows + part_at, weight, mask=used)
 
 
 @triton.jit
@@ -126,11 +153,12 @@ def _combine(
     filled = split < tl.cdiv(total, _split_size(total, SPLITS, BLOCK_KEYS))
     dim = tl.arange(0, DIM)
     wait_for_inputs(EARLY)
-    log_sum = tl.load(sums + split * total_rows + row, mask=filled, other=float("-inf"))
-    share = tl.exp(log_sum - tl.max(log_sum, 0))
+    highest = tl.load(sums + split * total_rows + row, mask=filled, other=float("-inf"))
+    weight = tl.load(sums + (SPLITS + split) * total_rows + row, mask=filled, other=0.0)
     at = (split * total_rows + row)[:, None] * DIM + dim[None, :]
     part = tl.load(parts + at, mask=filled[:, None], other=0.0)
-    mean = tl.sum(part * share[:, None], 0) / tl.sum(share, 0)
+    share = tl.exp(highest - tl.max(highest, 0))
+    mean = tl.sum(part * share[:, None], 0) / tl.sum(weight * share, 0)
     tl.store(attended + row * DIM + dim, mean)
 
 
@@ -139,9 +167,9 @@ def attend_split(
     keys: Float[Tensor, "lanes kv_heads length dim"],
     values: Float[Tensor, "lanes kv_heads dim length"],
     start: Int[Tensor, " lanes"],
-    programs: int,
+    processors: int,
 ) -> Float[Tensor, "lanes width heads dim"]:
-    """`terra.engine.graph.attention.attend` by about so many `programs` at once.
+    """`terra.engine.graph.attention.attend` on so many multiprocessors.
 
     `dim` is a power of two, `length` a multiple of `CACHE_STEP`; what the cache holds is finite.
     """
@@ -150,25 +178,27 @@ def attend_split(
     group = heads // kv_heads
     block = min(_MAX_BLOCK_ROWS, max(_MIN_BLOCK_ROWS, triton.next_power_of_2(width * group)))
     blocks = triton.cdiv(width * group, block)
-    most = min(_MAX_SPLITS, triton.cdiv(length, _BLOCK_KEYS))
-    splits = max(1, min(programs // (lanes * kv_heads * blocks), most))
+    how = _FOR_DRAFTS if width > 1 else _FOR_LANES if lanes > 1 else _FOR_ONE
+    most = min(_MAX_SPLITS, triton.cdiv(length, how.block_keys))
+    splits = max(1, min(how.programs * processors // (lanes * kv_heads * blocks), most))
     rows = lanes * width * heads
     attended = torch.empty_like(queries)
     parts = sums = attended
     if splits > 1:
         parts = torch.empty(splits, rows, dim, dtype=torch.float32, device=queries.device)
-        sums = torch.empty(splits, rows, dtype=torch.float32, device=queries.device)
+        sums = torch.empty(2, splits, rows, dtype=torch.float32, device=queries.device)
     early = launched_early(queries.device)
-    stages = min(_STAGES, shared_memory(queries.device) // (2 * _BLOCK_KEYS * dim * keys.element_size()))
+    room = shared_memory(queries.device) // (2 * how.block_keys * dim * keys.element_size())
     _attend_part[(lanes * kv_heads, blocks, splits)](
         queries, keys, values, start, parts, sums,
         dim**-0.5, length, width, rows,
         HEADS=kv_heads, GROUP=group, DIM=dim, SPLITS=splits,
-        BLOCK_ROWS=block, BLOCK_KEYS=_BLOCK_KEYS, PRECISION="ieee", num_stages=stages, **early,
+        BLOCK_ROWS=block, BLOCK_KEYS=how.block_keys, PRECISION="ieee",
+        num_warps=how.num_warps, num_stages=min(how.stages, room), **early,
     )  # fmt: skip
     if splits > 1:
         _combine[(rows,)](
             parts, sums, attended, start, width, rows, heads,
-            DIM=dim, SPLITS=splits, PADDED=triton.next_power_of_2(splits), BLOCK_KEYS=_BLOCK_KEYS, **early,
+            DIM=dim, SPLITS=splits, PADDED=triton.next_power_of_2(splits), BLOCK_KEYS=how.block_keys, **early,
         )  # fmt: skip
     return attended

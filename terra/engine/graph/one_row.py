@@ -1,9 +1,9 @@
 """Triton kernels for passes of one token: matrix-vector products that read their weights as fast as memory gives them.
 
 A product takes the normalisation before it and what follows it along: activation, sum, or rotation and cache. So a
-layer is six kernels. A program reads whole rows of the weight at once. Weights depend on nothing, so on a GPU that can
-launch a kernel before the one ahead of it is done, they are read before that one's result is waited for. Rounding is
-that of the separate steps.
+layer is six kernels. A program reads whole rows of the weight, a tile of them at a time. Weights depend on nothing, so
+on a GPU that can launch a kernel before the one ahead of it is done, the first tile is read before that one's result is
+waited for. Rounding is that of the separate steps.
 """
 
 # A kernel's launch is beyond the type checker.
@@ -16,14 +16,20 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from terra.engine.graph.alike import activated, rotated, rotation, scales_to_8_bits, store_pair
-from terra.engine.graph.launch import launched_early, wait_for_inputs
+from terra.engine.graph.launch import launched_early, processors, wait_for_inputs
 from terra.engine.graph.layers import Layer, Place
 from terra.engine.graph.matrix import Matrix, linear
 from terra.engine.graph.tokens import Draws, pick
 
-_BYTES = 16384
-"""Of the weight, read by a program at once; a few programs fill a multiprocessor's share of the memory's bandwidth
-times its latency."""
+_ELEMENTS = 12288
+"""Of the weight in a tile, at most; a few programs fill a multiprocessor's share of the memory's bandwidth times its
+latency."""
+
+_TILES, _TILES_IN_8_BITS = 2, 3
+"""Of a program, at most: the vector is made ready once for all of them."""
+
+_PROGRAMS = 3
+"""For each multiprocessor, that are left at least if each is to read more than one tile."""
 
 _WARPS = 4
 
@@ -109,36 +115,52 @@ def _scales(scales, row, rows, FP8: tl.constexpr):
 
 
 @triton.jit
+def _read(weight, scales, row, rows, columns, FP8: tl.constexpr, COLUMNS: tl.constexpr, PIECES: tl.constexpr):
+    """A tile of the weight and the scales of its rows."""
+    return _rows(weight, row, rows, columns, COLUMNS, PIECES), _scales(scales, row, rows, FP8)
+
+
+@triton.jit
 def _product(
     vector, norm, weight, scales, states, result, rows, epsilon,
-    COLUMNS: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, BLOCK_ROWS: tl.constexpr, TILES: tl.constexpr,
     NORM: tl.constexpr, GATED: tl.constexpr, SUM: tl.constexpr, FP8: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Some rows of weight times vector; with GATED those of its upper half activate those of its lower half."""
-    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    row = tl.program_id(0) * (BLOCK_ROWS * TILES) + tl.arange(0, BLOCK_ROWS)
     columns = _columns(COLUMNS, FIRST, REST)
     pieces: tl.constexpr = 2 if REST else 1
-    tiles = _rows(weight, row, rows, columns, COLUMNS, pieces)
-    lower, lower_scales = tiles, 1.0
+    below, scales_below = weight + rows.to(tl.int64) * COLUMNS, scales + rows
+    tile = _read(weight, scales, row, rows, columns, FP8, COLUMNS, pieces)
+    lower = tile
     if GATED:
-        lower = _rows(weight + rows.to(tl.int64) * COLUMNS, row, rows, columns, COLUMNS, pieces)
-        lower_scales = _scales(scales + rows, row, rows, FP8)
-    row_scales = _scales(scales, row, rows, FP8)
+        lower = _read(below, scales_below, row, rows, columns, FP8, COLUMNS, pieces)
     factors = ()
     if NORM:
         factors = _vector(norm, columns, COLUMNS, pieces)
     wait_for_inputs(EARLY)
+    added = ()
     if SUM:  # on its way while the rest is computed
-        state = tl.load(states + row, mask=row < rows)
+        for number in tl.static_range(TILES):
+            at = row + number * BLOCK_ROWS
+            added = added + (tl.load(states + at, mask=at < rows),)  # noqa: RUF005
     wide, scale = _input(vector, factors, epsilon, columns, NORM, FP8, COLUMNS, pieces)
     kind = result.dtype.element_ty
-    made = _dot(tiles, wide, scale, row_scales, pieces).to(kind)
-    if GATED:
-        by = _dot(lower, wide, scale, lower_scales, pieces).to(kind)
-        made = activated(made, by)
-    if SUM:
-        made = state + made
-    tl.store(result + row, made, mask=row < rows)
+    for number in tl.static_range(TILES):
+        at = row + number * BLOCK_ROWS
+        next_tile, next_lower = tile, lower
+        if number + 1 < TILES:
+            next_tile = _read(weight, scales, at + BLOCK_ROWS, rows, columns, FP8, COLUMNS, pieces)
+            if GATED:
+                next_lower = _read(below, scales_below, at + BLOCK_ROWS, rows, columns, FP8, COLUMNS, pieces)
+        made = _dot(tile[0], wide, scale, tile[1], pieces).to(kind)
+        if GATED:
+            by = _dot(lower[0], wide, scale, lower[1], pieces).to(kind)
+            made = activated(made, by)
+        if SUM:
+            made = added[number] + made
+        tl.store(result + at, made, mask=at < rows)
+        tile, lower = next_tile, next_lower
 
 
 @triton.jit
@@ -197,11 +219,13 @@ def product(
     weight, scales = matrix.weight, matrix.scale
     rows = len(weight) // (2 if gated else 1)
     block_rows = _height(weight, 2 if gated else 1)
+    most = _TILES if scales is None else _TILES_IN_8_BITS
+    tiles = min(most, max(1, rows // (block_rows * _PROGRAMS * processors(vector.device))))
     result = torch.empty(1, 1, rows, dtype=vector.dtype, device=vector.device)
-    _product[(triton.cdiv(rows, block_rows),)](
+    _product[(triton.cdiv(rows, block_rows * tiles),)](
         vector, result if norm is None else norm, weight, result if scales is None else scales,
         result if states is None else states, result, rows, epsilon,
-        **_pieces(weight.shape[1]), BLOCK_ROWS=block_rows,
+        **_pieces(weight.shape[1]), BLOCK_ROWS=block_rows, TILES=tiles,
         NORM=norm is not None, GATED=gated, SUM=states is not None, FP8=scales is not None,
         num_warps=_WARPS, **launched_early(vector.device),
     )  # fmt: skip
@@ -260,7 +284,7 @@ def _pieces(columns: int) -> dict[str, int]:
     return {"COLUMNS": columns, "FIRST": first, "REST": 1 << (rest - 1).bit_length() if rest else 0}
 
 
-def _height(weight: Tensor, tiles: int) -> int:
-    """Rows of a tile where a program reads so many tiles."""
-    most = max(1, _BYTES // tiles // weight.shape[1] // weight.element_size())
+def _height(weight: Tensor, parts: int) -> int:
+    """Rows of a tile of so many parts, in each."""
+    most = max(1, _ELEMENTS // parts // weight.shape[1])
     return 1 << most.bit_length() - 1
