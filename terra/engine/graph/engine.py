@@ -4,12 +4,14 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from einops import rearrange
+from jaxtyping import Int
+from torch import Tensor
 
 from terra.device import has_fp8, torch_device, torch_dtype
 from terra.engine.base import EngineSpec, check_actions, check_prompt
@@ -169,6 +171,14 @@ class _Frame:
     made: "Future[FrameTokens]" = field(default_factory=Future)
 
 
+@dataclass(eq=False)
+class _Made:
+    """Frames that are made and not yet handed out; `tokens` waits for their copy."""
+
+    frames: list[_Frame]
+    tokens: Callable[[], Int[Tensor, "frames image_tokens"]]
+
+
 class _Worker:
     """Makes the frames that come in by a queue, until None comes."""
 
@@ -177,6 +187,7 @@ class _Worker:
         self._holders: list[_Window | None] = [None] * lanes.num_lanes
         self._waiting: list[_Frame] = []
         self._making: dict[int, _Frame] = {}
+        self._made: _Made | None = None
         # Tokens that lanes lack, or fewer: as if all drafts had been right since the device was asked.
         self._left: dict[int, int] = {}
         self.failure: str | None = None
@@ -186,8 +197,11 @@ class _Worker:
         try:
             while self._take():
                 self._start()
-                if self._making:
-                    self._advance()
+                made = self._advance() if self._making else None
+                # The device is at work on the next frames meanwhile.
+                self._hand_out()
+                self._made = made
+            self._hand_out()
             self._fail(EngineError("the engine is closed"))
         except Exception as error:
             logger.exception("the engine failed")
@@ -200,7 +214,7 @@ class _Worker:
         """Take what is asked for by now, and wait for it if there is nothing else to do."""
         while True:
             try:
-                frame = self._asked.get(block=not (self._making or self._waiting))
+                frame = self._asked.get(block=not (self._making or self._waiting or self._made))
             except queue.Empty:
                 return True
             if frame is None:
@@ -256,7 +270,8 @@ class _Worker:
             self._lanes.load(lane, window.snapshot)
         window.lane, window.snapshot, self._holders[lane] = lane, None, window
 
-    def _advance(self) -> None:
+    def _advance(self) -> _Made | None:
+        """Make some passes; the frames that are done then."""
         lanes = list(self._making)
         passes = min(_PASSES, self._lanes.passes_needed(lanes, self._left))
         samplings = frozenset(frame.window.sampling for frame in self._making.values())
@@ -267,20 +282,28 @@ class _Worker:
         if min(self._left.values()) <= 0:
             self._left = self._lanes.lacking(lanes)
         made = {lane: self._making.pop(lane) for lane, left in self._left.items() if not left}
-        if made:
-            tokens = self._lanes.frames([(lane, frame.number) for lane, frame in made.items()])
-            for frame, grid in zip(made.values(), tokens, strict=True):
-                frame.window.last = frame.number
+        if not made:
+            return None
+        for frame in made.values():
+            frame.window.last = frame.number
+        return _Made(list(made.values()), self._lanes.frames([(lane, frame.number) for lane, frame in made.items()]))
+
+    def _hand_out(self) -> None:
+        if self._made:
+            for frame, grid in zip(self._made.frames, self._made.tokens(), strict=True):
                 rows = frame.window.prompt.tokens.shape[1]
                 frame.made.set_result(rearrange(grid.clone(), "(rows cols) -> rows cols", rows=rows))
+            self._made = None
 
     def _fail(self, error: EngineError) -> None:
         while not self._asked.empty():
             frame = self._asked.get()
             if frame is not None:
                 self._waiting.append(frame)
-        for frame in self._making.values():
-            frame.made.set_exception(error)
+        made = self._made.frames if self._made else []
+        for frame in [*made, *self._making.values()]:
+            if not frame.made.done():
+                frame.made.set_exception(error)
         for frame in self._waiting:
             if frame.made.set_running_or_notify_cancel():
                 frame.made.set_exception(error)

@@ -158,11 +158,23 @@ class Lanes:
         left = (self._last - self._start).tolist()
         return {lane: left[lane] for lane in lanes}
 
-    def frames(self, made: Sequence[tuple[int, int]]) -> Int[Tensor, "frames image_tokens"]:
-        """A copy of the tokens of frames, each a lane and its number in the lane's window, on the CPU."""
+    def frames(self, made: Sequence[tuple[int, int]]) -> Callable[[], Int[Tensor, "frames image_tokens"]]:
+        """Begin to copy the tokens of frames, each a lane and its number in the lane's window, to the CPU.
+
+        What is returned waits for the copy, which what lanes are asked for later does not change.
+        """
         lane, frame = torch.tensor(made, device=self._ids.device).T[..., None]
         within = torch.arange(self._layout.image_tokens, device=self._ids.device)
-        return self._ids[lane, frame * self._layout.block + within].cpu()
+        tokens = self._ids[lane, frame * self._layout.block + within].to("cpu", non_blocking=True)
+        there = torch.cuda.Event()
+        if self._on_gpu:
+            there.record()
+
+        def wait() -> Int[Tensor, "frames image_tokens"]:
+            there.synchronize()
+            return tokens
+
+        return wait
 
     def save(self, lane: int, frame: int) -> Snapshot:
         """What `load` needs to go on behind frame number `frame`."""
