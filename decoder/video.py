@@ -84,8 +84,7 @@ def write_video(frames: UInt8[np.ndarray, "frames height width 3"], path: Path |
     """
     _check_stack(frames, str(path))
     with VideoWriter(path, fps, size=(frames.shape[2], frames.shape[1])) as writer:
-        for frame in frames:
-            writer.append(frame)
+        writer.extend(frames)
 
 
 def write_png_sequence(frames: UInt8[np.ndarray, "frames height width 3"], folder: Path | str) -> None:
@@ -177,6 +176,11 @@ class VideoWriter:
         except OSError as error:
             raise self._output_error(error) from error
         self._num_frames += 1
+
+    def extend(self, frames: UInt8[np.ndarray, "frames height width 3"]) -> None:
+        """Add some frames, see `append`."""
+        for frame in frames:
+            self.append(frame)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

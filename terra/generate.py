@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from decoder.overlay import Camera, compose_rollout
-from decoder.video import to_uint8, write_png_sequence, write_video
+from decoder.video import VideoWriter, to_uint8, write_png_sequence, write_video
 from terra.config import (
     build_camera,
     build_decoder,
@@ -77,28 +77,33 @@ def run(config: DictConfig, console: Console) -> Path:
         decoder = build_decoder(config.decoder, tokenizer)
         pipeline = Pipeline(tokenizer, build_engine(config.engine, model_folder), decoder, overlap=config.overlap)
     loaded = time.perf_counter()
-    with pipeline:
-        request = RolloutRequest(context, torch.from_numpy(actions), seed)
-        with _frame_bar(console, num_frames - num_context) as on_frame:
-            (rollout,) = pipeline.generate([request], sampling, on_frame)
-    record = {
-        "format": "terra-rollout",
-        "seed": seed,
-        "num_frames": num_frames,
-        "num_context": num_context,
-        "fps": model.fps,
-        "windows": [vars(window) for window in windows],
-        "context": str(config.context),
-        "trajectory": str(config.trajectory),
-        "tokenizer_sha256": checkpoint_sha256(tokenizer_folder),
-        "world_model_sha256": checkpoint_sha256(model_folder),
-        "config": OmegaConf.to_container(config, resolve=True),
-        "versions": package_versions(),
-        "seconds": {"check": checked - started, "load": loaded - checked, **rollout.seconds},
-    }
-    paths = trajectory.paths[: num_frames - 1]
+    request = RolloutRequest(context, torch.from_numpy(actions), seed)
+    size = image_size[1], image_size[0]
     with output_folder(output) as folder:
-        _write(folder, rollout, record, actions, paths, camera, png=png)
+        with (
+            pipeline,
+            VideoWriter(folder / "video.mp4", model.fps, size) as video,
+            _frame_bar(console, num_frames - num_context) as on_frame,
+        ):
+            # Frames are encoded as they are decoded.
+            encode = lambda _request, frames: video.extend(to_uint8(frames))  # noqa: E731
+            (rollout,) = pipeline.generate([request], sampling, on_frame, on_pixels=encode)
+        record = {
+            "format": "terra-rollout",
+            "seed": seed,
+            "num_frames": num_frames,
+            "num_context": num_context,
+            "fps": model.fps,
+            "windows": [vars(window) for window in windows],
+            "context": str(config.context),
+            "trajectory": str(config.trajectory),
+            "tokenizer_sha256": checkpoint_sha256(tokenizer_folder),
+            "world_model_sha256": checkpoint_sha256(model_folder),
+            "config": OmegaConf.to_container(config, resolve=True),
+            "versions": package_versions(),
+            "seconds": {"check": checked - started, "load": loaded - checked, **rollout.seconds},
+        }
+        _write(folder, rollout, record, actions, trajectory.paths[: num_frames - 1], camera, png=png)
     _report(console, output, rollout, time.perf_counter() - started)
     return output
 
@@ -114,7 +119,6 @@ def _write(
     png: bool,
 ) -> None:
     frames, fps = to_uint8(rollout.frames), record["fps"]
-    write_video(frames, folder / "video.mp4", fps)
     write_video(frames, folder / "video.gif", fps)
     # The last frame has no action of its own: nothing follows it.
     drawn = np.concatenate([paths, paths[-1:]])

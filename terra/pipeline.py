@@ -31,6 +31,9 @@ _T = TypeVar("_T")
 OnFrame = Callable[[int, int], None]
 """Called with (index of the request, index of the frame in its rollout) when a frame's tokens are there."""
 
+OnPixels = Callable[[int, Frames], None]
+"""Called with (index of the request, its next decoded frames), all of a rollout in order, maybe in another thread."""
+
 OnRollout = Callable[[int, "Rollout"], None]
 """Called with (index of the request, its rollout) when that is finished, while others may still be under way."""
 
@@ -102,6 +105,7 @@ class Pipeline:
         sampling: SamplingParams,
         on_frame: OnFrame | None = None,
         on_rollout: OnRollout | None = None,
+        on_pixels: OnPixels | None = None,
     ) -> list[Rollout]:
         """Make several rollouts at once; the synchronous face of `rollout`. Works within a running event loop too.
 
@@ -109,7 +113,8 @@ class Pipeline:
         """
 
         async def one(index: int, request: RolloutRequest) -> Rollout:
-            rollout = await self.rollout(request, sampling, on_frame and partial(on_frame, index))
+            here = on_frame and partial(on_frame, index), on_pixels and partial(on_pixels, index)
+            rollout = await self.rollout(request, sampling, *here)
             if on_rollout is not None:
                 on_rollout(index, rollout)
             return rollout
@@ -120,7 +125,11 @@ class Pipeline:
         return self.wait(together())
 
     async def rollout(
-        self, request: RolloutRequest, sampling: SamplingParams, on_frame: Callable[[int], None] | None = None
+        self,
+        request: RolloutRequest,
+        sampling: SamplingParams,
+        on_frame: Callable[[int], None] | None = None,
+        on_pixels: Callable[[Frames], None] | None = None,
     ) -> Rollout:
         """Make one rollout whose actions are known.
 
@@ -134,12 +143,14 @@ class Pipeline:
         encoded = time.perf_counter()
         session = await self.open(context, request.actions[: num_context - 1], sampling, request.seed)
         frames = list(context)
-        decoded: list[Future[Frames]] = [] if self._decoding is None else [self._decoding.decode(context)]
+        decoded: list[Future[Frames]] = []
+        if self._decoding is not None:
+            decoded.append(self._decoding.decode(context, on_pixels))
         try:
             async for frame in session.run(request.actions[num_context - 1 :]):
                 frames.append(frame)
                 if self._decoding is not None:
-                    decoded.append(self._decoding.decode(frame[None]))
+                    decoded.append(self._decoding.decode(frame[None], on_pixels))
                 if on_frame is not None:
                     on_frame(len(frames) - 1)
         finally:
@@ -147,7 +158,7 @@ class Pipeline:
         generated = time.perf_counter()
         tokens = torch.stack(frames)
         pieces = [await asyncio.wrap_future(piece) for piece in decoded]
-        pixels = torch.cat(pieces) if pieces else self.decoder.decode(tokens).cpu()
+        pixels = torch.cat(pieces) if pieces else _decode(self.decoder, tokens, on_pixels)
         seconds = {
             "encode": encoded - started,
             "generate": generated - encoded,
@@ -214,17 +225,17 @@ class _DecodingThread:
             torch.cuda.synchronize(decoder.device)  # the weights are there
             self._stream = torch.cuda.Stream(decoder.device)
 
-    def decode(self, tokens: TokenGrid) -> Future[Frames]:
-        """Frames of tokens, on the CPU, when their turn comes."""
-        return self._thread.submit(self._decode, tokens)
+    def decode(self, tokens: TokenGrid, on_pixels: Callable[[Frames], None] | None) -> Future[Frames]:
+        """Frames of tokens, on the CPU, when their turn comes; `on_pixels` is called with them."""
+        return self._thread.submit(self._decode, tokens, on_pixels)
 
     def close(self) -> None:
         """Wait for the piece that is being decoded; those behind it are given up."""
         self._thread.shutdown(cancel_futures=True)
 
-    def _decode(self, tokens: TokenGrid) -> Frames:
+    def _decode(self, tokens: TokenGrid, on_pixels: Callable[[Frames], None] | None) -> Frames:
         with torch.cuda.stream(self._stream):
-            return self._decoder.decode(tokens).cpu()
+            return _decode(self._decoder, tokens, on_pixels)
 
 
 class Drive:
@@ -242,6 +253,13 @@ class Drive:
     def close(self) -> None:
         """End the rollout. Closing twice does nothing."""
         self._pipeline.wait(self._session.close())
+
+
+def _decode(decoder: Decoder, tokens: TokenGrid, on_pixels: Callable[[Frames], None] | None) -> Frames:
+    frames = decoder.decode(tokens).cpu()
+    if on_pixels is not None:
+        on_pixels(frames)
+    return frames
 
 
 def _check_pair(tokenizer: LFQTokenizer, engine: Engine) -> None:

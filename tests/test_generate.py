@@ -3,16 +3,20 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from entry import load_script
 from PIL import Image
 from safetensors.numpy import load_file
 from tiny import COLS, ROWS
 
-from decoder.video import probe_video, read_video
+from decoder.video import probe_video, read_video, write_video
 from terra.cli import generate
+from terra.engine.hf import HFSession
+from terra.errors import EngineError
 from terra.trajectory import save_poses
 
 HEIGHT, WIDTH = 4 * ROWS, 4 * COLS
@@ -38,21 +42,26 @@ def trajectory(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def command(tmp_path, context, trajectory, tiny_model, tiny_tokenizer, monkeypatch):
-    """Runs terra-generate with settings on top of a setup that works; gives the output folder."""
+def works(tmp_path, context, trajectory, tiny_model, tiny_tokenizer) -> dict[str, Any]:
+    """Settings with which terra-generate works."""
+    return {
+        "context": context,
+        "trajectory": trajectory,
+        "tokenizer.pretrained": tiny_tokenizer,
+        "world_model.pretrained": tiny_model,
+        "engine": "hf",
+        "overlap": 2,
+        "num_frames": 12,
+        "output": tmp_path / "out",
+    }
+
+
+@pytest.fixture
+def command(works, monkeypatch):
+    """Runs terra-generate with settings on top of those that work; gives the output folder."""
 
     def run(*overrides: str) -> Path:
-        settings = {
-            "context": context,
-            "trajectory": trajectory,
-            "tokenizer.pretrained": tiny_tokenizer,
-            "world_model.pretrained": tiny_model,
-            "engine": "hf",
-            "overlap": 2,
-            "num_frames": 12,
-            "output": tmp_path / "out",
-        }
-        settings |= dict(override.split("=", 1) for override in overrides)
+        settings = works | dict(override.split("=", 1) for override in overrides)
         monkeypatch.setattr(sys, "argv", ["terra-generate", *(f"{key}={value}" for key, value in settings.items())])
         generate()
         return Path(str(settings["output"]))
@@ -85,7 +94,10 @@ def test_writes_everything(command):
     info = probe_video(output / "video.mp4")
     assert (info.num_frames, info.fps, info.width, info.height) == (12, 10.0, WIDTH, HEIGHT)
     assert len(read_video(output / "overlay.mp4")) == 12
-    assert len(list((output / "frames").iterdir())) == 12
+    pictures = np.stack([np.asarray(Image.open(path)) for path in sorted((output / "frames").iterdir())])
+    write_video(pictures, output / "again.mp4", 10.0)
+    assert len(pictures) == 12
+    assert (output / "again.mp4").read_bytes() == (output / "video.mp4").read_bytes()
     saved = load_file(output / "tokens.safetensors")
     assert saved["tokens"].shape == (12, ROWS, COLS)
     assert saved["actions"].shape == (11, 6, 3)
@@ -118,6 +130,37 @@ def test_persistence_repeats_the_last_context_frame(command):
 def test_overwrite_replaces(command):
     first = tokens(command())
     assert not np.array_equal(first, tokens(command("overwrite=true", "seed=3")))
+
+
+def test_a_failure_on_the_way_leaves_what_was_there(command, tmp_path, monkeypatch, capsys):
+    first = tokens(command())
+    run = HFSession.run
+
+    async def breaks(self, actions):
+        async for frame in run(self, actions):
+            yield frame
+            raise EngineError("out of memory")
+
+    monkeypatch.setattr(HFSession, "run", breaks)
+    with pytest.raises(SystemExit) as exit_info:
+        command("overwrite=true", "seed=3")
+    assert exit_info.value.code == 2
+    assert "out of memory" in capsys.readouterr().err
+    assert np.array_equal(first, tokens(tmp_path / "out"))
+    assert not list(tmp_path.glob(".out.*"))
+
+
+def test_what_pixels_add_is_told(works, tmp_path, monkeypatch, capsys):
+    settings = (f"{key}={value}" for key, value in works.items())
+    monkeypatch.setattr(sys, "argv", ["x", "--rounds", "2", "--output", str(tmp_path / "told.json"), *settings])
+    with pytest.raises(SystemExit) as exit_info:
+        load_script("pixels_overhead").main()
+    assert not exit_info.value.code
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert [len(seconds) for seconds in told["seconds"].values()] == [2, 2]
+    assert told["added"] == pytest.approx(told["video"] / told["tokens"] - 1)
+    assert told["ok"] is None
+    assert "from pictures to an MP4" in capsys.readouterr().out
 
 
 def test_a_sweep_over_seeds_makes_a_folder_each(command, tmp_path, monkeypatch):

@@ -30,15 +30,22 @@ def request(seed: int = 0, num_frames: int = 18, num_context: int = 3) -> Rollou
 
 
 def test_a_rollout_is_context_and_generated_frames(pipeline, tokenizer):
-    seen = []
+    seen, shown = [], []
     wanted = request()
-    (rollout,) = pipeline.generate([wanted], SAMPLING, lambda index, frame: seen.append((index, frame)))
+    (rollout,) = pipeline.generate(
+        [wanted],
+        SAMPLING,
+        lambda index, frame: seen.append((index, frame)),
+        on_pixels=lambda index, frames: shown.append((index, frames)),
+    )
     assert rollout.tokens.shape == (18, ROWS, COLS)
     assert rollout.frames.shape == (18, 3, 4 * ROWS, 4 * COLS)
     assert rollout.frames.abs().max() <= 1.0
     assert torch.equal(rollout.tokens[:3], tokenizer.encode(wanted.context_frames))
     assert torch.equal(rollout.frames, tokenizer.decode(rollout.tokens))
     assert seen == [(0, frame) for frame in range(3, 18)]
+    assert [index for index, _ in shown] == [0]
+    assert torch.equal(shown[0][1], rollout.frames)
     assert set(rollout.seconds) == {"encode", "generate", "decode"}
 
 
@@ -55,11 +62,17 @@ def test_frames_decoded_while_others_are_generated_are_the_same(pipeline, tokeni
     requests = [request(seed) for seed in range(2)]
     expected = pipeline.generate(requests, SAMPLING)
     beside = Pipeline(tokenizer, hf_engine, Beside(tokenizer), overlap=2)
-    made_when_decoded = []
-    made = beside.generate(requests, SAMPLING, lambda *_: made_when_decoded.append(len(order)))
-    for rollout, other in zip(made, expected, strict=True):
+    made_when_decoded, shown = [], ([], [])
+    made = beside.generate(
+        requests,
+        SAMPLING,
+        lambda *_: made_when_decoded.append(len(order)),
+        on_pixels=lambda index, frames: shown[index].append(frames),
+    )
+    for rollout, other, pieces in zip(made, expected, shown, strict=True):
         assert torch.equal(rollout.tokens, other.tokens)
         torch.testing.assert_close(rollout.frames, other.frames, atol=1e-5, rtol=1e-5)
+        assert torch.equal(torch.cat(pieces), rollout.frames)
     assert sorted(order) == [1] * 30 + [3] * 2
     assert made_when_decoded[-1] > 0  # not all at the end
     monkeypatch.setattr(tokenizer, "decode", lambda tokens: 1 / 0)

@@ -1,0 +1,104 @@
+"""What pixels add to tokens: from pictures to an MP4 by the pipeline, and by turns the same tokens by the bare engine.
+
+    python scripts/pixels_overhead.py experiment=demo engine=jacobi                           the model that ships
+    python scripts/checkpoint_synthesize.py output=outputs/synthetic version=v1               Terra v1's size, on a GPU
+    python scripts/pixels_overhead.py experiment=demo world_model=terra_v1 tokenizer=terra \\
+        world_model.pretrained=outputs/synthetic tokenizer.pretrained=outputs/synthetic tokenizer.device=cuda \\
+        engine=graph engine.drafts=0 decoder.dtype=bfloat16 num_frames=25
+
+Further arguments are `terra-generate`'s. On a GPU the bar is 5 %; on a CPU there is none, since pixels take the cores
+that tokens need.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+
+from decoder.video import VideoWriter, to_uint8
+from terra.cli import command
+from terra.config import build_decoder, build_engine, build_sampling, checkpoint_folder
+from terra.context import load_context
+from terra.device import torch_device
+from terra.pipeline import Pipeline, RolloutRequest
+from terra.trajectory import load_trajectory
+from terra.world_model import load_config
+from tokenizer import LFQTokenizer, TokenGrid
+
+BAR = 0.05
+
+
+def main() -> None:
+    """Parse the command line, measure, tell."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each, after one that warms up")
+    parser.add_argument("--output", type=Path, help="a JSON file")
+    arguments, overrides = parser.parse_known_args()
+    sys.argv = [sys.argv[0], *overrides]
+    reports: list[dict[str, Any]] = []
+    command("generate", lambda config: reports.append(measure(config, arguments.rounds)))
+    (report,) = reports
+    if arguments.output:
+        arguments.output.write_text(json.dumps(report, indent=2) + "\n")
+    says = "{video:.2f} s from pictures to an MP4, {tokens:.2f} s the tokens alone (medians): {added:+.1%}"
+    verdict = {True: "ok   ", False: "MISS ", None: ""}[report["ok"]]
+    print(verdict + says.format(**report))
+    sys.exit(report["ok"] is False)
+
+
+def measure(config: DictConfig, rounds: int) -> dict[str, Any]:
+    """Seconds of both ways, and what the first takes longer."""
+    tokenizer_folder, model_folder = checkpoint_folder(config.tokenizer), checkpoint_folder(config.world_model)
+    spec = load_config(model_folder)
+    tokenizer = LFQTokenizer.from_pretrained(tokenizer_folder).to(torch_device(config.tokenizer.device))
+    engine = build_engine(config.engine, model_folder)
+    pipeline = Pipeline(tokenizer, engine, build_decoder(config.decoder, tokenizer), overlap=config.overlap)
+    trajectory = load_trajectory(Path(config.trajectory), sample_id=config.sample_id).resample(spec.fps)
+    actions = torch.from_numpy(trajectory.actions(config.num_frames - 1, spec.waypoint_times))
+    sampling, size = build_sampling(config.sampling), tokenizer.config.image_size
+
+    def read() -> torch.Tensor:
+        return load_context(config.context, num_frames=config.num_context, image_size=size, fps=spec.fps)
+
+    def video(path: Path) -> TokenGrid:
+        request = RolloutRequest(read(), actions, config.seed)
+        with VideoWriter(path, spec.fps, (size[1], size[0])) as writer:
+            encode = lambda _request, frames: writer.extend(to_uint8(frames))  # noqa: E731
+            (rollout,) = pipeline.generate([request], sampling, on_pixels=encode)
+        return rollout.tokens
+
+    async def tokens(context: TokenGrid) -> TokenGrid:
+        given = config.num_context - 1
+        session = await pipeline.open(context, actions[:given], sampling, config.seed)
+        frames = [frame async for frame in session.run(actions[given:])]
+        await session.close()
+        return torch.cat([context, torch.stack(frames)])
+
+    seconds: dict[str, list[float]] = {"tokens": [], "video": []}
+    with pipeline, tempfile.TemporaryDirectory() as folder:
+        context = tokenizer.encode(read()).cpu()
+        for turn in range(rounds + 1):
+            begun = time.perf_counter()
+            alone = pipeline.wait(tokens(context))
+            between = time.perf_counter()
+            beside = video(Path(folder) / "video.mp4")
+            if not torch.equal(alone, beside):
+                raise RuntimeError("expected the same tokens with pixels and without")
+            if turn:  # the first one warms up
+                seconds["tokens"].append(between - begun)
+                seconds["video"].append(time.perf_counter() - between)
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    added = medians["video"] / medians["tokens"] - 1
+    ok = added <= BAR if torch_device(config.tokenizer.device).type == "cuda" else None
+    return {**medians, "added": added, "ok": ok, "seconds": seconds}
+
+
+if __name__ == "__main__":
+    main()
