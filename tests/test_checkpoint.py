@@ -277,6 +277,15 @@ def test_writing_replaces_at_once_and_leaves_nothing_else(folder):
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
+def test_weights_are_as_readable_as_other_files(folder):
+    assert (folder / "model.safetensors").stat().st_mode == (folder / "config.json").stat().st_mode
+
+
+def test_tensors_begin_where_cpus_like_it(folder):
+    # 64 bytes are a vector register and a cache line; in the file they stand 8 to 24 bytes apart.
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in load_tensors(folder).values())
+
+
 def test_failed_write_keeps_the_old_file_and_is_an_output_error(folder):
     (folder / "config.json").unlink()
     (folder / "config.json").mkdir()

@@ -15,6 +15,7 @@ from terra.world_model import (
     LlamaActionV2ForCausalLM,
     load_config,
     load_world_model,
+    write_weights,
 )
 
 BLOCK = ROWS * COLS + 6
@@ -234,9 +235,13 @@ def test_mismatched_checkpoints_are_refused(tmp_path, field, value, message):
 
 
 def test_load_restores_the_model(tmp_path):
-    save_tiny(tmp_path, LlamaActionV2ForCausalLM)
-    model = load_world_model(tmp_path)
+    model = load_world_model(save_tiny(tmp_path / "first", LlamaActionV2ForCausalLM))
+    write_weights(model, tmp_path / "again", "50KB")
+    again = load_world_model(tmp_path / "again").state_dict()
+    assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
+    modes = {path.stat().st_mode for path in (tmp_path / "again").iterdir()}
+    assert len(modes) == 1  # whoever may read config.json may read the weights
     assert type(model) is LlamaActionV2ForCausalLM
     assert not model.training
     torch.manual_seed(0)
-    assert load_world_model(tmp_path, dtype=torch.bfloat16).lm_head.weight.dtype == torch.bfloat16
+    assert load_world_model(tmp_path / "first", dtype=torch.bfloat16).lm_head.weight.dtype == torch.bfloat16

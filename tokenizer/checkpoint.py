@@ -139,13 +139,13 @@ def checkpoint_sha256(folder: Path) -> str:
     return total.hexdigest()
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors as one safetensors file without metadata, at once; missing folders are made. Raises OutputError."""
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write tensors as one safetensors file, at once; missing folders are made. Raises OutputError."""
     plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     make_folder(path.parent)
     with replacing(path) as temporary:
         try:
-            save_file(plain, temporary)
+            save_file(plain, temporary, metadata)
         except SafetensorError as error:
             raise OutputError(f"{path}: expected a writable file, got: {_first_line(error)}") from error
 

@@ -28,7 +28,10 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     temporary = temporary_name(path)
     try:
+        temporary.touch()
+        permissions = temporary.stat().st_mode
         yield temporary
+        temporary.chmod(permissions)  # safetensors lets nobody but the owner read
         temporary.replace(path)
     except OSError as error:
         raise OutputError(f"{path}: expected a writable file, got: {_reason(error)}") from error

@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from terra.errors import ConfigError
 from terra.published import WORLD_MODELS
 from terra.world_model import ARCHITECTURES, LlamaActionConfig
 from tokenizer import LFQTokenizer, LFQTokenizerConfig
-from tokenizer.checkpoint import CONFIG_NAME, INDEX_NAME, WEIGHTS_NAME, Layout
-from tokenizer.files import make_folder, write_json
+from tokenizer.checkpoint import CONFIG_NAME, INDEX_NAME, WEIGHTS_NAME, Layout, write_tensors
+from tokenizer.files import write_json
 
 MAX_SHARD_BYTES = 500_000_000
 """Of the published shards: greedily filled in the order of the state dict, a larger tensor has its own."""
@@ -128,10 +127,9 @@ def write_world_model(
     num_bytes = {name: 2 * torch.Size(shape).numel() for name, shape in layout.items()}
     index = shard_index(num_bytes, max_shard_bytes)
     generator = torch.Generator().manual_seed(seed)
-    make_folder(folder)
     for names in plan_shards(num_bytes, max_shard_bytes):
         shard = {name: _random(name, layout[name], content["initializer_range"], generator) for name in names}
-        save_file(shard, folder / index["weight_map"][names[0]], metadata={"format": "pt"})
+        write_tensors(folder / index["weight_map"][names[0]], shard, {"format": "pt"})
     write_json(folder / INDEX_NAME, index)
     tokens = {name: content[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     version = {"transformers_version": content["transformers_version"]}
@@ -149,8 +147,7 @@ def write_tokenizer(folder: Path, content: Mapping[str, Any], *, seed: int = 0) 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         tokenizer = LFQTokenizer(LFQTokenizerConfig.from_dict(dict(content)))
-    make_folder(folder)
-    save_file(tokenizer.state_dict(), folder / WEIGHTS_NAME, metadata={"format": "pt"})
+    write_tensors(folder / WEIGHTS_NAME, tokenizer.state_dict(), {"format": "pt"})
     write_json(folder / CONFIG_NAME, content)
 
 

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from terra.errors import ConfigError, DatasetError
-from tokenizer.files import file_sha256, make_folder, read_json, replacing, write_json
+from tokenizer.checkpoint import write_tensors
+from tokenizer.files import file_sha256, read_json, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -129,9 +129,7 @@ def save_shard(
     """
     dtype = token_dtype(facts.codebook_size)
     tensors = {"tokens": tokens.to("cpu", dtype), "actions": actions.cpu().float(), "episode_start": episode_start}
-    make_folder(path.parent)
-    with replacing(path) as temporary:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, facts.header())
+    write_tensors(path, tensors, facts.header())
 
 
 def read_shard_facts(path: Path) -> ShardFacts:

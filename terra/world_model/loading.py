@@ -64,6 +64,9 @@ def write_weights(model: LlamaActionForCausalLM | LlamaActionV2ForCausalLM, fold
     """Write config.json and safetensors files of at most `max_shard_size` ("45MB") into a folder."""
     with _no_progress_bar():
         model.save_pretrained(folder, max_shard_size=max_shard_size)
+    permissions = (folder / "config.json").stat().st_mode
+    for path in folder.glob("*.safetensors"):
+        path.chmod(permissions)  # safetensors lets nobody but the owner read
 
 
 @contextmanager
