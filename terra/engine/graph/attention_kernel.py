@@ -59,14 +59,14 @@ def _scores(query, key, place, sees, scale, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _shares(score, highest):
-    """Weights of places whose highest score is this; 0 for a query that has seen nothing yet."""
-    return tl.exp(score - tl.where(highest == float("-inf"), 0.0, highest)[None, :])
+def _reference(highest):
+    """What scores are taken relative to: the highest, or 0 for a query that has seen nothing yet."""
+    return tl.where(highest == float("-inf"), 0.0, highest)
 
 
 @triton.jit
-def _mean(value, share, kind: tl.constexpr, PRECISION: tl.constexpr):
-    """Sum of values (rows are their elements, columns the queries), by their shares."""
+def _weighed(value, share, kind: tl.constexpr, PRECISION: tl.constexpr):
+    """The values' sum by their shares: rows are elements, columns are queries."""
     return tl.dot(value.to(kind), share.to(kind), input_precision=PRECISION)
 
 
@@ -83,11 +83,11 @@ def _attend_part(
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Of a lane, a head of the cache, some rows and a split of the keys: sum by weights, the highest score, the weight.
+    """Of a lane, a head of the cache, some rows and a split of the keys: weighted sum, highest score, sum of weights.
 
-    HEADS are the cache's; GROUP heads of the queries share each. Of a single split the mean. What the cache
-    holds from before this pass is read before the queries are waited for. 8 bits are multiplied as float16, which has
-    room for them. The length of the cache is a multiple of BLOCK_KEYS.
+    Of a single split the weighted mean alone. HEADS are the cache's; GROUP heads of the queries share each. What the
+    cache holds from before this pass is read before the queries are waited for. 8 bits are multiplied as float16, which
+    has room for them. The length of the cache is a multiple of BLOCK_KEYS.
     """
     lane, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     split = tl.program_id(2)
@@ -117,25 +117,25 @@ def _attend_part(
         query = query.to(tl.float16)
     score = _scores(query, key, place, sees, scale, PRECISION)
     highest = tl.max(score, 0)
-    share = _shares(score, highest)
+    share = tl.exp(score - _reference(highest)[None, :])
     weight = tl.sum(share, 0)
-    mean = _mean(value, share, query.dtype, PRECISION)
-    if begin + BLOCK_KEYS < end:
+    mixed = _weighed(value, share, query.dtype, PRECISION)
+    if begin + BLOCK_KEYS < end:  # blocks are asked for ahead of the loop only if there are some
         for at in range(begin + BLOCK_KEYS, end, BLOCK_KEYS):
             # Milakov & Gimelshein 2018, arXiv 1805.02867.
             place = at + tl.arange(0, BLOCK_KEYS)
             key, value = _cached(keys, values, base, place, length, DIM)
             score = _scores(query, key, place, sees, scale, PRECISION)
             higher = tl.maximum(highest, tl.max(score, 0))
-            share = _shares(score, higher)
-            fade = tl.exp(highest - tl.where(higher == float("-inf"), 0.0, higher))
+            share = tl.exp(score - _reference(higher)[None, :])
+            fade = tl.exp(highest - _reference(higher))
             weight = weight * fade + tl.sum(share, 0)
-            mean = mean * fade[None, :] + _mean(value, share, query.dtype, PRECISION)
+            mixed = mixed * fade[None, :] + _weighed(value, share, query.dtype, PRECISION)
             highest = higher
     if SPLITS == 1:
-        mean = mean / weight[None, :]
+        mixed = mixed / weight[None, :]
     part_at = split * total_rows + row_at
-    tl.store(parts + part_at[None, :] * DIM + dim[:, None], mean, mask=used[None, :])
+    tl.store(parts + part_at[None, :] * DIM + dim[:, None], mixed, mask=used[None, :])
     if SPLITS > 1:
         tl.store(sums + part_at, highest, mask=used)
         tl.store(sums + SPLITS * total_rows + part_at, weight, mask=used)
@@ -146,7 +146,7 @@ def _combine(
     parts, sums, attended, start, width, total_rows, rows_of_place,
     DIM: tl.constexpr, SPLITS: tl.constexpr, PADDED: tl.constexpr, BLOCK_KEYS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The splits' means of one row, weighted."""
+    """The mean of one row, of its splits' weighted sums."""
     row = tl.program_id(0)
     total = tl.load(start + row // rows_of_place // width) + width
     split = tl.arange(0, PADDED)
