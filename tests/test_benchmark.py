@@ -1,11 +1,14 @@
 """The benchmark without its clocks: what is planned, what is asked of each engine, what survives a failure."""
 
 import asyncio
+import importlib
 import json
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+from entry import load_script
 from safetensors.torch import save_file
 
 from terra.benchmark import case, measure, run
@@ -13,6 +16,7 @@ from terra.benchmark.model import Traffic, make_random_model
 from terra.benchmark.plan import CASES, DROPPED, Amount, Workload, plan_cases
 from terra.benchmark.prompts import prompt_maker
 from terra.engine.base import EngineSpec
+from terra.engine.graph.lanes import Lanes
 from terra.engine.hf import HFEngine
 from terra.errors import ConfigError
 from terra.sampling import SamplingParams
@@ -287,3 +291,31 @@ def test_equal_measurements_are_drawn(model, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "_run_process", equal)
     run.run(settings(model, tmp_path, cases=["ours_hf"]))
     assert (tmp_path / "benchmark.png").exists()
+
+
+def test_passes_are_timed_with_other_constants(monkeypatch, capsys):
+    script, seen = load_script("pass_benchmark"), []
+    one_row = importlib.import_module("terra.engine.graph.one_row")
+    advance = Lanes.advance
+
+    def noted(self, lanes, samplings, passes):
+        seen.append(one_row._WARPS)
+        advance(self, lanes, samplings, passes)
+
+    monkeypatch.setattr(Lanes, "advance", noted)
+    command = ["x", "--shape", "tiny", "--device", "cpu", "--dtype", "float32", "--rollouts", "2", "--drafts", "1"]
+    command += ["--contexts", "1", "3", "--rounds", "2", "--passes", "3"]
+    monkeypatch.setattr(sys, "argv", [*command, "--try", "one_row._WARPS=8"])
+    script.main()
+    assert seen == 2 * [4, 4, 4, 8, 8, 8, 4, 4, 4]
+    assert "one_row._WARPS=8" in capsys.readouterr().out
+    for change, words in (
+        (["--try", "one_row._NOTHING=3"], "expected MODULE.CONSTANT=NUMBER"),
+        (["--contexts", "99"], "contexts: expected 1 to 7 frames"),
+        (["--device", "nonsense"], "device: expected"),
+    ):
+        monkeypatch.setattr(sys, "argv", [*command, *change])
+        with pytest.raises(SystemExit) as exit_info:
+            script.main()
+        assert exit_info.value.code == 2
+        assert words in capsys.readouterr().err
