@@ -79,9 +79,8 @@ def run(config: DictConfig, console: Console) -> Path:
     loaded = time.perf_counter()
     request = RolloutRequest(context, torch.from_numpy(actions), seed)
     size = image_size[1], image_size[0]
-    with output_folder(output) as folder:
+    with pipeline, output_folder(output) as folder:
         with (
-            pipeline,
             VideoWriter(folder / "video.mp4", model.fps, size) as video,
             _frame_bar(console, num_frames - num_context) as on_frame,
         ):
