@@ -97,15 +97,6 @@ def _input(
 
 
 @triton.jit
-def _dot(tiles, wide, scale, scales, PIECES: tl.constexpr):
-    """Of each row of the weight the product with the vector, scaled."""
-    made = tl.sum(tiles[0].to(tl.float32) * wide[0][None, :], 1)
-    for piece in tl.static_range(1, PIECES):
-        made += tl.sum(tiles[piece].to(tl.float32) * wide[piece][None, :], 1)
-    return made * scale * scales
-
-
-@triton.jit
 def _scales(scales, row, rows, FP8: tl.constexpr):
     """Of rows of the weight; 1 where it is as it is."""
     factors = 1.0
@@ -118,6 +109,16 @@ def _scales(scales, row, rows, FP8: tl.constexpr):
 def _read(weight, scales, row, rows, columns, FP8: tl.constexpr, COLUMNS: tl.constexpr, PIECES: tl.constexpr):
     """A tile of the weight and the scales of its rows."""
     return _rows(weight, row, rows, columns, COLUMNS, PIECES), _scales(scales, row, rows, FP8)
+
+
+@triton.jit
+def _dot(tile, wide, scale, PIECES: tl.constexpr):
+    """Of each row of a tile (see `_read`) the product with the vector, scaled."""
+    rows, scales = tile
+    made = tl.sum(rows[0].to(tl.float32) * wide[0][None, :], 1)
+    for piece in tl.static_range(1, PIECES):
+        made += tl.sum(rows[piece].to(tl.float32) * wide[piece][None, :], 1)
+    return made * scale * scales
 
 
 @triton.jit
@@ -153,9 +154,9 @@ def _product(
             next_tile = _read(weight, scales, at + BLOCK_ROWS, rows, columns, FP8, COLUMNS, pieces)
             if GATED:
                 next_lower = _read(below, scales_below, at + BLOCK_ROWS, rows, columns, FP8, COLUMNS, pieces)
-        made = _dot(tile[0], wide, scale, tile[1], pieces).to(kind)
+        made = _dot(tile, wide, scale, pieces).to(kind)
         if GATED:
-            by = _dot(lower[0], wide, scale, lower[1], pieces).to(kind)
+            by = _dot(lower, wide, scale, pieces).to(kind)
             made = activated(made, by)
         if SUM:
             made = added[number] + made
@@ -177,17 +178,16 @@ def _project(
     row = head * DIM + low
     columns = _columns(COLUMNS, FIRST, REST)
     pieces: tl.constexpr = 2 if REST else 1
-    first_tiles = _rows(weight, row, rows, columns, COLUMNS, pieces)
-    second_tiles = _rows(weight, row + half, rows, columns, COLUMNS, pieces)
+    first_tile = _read(weight, scales, row, rows, columns, FP8, COLUMNS, pieces)
+    second_tile = _read(weight, scales, row + half, rows, columns, FP8, COLUMNS, pieces)
     factors = _vector(norm, columns, COLUMNS, pieces)
-    first_scales, second_scales = _scales(scales, row, rows, FP8), _scales(scales + half, row, rows, FP8)
     wait_for_inputs(EARLY)
     place = tl.load(position)
     angles = rotation(cosine, sine, place * DIM + low, half)  # on its way while the rest is computed
     wide, scale = _input(vector, factors, epsilon, columns, True, FP8, COLUMNS, pieces)
     kind = queries.dtype.element_ty
-    first = _dot(first_tiles, wide, scale, first_scales, pieces).to(kind)
-    second = _dot(second_tiles, wide, scale, second_scales, pieces).to(kind)
+    first = _dot(first_tile, wide, scale, pieces).to(kind)
+    second = _dot(second_tile, wide, scale, pieces).to(kind)
     number = head - GROUP * HEADS  # of the cache's head, keys first
     if number < HEADS:
         first, second = rotated(first, second, angles)
