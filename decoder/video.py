@@ -2,7 +2,7 @@
 
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -177,7 +177,7 @@ class VideoWriter:
             raise self._output_error(error) from error
         self._num_frames += 1
 
-    def extend(self, frames: UInt8[np.ndarray, "frames height width 3"]) -> None:
+    def extend(self, frames: Iterable[UInt8[np.ndarray, "height width 3"]]) -> None:
         """Add some frames, see `append`."""
         for frame in frames:
             self.append(frame)

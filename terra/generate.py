@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import UInt8
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -32,7 +33,7 @@ from terra.pipeline import Pipeline, Rollout, RolloutRequest
 from terra.trajectory import load_trajectory
 from terra.windows import plan_windows
 from terra.world_model import load_config
-from tokenizer import LFQTokenizer, LFQTokenizerConfig
+from tokenizer import Frames, LFQTokenizer, LFQTokenizerConfig, TokenGrid
 from tokenizer.checkpoint import checkpoint_sha256, write_tensors
 
 _BYTES_A_PIXEL = 8  # of all files together, generously: MP4s, the GIF's palette pixels, tokens
@@ -79,13 +80,18 @@ def run(config: DictConfig, console: Console) -> Path:
     loaded = time.perf_counter()
     request = RolloutRequest(context, torch.from_numpy(actions), seed)
     size = image_size[1], image_size[0]
+    pieces: list[UInt8[np.ndarray, "frames height width 3"]] = []
     with pipeline, output_folder(output) as folder:
         with (
             VideoWriter(folder / "video.mp4", model.fps, size) as video,
             _frame_bar(console, num_frames - num_context) as on_frame,
         ):
-            # Frames are encoded as they are decoded.
-            encode = lambda _request, frames: video.extend(to_uint8(frames))  # noqa: E731
+
+            def encode(_request: int, frames: Frames) -> None:
+                """Frames are encoded as they are decoded."""
+                pieces.append(to_uint8(frames))
+                video.extend(pieces[-1])
+
             (rollout,) = pipeline.generate([request], sampling, on_frame, on_pixels=encode)
         record = {
             "format": "terra-rollout",
@@ -102,14 +108,16 @@ def run(config: DictConfig, console: Console) -> Path:
             "versions": package_versions(),
             "seconds": {"check": checked - started, "load": loaded - checked, **rollout.seconds},
         }
-        _write(folder, rollout, record, actions, trajectory.paths[: num_frames - 1], camera, png=png)
+        paths = trajectory.paths[: num_frames - 1]
+        _write(folder, rollout.tokens, np.concatenate(pieces), record, actions, paths, camera, png=png)
     _report(console, output, rollout, time.perf_counter() - started)
     return output
 
 
 def _write(
     folder: Path,
-    rollout: Rollout,
+    tokens: TokenGrid,
+    frames: UInt8[np.ndarray, "frames height width 3"],
     record: dict[str, Any],
     actions: np.ndarray,
     paths: np.ndarray,
@@ -117,14 +125,14 @@ def _write(
     *,
     png: bool,
 ) -> None:
-    frames, fps = to_uint8(rollout.frames), record["fps"]
+    fps = record["fps"]
     write_video(frames, folder / "video.gif", fps)
     # The last frame has no action of its own: nothing follows it.
     drawn = np.concatenate([paths, paths[-1:]])
-    write_video(compose_rollout(frames, drawn, camera, rollout.num_context, fps), folder / "overlay.mp4", fps)
+    write_video(compose_rollout(frames, drawn, camera, record["num_context"], fps), folder / "overlay.mp4", fps)
     if png:
         write_png_sequence(frames, folder / "frames")
-    write_tensors(folder / "tokens.safetensors", {"tokens": rollout.tokens, "actions": torch.from_numpy(actions)})
+    write_tensors(folder / "tokens.safetensors", {"tokens": tokens, "actions": torch.from_numpy(actions)})
     (folder / "rollout.json").write_text(json.dumps(record, indent=2) + "\n")
 
 

@@ -85,8 +85,7 @@ def _write(
             frames = draw_plane(drive.poses, num_frames, image_size, camera)
         path = folder / f"drive_{town:02d}.mp4"
         with VideoWriter(path, FPS, size=(image_size[1], image_size[0])) as writer:
-            for frame in frames:
-                writer.append(frame)
+            writer.extend(frames)
         poses = drive.poses
         positions = np.column_stack([poses.x, poses.y])
         save_poses(path.with_suffix(".json"), poses.time, positions, poses.heading, FPS)
