@@ -15,6 +15,7 @@ import importlib
 import statistics
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -22,21 +23,20 @@ import torch
 from rich.console import Console
 from rich.table import Column, Table
 
-from terra.benchmark.model import SHAPES
+from terra.benchmark.measure import SAMPLING
+from terra.benchmark.model import SHAPES, make_random_model
 from terra.benchmark.prompts import prompt_maker
 from terra.device import torch_device, torch_dtype
 from terra.engine.base import EngineSpec
 from terra.engine.graph.lanes import Aim, Lanes
 from terra.errors import ConfigError
-from terra.sampling import SamplingParams
-from terra.world_model import ARCHITECTURES, LlamaActionConfig
-
-SAMPLING = SamplingParams(temperature=0.9)
+from terra.world_model import load_world_model
 
 
 def main() -> None:
     """Parse the command line, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("outputs/benchmark"), help="where the weights are kept")
     parser.add_argument("--shape", choices=list(SHAPES), default="terra_v1")
     parser.add_argument("--rollouts", type=int, default=1, help="windows that a pass is over")
     parser.add_argument("--contexts", type=int, nargs="+", default=[3, 22], help="frames that stand in the window")
@@ -63,8 +63,9 @@ def main() -> None:
 @torch.no_grad()
 def measure(arguments: argparse.Namespace) -> list[tuple[str, int, list[float]]]:
     """For each context and each set of constants, milliseconds a pass of each round."""
-    device = torch_device(arguments.device)
-    model = random_model(arguments.shape, torch_dtype(arguments.dtype), device)
+    device, dtype, shape = torch_device(arguments.device), torch_dtype(arguments.dtype), arguments.shape
+    folder = make_random_model(shape, arguments.output / f"random_{shape}", dtype, arguments.device)
+    model = load_world_model(folder, dtype=dtype, device=device)
     spec, fp8 = EngineSpec.of(model.config), {"fp8_weights": arguments.fp8, "fp8_cache": arguments.fp8}
     lanes = Lanes(model, arguments.rollouts, arguments.drafts, **fp8)
     make_prompt = prompt_maker(spec, None)
@@ -82,14 +83,6 @@ def measure(arguments: argparse.Namespace) -> list[tuple[str, int, list[float]]]
                 milliseconds = time_passes(lanes, aims, arguments.rounds, arguments.passes, device)
             found.append((" ".join(constants), context, milliseconds))
     return found
-
-
-def random_model(shape: str, dtype: torch.dtype, device: torch.device) -> Any:
-    """A world model that no file holds."""
-    torch.manual_seed(0)
-    with device:
-        model = ARCHITECTURES["LlamaActionForCausalLM"](LlamaActionConfig(**SHAPES[shape], dtype=dtype))
-    return model.to(dtype).eval()  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 def time_passes(lanes: Lanes, aims: list[Aim], rounds: int, passes: int, device: torch.device) -> list[float]:

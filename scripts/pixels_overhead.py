@@ -24,13 +24,13 @@ from omegaconf import DictConfig
 
 from decoder.video import VideoWriter, to_uint8
 from terra.cli import command
-from terra.config import build_decoder, build_engine, build_sampling, checkpoint_folder
+from terra.config import build_sampling
 from terra.context import load_context
 from terra.device import torch_device
-from terra.pipeline import Pipeline, RolloutRequest
+from terra.pipeline import RolloutRequest
+from terra.rollouts.models import Models
 from terra.trajectory import load_trajectory
-from terra.world_model import load_config
-from tokenizer import LFQTokenizer, TokenGrid
+from tokenizer import TokenGrid
 
 BAR = 0.05
 
@@ -55,14 +55,11 @@ def main() -> None:
 
 def measure(config: DictConfig, rounds: int) -> dict[str, Any]:
     """Seconds of both ways, and what the first takes longer."""
-    tokenizer_folder, model_folder = checkpoint_folder(config.tokenizer), checkpoint_folder(config.world_model)
-    spec = load_config(model_folder)
-    tokenizer = LFQTokenizer.from_pretrained(tokenizer_folder).to(torch_device(config.tokenizer.device))
-    engine = build_engine(config.engine, model_folder)
-    pipeline = Pipeline(tokenizer, engine, build_decoder(config.decoder, tokenizer), overlap=config.overlap)
+    pipeline = Models.check(config).build()
+    spec, size = pipeline.engine.spec, pipeline.tokenizer.config.image_size
     trajectory = load_trajectory(Path(config.trajectory), sample_id=config.sample_id).resample(spec.fps)
     actions = torch.from_numpy(trajectory.actions(config.num_frames - 1, spec.waypoint_times))
-    sampling, size = build_sampling(config.sampling), tokenizer.config.image_size
+    sampling = build_sampling(config.sampling)
 
     def read() -> torch.Tensor:
         return load_context(config.context, num_frames=config.num_context, image_size=size, fps=spec.fps)
@@ -83,7 +80,7 @@ def measure(config: DictConfig, rounds: int) -> dict[str, Any]:
 
     seconds: dict[str, list[float]] = {"tokens": [], "video": []}
     with pipeline, tempfile.TemporaryDirectory() as folder:
-        context = tokenizer.encode(read()).cpu()
+        context = pipeline.tokenizer.encode(read()).cpu()
         for turn in range(rounds + 1):
             begun = time.perf_counter()
             alone = pipeline.wait(tokens(context))

@@ -293,7 +293,7 @@ def test_equal_measurements_are_drawn(model, tmp_path, monkeypatch):
     assert (tmp_path / "benchmark.png").exists()
 
 
-def test_passes_are_timed_with_other_constants(monkeypatch, capsys):
+def test_passes_are_timed_with_other_constants(tmp_path, monkeypatch, capsys):
     script, seen = load_script("pass_benchmark"), []
     one_row = importlib.import_module("terra.engine.graph.one_row")
     advance = Lanes.advance
@@ -304,7 +304,7 @@ def test_passes_are_timed_with_other_constants(monkeypatch, capsys):
 
     monkeypatch.setattr(Lanes, "advance", noted)
     command = ["x", "--shape", "tiny", "--device", "cpu", "--dtype", "float32", "--rollouts", "2", "--drafts", "1"]
-    command += ["--contexts", "1", "3", "--rounds", "2", "--passes", "3"]
+    command += ["--contexts", "1", "3", "--rounds", "2", "--passes", "3", "--output", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", [*command, "--try", "one_row._WARPS=8"])
     script.main()
     assert seen == 2 * [4, 4, 4, 8, 8, 8, 4, 4, 4]

@@ -47,6 +47,7 @@ class Models:
         check_extra(config.engine)
         check_extra(config.decoder)
         values: Any = OmegaConf.to_container(config, resolve=True)
+        values = {"context_root": None} | values  # terra-generate has none
         return cls({name: values[name] for name in _GROUPS}, tokenizer.absolute(), world_model.absolute())
 
     def build(self) -> Pipeline:
