@@ -15,6 +15,7 @@ PROGRAM = """
 import itertools
 
 import torch
+import triton
 import triton.language as tl
 from triton.runtime import interpreter
 
@@ -96,7 +97,7 @@ for one_row._ELEMENTS, held in itertools.product((few, many), (Matrix, in_fp8)):
     inside = one_row.product(mixed, layer.gate_up, norm=norm, epsilon=epsilon, gated=True)
     torch.testing.assert_close(one_row.product(inside, layer.down, states=mixed), expected)
 
-hidden, inner = 128, 768
+hidden, inner = 128, 704
 for (lanes, width), held, processors in itertools.product([(3, 5), (2, 1), (19, 1)], (Matrix, in_fp8), (1, 8)):
     many_rows.processors = lambda device: processors  # so one split or several
     heads, kv_heads, dim, length = 6, 2, 8, 40
@@ -132,9 +133,12 @@ for (lanes, width), held, processors in itertools.product([(3, 5), (2, 1), (19, 
     many_rows.product_and_pick(normal, layer.query_key_value, draws, best)
     assert torch.equal(picked(best), sampled(linear(normal, layer.query_key_value).flatten(0, 1), draws, width))
 
-for (lanes, width, vocab), temperature in itertools.product([(1, 1, 5000), (3, 4, 1500), (2, 1, 1024)], (0.0, 0.9)):
+for (lanes, width, vocab), temperature, programs in itertools.product(
+    [(1, 1, 5000), (3, 4, 1500), (2, 1, 1024)], (0.0, 0.9), (1, 32)
+):
+    tokens._PROGRAMS = programs  # so blocks of one program of which the best so far passes most over, or a single one
     torch.manual_seed(vocab)
-    logits = torch.randn(lanes * width, vocab)
+    logits = torch.randn(lanes * width, vocab) * programs**0.5
     seeds, start = torch.randint(0, 2**63 - 1, (lanes,)), torch.randint(0, 14550, (lanes,))
     draws = tokens.Draws(torch.full((lanes,), temperature), seeds, start)
     best = torch.full((lanes * width,), tokens.NOTHING)
@@ -149,6 +153,26 @@ for (lanes, width, vocab), temperature in itertools.product([(1, 1, 5000), (3, 4
         values = (best >> 32).int()
         values = torch.where(values < 0, values ^ 0x7FFFFFFF, values).view(torch.float32)
         torch.testing.assert_close(values, noise.max(1).values, rtol=1e-5, atol=1e-6)
+
+
+
+@triton.jit
+def compare(words, gap, logit, temperature, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    uniform = tl.maximum(tl.load(words + at).to(tl.float32) * 4.6566127342e-10, 4.6566127342e-10)
+    scaled = tl.zeros([BLOCK], tl.float32) + logit * (1.0 / temperature)
+    exact = tl.div_rn(tl.zeros([BLOCK], tl.float32) + logit, temperature) + tokens._gumbel(uniform)
+    tl.store(gap + at, tokens._most(scaled, uniform) - exact)
+
+
+near_powers = (2 ** torch.arange(31)[:, None] + torch.arange(-2, 3)).clamp(0, 2**31 - 1).flatten()
+words = torch.cat([near_powers, torch.randint(0, 2**31, (1024 - len(near_powers),))])
+for logit, temperature in itertools.product((0.0, -7.3, 31.7, -60.0, 300.0), (0.1, 0.9)):
+    gap = torch.zeros(1024)
+    compare[(4,)](words, gap, logit, temperature, BLOCK=256)
+    assert (gap > 0).all(), (logit, temperature, gap.min())
+    small = words < 2**21
+    assert (gap[small] < 0.062 + 4e-6 * abs(logit) / temperature).all(), (logit, temperature, gap[small].max())
 
 block, image_tokens, slots, frames, hidden = 7, 5, 6, 3, 24
 table, slot_rows = torch.randn(50, hidden), torch.randn(4, slots, hidden)

@@ -27,7 +27,7 @@ _MAX_BLOCK_TOKENS = 128
 # Rows of a program, bytes of each that it takes at once, stages of its loop, and warps where there are many tokens: the
 # fastest of those tried on an H200.
 _SPLIT = 64, 256, 5, 4
-_GATED = 64, 128, 5, 8
+_GATED = 64, 256, 4, 8
 _HEAD = 128, 128, 4, 8
 _WARPS = 4
 
@@ -57,8 +57,9 @@ def _product(
     split = tl.program_id(1)
     token = tl.program_id(2) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
     size: tl.constexpr = (COLUMNS + SPLITS * BLOCK_COLUMNS - 1) // (SPLITS * BLOCK_COLUMNS) * BLOCK_COLUMNS
-    even: tl.constexpr = SPLITS * size == COLUMNS
-    column = split * size + tl.arange(0, BLOCK_COLUMNS)
+    in_blocks: tl.constexpr = COLUMNS % BLOCK_COLUMNS == 0
+    begin = split * size
+    column = begin + tl.arange(0, BLOCK_COLUMNS)
     state_at = states + token[:, None] * COLUMNS + column[None, :]
     weight_at = weight + tl.minimum(row, rows - 1).to(tl.int64)[None, :] * COLUMNS + column[:, None]
     lower_at = weight_at + rows.to(tl.int64) * COLUMNS
@@ -66,8 +67,8 @@ def _product(
     made = tl.zeros([BLOCK_TOKENS, BLOCK_ROWS], tl.float32)
     by = made
     wait_for_inputs(EARLY)
-    for at in range(0, size, BLOCK_COLUMNS):
-        if even:
+    for at in range(0, tl.minimum(size, COLUMNS - begin), BLOCK_COLUMNS):
+        if in_blocks:
             state = tl.load(state_at + at, mask=used, other=0.0)
             tile = tl.load(weight_at + at)
         else:
@@ -76,7 +77,7 @@ def _product(
             tile = tl.load(weight_at + at, mask=within[:, None], other=0.0)
         made = tl.dot(state, tile, made, input_precision=PRECISION, max_num_imprecise_acc=BLOCK_COLUMNS)
         if GATED:
-            if even:
+            if in_blocks:
                 tile = tl.load(lower_at + at)
             else:
                 tile = tl.load(lower_at + at, mask=(column + at < COLUMNS)[:, None], other=0.0)
@@ -199,7 +200,7 @@ def split_product(states: Float[Tensor, "lanes width columns"], matrix: Matrix) 
     tiles = _tiles(matrix, tokens, _SPLIT)
     blocks = triton.cdiv(columns, tiles["BLOCK_COLUMNS"])
     wanted = max(1, processors(states.device) // triton.cdiv(rows, tiles["BLOCK_ROWS"]))
-    splits = max(count for count in range(1, wanted + 1) if not blocks % count)
+    splits = triton.cdiv(blocks, triton.cdiv(blocks, wanted))
     sums = torch.empty(splits, tokens, rows, dtype=torch.float32, device=states.device)
     return Parts(sums, _multiply(states, matrix, sums, tiles, splits=splits), matrix.scale)
 
