@@ -1,11 +1,14 @@
-"""What `terra-rollout` adds to the bare engine, in time and in memory.
+"""What `terra-rollout` adds to the bare engine, in time and in memory, and what it gains by several GPUs.
 
     python scripts/rollout_benchmark.py --output outputs/rollout_benchmark --rollouts 64 engine=hf
     python scripts/rollout_benchmark.py --output outputs/rollout_benchmark --memory 100,2000
+    python scripts/rollout_benchmark.py --output outputs/rollout_benchmark --gpus 1,2,4 engine=graph
 
 The first makes rollouts by as many bare sessions, tokens alone, and by `terra-rollout`, video and files too, on one
 engine in one process. The second runs `terra-rollout engine=persistence` in a process for each length of a manifest and
-compares the main processes' largest memory. Further arguments are `terra-rollout`'s. The result is one JSON line.
+compares the main processes' largest memory. The third runs, for each number of GPUs, as many `terra-rollout` on one
+folder, each with a GPU of its own and as many rollouts to make as the others, and compares frames a second from the
+moment that a process has taken its first rollout. Further arguments are `terra-rollout`'s. The result is one JSON line.
 """
 
 import argparse
@@ -30,11 +33,16 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=64)
     parser.add_argument("--frames", type=int, default=25, help="frames of a rollout, three context frames included")
     parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--memory", metavar="LINES,LINES", help="manifest lengths")
+    way = parser.add_mutually_exclusive_group()
+    way.add_argument("--memory", metavar="LINES,LINES", help="manifest lengths")
+    way.add_argument("--gpus", metavar="N,N", help="numbers of GPUs; --rollouts are for each GPU")
     arguments, overrides = parser.parse_known_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
     if arguments.memory:
         found = measure_memory(arguments.output, [int(length) for length in arguments.memory.split(",")], overrides)
+    elif arguments.gpus:
+        counts = [int(count) for count in arguments.gpus.split(",")]
+        found = measure_gpus(arguments.output, arguments.rollouts, arguments.frames, counts, overrides)
     else:
         size = (arguments.rollouts, arguments.frames, arguments.repeats)
         found = measure_speed(arguments.output, *size, overrides)
@@ -116,6 +124,65 @@ async def run_bare(pipeline: Any, settings: Any, *, num_frames: int) -> float:
     begun = time.perf_counter()
     await asyncio.gather(*(one(*each) for each in given))
     return time.perf_counter() - begun
+
+
+def measure_gpus(output: Path, num: int, num_frames: int, counts: list[int], overrides: list[str]) -> dict[str, Any]:
+    """Frames a second by number of GPUs, as multiples of the first; and how many rollouts have the first's tokens."""
+    warm = run_on_gpus(output / "warm", 1, num, 4, overrides)  # what is compiled is kept on the disk
+    print(f"warm: {warm:.2f} frames/s", file=sys.stderr, flush=True)
+    rates = {}
+    for count in counts:
+        rates[count] = run_on_gpus(output / f"run_{count}", count, num, num_frames, overrides)
+        print(f"GPUs: {count}, {rates[count]:.2f} frames/s", file=sys.stderr, flush=True)
+
+    def tokens(count: int, index: int) -> bytes:
+        return (output / f"run_{count}" / "rollouts" / f"r{index}" / "tokens.safetensors").read_bytes()
+
+    first, compared = counts[0], num * min(counts)
+    same = {
+        count: sum(tokens(count, index) == tokens(first, index) for index in range(compared)) for count in counts[1:]
+    }
+    return {
+        "rollouts_of_each_gpu": num,
+        "frames_of_a_rollout": num_frames,
+        "frames_per_second": {str(count): round(rate, 2) for count, rate in rates.items()},
+        "gain": {str(count): round(rate / rates[first], 3) for count, rate in rates.items()},
+        "same_tokens": {str(count): f"{equal} of {compared}" for count, equal in same.items()},
+    }
+
+
+def run_on_gpus(run: Path, count: int, num: int, num_frames: int, overrides: list[str]) -> float:
+    """Frames of video a second of so many processes, each of which counts from its first claim to the end of all."""
+    shutil.rmtree(run, ignore_errors=True)
+    manifest = write_manifest(run.with_suffix(".jsonl"), num * count)
+    command = [sys.executable, "-c", "import sys; from terra.cli import rollout; sys.exit(rollout())"]
+    command += [f"manifest={manifest}", f"output={run}", f"num_frames={num_frames}", *overrides]
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu)})
+        for gpu in range(count)
+    ]
+    begun: dict[int, float] = {}
+    while any(process.poll() is None for process in processes):
+        for process in processes:
+            if process.pid not in begun and holds_claim(process.pid):
+                begun[process.pid] = time.time()
+        time.sleep(0.02)
+    codes = [process.returncode for process in processes]
+    if any(codes) or len(begun) < count:
+        raise RuntimeError(f"{' '.join(command)}: exit codes {codes}, {len(begun)} of {count} took a rollout")
+    lines = [json.loads(line) for line in (run / "index.jsonl").read_text().splitlines()]
+    ended = max(json.loads(line)["time"] for line in (run / "log.jsonl").read_text().splitlines())
+    frames = sum(line["num_frames"] for line in lines)
+    return frames * count / sum(ended - each for each in begun.values())
+
+
+def holds_claim(pid: int) -> bool:
+    """Whether a process has a rollout's claim open (Linux)."""
+    opened = Path(f"/proc/{pid}/fd")
+    try:
+        return any(descriptor.readlink().suffix == ".claim" for descriptor in opened.iterdir())
+    except OSError:  # closed, or the process ended, meanwhile
+        return False
 
 
 def measure_memory(output: Path, lengths: list[int], overrides: list[str]) -> dict[str, Any]:

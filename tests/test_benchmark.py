@@ -319,3 +319,19 @@ def test_passes_are_timed_with_other_constants(tmp_path, monkeypatch, capsys):
             script.main()
         assert exit_info.value.code == 2
         assert words in capsys.readouterr().err
+
+
+def test_gaps_of_a_trace_are_between_all_that_came_before_and_what_comes_next():
+    idle = load_script("idle_trace").idle
+    found = idle([(5000.0, 6000.0), (0.0, 3000.0), (1000.0, 1500.0), (2000.0, 4000.0), (6250.0, 7000.0)])
+    assert found == {"total_ms": 7.0, "idle_ms": 1.25, "longest_ms": 1.0}
+    assert idle([(3.0, 4.0)])["longest_ms"] == 0.0
+
+
+def test_a_trace_needs_a_gpu(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["idle_trace.py"])
+    with pytest.raises(SystemExit) as exit_info:
+        load_script("idle_trace").main()
+    assert exit_info.value.code == 2
+    assert "expected a CUDA GPU, found none" in capsys.readouterr().err

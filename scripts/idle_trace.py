@@ -1,0 +1,96 @@
+"""How long a GPU has nothing to do between the frames of one rollout, by a trace of all its kernels and copies.
+
+    python scripts/idle_trace.py
+    python scripts/idle_trace.py --model path/to/checkpoint --context 20 --output idle.json
+
+`engine=graph` without drafts, an action at a time (`step`) and with all of them sent ahead (`run`). The profiler slows
+the host, so that a gap is rather longer here than without. The bar is 3 ms.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.profiler import ProfilerActivity, profile
+
+from terra.benchmark.measure import SAMPLING
+from terra.benchmark.model import SHAPES, make_random_model
+from terra.benchmark.prompts import prompt_maker
+from terra.engine.graph.engine import GraphEngine
+from terra.errors import TerraError
+
+BAR_MS = 3.0
+
+
+def main() -> None:
+    """Parse the command line, trace, tell."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="a checkpoint folder; else one of random weights is made")
+    parser.add_argument("--weights", type=Path, default=Path("outputs/benchmark"), help="where random ones are kept")
+    parser.add_argument("--shape", choices=list(SHAPES), default="terra_v1", help="of random ones")
+    parser.add_argument("--context", type=int, default=3, help="frames that stand in the window")
+    parser.add_argument("--frames", type=int, default=2, help="traced; one before them is not")
+    parser.add_argument("--output", type=Path, help="a JSON file")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("expected a CUDA GPU, found none")
+    try:
+        folder = arguments.model or make_random_model(
+            arguments.shape, arguments.weights / f"random_{arguments.shape}", torch.bfloat16, "cuda"
+        )
+        report = asyncio.run(trace(folder, arguments.context, arguments.frames))
+    except TerraError as error:
+        parser.error(str(error))
+    if arguments.output:
+        arguments.output.write_text(json.dumps(report, indent=2) + "\n")
+    table = Table("way", "frames", "ms, all", "longest gap, ms", "", "all gaps, ms")
+    for way, found in report.items():
+        verdict = "ok" if found["longest_ms"] < BAR_MS else "MISS"
+        times = f"{found['total_ms']:.1f}", f"{found['longest_ms']:.3f}", verdict, f"{found['idle_ms']:.2f}"
+        table.add_row(way, str(arguments.frames), *times)
+    Console().print(table)
+    sys.exit(any(found["longest_ms"] >= BAR_MS for found in report.values()))
+
+
+async def trace(folder: Path, context: int, frames: int) -> dict[str, dict[str, Any]]:
+    """For each way, what `idle` finds in the trace of some frames."""
+    engine = GraphEngine(folder, drafts=0, device="cuda")
+    prompt, actions = prompt_maker(engine.spec, None)(context, 1 + frames, 0)
+    report = {}
+    for way in ("step", "run"):
+        session = await engine.open(prompt, SAMPLING, seed=0)
+        await session.step(actions[0])
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            if way == "step":
+                for action in actions[1:]:
+                    await session.step(action)
+            else:
+                async for _ in session.run(actions[1:]):
+                    pass
+        await session.close()
+        busy = [event.time_range for event in profiler.events() or [] if event.device_type.name == "CUDA"]
+        report[way] = idle((time.start, time.end) for time in busy)
+    await engine.close()
+    return report
+
+
+def idle(busy: Iterable[tuple[float, float]]) -> dict[str, float]:
+    """From spans in microseconds, which may overlap: milliseconds in all, of all gaps, and of the longest."""
+    spans = sorted(busy)
+    begun = until = spans[0][0]
+    gaps = [0.0]
+    for start, end in spans:
+        gaps.append(max(start - until, 0.0))
+        until = max(until, end)
+    return {"total_ms": (until - begun) / 1e3, "idle_ms": sum(gaps) / 1e3, "longest_ms": max(gaps) / 1e3}
+
+
+if __name__ == "__main__":
+    main()
