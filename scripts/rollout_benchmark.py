@@ -156,7 +156,9 @@ def run_on_gpus(run: Path, count: int, num: int, num_frames: int, overrides: lis
     shutil.rmtree(run, ignore_errors=True)
     manifest = write_manifest(run.with_suffix(".jsonl"), num * count)
     command = [sys.executable, "-c", "import sys; from terra.cli import rollout; sys.exit(rollout())"]
-    command += [f"manifest={manifest}", f"output={run}", f"num_frames={num_frames}", *overrides]
+    # None takes more than its share before the others have begun.
+    settings = [f"manifest={manifest}", f"output={run}", f"num_frames={num_frames}", f"at_once={min(num, 64)}"]
+    command += [*settings, *overrides]
     processes = [
         subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu)})
         for gpu in range(count)
