@@ -335,3 +335,21 @@ def test_a_trace_needs_a_gpu(monkeypatch, capsys):
         load_script("idle_trace").main()
     assert exit_info.value.code == 2
     assert "expected a CUDA GPU, found none" in capsys.readouterr().err
+
+
+def test_the_tokenizers_frames_a_second(monkeypatch, capsys, tmp_path):
+    script, output = load_script("tokenizer_benchmark"), tmp_path / "found.json"
+    monkeypatch.setattr(sys, "argv", ["x", "--frames", "1", "2", "--rounds", "1", "--output", str(output)])
+    script.main()
+    rows = json.loads(output.read_text())
+    assert [(row["dtype"], row["frames"]) for row in rows] == [(a, n) for a in ("float32", "bfloat16") for n in (1, 2)]
+    assert all(row["encoded"]["median"] > 0 and row["decoded"]["median"] > 0 for row in rows)
+    assert [row["db"] for row in rows[:2]] == [None, None]  # float32 is what it is compared with
+    assert all(row["same"] == 1.0 for row in rows[:2])
+    assert all(0.8 < row["same"] < 1.0 and row["db"] > 40.0 for row in rows[2:])
+    assert "bfloat16" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["x", "--tokenizer", str(tmp_path)])
+    with pytest.raises(SystemExit) as exit_info:
+        script.main()
+    assert exit_info.value.code == 2
+    assert "config.json" in capsys.readouterr().err

@@ -22,7 +22,7 @@ from tokenizer.losses import (
     reconstruction_loss,
     tokenizer_loss,
 )
-from tokenizer.model import MAX_FRAMES_AT_ONCE
+from tokenizer.model import MAX_FRAMES_AT_ONCE, frames_at_once
 from tokenizer.networks import Upsample
 from tokenizer.quantizer import quantize, signs_from_tokens, straight_through, tokens_from_signs
 
@@ -247,7 +247,8 @@ def test_decode_clamps(small):
     assert torch.equal(tokenizer.decode(torch.zeros(1, 8, 16, dtype=torch.int64)), torch.ones(1, 3, 32, 64))
 
 
-def test_chunks_equal_the_whole(small):
+def test_chunks_equal_the_whole(small, monkeypatch):
+    monkeypatch.setattr("tokenizer.model.frames_at_once", lambda device: MAX_FRAMES_AT_ONCE)  # as on a GPU
     num_frames = 2 * MAX_FRAMES_AT_ONCE + 1
     sizes = []
     hook = small.encoder.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
@@ -261,6 +262,14 @@ def test_chunks_equal_the_whole(small):
     is_clear = (z.abs() > 1e-4).all(dim=1)
     assert torch.equal(tokens[is_clear], tokens_from_signs(z, "msb_first")[is_clear])
     assert torch.allclose(small.decode(tokens_from_signs(z, "msb_first")), whole, atol=1e-5)
+
+
+def test_on_a_cpu_a_frame_does_not_depend_on_the_others(small):
+    frames = random_frames(5)
+    tokens = small.encode(frames)
+    assert torch.equal(tokens, torch.cat([small.encode(frame) for frame in frames.split(1)]))
+    assert torch.equal(small.decode(tokens)[2:3], small.decode(tokens[2:3]))
+    assert frames_at_once(torch.device("cuda")) == MAX_FRAMES_AT_ONCE
 
 
 def test_forward_is_the_unclamped_round_trip_and_takes_crops(small):

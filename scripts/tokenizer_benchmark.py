@@ -1,0 +1,116 @@
+"""Frames a second of a tokenizer, both ways: by element type, as it is and compiled, alone and several at once.
+
+    python scripts/tokenizer_benchmark.py                                               the one that ships, on a CPU
+    python scripts/tokenizer_benchmark.py --device cuda --compiled --frames 1 16
+    python scripts/tokenizer_benchmark.py --tokenizer outputs/synthetic/lfq_tokenizer_B_256 --device cuda --compiled
+
+Each figure is a median of some rounds, with its quartiles. What another element type costs is told beside it: tokens
+that stay as they are in float32, and how near the frames come to float32's. A network takes the same time for any
+picture: these are coarse noise.
+"""
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch.nn import functional as F
+
+from terra.benchmark.measure import spread
+from terra.device import torch_device
+from terra.errors import TerraError
+from tokenizer import LFQTokenizer
+
+DEMO = Path(__file__).resolve().parent.parent / "terra" / "demo" / "tokenizer"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def main() -> None:
+    """Parse the command line, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokenizer", default=str(DEMO), help="a checkpoint folder")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=["float32", "bfloat16"])
+    parser.add_argument("--frames", type=int, nargs="+", default=[1, 16], help="that are asked for at once")
+    parser.add_argument("--compiled", action="store_true", help="also compiled, which takes a minute or two")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output", type=Path, help="a JSON file")
+    arguments = parser.parse_args()
+    if min(arguments.frames) < 1 or arguments.rounds < 1:
+        parser.error("expected at least 1 frame and 1 round")
+    try:
+        rows = measure(arguments)
+    except TerraError as error:
+        parser.error(str(error))
+    if arguments.output:
+        arguments.output.write_text(json.dumps(rows, indent=2) + "\n")
+    table = Table("type", "", "at once", "encoded/s", "same tokens", "decoded/s", "dB to float32")
+    for row in rows:
+        encoded, decoded = ("{median:.1f} ({low:.1f}-{high:.1f})".format(**row[way]) for way in ("encoded", "decoded"))
+        kind = "compiled" if row["compiled"] else ""
+        nearness = "equal" if row["db"] is None else f"{row['db']:.1f}"
+        table.add_row(row["dtype"], kind, str(row["frames"]), encoded, f"{row['same']:.2%}", decoded, nearness)
+    Console().print(table)
+
+
+@torch.no_grad()
+def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for each element type, eager or compiled, and number of frames."""
+    device = torch_device(arguments.device)
+    whole = LFQTokenizer.from_pretrained(arguments.tokenizer).to(device)
+    most = max(arguments.frames)
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.rand(most, 3, 9, 16, generator=generator) * 2 - 1
+    pictures = F.interpolate(coarse, size=tuple(whole.image_size), mode="bilinear").to(device)
+    tokens = whole.encode(pictures)
+    frames = whole.decode(tokens)
+    ways = [(dtype, compiled) for dtype in arguments.dtypes for compiled in (False, True)[: 1 + arguments.compiled]]
+    rows = []
+    for dtype, compiled in track(ways, "measuring"):
+        tokenizer = deepcopy(whole).to(DTYPES[dtype])
+        if compiled:
+            tokenizer.encoder.compile(dynamic=False)
+            tokenizer.decoder.compile(dynamic=False)
+        for count in arguments.frames:
+            same = (tokenizer.encode(pictures[:count]) == tokens[:count]).float().mean().item()
+            error = (tokenizer.decode(tokens[:count]) - frames[:count]).square().mean().item()
+            rows.append(
+                {
+                    "dtype": dtype,
+                    "compiled": compiled,
+                    "frames": count,
+                    "encoded": rates(partial(tokenizer.encode, pictures[:count]), count, arguments.rounds, device),
+                    "decoded": rates(partial(tokenizer.decode, tokens[:count]), count, arguments.rounds, device),
+                    "same": same,
+                    # The peak of signals in [-1, 1] is 2.
+                    "db": None if not error else 10 * math.log10(4 / error),
+                }
+            )
+    return rows
+
+
+def rates(work: Callable[[], object], frames: int, rounds: int, device: torch.device) -> dict[str, Any]:
+    """Frames a second of each round; a GPU has several calls under way in one, as a pipeline would."""
+    calls = 10 if device.type == "cuda" else 1
+    found = []
+    for _ in range(rounds + 1):
+        begun = time.perf_counter()
+        for _ in range(calls):
+            work()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        found.append(frames * calls / (time.perf_counter() - begun))
+    return spread(found[1:])
+
+
+if __name__ == "__main__":
+    main()
