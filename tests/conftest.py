@@ -13,7 +13,7 @@ os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from tiny import save_tiny, tiny_tokenizer_config
+from tiny import DEVICE, save_tiny, tiny_tokenizer_config
 
 from terra.engine.base import Engine
 from terra.world_model import LlamaActionV2ForCausalLM
@@ -59,7 +59,7 @@ def wait(loop: asyncio.AbstractEventLoop) -> Callable[[Coroutine[Any, Any, Any]]
 def hf_engine(tiny_model: Path, wait: Callable[..., Any]) -> Iterator[Engine]:
     from terra.engine.hf import HFEngine
 
-    engine = HFEngine(tiny_model)
+    engine = HFEngine(tiny_model, device=DEVICE)
     yield engine
     wait(engine.close())
 
@@ -68,7 +68,7 @@ def hf_engine(tiny_model: Path, wait: Callable[..., Any]) -> Iterator[Engine]:
 def jacobi_engine(tiny_model: Path, wait: Callable[..., Any]) -> Iterator[Engine]:
     from terra.engine.jacobi import JacobiEngine
 
-    engine = JacobiEngine(tiny_model, drafts=4)
+    engine = JacobiEngine(tiny_model, drafts=4, device=DEVICE)
     yield engine
     wait(engine.close())
 
@@ -77,7 +77,7 @@ def jacobi_engine(tiny_model: Path, wait: Callable[..., Any]) -> Iterator[Engine
 def graph_engine(tiny_model: Path, wait: Callable[..., Any]) -> Iterator[Engine]:
     from terra.engine.graph.engine import GraphEngine
 
-    engine = GraphEngine(tiny_model, drafts=4, max_sessions=5, dtype="float32", device="cpu")
+    engine = GraphEngine(tiny_model, drafts=4, max_sessions=5, dtype="float32", device=DEVICE)
     yield engine
     wait(engine.close())
 

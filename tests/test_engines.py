@@ -1,4 +1,7 @@
-"""One contract for all engines, and the equalities between them."""
+"""One contract for all engines, and the equalities between them; on a GPU too:
+
+TERRA_TEST_DEVICE=cuda pytest tests/test_engines.py -k "not vllm"
+"""
 
 import asyncio
 import itertools
@@ -6,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import COLS, ROWS
+from tiny import COLS, DEVICE, ROWS
 
 from terra.engine.base import Engine, Session
 from terra.engine.graph.engine import GraphEngine
@@ -238,11 +241,11 @@ EIGHT = ("fp8_weights", "fp8_cache")
 
 
 def jacobi(checkpoint: Path, drafts: int) -> Engine:
-    return JacobiEngine(checkpoint, drafts=drafts)
+    return JacobiEngine(checkpoint, drafts=drafts, device=DEVICE)
 
 
 def graph(checkpoint: Path, drafts: int) -> GraphEngine:
-    return GraphEngine(checkpoint, drafts=drafts, max_sessions=3, dtype="float32", device="cpu")
+    return GraphEngine(checkpoint, drafts=drafts, max_sessions=3, dtype="float32", device=DEVICE)
 
 
 @pytest.mark.parametrize("make", [jacobi, graph])
@@ -268,7 +271,7 @@ def test_graph_sessions_take_turns(tiny_model, graph_engine, wait, max_sessions)
     """Windows that lose their lane and get another one, and kinds of sampling side by side, change nothing."""
     rollouts = [(*make_prompt(60 + index), SAMPLINGS[index % 3], index) for index in range(9)]
     alone = [wait(stepped(graph_engine, *rollout)) for rollout in rollouts]
-    engine = GraphEngine(tiny_model, drafts=3, max_sessions=max_sessions, dtype="float32", device="cpu")
+    engine = GraphEngine(tiny_model, drafts=3, max_sessions=max_sessions, dtype="float32", device=DEVICE)
 
     async def together():
         ways = itertools.cycle([stepped, ran])
@@ -286,7 +289,7 @@ def test_graph_in_8_bits_is_the_same_alone_beside_others_and_with_drafts(tiny_mo
     rollouts = [(*make_prompt(70 + index), SAMPLINGS[index % 3], index) for index in range(4)]
     made = []
     for lanes, drafts in [(1, 0), (4, 0), (4, 7)]:
-        options = {"max_sessions": lanes, "dtype": "float32", "device": "cpu", **eight}
+        options = {"max_sessions": lanes, "dtype": "float32", "device": DEVICE, **eight}
         engine = GraphEngine(tiny_model, drafts=drafts, **options)
 
         async def together(engine=engine):
@@ -320,9 +323,9 @@ def test_graph_engine_asks_for_8_bits_that_are_there(tiny_model, monkeypatch):
     monkeypatch.setattr("terra.engine.graph.engine.has_fp8", lambda device: False)
     for eight in ({"fp8_weights": True}, {"fp8_cache": True}):
         with pytest.raises(ConfigError, match=r"engine\.fp8: expected a GPU"):
-            GraphEngine(tiny_model, drafts=0, dtype="float32", device="cpu", **eight)
+            GraphEngine(tiny_model, drafts=0, dtype="float32", device=DEVICE, **eight)
 
 
 def test_graph_engine_has_room_for_a_session(tiny_model):
     with pytest.raises(ConfigError, match="max_sessions: expected 1 or more, got 0"):
-        GraphEngine(tiny_model, drafts=0, max_sessions=0, dtype="float32", device="cpu")
+        GraphEngine(tiny_model, drafts=0, max_sessions=0, dtype="float32", device=DEVICE)

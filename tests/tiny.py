@@ -1,5 +1,6 @@
 """Small random models for tests: the real classes with small numbers."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ from terra.world_model import LlamaActionConfig, LlamaActionForCausalLM, LlamaAc
 from tokenizer import LFQTokenizerConfig
 
 ROWS, COLS = 3, 4
+
+DEVICE = os.environ.get("TERRA_TEST_DEVICE", "cpu")
+"""Where the engines are tested: "cuda" on a GPU."""
 
 
 def tiny_config(**changes: Any) -> LlamaActionConfig:
