@@ -27,8 +27,8 @@ from terra.cli import command
 from terra.config import build_sampling
 from terra.context import load_context
 from terra.device import torch_device
+from terra.models import Models
 from terra.pipeline import RolloutRequest
-from terra.rollouts.models import Models
 from terra.trajectory import load_trajectory
 from tokenizer import TokenGrid
 

@@ -54,10 +54,10 @@ def measure_speed(output: Path, num: int, num_frames: int, repeats: int, overrid
     import hydra
 
     from terra.config_files import config_dir, register_resolvers
+    from terra.models import Models
     from terra.rollouts.batch import read_settings
     from terra.rollouts.folder import RolloutFolder
     from terra.rollouts.manifest import count_rollouts
-    from terra.rollouts.models import Models
     from terra.rollouts.runner import BatchRunner
     from terra.rollouts.source import Tally
 

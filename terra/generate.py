@@ -16,25 +16,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from decoder.overlay import Camera, compose_rollout
 from decoder.video import VideoWriter, to_uint8, write_png_sequence, write_video
-from terra.config import (
-    build_camera,
-    build_decoder,
-    build_engine,
-    build_sampling,
-    check_extra,
-    check_pairing,
-    checkpoint_folder,
-)
+from terra.config import build_camera, build_sampling
 from terra.context import load_context
-from terra.device import torch_device, torch_dtype
 from terra.errors import ConfigError
+from terra.models import Models
 from terra.output import check_output, output_folder, package_versions
-from terra.pipeline import Pipeline, Rollout, RolloutRequest
+from terra.pipeline import Rollout, RolloutRequest
 from terra.trajectory import load_trajectory
 from terra.windows import plan_windows
-from terra.world_model import load_config
-from tokenizer import Frames, LFQTokenizer, LFQTokenizerConfig, TokenGrid
-from tokenizer.checkpoint import checkpoint_sha256, write_tensors
+from tokenizer import Frames, TokenGrid
+from tokenizer.checkpoint import write_tensors
 
 _BYTES_A_PIXEL = 8  # of all files together, generously: MP4s, the GIF's palette pixels, tokens
 _SPARE_BYTES = 32 << 20
@@ -53,37 +44,28 @@ def run(config: DictConfig, console: Console) -> Path:
     num_frames, num_context, seed = (_whole(config, name) for name in ("num_frames", "num_context", "seed"))
     if seed < 0:
         raise ConfigError(f"seed: expected 0 or more, got {seed}")
-    tokenizer_folder, model_folder = checkpoint_folder(config.tokenizer), checkpoint_folder(config.world_model)
-    model = load_config(model_folder)
-    check_pairing(tokenizer_folder, model)
-    windows = list(plan_windows(num_frames, num_context, model.layout.max_frames, _whole(config, "overlap")))
-    image_size = LFQTokenizerConfig.load(tokenizer_folder / "config.json").image_size
+    overlap = _whole(config, "overlap")
+    models = Models.check(config)
+    spec, image_size = models.spec, models.image_size
+    windows = list(plan_windows(num_frames, num_context, spec.layout.max_frames, overlap))
     output = Path(_given(config, "output"))
-    device = torch_device(config.tokenizer.device)
     needed = num_frames * image_size[0] * image_size[1] * _BYTES_A_PIXEL + _SPARE_BYTES
     check_output(output, overwrite=_flag(config, "overwrite"), needed_bytes=needed)
-    trajectory = load_trajectory(Path(_given(config, "trajectory")), sample_id=config.sample_id).resample(model.fps)
+    trajectory = load_trajectory(Path(_given(config, "trajectory")), sample_id=config.sample_id).resample(spec.fps)
     trajectory.require(num_frames)
-    actions = trajectory.actions(num_frames - 1, model.waypoint_times)
-    context = load_context(_given(config, "context"), num_frames=num_context, image_size=image_size, fps=model.fps)
-    for name, check in (("dtype", torch_dtype), ("device", torch_device)):
-        if name in config.engine:
-            check(config.engine[name])
-    check_extra(config.engine)
-    check_extra(config.decoder)
+    actions = trajectory.actions(num_frames - 1, spec.waypoint_times)
+    context = load_context(_given(config, "context"), num_frames=num_context, image_size=image_size, fps=spec.fps)
     checked = time.perf_counter()
 
     with console.status("loading the model"):
-        tokenizer = LFQTokenizer.from_pretrained(tokenizer_folder).to(device)
-        decoder = build_decoder(config.decoder, tokenizer)
-        pipeline = Pipeline(tokenizer, build_engine(config.engine, model_folder), decoder, overlap=config.overlap)
+        pipeline = models.build()
     loaded = time.perf_counter()
     request = RolloutRequest(context, torch.from_numpy(actions), seed)
     size = image_size[1], image_size[0]
     pieces: list[UInt8[np.ndarray, "frames height width 3"]] = []
     with pipeline, output_folder(output) as folder:
         with (
-            VideoWriter(folder / "video.mp4", model.fps, size) as video,
+            VideoWriter(folder / "video.mp4", spec.fps, size) as video,
             _frame_bar(console, num_frames - num_context) as on_frame,
         ):
 
@@ -98,12 +80,11 @@ def run(config: DictConfig, console: Console) -> Path:
             "seed": seed,
             "num_frames": num_frames,
             "num_context": num_context,
-            "fps": model.fps,
+            "fps": spec.fps,
             "windows": [vars(window) for window in windows],
             "context": str(config.context),
             "trajectory": str(config.trajectory),
-            "tokenizer_sha256": checkpoint_sha256(tokenizer_folder),
-            "world_model_sha256": checkpoint_sha256(model_folder),
+            **models.hashes(),
             "config": OmegaConf.to_container(config, resolve=True),
             "versions": package_versions(),
             "seconds": {"check": checked - started, "load": loaded - checked, **rollout.seconds},

@@ -179,7 +179,7 @@ class TestBadInput:
             raise AssertionError("weights were loaded")
 
         monkeypatch.setattr("terra.act_bench.estimator.load_tensors", refuse)
-        monkeypatch.setattr("terra.rollouts.models.Models.build", refuse)
+        monkeypatch.setattr("terra.models.Models.build", refuse)
         with pytest.raises(TerraError) as caught:
             bench.run(**changes)
         assert expected in str(caught.value)

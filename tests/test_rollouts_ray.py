@@ -20,11 +20,11 @@ import ray
 from ray.exceptions import RayActorError
 
 from terra.errors import CheckpointError, ConfigError, EngineError, OutputError
+from terra.models import Models
 from terra.rollouts import cluster
 from terra.rollouts.batch import read_settings
 from terra.rollouts.cluster import RayCluster, _ask, _Seat, _start
 from terra.rollouts.manifest import Job, parse_line, read_lines
-from terra.rollouts.models import Models
 from terra.rollouts.source import ClaimedJobs
 from terra.rollouts.worker import Outcome, Worker
 

@@ -13,7 +13,7 @@ from websockets.exceptions import ConnectionClosed
 
 from terra.cli import serve
 from terra.engine.persistence import PersistenceEngine
-from terra.serving import run
+from terra.models import Models
 
 pytest_plugins = ["serving_fixtures"]
 
@@ -43,7 +43,7 @@ def refused(tiny_model, tiny_tokenizer, scenes, tmp_path, monkeypatch, capsys):
         }
         arguments = [f"{key}={value}" for key, value in (settings | changes).items()]
         monkeypatch.setattr(sys, "argv", ["terra-serve", "hydra/job_logging=none", *arguments])
-        monkeypatch.setattr(run, "build_engine", weights)
+        monkeypatch.setattr(Models, "build", weights)
         with pytest.raises(SystemExit) as ended:
             serve()
         assert ended.value.code == 2

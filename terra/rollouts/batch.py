@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from terra.config import build_sampling, check_extra
 from terra.errors import ConfigError, TerraError
+from terra.models import Models
 from terra.output import check_output
 from terra.progress import ProgressLine
 from terra.rollouts.best import Score, score_all, write_best
@@ -20,7 +21,6 @@ from terra.rollouts.folder import RolloutFolder
 from terra.rollouts.grid import write_grids
 from terra.rollouts.manifest import count_rollouts, read_lines, rollout_names
 from terra.rollouts.metrics import MetricsFile
-from terra.rollouts.models import Models
 from terra.rollouts.settings import RolloutSettings
 from terra.rollouts.source import Tally, note_failure
 from tokenizer import Frames, TokenGrid
@@ -46,7 +46,7 @@ def run(config: DictConfig) -> int:
     score = None if settings.score is None else Score(settings.score)
     check_output(settings.output, overwrite=True, needed_bytes=_NEEDED_BYTES)
     tally = Tally(count_rollouts(settings))
-    made_with = {"made_with": models.made_with(), **_defaults(settings)}
+    made_with = {"made_with": {**models.made_with(), "context_root": config.context_root}, **_defaults(settings)}
     folder = RolloutFolder(settings.output, made_with, settings.on_change)
     metrics = MetricsFile(settings.metrics, tally)
     with folder.open():

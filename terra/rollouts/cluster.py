@@ -29,10 +29,10 @@ import ray
 from ray.exceptions import RayActorError
 
 from terra.errors import ConfigError, EngineError, OutputError
+from terra.models import Models
 from terra.rollouts.folder import RolloutFolder
 from terra.rollouts.locks import Claim
 from terra.rollouts.manifest import Job
-from terra.rollouts.models import Models
 from terra.rollouts.runner import first_error
 from terra.rollouts.settings import RolloutSettings, check_whole
 from terra.rollouts.signals import Stopping

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from terra.models import Models
 from terra.pipeline import Pipeline
 from terra.rollouts.folder import RolloutFolder
 from terra.rollouts.maker import RolloutMaker, Work, rounded
-from terra.rollouts.models import Models
 from terra.rollouts.settings import RolloutSettings
 from terra.rollouts.signals import Stopping
 from terra.rollouts.source import ClaimedJobs, Tally, note_done, note_failure

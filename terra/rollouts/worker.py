@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from terra.errors import EngineError, OutputError, TerraError
+from terra.models import Models
 from terra.rollouts.folder import RolloutFolder
 from terra.rollouts.maker import RolloutMaker, Work, rounded
 from terra.rollouts.manifest import Job
-from terra.rollouts.models import Models
 from terra.rollouts.settings import RolloutSettings
 
 

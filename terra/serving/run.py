@@ -11,26 +11,14 @@ from typing import Any
 import uvicorn
 from omegaconf import DictConfig, OmegaConf
 
-from terra.config import (
-    build_camera,
-    build_decoder,
-    build_engine,
-    build_sampling,
-    check_extra,
-    check_pairing,
-    checkpoint_folder,
-)
-from terra.device import torch_device, torch_dtype
-from terra.engine.base import EngineSpec
+from terra.config import build_camera, build_sampling
 from terra.errors import ConfigError
+from terra.models import Models
 from terra.pipeline import Pipeline
 from terra.serving.app import create_app
 from terra.serving.scenes import Scene, load_scenes
 from terra.serving.service import Service, check_windows
 from terra.serving.settings import LOOPBACK, ServeSettings, read_settings
-from terra.world_model import load_config
-from tokenizer import LFQTokenizer, LFQTokenizerConfig
-from tokenizer.checkpoint import checkpoint_sha256
 
 logger = logging.getLogger(__name__)
 
@@ -113,26 +101,13 @@ def load(config: DictConfig) -> tuple[Pipeline, ServeSettings, dict[str, Scene],
     """
     values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     settings = read_settings(values, build_sampling(config.sampling), build_camera(config.camera))
-    tokenizer_folder, model_folder = checkpoint_folder(config.tokenizer), checkpoint_folder(config.world_model)
-    model = load_config(model_folder)
-    check_pairing(tokenizer_folder, model)
-    check_windows(settings, model.layout)
-    device = torch_device(config.tokenizer.device)
-    for name, check in (("dtype", torch_dtype), ("device", torch_device)):
-        if name in config.engine:
-            check(config.engine[name])
-    check_extra(config.engine)
-    check_extra(config.decoder)
-    image_size = LFQTokenizerConfig.load(tokenizer_folder / "config.json").image_size
+    models = Models.check(config)
+    check_windows(settings, models.spec.layout)
     scenes = load_scenes(
-        settings.scenes, num_context=settings.num_context, image_size=image_size, spec=EngineSpec.of(model)
+        settings.scenes, num_context=settings.num_context, image_size=models.image_size, spec=models.spec
     )
-    tokenizer = LFQTokenizer.from_pretrained(tokenizer_folder).to(device)
-    decoder = build_decoder(config.decoder, tokenizer)
-    engine = build_engine(config.engine, model_folder)
-    hashes = checkpoint_sha256(tokenizer_folder) + checkpoint_sha256(model_folder)
-    pipeline = Pipeline(tokenizer, engine, decoder, overlap=settings.overlap)
-    return pipeline, settings, scenes, hashlib.sha256(hashes.encode()).hexdigest()
+    pipeline = models.build()
+    return pipeline, settings, scenes, hashlib.sha256("".join(models.hashes().values()).encode()).hexdigest()
 
 
 def listen(settings: ServeSettings) -> socket.socket:
