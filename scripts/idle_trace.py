@@ -24,7 +24,7 @@ from terra.benchmark.measure import SAMPLING
 from terra.benchmark.model import SHAPES, make_random_model
 from terra.benchmark.prompts import prompt_maker
 from terra.engine.graph.engine import GraphEngine
-from terra.errors import TerraError
+from terra.errors import ConfigError, TerraError
 
 BAR_MS = 3.0
 
@@ -39,6 +39,8 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=2, help="traced; one before them is not")
     parser.add_argument("--output", type=Path, help="a JSON file")
     arguments = parser.parse_args()
+    if arguments.frames < 1:
+        parser.error(f"--frames: expected 1 or more, got {arguments.frames}")
     if not torch.cuda.is_available():
         parser.error("expected a CUDA GPU, found none")
     try:
@@ -62,6 +64,9 @@ def main() -> None:
 async def trace(folder: Path, context: int, frames: int) -> dict[str, dict[str, Any]]:
     """For each way, what `idle` finds in the trace of some frames."""
     engine = GraphEngine(folder, drafts=0, device="cuda")
+    most = engine.spec.layout.max_frames - 1 - frames
+    if not 1 <= context <= most:
+        raise ConfigError(f"--context: expected 1 to {most} frames before {1 + frames} more, got {context}")
     prompt, actions = prompt_maker(engine.spec, None)(context, 1 + frames, 0)
     report = {}
     for way in ("step", "run"):

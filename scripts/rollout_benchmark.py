@@ -34,19 +34,26 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=25, help="frames of a rollout, three context frames included")
     parser.add_argument("--repeats", type=int, default=1)
     way = parser.add_mutually_exclusive_group()
-    way.add_argument("--memory", metavar="LINES,LINES", help="manifest lengths")
-    way.add_argument("--gpus", metavar="N,N", help="numbers of GPUs; --rollouts are for each GPU")
+    way.add_argument("--memory", type=counts, metavar="LINES,LINES", help="manifest lengths")
+    way.add_argument("--gpus", type=counts, metavar="N,N", help="numbers of GPUs; --rollouts are for each GPU")
     arguments, overrides = parser.parse_known_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
     if arguments.memory:
-        found = measure_memory(arguments.output, [int(length) for length in arguments.memory.split(",")], overrides)
+        found = measure_memory(arguments.output, arguments.memory, overrides)
     elif arguments.gpus:
-        counts = [int(count) for count in arguments.gpus.split(",")]
-        found = measure_gpus(arguments.output, arguments.rollouts, arguments.frames, counts, overrides)
+        found = measure_gpus(arguments.output, arguments.rollouts, arguments.frames, arguments.gpus, overrides)
     else:
         size = (arguments.rollouts, arguments.frames, arguments.repeats)
         found = measure_speed(arguments.output, *size, overrides)
     print(json.dumps(found))
+
+
+def counts(text: str) -> list[int]:
+    """Read "1,2,4"."""
+    found = [int(part) for part in text.split(",") if int(part) > 0]
+    if len(found) != text.count(",") + 1:
+        raise ValueError
+    return found
 
 
 def measure_speed(output: Path, num: int, num_frames: int, repeats: int, overrides: list[str]) -> dict[str, Any]:
@@ -126,22 +133,20 @@ async def run_bare(pipeline: Any, settings: Any, *, num_frames: int) -> float:
     return time.perf_counter() - begun
 
 
-def measure_gpus(output: Path, num: int, num_frames: int, counts: list[int], overrides: list[str]) -> dict[str, Any]:
+def measure_gpus(output: Path, num: int, num_frames: int, gpus: list[int], overrides: list[str]) -> dict[str, Any]:
     """Frames a second by number of GPUs, as multiples of the first; and how many rollouts have the first's tokens."""
     warm = run_on_gpus(output / "warm", 1, num, 4, overrides)  # what is compiled is kept on the disk
     print(f"warm: {warm:.2f} frames/s", file=sys.stderr, flush=True)
     rates = {}
-    for count in counts:
+    for count in gpus:
         rates[count] = run_on_gpus(output / f"run_{count}", count, num, num_frames, overrides)
         print(f"GPUs: {count}, {rates[count]:.2f} frames/s", file=sys.stderr, flush=True)
 
     def tokens(count: int, index: int) -> bytes:
         return (output / f"run_{count}" / "rollouts" / f"r{index}" / "tokens.safetensors").read_bytes()
 
-    first, compared = counts[0], num * min(counts)
-    same = {
-        count: sum(tokens(count, index) == tokens(first, index) for index in range(compared)) for count in counts[1:]
-    }
+    first, compared = gpus[0], num * min(gpus)
+    same = {count: sum(tokens(count, index) == tokens(first, index) for index in range(compared)) for count in gpus[1:]}
     return {
         "rollouts_of_each_gpu": num,
         "frames_of_a_rollout": num_frames,
