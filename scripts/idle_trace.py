@@ -20,11 +20,13 @@ from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
-from terra.benchmark.measure import SAMPLING
+from terra.benchmark.measure import SAMPLING, ran, stepped
 from terra.benchmark.model import SHAPES, make_random_model
 from terra.benchmark.prompts import prompt_maker
+from terra.engine.base import EngineSpec
 from terra.engine.graph.engine import GraphEngine
 from terra.errors import ConfigError, TerraError
+from terra.world_model import load_config
 
 BAR_MS = 3.0
 
@@ -63,22 +65,18 @@ def main() -> None:
 
 async def trace(folder: Path, context: int, frames: int) -> dict[str, dict[str, Any]]:
     """For each way, what `idle` finds in the trace of some frames."""
-    engine = GraphEngine(folder, drafts=0, device="cuda")
-    most = engine.spec.layout.max_frames - 1 - frames
+    spec = EngineSpec.of(load_config(folder))
+    most = spec.layout.max_frames - 1 - frames
     if not 1 <= context <= most:
         raise ConfigError(f"--context: expected 1 to {most} frames before {1 + frames} more, got {context}")
-    prompt, actions = prompt_maker(engine.spec, None)(context, 1 + frames, 0)
+    engine = GraphEngine(folder, drafts=0, device="cuda")
+    prompt, actions = prompt_maker(spec, None)(context, 1 + frames, 0)
     report = {}
-    for way in ("step", "run"):
+    for way, go_on in (("step", stepped), ("run", ran)):
         session = await engine.open(prompt, SAMPLING, seed=0)
-        await session.step(actions[0])
+        await stepped(session, actions[:1])
         with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-            if way == "step":
-                for action in actions[1:]:
-                    await session.step(action)
-            else:
-                async for _ in session.run(actions[1:]):
-                    pass
+            await go_on(session, actions[1:])
         await session.close()
         busy = [event.time_range for event in profiler.events() or [] if event.device_type.name == "CUDA"]
         report[way] = idle((time.start, time.end) for time in busy)

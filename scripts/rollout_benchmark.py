@@ -160,7 +160,7 @@ def run_on_gpus(run: Path, count: int, num: int, num_frames: int, overrides: lis
     """Frames of video a second of so many processes, each of which counts from its first claim to the end of all."""
     shutil.rmtree(run, ignore_errors=True)
     manifest = write_manifest(run.with_suffix(".jsonl"), num * count)
-    command = [sys.executable, "-c", "import sys; from terra.cli import rollout; sys.exit(rollout())"]
+    command = [sys.executable, "-m", "terra", "rollout"]
     # None takes more than its share before the others have begun.
     settings = [f"manifest={manifest}", f"output={run}", f"num_frames={num_frames}", f"at_once={min(num, 64)}"]
     command += [*settings, *overrides]
@@ -198,7 +198,7 @@ def measure_memory(output: Path, lengths: list[int], overrides: list[str]) -> di
     for length in lengths:
         manifest, run = write_manifest(output / f"manifest_{length}.jsonl", length), output / f"run_{length}"
         shutil.rmtree(run, ignore_errors=True)
-        command = [sys.executable, "-c", "from terra.cli import rollout; rollout()", f"manifest={manifest}"]
+        command = [sys.executable, "-m", "terra", "rollout", f"manifest={manifest}"]
         command += [f"output={run}", "engine=persistence", "num_context=1", "num_frames=2", *overrides]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         _, status, usage = os.wait4(process.pid, 0)

@@ -46,7 +46,7 @@ def torture(
     output.mkdir(parents=True, exist_ok=True)
     manifest = output / "manifest.jsonl"
     write_manifest(manifest, num_rollouts, num_frames)
-    command = [sys.executable, "-c", "from terra.cli import rollout; rollout()", f"manifest={manifest}"]
+    command = [sys.executable, "-m", "terra", "rollout", f"manifest={manifest}"]
     command += ["at_once=8", *overrides]
     whole, tortured = output / "undisturbed", output / "tortured"
     started = time.monotonic()

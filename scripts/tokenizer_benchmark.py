@@ -5,13 +5,12 @@
     python scripts/tokenizer_benchmark.py --tokenizer outputs/synthetic/lfq_tokenizer_B_256 --device cuda --compiled
 
 Each figure is a median of some rounds, with its quartiles. What another element type costs is told beside it: tokens
-that stay as they are in float32, and how near the frames come to float32's. A network takes the same time for any
-picture: these are coarse noise.
+that stay as they are in float32, and how near the frames come to float32's, as 8-bit pictures. A network takes the same
+time for any picture: these are coarse noise.
 """
 
 import argparse
 import json
-import math
 import time
 from collections.abc import Callable
 from copy import deepcopy
@@ -26,12 +25,12 @@ from rich.table import Table
 from torch.nn import functional as F
 
 from terra.benchmark.measure import spread
-from terra.device import torch_device
+from terra.device import torch_device, torch_dtype
 from terra.errors import TerraError
+from terra.frame_metrics import psnr
 from tokenizer import LFQTokenizer
 
 DEMO = Path(__file__).resolve().parent.parent / "terra" / "demo" / "tokenizer"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def main() -> None:
@@ -39,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", default=str(DEMO), help="a checkpoint folder")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=["float32", "bfloat16"])
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--frames", type=int, nargs="+", default=[1, 16], help="that are asked for at once")
     parser.add_argument("--compiled", action="store_true", help="also compiled, which takes a minute or two")
     parser.add_argument("--rounds", type=int, default=5)
@@ -76,13 +75,13 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     ways = [(dtype, compiled) for dtype in arguments.dtypes for compiled in (False, True)[: 1 + arguments.compiled]]
     rows = []
     for dtype, compiled in track(ways, "measuring"):
-        tokenizer = deepcopy(whole).to(DTYPES[dtype])
+        tokenizer = deepcopy(whole).to(torch_dtype(dtype))
         if compiled:
             tokenizer.encoder.compile(dynamic=False)
             tokenizer.decoder.compile(dynamic=False)
         for count in arguments.frames:
             same = (tokenizer.encode(pictures[:count]) == tokens[:count]).float().mean().item()
-            error = (tokenizer.decode(tokens[:count]) - frames[:count]).square().mean().item()
+            decoded = tokenizer.decode(tokens[:count])
             rows.append(
                 {
                     "dtype": dtype,
@@ -91,8 +90,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                     "encoded": rates(partial(tokenizer.encode, pictures[:count]), count, arguments.rounds, device),
                     "decoded": rates(partial(tokenizer.decode, tokens[:count]), count, arguments.rounds, device),
                     "same": same,
-                    # The peak of signals in [-1, 1] is 2.
-                    "db": None if not error else 10 * math.log10(4 / error),
+                    "db": None if torch.equal(decoded, frames[:count]) else psnr(decoded, frames[:count]).mean().item(),
                 }
             )
     return rows

@@ -29,7 +29,7 @@ async def time_rollouts(engine: Engine, workload: Workload, seed: int, make_prom
     prompts = [make_prompt(workload.num_context, made, seed * 1000 + i) for i in range(workload.rollouts)]
     begun = perf_counter()
     sessions = [await engine.open(prompt, SAMPLING, seed * 1000 + i) for i, (prompt, _) in enumerate(prompts)]
-    go_on = _stepped if workload.way == "step" else _ran
+    go_on = stepped if workload.way == "step" else ran
     together = list(zip(sessions, (actions for _, actions in prompts), strict=True))
     await asyncio.gather(*(go_on(session, actions[:1]) for session, actions in together))
     together_at = perf_counter()
@@ -43,7 +43,8 @@ async def time_rollouts(engine: Engine, workload: Workload, seed: int, make_prom
     }
 
 
-async def _stepped(session: Session, actions: Actions) -> list[float]:
+async def stepped(session: Session, actions: Actions) -> list[float]:
+    """When each frame was there, of actions that are given one at a time."""
     times = []
     for action in actions:
         await session.step(action)
@@ -51,7 +52,8 @@ async def _stepped(session: Session, actions: Actions) -> list[float]:
     return times
 
 
-async def _ran(session: Session, actions: Actions) -> list[float]:
+async def ran(session: Session, actions: Actions) -> list[float]:
+    """When each frame was there, of actions that are sent ahead."""
     return [perf_counter() async for _ in session.run(actions)]
 
 
@@ -63,7 +65,7 @@ async def time_requests(engine: Engine, workload: Workload, seed: int, make_prom
         prompt, actions = make_prompt(num_context, 1, seed * 1000 + index)
         begun = perf_counter()
         session = await engine.open(prompt, SAMPLING, seed)
-        await _ran(session, actions)
+        await ran(session, actions)
         seconds.append(perf_counter() - begun)
         await session.close()
     return {"seconds": seconds, "first": seconds[0]}
