@@ -21,7 +21,7 @@ from triton.runtime import interpreter
 
 from terra.engine.graph.attention import attend
 from terra.engine.graph.attention_kernel import attend_split
-from terra.engine.graph.matrix import Matrix, in_fp8, linear
+from terra.engine.graph.matrix import FP8, Matrix, in_fp8, linear
 from terra.engine.graph.layers import Layer, Place, mix, project, rms_norm
 from terra.engine.graph import many_rows, one_row
 from terra.engine.graph import lanes as plain
@@ -49,20 +49,22 @@ def sampled(logits, draws, width):
     return torch.cat(rows)
 
 
-cases = itertools.product([1, 5, 33], [(2, 1, 64), (8, 2, 16)], [(0,), (3, 130)], [1, 40])
-for width, (heads, kv_heads, dim), start, processors in cases:
+cases = itertools.product([1, 5, 33], [(2, 1, 64), (8, 2, 16)], [(0,), (3, 130)], [1, 40], [torch.float32, FP8])
+for width, (heads, kv_heads, dim), start, processors, held in cases:
     lanes, length = len(start), 256
     torch.manual_seed(width * 1000 + lanes)
     queries = torch.randn(lanes, width, heads, dim)
     keys, values = torch.randn(lanes, kv_heads, length, dim), torch.randn(lanes, kv_heads, dim, length)
     at = torch.tensor(start)
-    expected = attend(queries, keys, values, at)
+    expected = attend(queries, keys.to(held), values.to(held), at)
     # What stands behind the last row's own position must not matter.
     for lane, first in enumerate(start):
-        keys[lane, :, first + width :], values[lane, :, :, first + width :] = 1e4, 1e4
-    torch.testing.assert_close(attend_split(queries, keys, values, at, processors), expected, rtol=1e-5, atol=1e-5)
+        keys[lane, :, first + width :], values[lane, :, :, first + width :] = 400.0, 400.0
+    attended = attend_split(queries, keys.to(held), values.to(held), at, processors)
+    torch.testing.assert_close(attended, expected, rtol=1e-5, atol=1e-5)
     values[-1, :, :, start[-1]] += 5.0
-    assert not torch.allclose(attend_split(queries, keys, values, at, processors), expected, atol=1e-3)
+    attended = attend_split(queries, keys.to(held), values.to(held), at, processors)
+    assert not torch.allclose(attended, expected, atol=1e-3)
 
 hidden, inner, epsilon = 72, 101, 1e-5
 heads, kv_heads, dim, length = 4, 2, 16, 40

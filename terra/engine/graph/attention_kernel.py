@@ -87,7 +87,7 @@ def _attend_part(
 
     Of a single split the weighted mean alone. HEADS are the cache's; GROUP heads of the queries share each. What the
     cache holds from before this pass is read before the queries are waited for. 8 bits are multiplied as float16, which
-    has room for them. The length of the cache is a multiple of BLOCK_KEYS.
+    has room for them, or with queries in float32 as that. The length of the cache is a multiple of BLOCK_KEYS.
     """
     lane, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     split = tl.program_id(2)
@@ -113,7 +113,7 @@ def _attend_part(
     query = tl.load(queries + row_at[None, :] * DIM + dim[:, None], mask=used[None, :], other=0.0)
     if end > first:  # what this pass has added is here
         key, value = _cached(keys, values, base, place, length, DIM)
-    if keys.dtype.element_ty == tl.float8e4nv:
+    if keys.dtype.element_ty == tl.float8e4nv and query.dtype != tl.float32:
         query = query.to(tl.float16)
     score = _scores(query, key, place, sees, scale, PRECISION)
     highest = tl.max(score, 0)
@@ -188,7 +188,8 @@ def attend_split(
         parts = torch.empty(splits, rows, dim, dtype=torch.float32, device=queries.device)
         sums = torch.empty(2, splits, rows, dtype=torch.float32, device=queries.device)
     early = launched_early(queries.device)
-    room = shared_memory(queries.device) // (2 * how.block_keys * dim * keys.element_size())
+    element_size = max(keys.element_size(), queries.element_size())
+    room = shared_memory(queries.device) // (2 * how.block_keys * dim * element_size)
     _attend_part[(lanes * kv_heads, blocks, splits)](
         queries, keys, values, start, parts, sums,
         dim**-0.5, length, width, rows,
