@@ -115,11 +115,11 @@ def to_uint8(frames: "Frames") -> UInt8[np.ndarray, "frames height width 3"]:
     """
     import torch
 
-    frames = frames.detach().to("cpu", torch.float32)
+    frames = frames.detach().float()
     if not torch.isfinite(frames).all():
         raise VideoError("expected frames in [-1, 1], got values that are not finite")
     steps = ((frames + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
-    return rearrange(steps, "f c h w -> f h w c").contiguous().numpy()
+    return rearrange(steps, "f c h w -> f h w c").contiguous().cpu().numpy()
 
 
 def to_frames(frames: UInt8[np.ndarray, "frames height width 3"]) -> "Frames":

@@ -9,7 +9,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from decoder import Decoder, FramewiseDecoder
+from terra.decoding import DecodingThread
 from terra.engine.base import Engine
 from terra.errors import CheckpointError
 from terra.prompt import Action, Actions, build_prompt
@@ -95,9 +96,9 @@ class Pipeline:
         self.decoder = decoder
         self.overlap = overlap
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._decoding: _DecodingThread | None = None
+        self._decoding: DecodingThread | None = None
         if isinstance(decoder, FramewiseDecoder) and decoder.device.type == "cuda":
-            self._decoding = _DecodingThread(decoder)
+            self._decoding = DecodingThread(decoder)
 
     def generate(
         self,
@@ -144,13 +145,14 @@ class Pipeline:
         session = await self.open(context, request.actions[: num_context - 1], sampling, request.seed)
         frames = list(context)
         decoded: list[Future[Frames]] = []
+        show = partial(_shown, on_pixels)
         if self._decoding is not None:
-            decoded.append(self._decoding.decode(context, on_pixels))
+            decoded.append(self._decoding.decode(context, show))
         try:
             async for frame in session.run(request.actions[num_context - 1 :]):
                 frames.append(frame)
                 if self._decoding is not None:
-                    decoded.append(self._decoding.decode(frame[None], on_pixels))
+                    decoded.append(self._decoding.decode(frame[None], show))
                 if on_frame is not None:
                     on_frame(len(frames) - 1)
         finally:
@@ -158,7 +160,7 @@ class Pipeline:
         generated = time.perf_counter()
         tokens = torch.stack(frames)
         pieces = [await asyncio.wrap_future(piece) for piece in decoded]
-        pixels = torch.cat(pieces) if pieces else _decode(self.decoder, tokens, on_pixels)
+        pixels = torch.cat(pieces) if pieces else show(self.decoder.decode(tokens))
         seconds = {
             "encode": encoded - started,
             "generate": generated - encoded,
@@ -214,30 +216,6 @@ class Pipeline:
             raise
 
 
-class _DecodingThread:
-    """Decodes one piece of a rollout after the other; on a GPU on a stream of its own, beside the engine's."""
-
-    def __init__(self, decoder: FramewiseDecoder) -> None:
-        self._decoder = decoder
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="terra-decode")
-        self._stream: torch.cuda.Stream | None = None
-        if torch.cuda.is_available():
-            torch.cuda.synchronize(decoder.device)  # the weights are there
-            self._stream = torch.cuda.Stream(decoder.device)
-
-    def decode(self, tokens: TokenGrid, on_pixels: Callable[[Frames], None] | None) -> Future[Frames]:
-        """Frames of tokens, on the CPU, when their turn comes; `on_pixels` is called with them."""
-        return self._thread.submit(self._decode, tokens, on_pixels)
-
-    def close(self) -> None:
-        """Wait for the piece that is being decoded; those behind it are given up."""
-        self._thread.shutdown(cancel_futures=True)
-
-    def _decode(self, tokens: TokenGrid, on_pixels: Callable[[Frames], None] | None) -> Frames:
-        with torch.cuda.stream(self._stream):
-            return _decode(self._decoder, tokens, on_pixels)
-
-
 class Drive:
     """A live rollout for synchronous callers: one action in, one frame out."""
 
@@ -255,8 +233,8 @@ class Drive:
         self._pipeline.wait(self._session.close())
 
 
-def _decode(decoder: Decoder, tokens: TokenGrid, on_pixels: Callable[[Frames], None] | None) -> Frames:
-    frames = decoder.decode(tokens).cpu()
+def _shown(on_pixels: Callable[[Frames], None] | None, frames: Frames, _seconds: float = 0.0) -> Frames:
+    frames = frames.cpu()
     if on_pixels is not None:
         on_pixels(frames)
     return frames

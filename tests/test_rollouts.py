@@ -1,6 +1,5 @@
 """`terra-rollout` in this process: manifests good and bad, resuming, sharing, signals, and what is kept in memory."""
 
-import asyncio
 import errno
 import os
 import signal
@@ -30,7 +29,6 @@ from terra.rollouts.fingerprint import context_files
 from terra.rollouts.folder import RolloutFolder
 from terra.rollouts.locks import Claim, Lock
 from terra.rollouts.manifest import count_rollouts, sample_seed
-from terra.rollouts.pixels import GrowingPixels
 from terra.sampling import SamplingParams
 from terra.trajectory import load_trajectory, save_poses
 from tokenizer import LFQTokenizer
@@ -96,41 +94,6 @@ def test_a_rollout_whose_early_frames_could_not_be_decoded_is_decoded_again(batc
     batch.write(batch.line(0, num_frames=12))
     assert batch.run(retries=1) == 0
     assert calls[-1] == 12
-
-
-class TestGrowingPixels:
-    def test_all_that_waits_is_decoded_at_once_and_in_order(self):
-        sizes, gate = [], asyncio.Event()
-
-        async def decode(grids):
-            sizes.append(len(grids))
-            await gate.wait()
-            return grids.numpy()
-
-        async def grow():
-            pixels = GrowingPixels(decode)
-            for index in range(5):
-                pixels.add(torch.full((1, 1), index))
-                await asyncio.sleep(0)
-            gate.set()
-            return await pixels.all()
-
-        assert asyncio.run(grow()).ravel().tolist() == [0, 1, 2, 3, 4]
-        assert sizes == [1, 4]
-
-    def test_what_fails_is_raised_in_the_end(self):
-        async def decode(grids):
-            raise VideoError("no memory")
-
-        async def grow():
-            pixels = GrowingPixels(decode)
-            pixels.add(torch.zeros(1, 1))
-            await asyncio.sleep(0)
-            pixels.add(torch.zeros(1, 1))
-            with pytest.raises(VideoError, match="no memory"):
-                await pixels.all()
-
-        asyncio.run(grow())
 
 
 def test_contexts_that_lines_share_are_tokenised_once(batch, monkeypatch):

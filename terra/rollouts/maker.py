@@ -5,16 +5,20 @@ import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from jaxtyping import UInt8
 from torch import Tensor
 
 from decoder import FramewiseDecoder
 from decoder.video import to_uint8, write_video
+from terra.decoding import DecodingThread
 from terra.errors import EngineError, OutputError, TerraError
 from terra.output import package_versions
 from terra.pipeline import Pipeline
@@ -23,7 +27,6 @@ from terra.rollouts.folder import RECORD, RolloutFolder
 from terra.rollouts.inputs import Inputs
 from terra.rollouts.locks import Claim
 from terra.rollouts.manifest import Job
-from terra.rollouts.pixels import GrowingPixels, Pixels
 from terra.rollouts.settings import RolloutSettings
 from terra.windows import plan_windows
 from tokenizer import Frames, TokenGrid
@@ -33,6 +36,8 @@ from tokenizer.files import write_json
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+
+Pixels = UInt8[np.ndarray, "frames height width 3"]
 
 
 @dataclass(eq=False)
@@ -45,7 +50,7 @@ class Work:
     context: Tensor | None = None
     actions: Tensor | None = None
     tokens: Tensor | None = None
-    pixels: GrowingPixels | None = None
+    pixels: list[Future[Pixels]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -68,7 +73,9 @@ class RolloutMaker:
         self._pipeline, self._folder, self._settings, self._on_frame = pipeline, folder, settings, on_frame
         self._score = None if settings.score is None else Score(settings.score)
         # A score is of all frames, before they are rounded to 8 bits.
-        self._decodes_early = self._score is None and isinstance(pipeline.decoder, FramewiseDecoder)
+        self._decoding: DecodingThread | None = None
+        if self._score is None and isinstance(pipeline.decoder, FramewiseDecoder):
+            self._decoding = DecodingThread(pipeline.decoder)
         names = (
             ("manifest", 1),
             ("read", settings.workers),
@@ -123,33 +130,33 @@ class RolloutMaker:
         given = job.num_context - 1
         session = await self._pipeline.open(work.context, work.actions[:given], job.sampling, job.seed)
         frames: list[Tensor] = []
-        pixels = GrowingPixels(lambda grids: self.in_thread("decode", lambda: to_uint8(self._decode(work, grids))))
+        pixels: list[Future[Pixels]] = []
 
-        def add(frame: Tensor) -> None:
-            frames.append(frame)
-            if self._decodes_early:
-                pixels.add(frame)
+        def add(tokens: TokenGrid) -> None:
+            frames.extend(tokens)
+            if self._decoding is not None:
+                pixels.append(self._decoding.decode(tokens, partial(_noted, work)))
 
         try:
-            for frame in work.context:
-                add(frame)
+            add(work.context)
             async for frame in session.run(work.actions[given:]):
-                add(frame)
+                add(frame[None])
                 self._on_frame()
         except BaseException:
-            pixels.cancel()
+            for piece in pixels:
+                piece.cancel()
             raise
         finally:
             await session.close()
-        work.tokens, work.pixels = torch.stack(frames), pixels if self._decodes_early else None
+        work.tokens, work.pixels = torch.stack(frames), pixels
         work.seconds["generate"] = time.perf_counter() - started
 
     async def finish(self, work: Work) -> None:
         """Decode what isn't yet, score, write. Raises OutputError, or ConfigError for a score that is none."""
-        growing, work.pixels = work.pixels, None  # tried again, it is decoded anew
+        early, work.pixels = work.pixels, []  # tried again, it is decoded anew
         score = None
-        if growing is not None:
-            pixels = await growing.all()
+        if early:
+            pixels = np.concatenate([await asyncio.wrap_future(piece) for piece in early])
         else:
             pixels, score = await self.in_thread("decode", lambda: self._decode_all(work))
         started = time.perf_counter()
@@ -161,18 +168,13 @@ class RolloutMaker:
         """Run work in the threads of that name."""
         return await asyncio.get_running_loop().run_in_executor(self._threads[threads], work)
 
-    def _decode(self, work: Work, tokens: TokenGrid) -> Frames:
-        started = time.perf_counter()
-        frames = self._pipeline.decoder.decode(tokens)
-        work.seconds["decode"] = work.seconds.get("decode", 0.0) + time.perf_counter() - started
-        return frames
-
     def _decode_all(self, work: Work) -> tuple[Pixels, float | None]:
         assert work.tokens is not None
         assert work.actions is not None
-        frames = self._decode(work, work.tokens)
-        score = None if self._score is None else self._score(frames, work.tokens, work.actions)
-        return to_uint8(frames), score
+        started = time.perf_counter()
+        frames = self._pipeline.decoder.decode(work.tokens)
+        pixels = _noted(work, frames, time.perf_counter() - started)
+        return pixels, None if self._score is None else self._score(frames, work.tokens, work.actions)
 
     def _write(self, folder: Path, work: Work, pixels: Pixels, score: float | None) -> None:
         assert work.tokens is not None
@@ -205,8 +207,16 @@ class RolloutMaker:
 
     def close(self) -> None:
         """Wait for what the threads are at, and end them."""
+        if self._decoding is not None:
+            self._decoding.close()
         for threads in self._threads.values():
             threads.shutdown(cancel_futures=True)
+
+
+def _noted(work: Work, frames: Frames, seconds: float) -> Pixels:
+    """The frames' pixels; what decoding them took is added to the rollout's."""
+    work.seconds["decode"] = work.seconds.get("decode", 0.0) + seconds
+    return to_uint8(frames)
 
 
 def rounded(seconds: dict[str, float]) -> dict[str, float]:

@@ -1,0 +1,106 @@
+import threading
+from concurrent.futures import CancelledError
+
+import pytest
+import torch
+
+from decoder import FramewiseDecoder
+from terra.decoding import DecodingThread
+from tokenizer.errors import VideoError
+
+
+class Gated(FramewiseDecoder):
+    """Shows a token as its number, when the gate is open."""
+
+    def __init__(self, device: str = "cuda") -> None:
+        self.sizes, self.gate, self.at_work = [], threading.Event(), threading.Event()
+        self._device = torch.device(device)
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    def decode(self, tokens):
+        self.sizes.append(len(tokens))
+        self.at_work.set()
+        assert self.gate.wait(10)
+        if (tokens < 0).any():
+            raise VideoError("no memory")
+        return tokens[:, None].float()
+
+
+def grids(*numbers: int) -> torch.Tensor:
+    return torch.tensor(numbers)[:, None, None]
+
+
+def numbers(frames: torch.Tensor, _seconds: float) -> list[int]:
+    return frames.flatten().int().tolist()
+
+
+@pytest.mark.parametrize(("device", "sizes"), [("cuda", [1, 16, 5]), ("cpu", [1, 3, *[1] * 18])])
+def test_what_waits_is_decoded_together_and_given_back_in_parts(device, sizes):
+    decoder = Gated(device)
+    thread = DecodingThread(decoder)
+    made = [thread.decode(grids(0), numbers)]
+    assert decoder.at_work.wait(10)
+    made.append(thread.decode(grids(1, 2, 3), numbers))
+    made += [thread.decode(grids(index), numbers) for index in range(4, 22)]
+    decoder.gate.set()
+    assert [piece.result(10) for piece in made] == [[0], [1, 2, 3], *([index] for index in range(4, 22))]
+    assert decoder.sizes == sizes
+    thread.close()
+
+
+def test_each_gets_its_share_of_the_seconds():
+    decoder = Gated()
+    thread = DecodingThread(decoder)
+    first = thread.decode(grids(0), numbers)
+    assert decoder.at_work.wait(10)
+    shares = [thread.decode(grids(*range(size)), lambda _frames, seconds: seconds) for size in (1, 3)]
+    decoder.gate.set()
+    assert first.result(10) == [0]
+    assert shares[1].result(10) == pytest.approx(3 * shares[0].result(10))
+    thread.close()
+
+
+def test_a_failure_is_that_of_what_was_decoded_then():
+    decoder = Gated()
+    thread = DecodingThread(decoder)
+    first = thread.decode(grids(-1), numbers)
+    assert decoder.at_work.wait(10)
+    others = [thread.decode(grids(1), lambda *_: 1 / 0), thread.decode(grids(2), numbers)]
+    decoder.gate.set()
+    with pytest.raises(VideoError, match="no memory"):
+        first.result(10)
+    with pytest.raises(ZeroDivisionError):
+        others[0].result(10)
+    assert others[1].result(10) == [2]
+    thread.close()
+
+
+def test_what_is_given_up_is_not_decoded():
+    decoder = Gated()
+    thread = DecodingThread(decoder)
+    made = [thread.decode(grids(0), numbers)]
+    assert decoder.at_work.wait(10)
+    made += [thread.decode(grids(index), numbers) for index in (1, 2)]
+    assert made[1].cancel()
+    decoder.gate.set()
+    assert made[2].result(10) == [2]
+    assert decoder.sizes == [1, 1]
+    with pytest.raises(CancelledError):
+        made[1].result(10)
+    thread.close()
+
+
+def test_closing_waits_for_what_is_being_decoded_and_gives_up_the_rest():
+    decoder = Gated("cpu")
+    thread = DecodingThread(decoder)
+    made = [thread.decode(grids(index), numbers) for index in range(3)]
+    assert decoder.at_work.wait(10)
+    closing = threading.Thread(target=thread.close)
+    closing.start()
+    decoder.gate.set()
+    closing.join(10)
+    assert made[0].result(10) == [0]
+    assert all(piece.done() for piece in made)
