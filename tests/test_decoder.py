@@ -71,3 +71,15 @@ def test_half_precision_shows_nearly_the_same_and_leaves_the_tokenizer_alone(tin
 def test_another_type_is_refused():
     with pytest.raises(ConfigError, match=r"decoder\.dtype: expected one of float32, bfloat16, float16, got 'int8'"):
         FramewiseDecoder(ShadeCodec(), "int8")
+
+
+def test_a_compiled_decoder_shows_the_same_and_leaves_the_tokenizer_alone(tiny_tokenizer, monkeypatch):
+    tokenizer, compiled = LFQTokenizer.from_pretrained(tiny_tokenizer), []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compiled.append(type(self).__name__))
+    decoder = FramewiseDecoder(tokenizer, compiled=True)
+    assert compiled == ["Decoder"]
+    assert decoder.tokenizer is not tokenizer
+    tokens = torch.zeros(1, tokenizer.rows, tokenizer.cols, dtype=torch.int64)
+    assert torch.equal(decoder.decode(tokens), tokenizer.decode(tokens))
+    with pytest.raises(ConfigError, match=r"decoder\.compiled: ShadeCodec has no module `decoder` to compile"):
+        FramewiseDecoder(ShadeCodec(), compiled=True)
