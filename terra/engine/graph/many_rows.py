@@ -1,7 +1,9 @@
 """Triton kernels for passes of several tokens: matrix products of few rows, and what stands between them.
 
 Such a product is done when its weight has been read. The weight's columns are split over programs, so that all
-multiprocessors read at once, and the kernel behind it sums the parts. Rounding is that of the separate steps.
+multiprocessors read at once, and the kernel behind it sums the parts. Rounding is that of the separate steps. Rows of
+the weight are rows of the product, tokens its columns: so any number of tokens takes one kind of instruction, and a
+token's bits do not depend on how many there are.
 """
 
 # A kernel's launch is beyond the type checker.
@@ -31,6 +33,9 @@ _GATED = 64, 256, 4, 8
 _HEAD = 128, 128, 4, 8
 _WARPS = 4
 
+_IMPRECISE = 128
+"""Products of 8 bits that are summed before the sum is added in float32: tensor cores keep fewer bits of such sums."""
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -44,11 +49,11 @@ class Parts:
 @triton.jit
 def _product(
     states, token_scales, weight, row_scales, result, tokens, rows,
-    COLUMNS: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    COLUMNS: tl.constexpr, SIZE: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, IMPRECISE: tl.constexpr,
     WHOLE: tl.constexpr, GATED: tl.constexpr, FP8: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of the weight and a split of its columns, times the states.
+    """Some rows of the weight and a split of SIZE of its columns, times the states.
 
     A part of the product as it is, or the WHOLE, scaled; with GATED what the weight's upper half gives activates what
     its lower half gives.
@@ -56,32 +61,31 @@ def _product(
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     split = tl.program_id(1)
     token = tl.program_id(2) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
-    size: tl.constexpr = (COLUMNS + SPLITS * BLOCK_COLUMNS - 1) // (SPLITS * BLOCK_COLUMNS) * BLOCK_COLUMNS
     in_blocks: tl.constexpr = COLUMNS % BLOCK_COLUMNS == 0
-    begin = split * size
+    begin = split * SIZE
     column = begin + tl.arange(0, BLOCK_COLUMNS)
-    state_at = states + token[:, None] * COLUMNS + column[None, :]
-    weight_at = weight + tl.minimum(row, rows - 1).to(tl.int64)[None, :] * COLUMNS + column[:, None]
+    state_at = states + token[None, :] * COLUMNS + column[:, None]
+    weight_at = weight + tl.minimum(row, rows - 1).to(tl.int64)[:, None] * COLUMNS + column[None, :]
     lower_at = weight_at + rows.to(tl.int64) * COLUMNS
-    used = (token < tokens)[:, None]
-    made = tl.zeros([BLOCK_TOKENS, BLOCK_ROWS], tl.float32)
+    used = (token < tokens)[None, :]
+    made = tl.zeros([BLOCK_ROWS, BLOCK_TOKENS], tl.float32)
     by = made
     wait_for_inputs(EARLY)
-    for at in range(0, tl.minimum(size, COLUMNS - begin), BLOCK_COLUMNS):
+    for at in range(0, tl.minimum(SIZE, COLUMNS - begin), BLOCK_COLUMNS):
         if in_blocks:
             state = tl.load(state_at + at, mask=used, other=0.0)
             tile = tl.load(weight_at + at)
         else:
             within = column + at < COLUMNS
-            state = tl.load(state_at + at, mask=used & within[None, :], other=0.0)
-            tile = tl.load(weight_at + at, mask=within[:, None], other=0.0)
-        made = tl.dot(state, tile, made, input_precision=PRECISION, max_num_imprecise_acc=BLOCK_COLUMNS)
+            state = tl.load(state_at + at, mask=used & within[:, None], other=0.0)
+            tile = tl.load(weight_at + at, mask=within[None, :], other=0.0)
+        made = tl.dot(tile, state, made, input_precision=PRECISION, max_num_imprecise_acc=IMPRECISE)
         if GATED:
             if in_blocks:
                 tile = tl.load(lower_at + at)
             else:
-                tile = tl.load(lower_at + at, mask=(column + at < COLUMNS)[:, None], other=0.0)
-            by = tl.dot(state, tile, by, input_precision=PRECISION, max_num_imprecise_acc=BLOCK_COLUMNS)
+                tile = tl.load(lower_at + at, mask=(column + at < COLUMNS)[None, :], other=0.0)
+            by = tl.dot(tile, state, by, input_precision=PRECISION, max_num_imprecise_acc=IMPRECISE)
     kind = result.dtype.element_ty
     if WHOLE:
         made = _scaled(made, token, row, tokens, rows, token_scales, row_scales, FP8).to(kind)
@@ -89,7 +93,7 @@ def _product(
             by = _scaled(by, token, row, tokens, rows, token_scales, row_scales + rows, FP8).to(kind)
             made = activated(made, by)
     place = (split * tokens + token).to(tl.int64)
-    tl.store(result + place[:, None] * rows + row[None, :], made, mask=used & (row < rows)[None, :])
+    tl.store(result + place[None, :] * rows + row[:, None], made, mask=used & (row < rows)[:, None])
 
 
 @triton.jit
@@ -97,7 +101,7 @@ def _scaled(made, token, row, tokens, rows, token_scales, row_scales, FP8: tl.co
     if FP8:
         by_token = tl.load(token_scales + token, mask=token < tokens, other=0.0)
         by_row = tl.load(row_scales + row, mask=row < rows, other=0.0)
-        made = made * by_token[:, None] * by_row[None, :]
+        made = made * by_token[None, :] * by_row[:, None]
     return made
 
 
@@ -197,20 +201,27 @@ def split_product(states: Float[Tensor, "lanes width columns"], matrix: Matrix) 
     """`terra.engine.graph.matrix.linear` in parts."""
     rows, columns = matrix.weight.shape
     tokens = states.numel() // columns
-    tiles = _tiles(matrix, tokens, _SPLIT)
-    blocks = triton.cdiv(columns, tiles["BLOCK_COLUMNS"])
-    wanted = max(1, processors(states.device) // triton.cdiv(rows, tiles["BLOCK_ROWS"]))
-    splits = triton.cdiv(blocks, triton.cdiv(blocks, wanted))
-    sums = torch.empty(splits, tokens, rows, dtype=torch.float32, device=states.device)
-    return Parts(sums, _multiply(states, matrix, sums, tiles, splits=splits), matrix.scale)
+    block = _SPLIT[1] // matrix.weight.element_size()
+    wanted = max(1, processors(states.device) // triton.cdiv(rows, _SPLIT[0]))
+    size = triton.cdiv(triton.cdiv(columns, block), wanted) * block
+    sums = torch.empty(triton.cdiv(columns, size), tokens, rows, dtype=torch.float32, device=states.device)
+    token_scales = _multiply(states, matrix, sums, _tiles(matrix, tokens, _SPLIT), size=size)
+    return Parts(sums, token_scales, matrix.scale)
 
 
 def gated_product(states: Float[Tensor, "lanes width columns"], matrix: Matrix) -> Float[Tensor, "lanes width inner"]:
     """SiLU of the first half of `terra.engine.graph.matrix.linear`, times its second half."""
     inner = torch.empty(*states.shape[:-1], len(matrix.weight) // 2, dtype=states.dtype, device=states.device)
     tiles = _tiles(matrix, states.numel() // states.shape[-1], _GATED, halves=2)
-    _multiply(states, matrix, inner, tiles, whole=True, gated=True)
+    _multiply(states, matrix, inner, tiles, gated=True)
     return inner
+
+
+def product(states: Float[Tensor, "lanes width columns"], matrix: Matrix) -> Float[Tensor, "lanes width rows"]:
+    """`terra.engine.graph.matrix.linear` with a matrix of so many rows that no columns need to be split."""
+    result = torch.empty(*states.shape[:-1], len(matrix.weight), dtype=states.dtype, device=states.device)
+    _multiply(states, matrix, result, _tiles(matrix, states.numel() // states.shape[-1], _HEAD))
+    return result
 
 
 def project(
@@ -242,9 +253,7 @@ def product_and_pick(
     states: Float[Tensor, "lanes width hidden"], head: Matrix, draws: Draws, best: Int64[Tensor, " tokens"]
 ) -> None:
     """Put the best token of each of the states' logits into `best`, see `terra.engine.graph.tokens.pick`."""
-    logits = torch.empty(len(best), len(head.weight), dtype=states.dtype, device=states.device)
-    _multiply(states, head, logits, _tiles(head, len(best), _HEAD), whole=True)
-    pick(logits, draws, best)
+    pick(product(states, head).flatten(0, 1), draws, best)
 
 
 def _multiply(
@@ -253,20 +262,20 @@ def _multiply(
     result: Tensor,
     tiles: dict[str, int],
     *,
-    splits: int = 1,
-    whole: bool = False,
+    size: int | None = None,
     gated: bool = False,
 ) -> Tensor | None:
-    """Fill `result`; the scales of the tokens, if the matrix is in 8 bits."""
+    """Fill `result`, in parts of `size` columns or as a whole; the scales of the tokens, if the matrix is in 8 bits."""
     columns, rows = states.shape[-1], result.shape[-1]
     tokens = states.numel() // columns
+    splits = triton.cdiv(columns, size or columns)
     token_scales = None
     if matrix.scale is not None:
         states, token_scales = round_rows(states)
     _product[(triton.cdiv(rows, tiles["BLOCK_ROWS"]), splits, triton.cdiv(tokens, tiles["BLOCK_TOKENS"]))](
         states, result if token_scales is None else token_scales,
         matrix.weight, result if matrix.scale is None else matrix.scale, result, tokens, rows,
-        COLUMNS=columns, SPLITS=splits, **tiles, WHOLE=whole, GATED=gated,
+        COLUMNS=columns, SIZE=size or columns, **tiles, IMPRECISE=_IMPRECISE, WHOLE=size is None, GATED=gated,
         FP8=token_scales is not None, PRECISION="ieee", **launched_early(states.device),
     )  # fmt: skip
     return token_scales
