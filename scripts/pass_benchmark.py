@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--contexts", type=int, nargs="+", default=[3, 22], help="frames that stand in the window")
     parser.add_argument("--drafts", type=int, default=0)
     parser.add_argument("--fp8", action="store_true", help="weights and cache in 8 bits")
+    parser.add_argument("--batch-invariant", action="store_true")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--rounds", type=int, default=10)
@@ -67,7 +68,7 @@ def measure(arguments: argparse.Namespace) -> list[tuple[str, int, list[float]]]
     folder = make_random_model(shape, arguments.output / f"random_{shape}", dtype, arguments.device)
     model = load_world_model(folder, dtype=dtype, device=device)
     spec, fp8 = EngineSpec.of(model.config), {"fp8_weights": arguments.fp8, "fp8_cache": arguments.fp8}
-    lanes = Lanes(model, arguments.rollouts, arguments.drafts, **fp8)
+    lanes = Lanes(model, arguments.rollouts, arguments.drafts, **fp8, batch_invariant=arguments.batch_invariant)
     make_prompt = prompt_maker(spec, None)
     if not 1 <= min(arguments.contexts) <= max(arguments.contexts) < spec.layout.max_frames:
         raise ConfigError(f"contexts: expected 1 to {spec.layout.max_frames - 1} frames, got {arguments.contexts}")

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import COLS, DEVICE, ROWS
+from tiny import COLS, DEVICE, ROWS, save_tiny
 
+from terra.benchmark.prompts import prompt_maker
 from terra.engine.base import Engine, Session
 from terra.engine.graph.engine import GraphEngine
 from terra.engine.graph.lanes import Lanes
@@ -18,6 +19,7 @@ from terra.engine.jacobi import JacobiEngine
 from terra.errors import ConfigError, EngineError
 from terra.prompt import Prompt, build_prompt
 from terra.sampling import SamplingParams
+from terra.world_model import LlamaActionV2ForCausalLM
 
 GREEDY = SamplingParams(temperature=0.0)
 PLAIN = SamplingParams(temperature=1.0)
@@ -286,6 +288,7 @@ def test_graph_sessions_take_turns(tiny_model, graph_engine, wait, max_sessions)
     "eight", [{"fp8_weights": True}, {"fp8_cache": True}, {"fp8_weights": True, "fp8_cache": True}]
 )
 def test_graph_in_8_bits_is_the_same_alone_beside_others_and_with_drafts(tiny_model, graph_engine, wait, eight):
+    """Summed in float32, on a model so small that no value comes so near to where its rounding to 8 bits changes."""
     rollouts = [(*make_prompt(70 + index), SAMPLINGS[index % 3], index) for index in range(4)]
     made = []
     for lanes, drafts in [(1, 0), (4, 0), (4, 7)]:
@@ -301,6 +304,41 @@ def test_graph_in_8_bits_is_the_same_alone_beside_others_and_with_drafts(tiny_mo
     assert torch.equal(made[0], made[2])
     full = torch.stack([wait(ran(graph_engine, *rollout)) for rollout in rollouts])
     assert 0.1 < (made[0] == full).float().mean() < 1.0
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="a CPU's library sums as it likes")
+@pytest.mark.parametrize(
+    ("dtype", "eight"), [("bfloat16", False), ("bfloat16", True), ("float32", True)], ids=["bf16", "fp8", "fp8_in_fp32"]
+)
+def test_batch_invariant_graph_makes_the_same_alone_beside_others_and_with_drafts(tmp_path, wait, dtype, eight):
+    """On a model so large that sums in another order would change tokens."""
+    size = {"vocab_size": 1025, "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 6}
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 2}
+    grid = {"num_image_patches": 96, "num_spatio_embeddings": 102, "max_position_embeddings": 8 * 102}
+    checkpoint = save_tiny(tmp_path / "model", LlamaActionV2ForCausalLM, **size, **heads, **grid)
+
+    def made(lanes: int, drafts: int, kind: str, **options: bool) -> torch.Tensor:
+        engine = GraphEngine(checkpoint, drafts=drafts, max_sessions=lanes, dtype=kind, device=DEVICE, **options)
+        make = prompt_maker(engine.spec, None)
+
+        async def together() -> list[torch.Tensor]:
+            return await asyncio.gather(*(ran(engine, *make(3, 5, seed), seed=seed) for seed in range(6)))
+
+        frames = torch.stack(wait(together()))
+        wait(engine.close())
+        return frames
+
+    options = {"fp8_weights": eight, "fp8_cache": eight, "batch_invariant": True}
+    alone = made(1, 0, dtype, **options)
+    for lanes, drafts in [(4, 0), (6, 0), (1, 31), (6, 15)]:
+        assert torch.equal(made(lanes, drafts, dtype, **options), alone), (lanes, drafts)
+    # So rounding does change tokens here.
+    assert not torch.equal(made(1, 0, "float32"), alone)
+
+
+def test_batch_invariance_is_a_gpus(tiny_model):
+    with pytest.raises(ConfigError, match=r"engine\.batch_invariant: expected a GPU, got engine\.device=cpu"):
+        GraphEngine(tiny_model, drafts=0, device="cpu", batch_invariant=True)
 
 
 def test_graph_engine_that_fails_says_so(tiny_model, wait, monkeypatch):

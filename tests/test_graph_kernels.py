@@ -49,9 +49,9 @@ def sampled(logits, draws, width):
     return torch.cat(rows)
 
 
-cases = itertools.product([1, 5, 33], [(2, 1, 64), (8, 2, 16)], [(0,), (3, 130)], [1, 40], [torch.float32, FP8])
+cases = itertools.product([1, 5, 33], [(2, 1, 64), (8, 2, 16)], [(0,), (3, 530)], [1, 40], [torch.float32, FP8])
 for width, (heads, kv_heads, dim), start, processors, held in cases:
-    lanes, length = len(start), 256
+    lanes, length = len(start), 640
     torch.manual_seed(width * 1000 + lanes)
     queries = torch.randn(lanes, width, heads, dim)
     keys, values = torch.randn(lanes, kv_heads, length, dim), torch.randn(lanes, kv_heads, dim, length)
@@ -60,8 +60,9 @@ for width, (heads, kv_heads, dim), start, processors, held in cases:
     # What stands behind the last row's own position must not matter.
     for lane, first in enumerate(start):
         keys[lane, :, first + width :], values[lane, :, :, first + width :] = 400.0, 400.0
-    attended = attend_split(queries, keys.to(held), values.to(held), at, processors)
-    torch.testing.assert_close(attended, expected, rtol=1e-5, atol=1e-5)
+    for invariant in (False, True):
+        attended = attend_split(queries, keys.to(held), values.to(held), at, processors, invariant=invariant)
+        torch.testing.assert_close(attended, expected, rtol=1e-5, atol=1e-5)
     values[-1, :, :, start[-1]] += 5.0
     attended = attend_split(queries, keys.to(held), values.to(held), at, processors)
     assert not torch.allclose(attended, expected, atol=1e-3)

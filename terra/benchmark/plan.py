@@ -106,6 +106,7 @@ def plan_cases(names: Sequence[str], amount: Amount, max_frames: int, *, fp8: bo
     article: dict[str, Any] = {"enforce_eager": True, "engine_args": {"enable_prefix_caching": False}}
     fp8_weights, fp8_kv = {"quantization": "fp8"}, {"quantization": "fp8", "kv_cache_dtype": "fp8"}
     eight, eight_kv = {"drafts": 0, "fp8_weights": True}, {"fp8_cache": True}
+    invariant = {"drafts": 0, "batch_invariant": True}
     article_workloads = workloads(("request", 1))
     generate = workloads(("generate", 1), ("generate_again", 1))
     ours = workloads(("run", 1), ("step", 1), *(kind for kind in many if kind[1] > 1))
@@ -117,6 +118,7 @@ def plan_cases(names: Sequence[str], amount: Amount, max_frames: int, *, fp8: bo
         Case("jacobi", "ours, Jacobi drafts", "jacobi", workloads(("run", 1)), {"drafts": 32}),
         Case("graph", "ours, CUDA graphs", "graph", ours, {"drafts": 0}),
         Case("graph_drafts", "ours, CUDA graphs, drafts", "graph", ours, {"drafts": 31}),
+        Case("graph_invariant", "ours, CUDA graphs, batch-invariant", "graph", workloads(*few), invariant),
         Case("graph_fp8", "ours, CUDA graphs, fp8 weights and KV", "graph", workloads(*few), eight | eight_kv, 1, 1, 1),
         Case("graph_fp8_weights", "ours, CUDA graphs, fp8 weights", "graph", workloads(*few), eight, 1, 1),
         # vLLM's fp8 leaves the head as it is.

@@ -15,16 +15,19 @@ def attend(
     keys: Float[Tensor, "lanes kv_heads length dim"],
     values: Float[Tensor, "lanes kv_heads dim length"],
     start: Int[Tensor, " lanes"],
+    *,
+    invariant: bool = False,
 ) -> Float[Tensor, "lanes width heads dim"]:
     """Each row attends to its lane's cache up to its own position; a lane's first row is at its `start`.
 
-    On a GPU by a kernel that reads no more of the cache than is filled, elsewhere by torch.
+    On a GPU by a kernel that reads no more of the cache than is filled, and if it is to be `invariant` gives a row the
+    same bits in any company; elsewhere by torch.
     """
     if queries.device.type == "cuda":
         from terra.engine.graph.attention_kernel import attend_split
         from terra.engine.graph.launch import processors
 
-        return attend_split(queries, keys, values, start, processors(queries.device))
+        return attend_split(queries, keys, values, start, processors(queries.device), invariant=invariant)
     places = torch.arange(keys.shape[2], device=keys.device)
     own = start[:, None] + torch.arange(queries.shape[1], device=keys.device)
     return _attend(

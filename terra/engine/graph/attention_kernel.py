@@ -2,7 +2,8 @@
 
 How much of a cache is filled is known to the device alone. Its keys are split over programs, so that all
 multiprocessors read at once, and the parts are put together afterwards (Dao et al. 2023, "Flash-Decoding",
-https://pytorch.org/blog/flash-decoding/).
+https://pytorch.org/blog/flash-decoding/). How many programs there are depends on the rows; where a row's result must
+not, the parts are spans of keys of one length, of which a program makes as many as it has.
 """
 
 # A kernel's launch is beyond the type checker.
@@ -42,6 +43,12 @@ _FOR_LANES = _Launch(programs=2, block_keys=128, stages=3, num_warps=8)
 _FOR_DRAFTS = _Launch(programs=2, block_keys=64, stages=2, num_warps=4)
 """Several tokens of a lane, in which a block of keys is multiplied with many queries."""
 
+_FOR_ALL = _Launch(programs=2, block_keys=128, stages=3, num_warps=8)
+"""Any tokens, by one and the same sums."""
+
+_SPAN = 256
+"""Keys of a part that does not depend on the number of programs: a multiple of `_FOR_ALL`'s block."""
+
 
 @triton.jit
 def _cached(keys, values, base, place, length, DIM: tl.constexpr):
@@ -71,23 +78,25 @@ def _weighed(value, share, kind: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _split_size(total, SPLITS: tl.constexpr, BLOCK_KEYS: tl.constexpr):
-    """Keys of each split; the last ones may have none."""
-    return tl.cdiv(tl.cdiv(total, SPLITS), BLOCK_KEYS) * BLOCK_KEYS
+def _split_size(total, SPLITS: tl.constexpr, UNIT: tl.constexpr):
+    """Keys of each split, whole units of them; the last ones may have none."""
+    return tl.cdiv(tl.cdiv(total, SPLITS), UNIT) * UNIT
 
 
 @triton.jit
 def _attend_part(
     queries, keys, values, start, parts, sums,
     scale, length, width, total_rows,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr, PARTS: tl.constexpr,
+    SPAN: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Of a lane, a head of the cache, some rows and a split of the keys: weighted sum, highest score, sum of weights.
 
-    Of a single split the weighted mean alone. HEADS are the cache's; GROUP heads of the queries share each. What the
-    cache holds from before this pass is read before the queries are waited for. 8 bits are multiplied as float16, which
-    has room for them, or with queries in float32 as that. The length of the cache is a multiple of BLOCK_KEYS.
+    Of the split as a whole (SPAN 0; of a single one the weighted mean alone), or of each span of it. HEADS are the
+    cache's; GROUP heads of the queries share each. What the cache holds from before this pass is read before the
+    queries are waited for. 8 bits are multiplied as float16, which has room for them, or with queries in float32 as
+    that. The length of the cache is a multiple of BLOCK_KEYS.
     """
     lane, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     split = tl.program_id(2)
@@ -98,7 +107,7 @@ def _attend_part(
     sees = first + place_of_row  # the last key that a row attends to: its own
     dim = tl.arange(0, DIM)
     total = first + width
-    size = _split_size(total, SPLITS, BLOCK_KEYS)
+    size = _split_size(total, SPLITS, SPAN if SPAN else BLOCK_KEYS)
     begin = split * size
     if begin >= total:
         wait_for_inputs(EARLY)
@@ -125,6 +134,11 @@ def _attend_part(
             # Milakov & Gimelshein 2018, arXiv 1805.02867.
             place = at + tl.arange(0, BLOCK_KEYS)
             key, value = _cached(keys, values, base, place, length, DIM)
+            if SPAN:
+                ended = at % SPAN == 0
+                part_at = (at // SPAN - 1) * total_rows + row_at
+                _store_part(parts, sums, part_at, used & ended, mixed, highest, weight, total_rows, PARTS, DIM)
+                highest = tl.where(ended, float("-inf"), highest)  # and what it was of fades to nothing
             score = _scores(query, key, place, sees, scale, PRECISION)
             higher = tl.maximum(highest, tl.max(score, 0))
             share = tl.exp(score - _reference(higher)[None, :])
@@ -132,33 +146,43 @@ def _attend_part(
             weight = weight * fade + tl.sum(share, 0)
             mixed = mixed * fade[None, :] + _weighed(value, share, query.dtype, PRECISION)
             highest = higher
-    if SPLITS == 1:
-        mixed = mixed / weight[None, :]
-    part_at = split * total_rows + row_at
+    if PARTS == 1:
+        tl.store(parts + row_at[None, :] * DIM + dim[:, None], mixed / weight[None, :], mask=used[None, :])
+    else:
+        part = (end - 1) // SPAN if SPAN else split
+        part_at = part * total_rows + row_at
+        _store_part(parts, sums, part_at, used, mixed, highest, weight, total_rows, PARTS, DIM)
+
+
+@triton.jit
+def _store_part(
+    parts, sums, part_at, used, mixed, highest, weight, total_rows, PARTS: tl.constexpr, DIM: tl.constexpr
+):  # fmt: skip
+    dim = tl.arange(0, DIM)
     tl.store(parts + part_at[None, :] * DIM + dim[:, None], mixed, mask=used[None, :])
-    if SPLITS > 1:
-        tl.store(sums + part_at, highest, mask=used)
-        tl.store(sums + SPLITS * total_rows + part_at, weight, mask=used)
+    tl.store(sums + part_at, highest, mask=used)
+    tl.store(sums + PARTS * total_rows + part_at, weight, mask=used)
 
 
 @triton.jit
 def _combine(
     parts, sums, attended, start, width, total_rows, rows_of_place,
-    DIM: tl.constexpr, SPLITS: tl.constexpr, PADDED: tl.constexpr, BLOCK_KEYS: tl.constexpr, EARLY: tl.constexpr,
+    DIM: tl.constexpr, SPLITS: tl.constexpr, PARTS: tl.constexpr, PADDED: tl.constexpr,
+    SPAN: tl.constexpr, BLOCK_KEYS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The mean of one row, of its splits' weighted sums."""
+    """The mean of one row, of its parts' weighted sums."""
     row = tl.program_id(0)
     total = tl.load(start + row // rows_of_place // width) + width
-    split = tl.arange(0, PADDED)
-    filled = split < tl.cdiv(total, _split_size(total, SPLITS, BLOCK_KEYS))
+    part = tl.arange(0, PADDED)
+    filled = part < tl.cdiv(total, SPAN if SPAN else _split_size(total, SPLITS, BLOCK_KEYS))
     dim = tl.arange(0, DIM)
     wait_for_inputs(EARLY)
-    highest = tl.load(sums + split * total_rows + row, mask=filled, other=float("-inf"))
-    weight = tl.load(sums + (SPLITS + split) * total_rows + row, mask=filled, other=0.0)
-    at = (split * total_rows + row)[:, None] * DIM + dim[None, :]
-    part = tl.load(parts + at, mask=filled[:, None], other=0.0)
+    highest = tl.load(sums + part * total_rows + row, mask=filled, other=float("-inf"))
+    weight = tl.load(sums + (PARTS + part) * total_rows + row, mask=filled, other=0.0)
+    at = (part * total_rows + row)[:, None] * DIM + dim[None, :]
+    mixed = tl.load(parts + at, mask=filled[:, None], other=0.0)
     share = tl.exp(highest - tl.max(highest, 0))
-    mean = tl.sum(part * share[:, None], 0) / tl.sum(weight * share, 0)
+    mean = tl.sum(mixed * share[:, None], 0) / tl.sum(weight * share, 0)
     tl.store(attended + row * DIM + dim, mean)
 
 
@@ -168,38 +192,43 @@ def attend_split(
     values: Float[Tensor, "lanes kv_heads dim length"],
     start: Int[Tensor, " lanes"],
     processors: int,
+    *,
+    invariant: bool = False,
 ) -> Float[Tensor, "lanes width heads dim"]:
     """`terra.engine.graph.attention.attend` on so many multiprocessors.
 
-    `dim` is a power of two, `length` a multiple of `CACHE_STEP`; what the cache holds is finite.
+    `dim` is a power of two, `length` a multiple of `CACHE_STEP`; what the cache holds is finite. `invariant`: a row's
+    bits do not depend on how many lanes there are and how wide they are.
     """
     lanes, width, heads, dim = queries.shape
     kv_heads, length = keys.shape[1:3]
     group = heads // kv_heads
     block = min(_MAX_BLOCK_ROWS, max(_MIN_BLOCK_ROWS, triton.next_power_of_2(width * group)))
     blocks = triton.cdiv(width * group, block)
-    how = _FOR_DRAFTS if width > 1 else _FOR_LANES if lanes > 1 else _FOR_ONE
-    most = min(_MAX_SPLITS, triton.cdiv(length, how.block_keys))
+    how = _FOR_ALL if invariant else _FOR_DRAFTS if width > 1 else _FOR_LANES if lanes > 1 else _FOR_ONE
+    span = _SPAN if invariant else 0
+    most = min(_MAX_SPLITS, triton.cdiv(length, span or how.block_keys))
     splits = max(1, min(how.programs * processors // (lanes * kv_heads * blocks), most))
+    num_parts = triton.cdiv(length, span) if invariant else splits
     rows = lanes * width * heads
     attended = torch.empty_like(queries)
     parts = sums = attended
-    if splits > 1:
-        parts = torch.empty(splits, rows, dim, dtype=torch.float32, device=queries.device)
-        sums = torch.empty(2, splits, rows, dtype=torch.float32, device=queries.device)
+    if num_parts > 1:
+        parts = torch.empty(num_parts, rows, dim, dtype=torch.float32, device=queries.device)
+        sums = torch.empty(2, num_parts, rows, dtype=torch.float32, device=queries.device)
     early = launched_early(queries.device)
     element_size = max(keys.element_size(), queries.element_size())
     room = shared_memory(queries.device) // (2 * how.block_keys * dim * element_size)
+    shared_out = {"DIM": dim, "SPLITS": splits, "PARTS": num_parts, "SPAN": span, "BLOCK_KEYS": how.block_keys}
     _attend_part[(lanes * kv_heads, blocks, splits)](
         queries, keys, values, start, parts, sums,
         dim**-0.5, length, width, rows,
-        HEADS=kv_heads, GROUP=group, DIM=dim, SPLITS=splits,
-        BLOCK_ROWS=block, BLOCK_KEYS=how.block_keys, PRECISION="ieee",
+        HEADS=kv_heads, GROUP=group, BLOCK_ROWS=block, PRECISION="ieee", **shared_out,
         num_warps=how.num_warps, num_stages=min(how.stages, room), **early,
     )  # fmt: skip
-    if splits > 1:
+    if num_parts > 1:
         _combine[(rows,)](
             parts, sums, attended, start, width, rows, heads,
-            DIM=dim, SPLITS=splits, PADDED=triton.next_power_of_2(splits), BLOCK_KEYS=how.block_keys, **early,
+            PADDED=triton.next_power_of_2(num_parts), **shared_out, **early,
         )  # fmt: skip
     return attended

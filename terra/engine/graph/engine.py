@@ -41,9 +41,13 @@ class GraphEngine:
         device: a torch device, such as "cuda".
         fp8_weights: layers and head are held in 8 bits and multiplied with states in 8 bits (W8A8).
         fp8_cache: keys and values are held in 8 bits.
+        batch_invariant: a rollout's tokens are the same to the bit alone, beside others and with drafts. Without it
+            that holds in float32 alone, as far as no two tokens are equally good to its rounding; bfloat16 and 8 bits
+            round what they sum in another order. Of top-k and top-p torch's sums of probabilities are left to rounding.
 
     Raises:
-        ConfigError: fewer than 0 drafts or 1 session, no such dtype or device, a GPU that has no 8 bits.
+        ConfigError: fewer than 0 drafts or 1 session, no such dtype or device, a GPU that has no 8 bits, or batch
+            invariance asked of a CPU, whose library sums as it likes.
         CheckpointError: see `terra.world_model.load_config`.
     """
 
@@ -57,6 +61,7 @@ class GraphEngine:
         device: str = "cuda",
         fp8_weights: bool = False,
         fp8_cache: bool = False,
+        batch_invariant: bool = False,
     ) -> None:
         if drafts < 0:
             raise ConfigError(f"engine.drafts: expected 0 or more, got {drafts}")
@@ -65,12 +70,15 @@ class GraphEngine:
         place = torch_device(device)
         if (fp8_weights or fp8_cache) and not has_fp8(place):
             raise ConfigError("engine.fp8: expected a GPU of compute capability 8.9 or higher")
+        if batch_invariant and place.type != "cuda":
+            raise ConfigError(f"engine.batch_invariant: expected a GPU, got engine.device={device}")
         model = load_world_model(checkpoint, dtype=torch_dtype(dtype), device=place)
         self._spec = EngineSpec.of(model.config)
         self._asked: queue.SimpleQueue[_Frame | None] = queue.SimpleQueue()
         self._closed = False
         # A daemon: a program that ends without closing the engine does not wait for it.
-        lanes = Lanes(model, max_sessions, drafts, fp8_weights=fp8_weights, fp8_cache=fp8_cache)
+        rounding = {"fp8_weights": fp8_weights, "fp8_cache": fp8_cache, "batch_invariant": batch_invariant}
+        lanes = Lanes(model, max_sessions, drafts, **rounding)
         self._worker = _Worker(lanes, self._asked)
         self._thread = threading.Thread(target=self._worker.run, name="terra-graph", daemon=True)
         self._thread.start()

@@ -8,6 +8,7 @@ stands is known to the device alone, so that passes are captured as CUDA graphs 
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -51,6 +52,7 @@ class Lanes:
         num_lanes: windows held at once.
         drafts: tokens a pass reads in a lane beyond the first, at most; passes over many lanes read fewer.
         fp8_weights, fp8_cache: see `Layers`.
+        batch_invariant: see `terra.engine.graph.engine.GraphEngine`.
 
     On a GPU passes are captured at their first use.
     """
@@ -63,8 +65,10 @@ class Lanes:
         *,
         fp8_weights: bool = False,
         fp8_cache: bool = False,
+        batch_invariant: bool = False,
     ) -> None:
         self._model, self._drafts, self._layout = model, drafts, model.config.layout
+        self._invariant = batch_invariant
         self.num_lanes = num_lanes
         device, length = model.device, -(-(self._layout.max_length + drafts + 1) // CACHE_STEP) * CACHE_STEP
         self._layers = Layers(model, num_lanes, length, fp8_weights=fp8_weights, fp8_cache=fp8_cache)
@@ -237,7 +241,8 @@ class Lanes:
         ids, start, last = self._ids[lanes], self._start[lanes], self._last[lanes]
         draws = tokens.Draws(self._temperature[lanes], self._seed[lanes], start)
         best = torch.full((rows,), tokens.NOTHING, dtype=torch.int64, device=ids.device)
-        steps, finish = gpu_steps(rows), (one_row if rows == 1 else many_rows).product_and_pick
+        single = rows == 1 and not self._invariant
+        steps, finish = gpu_steps(single=single), (one_row if single else many_rows).product_and_pick
         table, places = model.model.embed_tokens.weight, model.pos_embedding_spatio_temporal
 
         def make() -> None:
@@ -256,14 +261,18 @@ class Lanes:
         ids, start, last = self._ids[lanes], self._start[lanes], self._last[lanes]
         rows = count * width
         logits = torch.zeros(rows, self._model.config.image_vocab_size, dtype=self._model.dtype, device=ids.device)
-        steps = gpu_steps(rows) if self._on_gpu else PLAIN
+        steps, head = PLAIN, linear
+        if self._on_gpu:
+            from terra.engine.graph.many_rows import product as head
+
+            steps = gpu_steps(single=rows == 1 and not self._invariant)
         behind = torch.arange(width, device=ids.device)
 
         def read() -> None:
             positions = start[:, None] + behind
             embedded = self._embed(lanes, positions)
             states = self._layers(embedded, lanes, positions, self._attention(start), steps)
-            logits.copy_(linear(states, self._layers.head).flatten(0, 1))
+            logits.copy_(head(states, self._layers.head).flatten(0, 1))
 
         if self._on_gpu:
             read = captured(read, [])
@@ -279,7 +288,7 @@ class Lanes:
         return make
 
     def _attention(self, start: Int[Tensor, " lanes"]) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        return lambda queries, keys, values: attend(queries, keys, values, start)
+        return partial(attend, start=start, invariant=self._invariant)
 
 
 def accept(

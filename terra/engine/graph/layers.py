@@ -203,10 +203,10 @@ class Steps:
 PLAIN = Steps(rms_norm, project, mix, _unchanged)
 
 
-def gpu_steps(tokens: int) -> Steps:
-    """For passes of so many tokens on a GPU, by kernels of our own."""
+def gpu_steps(*, single: bool) -> Steps:
+    """For passes of a single token, or of any number, on a GPU, by kernels of our own."""
     from terra.engine.graph import many_rows, one_row
 
-    if tokens == 1:
+    if single:
         return Steps(_unchanged, one_row.project, one_row.mix, many_rows.normalise)
     return Steps(many_rows.normalise, many_rows.project, many_rows.mix, _unchanged)
