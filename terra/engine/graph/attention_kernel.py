@@ -21,6 +21,8 @@ from terra.engine.graph.launch import launched_early, shared_memory, wait_for_in
 
 _MAX_BLOCK_ROWS = 64
 _MIN_BLOCK_ROWS = 8  # that tl.dot takes
+# With fewer, another instruction multiplies; in float32, whose sums are the threads', they would share keys otherwise.
+_MIN_BLOCK_ROWS_FOR_ALL = {2: 16, 4: _MAX_BLOCK_ROWS}
 _MAX_SPLITS = 128
 
 
@@ -46,7 +48,7 @@ _FOR_DRAFTS = _Launch(programs=2, block_keys=64, stages=2, num_warps=4)
 _FOR_ALL = _Launch(programs=2, block_keys=128, stages=3, num_warps=8)
 """Any tokens, by one and the same sums."""
 
-_SPAN = 256
+_SPAN = 128
 """Keys of a part that does not depend on the number of programs: a multiple of `_FOR_ALL`'s block."""
 
 
@@ -203,7 +205,8 @@ def attend_split(
     lanes, width, heads, dim = queries.shape
     kv_heads, length = keys.shape[1:3]
     group = heads // kv_heads
-    block = min(_MAX_BLOCK_ROWS, max(_MIN_BLOCK_ROWS, triton.next_power_of_2(width * group)))
+    fewest = _MIN_BLOCK_ROWS_FOR_ALL[queries.element_size()] if invariant else _MIN_BLOCK_ROWS
+    block = min(_MAX_BLOCK_ROWS, max(fewest, triton.next_power_of_2(width * group)))
     blocks = triton.cdiv(width * group, block)
     how = _FOR_ALL if invariant else _FOR_DRAFTS if width > 1 else _FOR_LANES if lanes > 1 else _FOR_ONE
     span = _SPAN if invariant else 0

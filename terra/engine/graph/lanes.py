@@ -206,7 +206,9 @@ class Lanes:
         self, lanes: Int[Tensor, " n"], frames: Int[Tensor, " n"], actions: Float[Tensor, "n slots dim"]
     ) -> None:
         model, slots = self._model, self._layout.action_slots
-        rows = model.action_projection(actions.to(self._ids.device, model.action_projection_dtype))
+        given = actions.to(self._ids.device, model.action_projection_dtype)
+        # A library's product of more rows may sum otherwise.
+        rows = torch.cat([model.action_projection(part) for part in given.split(1 if self._invariant else len(given))])
         slot = frames[:, None] * slots + torch.arange(slots, device=self._ids.device)
         self._slot_rows[lanes[:, None], slot] = rows.to(self._slot_rows.dtype)
 
