@@ -3,6 +3,7 @@ import torch
 from einops import rearrange, repeat
 
 from decoder import Decoder, FramewiseDecoder
+from decoder.framewise import filled
 from tokenizer import LFQTokenizer
 from tokenizer.errors import ConfigError
 
@@ -75,7 +76,7 @@ def test_another_type_is_refused():
 
 def test_a_compiled_decoder_shows_the_same_and_leaves_the_tokenizer_alone(tiny_tokenizer, monkeypatch):
     tokenizer, compiled = LFQTokenizer.from_pretrained(tiny_tokenizer), []
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compiled.append(type(self).__name__))
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **_: compiled.append(type(self).__name__))
     decoder = FramewiseDecoder(tokenizer, compiled=True)
     assert compiled == ["Decoder"]
     assert decoder.tokenizer is not tokenizer
@@ -83,3 +84,24 @@ def test_a_compiled_decoder_shows_the_same_and_leaves_the_tokenizer_alone(tiny_t
     assert torch.equal(decoder.decode(tokens), tokenizer.decode(tokens))
     with pytest.raises(ConfigError, match=r"decoder\.compiled: ShadeCodec has no module `decoder` to compile"):
         FramewiseDecoder(ShadeCodec(), compiled=True)
+
+
+@pytest.mark.parametrize(
+    ("num", "lots"),
+    [(1, [(1, 1)]), (2, [(4, 2)]), (4, [(4, 4)]), (5, [(16, 5)]), (16, [(16, 16)]), (33, [(16, 16)] * 2 + [(1, 1)])],
+)
+def test_lots_for_a_compiled_decoder_have_few_sizes_and_lose_nothing(num, lots):
+    grids = torch.arange(num)[:, None, None].expand(num, 3, 4)
+    found = list(filled(grids, [1, 4, 16]))
+    assert [(len(lot), count) for lot, count in found] == lots
+    assert torch.equal(torch.cat([lot[:count] for lot, count in found]), grids)
+
+
+def test_a_gpus_compiled_decoder_shows_all_frames_by_lots(tiny_tokenizer, monkeypatch):
+    tokenizer = LFQTokenizer.from_pretrained(tiny_tokenizer)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **_: None)
+    monkeypatch.setattr(FramewiseDecoder, "device", torch.device("cuda"))
+    shape = (7, tokenizer.rows, tokenizer.cols)
+    tokens = torch.randint(0, tokenizer.codebook_size, shape, generator=torch.Generator().manual_seed(0))
+    frames = FramewiseDecoder(tokenizer, compiled=True).decode(tokens)
+    assert torch.equal(frames, tokenizer.decode(tokens))

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,6 +104,8 @@ def read_settings(config: DictConfig) -> RolloutSettings:
     for name in ("manifest", "output", "context_root", "metrics"):
         picked[name] = None if picked[name] is None else Path(str(picked[name]))
     picked["sampling"] = build_sampling(config.sampling)
+    if picked["workers"] is None:
+        picked["workers"] = max(2, (os.cpu_count() or 1) // 2)
     return RolloutSettings(**picked)
 
 
