@@ -67,7 +67,7 @@ class FramewiseDecoder:
     @torch.no_grad()
     def decode(self, tokens: TokenGrid) -> Frames:
         """float32 frames in [-1, 1] for int64 token grids, on the tokenizer's device; `ValueError` for other tokens."""
-        if not self._lots:
+        if not self._lots or not len(tokens):
             return self.tokenizer.decode(tokens).float()
         return torch.cat([self.tokenizer.decode(lot)[:count].float() for lot, count in filled(tokens, self._lots)])
 
@@ -76,4 +76,4 @@ def filled(tokens: TokenGrid, sizes: Sequence[int]) -> Iterator[tuple[TokenGrid,
     """Grids in lots of these ascending sizes, and how many of each are theirs: the last is filled up with its last."""
     for some in tokens.split(sizes[-1]):
         size = next(size for size in sizes if size >= len(some))
-        yield torch.cat([some, some[-1:].expand(size - len(some), -1, -1)]), len(some)
+        yield torch.cat([some, *[some[-1:]] * (size - len(some))]), len(some)

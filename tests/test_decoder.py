@@ -103,5 +103,8 @@ def test_a_gpus_compiled_decoder_shows_all_frames_by_lots(tiny_tokenizer, monkey
     monkeypatch.setattr(FramewiseDecoder, "device", torch.device("cuda"))
     shape = (7, tokenizer.rows, tokenizer.cols)
     tokens = torch.randint(0, tokenizer.codebook_size, shape, generator=torch.Generator().manual_seed(0))
-    frames = FramewiseDecoder(tokenizer, compiled=True).decode(tokens)
-    assert torch.equal(frames, tokenizer.decode(tokens))
+    decoder = FramewiseDecoder(tokenizer, compiled=True)
+    assert torch.equal(decoder.decode(tokens), tokenizer.decode(tokens))
+    for wrong in (tokens[:0], tokens[0], tokens.float(), tokens[:, :1]):
+        with pytest.raises(ValueError, match="expected"):
+            decoder.decode(wrong)
