@@ -46,9 +46,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error("expected a CUDA GPU, found none")
     try:
-        folder = arguments.model or make_random_model(
-            arguments.shape, arguments.weights / f"random_{arguments.shape}", torch.bfloat16, "cuda"
-        )
+        folder = arguments.model or make_random_model(arguments.shape, arguments.weights, torch.bfloat16, "cuda")
         report = asyncio.run(trace(folder, arguments.context, arguments.frames))
     except TerraError as error:
         parser.error(str(error))

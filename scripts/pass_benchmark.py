@@ -65,7 +65,7 @@ def main() -> None:
 def measure(arguments: argparse.Namespace) -> list[tuple[str, int, list[float]]]:
     """For each context and each set of constants, milliseconds a pass of each round."""
     device, dtype, shape = torch_device(arguments.device), torch_dtype(arguments.dtype), arguments.shape
-    folder = make_random_model(shape, arguments.output / f"random_{shape}", dtype, arguments.device)
+    folder = make_random_model(shape, arguments.output, dtype, arguments.device)
     model = load_world_model(folder, dtype=dtype, device=device)
     spec, fp8 = EngineSpec.of(model.config), {"fp8_weights": arguments.fp8, "fp8_cache": arguments.fp8}
     lanes = Lanes(model, arguments.rollouts, arguments.drafts, **fp8, batch_invariant=arguments.batch_invariant)

@@ -352,7 +352,7 @@ def tiny_settings(folder: Path, sessions: int, overrides: Sequence[str]) -> dict
     blocks = {"+engine.engine_args.num_gpu_blocks_override": 1024}  # of the KV cache, 32 MB
     return {
         "tokenizer.pretrained": make_tokenizer(folder / "tokenizer"),
-        "world_model.pretrained": make_random_model("tiny", folder / "world_model", torch.float32, "cpu"),
+        "world_model.pretrained": make_random_model("tiny", folder, torch.float32, "cpu"),
         "scenes": make_scene(folder / "scenes"),
         "data": folder / "data",
         "uploads.max_frames": 4,  # the tiny model's window holds 8

@@ -28,7 +28,7 @@ ALL = ["ours", "vllm_article", "hf_generate", "ours_hf", "jacobi", "graph_fp8", 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return make_random_model("tiny", tmp_path_factory.mktemp("random") / "model", torch.float32, "cpu")
+    return make_random_model("tiny", tmp_path_factory.mktemp("random"), torch.float32, "cpu")
 
 
 def settings(model, output, **changes):

@@ -38,14 +38,15 @@ SHAPES: dict[str, dict[str, Any]] = {
 """Shapes by name; what they leave out is Terra v1's. `small` is that of the demo's model, `tiny` is for tests."""
 
 
-def make_random_model(shape: str, folder: Path, dtype: torch.dtype, device: str) -> Path:
-    """Write a v1 checkpoint of random weights into `folder` (4.1 GB for terra_v1 in bfloat16), if it is not there.
+def make_random_model(shape: str, output: Path, dtype: torch.dtype, device: str) -> Path:
+    """Write a v1 checkpoint of random weights (terra_v1: 4.1 GB in bfloat16) into a folder of `output`, once.
 
     Raises:
         ConfigError: no such shape.
     """
     if shape not in SHAPES:
         raise ConfigError(f"shape: expected one of {list(SHAPES)}, got {shape!r}")
+    folder = output / f"random_{shape}"
     if (folder / "config.json").is_file():
         return folder
     config = LlamaActionConfig(**SHAPES[shape], dtype=dtype)

@@ -68,7 +68,7 @@ def _plan(values: dict[str, Any], folder: Path) -> tuple[dict[str, Any], list[Ca
     if (values["world_model"] is None) == (values["shape"] is None):
         raise ConfigError("world_model and shape: expected one of them, the other null")
     if values["world_model"] is None:
-        model = make_random_model(values["shape"], folder / f"random_{values['shape']}", torch_dtype(dtype), device)
+        model = make_random_model(values["shape"], folder, torch_dtype(dtype), device)
     else:
         model = Path(values["world_model"])
     spec = EngineSpec.of(load_config(model))
