@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -78,3 +78,9 @@ class DecodingThread:
                 pieces.append((tokens, then, future))
                 num_frames += len(tokens)
         return pieces
+
+
+def give_up(pieces: Iterable[Future[Any]]) -> None:
+    """Let what has not begun of these be decoded no more."""
+    for piece in pieces:
+        piece.cancel()

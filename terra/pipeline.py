@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from decoder import Decoder, FramewiseDecoder
-from terra.decoding import DecodingThread
+from terra.decoding import DecodingThread, give_up
 from terra.engine.base import Engine
 from terra.errors import CheckpointError
 from terra.prompt import Action, Actions, build_prompt
@@ -149,17 +149,21 @@ class Pipeline:
         if self._decoding is not None:
             decoded.append(self._decoding.decode(context, show))
         try:
-            async for frame in session.run(request.actions[num_context - 1 :]):
-                frames.append(frame)
-                if self._decoding is not None:
-                    decoded.append(self._decoding.decode(frame[None], show))
-                if on_frame is not None:
-                    on_frame(len(frames) - 1)
-        finally:
-            await session.close()
-        generated = time.perf_counter()
+            try:
+                async for frame in session.run(request.actions[num_context - 1 :]):
+                    frames.append(frame)
+                    if self._decoding is not None:
+                        decoded.append(self._decoding.decode(frame[None], show))
+                    if on_frame is not None:
+                        on_frame(len(frames) - 1)
+            finally:
+                await session.close()
+            generated = time.perf_counter()
+            pieces = [await asyncio.wrap_future(piece) for piece in decoded]
+        except BaseException:
+            give_up(decoded)
+            raise
         tokens = torch.stack(frames)
-        pieces = [await asyncio.wrap_future(piece) for piece in decoded]
         pixels = torch.cat(pieces) if pieces else show(self.decoder.decode(tokens))
         seconds = {
             "encode": encoded - started,

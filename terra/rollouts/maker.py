@@ -18,7 +18,7 @@ from torch import Tensor
 
 from decoder import FramewiseDecoder
 from decoder.video import to_uint8, write_video
-from terra.decoding import DecodingThread
+from terra.decoding import DecodingThread, give_up
 from terra.errors import EngineError, OutputError, TerraError
 from terra.output import package_versions
 from terra.pipeline import Pipeline
@@ -143,8 +143,7 @@ class RolloutMaker:
                 add(frame[None])
                 self._on_frame()
         except BaseException:
-            for piece in pixels:
-                piece.cancel()
+            give_up(pixels)
             raise
         finally:
             await session.close()
@@ -156,7 +155,11 @@ class RolloutMaker:
         early, work.pixels = work.pixels, []  # tried again, it is decoded anew
         score = None
         if early:
-            pixels = np.concatenate([await asyncio.wrap_future(piece) for piece in early])
+            try:
+                pixels = np.concatenate([await asyncio.wrap_future(piece) for piece in early])
+            except BaseException:
+                give_up(early)
+                raise
         else:
             pixels, score = await self.in_thread("decode", lambda: self._decode_all(work))
         started = time.perf_counter()
