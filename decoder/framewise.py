@@ -7,6 +7,7 @@ from typing import Literal, Protocol, get_args, runtime_checkable
 import torch
 
 from tokenizer.errors import ConfigError
+from tokenizer.model import MAX_FRAMES_AT_ONCE
 from tokenizer.types import Frames, TokenGrid
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -55,7 +56,7 @@ class FramewiseDecoder:
             if not isinstance(network, torch.nn.Module):
                 raise ConfigError(f"decoder.compiled: {type(tokenizer).__name__} has no module `decoder` to compile")
             network.compile(dynamic=False)
-        self._lots = [1, 4, 16] if compiled and self.device.type == "cuda" else []
+        self._lots = [1, 4, MAX_FRAMES_AT_ONCE] if compiled and self.device.type == "cuda" else []
 
     @property
     def device(self) -> torch.device:

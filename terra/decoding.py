@@ -14,6 +14,8 @@ from tokenizer.model import frames_at_once
 
 _T = TypeVar("_T")
 
+_Piece = tuple[TokenGrid, Callable[[Frames, float], Any], Future[Any]]
+
 
 class DecodingThread:
     """Decodes what waits, frames of all rollouts together; on a GPU on a stream of its own, beside the engine's.
@@ -25,7 +27,7 @@ class DecodingThread:
     def __init__(self, decoder: FramewiseDecoder) -> None:
         self._decoder = decoder
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="terra-decode")
-        self._waiting: deque[tuple[TokenGrid, Callable[[Frames, float], Any], Future[Any]]] = deque()
+        self._waiting: deque[_Piece] = deque()
         self._stream: torch.cuda.Stream | None = None
         if torch.cuda.is_available() and decoder.device.type == "cuda":
             torch.cuda.synchronize(decoder.device)  # the weights are there
@@ -44,8 +46,7 @@ class DecodingThread:
     def close(self) -> None:
         """Wait for the frames that are being decoded; those behind them are given up."""
         self._thread.shutdown(cancel_futures=True)
-        for _, _, future in self._waiting:
-            future.cancel()
+        give_up(future for _, _, future in self._waiting)
 
     def _decode_waiting(self) -> None:
         pieces = self._take()
@@ -69,7 +70,7 @@ class DecodingThread:
                 except Exception as error:
                     future.set_exception(error)
 
-    def _take(self) -> list[tuple[TokenGrid, Callable[[Frames, float], Any], Future[Any]]]:
+    def _take(self) -> list[_Piece]:
         """What has waited longest and is still wanted: as many frames as go through the decoder together, or more."""
         pieces, num_frames = [], 0
         while self._waiting and num_frames < frames_at_once(self._decoder.device):

@@ -207,8 +207,10 @@ class Lanes:
     ) -> None:
         model, slots = self._model, self._layout.action_slots
         given = actions.to(self._ids.device, model.action_projection_dtype)
-        # A library's product of more rows may sum otherwise.
-        rows = torch.cat([model.action_projection(part) for part in given.split(1 if self._invariant else len(given))])
+        if self._invariant:  # a library's product of more rows may sum otherwise
+            rows = torch.cat([model.action_projection(action) for action in given.split(1)])
+        else:
+            rows = model.action_projection(given)
         slot = frames[:, None] * slots + torch.arange(slots, device=self._ids.device)
         self._slot_rows[lanes[:, None], slot] = rows.to(self._slot_rows.dtype)
 
