@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--contexts", type=int, nargs="+", default=[3, 22], help="frames that stand in the window")
     parser.add_argument("--drafts", type=int, default=0)
     parser.add_argument("--fp8", action="store_true", help="weights and cache in 8 bits")
-    parser.add_argument("--batch-invariant", action="store_true")
+    parser.add_argument("--batch-invariant", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--rounds", type=int, default=10)

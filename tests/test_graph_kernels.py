@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import torch
+from tiny import save_tiny
 
 from terra.engine.graph import many_rows
 from terra.engine.graph.matrix import Matrix, in_fp8, linear
+from terra.world_model.model import LlamaActionV2ForCausalLM
 
 PROGRAM = """
 import itertools
@@ -21,7 +23,7 @@ from triton.runtime import interpreter
 
 from terra.engine.graph.attention import attend
 from terra.engine.graph.attention_kernel import attend_split
-from terra.engine.graph.matrix import FP8, Matrix, in_fp8, linear
+from terra.engine.graph.matrix import FP8, Matrix, in_fp8, linear, round_rows
 from terra.engine.graph.layers import Layer, Place, mix, project, rms_norm
 from terra.engine.graph import many_rows, one_row
 from terra.engine.graph import lanes as plain
@@ -104,7 +106,7 @@ for one_row._ELEMENTS, held in itertools.product((few, many), (Matrix, in_fp8)):
 hidden, inner = 128, 704
 for (lanes, width), held, processors in itertools.product([(3, 5), (2, 1), (19, 1)], (Matrix, in_fp8), (1, 8)):
     many_rows.processors = lambda device: processors  # so one split or several
-    heads, kv_heads, dim, length = 6, 2, 8, 40
+    heads, kv_heads, dim, length = 6, 2, 16, 256
     torch.manual_seed(lanes)
     positions = torch.randint(0, length - width, (lanes, 1)) + torch.arange(width)
     states, attended = torch.randn(lanes, width, hidden), torch.randn(lanes, width, heads, dim)
@@ -123,6 +125,21 @@ for (lanes, width), held, processors in itertools.product([(3, 5), (2, 1), (19, 
     torch.testing.assert_close(queries, expected)
     torch.testing.assert_close(caches[2:], caches[:2])
     assert caches[0].abs().sum() > 0
+    if width == 1:
+        # Attention sums and rotates, and keeps keys and values, itself.
+        past = torch.randn(lanes, kv_heads, length, dim), torch.randn(lanes, kv_heads, dim, length)
+        keys, values = (each.clone() for each in past)
+        following = Place(*tables, keys, values)
+        expected = project(normal, norm, epsilon, layer, Place(*tables, *past))
+        expected = attend(expected, *past, positions[:, 0])
+        for invariant in (False, True):
+            keys.copy_(past[0]), values.copy_(past[1])
+            lane = torch.arange(lanes)
+            keys[lane, :, positions[:, 0]], values[lane, :, :, positions[:, 0]] = 7.0, 7.0
+            projected = many_rows.project(normal, norm, epsilon, layer, following)
+            made = attend_split(projected, keys, values, positions[:, 0].contiguous(), processors, invariant=invariant)
+            torch.testing.assert_close(made, expected)
+            torch.testing.assert_close((keys, values), past)
     parts = many_rows.split_product(attended.flatten(2), layer.output)
     added, within = many_rows.add_and_normalise(states, parts, norm, epsilon)
     torch.testing.assert_close(added, states + linear(attended.flatten(2), layer.output))
@@ -131,7 +148,14 @@ for (lanes, width), held, processors in itertools.product([(3, 5), (2, 1), (19, 
     expected = mix(attended, states, layer, next_norm, epsilon)
     # In 8 bits what differs in the last place may be rounded apart.
     close = {} if held is Matrix else {"rtol": 0.02, "atol": 0.02}
-    torch.testing.assert_close(many_rows.add_and_normalise(added, parts, next_norm, epsilon), expected, **close)
+    states, following = many_rows.add_and_normalise(added, parts, next_norm, epsilon)
+    torch.testing.assert_close(states, expected[0], **close)
+    if held is Matrix:
+        torch.testing.assert_close(following, expected[1])
+    else:
+        values, scales = round_rows(rms_norm(states, next_norm, epsilon).flatten(0, 1))
+        torch.testing.assert_close(following.scales, scales[:, 0])
+        assert (following.values.flatten(0, 1) != values).float().mean() < 0.01  # next to a step
     draws = tokens.Draws(torch.rand(lanes), torch.randint(0, 2**63 - 1, (lanes,)), positions[:, 0].contiguous())
     best = torch.full((lanes * width,), tokens.NOTHING)
     many_rows.product_and_pick(normal, layer.query_key_value, draws, best)
@@ -208,23 +232,85 @@ print("all equal")
 """
 
 
-def test_kernels_equal_torch(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
+PASSES = """
+import itertools
+import sys
+from pathlib import Path
+
+import torch
+
+from terra.engine.graph import lanes as module
+from terra.engine.graph.attention_kernel import attend_split
+from terra.sampling import SamplingParams
+from terra.benchmark.prompts import prompt_maker
+from terra.engine.base import EngineSpec
+from terra.world_model import load_world_model
+
+# As on a GPU, but that nothing is captured.
+module.captured = lambda work, changes: work
+on_cpu = module.attend
+
+
+def on_gpu(queries, keys, values, start, *, invariant):
+    return attend_split(queries, keys, values, start, 8, invariant=invariant)
+
+
+def made(count, drafts, sampling, kernels, **options):
+    model = load_world_model(Path(sys.argv[1]), dtype=torch.float32, device=torch.device("cpu"))
+    spec = EngineSpec.of(model.config)
+    lanes, make_prompt = module.Lanes(model, count, drafts, **options), prompt_maker(spec, None)
+    aims = []
+    for lane in range(count):
+        prompt, actions = make_prompt(2, 1, lane)
+        lanes.begin(lane, prompt, seed=lane)
+        aims.append(module.Aim(lane, 2, actions[0], sampling))
+    lanes.aim(aims)
+    module.attend, lanes._on_gpu = (on_gpu, True) if kernels else (on_cpu, False)
+    make = lanes._pass(frozenset({sampling}), lanes._bucket(count))
+    for _ in range(9):
+        make()
+    assert all(lacking <= 9 for lacking in lanes.lacking(list(range(count))).values())
+    return lanes._ids, lanes._start
+
+
+plain, filtered = SamplingParams(temperature=0.9), SamplingParams(temperature=0.9, top_k=5)
+expected = {case: made(3, *case, False) for case in [(0, plain), (2, plain), (2, filtered)]}
+for count, (drafts, sampling), invariant in itertools.product((1, 3), expected, (False, True)):
+    if sampling == filtered and count == 1:
+        continue
+    ids, start = made(count, drafts, sampling, True, batch_invariant=invariant)
+    assert torch.equal(start, expected[drafts, sampling][1][:count]), (sampling, drafts, count, invariant)
+    assert torch.equal(ids, expected[drafts, sampling][0][:count]), (sampling, drafts, count, invariant)
+print("all equal")
+"""
+
+
+def run_interpreted(tmp_path: Path, program: str, *arguments: Path) -> None:
+    (tmp_path / "program.py").write_text(program)
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}
-    done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True)
+    command = [sys.executable, tmp_path / "program.py", *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "all equal"
 
 
+def test_kernels_equal_torch(tmp_path):
+    run_interpreted(tmp_path, PROGRAM)
+
+
+def test_passes_of_kernels_make_the_same_tokens(tmp_path):
+    heads = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    run_interpreted(tmp_path, PASSES, save_tiny(tmp_path / "model", LlamaActionV2ForCausalLM, **heads))
+
+
 def test_programs_fit_a_small_gpus_shared_memory(monkeypatch):
     monkeypatch.setattr(many_rows, "shared_memory", lambda device: 99 << 10)
-    shapes = [(many_rows._SPLIT, 1), (many_rows._GATED, 2), (many_rows._HEAD, 1)]
-    for dtype, tokens, (shape, halves) in itertools.product((torch.float32, torch.bfloat16), (1, 64, 300), shapes):
-        tiles = many_rows._tiles(Matrix(torch.zeros(1, 1, dtype=dtype)), tokens, shape, halves=halves)
-        elements = (tiles["BLOCK_TOKENS"] + halves * tiles["BLOCK_ROWS"]) * tiles["BLOCK_COLUMNS"]
+    shapes = [many_rows._SPLIT, many_rows._GATED, many_rows._HEAD]
+    for dtype, tokens, shape in itertools.product((torch.float32, torch.bfloat16), (1, 64, 300), shapes):
+        tiles = many_rows._tiles(Matrix(torch.zeros(1, 1, dtype=dtype)), tokens, shape)
+        elements = (tiles["BLOCK_TOKENS"] + tiles["BLOCK_ROWS"]) * tiles["BLOCK_COLUMNS"]
         assert tiles["num_stages"] > 1
-        assert tiles["num_stages"] * elements * dtype.itemsize <= 99 << 10
+        assert (tiles["num_stages"] + tiles["HELD"]) * elements * dtype.itemsize <= 99 << 10
 
 
 def test_a_matrix_in_8_bits_is_nearly_itself():

@@ -1,6 +1,6 @@
 """What Triton kernels for one token and for several do alike, rounding as the separate steps of torch do."""
 
-# pyright: reportIndexIssue=false
+# pyright: reportGeneralTypeIssues=false, reportIndexIssue=false
 
 import triton
 import triton.language as tl
@@ -14,9 +14,26 @@ def rotation(cosine, sine, at, half):
 
 @triton.jit
 def rotated(first, second, angles):
-    """Elements of a head's two halves, rotated. Rounded after each product, as torch does it in half precision."""
+    """Elements of a head's two halves, rotated."""
     cosine, sine, cosine_of_second, sine_of_second = angles
-    return first * cosine - second * sine, second * cosine_of_second + first * sine_of_second
+    return turned(first, -second, cosine, sine), turned(second, first, cosine_of_second, sine_of_second)
+
+
+@triton.jit
+def turned(element, other, cosine, sine):
+    """An element, rotated with that of the head's other half; one way to round, which no compiler chooses."""
+    return tl.math.fma(element, cosine, other * sine)
+
+
+@triton.jit
+def summed(parts, token_scales, row_scales, token, row, used, tokens, rows, SPLITS: tl.constexpr, FP8: tl.constexpr):
+    """Of a token, these rows of a product in parts (`many_rows.Parts`)."""
+    made = tl.load(parts + token * rows + row, mask=used, other=0.0)
+    for split in tl.static_range(1, SPLITS):
+        made += tl.load(parts + (split * tokens + token) * rows + row, mask=used, other=0.0)
+    if FP8:
+        made = made * tl.load(token_scales + token) * tl.load(row_scales + row, mask=used, other=0.0)
+    return made
 
 
 @triton.jit

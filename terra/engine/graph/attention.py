@@ -23,11 +23,11 @@ def attend(
     On a GPU by a kernel that reads no more of the cache than is filled, and if it is to be `invariant` gives a row the
     same bits in any company; elsewhere by torch.
     """
-    if queries.device.type == "cuda":
+    if keys.device.type == "cuda":
         from terra.engine.graph.attention_kernel import attend_split
         from terra.engine.graph.launch import processors
 
-        return attend_split(queries, keys, values, start, processors(queries.device), invariant=invariant)
+        return attend_split(queries, keys, values, start, processors(keys.device), invariant=invariant)
     places = torch.arange(keys.shape[2], device=keys.device)
     own = start[:, None] + torch.arange(queries.shape[1], device=keys.device)
     return _attend(

@@ -3,7 +3,7 @@
 How much of a cache is filled is known to the device alone. Its keys are split over programs, so that all
 multiprocessors read at once, and the parts are put together afterwards (Dao et al. 2023, "Flash-Decoding",
 https://pytorch.org/blog/flash-decoding/). How many programs there are depends on the rows; where a row's result must
-not, the parts are spans of keys of one length, of which a program makes as many as it has.
+not, each block of keys is a part, and parts are merged one after the other, wherever that is done.
 """
 
 # A kernel's launch is beyond the type checker.
@@ -17,13 +17,15 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from terra.engine.graph.alike import summed, turned
 from terra.engine.graph.launch import launched_early, shared_memory, wait_for_inputs
+from terra.engine.graph.many_rows import Projected
 
 _MAX_BLOCK_ROWS = 64
 _MIN_BLOCK_ROWS = 8  # that tl.dot takes
-# With fewer, another instruction multiplies; in float32, whose sums are the threads', they would share keys otherwise.
-_MIN_BLOCK_ROWS_FOR_ALL = {2: 16, 4: _MAX_BLOCK_ROWS}
+_MIN_BLOCK_ROWS_IN_8_BITS = 16  # if a row's bits must not depend on others: fewer take another instruction
 _MAX_SPLITS = 128
+_LOG2_E = 1.4426950408889634
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,11 @@ _FOR_DRAFTS = _Launch(programs=2, block_keys=64, stages=2, num_warps=4)
 _FOR_ALL = _Launch(programs=2, block_keys=128, stages=3, num_warps=8)
 """Any tokens, by one and the same sums."""
 
-_SPAN = 128
-"""Keys of a part that does not depend on the number of programs: a multiple of `_FOR_ALL`'s block."""
+_FOR_ALL_IN_8_BITS = _Launch(programs=2, block_keys=128, stages=4, num_warps=4)
+"""The same with a cache in 8 bits."""
+
+_AHEAD = 32
+"""Parts that are on their way together, before they are added one after the other."""
 
 
 @triton.jit
@@ -61,16 +66,31 @@ def _cached(keys, values, base, place, length, DIM: tl.constexpr):
 
 
 @triton.jit
+def _rotated_row(
+    parts, token_scales, row_scales, cosine, sine, token, head, dim, used, position, tokens, rows,
+    DIM: tl.constexpr, SPLITS: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    """Of a token, elements of heads of a projection in parts, rotated as `alike.rotated` does it by halves."""
+    kind = cosine.dtype.element_ty
+    row, other = head * DIM + dim, head * DIM + (dim + DIM // 2) % DIM
+    own = summed(parts, token_scales, row_scales, token, row, used, tokens, rows, SPLITS, FP8).to(kind)
+    other = summed(parts, token_scales, row_scales, token, other, used, tokens, rows, SPLITS, FP8).to(kind)
+    other = tl.where(dim < DIM // 2, -other, other)
+    cosines, sines = tl.load(cosine + position * DIM + dim), tl.load(sine + position * DIM + dim)
+    return turned(own, other, tl.broadcast_to(cosines, own.shape), tl.broadcast_to(sines, own.shape))
+
+
+@triton.jit
 def _scores(query, key, place, sees, scale, PRECISION: tl.constexpr):
-    """Of each place (rows) for each query (columns), which attends as far as it `sees`."""
+    """Of each place (rows) for each query (columns), which attends as far as it `sees`; what 2 is raised to by them."""
     score = tl.dot(key.to(query.dtype), query, input_precision=PRECISION) * scale
     return tl.where(place[:, None] <= sees[None, :], score, float("-inf"))
 
 
 @triton.jit
-def _reference(highest):
-    """What scores are taken relative to: the highest, or 0 for a query that has seen nothing yet."""
-    return tl.where(highest == float("-inf"), 0.0, highest)
+def _shares(score, reference):
+    """Weights of keys relative to 2 ** reference, which is -inf for a query that has seen nothing yet."""
+    return tl.exp2(score - tl.where(reference == float("-inf"), 0.0, reference)[None, :])
 
 
 @triton.jit
@@ -80,25 +100,53 @@ def _weighed(value, share, kind: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _split_size(total, SPLITS: tl.constexpr, UNIT: tl.constexpr):
-    """Keys of each split, whole units of them; the last ones may have none."""
-    return tl.cdiv(tl.cdiv(total, SPLITS), UNIT) * UNIT
+def _part(query, key, value, place, sees, scale, PRECISION: tl.constexpr):
+    """Of a block of keys, for each query: the weighted sum of values, what it is relative to, the sum of weights."""
+    score = _scores(query, key, place, sees, scale, PRECISION)
+    reference = tl.ceil(tl.max(score, 0))
+    share = _shares(score, reference)
+    return _weighed(value, share, query.dtype, PRECISION), reference, tl.sum(share, 0)
+
+
+@triton.jit
+def _power_of_2(exponent):
+    """Of whole numbers up to 127, exactly; 0 below -126."""
+    return ((tl.maximum(exponent, -127.0).to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _merged(mixed, reference, weight, more, their_reference, their_weight):
+    """Two parts in one (Milakov & Gimelshein 2018, arXiv 1805.02867).
+
+    References are whole numbers, so that no factor rounds: bits depend on nothing but the order of the parts.
+    """
+    higher = tl.maximum(reference, their_reference)
+    own, other = _power_of_2(reference - higher), _power_of_2(their_reference - higher)
+    weight = weight * own + their_weight * other
+    return mixed * own[None, :] + more * other[None, :], higher, weight
+
+
+@triton.jit
+def _split_size(total, SPLITS: tl.constexpr, BLOCK_KEYS: tl.constexpr):
+    """Keys of each split; the last ones may have none."""
+    return tl.cdiv(tl.cdiv(total, SPLITS), BLOCK_KEYS) * BLOCK_KEYS
 
 
 @triton.jit
 def _attend_part(
-    queries, keys, values, start, parts, sums,
-    scale, length, width, total_rows,
+    queries, token_scales, row_scales, cosine, sine, keys, values, start, parts, sums,
+    scale, length, width, total_rows, tokens,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr, PARTS: tl.constexpr,
-    SPAN: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr,
-    PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr, IN_ORDER: tl.constexpr,
+    PROJECTED: tl.constexpr, FP8: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Of a lane, a head of the cache, some rows and a split of the keys: weighted sum, highest score, sum of weights.
 
-    Of the split as a whole (SPAN 0; of a single one the weighted mean alone), or of each span of it. HEADS are the
-    cache's; GROUP heads of the queries share each. What the cache holds from before this pass is read before the
-    queries are waited for. 8 bits are multiplied as float16, which has room for them, or with queries in float32 as
-    that. The length of the cache is a multiple of BLOCK_KEYS.
+    Of a single split the weighted mean alone, of several the split as a whole or, IN_ORDER, each of its blocks. HEADS
+    are the cache's; GROUP heads of the queries share each. What the cache holds from before this pass is read before
+    the queries are waited for; these may be PROJECTED, in so many parts that are of 8 bits with FP8, and keys and
+    values with them (`many_rows.Projected`). 8 bits are multiplied as float16, which has room for them, or with queries
+    in float32 as that. The length of the cache is a multiple of BLOCK_KEYS.
     """
     lane, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     split = tl.program_id(2)
@@ -109,7 +157,7 @@ def _attend_part(
     sees = first + place_of_row  # the last key that a row attends to: its own
     dim = tl.arange(0, DIM)
     total = first + width
-    size = _split_size(total, SPLITS, SPAN if SPAN else BLOCK_KEYS)
+    size = _split_size(total, SPLITS, BLOCK_KEYS)
     begin = split * size
     if begin >= total:
         wait_for_inputs(EARLY)
@@ -121,75 +169,112 @@ def _attend_part(
     # Rows of (lane, place, head of the cache, head of its group), as the projection gives them.
     row_at = ((lane * width + place_of_row) * HEADS + head) * GROUP + row % GROUP
     wait_for_inputs(EARLY)
-    query = tl.load(queries + row_at[None, :] * DIM + dim[:, None], mask=used[None, :], other=0.0)
-    if end > first:  # what this pass has added is here
+    if PROJECTED:
+        rows: tl.constexpr = (GROUP + 2) * HEADS * DIM
+        if end == total:
+            own = (GROUP * HEADS + head) * DIM + dim
+            new_key = _rotated_row(
+                queries, token_scales, row_scales, cosine, sine, lane, GROUP * HEADS + head, dim, dim < DIM,
+                first, tokens, rows, DIM, PROJECTED, FP8,
+            )  # fmt: skip
+            new_value = summed(
+                queries, token_scales, row_scales, lane, own + HEADS * DIM, dim < DIM, tokens, rows, PROJECTED, FP8
+            ).to(cosine.dtype.element_ty)
+            tl.store(keys + base + first * DIM + dim, new_key.to(keys.dtype.element_ty))
+            tl.store(values + base + dim * length + first, new_value.to(values.dtype.element_ty))
+            tl.debug_barrier()  # before other threads read them
+        query = _rotated_row(
+            queries, token_scales, row_scales, cosine, sine, lane, (head * GROUP + row % GROUP)[None, :], dim[:, None],
+            used[None, :], first, tokens, rows, DIM, PROJECTED, FP8,
+        )  # fmt: skip
+    else:
+        query = tl.load(queries + row_at[None, :] * DIM + dim[:, None], mask=used[None, :], other=0.0)
+    if begin + BLOCK_KEYS > first:  # what this pass has added is here
         key, value = _cached(keys, values, base, place, length, DIM)
     if keys.dtype.element_ty == tl.float8e4nv and query.dtype != tl.float32:
         query = query.to(tl.float16)
-    score = _scores(query, key, place, sees, scale, PRECISION)
-    highest = tl.max(score, 0)
-    share = tl.exp(score - _reference(highest)[None, :])
-    weight = tl.sum(share, 0)
-    mixed = _weighed(value, share, query.dtype, PRECISION)
+    mixed, reference, weight = _part(query, key, value, place, sees, scale, PRECISION)
     if begin + BLOCK_KEYS < end:  # blocks are asked for ahead of the loop only if there are some
         for at in range(begin + BLOCK_KEYS, end, BLOCK_KEYS):
-            # Milakov & Gimelshein 2018, arXiv 1805.02867.
             place = at + tl.arange(0, BLOCK_KEYS)
             key, value = _cached(keys, values, base, place, length, DIM)
-            if SPAN:
-                ended = at % SPAN == 0
-                part_at = (at // SPAN - 1) * total_rows + row_at
-                _store_part(parts, sums, part_at, used & ended, mixed, highest, weight, total_rows, PARTS, DIM)
-                highest = tl.where(ended, float("-inf"), highest)  # and what it was of fades to nothing
-            score = _scores(query, key, place, sees, scale, PRECISION)
-            higher = tl.maximum(highest, tl.max(score, 0))
-            share = tl.exp(score - _reference(higher)[None, :])
-            fade = tl.exp(highest - _reference(higher))
-            weight = weight * fade + tl.sum(share, 0)
-            mixed = mixed * fade[None, :] + _weighed(value, share, query.dtype, PRECISION)
-            highest = higher
+            if IN_ORDER:
+                more, theirs, their_weight = _part(query, key, value, place, sees, scale, PRECISION)
+                if PARTS == 1:
+                    mixed, reference, weight = _merged(mixed, reference, weight, more, theirs, their_weight)
+                else:
+                    part_at = (at // BLOCK_KEYS - 1) * total_rows + row_at
+                    _store_part(parts, sums, part_at, used, mixed, reference, weight, total_rows, PARTS, DIM)
+                    mixed, reference, weight = more, theirs, their_weight
+            else:
+                # As `_merged`, but shares are relative to what is the highest by now.
+                score = _scores(query, key, place, sees, scale, PRECISION)
+                higher = tl.maximum(reference, tl.ceil(tl.max(score, 0)))
+                share = _shares(score, higher)
+                fade = _power_of_2(reference - higher)
+                weight = weight * fade + tl.sum(share, 0)
+                mixed = mixed * fade[None, :] + _weighed(value, share, query.dtype, PRECISION)
+                reference = higher
     if PARTS == 1:
         tl.store(parts + row_at[None, :] * DIM + dim[:, None], mixed / weight[None, :], mask=used[None, :])
     else:
-        part = (end - 1) // SPAN if SPAN else split
+        part = (end - 1) // BLOCK_KEYS if IN_ORDER else split
         part_at = part * total_rows + row_at
-        _store_part(parts, sums, part_at, used, mixed, highest, weight, total_rows, PARTS, DIM)
+        _store_part(parts, sums, part_at, used, mixed, reference, weight, total_rows, PARTS, DIM)
 
 
 @triton.jit
 def _store_part(
-    parts, sums, part_at, used, mixed, highest, weight, total_rows, PARTS: tl.constexpr, DIM: tl.constexpr
+    parts, sums, at, used, mixed, reference, weight, total_rows, PARTS: tl.constexpr, DIM: tl.constexpr
 ):  # fmt: skip
-    dim = tl.arange(0, DIM)
-    tl.store(parts + part_at[None, :] * DIM + dim[:, None], mixed, mask=used[None, :])
-    tl.store(sums + part_at, highest, mask=used)
-    tl.store(sums + PARTS * total_rows + part_at, weight, mask=used)
+    tl.store(parts + at[None, :] * DIM + tl.arange(0, DIM)[:, None], mixed, mask=used[None, :])
+    tl.store(sums + at, reference, mask=used)
+    tl.store(sums + PARTS * total_rows + at, weight, mask=used)
 
 
 @triton.jit
 def _combine(
     parts, sums, attended, start, width, total_rows, rows_of_place,
     DIM: tl.constexpr, SPLITS: tl.constexpr, PARTS: tl.constexpr, PADDED: tl.constexpr,
-    SPAN: tl.constexpr, BLOCK_KEYS: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr, IN_ORDER: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The mean of one row, of its parts' weighted sums."""
+    """The mean of one row, of its parts' weighted sums; IN_ORDER as a program that has all parts makes it."""
     row = tl.program_id(0)
-    total = tl.load(start + row // rows_of_place // width) + width
+    total = tl.load(start + row // rows_of_place // width).to(tl.int32) + width
+    count = tl.cdiv(total, BLOCK_KEYS if IN_ORDER else _split_size(total, SPLITS, BLOCK_KEYS))
     part = tl.arange(0, PADDED)
-    filled = part < tl.cdiv(total, SPAN if SPAN else _split_size(total, SPLITS, BLOCK_KEYS))
     dim = tl.arange(0, DIM)
     wait_for_inputs(EARLY)
-    highest = tl.load(sums + part * total_rows + row, mask=filled, other=float("-inf"))
-    weight = tl.load(sums + (PARTS + part) * total_rows + row, mask=filled, other=0.0)
-    at = (part * total_rows + row)[:, None] * DIM + dim[None, :]
-    mixed = tl.load(parts + at, mask=filled[:, None], other=0.0)
-    share = tl.exp(highest - tl.max(highest, 0))
-    mean = tl.sum(mixed * share[:, None], 0) / tl.sum(weight * share, 0)
-    tl.store(attended + row * DIM + dim, mean)
+    at = part * total_rows + row
+    highest = tl.max(tl.load(sums + at, mask=part < count, other=float("-inf")), 0)
+    if IN_ORDER:
+        mixed = tl.zeros([DIM], tl.float32)
+        weight = 0.0
+        for first in range(0, count, AHEAD):
+            of_parts = ()
+            for step in tl.static_range(AHEAD):
+                used = first + step < count
+                of_part = (first + step) * total_rows + row
+                of_parts = of_parts + (  # noqa: RUF005
+                    tl.load(parts + of_part * DIM + dim, mask=used, other=0.0),
+                    tl.load(sums + of_part, mask=used, other=float("-inf")),
+                    tl.load(sums + PARTS * total_rows + of_part, mask=used, other=0.0),
+                )
+            for step in tl.static_range(AHEAD):
+                by = _power_of_2(of_parts[3 * step + 1] - highest)
+                mixed += of_parts[3 * step] * by
+                weight += of_parts[3 * step + 2] * by
+    else:
+        filled = part < count
+        by = _power_of_2(tl.load(sums + at, mask=filled, other=float("-inf")) - highest)
+        weight = tl.sum(tl.load(sums + PARTS * total_rows + at, mask=filled, other=0.0) * by, 0)
+        place = at[:, None] * DIM + dim[None, :]
+        mixed = tl.sum(tl.load(parts + place, mask=filled[:, None], other=0.0) * by[:, None], 0)
+    tl.store(attended + row * DIM + dim, mixed / weight)
 
 
 def attend_split(
-    queries: Float[Tensor, "lanes width heads dim"],
+    queries: Float[Tensor, "lanes width heads dim"] | Projected,
     keys: Float[Tensor, "lanes kv_heads length dim"],
     values: Float[Tensor, "lanes kv_heads dim length"],
     start: Int[Tensor, " lanes"],
@@ -205,33 +290,44 @@ def attend_split(
     lanes, width, heads, dim = queries.shape
     kv_heads, length = keys.shape[1:3]
     group = heads // kv_heads
-    fewest = _MIN_BLOCK_ROWS_FOR_ALL[queries.element_size()] if invariant else _MIN_BLOCK_ROWS
+    fewest = _MIN_BLOCK_ROWS
+    if invariant and queries.dtype == torch.float32:
+        fewest = _MAX_BLOCK_ROWS  # without tensor cores sums are the threads', which share out keys by the rows
+    elif invariant and keys.element_size() == 1:
+        fewest = _MIN_BLOCK_ROWS_IN_8_BITS
     block = min(_MAX_BLOCK_ROWS, max(fewest, triton.next_power_of_2(width * group)))
     blocks = triton.cdiv(width * group, block)
-    how = _FOR_ALL if invariant else _FOR_DRAFTS if width > 1 else _FOR_LANES if lanes > 1 else _FOR_ONE
-    span = _SPAN if invariant else 0
-    most = min(_MAX_SPLITS, triton.cdiv(length, span or how.block_keys))
+    for_all = _FOR_ALL if keys.element_size() > 1 else _FOR_ALL_IN_8_BITS
+    how = for_all if invariant else _FOR_DRAFTS if width > 1 else _FOR_LANES if lanes > 1 else _FOR_ONE
+    most = min(_MAX_SPLITS, triton.cdiv(length, how.block_keys))
     splits = max(1, min(how.programs * processors // (lanes * kv_heads * blocks), most))
-    num_parts = triton.cdiv(length, span) if invariant else splits
+    num_parts = triton.cdiv(length, how.block_keys) if invariant and splits > 1 else splits
     rows = lanes * width * heads
-    attended = torch.empty_like(queries)
+    attended = torch.empty(queries.shape, dtype=queries.dtype, device=keys.device)
     parts = sums = attended
     if num_parts > 1:
-        parts = torch.empty(num_parts, rows, dim, dtype=torch.float32, device=queries.device)
-        sums = torch.empty(2, num_parts, rows, dtype=torch.float32, device=queries.device)
-    early = launched_early(queries.device)
-    element_size = max(keys.element_size(), queries.element_size())
-    room = shared_memory(queries.device) // (2 * how.block_keys * dim * element_size)
-    shared_out = {"DIM": dim, "SPLITS": splits, "PARTS": num_parts, "SPAN": span, "BLOCK_KEYS": how.block_keys}
+        parts = torch.empty(num_parts, rows, dim, dtype=torch.float32, device=keys.device)
+        sums = torch.empty(2, num_parts, rows, dtype=torch.float32, device=keys.device)
+    early = launched_early(keys.device)
+    if isinstance(queries, Projected):
+        inputs = (*queries.parts.pointers(), queries.place.cosine, queries.place.sine)
+        made = {"PROJECTED": len(queries.parts.sums), "FP8": queries.parts.token_scales is not None}
+    else:
+        inputs, made = 5 * (queries,), {"PROJECTED": 0, "FP8": False}
+    element_size = max(keys.element_size(), attended.element_size())
+    room = shared_memory(keys.device) // (2 * how.block_keys * dim * element_size)
+    shapes = {"DIM": dim, "PARTS": num_parts, "BLOCK_KEYS": how.block_keys}
     _attend_part[(lanes * kv_heads, blocks, splits)](
-        queries, keys, values, start, parts, sums,
-        dim**-0.5, length, width, rows,
-        HEADS=kv_heads, GROUP=group, BLOCK_ROWS=block, PRECISION="ieee", **shared_out,
+        *inputs, keys, values, start, parts, sums,
+        dim**-0.5 * _LOG2_E, length, width, rows, lanes,
+        HEADS=kv_heads, GROUP=group, SPLITS=splits, BLOCK_ROWS=block, IN_ORDER=invariant, PRECISION="ieee",
+        **made, **shapes,
         num_warps=how.num_warps, num_stages=min(how.stages, room), **early,
     )  # fmt: skip
     if num_parts > 1:
         _combine[(rows,)](
             parts, sums, attended, start, width, rows, heads,
-            PADDED=triton.next_power_of_2(num_parts), **shared_out, **early,
+            SPLITS=splits, PADDED=triton.next_power_of_2(num_parts), IN_ORDER=invariant, AHEAD=_AHEAD, **shapes,
+            num_warps=2 if invariant else 4, **early,
         )  # fmt: skip
     return attended

@@ -44,6 +44,7 @@ class GraphEngine:
         batch_invariant: a rollout's tokens are the same to the bit alone, beside others and with drafts. Without it
             that holds in float32 alone, as far as no two tokens are equally good to its rounding; bfloat16 and 8 bits
             round what they sum in another order. Of top-k and top-p torch's sums of probabilities are left to rounding.
+            None: on a GPU, unless all is in float32.
 
     Raises:
         ConfigError: fewer than 0 drafts or 1 session, no such dtype or device, a GPU that has no 8 bits, or batch
@@ -61,7 +62,7 @@ class GraphEngine:
         device: str = "cuda",
         fp8_weights: bool = False,
         fp8_cache: bool = False,
-        batch_invariant: bool = False,
+        batch_invariant: bool | None = None,
     ) -> None:
         if drafts < 0:
             raise ConfigError(f"engine.drafts: expected 0 or more, got {drafts}")
@@ -70,6 +71,8 @@ class GraphEngine:
         place = torch_device(device)
         if (fp8_weights or fp8_cache) and not has_fp8(place):
             raise ConfigError("engine.fp8: expected a GPU of compute capability 8.9 or higher")
+        if batch_invariant is None:
+            batch_invariant = place.type == "cuda" and (fp8_weights or fp8_cache or dtype != "float32")
         if batch_invariant and place.type != "cuda":
             raise ConfigError(f"engine.batch_invariant: expected a GPU, got engine.device={device}")
         model = load_world_model(checkpoint, dtype=torch_dtype(dtype), device=place)

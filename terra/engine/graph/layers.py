@@ -5,6 +5,7 @@ normalised -> project (queries; keys and values into the cache) -> attention -> 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from einops import rearrange
@@ -97,9 +98,9 @@ class Layers:
         states: Float[Tensor, "lanes width hidden"],
         lanes: slice,
         positions: Int[Tensor, "lanes width"],
-        attention: Callable[[Tensor, Tensor, Tensor], Tensor],
+        attention: Callable[[Any, Tensor, Tensor], Tensor],
         steps: "Steps",
-    ) -> Float[Tensor, "lanes width hidden"]:
+    ) -> Any:
         """The last layer's normalised states of tokens at these positions; keys and values join these lanes' cache.
 
         `attention` gets the rows' queries and the lanes' cache of one layer; `steps` do the rest.
@@ -191,13 +192,14 @@ class Steps:
     """What a pass is made of, apart from attention.
 
     `hidden` goes from one step to the next: the states, normalised where the matrix product behind it does not do that
-    itself. `begin` makes it of the first states, `end` makes the normalised states of the last.
+    itself, and maybe in 8 bits. `begin` makes it of the first states, `end` makes of the last what the head takes.
+    `project` makes what attention takes: queries, or what these are to be made of.
     """
 
-    begin: Callable[[Tensor, Tensor, float], Tensor]
-    project: Callable[[Tensor, Tensor, float, Layer, Place], Tensor]
-    mix: Callable[[Tensor, Tensor, Layer, Tensor, float], tuple[Tensor, Tensor]]
-    end: Callable[[Tensor, Tensor, float], Tensor]
+    begin: Callable[[Tensor, Tensor, float], Any]
+    project: Callable[[Any, Tensor, float, Layer, Place], Any]
+    mix: Callable[[Tensor, Tensor, Layer, Tensor, float], tuple[Tensor, Any]]
+    end: Callable[[Any, Tensor, float], Any]
 
 
 PLAIN = Steps(rms_norm, project, mix, _unchanged)
