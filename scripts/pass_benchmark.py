@@ -15,7 +15,6 @@ import importlib
 import statistics
 import time
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -23,28 +22,14 @@ import torch
 from rich.console import Console
 from rich.table import Column, Table
 
-from terra.benchmark.measure import SAMPLING
-from terra.benchmark.model import SHAPES, make_random_model
-from terra.benchmark.prompts import prompt_maker
-from terra.device import torch_device, torch_dtype
-from terra.engine.base import EngineSpec
-from terra.engine.graph.lanes import Aim, Lanes
+from terra.benchmark.passes import Passes, add_arguments, prepared
 from terra.errors import ConfigError
-from terra.world_model import load_world_model
 
 
 def main() -> None:
     """Parse the command line, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("outputs/benchmark"), help="where the weights are kept")
-    parser.add_argument("--shape", choices=list(SHAPES), default="terra_v1")
-    parser.add_argument("--rollouts", type=int, default=1, help="windows that a pass is over")
-    parser.add_argument("--contexts", type=int, nargs="+", default=[3, 22], help="frames that stand in the window")
-    parser.add_argument("--drafts", type=int, default=0)
-    parser.add_argument("--fp8", action="store_true", help="weights and cache in 8 bits")
-    parser.add_argument("--batch-invariant", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--dtype", default="bfloat16")
+    add_arguments(parser)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--passes", type=int, default=50, help="of a round; all are of one frame")
     parser.add_argument(
@@ -64,42 +49,27 @@ def main() -> None:
 @torch.no_grad()
 def measure(arguments: argparse.Namespace) -> list[tuple[str, int, list[float]]]:
     """For each context and each set of constants, milliseconds a pass of each round."""
-    device, dtype, shape = torch_device(arguments.device), torch_dtype(arguments.dtype), arguments.shape
-    folder = make_random_model(shape, arguments.output, dtype, arguments.device)
-    model = load_world_model(folder, dtype=dtype, device=device)
-    spec, fp8 = EngineSpec.of(model.config), {"fp8_weights": arguments.fp8, "fp8_cache": arguments.fp8}
-    lanes = Lanes(model, arguments.rollouts, arguments.drafts, **fp8, batch_invariant=arguments.batch_invariant)
-    make_prompt = prompt_maker(spec, None)
-    if not 1 <= min(arguments.contexts) <= max(arguments.contexts) < spec.layout.max_frames:
-        raise ConfigError(f"contexts: expected 1 to {spec.layout.max_frames - 1} frames, got {arguments.contexts}")
     found = []
-    for context in arguments.contexts:
-        aims = []
-        for lane in range(arguments.rollouts):
-            prompt, actions = make_prompt(context, 1, lane)
-            lanes.begin(lane, prompt, seed=lane)
-            aims.append(Aim(lane, context, actions[0], SAMPLING))
+    for passes in prepared(arguments):
         for constants in [{}, *arguments.tries, {}]:
             with changed(constants.values()):
-                milliseconds = time_passes(lanes, aims, arguments.rounds, arguments.passes, device)
-            found.append((" ".join(constants), context, milliseconds))
+                milliseconds = time_passes(passes, arguments.rounds, arguments.passes)
+            found.append((" ".join(constants), passes.context, milliseconds))
     return found
 
 
-def time_passes(lanes: Lanes, aims: list[Aim], rounds: int, passes: int, device: torch.device) -> list[float]:
-    """Milliseconds a pass, of each round; what must be compiled and captured is so before."""
-    lanes._passes.clear()  # captured with other constants
-    lanes.aim(aims)
-    numbers, samplings = [aim.lane for aim in aims], frozenset({SAMPLING})
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    lanes.advance(numbers, samplings, passes=passes)
+def time_passes(passes: Passes, rounds: int, count: int) -> list[float]:
+    """Milliseconds a pass, of each round of so many; what must be compiled and captured is so before."""
+    passes.lanes._passes.clear()  # captured with other constants
+    passes.again()
+    passes.make(count)
     milliseconds = []
     for _ in range(rounds):
-        wait()
+        passes.wait()
         begun = time.perf_counter()
-        lanes.advance(numbers, samplings, passes=passes)
-        wait()
-        milliseconds.append((time.perf_counter() - begun) * 1000 / passes)
+        passes.make(count)
+        passes.wait()
+        milliseconds.append((time.perf_counter() - begun) * 1000 / count)
     return milliseconds
 
 

@@ -6,6 +6,7 @@ import json
 import sys
 from types import SimpleNamespace
 
+import imageio.v3 as iio
 import pytest
 import torch
 from entry import load_script
@@ -13,6 +14,7 @@ from safetensors.torch import save_file
 
 from terra.benchmark import case, measure, run
 from terra.benchmark.model import Traffic, make_random_model
+from terra.benchmark.passes import Kernel, added
 from terra.benchmark.plan import CASES, DROPPED, Amount, Workload, plan_cases
 from terra.benchmark.prompts import prompt_maker
 from terra.engine.base import EngineSpec
@@ -328,11 +330,40 @@ def test_gaps_of_a_trace_are_between_all_that_came_before_and_what_comes_next():
     assert idle([(3.0, 4.0)])["longest_ms"] == 0.0
 
 
-def test_a_trace_needs_a_gpu(monkeypatch, capsys):
+def test_what_each_step_adds_to_a_layer_and_to_a_pass(tmp_path):
+    layer = {"_attend_part": 5, "_combine": 2, "_round_rows": 1, "_product": 4, "_add_and_normalise": 3}
+    behind = [("_product", 9), ("_round_rows", 1), ("_product", 6), ("_add_and_normalise", 3)]
+    projection = [("_product", 7), ("_rotate_and_store", 2)]
+    once = [("_embed", 1), ("_add_and_normalise", 1)]
+    for _ in range(3):
+        once += [*projection, *layer.items(), *behind]
+    once += [("gemv", 50), ("_pick", 20), ("_accept", 1)]
+    trace, until = [], 100.0
+    for name, adds in 4 * once:
+        # Begun before the one ahead was done, or behind a gap.
+        trace.append(Kernel(name, until + (0.5 if name == "_combine" else -0.25), until + adds))
+        until += adds
+    of_layer, of_pass = added(reversed(trace))
+    assert of_layer == {
+        "attention": 5, "its parts together": 2, "to 8 bits": 2, "output": 4, "sum and norm": 6, "gate and up": 9,
+        "down": 6, "projection": 7, "rotation": 2,
+    }  # fmt: skip
+    inside = 3 * sum(of_layer.values()) - 9
+    assert of_pass == {
+        "layers": inside, "head": 50, "noise and choice": 20, "the rest": pytest.approx(12, abs=0.1)
+    }  # fmt: skip
+    assert sum(of_pass.values()) == pytest.approx((until - 100.0) / 4, abs=0.1)
+    draw = load_script("pass_profile").draw
+    draw({name: {"layer": of_layer, "pass": of_pass} for name in ("one", "many")}, tmp_path / "profile.png")
+    assert iio.imread(tmp_path / "profile.png").shape[1] == 1100
+
+
+@pytest.mark.parametrize("script", ["idle_trace", "pass_profile"])
+def test_a_trace_needs_a_gpu(monkeypatch, capsys, script):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(sys, "argv", ["idle_trace.py"])
+    monkeypatch.setattr(sys, "argv", [f"{script}.py"])
     with pytest.raises(SystemExit) as exit_info:
-        load_script("idle_trace").main()
+        load_script(script).main()
     assert exit_info.value.code == 2
     assert "expected a CUDA GPU, found none" in capsys.readouterr().err
 

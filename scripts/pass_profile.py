@@ -1,0 +1,109 @@
+"""Where a pass of `engine=graph` goes: what each step adds to a layer, and to a pass, by a trace of all kernels.
+
+    python scripts/pass_profile.py --contexts 3 22 --report profile.json
+    python scripts/pass_profile.py --rollouts 64 --contexts 5 --report profile.json
+    python scripts/pass_profile.py --no-batch-invariant --report profile.json
+
+On random weights. What is found is added to the report, and all that it holds is drawn beside it (`profile.png`).
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.profiler import ProfilerActivity, profile
+
+from terra.benchmark.passes import Kernel, Passes, add_arguments, added, prepared
+from terra.errors import ConfigError
+
+_PASSES = 10
+_WARM_UPS = 30
+
+
+def main() -> None:
+    """Parse the command line, trace, tell, draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_arguments(parser)
+    parser.add_argument("--report", type=Path, help="a JSON file that grows by what is found")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("expected a CUDA GPU, found none")
+    try:
+        found = measure(arguments)
+    except ConfigError as error:
+        parser.error(str(error))
+    for label, parts in found.items():
+        table = Table("", "us", title=label)
+        for name, microseconds in [*parts["layer"].items(), ("a layer", sum(parts["layer"].values()))]:
+            table.add_row(name, f"{microseconds:.1f}")
+        table.add_section()
+        for name, microseconds in [*parts["pass"].items(), ("a pass", sum(parts["pass"].values()))]:
+            table.add_row(name, f"{microseconds:.0f}")
+        Console().print(table)
+    if arguments.report:
+        if arguments.report.exists():
+            found = json.loads(arguments.report.read_text()) | found
+        arguments.report.write_text(json.dumps(found, indent=2) + "\n")
+        draw(found, arguments.report.with_suffix(".png"))
+
+
+@torch.no_grad()
+def measure(arguments: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
+    """For each context, by a label, microseconds of a layer's steps and of a pass's parts."""
+    kind = "8 bits" if arguments.fp8 else arguments.dtype
+    kind += f", {arguments.drafts} drafts" if arguments.drafts else ""
+    kind += "" if arguments.batch_invariant else ", not batch-invariant"
+    found = {}
+    for passes in prepared(arguments):
+        layer, whole = added(trace(passes))
+        label = f"{arguments.rollouts} at once, {passes.context} context frames, {kind}"
+        found[label] = {"layer": layer, "pass": whole}
+    return found
+
+
+def trace(passes: Passes) -> list[Kernel]:
+    """All kernels of some passes."""
+    passes.again()
+    passes.make(_WARM_UPS)
+    passes.wait()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        passes.make(_PASSES)
+        passes.wait()
+    events = [event for event in profiler.events() or [] if event.device_type.name == "CUDA"]
+    return [Kernel(event.name, event.time_range.start, event.time_range.end) for event in events]
+
+
+def draw(found: dict[str, dict[str, dict[str, float]]], path: Path) -> None:
+    """Bars of a layer's steps, and of a pass's parts."""
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(2, 1, figsize=(11, 2 + 0.9 * len(found)), layout="constrained")
+    for axes, part, title in zip(panels, ("layer", "pass"), ("a layer", "a pass"), strict=True):
+        draw_bars(axes, {label: parts[part] for label, parts in found.items()})
+        axes.set_xlabel(f"microseconds that each adds to {title}")
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def draw_bars(axes: Any, bars: dict[str, dict[str, float]]) -> None:
+    """A bar for each label, of parts that have one colour each in all bars."""
+    names = list(dict.fromkeys(name for parts in bars.values() for name in parts))
+    for place, label in enumerate(reversed(bars)):
+        left = 0.0
+        for name, width in bars[label].items():
+            axes.barh(place, width, left=left, color=f"C{names.index(name)}", height=0.75)
+            left += width
+        axes.text(left, place, f" {left:.0f}", va="center", fontsize=8)
+    axes.set_yticks(range(len(bars)), list(reversed(bars)), fontsize=8)
+    axes.margins(x=0.06)
+    handles = [axes.barh(0, 0, color=f"C{number}") for number in range(len(names))]
+    above = {"loc": "lower center", "bbox_to_anchor": (0.4, 1.0), "frameon": False}
+    axes.legend(handles, names, fontsize=7, ncol=len(names), **above)
+
+
+if __name__ == "__main__":
+    main()
