@@ -1,17 +1,12 @@
 """The Triton kernels in Triton's interpreter, on a CPU, against torch."""
 
 import itertools
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import torch
-from tiny import save_tiny
+from interpreted import run_interpreted
 
 from terra.engine.graph import many_rows
 from terra.engine.graph.matrix import Matrix, in_fp8, linear
-from terra.world_model.model import LlamaActionV2ForCausalLM
 
 PROGRAM = """
 import itertools
@@ -232,75 +227,8 @@ print("all equal")
 """
 
 
-PASSES = """
-import itertools
-import sys
-from pathlib import Path
-
-import torch
-
-from terra.engine.graph import lanes as module
-from terra.engine.graph.attention_kernel import attend_split
-from terra.sampling import SamplingParams
-from terra.benchmark.prompts import prompt_maker
-from terra.engine.base import EngineSpec
-from terra.world_model import load_world_model
-
-# As on a GPU, but that nothing is captured.
-module.captured = lambda work, changes: work
-on_cpu = module.attend
-
-
-def on_gpu(queries, keys, values, start, *, invariant):
-    return attend_split(queries, keys, values, start, 8, invariant=invariant)
-
-
-def made(count, drafts, sampling, kernels, **options):
-    model = load_world_model(Path(sys.argv[1]), dtype=torch.float32, device=torch.device("cpu"))
-    spec = EngineSpec.of(model.config)
-    lanes, make_prompt = module.Lanes(model, count, drafts, **options), prompt_maker(spec, None)
-    aims = []
-    for lane in range(count):
-        prompt, actions = make_prompt(2, 1, lane)
-        lanes.begin(lane, prompt, seed=lane)
-        aims.append(module.Aim(lane, 2, actions[0], sampling))
-    lanes.aim(aims)
-    module.attend, lanes._on_gpu = (on_gpu, True) if kernels else (on_cpu, False)
-    make = lanes._pass(frozenset({sampling}), lanes._bucket(count))
-    for _ in range(9):
-        make()
-    assert all(lacking <= 9 for lacking in lanes.lacking(list(range(count))).values())
-    return lanes._ids, lanes._start
-
-
-plain, filtered = SamplingParams(temperature=0.9), SamplingParams(temperature=0.9, top_k=5)
-expected = {case: made(3, *case, False) for case in [(0, plain), (2, plain), (2, filtered)]}
-for count, (drafts, sampling), invariant in itertools.product((1, 3), expected, (False, True)):
-    if sampling == filtered and count == 1:
-        continue
-    ids, start = made(count, drafts, sampling, True, batch_invariant=invariant)
-    assert torch.equal(start, expected[drafts, sampling][1][:count]), (sampling, drafts, count, invariant)
-    assert torch.equal(ids, expected[drafts, sampling][0][:count]), (sampling, drafts, count, invariant)
-print("all equal")
-"""
-
-
-def run_interpreted(tmp_path: Path, program: str, *arguments: Path) -> None:
-    (tmp_path / "program.py").write_text(program)
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}
-    command = [sys.executable, tmp_path / "program.py", *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "all equal"
-
-
 def test_kernels_equal_torch(tmp_path):
     run_interpreted(tmp_path, PROGRAM)
-
-
-def test_passes_of_kernels_make_the_same_tokens(tmp_path):
-    heads = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
-    run_interpreted(tmp_path, PASSES, save_tiny(tmp_path / "model", LlamaActionV2ForCausalLM, **heads))
 
 
 def test_programs_fit_a_small_gpus_shared_memory(monkeypatch):

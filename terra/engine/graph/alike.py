@@ -21,7 +21,10 @@ def rotated(first, second, angles):
 
 @triton.jit
 def turned(element, other, cosine, sine):
-    """An element, rotated with that of the head's other half; one way to round, which no compiler chooses."""
+    """An element, rotated with that of the head's other half, rounded once less than by torch's steps.
+
+    By name, since a compiler may fuse either product of such a sum, and not the same one in each kernel.
+    """
     return tl.math.fma(element, cosine, other * sine)
 
 

@@ -1,0 +1,96 @@
+"""Whole passes of the graph engine by its kernels, in Triton's interpreter, against torch."""
+
+from interpreted import run_interpreted
+from tiny import save_tiny
+
+from terra.world_model.model import LlamaActionV2ForCausalLM
+
+PASSES = """
+import sys
+from pathlib import Path
+
+import torch
+
+from terra.engine.graph import lanes as module
+from terra.engine.graph.attention_kernel import attend_split
+from terra.sampling import SamplingParams
+from terra.benchmark.prompts import prompt_maker
+from terra.engine.base import EngineSpec
+from terra.world_model import load_world_model
+
+# As on a GPU, but that nothing is captured.
+module.captured = lambda work, changes: work
+on_cpu = module.attend
+
+
+def on_gpu(queries, keys, values, start, *, invariant):
+    return attend_split(queries, keys, values, start, 8, invariant=invariant)
+
+
+def made(count, drafts, sampling, kernels, **options):
+    model = load_world_model(Path(sys.argv[1]), dtype=torch.float32, device=torch.device("cpu"))
+    spec = EngineSpec.of(model.config)
+    lanes, make_prompt = module.Lanes(model, count, drafts, **options), prompt_maker(spec, None)
+    aims = []
+    for lane in range(count):
+        prompt, actions = make_prompt(2, 1, lane)
+        lanes.begin(lane, prompt, seed=lane)
+        aims.append(module.Aim(lane, 2, actions[0], sampling))
+    lanes.aim(aims)
+    module.attend, lanes._on_gpu = (on_gpu, True) if kernels else (on_cpu, False)
+    make = lanes._pass(frozenset({sampling}), lanes._bucket(count))
+    for _ in range(9):
+        make()
+    assert all(lacking <= 9 for lacking in lanes.lacking(list(range(count))).values())
+    return lanes._ids, lanes._start
+
+
+plain, filtered = SamplingParams(temperature=0.9), SamplingParams(temperature=0.9, top_k=5)
+for drafts, sampling, kinds in [
+    (0, plain, [(1, False), (1, True), (3, False), (3, True)]),
+    (2, plain, [(1, False), (3, True)]),
+    (2, filtered, [(3, True)]),
+]:
+    expected, expected_start = made(3, drafts, sampling, False)
+    for count, invariant in kinds:
+        ids, start = made(count, drafts, sampling, True, batch_invariant=invariant)
+        assert torch.equal(start, expected_start[:count]), (sampling, drafts, count, invariant)
+        assert torch.equal(ids, expected[:count]), (sampling, drafts, count, invariant)
+print("all equal")
+"""
+
+
+COMPANY = """
+import torch
+
+from terra.engine.graph.attention_kernel import attend_split
+
+torch.manual_seed(0)
+queries = torch.randn(4, 3, 4, 16)
+keys, values = 2 * torch.randn(4, 2, 1536, 16), torch.randn(4, 2, 16, 1536)
+
+
+def attended(lanes, width, processors, *, invariant=True):
+    start = torch.full((lanes,), first)
+    taken = queries[:lanes, :width].contiguous(), keys[:lanes], values[:lanes], start
+    return attend_split(*taken, processors, invariant=invariant)[0, 0]
+
+
+for first in (100, 700, 1400):
+    alone = attended(1, 1, 1000)  # a block of keys a program
+    # Several blocks, all of them; with other lanes, with other rows, with both.
+    for lanes, width, processors in [(1, 1, 4), (1, 1, 1), (4, 1, 1), (1, 3, 1000), (1, 3, 4), (4, 3, 1)]:
+        assert torch.equal(attended(lanes, width, processors), alone), (first, lanes, width, processors)
+# What is summed in another order rounds otherwise.
+assert not torch.equal(attended(1, 1, 4, invariant=False), attended(1, 1, 1, invariant=False))
+print("all equal")
+"""
+
+
+def test_attention_gives_the_same_bits_in_any_company(tmp_path):
+    run_interpreted(tmp_path, COMPANY)
+
+
+def test_passes_of_kernels_make_the_same_tokens(tmp_path):
+    heads = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    run_interpreted(tmp_path, PASSES, save_tiny(tmp_path / "model", LlamaActionV2ForCausalLM, **heads))
