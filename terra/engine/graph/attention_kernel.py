@@ -140,7 +140,7 @@ def _attend_part(
     BLOCK_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr, IN_ORDER: tl.constexpr,
     PROJECTED: tl.constexpr, FP8: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Of a lane, a head of the cache, some rows and a split of the keys: weighted sum, highest score, sum of weights.
+    """Of a lane, a head of the cache, some rows and a split of the keys: weighted sum, its reference, sum of weights.
 
     Of a single split the weighted mean alone, of several the split as a whole or, IN_ORDER, each of its blocks. HEADS
     are the cache's; GROUP heads of the queries share each. What the cache holds from before this pass is read before
