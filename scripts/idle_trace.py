@@ -22,6 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from terra.benchmark.measure import SAMPLING, ran, stepped
 from terra.benchmark.model import SHAPES, make_random_model
+from terra.benchmark.passes import kernels_of
 from terra.benchmark.prompts import prompt_maker
 from terra.engine.base import EngineSpec
 from terra.engine.graph.engine import GraphEngine
@@ -76,8 +77,7 @@ async def trace(folder: Path, context: int, frames: int) -> dict[str, dict[str, 
         with profile(activities=[ProfilerActivity.CUDA]) as profiler:
             await go_on(session, actions[1:])
         await session.close()
-        busy = [event.time_range for event in profiler.events() or [] if event.device_type.name == "CUDA"]
-        report[way] = idle((time.start, time.end) for time in busy)
+        report[way] = idle((kernel.start, kernel.end) for kernel in kernels_of(profiler))
     await engine.close()
     return report
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
-from terra.benchmark.passes import Kernel, Passes, add_arguments, added, prepared
+from terra.benchmark.passes import Kernel, Passes, add_arguments, added, kernels_of, prepared
 from terra.errors import ConfigError
 
 _PASSES = 10
@@ -73,8 +73,7 @@ def trace(passes: Passes) -> list[Kernel]:
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         passes.make(_PASSES)
         passes.wait()
-    events = [event for event in profiler.events() or [] if event.device_type.name == "CUDA"]
-    return [Kernel(event.name, event.time_range.start, event.time_range.end) for event in events]
+    return kernels_of(profiler)
 
 
 def draw(found: dict[str, dict[str, dict[str, float]]], path: Path) -> None:

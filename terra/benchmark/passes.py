@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch.profiler import profile
 
 from terra.benchmark.measure import SAMPLING
 from terra.benchmark.model import SHAPES, make_random_model
@@ -18,6 +19,19 @@ from terra.engine.base import EngineSpec
 from terra.engine.graph.lanes import Aim, Lanes
 from terra.errors import ConfigError
 from terra.world_model import load_world_model
+
+# Kernels by name, and what they do.
+_FIRST, _ATTENTION, _PICK = "_embed", "_attend_part", "_pick"
+_PRODUCTS = "output", "gate and up", "down", "projection"
+_PROJECTION = "projection", "rotation"
+_STEPS = {
+    _ATTENTION: "attention",
+    "_combine": "its parts together",
+    "_round_rows": "to 8 bits",
+    "_add_and_normalise": "sum and norm",
+    "_rotate_and_store": "rotation",
+    "_project": "projection",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,6 +102,12 @@ class Kernel:
     end: float
 
 
+def kernels_of(profiler: profile) -> list[Kernel]:
+    """All that ran on the device, copies as well."""
+    events = [event for event in profiler.events() or [] if event.device_type.name == "CUDA"]
+    return [Kernel(event.name, event.time_range.start, event.time_range.end) for event in events]
+
+
 def added(trace: Iterable[Kernel]) -> tuple[dict[str, float], dict[str, float]]:
     """Microseconds that each step adds to a layer, in its order, and each to a pass: its layers, the head, ...
 
@@ -124,19 +144,6 @@ def added(trace: Iterable[Kernel]) -> tuple[dict[str, float], dict[str, float]]:
                 part = "noise and choice" if names[index] == _PICK else "the rest"
             of_pass[part] += adds[index] / (len(begins) - 1)
     return {step: statistics.median(each.values()) for step, each in of_layer.items()}, dict(of_pass)
-
-
-_FIRST, _ATTENTION, _PICK = "_embed", "_attend_part", "_pick"
-_PRODUCTS = "output", "gate and up", "down", "projection"
-_PROJECTION = "projection", "rotation"
-_STEPS = {
-    _ATTENTION: "attention",
-    "_combine": "its parts together",
-    "_round_rows": "to 8 bits",
-    "_add_and_normalise": "sum and norm",
-    "_rotate_and_store": "rotation",
-    "_project": "projection",
-}
 
 
 def _steps(kernels: Sequence[str]) -> list[str]:

@@ -391,7 +391,7 @@ def normalise(
 ) -> Float[Tensor, "lanes width hidden"]:
     """`terra.engine.graph.layers.rms_norm`."""
     normalised = torch.empty_like(states)
-    _normalise(states, None, norm, epsilon, states, normalised, normalised)
+    _normalise(states, None, norm, epsilon, states, normalised)
     return normalised
 
 
@@ -400,25 +400,24 @@ def add_and_normalise(
 ) -> tuple[Float[Tensor, "lanes width hidden"], Float[Tensor, "lanes width hidden"] | Rounded]:
     """The states plus a product, and these normalised; in 8 bits if the product was made of such."""
     added = torch.empty_like(states)
-    if parts.token_scales is None:
-        normalised = torch.empty_like(states)
-        _normalise(states, parts, norm, epsilon, added, normalised, normalised)
-    else:
-        normalised = _empty_rounded(states)
-        _normalise(states, parts, norm, epsilon, added, normalised.values, normalised.scales)
+    normalised = torch.empty_like(states) if parts.token_scales is None else _empty_rounded(states)
+    _normalise(states, parts, norm, epsilon, added, normalised)
     return added, normalised
 
 
 def _normalise(
-    states: Tensor, parts: Parts | None, norm: Tensor, epsilon: float, added: Tensor, normalised: Tensor, scales: Tensor
+    states: Tensor, parts: Parts | None, norm: Tensor, epsilon: float, added: Tensor, normalised: Tensor | Rounded
 ) -> None:
+    """Fill `added`, unless there are no parts to add, and `normalised`."""
+    in_8_bits = isinstance(normalised, Rounded)
+    results = (normalised.values, normalised.scales) if in_8_bits else (normalised, normalised)
     hidden = states.shape[-1]
     tokens = _count(states)
     pointers = 3 * (states,) if parts is None else parts.pointers()
     _add_and_normalise[(tokens,)](
-        states, *pointers, norm, added, normalised, scales, tokens, epsilon,
+        states, *pointers, norm, added, *results, tokens, epsilon,
         COLUMNS=hidden, PADDED=triton.next_power_of_2(hidden), SPLITS=0 if parts is None else len(parts.sums),
-        FP8=parts is not None and parts.token_scales is not None, num_warps=8, **launched_early(states.device),
+        FP8=in_8_bits, num_warps=8, **launched_early(states.device),
     )  # fmt: skip
 
 
