@@ -23,7 +23,6 @@ from terra.engine.graph.many_rows import Projected
 
 _MAX_BLOCK_ROWS = 64
 _MIN_BLOCK_ROWS = 8  # that tl.dot takes
-_MIN_BLOCK_ROWS_IN_8_BITS = 16  # if a row's bits must not depend on others: fewer take another instruction
 _MAX_SPLITS = 128
 _LOG2_E = 1.4426950408889634
 
@@ -50,19 +49,24 @@ _FOR_DRAFTS = _Launch(programs=2, block_keys=64, stages=2, num_warps=4)
 _FOR_ALL = _Launch(programs=2, block_keys=128, stages=3, num_warps=8)
 """Any tokens, by one and the same sums."""
 
-_FOR_ALL_IN_8_BITS = _Launch(programs=2, block_keys=128, stages=4, num_warps=4)
-"""The same with a cache in 8 bits."""
+_FOR_ALL_IN_8_BITS = _Launch(programs=2, block_keys=128, stages=6, num_warps=4)
+"""The same with a cache in 8 bits. The blocks ahead leave no room for a third program beside two, so that programs that
+begin early do not crowd on the multiprocessors that happen to be free.
+"""
 
 _AHEAD = 32
 """Parts that are on their way together, before they are added one after the other."""
 
 
 @triton.jit
-def _cached(keys, values, base, place, length, DIM: tl.constexpr):
-    """Keys as rows and values as columns of these places. What is not filled is finite, and masked later."""
+def _cached(keys, values, base, place, length, DIM: tl.constexpr, wanted=True, key=None, value=None):
+    """Keys as rows and values as columns of these places, or those given if they are not wanted.
+
+    What is not filled is finite, and masked later.
+    """
     dim = tl.arange(0, DIM)
-    key = tl.load(keys + base + place[:, None] * DIM + dim[None, :])
-    return key, tl.load(values + base + dim[:, None] * length + place[None, :])
+    key = tl.load(keys + base + place[:, None] * DIM + dim[None, :], mask=wanted, other=key)
+    return key, tl.load(values + base + dim[:, None] * length + place[None, :], mask=wanted, other=value)
 
 
 @triton.jit
@@ -189,8 +193,9 @@ def _attend_part(
         )  # fmt: skip
     else:
         query = tl.load(queries + row_at[None, :] * DIM + dim[:, None], mask=used[None, :], other=0.0)
-    if begin + BLOCK_KEYS > first:  # what this pass has added is here
-        key, value = _cached(keys, values, base, place, length, DIM)
+    # What this pass has added may be here. An `if` would hide from the compiler that these are of 8 bits, and it would
+    # sum this block in another order than the next ones.
+    key, value = _cached(keys, values, base, place, length, DIM, begin + BLOCK_KEYS > first, key, value)
     if keys.dtype.element_ty == tl.float8e4nv and query.dtype != tl.float32:
         query = query.to(tl.float16)
     mixed, reference, weight = _part(query, key, value, place, sees, scale, PRECISION)
@@ -290,12 +295,9 @@ def attend_split(
     lanes, width, heads, dim = queries.shape
     kv_heads, length = keys.shape[1:3]
     group = heads // kv_heads
-    fewest = _MIN_BLOCK_ROWS
-    if invariant and queries.dtype == torch.float32:
-        fewest = _MAX_BLOCK_ROWS  # without tensor cores sums are the threads', which share out keys by the rows
-    elif invariant and keys.element_size() == 1:
-        fewest = _MIN_BLOCK_ROWS_IN_8_BITS
-    block = min(_MAX_BLOCK_ROWS, max(fewest, triton.next_power_of_2(width * group)))
+    block = min(_MAX_BLOCK_ROWS, max(_MIN_BLOCK_ROWS, triton.next_power_of_2(width * group)))
+    if invariant and (keys.element_size() == 1 or queries.dtype == torch.float32):
+        block = _MIN_BLOCK_ROWS  # more rows at once are summed in another order, but in 16 bits
     blocks = triton.cdiv(width * group, block)
     for_all = _FOR_ALL if keys.element_size() > 1 else _FOR_ALL_IN_8_BITS
     how = for_all if invariant else _FOR_DRAFTS if width > 1 else _FOR_LANES if lanes > 1 else _FOR_ONE
