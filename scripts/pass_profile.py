@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
+from terra.benchmark.case import write_json
 from terra.benchmark.passes import Kernel, Passes, add_arguments, added, kernels_of, prepared
 from terra.errors import ConfigError
 
@@ -33,6 +34,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error("expected a CUDA GPU, found none")
     try:
+        earlier = read_report(arguments.report) if arguments.report else {}
         found = measure(arguments)
     except ConfigError as error:
         parser.error(str(error))
@@ -45,10 +47,21 @@ def main() -> None:
             table.add_row(name, f"{microseconds:.0f}")
         Console().print(table)
     if arguments.report:
-        if arguments.report.exists():
-            found = json.loads(arguments.report.read_text()) | found
-        arguments.report.write_text(json.dumps(found, indent=2) + "\n")
-        draw(found, arguments.report.with_suffix(".png"))
+        write_json(arguments.report, earlier | found)
+        draw(earlier | found, arguments.report.with_suffix(".png"))
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """What was found before.
+
+    Raises:
+        ConfigError: what is there is no such report, or it can't be written.
+    """
+    try:
+        write_json(path, json.loads(path.read_text()) if path.exists() else {})
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"--report: expected a JSON file that can be written, got {path}: {error}") from None
 
 
 @torch.no_grad()

@@ -368,6 +368,19 @@ def test_a_trace_needs_a_gpu(monkeypatch, capsys, script):
     assert "expected a CUDA GPU, found none" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("content", ["nonsense", "7", None])
+def test_a_profile_finds_out_first_where_it_can_not_be_written(tmp_path, monkeypatch, capsys, content):
+    report = tmp_path / "profile.json"
+    report.mkdir() if content is None else report.write_text(content)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(sys, "argv", ["x", "--report", str(report)])
+    with pytest.raises(SystemExit) as exit_info:
+        load_script("pass_profile").main()
+    assert exit_info.value.code == 2
+    assert f"--report: expected a JSON file that can be written, got {report}" in capsys.readouterr().err
+    assert content is None or report.read_text().strip() == content
+
+
 def test_the_tokenizers_frames_a_second(monkeypatch, capsys, tmp_path):
     script, output = load_script("tokenizer_benchmark"), tmp_path / "found.json"
     monkeypatch.setattr(sys, "argv", ["x", "--frames", "1", "2", "--rounds", "1", "--output", str(output)])
