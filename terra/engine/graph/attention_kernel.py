@@ -297,7 +297,7 @@ def attend_split(
     group = heads // kv_heads
     block = min(_MAX_BLOCK_ROWS, max(_MIN_BLOCK_ROWS, triton.next_power_of_2(width * group)))
     if invariant and (keys.element_size() == 1 or queries.dtype == torch.float32):
-        block = _MIN_BLOCK_ROWS  # more rows at once are summed in another order, but in 16 bits
+        block = _MIN_BLOCK_ROWS  # more rows at once are summed in another order, except in 16 bits
     blocks = triton.cdiv(width * group, block)
     for_all = _FOR_ALL if keys.element_size() > 1 else _FOR_ALL_IN_8_BITS
     how = for_all if invariant else _FOR_DRAFTS if width > 1 else _FOR_LANES if lanes > 1 else _FOR_ONE
