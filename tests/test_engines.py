@@ -177,7 +177,8 @@ class TestContract:
             (lambda prompt: (prompt.tokens[:, :2], prompt.actions), "expected 12 tokens a frame"),
             (lambda prompt: (prompt.tokens + 64, prompt.actions), "expected token ids 0 to 63"),
             (lambda prompt: (prompt.tokens.repeat(4, 1, 1), torch.zeros(11, 6, 3)), "at most 7 context frames, got 12"),
-            (lambda prompt: (prompt.tokens, torch.zeros(2, 5, 3)), "expected 6 rows an action, got 5"),
+            (lambda prompt: (prompt.tokens, torch.zeros(2, 5, 3)), r"6 rows of \[y, x, t\] an action, got \(5, 3\)"),
+            (lambda prompt: (prompt.tokens, torch.zeros(2, 6, 2)), r"6 rows of \[y, x, t\] an action, got \(6, 2\)"),
         ],
     )
     def test_bad_prompts_are_refused(self, engine, wait, spoil, message):
@@ -188,7 +189,7 @@ class TestContract:
         with pytest.raises(ValueError, match="seed: expected 0 to"):
             wait(engine.open(make_prompt(0)[0], PLAIN, -1))
 
-    @pytest.mark.parametrize("action", [torch.full((6, 3), torch.nan), torch.zeros(5, 3)])
+    @pytest.mark.parametrize("action", [torch.full((6, 3), torch.nan), torch.zeros(5, 3), torch.zeros(6, 2)])
     def test_bad_actions_are_refused(self, engine, wait, action):
         async def step():
             session = await engine.open(make_prompt(0)[0], PLAIN, 0)
@@ -341,13 +342,14 @@ def test_batch_invariance_is_a_gpus(tiny_model):
         GraphEngine(tiny_model, drafts=0, device="cpu", batch_invariant=True)
 
 
-def test_graph_engine_that_fails_says_so(tiny_model, wait, monkeypatch):
+@pytest.mark.parametrize("step", ["begin", "advance", "frames"])
+def test_graph_engine_that_fails_says_so(tiny_model, wait, monkeypatch, step):
     engine = graph(tiny_model, 1)
 
     def fail(*_: object) -> None:
         raise RuntimeError("no memory left")
 
-    monkeypatch.setattr(Lanes, "advance", fail)
+    monkeypatch.setattr(Lanes, step, fail)
     prompt, actions = make_prompt(0)
     assert engine.failure is None
     for _ in range(2):

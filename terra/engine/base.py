@@ -112,10 +112,14 @@ def check_prompt(prompt: Prompt, spec: EngineSpec, seed: int) -> None:
             f"prompt: expected token ids 0 to {spec.vocab_size - 1}, "
             f"got {int(prompt.tokens.min())} to {int(prompt.tokens.max())}"
         )
-    if prompt.actions.shape[0] and prompt.actions.shape[1] != layout.action_slots:
-        raise ValueError(f"prompt: expected {layout.action_slots} rows an action, got {prompt.actions.shape[1]}")
+    if prompt.actions.shape[0] and prompt.actions.shape[1:] != (layout.action_slots, 3):
+        raise ValueError(f"prompt: {_expected_rows(prompt.actions, spec)}")
     if not 0 <= seed < 2**63:
         raise ValueError(f"seed: expected 0 to 2**63 - 1, got {seed}")
+
+
+def _expected_rows(actions: Actions, spec: EngineSpec) -> str:
+    return f"expected {spec.layout.action_slots} rows of [y, x, t] an action, got {tuple(actions.shape[1:])}"
 
 
 def check_actions(actions: Actions, num_frames: int, spec: EngineSpec) -> None:
@@ -126,9 +130,9 @@ def check_actions(actions: Actions, num_frames: int, spec: EngineSpec) -> None:
     """
     layout = spec.layout
     room = layout.max_frames - num_frames
+    if actions.ndim != 3 or actions.shape[1:] != (layout.action_slots, 3):
+        raise EngineError(f"action: {_expected_rows(actions, spec)}")
     if actions.shape[0] > room:
         raise EngineError(f"the window holds {layout.max_frames} frames: room for {room} more, got {actions.shape[0]}")
-    if actions.ndim != 3 or actions.shape[1] != layout.action_slots:
-        raise EngineError(f"action: expected {layout.action_slots} rows of [y, x, t], got {tuple(actions.shape[1:])}")
     if not torch.isfinite(actions).all():
         raise EngineError("action: expected finite numbers, got NaN or infinity")

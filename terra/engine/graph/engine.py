@@ -5,7 +5,8 @@ import logging
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -196,6 +197,8 @@ class _Worker:
     def __init__(self, lanes: Lanes, asked: "queue.SimpleQueue[_Frame | None]") -> None:
         self._lanes, self._asked = lanes, asked
         self._holders: list[_Window | None] = [None] * lanes.num_lanes
+        # Frames that are not handed out yet: all of them, those that wait for a lane, and those that are made in one.
+        self._owed: list[_Frame] = []
         self._waiting: list[_Frame] = []
         self._making: dict[int, _Frame] = {}
         self._made: _Made | None = None
@@ -230,6 +233,7 @@ class _Worker:
                 return True
             if frame is None:
                 return False
+            self._owed.append(frame)
             self._waiting.append(frame)
 
     def _start(self) -> None:
@@ -305,16 +309,13 @@ class _Worker:
                 rows = frame.window.prompt.tokens.shape[1]
                 frame.made.set_result(rearrange(grid.clone(), "(rows cols) -> rows cols", rows=rows))
             self._made = None
+        self._owed = [frame for frame in self._owed if not frame.made.done()]
 
     def _fail(self, error: EngineError) -> None:
         while not self._asked.empty():
             frame = self._asked.get()
             if frame is not None:
-                self._waiting.append(frame)
-        made = self._made.frames if self._made else []
-        for frame in [*made, *self._making.values()]:
-            if not frame.made.done():
-                frame.made.set_exception(error)
-        for frame in self._waiting:
-            if frame.made.set_running_or_notify_cancel():
+                self._owed.append(frame)
+        for frame in self._owed:
+            with suppress(InvalidStateError):  # cancelled, or handed out
                 frame.made.set_exception(error)

@@ -84,7 +84,7 @@ class Lanes:
         # Which lanes sample so, for each kind of sampling that was asked for.
         self._sampled: dict[SamplingParams, Bool[Tensor, " lanes"]] = {}
         self._on_gpu = device.type == "cuda"
-        self._under_way = torch.cuda.Event()
+        self._under_way: torch.cuda.Event | None = None
         self._passes: dict[Hashable, Callable[[], None]] = {}
 
     @property
@@ -155,7 +155,8 @@ class Lanes:
         if self._on_gpu:
             before, self._under_way = self._under_way, torch.cuda.Event()
             self._under_way.record()
-            before.synchronize()
+            if before:
+                before.synchronize()
 
     def lacking(self, lanes: list[int]) -> dict[int, int]:
         """How many tokens each of these lanes lacks after the passes so far; 0: its frame is done."""
@@ -170,12 +171,13 @@ class Lanes:
         lane, frame = torch.tensor(made, device=self._ids.device).T[..., None]
         within = torch.arange(self._layout.image_tokens, device=self._ids.device)
         tokens = self._ids[lane, frame * self._layout.block + within].to("cpu", non_blocking=True)
-        there = torch.cuda.Event()
-        if self._on_gpu:
+        there = torch.cuda.Event() if self._on_gpu else None
+        if there:
             there.record()
 
         def wait() -> Int[Tensor, "frames image_tokens"]:
-            there.synchronize()
+            if there:
+                there.synchronize()
             return tokens
 
         return wait
