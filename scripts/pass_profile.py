@@ -58,10 +58,11 @@ def read_report(path: Path) -> dict[str, Any]:
         ConfigError: what is there is no such report, or it can't be written.
     """
     try:
-        write_json(path, json.loads(path.read_text()) if path.exists() else {})
-        return dict(json.loads(path.read_text()))
+        found = dict(json.loads(path.read_text())) if path.exists() else {}
+        write_json(path, found)
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"--report: expected a JSON file that can be written, got {path}: {error}") from None
+    return found
 
 
 @torch.no_grad()

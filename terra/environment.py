@@ -68,7 +68,7 @@ class DriveContext:
         frames = load_context(source, num_frames=num_frames, image_size=size, fps=spec.fps)
         if trajectory is None and num_frames > 1:
             raise ConfigError(f"trajectory: expected one for {num_frames} context frames, got none")
-        actions = np.zeros((0, spec.layout.action_slots, 3), np.float32)
+        actions = np.zeros((0, *spec.action_shape), np.float32)
         if trajectory is not None:
             drive = load_trajectory(Path(trajectory)).resample(spec.fps)
             drive.require(num_frames)

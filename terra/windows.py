@@ -146,10 +146,6 @@ class SlidingSession:
         self._index += 1
         self._frames = self._frames[-self._overlap :]
         self._actions = self._actions[len(self._actions) - (self._overlap - 1) :]
-        actions = torch.stack(self._actions) if self._actions else torch.zeros(0, *self._action_shape)
+        actions = torch.stack(self._actions) if self._actions else torch.zeros(0, *self._engine.spec.action_shape)
         prompt = build_prompt(torch.stack(self._frames), actions)
         self._session = await self._engine.open(prompt, self._sampling, window_seed(self._seed, self._index))
-
-    @property
-    def _action_shape(self) -> tuple[int, int]:
-        return self._engine.spec.layout.action_slots, 3

@@ -4,7 +4,11 @@ import torch
 
 from terra.engine.graph.attention_kernel import attend_split
 
-BITS = torch.bfloat16, torch.float8_e4m3fn
+TYPES = [
+    (torch.float32, torch.float32),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.bfloat16, torch.float8_e4m3fn),
+]  # of the queries and of the cache
 
 
 def check_company(device: str, dim: int) -> None:
@@ -12,7 +16,7 @@ def check_company(device: str, dim: int) -> None:
     torch.manual_seed(0)
     all_queries = torch.randn(4, 5, 8, dim)
     all_keys, all_values = 2 * torch.randn(4, 2, 1536, dim), torch.randn(4, 2, dim, 1536)
-    for kind, cached in [(torch.float32, torch.float32), BITS, (torch.bfloat16, torch.bfloat16)]:
+    for kind, cached in TYPES:
         queries = all_queries.to(device, kind)
         keys, values = all_keys.to(device, cached), all_values.to(device, cached)
 

@@ -46,9 +46,8 @@ def prompt_maker(spec: EngineSpec, drive: Path | None) -> MakePrompt:
 
 def _random(spec: EngineSpec, num_context: int, num_actions: int, seed: int) -> tuple[Prompt, Actions]:
     generator = torch.Generator().manual_seed(seed)
-    layout = spec.layout
-    tokens = torch.randint(0, spec.vocab_size, (num_context, 1, layout.image_tokens), generator=generator)
-    actions = torch.randn(num_context - 1 + num_actions, layout.action_slots, 3, generator=generator)
+    tokens = torch.randint(0, spec.vocab_size, (num_context, 1, spec.layout.image_tokens), generator=generator)
+    actions = torch.randn(num_context - 1 + num_actions, *spec.action_shape, generator=generator)
     return build_prompt(tokens, actions[: num_context - 1]), actions[num_context - 1 :]
 
 

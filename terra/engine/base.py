@@ -44,6 +44,11 @@ class EngineSpec:
             tokenizer_sha256=config.tokenizer_sha256,
         )
 
+    @property
+    def action_shape(self) -> tuple[int, int]:
+        """Of one action: rows of [y, x, t], one a slot."""
+        return self.layout.action_slots, 3
+
 
 @runtime_checkable
 class Session(Protocol):
@@ -112,7 +117,7 @@ def check_prompt(prompt: Prompt, spec: EngineSpec, seed: int) -> None:
             f"prompt: expected token ids 0 to {spec.vocab_size - 1}, "
             f"got {int(prompt.tokens.min())} to {int(prompt.tokens.max())}"
         )
-    if prompt.actions.shape[0] and prompt.actions.shape[1:] != (layout.action_slots, 3):
+    if prompt.actions.shape[0] and prompt.actions.shape[1:] != spec.action_shape:
         raise ValueError(f"prompt: {_expected_rows(prompt.actions, spec)}")
     if not 0 <= seed < 2**63:
         raise ValueError(f"seed: expected 0 to 2**63 - 1, got {seed}")
@@ -130,7 +135,7 @@ def check_actions(actions: Actions, num_frames: int, spec: EngineSpec) -> None:
     """
     layout = spec.layout
     room = layout.max_frames - num_frames
-    if actions.ndim != 3 or actions.shape[1:] != (layout.action_slots, 3):
+    if actions.ndim != 3 or actions.shape[1:] != spec.action_shape:
         raise EngineError(f"action: {_expected_rows(actions, spec)}")
     if actions.shape[0] > room:
         raise EngineError(f"the window holds {layout.max_frames} frames: room for {room} more, got {actions.shape[0]}")

@@ -28,7 +28,6 @@ def captured(work: Callable[[], None], changes: Sequence[Tensor]) -> Callable[[]
                 for _ in range(_WARM_UPS):
                     work()
                     side.synchronize()  # kernels begin early: a pass is not to begin while the last one ends
-            torch.cuda.current_stream().wait_stream(side)
             for tensor, before in zip(changes, kept, strict=True):
                 tensor.copy_(before)
             made = torch.cuda.CUDAGraph()
