@@ -331,8 +331,8 @@ def test_gaps_of_a_trace_are_between_all_that_came_before_and_what_comes_next():
 
 
 def test_what_each_step_adds_to_a_layer_and_to_a_pass(tmp_path):
-    layer = {"_attend_part": 5, "_combine": 2, "_round_rows": 1, "_product": 4, "_add_and_normalise": 3}
-    behind = [("_product", 9), ("_round_rows", 1), ("_product", 6), ("_add_and_normalise", 3)]
+    layer = {"_attend_part": 5, "_combine": 2, "_product": 4, "_add_and_normalise": 3}
+    behind = [("_product", 9), ("_product", 6), ("_add_and_normalise", 3)]
     projection = [("_product", 7), ("_rotate_and_store", 2)]
     once = [("_embed", 1), ("_add_and_normalise", 1)]
     for _ in range(3):
@@ -345,7 +345,7 @@ def test_what_each_step_adds_to_a_layer_and_to_a_pass(tmp_path):
         until += adds
     of_layer, of_pass = added(reversed(trace))
     assert of_layer == {
-        "attention": 5, "its parts together": 2, "to 8 bits": 2, "output": 4, "sum and norm": 6, "gate and up": 9,
+        "attention": 5, "its parts together": 2, "output": 4, "sum and norm": 6, "gate and up": 9,
         "down": 6, "projection": 7, "rotation": 2,
     }  # fmt: skip
     inside = 3 * sum(of_layer.values()) - 9

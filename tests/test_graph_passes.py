@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import torch
+from interpreted import round_to_8_bits_rightly
 
 from terra.engine.graph import lanes as module
 from terra.engine.graph.attention_kernel import attend_split
@@ -25,8 +26,8 @@ module.captured = lambda work, changes: work
 on_cpu = module.attend
 
 
-def on_gpu(queries, keys, values, start, *, invariant):
-    return attend_split(queries, keys, values, start, 8, invariant=invariant)
+def on_gpu(queries, keys, values, start, *, round_by, invariant):
+    return attend_split(queries, keys, values, start, 8, round_by=round_by, invariant=invariant)
 
 
 def made(count, drafts, sampling, kernels, **options):
@@ -48,16 +49,20 @@ def made(count, drafts, sampling, kernels, **options):
 
 
 plain, filtered = SamplingParams(temperature=0.9), SamplingParams(temperature=0.9, top_k=5)
-for drafts, sampling, kinds in [
-    (0, plain, [(1, False), (1, True), (3, False), (3, True)]),
-    (2, plain, [(1, False), (3, True)]),
-    (2, filtered, [(3, True)]),
+round_to_8_bits_rightly()
+for drafts, sampling, eight, kinds in [
+    (0, plain, False, [(1, False), (1, True), (3, False), (3, True)]),
+    (0, plain, True, [(1, False), (3, True)]),
+    (2, plain, False, [(1, False), (3, True)]),
+    (2, plain, True, [(3, True)]),
+    (2, filtered, False, [(3, True)]),
 ]:
-    expected, expected_start = made(3, drafts, sampling, False)
+    options = {"fp8_weights": eight, "fp8_cache": eight}
+    expected, expected_start = made(3, drafts, sampling, False, **options)
     for count, invariant in kinds:
-        ids, start = made(count, drafts, sampling, True, batch_invariant=invariant)
-        assert torch.equal(start, expected_start[:count]), (sampling, drafts, count, invariant)
-        assert torch.equal(ids, expected[:count]), (sampling, drafts, count, invariant)
+        ids, start = made(count, drafts, sampling, True, batch_invariant=invariant, **options)
+        assert torch.equal(start, expected_start[:count]), (sampling, drafts, eight, count, invariant)
+        assert torch.equal(ids, expected[:count]), (sampling, drafts, eight, count, invariant)
 print("all equal")
 """
 

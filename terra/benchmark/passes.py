@@ -27,7 +27,6 @@ _PROJECTION = "projection", "rotation"
 _STEPS = {
     _ATTENTION: "attention",
     "_combine": "its parts together",
-    "_round_rows": "to 8 bits",
     "_add_and_normalise": "sum and norm",
     "_rotate_and_store": "rotation",
     "_project": "projection",

@@ -29,13 +29,11 @@ def turned(element, other, cosine, sine):
 
 
 @triton.jit
-def summed(parts, token_scales, row_scales, token, row, used, tokens, rows, SPLITS: tl.constexpr, FP8: tl.constexpr):
-    """Of a token, these rows of a product in parts (`many_rows.Parts`)."""
+def summed(parts, token, row, used, tokens, rows, SPLITS: tl.constexpr):
+    """Of a token, these rows of a product in parts."""
     made = tl.load(parts + token * rows + row, mask=used, other=0.0)
     for split in tl.static_range(1, SPLITS):
         made += tl.load(parts + (split * tokens + token) * rows + row, mask=used, other=0.0)
-    if FP8:
-        made = made * tl.load(token_scales + token) * tl.load(row_scales + row, mask=used, other=0.0)
     return made
 
 
@@ -52,10 +50,3 @@ def activated(gate, by):
     """SiLU of what the gate's rows gave, times what the others gave, both rounded already."""
     wide = gate.to(tl.float32)
     return (wide / (1.0 + tl.exp(-wide))).to(gate.dtype) * by
-
-
-@triton.jit
-def scales_to_8_bits(largest):
-    """Of values whose largest is this, the scale in 8 bits and what they are multiplied by (`matrix.round_rows`)."""
-    largest = tl.maximum(largest, 1e-12)
-    return tl.div_rn(largest, 448.0), tl.div_rn(448.0, largest)

@@ -20,6 +20,7 @@ from torch import Tensor
 from terra.engine.graph.alike import summed, turned
 from terra.engine.graph.launch import launched_early, shared_memory, wait_for_inputs
 from terra.engine.graph.many_rows import Projected
+from terra.engine.graph.matrix import FP8
 
 _MAX_BLOCK_ROWS = 64
 _MIN_BLOCK_ROWS = 8  # that tl.dot takes
@@ -71,14 +72,13 @@ def _cached(keys, values, base, place, length, DIM: tl.constexpr, wanted=True, k
 
 @triton.jit
 def _rotated_row(
-    parts, token_scales, row_scales, cosine, sine, token, head, dim, used, position, tokens, rows,
-    DIM: tl.constexpr, SPLITS: tl.constexpr, FP8: tl.constexpr,
+    parts, cosine, sine, token, head, dim, used, position, tokens, rows, DIM: tl.constexpr, SPLITS: tl.constexpr
 ):  # fmt: skip
     """Of a token, elements of heads of a projection in parts, rotated as `alike.rotated` does it by halves."""
     kind = cosine.dtype.element_ty
     row, other = head * DIM + dim, head * DIM + (dim + DIM // 2) % DIM
-    own = summed(parts, token_scales, row_scales, token, row, used, tokens, rows, SPLITS, FP8).to(kind)
-    other = summed(parts, token_scales, row_scales, token, other, used, tokens, rows, SPLITS, FP8).to(kind)
+    own = summed(parts, token, row, used, tokens, rows, SPLITS).to(kind)
+    other = summed(parts, token, other, used, tokens, rows, SPLITS).to(kind)
     other = tl.where(dim < DIM // 2, -other, other)
     cosines, sines = tl.load(cosine + position * DIM + dim), tl.load(sine + position * DIM + dim)
     return turned(own, other, tl.broadcast_to(cosines, own.shape), tl.broadcast_to(sines, own.shape))
@@ -138,19 +138,19 @@ def _split_size(total, SPLITS: tl.constexpr, BLOCK_KEYS: tl.constexpr):
 
 @triton.jit
 def _attend_part(
-    queries, token_scales, row_scales, cosine, sine, keys, values, start, parts, sums,
-    scale, length, width, total_rows, tokens,
+    queries, cosine, sine, keys, values, start, parts, sums,
+    scale, round_by, length, width, total_rows, lanes,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr, IN_ORDER: tl.constexpr,
-    PROJECTED: tl.constexpr, FP8: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    PROJECTED: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Of a lane, a head of the cache, some rows and a split of the keys: weighted sum, its reference, sum of weights.
 
-    Of a single split the weighted mean alone, of several the split as a whole or, IN_ORDER, each of its blocks. HEADS
-    are the cache's; GROUP heads of the queries share each. What the cache holds from before this pass is read before
-    the queries are waited for; these may be PROJECTED, in so many parts that are of 8 bits with FP8, and keys and
-    values with them (`many_rows.Projected`). 8 bits are multiplied as float16, which has room for them, or with queries
-    in float32 as that. The length of the cache is a multiple of BLOCK_KEYS.
+    Of a single split the weighted mean times `round_by` alone, of several the split as a whole or, IN_ORDER, each of
+    its blocks. HEADS are the cache's; GROUP heads of the queries share each. What the cache holds from before this pass
+    is read before the queries are waited for; these may be PROJECTED, in so many parts, and keys and values with them
+    (`many_rows.Projected`). 8 bits are multiplied as float16, which has room for them, or with queries in float32 as
+    that. The length of the cache is a multiple of BLOCK_KEYS.
     """
     lane, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     split = tl.program_id(2)
@@ -178,24 +178,25 @@ def _attend_part(
         if end == total:
             own = (GROUP * HEADS + head) * DIM + dim
             new_key = _rotated_row(
-                queries, token_scales, row_scales, cosine, sine, lane, GROUP * HEADS + head, dim, dim < DIM,
-                first, tokens, rows, DIM, PROJECTED, FP8,
-            )  # fmt: skip
-            new_value = summed(
-                queries, token_scales, row_scales, lane, own + HEADS * DIM, dim < DIM, tokens, rows, PROJECTED, FP8
-            ).to(cosine.dtype.element_ty)
+                queries, cosine, sine, lane, GROUP * HEADS + head, dim, dim < DIM, first, lanes, rows, DIM, PROJECTED
+            )
+            new_value = summed(queries, lane, own + HEADS * DIM, dim < DIM, lanes, rows, PROJECTED)
+            new_value = new_value.to(cosine.dtype.element_ty)
             tl.store(keys + base + first * DIM + dim, new_key.to(keys.dtype.element_ty))
             tl.store(values + base + dim * length + first, new_value.to(values.dtype.element_ty))
             tl.debug_barrier()  # before other threads read them
         query = _rotated_row(
-            queries, token_scales, row_scales, cosine, sine, lane, (head * GROUP + row % GROUP)[None, :], dim[:, None],
-            used[None, :], first, tokens, rows, DIM, PROJECTED, FP8,
+            queries, cosine, sine, lane, (head * GROUP + row % GROUP)[None, :], dim[:, None], used[None, :],
+            first, lanes, rows, DIM, PROJECTED,
         )  # fmt: skip
     else:
         query = tl.load(queries + row_at[None, :] * DIM + dim[:, None], mask=used[None, :], other=0.0)
-    # What this pass has added may be here. An `if` would hide from the compiler that these are of 8 bits, and it would
-    # sum this block in another order than the next ones.
-    key, value = _cached(keys, values, base, place, length, DIM, begin + BLOCK_KEYS > first, key, value)
+    # What this pass has added may be here. An `if` hides from the compiler that these are of 8 bits, and it sums this
+    # block in another order than the next ones.
+    if IN_ORDER:
+        key, value = _cached(keys, values, base, place, length, DIM, begin + BLOCK_KEYS > first, key, value)
+    elif begin + BLOCK_KEYS > first:
+        key, value = _cached(keys, values, base, place, length, DIM)
     if keys.dtype.element_ty == tl.float8e4nv and query.dtype != tl.float32:
         query = query.to(tl.float16)
     mixed, reference, weight = _part(query, key, value, place, sees, scale, PRECISION)
@@ -221,7 +222,8 @@ def _attend_part(
                 mixed = mixed * fade[None, :] + _weighed(value, share, query.dtype, PRECISION)
                 reference = higher
     if PARTS == 1:
-        tl.store(parts + row_at[None, :] * DIM + dim[:, None], mixed / weight[None, :], mask=used[None, :])
+        mean = (mixed / weight[None, :] * round_by).to(parts.dtype.element_ty)
+        tl.store(parts + row_at[None, :] * DIM + dim[:, None], mean, mask=used[None, :])
     else:
         part = (end - 1) // BLOCK_KEYS if IN_ORDER else split
         part_at = part * total_rows + row_at
@@ -239,11 +241,14 @@ def _store_part(
 
 @triton.jit
 def _combine(
-    parts, sums, attended, start, width, total_rows, rows_of_place,
+    parts, sums, attended, start, round_by, width, total_rows, rows_of_place,
     DIM: tl.constexpr, SPLITS: tl.constexpr, PARTS: tl.constexpr, PADDED: tl.constexpr,
     BLOCK_KEYS: tl.constexpr, IN_ORDER: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The mean of one row, of its parts' weighted sums; IN_ORDER as a program that has all parts makes it."""
+    """The mean of one row times `round_by`, of its parts' weighted sums.
+
+    IN_ORDER as a program that has all parts makes it.
+    """
     row = tl.program_id(0)
     total = tl.load(start + row // rows_of_place // width).to(tl.int32) + width
     count = tl.cdiv(total, BLOCK_KEYS if IN_ORDER else _split_size(total, SPLITS, BLOCK_KEYS))
@@ -275,7 +280,7 @@ def _combine(
         weight = tl.sum(tl.load(sums + PARTS * total_rows + at, mask=filled, other=0.0) * by, 0)
         place = at[:, None] * DIM + dim[None, :]
         mixed = tl.sum(tl.load(parts + place, mask=filled[:, None], other=0.0) * by[:, None], 0)
-    tl.store(attended + row * DIM + dim, mixed / weight)
+    tl.store(attended + row * DIM + dim, (mixed / weight * round_by).to(attended.dtype.element_ty))
 
 
 def attend_split(
@@ -285,6 +290,7 @@ def attend_split(
     start: Int[Tensor, " lanes"],
     processors: int,
     *,
+    round_by: float | None = None,
     invariant: bool = False,
 ) -> Float[Tensor, "lanes width heads dim"]:
     """`terra.engine.graph.attention.attend` on so many multiprocessors.
@@ -305,30 +311,30 @@ def attend_split(
     splits = max(1, min(how.programs * processors // (lanes * kv_heads * blocks), most))
     num_parts = triton.cdiv(length, how.block_keys) if invariant and splits > 1 else splits
     rows = lanes * width * heads
-    attended = torch.empty(queries.shape, dtype=queries.dtype, device=keys.device)
+    dtype = queries.dtype if round_by is None else FP8
+    attended = torch.empty(queries.shape, dtype=dtype, device=keys.device)
     parts = sums = attended
     if num_parts > 1:
         parts = torch.empty(num_parts, rows, dim, dtype=torch.float32, device=keys.device)
         sums = torch.empty(2, num_parts, rows, dtype=torch.float32, device=keys.device)
     early = launched_early(keys.device)
     if isinstance(queries, Projected):
-        inputs = (*queries.parts.pointers(), queries.place.cosine, queries.place.sine)
-        made = {"PROJECTED": len(queries.parts.sums), "FP8": queries.parts.token_scales is not None}
+        inputs, projected = (queries.parts, queries.place.cosine, queries.place.sine), len(queries.parts)
     else:
-        inputs, made = 5 * (queries,), {"PROJECTED": 0, "FP8": False}
-    element_size = max(keys.element_size(), attended.element_size())
+        inputs, projected = 3 * (queries,), 0
+    element_size = max(keys.element_size(), queries.dtype.itemsize)
     room = shared_memory(keys.device) // (2 * how.block_keys * dim * element_size)
     shapes = {"DIM": dim, "PARTS": num_parts, "BLOCK_KEYS": how.block_keys}
     _attend_part[(lanes * kv_heads, blocks, splits)](
         *inputs, keys, values, start, parts, sums,
-        dim**-0.5 * _LOG2_E, length, width, rows, lanes,
+        dim**-0.5 * _LOG2_E, round_by or 1.0, length, width, rows, lanes,
         HEADS=kv_heads, GROUP=group, SPLITS=splits, BLOCK_ROWS=block, IN_ORDER=invariant, PRECISION="ieee",
-        **made, **shapes,
-        num_warps=how.num_warps, num_stages=min(how.stages, room), **early,
+        PROJECTED=projected, **shapes,
+        num_warps=how.num_warps, num_stages=max(1, min(how.stages, room)), **early,
     )  # fmt: skip
     if num_parts > 1:
         _combine[(rows,)](
-            parts, sums, attended, start, width, rows, heads,
+            parts, sums, attended, start, round_by or 1.0, width, rows, heads,
             SPLITS=splits, PADDED=triton.next_power_of_2(num_parts), IN_ORDER=invariant, AHEAD=_AHEAD, **shapes,
             num_warps=2 if invariant else 4, **early,
         )  # fmt: skip

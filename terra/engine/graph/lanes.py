@@ -107,8 +107,8 @@ class Lanes:
             return
         positions = torch.arange(length, device=device)[None]
 
-        def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            return attend_causally(queries, keys[:, :, :length], values[..., :length])
+        def attention(queries: Tensor, keys: Tensor, values: Tensor, round_by: float | None) -> Tensor:
+            return attend_causally(queries, keys[:, :, :length], values[..., :length], round_by=round_by)
 
         taken = slice(lane, lane + 1)
         self._layers(self._embed(taken, positions), taken, positions, attention, PLAIN)
@@ -293,7 +293,7 @@ class Lanes:
 
         return make
 
-    def _attention(self, start: Int[Tensor, " lanes"]) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    def _attention(self, start: Int[Tensor, " lanes"]) -> Callable[..., Tensor]:
         return partial(attend, start=start, invariant=self._invariant)
 
 

@@ -3,18 +3,28 @@
 normalised -> project (queries; keys and values into the cache) -> attention -> mix -> states, normalised -> ...
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from einops import rearrange
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from terra.engine.graph.matrix import FP8, Matrix, in_fp8, linear
+from terra.engine.graph.matrix import FP8, Matrix, as_it_is, in_fp8, linear
 from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
+
+
+@dataclass(frozen=True)
+class Norm:
+    """Llama's normalisation; `states_by` is that of the matrix behind it."""
+
+    weight: Float[Tensor, " hidden"]
+    epsilon: float
+    states_by: float | None = None
 
 
 @dataclass(frozen=True)
@@ -26,7 +36,7 @@ class Layer:
 
     query_key_value: Matrix
     output: Matrix
-    norm: Float[Tensor, " hidden"]
+    norm: Norm
     gate_up: Matrix
     down: Matrix
 
@@ -74,20 +84,21 @@ class Layers:
         if config.attention_bias or config.mlp_bias or config.hidden_act != "silu":
             raise ValueError("model: expected no biases and hidden_act silu")
         dim = config.head_dim or config.hidden_size // config.num_attention_heads
-        self.epsilon = config.rms_norm_eps
         like = model.model.norm.weight
         positions = torch.arange(length, device=like.device)[None]
         cosine, sine = model.model.rotary_emb(like, positions)
         self.cosine, self.sine = cosine[0].contiguous(), sine[0].contiguous()
         # `norms[i]` stands before layer i, the last before the head.
-        self.norms = [layer.input_layernorm.weight.detach() for layer in model.model.layers]  # pyright: ignore
-        self.norms.append(like.detach())
-        held = in_fp8 if fp8_weights else Matrix
+        self.norms: list[Norm] = []
         self.layers: list[Layer] = []
         while len(model.model.layers):
-            self.layers.append(_joined(model.model.layers[0], held))
+            norm, layer = _taken(model.model.layers[0], config.rms_norm_eps, fp8=fp8_weights)
+            self.norms.append(norm)
+            self.layers.append(layer)
             del model.model.layers[0]
-        self.head = held(model.lm_head.weight.detach()[: config.image_vocab_size])
+        head = model.lm_head.weight.detach()[: config.image_vocab_size]
+        self.head = in_fp8(head, _largest_normal(like)) if fp8_weights else as_it_is(head)
+        self.norms.append(Norm(like.detach(), config.rms_norm_eps, self.head.states_by))
         del model.lm_head
         shape = (len(self.layers), lanes, config.num_key_value_heads or config.num_attention_heads, length, dim)
         self.keys = torch.zeros(shape, dtype=FP8 if fp8_cache else like.dtype, device=like.device)
@@ -98,30 +109,26 @@ class Layers:
         states: Float[Tensor, "lanes width hidden"],
         lanes: slice,
         positions: Int[Tensor, "lanes width"],
-        attention: Callable[[Any, Tensor, Tensor], Tensor],
+        attention: Callable[..., Tensor],
         steps: "Steps",
     ) -> Any:
         """The last layer's normalised states of tokens at these positions; keys and values join these lanes' cache.
 
-        `attention` gets the rows' queries and the lanes' cache of one layer; `steps` do the rest.
+        `attention` gets the rows' queries and the lanes' cache of one layer, and rounds to 8 bits what a matrix in
+        8 bits takes (`round_by`); `steps` do the rest.
         """
-        epsilon = self.epsilon
-        hidden = steps.begin(states, self.norms[0], epsilon)
+        hidden = steps.begin(states, self.norms[0])
         for index, layer in enumerate(self.layers):
             keys, values = self.keys[index, lanes], self.values[index, lanes]
             place = Place(self.cosine, self.sine, positions, keys, values)
-            queries = steps.project(hidden, self.norms[index], epsilon, layer, place)
-            attended = attention(queries, keys, values)
-            states, hidden = steps.mix(attended, states, layer, self.norms[index + 1], epsilon)
-        return steps.end(hidden, self.norms[-1], epsilon)
+            queries = steps.project(hidden, self.norms[index], layer, place)
+            attended = attention(queries, keys, values, round_by=layer.output.states_by)
+            states, hidden = steps.mix(attended, states, layer, self.norms[index + 1])
+        return steps.end(hidden, self.norms[-1])
 
 
 def project(
-    hidden: Float[Tensor, "lanes width hidden"],
-    norm: Float[Tensor, " hidden"],
-    epsilon: float,
-    layer: Layer,
-    place: Place,
+    hidden: Float[Tensor, "lanes width hidden"], norm: Norm, layer: Layer, place: Place
 ) -> Float[Tensor, "lanes width heads dim"]:
     """Queries, rotated, from states that are normalised; keys (rotated) and values are written into the cache."""
     return place_heads(linear(hidden, layer.query_key_value), place)
@@ -144,23 +151,20 @@ def mix(
     attended: Float[Tensor, "lanes width heads dim"],
     states: Float[Tensor, "lanes width hidden"],
     layer: Layer,
-    next_norm: Float[Tensor, " hidden"],
-    epsilon: float,
+    next_norm: Norm,
 ) -> tuple[Float[Tensor, "lanes width hidden"], Float[Tensor, "lanes width hidden"]]:
     """The states after attention's output and the feed-forward part, and normalised for what comes next."""
     states = states + linear(attended.flatten(2), layer.output)
-    gate, up = linear(rms_norm(states, layer.norm, epsilon), layer.gate_up).chunk(2, dim=-1)
+    gate, up = linear(rms_norm(states, layer.norm), layer.gate_up).chunk(2, dim=-1)
     states = states + linear(F.silu(gate) * up, layer.down)
-    return states, rms_norm(states, next_norm, epsilon)
+    return states, rms_norm(states, next_norm)
 
 
-def rms_norm(
-    states: Float[Tensor, "*batch hidden"], weight: Float[Tensor, " hidden"], epsilon: float
-) -> Float[Tensor, "*batch hidden"]:
-    """Llama's normalisation: the mean square in float32, the weight in the states' type."""
+def rms_norm(states: Float[Tensor, "*batch hidden"], norm: Norm) -> Float[Tensor, "*batch hidden"]:
+    """States normalised: the mean square in float32, the weight in the states' type."""
     wide = states.float()
-    scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
-    return weight * scaled.to(states.dtype)
+    scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.epsilon)
+    return norm.weight * scaled.to(states.dtype)
 
 
 def _rotate(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -168,22 +172,40 @@ def _rotate(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return heads * cosine + torch.cat([-second, first], dim=-1) * sine
 
 
-def _joined(layer: nn.Module, held: Callable[[Tensor], Matrix]) -> Layer:
+def _taken(layer: Any, epsilon: float, *, fp8: bool) -> tuple[Norm, Layer]:
+    """The norm before a layer of the model, and the layer."""
     attention, feed_forward = layer.self_attn, layer.mlp
-    return Layer(
-        query_key_value=held(_stacked([attention.q_proj, attention.k_proj, attention.v_proj])),  # pyright: ignore
-        output=held(attention.o_proj.weight.detach()),  # pyright: ignore
-        norm=layer.post_attention_layernorm.weight.detach(),  # pyright: ignore
-        gate_up=held(_stacked([feed_forward.gate_proj, feed_forward.up_proj])),  # pyright: ignore
-        down=held(feed_forward.down_proj.weight.detach()),  # pyright: ignore
+    before, after = layer.input_layernorm.weight.detach(), layer.post_attention_layernorm.weight.detach()
+    query, key, value, output, gate, up, down = (
+        getattr(part, f"{name}_proj").weight.detach()
+        for part, names in ((attention, "qkvo"), (feed_forward, ("gate", "up", "down")))
+        for name in names
     )
+    weights = [torch.cat([query, key, value]), output, torch.cat([gate, up]), down]
+    if fp8:
+        # Attention's output is a mean of values, and SiLU makes nothing larger.
+        of_values = _largest_products(value, before).max().item()
+        of_inner = (_largest_products(gate, after) * _largest_products(up, after)).max().item()
+        largest = _largest_normal(before), of_values, _largest_normal(after), of_inner
+        matrices = [in_fp8(*each) for each in zip(weights, largest, strict=True)]
+    else:
+        matrices = [as_it_is(weight) for weight in weights]
+    query_key_value, output, gate_up, down = matrices
+    norm = Norm(after, epsilon, gate_up.states_by)
+    return Norm(before, epsilon, query_key_value.states_by), Layer(query_key_value, output, norm, gate_up, down)
 
 
-def _stacked(linears: Sequence[nn.Linear]) -> Tensor:
-    return torch.cat([linear.weight.detach() for linear in linears])
+def _largest_normal(norm: Float[Tensor, " hidden"]) -> float:
+    """What no element of normalised states exceeds: without the norm's weight, their length is sqrt(hidden)."""
+    return math.sqrt(len(norm)) * norm.abs().max().item()
 
 
-def _unchanged(hidden: Tensor, norm: Tensor, epsilon: float) -> Tensor:
+def _largest_products(weight: Float[Tensor, "rows hidden"], norm: Float[Tensor, " hidden"]) -> Float[Tensor, " rows"]:
+    """What no product of a row with normalised states exceeds (Cauchy and Schwarz)."""
+    return math.sqrt(len(norm)) * (weight.float() * norm.float()).norm(dim=1)
+
+
+def _unchanged(hidden: Tensor, norm: Norm) -> Tensor:
     return hidden
 
 
@@ -196,10 +218,10 @@ class Steps:
     `project` makes what attention takes: queries, or what these are to be made of.
     """
 
-    begin: Callable[[Tensor, Tensor, float], Any]
-    project: Callable[[Any, Tensor, float, Layer, Place], Any]
-    mix: Callable[[Tensor, Tensor, Layer, Tensor, float], tuple[Tensor, Any]]
-    end: Callable[[Any, Tensor, float], Any]
+    begin: Callable[[Tensor, Norm], Tensor]
+    project: Callable[[Tensor, Norm, Layer, Place], Any]
+    mix: Callable[[Tensor, Tensor, Layer, Norm], tuple[Tensor, Tensor]]
+    end: Callable[[Tensor, Norm], Tensor]
 
 
 PLAIN = Steps(rms_norm, project, mix, _unchanged)

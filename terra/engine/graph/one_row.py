@@ -15,10 +15,10 @@ import triton.language as tl
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from terra.engine.graph.alike import activated, rotated, rotation, scales_to_8_bits, store_pair
+from terra.engine.graph.alike import activated, rotated, rotation, store_pair
 from terra.engine.graph.launch import launched_early, processors, wait_for_inputs
-from terra.engine.graph.layers import Layer, Place
-from terra.engine.graph.matrix import Matrix, linear
+from terra.engine.graph.layers import Layer, Norm, Place
+from terra.engine.graph.matrix import FP8, Matrix, linear
 from terra.engine.graph.tokens import Draws, pick
 
 _ELEMENTS = 12288
@@ -35,7 +35,7 @@ _WARPS = 4
 
 
 @triton.jit
-def _columns(COLUMNS: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr):
+def _columns(FIRST: tl.constexpr, REST: tl.constexpr):
     """The columns' numbers in one piece, or in two of which the second is padded."""
     columns = (tl.arange(0, FIRST),)
     if REST:
@@ -66,10 +66,10 @@ def _rows(weight, row, rows, columns, COLUMNS: tl.constexpr, PIECES: tl.constexp
 
 @triton.jit
 def _input(
-    vector, factors, epsilon, columns,
+    vector, factors, epsilon, states_by, columns,
     NORM: tl.constexpr, FP8: tl.constexpr, COLUMNS: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
-    """The vector as float32, normalised with NORM, and its scale, which is 1 but for 8 bits (`matrix.round_rows`)."""
+    """The vector as float32; with NORM normalised, and with FP8 rounded to 8 bits behind that."""
     parts = _vector(vector, columns, COLUMNS, PIECES)
     by = 1.0
     if NORM:
@@ -82,18 +82,10 @@ def _input(
         part = parts[piece]
         if NORM:
             part = factors[piece] * (part.to(tl.float32) * by).to(part.dtype)
+            if FP8:
+                part = (part.to(tl.float32) * states_by).to(tl.float8e4nv)
         wide = wide + (part.to(tl.float32),)  # noqa: RUF005
-    scale = 1.0
-    if FP8:
-        largest = 0.0
-        for piece in tl.static_range(PIECES):
-            largest = tl.maximum(largest, tl.max(tl.abs(wide[piece]), 0))
-        scale, inverse = scales_to_8_bits(largest)
-        rounded = ()
-        for piece in tl.static_range(PIECES):
-            rounded = rounded + ((wide[piece] * inverse).to(tl.float8e4nv).to(tl.float32),)  # noqa: RUF005
-        wide = rounded
-    return wide, scale
+    return wide
 
 
 @triton.jit
@@ -112,24 +104,27 @@ def _read(weight, scales, row, rows, columns, FP8: tl.constexpr, COLUMNS: tl.con
 
 
 @triton.jit
-def _dot(tile, wide, scale, PIECES: tl.constexpr):
+def _dot(tile, wide, PIECES: tl.constexpr):
     """Of each row of a tile (see `_read`) the product with the vector, scaled."""
     rows, scales = tile
     made = tl.sum(rows[0].to(tl.float32) * wide[0][None, :], 1)
     for piece in tl.static_range(1, PIECES):
         made += tl.sum(rows[piece].to(tl.float32) * wide[piece][None, :], 1)
-    return made * scale * scales
+    return made * scales
 
 
 @triton.jit
 def _product(
-    vector, norm, weight, scales, states, result, rows, epsilon,
+    vector, norm, weight, scales, states, result, rows, epsilon, states_by, result_by,
     COLUMNS: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, BLOCK_ROWS: tl.constexpr, TILES: tl.constexpr,
     NORM: tl.constexpr, GATED: tl.constexpr, SUM: tl.constexpr, FP8: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of weight times vector; with GATED those of its upper half activate those of its lower half."""
+    """Some rows of weight times vector; with GATED those of its upper half activate those of its lower half.
+
+    A result in 8 bits is multiplied by `result_by` first.
+    """
     row = tl.program_id(0) * (BLOCK_ROWS * TILES) + tl.arange(0, BLOCK_ROWS)
-    columns = _columns(COLUMNS, FIRST, REST)
+    columns = _columns(FIRST, REST)
     pieces: tl.constexpr = 2 if REST else 1
     below, scales_below = weight + rows.to(tl.int64) * COLUMNS, scales + rows
     tile = _read(weight, scales, row, rows, columns, FP8, COLUMNS, pieces)
@@ -145,8 +140,9 @@ def _product(
         for number in tl.static_range(TILES):
             at = row + number * BLOCK_ROWS
             added = added + (tl.load(states + at, mask=at < rows),)  # noqa: RUF005
-    wide, scale = _input(vector, factors, epsilon, columns, NORM, FP8, COLUMNS, pieces)
+    wide = _input(vector, factors, epsilon, states_by, columns, NORM, FP8, COLUMNS, pieces)
     kind = result.dtype.element_ty
+    narrow: tl.constexpr = kind == tl.float8e4nv
     for number in tl.static_range(TILES):
         at = row + number * BLOCK_ROWS
         next_tile, next_lower = tile, lower
@@ -154,10 +150,16 @@ def _product(
             next_tile = _read(weight, scales, at + BLOCK_ROWS, rows, columns, FP8, COLUMNS, pieces)
             if GATED:
                 next_lower = _read(below, scales_below, at + BLOCK_ROWS, rows, columns, FP8, COLUMNS, pieces)
-        made = _dot(tile, wide, scale, pieces).to(kind)
+        made = _dot(tile, wide, pieces)
+        if not narrow:  # else it is rounded once
+            made = made.to(kind)
         if GATED:
-            by = _dot(lower, wide, scale, pieces).to(kind)
+            by = _dot(lower, wide, pieces)
+            if not narrow:
+                by = by.to(kind)
             made = activated(made, by)
+        if narrow:
+            made = (made * result_by).to(kind)
         if SUM:
             made = added[number] + made
         tl.store(result + at, made, mask=at < rows)
@@ -166,7 +168,7 @@ def _product(
 
 @triton.jit
 def _project(
-    vector, norm, weight, scales, cosine, sine, position, queries, keys, values, rows, epsilon, length,
+    vector, norm, weight, scales, cosine, sine, position, queries, keys, values, rows, epsilon, states_by, length,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
     COLUMNS: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
     FP8: tl.constexpr, EARLY: tl.constexpr,
@@ -176,7 +178,7 @@ def _project(
     head = tl.program_id(0) * BLOCK_PAIRS // half
     low = tl.program_id(0) * BLOCK_PAIRS % half + tl.arange(0, BLOCK_PAIRS)
     row = head * DIM + low
-    columns = _columns(COLUMNS, FIRST, REST)
+    columns = _columns(FIRST, REST)
     pieces: tl.constexpr = 2 if REST else 1
     first_tile = _read(weight, scales, row, rows, columns, FP8, COLUMNS, pieces)
     second_tile = _read(weight, scales, row + half, rows, columns, FP8, COLUMNS, pieces)
@@ -184,10 +186,10 @@ def _project(
     wait_for_inputs(EARLY)
     place = tl.load(position)
     angles = rotation(cosine, sine, place * DIM + low, half)  # on its way while the rest is computed
-    wide, scale = _input(vector, factors, epsilon, columns, True, FP8, COLUMNS, pieces)
+    wide = _input(vector, factors, epsilon, states_by, columns, True, FP8, COLUMNS, pieces)
     kind = queries.dtype.element_ty
-    first = _dot(first_tile, wide, scale, pieces).to(kind)
-    second = _dot(second_tile, wide, scale, pieces).to(kind)
+    first = _dot(first_tile, wide, pieces).to(kind)
+    second = _dot(second_tile, wide, pieces).to(kind)
     number = head - GROUP * HEADS  # of the cache's head, keys first
     if number < HEADS:
         first, second = rotated(first, second, angles)
@@ -204,27 +206,31 @@ def product(
     vector: Float[Tensor, "1 1 columns"],
     matrix: Matrix,
     *,
-    norm: Float[Tensor, " columns"] | None = None,
-    epsilon: float = 0.0,
+    norm: Norm | None = None,
     gated: bool = False,
     states: Float[Tensor, "1 1 rows"] | None = None,
+    result_by: float | None = None,
 ) -> Float[Tensor, "1 1 rows"]:
     """`terra.engine.graph.matrix.linear`, with what stands before and behind it.
 
     Args:
+        vector: as the matrix takes it, or with `norm` the states before that.
         norm: the vector is normalised first, by `terra.engine.graph.layers.rms_norm`.
         gated: the result is SiLU of its first half times its second half.
         states: the result is added to them.
+        result_by: the result is multiplied by it and rounded to 8 bits.
     """
     weight, scales = matrix.weight, matrix.scale
     rows = len(weight) // (2 if gated else 1)
     block_rows = _height(weight, 2 if gated else 1)
     most = _TILES if scales is None else _TILES_IN_8_BITS
     tiles = min(most, max(1, rows // (block_rows * _PROGRAMS * processors(vector.device))))
-    result = torch.empty(1, 1, rows, dtype=vector.dtype, device=vector.device)
+    dtype = matrix.dtype if result_by is None else FP8
+    result = torch.empty(1, 1, rows, dtype=dtype, device=vector.device)
     _product[(triton.cdiv(rows, block_rows * tiles),)](
-        vector, result if norm is None else norm, weight, result if scales is None else scales,
-        result if states is None else states, result, rows, epsilon,
+        vector, result if norm is None else norm.weight, weight, result if scales is None else scales,
+        result if states is None else states, result, rows, norm.epsilon if norm else 0.0, matrix.states_by or 1.0,
+        result_by or 1.0,
         **_pieces(weight.shape[1]), BLOCK_ROWS=block_rows, TILES=tiles,
         NORM=norm is not None, GATED=gated, SUM=states is not None, FP8=scales is not None,
         num_warps=_WARPS, **launched_early(vector.device),
@@ -233,11 +239,7 @@ def product(
 
 
 def project(
-    vector: Float[Tensor, "1 1 columns"],
-    norm: Float[Tensor, " columns"],
-    epsilon: float,
-    layer: Layer,
-    place: Place,
+    vector: Float[Tensor, "1 1 columns"], norm: Norm, layer: Layer, place: Place
 ) -> Float[Tensor, "1 1 heads dim"]:
     """`terra.engine.graph.layers.project` of one row that is not normalised yet; `dim` is a power of two."""
     _, kv_heads, length, dim = place.keys.shape
@@ -246,8 +248,8 @@ def project(
     block_pairs = min(_height(weight, 2), dim // 2)
     queries = torch.empty(1, 1, heads, dim, dtype=vector.dtype, device=vector.device)
     _project[(len(weight) // 2 // block_pairs,)](
-        vector, norm, weight, queries if scales is None else scales, place.cosine, place.sine, place.positions,
-        queries, place.keys, place.values, len(weight), epsilon, length,
+        vector, norm.weight, weight, queries if scales is None else scales, place.cosine, place.sine, place.positions,
+        queries, place.keys, place.values, len(weight), norm.epsilon, layer.query_key_value.states_by or 1.0, length,
         HEADS=kv_heads, GROUP=heads // kv_heads, DIM=dim, **_pieces(weight.shape[1]),
         BLOCK_PAIRS=block_pairs, FP8=scales is not None, num_warps=_WARPS, **launched_early(vector.device),
     )  # fmt: skip
@@ -258,12 +260,11 @@ def mix(
     attended: Float[Tensor, "1 1 heads dim"],
     states: Float[Tensor, "1 1 hidden"],
     layer: Layer,
-    next_norm: Float[Tensor, " hidden"],
-    epsilon: float,
+    next_norm: Norm,
 ) -> tuple[Float[Tensor, "1 1 hidden"], Float[Tensor, "1 1 hidden"]]:
     """`terra.engine.graph.layers.mix`; the states for what comes next are not normalised."""
     states = product(attended.flatten(2), layer.output, states=states)
-    inner = product(states, layer.gate_up, norm=layer.norm, epsilon=epsilon, gated=True)
+    inner = product(states, layer.gate_up, norm=layer.norm, gated=True, result_by=layer.down.states_by)
     states = product(inner, layer.down, states=states)
     return states, states
 

@@ -1,0 +1,72 @@
+"""The graph engine's layers in 8 bits, without its kernels."""
+
+import pytest
+import torch
+
+from terra.benchmark.model import SHAPES
+from terra.engine.graph import attention, matrix
+from terra.engine.graph.layers import PLAIN, Layers
+from terra.world_model import ARCHITECTURES, LlamaActionConfig
+
+LENGTH = 128
+
+
+@pytest.fixture
+def reached(monkeypatch) -> list[float]:
+    """For each time that states are rounded to 8 bits, their largest as a share of the largest number there is."""
+    found = []
+    rounded = matrix.rounded
+
+    def noted(states, by):
+        found.append((states.float() * by).abs().max().item() / 448)
+        return rounded(states, by)
+
+    monkeypatch.setattr(matrix, "rounded", noted)
+    monkeypatch.setattr(attention, "rounded", noted)
+    return found
+
+
+def tiny_world_model():
+    torch.manual_seed(0)
+    return ARCHITECTURES["LlamaActionForCausalLM"](LlamaActionConfig(**SHAPES["tiny"])).eval()
+
+
+@torch.no_grad()
+def in_8_bits(model, states):
+    layers = Layers(model, 1, LENGTH, fp8_weights=True)
+    positions = torch.arange(states.shape[1])[None]
+    length = states.shape[1]
+
+    def attend(queries, keys, values, round_by):
+        return attention.attend_causally(queries, keys[:, :, :length], values[..., :length], round_by=round_by)
+
+    return layers(states, slice(1), positions, attend, PLAIN)
+
+
+@torch.no_grad()
+def test_no_states_are_larger_than_their_weights_allow(reached):
+    model = tiny_world_model()
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.copy_(torch.randn(parameter.shape).exp())
+        elif name.endswith("proj.weight"):
+            parameter.mul_(torch.randn(len(parameter), 1).exp())
+    in_8_bits(model, torch.randn(1, 40, model.config.hidden_size).mul(3).exp())
+    assert len(reached) == 4 * model.config.num_hidden_layers
+    assert max(reached) < 1.0
+
+
+@torch.no_grad()
+def test_the_largest_states_fit(reached):
+    """All of a state in one element, which is all that the rows of gate, up and values read."""
+    model = tiny_world_model()
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.zero_()
+        layer.mlp.down_proj.weight.zero_()
+        for linear in (layer.self_attn.v_proj, layer.mlp.gate_proj, layer.mlp.up_proj):
+            linear.weight.zero_()
+            linear.weight[:, 7] = 40.0
+    states = torch.zeros(1, 1, model.config.hidden_size)
+    states[..., 7] = 5.0
+    in_8_bits(model, states)
+    assert reached == pytest.approx([1.0] * len(reached), abs=0.02)
