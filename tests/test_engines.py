@@ -369,3 +369,48 @@ def test_graph_engine_asks_for_8_bits_that_are_there(tiny_model, monkeypatch):
 def test_graph_engine_has_room_for_a_session(tiny_model):
     with pytest.raises(ConfigError, match="max_sessions: expected 1 or more, got 0"):
         GraphEngine(tiny_model, drafts=0, max_sessions=0, dtype="float32", device=DEVICE)
+
+
+def test_frames_of_a_graph_session_that_is_closed_are_not_made(tiny_model, wait):
+    """A window may have lost its lane, and what is closed is not kept."""
+    engine = GraphEngine(tiny_model, drafts=0, max_sessions=1, dtype="float32", device=DEVICE)
+
+    async def closed() -> None:
+        prompt, actions = make_prompt(30)
+        first = await engine.open(prompt, PLAIN, 1)
+        await first.step(actions[0])
+        other = asyncio.create_task(ran(engine, prompt, actions))
+        await asyncio.sleep(0)  # has asked for all its frames
+        left = asyncio.create_task(first.step(actions[1]))
+        await asyncio.sleep(0)
+        await first.close()
+        with pytest.raises(EngineError, match="the session is closed"):
+            await left
+        await other
+
+    wait(closed())
+    wait(engine.close())
+
+
+def test_numbers_that_overflow_in_a_graph_session_stay_in_it(tiny_model, graph_engine, wait):
+    """Its lane goes to the next session, whose attention multiplies what it does not see by 0."""
+    prompt, actions = make_prompt(31)
+    expected = wait(ran(graph_engine, prompt, actions))
+    engine = GraphEngine(tiny_model, drafts=0, max_sessions=1, dtype="float32", device=DEVICE)
+    layers = engine._worker._lanes._layers
+    for _ in range(2):
+        assert torch.equal(wait(ran(engine, prompt, actions)), expected)
+        layers.keys.fill_(torch.nan)
+        layers.values.fill_(torch.nan)
+    wait(engine.close())
+
+
+def test_a_graph_engine_does_not_grow_with_the_kinds_of_sampling(tiny_model, wait):
+    engine = GraphEngine(tiny_model, drafts=0, max_sessions=3, dtype="float32", device=DEVICE)
+    lanes = engine._worker._lanes
+    prompt, actions = make_prompt(32)
+    for top_k in range(2, 8):
+        wait(ran(engine, prompt, actions[:1], SamplingParams(temperature=0.5, top_k=top_k)))
+    assert len(lanes._readings) == 1
+    assert 1 <= len(lanes._sampled) <= 3
+    wait(engine.close())

@@ -30,7 +30,7 @@ def on_gpu(queries, keys, values, start, *, round_by, invariant):
     return attend_split(queries, keys, values, start, 8, round_by=round_by, invariant=invariant)
 
 
-def made(count, drafts, sampling, kernels, **options):
+def made(count, drafts, samplings, kernels, **options):
     model = load_world_model(Path(sys.argv[1]), dtype=torch.float32, device=torch.device("cpu"))
     spec = EngineSpec.of(model.config)
     lanes, make_prompt = module.Lanes(model, count, drafts, **options), prompt_maker(spec, None)
@@ -38,31 +38,32 @@ def made(count, drafts, sampling, kernels, **options):
     for lane in range(count):
         prompt, actions = make_prompt(2, 1, lane)
         lanes.begin(lane, prompt, seed=lane)
-        aims.append(module.Aim(lane, 2, actions[0], sampling))
+        aims.append(module.Aim(lane, 2, actions[0], samplings[lane % len(samplings)]))
     lanes.aim(aims)
     module.attend, lanes._on_gpu = (on_gpu, True) if kernels else (on_cpu, False)
-    make = lanes._pass(frozenset({sampling}), lanes._bucket(count))
+    make = lanes._pass(frozenset(samplings), lanes._bucket(count))
     for _ in range(9):
         make()
     assert all(lacking <= 9 for lacking in lanes.lacking(list(range(count))).values())
     return lanes._ids, lanes._start
 
 
-plain, filtered = SamplingParams(temperature=0.9), SamplingParams(temperature=0.9, top_k=5)
+plain = [SamplingParams(temperature=0.9)]
+mixed = [SamplingParams(temperature=0.9, top_k=5), SamplingParams(temperature=0.8)]
 round_to_8_bits_rightly()
-for drafts, sampling, eight, kinds in [
+for drafts, samplings, eight, kinds in [
     (0, plain, False, [(1, False), (1, True), (3, False), (3, True)]),
     (0, plain, True, [(1, False), (3, True)]),
     (2, plain, False, [(1, False), (3, True)]),
     (2, plain, True, [(3, True)]),
-    (2, filtered, False, [(3, True)]),
+    (2, mixed, False, [(3, True)]),
 ]:
     options = {"fp8_weights": eight, "fp8_cache": eight}
-    expected, expected_start = made(3, drafts, sampling, False, **options)
+    expected, expected_start = made(3, drafts, samplings, False, **options)
     for count, invariant in kinds:
-        ids, start = made(count, drafts, sampling, True, batch_invariant=invariant, **options)
-        assert torch.equal(start, expected_start[:count]), (sampling, drafts, eight, count, invariant)
-        assert torch.equal(ids, expected[:count]), (sampling, drafts, eight, count, invariant)
+        ids, start = made(count, drafts, samplings, True, batch_invariant=invariant, **options)
+        assert torch.equal(start, expected_start[:count]), (samplings, drafts, eight, count, invariant)
+        assert torch.equal(ids, expected[:count]), (samplings, drafts, eight, count, invariant)
 print("all equal")
 """
 

@@ -155,13 +155,14 @@ class GraphSession:
     async def close(self) -> None:
         """See `terra.engine.base.Session.close`."""
         self._window.closed = True
+        self._window.snapshot = None
 
 
 @dataclass(eq=False)
 class _Window:
     """A session as the worker sees it; `last` is the number of the last frame that is there.
 
-    `lane` and `snapshot` are the worker's: one of them, or none before the first frame.
+    `lane` and `snapshot` are the worker's: one of them, or none before the first frame. What is closed loses them.
     """
 
     prompt: Prompt
@@ -240,50 +241,56 @@ class _Worker:
         """Give lanes to frames that wait, first come, first served, one frame of a window at a time."""
         busy = {id(frame.window) for frame in self._making.values()}
         waiting, self._waiting = self._waiting, []
+        wanted = {id(frame.window) for frame in waiting}
         aims = []
         for frame in waiting:
-            if id(frame.window) in busy:
+            window = frame.window
+            if frame.made.cancelled():
+                continue
+            if id(window) in busy:
                 self._waiting.append(frame)
                 continue
-            lane = self._lane(frame.window, busy)
+            lane = window.lane if window.lane is not None else self._free_lane(wanted)
             if lane is None:
                 self._waiting.append(frame)
-            elif frame.made.set_running_or_notify_cancel():
-                aims.append(Aim(lane, frame.number, frame.action, frame.window.sampling))
-                self._making[lane], self._left[lane] = frame, self._lanes.frame_length
-            else:
+            elif not frame.made.set_running_or_notify_cancel():
                 continue
-            busy.add(id(frame.window))
+            elif not self._hold(lane, window):
+                frame.made.set_exception(EngineError("the session is closed"))
+                continue
+            else:
+                aims.append(Aim(lane, frame.number, frame.action, window.sampling))
+                self._making[lane], self._left[lane] = frame, self._lanes.frame_length
+            busy.add(id(window))
         if aims:
             self._lanes.aim(aims)
 
-    def _lane(self, window: _Window, busy: set[int]) -> int | None:
-        """The window's lane: its own, a free one, or that of a window for which nothing is being made; else None."""
+    def _free_lane(self, wanted: set[int]) -> int | None:
+        """A lane in which nothing is being made, best one that nobody holds, else one whose window is not wanted."""
+
+        def price(lane: int) -> tuple[bool, bool]:
+            holder = self._holders[lane]
+            return holder is not None and not holder.closed, id(holder) in wanted
+
+        return min((lane for lane in range(len(self._holders)) if lane not in self._making), key=price, default=None)
+
+    def _hold(self, lane: int, window: _Window) -> bool:
+        """Let a lane have this window; False if it was closed and may be lost."""
         if window.lane is None:
-            idle = [lane for lane in range(len(self._holders)) if lane not in self._making]
-            wanted = {id(frame.window) for frame in self._waiting}
-
-            def price(lane: int) -> tuple[bool, bool]:
-                holder = self._holders[lane]
-                return holder is not None and not holder.closed, id(holder) in wanted
-
-            free = min(idle, key=price, default=None)
-            if free is None:
-                return None
-            self._give(free, window)
-        return window.lane
-
-    def _give(self, lane: int, window: _Window) -> None:
-        holder = self._holders[lane]
-        if holder is not None:
-            holder.lane = None
-            if not holder.closed:
-                holder.snapshot = self._lanes.save(lane, holder.last)
-        if window.snapshot is None:
-            self._lanes.begin(lane, window.prompt, window.seed)
-        else:
-            self._lanes.load(lane, window.snapshot)
-        window.lane, window.snapshot, self._holders[lane] = lane, None, window
+            snapshot = window.snapshot
+            if window.closed:
+                return False
+            holder = self._holders[lane]
+            if holder is not None:
+                holder.lane = None
+                if not holder.closed:
+                    holder.snapshot = self._lanes.save(lane, holder.last)
+            if snapshot is None:
+                self._lanes.begin(lane, window.prompt, window.seed)
+            else:
+                self._lanes.load(lane, snapshot)
+            window.lane, window.snapshot, self._holders[lane] = lane, None, window
+        return not window.closed
 
     def _advance(self) -> _Made | None:
         """Make some passes; the frames that are done then."""

@@ -6,7 +6,7 @@ tokens (Jacobi decoding, see `terra.engine.jacobi`). Every pass over so many lan
 stands is known to the device alone, so that passes are captured as CUDA graphs and replayed without the host.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -81,11 +81,14 @@ class Lanes:
         self._last = torch.zeros(num_lanes, dtype=torch.int64, device=device)
         self._seed = torch.zeros(num_lanes, dtype=torch.int64, device=device)
         self._temperature = torch.zeros(num_lanes, dtype=torch.float32, device=device)
-        # Which lanes sample so, for each kind of sampling that was asked for.
+        # How each lane samples, and which lanes sample so.
+        self._samplings: list[SamplingParams | None] = [None] * num_lanes
         self._sampled: dict[SamplingParams, Bool[Tensor, " lanes"]] = {}
         self._on_gpu = device.type == "cuda"
         self._under_way: torch.cuda.Event | None = None
-        self._passes: dict[Hashable, Callable[[], None]] = {}
+        # Over the first so many lanes: passes by picks; and passes up to the logits, which these are.
+        self._passes: dict[int, Callable[[], None]] = {}
+        self._readings: dict[int, tuple[Callable[[], None], Float[Tensor, "rows vocab"]]] = {}
 
     @property
     def frame_length(self) -> int:
@@ -103,6 +106,7 @@ class Lanes:
             self._write_actions(torch.full_like(frames, lane), frames, prompt.actions)
         self._seed[lane] = seed
         length = len(ids) - 1
+        self._rest(lane, length)
         if not length:
             return
         positions = torch.arange(length, device=device)[None]
@@ -129,10 +133,13 @@ class Lanes:
         self._start[lane] = begin[:, 0] - layout.action_slots - 1
         self._last[lane] = begin[:, 0] + layout.image_tokens - 1
         self._temperature[lane] = torch.tensor([aim.sampling.temperature for aim in aims], device=device)
-        for sampling in {aim.sampling for aim in aims} - self._sampled.keys():
-            self._sampled[sampling] = torch.zeros_like(self._start, dtype=torch.bool)
-        for sampling, lanes in self._sampled.items():
-            lanes[lane] = torch.tensor([aim.sampling == sampling for aim in aims], device=device)
+        for aim in aims:
+            self._samplings[aim.lane] = aim.sampling
+        self._sampled = {
+            sampling: torch.tensor([sampling == other for other in self._samplings], device=device)
+            for sampling in set(self._samplings)
+            if sampling is not None
+        }
 
     def passes_needed(self, lanes: list[int], lacking: dict[int, int]) -> int:
         """How many passes at least until one of these lanes has its frame, if they lack so many tokens."""
@@ -191,6 +198,16 @@ class Lanes:
         """Go on, in any lane, with the window that was saved."""
         for part, tensor in zip(self._parts(lane, snapshot.length), snapshot.tensors, strict=True):
             part.copy_(tensor)
+        self._rest(lane, snapshot.length - 1)
+
+    def _rest(self, lane: int, position: int) -> None:
+        """Nothing is to be made in a lane whose last certain token stands here, and nothing of another window is left.
+
+        What attention does not see it multiplies by 0, so that it must be finite.
+        """
+        self._start[lane] = self._last[lane] = position
+        self._layers.keys[:, lane, :, position:] = 0
+        self._layers.values[:, lane, ..., position:] = 0
 
     def _bucket(self, count: int) -> int:
         """Passes go over 1, 4, 16, ... or all lanes, so that few of them have to be captured."""
@@ -230,13 +247,12 @@ class Lanes:
         """A pass over the first `count` lanes, which sample in these ways."""
         # Filters look at the numbers to decide what to do next, which a graph can't hold.
         if self._on_gpu and not any(sampling.filters for sampling in samplings):
-            return self._kept(count, lambda: captured(self._pass_by_picks(count), [self._ids, self._start]))
-        return self._kept((count, samplings), lambda: self._pass_by_logits(samplings, count))
-
-    def _kept(self, key: Hashable, make: Callable[[], Callable[[], None]]) -> Callable[[], None]:
-        if key not in self._passes:
-            self._passes[key] = make()
-        return self._passes[key]
+            if count not in self._passes:
+                self._passes[count] = captured(self._pass_by_picks(count), [self._ids, self._start])
+            return self._passes[count]
+        if count not in self._readings:
+            self._readings[count] = self._reading(count)
+        return partial(self._pass_by_logits, *self._readings[count], samplings, count)
 
     def _pass_by_picks(self, count: int) -> Callable[[], None]:
         """Kernels take each lane's tokens to the best of what follows, in one go."""
@@ -261,18 +277,17 @@ class Lanes:
 
         return make
 
-    def _pass_by_logits(self, samplings: frozenset[SamplingParams], count: int) -> Callable[[], None]:
-        """The same with sampling of any kind, of which torch does what is not the layers'."""
-        width, lanes, layout = self.width(count), slice(count), self._layout
-        ids, start, last = self._ids[lanes], self._start[lanes], self._last[lanes]
-        rows = count * width
-        logits = torch.zeros(rows, self._model.config.image_vocab_size, dtype=self._model.dtype, device=ids.device)
+    def _reading(self, count: int) -> tuple[Callable[[], None], Float[Tensor, "rows vocab"]]:
+        """What fills these logits, each lane's tokens read."""
+        width, lanes = self.width(count), slice(count)
+        start, rows = self._start[lanes], count * width
+        logits = torch.zeros(rows, self._model.config.image_vocab_size, dtype=self._model.dtype, device=start.device)
         steps, head = PLAIN, linear
         if self._on_gpu:
             from terra.engine.graph.many_rows import product as head
 
             steps = gpu_steps(single=rows == 1 and not self._invariant)
-        behind = torch.arange(width, device=ids.device)
+        behind = torch.arange(width, device=start.device)
 
         def read() -> None:
             positions = start[:, None] + behind
@@ -280,18 +295,30 @@ class Lanes:
             states = self._layers(embedded, lanes, positions, self._attention(start), steps)
             logits.copy_(head(states, self._layers.head).flatten(0, 1))
 
-        if self._on_gpu:
-            read = captured(read, [])
+        return captured(read, []) if self._on_gpu else read, logits
 
-        def make() -> None:
-            read()
-            positions = (start[:, None] + behind).flatten()
-            seeds = self._seed[lanes].repeat_interleave(width)
-            for sampling in samplings:
-                picks = sample_tokens(logits, sampling, seeds, positions).view(count, width)
-                accept(ids, start, last, self._sampled[sampling][lanes], picks, layout.block, layout.image_tokens)
+    def _pass_by_logits(
+        self,
+        read: Callable[[], None],
+        logits: Float[Tensor, "rows vocab"],
+        samplings: frozenset[SamplingParams],
+        count: int,
+    ) -> None:
+        """The same as by picks with sampling of any kind, of which torch does what is not the layers'."""
+        width, lanes, layout = self.width(count), slice(count), self._layout
+        ids, start, last, seed = self._ids[lanes], self._start[lanes], self._last[lanes], self._seed[lanes]
+        read()
+        positions = (start[:, None] + torch.arange(width, device=start.device)).flatten()
+        seeds = seed.repeat_interleave(width)
+        for sampling in samplings:
+            if self._on_gpu and not sampling.filters:  # as without others that filter
+                from terra.engine.graph import tokens
 
-        return make
+                picks = tokens.picked(logits, tokens.Draws(self._temperature[lanes], seed, start))
+            else:
+                picks = sample_tokens(logits, sampling, seeds, positions)
+            concerned = self._sampled[sampling][lanes]
+            accept(ids, start, last, concerned, picks.view(count, width), layout.block, layout.image_tokens)
 
     def _attention(self, start: Int[Tensor, " lanes"]) -> Callable[..., Tensor]:
         return partial(attend, start=start, invariant=self._invariant)

@@ -160,6 +160,13 @@ def pick(logits: Float[Tensor, "tokens vocab"], draws: Draws, best: Int64[Tensor
     )  # fmt: skip
 
 
+def picked(logits: Float[Tensor, "tokens vocab"], draws: Draws) -> Int64[Tensor, " tokens"]:
+    """The best token of each row, which belong to the lanes in turn."""
+    best = torch.full((len(logits),), NOTHING, dtype=torch.int64, device=logits.device)
+    pick(logits, draws, best)
+    return torch.iinfo(torch.int32).max - (best & 0xFFFFFFFF)
+
+
 @triton.jit
 def _accept(
     best, ids, start, last, width, length, block, image_tokens, PADDED: tl.constexpr, EARLY: tl.constexpr
