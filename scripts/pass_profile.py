@@ -68,7 +68,8 @@ def read_report(path: Path) -> dict[str, Any]:
 @torch.no_grad()
 def measure(arguments: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
     """For each context, by a label, microseconds of a layer's steps and of a pass's parts."""
-    kind = "8 bits" if arguments.fp8 else arguments.dtype
+    kind = f"8 bits and {arguments.dtype}" if arguments.fp8 else arguments.dtype
+    kind += "" if arguments.shape == "terra_v1" else f", {arguments.shape}"
     kind += f", {arguments.drafts} drafts" if arguments.drafts else ""
     kind += "" if arguments.batch_invariant else ", not batch-invariant"
     found = {}

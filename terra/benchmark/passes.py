@@ -18,7 +18,7 @@ from terra.device import torch_device, torch_dtype
 from terra.engine.base import EngineSpec
 from terra.engine.graph.lanes import Aim, Lanes
 from terra.errors import ConfigError
-from terra.world_model import load_world_model
+from terra.world_model import LlamaActionConfig, load_world_model
 
 # Kernels by name, and what they do.
 _FIRST, _ATTENTION, _PICK = "_embed", "_attend_part", "_pick"
@@ -76,13 +76,14 @@ def prepared(arguments: argparse.Namespace) -> Iterator[Passes]:
         ConfigError: contexts that don't fit the window.
     """
     device, dtype = torch_device(arguments.device), torch_dtype(arguments.dtype)
+    most = LlamaActionConfig(**SHAPES[arguments.shape]).layout.max_frames - 1
+    if not 1 <= min(arguments.contexts) <= max(arguments.contexts) <= most:
+        raise ConfigError(f"contexts: expected 1 to {most} frames, got {arguments.contexts}")
     folder = make_random_model(arguments.shape, arguments.output, dtype, arguments.device)
     model = load_world_model(folder, dtype=dtype, device=device)
     spec, fp8 = EngineSpec.of(model.config), {"fp8_weights": arguments.fp8, "fp8_cache": arguments.fp8}
     lanes = Lanes(model, arguments.rollouts, arguments.drafts, **fp8, batch_invariant=arguments.batch_invariant)
     make_prompt = prompt_maker(spec, None)
-    if not 1 <= min(arguments.contexts) <= max(arguments.contexts) < spec.layout.max_frames:
-        raise ConfigError(f"contexts: expected 1 to {spec.layout.max_frames - 1} frames, got {arguments.contexts}")
     for context in arguments.contexts:
         aims = []
         for lane in range(arguments.rollouts):

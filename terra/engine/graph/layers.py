@@ -31,7 +31,8 @@ class Norm:
 class Layer:
     """Weights of one layer: those that read the same input stand in one matrix. `norm` is that after attention.
 
-    Rows and columns: (heads_dim, hidden), (hidden, heads_dim), (2 intermediate, hidden), (hidden, intermediate).
+    Rows and columns: (dim of all queries, keys and values, hidden), (hidden, dim of all queries), (2 intermediate,
+    hidden), (hidden, intermediate).
     """
 
     query_key_value: Matrix

@@ -212,9 +212,9 @@ def split_product(
     """`terra.engine.graph.matrix.linear`, of states as the matrix takes them, in parts that are to be summed."""
     rows, columns = matrix.weight.shape
     tokens = _count(states)
-    block = _SPLIT.num_bytes // matrix.weight.element_size()
+    at_once = _SPLIT.num_bytes // matrix.weight.element_size()
     wanted = max(1, processors(matrix.weight.device) // triton.cdiv(rows, _SPLIT.rows))
-    size = triton.cdiv(triton.cdiv(columns, block), wanted) * block
+    size = triton.cdiv(triton.cdiv(columns, at_once), wanted) * at_once
     parts = torch.empty(triton.cdiv(columns, size), tokens, rows, dtype=torch.float32, device=states.device)
     _multiply(states, matrix, parts, _tiles(matrix, tokens, _SPLIT), size=size)
     return parts
@@ -299,15 +299,15 @@ def _tiles(matrix: Matrix, tokens: int, shape: _Shape) -> dict[str, int]:
 
     More tokens than half of the most take room from the weight, and a GPU with less shared memory has fewer blocks.
     """
-    block = min(_MAX_BLOCK_TOKENS, max(_MIN_BLOCK_TOKENS, int(triton.next_power_of_2(tokens))))
-    many = 2 * block > _MAX_BLOCK_TOKENS
+    at_once = min(_MAX_BLOCK_TOKENS, max(_MIN_BLOCK_TOKENS, int(triton.next_power_of_2(tokens))))
+    many = 2 * at_once > _MAX_BLOCK_TOKENS
     num_bytes = min(shape.num_bytes, 128) if many else shape.num_bytes
-    few = block == _MIN_BLOCK_TOKENS
+    few = at_once == _MIN_BLOCK_TOKENS
     held = shape.held if few else 0
-    fitting = shared_memory(matrix.weight.device) // ((block + shape.rows) * num_bytes)
+    fitting = shared_memory(matrix.weight.device) // ((at_once + shape.rows) * num_bytes)
     blocks = min(shape.blocks, fitting // (2 if few else shape.programs))
     return {
-        "BLOCK_TOKENS": block,
+        "BLOCK_TOKENS": at_once,
         "BLOCK_ROWS": shape.rows,
         "BLOCK_COLUMNS": num_bytes // matrix.weight.element_size(),
         "num_stages": max(blocks - held, 2),
