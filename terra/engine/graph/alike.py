@@ -47,6 +47,6 @@ def store_pair(target, first, second, apart, used=None):
 
 @triton.jit
 def activated(gate, by):
-    """SiLU of what the gate's rows gave, times what the others gave, both rounded already."""
+    """SiLU of what the gate's rows gave, times what the others gave, both rounded already if they are to be."""
     wide = gate.to(tl.float32)
     return (wide / (1.0 + tl.exp(-wide))).to(gate.dtype) * by

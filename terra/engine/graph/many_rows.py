@@ -1,9 +1,10 @@
 """Triton kernels for passes of several tokens: matrix products of few rows, and what stands between them.
 
 Such a product is done when its weight has been read. The weight's columns are split over programs, so that all
-multiprocessors read at once, and the kernel behind it sums the parts. Rounding is that of the separate steps. Rows of
-the weight are rows of the product, tokens its columns: so any number of tokens takes one kind of instruction, and a
-token's bits do not depend on how many there are.
+multiprocessors read at once, and the kernel behind it sums the parts. Rounding is that of the separate steps, but that
+what attention and activation give is rounded once where it goes to 8 bits. Rows of the weight are rows of the product,
+tokens its columns: so any number of tokens takes one kind of instruction, and a token's bits do not depend on how many
+there are.
 """
 
 # A kernel's launch is beyond the type checker.
@@ -85,9 +86,9 @@ def _product(
 ):  # fmt: skip
     """Some rows of the weight and a split of SIZE of its columns, times the states.
 
-    A part of the product, or the WHOLE; with GATED what the weight's upper half gives activates what its lower half
-    gives, half of the rows are of either, and a result in 8 bits is multiplied by `result_by` first. With FP8 states
-    and weight are of 8 bits, and rows are to be scaled.
+    With GATED what the weight's upper half gives activates what its lower half gives, half of the rows are of either,
+    and a result in 8 bits is multiplied by `result_by` first. With FP8 states and weight are of 8 bits, and rows are to
+    be scaled.
     """
     own: tl.constexpr = BLOCK_ROWS // 2 if GATED else BLOCK_ROWS
     row = tl.program_id(0) * own + tl.arange(0, own)

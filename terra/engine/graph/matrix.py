@@ -47,7 +47,7 @@ def in_fp8(weight: Float[Tensor, "rows columns"], largest: float) -> Matrix:
 
 
 def rounded(states: Float[Tensor, "*shape"], by: float) -> Float[Tensor, "*shape"]:
-    """States in 8 bits, multiplied by this before (`Matrix.states_by`)."""
+    """States in 8 bits, multiplied by this before (`Matrix.states_by`); what is too large then is cut off."""
     return (states.float() * by).clamp(-_LARGEST, _LARGEST).to(FP8)
 
 

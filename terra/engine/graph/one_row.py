@@ -3,7 +3,7 @@
 A product takes the normalisation before it and what follows it along: activation, sum, or rotation and cache. So a
 layer is six kernels. A program reads whole rows of the weight, a tile of them at a time. Weights depend on nothing, so
 on a GPU that can launch a kernel before the one ahead of it is done, the first tile is read before that one's result is
-waited for. Rounding is that of the separate steps.
+waited for. Rounding is that of `terra.engine.graph.many_rows`.
 """
 
 # A kernel's launch is beyond the type checker.
