@@ -386,6 +386,7 @@ def test_frames_of_a_graph_session_that_is_closed_are_not_made(tiny_model, wait)
         await first.close()
         with pytest.raises(EngineError, match="the session is closed"):
             await left
+        assert not other.done()  # it did not have to be waited for
         await other
 
     wait(closed())
@@ -396,12 +397,12 @@ def test_numbers_that_overflow_in_a_graph_session_stay_in_it(tiny_model, graph_e
     """Its lane goes to the next session, whose attention multiplies what it does not see by 0."""
     prompt, actions = make_prompt(31)
     expected = wait(ran(graph_engine, prompt, actions))
-    engine = GraphEngine(tiny_model, drafts=0, max_sessions=1, dtype="float32", device=DEVICE)
-    layers = engine._worker._lanes._layers
+    engine = GraphEngine(tiny_model, drafts=4, max_sessions=1, dtype="float32", device=DEVICE)
+    lanes = engine._worker._lanes
     for _ in range(2):
         assert torch.equal(wait(ran(engine, prompt, actions)), expected)
-        layers.keys.fill_(torch.nan)
-        layers.values.fill_(torch.nan)
+        for held in (lanes._layers.keys, lanes._layers.values, lanes._slot_rows):
+            held.fill_(torch.nan)
     wait(engine.close())
 
 

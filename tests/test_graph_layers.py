@@ -1,5 +1,7 @@
 """The graph engine's layers in 8 bits, without its kernels."""
 
+import copy
+
 import pytest
 import torch
 
@@ -32,8 +34,8 @@ def tiny_world_model():
 
 
 @torch.no_grad()
-def in_8_bits(model, states):
-    layers = Layers(model, 1, LENGTH, fp8_weights=True)
+def passed(model, states, *, fp8=True):
+    layers = Layers(model, 1, LENGTH, fp8_weights=fp8)
     positions = torch.arange(states.shape[1])[None]
     length = states.shape[1]
 
@@ -51,7 +53,7 @@ def test_no_states_are_larger_than_their_weights_allow(reached):
             parameter.copy_(torch.randn(parameter.shape).exp())
         elif name.endswith("proj.weight"):
             parameter.mul_(torch.randn(len(parameter), 1).exp())
-    in_8_bits(model, torch.randn(1, 40, model.config.hidden_size).mul(3).exp())
+    passed(model, torch.randn(1, 40, model.config.hidden_size).mul(3).exp())
     assert len(reached) == 4 * model.config.num_hidden_layers
     assert max(reached) < 1.0
 
@@ -68,5 +70,22 @@ def test_the_largest_states_fit(reached):
             linear.weight[:, 7] = 40.0
     states = torch.zeros(1, 1, model.config.hidden_size)
     states[..., 7] = 5.0
-    in_8_bits(model, states)
+    passed(model, states)
     assert reached == pytest.approx([1.0] * len(reached), abs=0.02)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["up_proj", "v_proj"])
+def test_a_row_that_gives_much_more_does_not_take_the_bits_of_the_others(name):
+    """Nothing reads it here, so that only the others are seen."""
+    errors = []
+    for factor in (1.0, 4096.0):
+        model = tiny_world_model()
+        for layer in model.model.layers:
+            own, reads = (layer.mlp, "down_proj") if name == "up_proj" else (layer.self_attn, "o_proj")
+            getattr(own, name).weight[3] *= factor
+            getattr(own, reads).weight[:, 3::64] = 0
+        states = torch.randn(1, 40, model.config.hidden_size, generator=torch.Generator().manual_seed(1))
+        expected = passed(copy.deepcopy(model), states, fp8=False)
+        errors.append(((passed(model, states) - expected).norm() / expected.norm()).item())
+    assert errors[1] < 1.2 * errors[0] < 0.1

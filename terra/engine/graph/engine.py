@@ -247,16 +247,19 @@ class _Worker:
             window = frame.window
             if frame.made.cancelled():
                 continue
+            if window.closed:
+                self._refuse(frame)
+                continue
             if id(window) in busy:
                 self._waiting.append(frame)
                 continue
             lane = window.lane if window.lane is not None else self._free_lane(wanted)
             if lane is None:
                 self._waiting.append(frame)
-            elif not frame.made.set_running_or_notify_cancel():
-                continue
             elif not self._hold(lane, window):
-                frame.made.set_exception(EngineError("the session is closed"))
+                self._refuse(frame)
+                continue
+            elif not frame.made.set_running_or_notify_cancel():
                 continue
             else:
                 aims.append(Aim(lane, frame.number, frame.action, window.sampling))
@@ -264,6 +267,10 @@ class _Worker:
             busy.add(id(window))
         if aims:
             self._lanes.aim(aims)
+
+    def _refuse(self, frame: _Frame) -> None:
+        if frame.made.set_running_or_notify_cancel():
+            frame.made.set_exception(EngineError("the session is closed"))
 
     def _free_lane(self, wanted: set[int]) -> int | None:
         """A lane in which nothing is being made, best one that nobody holds, else one whose window is not wanted."""
@@ -285,6 +292,8 @@ class _Worker:
                 holder.lane = None
                 if not holder.closed:
                     holder.snapshot = self._lanes.save(lane, holder.last)
+                if holder.closed:  # meanwhile
+                    holder.snapshot = None
             if snapshot is None:
                 self._lanes.begin(lane, window.prompt, window.seed)
             else:

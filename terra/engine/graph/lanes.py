@@ -101,6 +101,7 @@ class Lanes:
         layout, device = self._layout, self._ids.device
         ids = interleave(list(prompt.tokens), layout.action_slots, num_actions=prompt.num_frames - 1)
         self._ids[lane, : len(ids)] = torch.tensor(ids, device=device)
+        self._slot_rows[lane] = 0
         if len(prompt.actions):
             frames = torch.arange(len(prompt.actions), device=device)
             self._write_actions(torch.full_like(frames, lane), frames, prompt.actions)

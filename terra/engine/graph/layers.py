@@ -182,12 +182,21 @@ def _taken(layer: Any, epsilon: float, *, fp8: bool) -> tuple[Norm, Layer]:
         for part, names in ((attention, "qkvo"), (feed_forward, ("gate", "up", "down")))
         for name in names
     )
-    weights = [torch.cat([query, key, value]), output, torch.cat([gate, up]), down]
+    largest = ()
     if fp8:
         # Attention's output is a mean of values, and SiLU makes nothing larger.
-        of_values = _largest_products(value, before).max().item()
-        of_inner = (_largest_products(gate, after) * _largest_products(up, after)).max().item()
-        largest = _largest_normal(before), of_values, _largest_normal(after), of_inner
+        of_values = _largest_products(value, before)
+        by = _levelling(of_values)
+        heads = output.shape[1] // len(value)  # of the queries, that share one of the values
+        by_column = by.unflatten(0, (-1, attention.head_dim)).repeat_interleave(heads, 0).flatten()
+        value, output = (value * by[:, None]).to(value.dtype), (output / by_column).to(output.dtype)
+        of_inner = _largest_products(gate, after) * _largest_products(up, after)
+        level = _levelling(of_inner)
+        up, down = (up * level[:, None]).to(up.dtype), (down / level).to(down.dtype)
+        normal = _largest_normal(before), _largest_normal(after)
+        largest = normal[0], (of_values * by).max().item(), normal[1], (of_inner * level).max().item()
+    weights = [torch.cat([query, key, value]), output, torch.cat([gate, up]), down]
+    if fp8:
         matrices = [in_fp8(*each) for each in zip(weights, largest, strict=True)]
     else:
         matrices = [as_it_is(weight) for weight in weights]
@@ -204,6 +213,16 @@ def _largest_normal(norm: Float[Tensor, " hidden"]) -> float:
 def _largest_products(weight: Float[Tensor, "rows hidden"], norm: Float[Tensor, " hidden"]) -> Float[Tensor, " rows"]:
     """What no product of a row with normalised states exceeds (Cauchy and Schwarz)."""
     return math.sqrt(len(norm)) * (weight.float() * norm.float()).norm(dim=1)
+
+
+def _levelling(largest: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
+    """Powers of two that bring what rows may give to about their median, so that none takes the others' bits.
+
+    The columns that read them are divided by the same: the result stays what it is.
+    """
+    median = largest.median()
+    wanted = torch.exp2(torch.log2(median / largest).round().clamp(-16, 16))
+    return torch.where((largest > 0) & (median > 0), wanted, 1.0)
 
 
 def _unchanged(hidden: Tensor, norm: Norm) -> Tensor:
