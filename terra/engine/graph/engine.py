@@ -127,7 +127,7 @@ class GraphSession:
 
     def __init__(self, engine: GraphEngine, prompt: Prompt, sampling: SamplingParams, seed: int) -> None:
         self._engine = engine
-        self._window = _Window(prompt, sampling, seed, last=prompt.num_frames - 1)
+        self._window: _Window | None = _Window(prompt, sampling, seed, last=prompt.num_frames - 1)
         self._num_frames = prompt.num_frames
 
     async def step(self, action: Action) -> FrameTokens:
@@ -139,10 +139,11 @@ class GraphSession:
     async def run(self, actions: Actions) -> AsyncIterator[FrameTokens]:
         """See `terra.engine.base.Session.run`."""
         check_actions(actions, self._num_frames, self._engine.spec)
-        if self._window.closed:
+        window = self._window
+        if window is None:
             raise EngineError("the session is closed")
         first = self._num_frames
-        asked = [self._engine.ask(self._window, first + index, action) for index, action in enumerate(actions)]
+        asked = [self._engine.ask(window, first + index, action) for index, action in enumerate(actions)]
         try:
             for made in asked:
                 frame = await asyncio.wrap_future(made)
@@ -154,15 +155,16 @@ class GraphSession:
 
     async def close(self) -> None:
         """See `terra.engine.base.Session.close`."""
-        self._window.closed = True
-        self._window.snapshot = None
+        if self._window is not None:
+            self._window.closed = True
+            self._window = None  # and with it what is kept of it
 
 
 @dataclass(eq=False)
 class _Window:
     """A session as the worker sees it; `last` is the number of the last frame that is there.
 
-    `lane` and `snapshot` are the worker's: one of them, or none before the first frame. What is closed loses them.
+    `lane` and `snapshot` are the worker's: one of them, or none before the first frame.
     """
 
     prompt: Prompt
@@ -247,8 +249,9 @@ class _Worker:
             window = frame.window
             if frame.made.cancelled():
                 continue
-            if window.closed:
-                self._refuse(frame)
+            if window.closed:  # what was in its lane may be lost
+                with suppress(InvalidStateError):  # cancelled
+                    frame.made.set_exception(EngineError("the session is closed"))
                 continue
             if id(window) in busy:
                 self._waiting.append(frame)
@@ -256,21 +259,16 @@ class _Worker:
             lane = window.lane if window.lane is not None else self._free_lane(wanted)
             if lane is None:
                 self._waiting.append(frame)
-            elif not self._hold(lane, window):
-                self._refuse(frame)
-                continue
-            elif not frame.made.set_running_or_notify_cancel():
-                continue
-            else:
+            elif frame.made.set_running_or_notify_cancel():
+                if window.lane is None:
+                    self._give(lane, window)
                 aims.append(Aim(lane, frame.number, frame.action, window.sampling))
                 self._making[lane], self._left[lane] = frame, self._lanes.frame_length
+            else:
+                continue
             busy.add(id(window))
         if aims:
             self._lanes.aim(aims)
-
-    def _refuse(self, frame: _Frame) -> None:
-        if frame.made.set_running_or_notify_cancel():
-            frame.made.set_exception(EngineError("the session is closed"))
 
     def _free_lane(self, wanted: set[int]) -> int | None:
         """A lane in which nothing is being made, best one that nobody holds, else one whose window is not wanted."""
@@ -281,25 +279,17 @@ class _Worker:
 
         return min((lane for lane in range(len(self._holders)) if lane not in self._making), key=price, default=None)
 
-    def _hold(self, lane: int, window: _Window) -> bool:
-        """Let a lane have this window; False if it was closed and may be lost."""
-        if window.lane is None:
-            snapshot = window.snapshot
-            if window.closed:
-                return False
-            holder = self._holders[lane]
-            if holder is not None:
-                holder.lane = None
-                if not holder.closed:
-                    holder.snapshot = self._lanes.save(lane, holder.last)
-                if holder.closed:  # meanwhile
-                    holder.snapshot = None
-            if snapshot is None:
-                self._lanes.begin(lane, window.prompt, window.seed)
-            else:
-                self._lanes.load(lane, snapshot)
-            window.lane, window.snapshot, self._holders[lane] = lane, None, window
-        return not window.closed
+    def _give(self, lane: int, window: _Window) -> None:
+        holder = self._holders[lane]
+        if holder is not None:
+            holder.lane = None
+            if not holder.closed:
+                holder.snapshot = self._lanes.save(lane, holder.last)
+        if window.snapshot is None:
+            self._lanes.begin(lane, window.prompt, window.seed)
+        else:
+            self._lanes.load(lane, window.snapshot)
+        window.lane, window.snapshot, self._holders[lane] = lane, None, window
 
     def _advance(self) -> _Made | None:
         """Make some passes; the frames that are done then."""

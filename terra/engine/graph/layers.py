@@ -4,7 +4,7 @@ normalised -> project (queries; keys and values into the cache) -> attention -> 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,32 +177,44 @@ def _taken(layer: Any, epsilon: float, *, fp8: bool) -> tuple[Norm, Layer]:
     """The norm before a layer of the model, and the layer."""
     attention, feed_forward = layer.self_attn, layer.mlp
     before, after = layer.input_layernorm.weight.detach(), layer.post_attention_layernorm.weight.detach()
-    query, key, value, output, gate, up, down = (
-        getattr(part, f"{name}_proj").weight.detach()
-        for part, names in ((attention, "qkvo"), (feed_forward, ("gate", "up", "down")))
-        for name in names
-    )
-    largest = ()
+    weights = [getattr(attention, f"{name}_proj").weight.detach() for name in "qkvo"]
+    weights += [getattr(feed_forward, f"{name}_proj").weight.detach() for name in ("gate", "up", "down")]
     if fp8:
-        # Attention's output is a mean of values, and SiLU makes nothing larger.
-        of_values = _largest_products(value, before)
-        by = _levelling(of_values)
-        heads = output.shape[1] // len(value)  # of the queries, that share one of the values
-        by_column = by.unflatten(0, (-1, attention.head_dim)).repeat_interleave(heads, 0).flatten()
-        value, output = (value * by[:, None]).to(value.dtype), (output / by_column).to(output.dtype)
-        of_inner = _largest_products(gate, after) * _largest_products(up, after)
-        level = _levelling(of_inner)
-        up, down = (up * level[:, None]).to(up.dtype), (down / level).to(down.dtype)
-        normal = _largest_normal(before), _largest_normal(after)
-        largest = normal[0], (of_values * by).max().item(), normal[1], (of_inner * level).max().item()
-    weights = [torch.cat([query, key, value]), output, torch.cat([gate, up]), down]
-    if fp8:
-        matrices = [in_fp8(*each) for each in zip(weights, largest, strict=True)]
+        weights, largest = _levelled(weights, before, after, attention.head_dim)
+        matrices = [in_fp8(*each) for each in zip(_joined(weights), largest, strict=True)]
     else:
-        matrices = [as_it_is(weight) for weight in weights]
+        matrices = [as_it_is(weight) for weight in _joined(weights)]
     query_key_value, output, gate_up, down = matrices
     norm = Norm(after, epsilon, gate_up.states_by)
     return Norm(before, epsilon, query_key_value.states_by), Layer(query_key_value, output, norm, gate_up, down)
+
+
+def _joined(weights: Sequence[Tensor]) -> list[Tensor]:
+    """Those of queries, keys and values in one; output; gate and up in one; down."""
+    query, key, value, output, gate, up, down = weights
+    return [torch.cat([query, key, value]), output, torch.cat([gate, up]), down]
+
+
+def _levelled(
+    weights: Sequence[Tensor], before: Tensor, after: Tensor, dim: int
+) -> tuple[list[Tensor], tuple[float, float, float, float]]:
+    """Weights of the same layer in which no row of values or of up takes the others' bits.
+
+    And what no element of the states exceeds that the four of `_joined` read.
+    """
+    query, key, value, output, gate, up, down = weights
+    # Attention's output is a mean of values, and SiLU makes nothing larger.
+    of_values = _largest_products(value, before)
+    by = _levelling(of_values)
+    heads = output.shape[1] // len(value)  # of the queries, that share one of the values
+    by_column = by.unflatten(0, (-1, dim)).repeat_interleave(heads, 0).flatten()
+    value, output = (value * by[:, None]).to(value.dtype), (output / by_column).to(output.dtype)
+    of_inner = _largest_products(gate, after) * _largest_products(up, after)
+    level = _levelling(of_inner)
+    up, down = (up * level[:, None]).to(up.dtype), (down / level).to(down.dtype)
+    most = (of_values * by).max().item(), (of_inner * level).max().item()
+    largest = _largest_normal(before), most[0], _largest_normal(after), most[1]
+    return [query, key, value, output, gate, up, down], largest
 
 
 def _largest_normal(norm: Float[Tensor, " hidden"]) -> float:
