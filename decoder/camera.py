@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -18,13 +19,13 @@ class Camera:
     """A pinhole camera with square pixels over flat ground, looking along the car's heading.
 
     `fov_degrees` is the horizontal field of view; a negative `pitch_radians` looks down; the camera sits
-    `x_forward_metres` ahead of the car's origin. Raises `ValueError` for values that no such camera has.
+    `x_forward_meters` ahead of the car's origin. Raises `ValueError` for values that no such camera has.
     """
 
     fov_degrees: float
-    height_metres: float
+    height_meters: float
     pitch_radians: float
-    x_forward_metres: float = 0.0
+    x_forward_meters: float = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -33,8 +34,8 @@ class Camera:
                 raise ValueError(f"{field.name}: expected a finite number, got {value!r}")
         if not 0 < self.fov_degrees < 180:
             raise ValueError(f"fov_degrees: expected more than 0 and less than 180, got {self.fov_degrees}")
-        if self.height_metres <= 0:
-            raise ValueError(f"height_metres: expected more than 0, got {self.height_metres}")
+        if self.height_meters <= 0:
+            raise ValueError(f"height_meters: expected more than 0, got {self.height_meters}")
         if abs(self.pitch_radians) >= math.pi / 2:
             raise ValueError(f"pitch_radians: expected less than a right angle (1.57), got {self.pitch_radians}")
 
@@ -44,9 +45,13 @@ class Camera:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str = "camera") -> "Camera":
-        """Undo `to_dict`; only `x_forward_metres` may be left out. `ConfigError` names `where` the values stood."""
+        """Undo `to_dict`; only `x_forward_meters` may be left out. `ConfigError` names `where` the values stood.
+
+        Keys that end in `_metres`, as they did in datasets before version 0.1, are read too.
+        """
+        values = {re.sub("_metres$", "_meters", name): value for name, value in values.items()}
         known = {field.name for field in fields(cls)}
-        missing, unknown = known - {"x_forward_metres"} - values.keys(), values.keys() - known
+        missing, unknown = known - {"x_forward_meters"} - values.keys(), values.keys() - known
         if missing or unknown:
             raise ConfigError(
                 f"{where}: expected {sorted(known)}, missing {sorted(missing)}, unknown {sorted(unknown)}"
@@ -71,18 +76,18 @@ class Camera:
 def project(
     points_xy: Float[np.ndarray, "points 2"], camera: Camera, image_size: tuple[int, int]
 ) -> Float[np.ndarray, "points 2"]:
-    """Ground points in metres to (column, row) in pixels of a picture of `image_size` (width, height).
+    """Ground points in meters to (column, row) in pixels of a picture of `image_size` (width, height).
 
-    (0, 0) is the picture's top left corner, (0.5, 0.5) the centre of its first pixel; points may land outside.
+    (0, 0) is the picture's top left corner, (0.5, 0.5) the center of its first pixel; points may land outside.
     With x' = x - x_forward, height h, pitch p and f = width / (2 tan(fov / 2)):
     depth = x' cos p - h sin p, column = width / 2 - f y / depth, row = height / 2 + f (x' sin p + h cos p) / depth.
-    Points that are not in front of the camera (depth of a micrometre or less) become NaN.
+    Points that are not in front of the camera (depth of a micrometer or less) become NaN.
     """
     width, height = image_size
     focal = width / (2 * math.tan(math.radians(camera.fov_degrees) / 2))
     cosine, sine = math.cos(camera.pitch_radians), math.sin(camera.pitch_radians)
-    ahead, left = points_xy[:, 0] - camera.x_forward_metres, points_xy[:, 1]
-    depth = ahead * cosine - camera.height_metres * sine
+    ahead, left = points_xy[:, 0] - camera.x_forward_meters, points_xy[:, 1]
+    depth = ahead * cosine - camera.height_meters * sine
     depth = np.where(depth > 1e-6, depth, np.nan)
-    below = ahead * sine + camera.height_metres * cosine
+    below = ahead * sine + camera.height_meters * cosine
     return np.stack([width / 2 - focal * left / depth, height / 2 + focal * below / depth], axis=-1)

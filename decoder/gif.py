@@ -14,7 +14,7 @@ from tokenizer.errors import VideoError
 
 _TRANSPARENT = 255  # palette index that leaves a pixel as the frame before had it
 _PALETTE_PIXELS = 1 << 15
-_DITHER_STEPS = 8.0  # peak to peak, in 8-bit steps: about the distance of two colours of a palette
+_DITHER_STEPS = 8.0  # peak to peak, in 8-bit steps: about the distance of two colors of a palette
 _BAYER = np.array([[0, 8, 2, 10], [12, 4, 14, 6], [3, 11, 1, 9], [15, 7, 13, 5]]) / 15 - 0.5
 # What Pillow raises on damaged files.
 _PILLOW_ERRORS = (OSError, EOFError, SyntaxError, ValueError, IndexError, Image.DecompressionBombError)
@@ -74,7 +74,7 @@ class GifSink:
 
 
 def _shared_palette(frames: Sequence[np.ndarray]) -> Image.Image:
-    """A palette picture of at most 255 colours, from pixels spread evenly over all frames."""
+    """A palette picture of at most 255 colors, from pixels spread evenly over all frames."""
     step = max(1, math.isqrt(sum(frame.shape[0] * frame.shape[1] for frame in frames) // _PALETTE_PIXELS))
     pixels = np.concatenate([rearrange(frame[::step, ::step], "h w c -> (h w) c") for frame in frames])
     return Image.fromarray(pixels[None]).quantize(_TRANSPARENT, Image.Quantize.MEDIANCUT, kmeans=1)
@@ -83,7 +83,7 @@ def _shared_palette(frames: Sequence[np.ndarray]) -> Image.Image:
 def _changes(frames: Sequence[np.ndarray], palette: Image.Image) -> list[np.ndarray]:
     """Palette indices of each frame, transparent where nothing changes.
 
-    Pillow merges equal neighbours into one long frame. The corner pixel keeps them apart: where nothing changes it
+    Pillow merges equal neighbors into one long frame. The corner pixel keeps them apart: where nothing changes it
     is transparent and drawn in turn.
     """
     drawn = [_to_palette(frames[0], palette)]
@@ -99,7 +99,7 @@ def _changes(frames: Sequence[np.ndarray], palette: Image.Image) -> list[np.ndar
 
 
 def _to_palette(frame: np.ndarray, palette: Image.Image) -> np.ndarray:
-    """The nearest colours after ordered dithering, which, unlike error diffusion, is the same in every frame."""
+    """The nearest colors after ordered dithering, which, unlike error diffusion, is the same in every frame."""
     height, width = frame.shape[:2]
     pattern = np.tile(_BAYER, (height // 4 + 1, width // 4 + 1))[:height, :width, None] * _DITHER_STEPS
     dithered = Image.fromarray(np.clip(frame + pattern, 0, 255).round().astype(np.uint8))
@@ -107,7 +107,7 @@ def _to_palette(frame: np.ndarray, palette: Image.Image) -> np.ndarray:
 
 
 def _palette_picture(indices: np.ndarray, palette: Image.Image) -> Image.Image:
-    colours = palette.getpalette() or []
+    colors = palette.getpalette() or []
     picture = Image.fromarray(indices.astype(np.uint8))
-    picture.putpalette(colours + [0] * (768 - len(colours)))
+    picture.putpalette(colors + [0] * (768 - len(colors)))
     return picture

@@ -92,7 +92,7 @@ def count_mp4(path: Path) -> tuple[int, float]:
 class Mp4Sink:
     """Frames go to the encoder at once; `finish` completes the file, `close` frees everything, also after a failure.
 
-    H.264 with 4:2:0 chroma (what browsers and QuickTime play), colours as BT.709, and the index first, for streaming.
+    H.264 with 4:2:0 chroma (what browsers and QuickTime play), colors as BT.709, and the index first, for streaming.
     """
 
     def __init__(self, path: Path, fps: float, size: tuple[int, int], crf: int, threads: int) -> None:

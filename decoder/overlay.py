@@ -1,6 +1,6 @@
 """Drawings over frames: the path on the road, a map of it from above, and both beside the plain video.
 
-Paths are in metres in the frame's own ego frame: x forward, y left, on the ground (z = 0). Pictures are 8-bit RGB.
+Paths are in meters in the frame's own ego frame: x forward, y left, on the ground (z = 0). Pictures are 8-bit RGB.
 """
 
 import math
@@ -17,10 +17,10 @@ __all__ = ["PATH_COLOR", "Camera", "Color", "compose_rollout", "draw_path", "pro
 Color = tuple[int, int, int]
 PATH_COLOR: Color = (45, 212, 191)
 _BACKGROUND, _GRID, _TEXT, _MUTED = (16, 20, 27), (52, 62, 76), (236, 240, 245), (142, 154, 170)
-_CAR_WIDTH, _CAR_LENGTH = 1.8, 4.4  # metres
-_RIBBON_START = 2.0  # metres along the path; nearer ground is under the bonnet
-_RIBBON_STEP = 0.25  # metres
-_FADE_LENGTH = 25.0  # metres
+_CAR_WIDTH, _CAR_LENGTH = 1.8, 4.4  # meters
+_RIBBON_START = 2.0  # meters along the path; nearer ground is under the bonnet
+_RIBBON_STEP = 0.25  # meters
+_FADE_LENGTH = 25.0  # meters
 _SUPERSAMPLING = 3
 _PANEL_WIDTH = 512  # pixels, as are those below
 _GAP = 4
@@ -44,13 +44,13 @@ def draw_path(
     picture = picture.resize(size, Image.Resampling.BICUBIC) if scale > 1 else picture
     large = (size[0] * _SUPERSAMPLING, size[1] * _SUPERSAMPLING)
     waypoints = path_xy[np.isfinite(path_xy).all(axis=1)]
-    centre, normal, distance = _ribbon(waypoints)
-    if not len(centre):
+    center, normal, distance = _ribbon(waypoints)
+    if not len(center):
         return np.asarray(picture)
     ribbon, marks = Image.new("L", large), Image.new("L", large)
-    edges = [_visible(centre + side * _CAR_WIDTH / 2 * normal, camera, large) for side in (1, -1)]
+    edges = [_visible(center + side * _CAR_WIDTH / 2 * normal, camera, large) for side in (1, -1)]
     # Far to near, so that the nearer and stronger part wins where a path comes back over itself.
-    for index in range(len(centre) - 2, -1, -1):
+    for index in range(len(center) - 2, -1, -1):
         corners = np.concatenate([edges[0][index : index + 2], edges[1][index : index + 2][::-1]])
         if np.isnan(corners).any():
             continue
@@ -68,29 +68,29 @@ def draw_path(
 def top_down(
     path_xy: Float[np.ndarray, "points 2"],
     size: tuple[int, int],
-    forward_metres: float,
+    forward_meters: float,
     color: Color = PATH_COLOR,
 ) -> UInt8[np.ndarray, "height width 3"]:
     """A map of the path, `size` (width, height) pixels: ahead is up, left is left, with a line every 10 m.
 
-    It shows `forward_metres` ahead of the car, and as much to the sides as fits. NaN points are left out.
+    It shows `forward_meters` ahead of the car, and as much to the sides as fits. NaN points are left out.
     """
     width, height = (side * _SUPERSAMPLING for side in size)
-    pixels_a_metre = height / (forward_metres + 1.5 * _CAR_LENGTH)
-    origin = np.array([width / 2, forward_metres * pixels_a_metre])
+    pixels_a_meter = height / (forward_meters + 1.5 * _CAR_LENGTH)
+    origin = np.array([width / 2, forward_meters * pixels_a_meter])
 
     def place(points: np.ndarray) -> np.ndarray:
-        return origin - points[:, ::-1] * pixels_a_metre
+        return origin - points[:, ::-1] * pixels_a_meter
 
     picture = Image.new("RGB", (width, height), _BACKGROUND)
     draw = ImageDraw.Draw(picture)
-    lines = np.arange(-10, math.ceil(max(forward_metres, width / pixels_a_metre) / 10) + 1) * 10.0
-    for metres in lines:
-        (column, row), line = place(np.array([[metres, metres]]))[0], _SUPERSAMPLING
+    lines = np.arange(-10, math.ceil(max(forward_meters, width / pixels_a_meter) / 10) + 1) * 10.0
+    for meters in lines:
+        (column, row), line = place(np.array([[meters, meters]]))[0], _SUPERSAMPLING
         draw.line([(0, row), (width, row)], fill=_GRID, width=line)
         draw.line([(column, 0), (column, height)], fill=_GRID, width=line)
-        if 0 < metres < forward_metres - 2:
-            draw.text((2 * line, row), f"{metres:.0f} m", fill=_MUTED, font=_font(10 * line), anchor="lb")
+        if 0 < meters < forward_meters - 2:
+            draw.text((2 * line, row), f"{meters:.0f} m", fill=_MUTED, font=_font(10 * line), anchor="lb")
     half = np.array([_CAR_LENGTH, _CAR_WIDTH]) / 2
     nose, tail = place(np.stack([half, -half]))
     waypoints = path_xy[np.isfinite(path_xy).all(axis=1)]
@@ -99,10 +99,10 @@ def top_down(
         draw.line(
             _flat(line),
             fill=color,
-            width=max(2 * _SUPERSAMPLING, round(_CAR_WIDTH * pixels_a_metre * 0.7)),
+            width=max(2 * _SUPERSAMPLING, round(_CAR_WIDTH * pixels_a_meter * 0.7)),
             joint="curve",
         )
-    draw.rounded_rectangle([nose[0], nose[1], tail[0], tail[1]], radius=0.5 * pixels_a_metre, fill=_TEXT)
+    draw.rounded_rectangle([nose[0], nose[1], tail[0], tail[1]], radius=0.5 * pixels_a_meter, fill=_TEXT)
     return np.asarray(picture.resize(size, Image.Resampling.BOX))
 
 
@@ -170,10 +170,10 @@ def _ribbon(waypoints: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     distance = np.arange(_RIBBON_START, along[-1], _RIBBON_STEP)
     if len(distance) < 2:
         return np.empty((0, 2)), np.empty((0, 2)), np.empty(0)
-    centre = np.stack([np.interp(distance, along, line[:, axis]) for axis in (0, 1)], axis=-1)
-    tangent = np.gradient(centre, axis=0)
+    center = np.stack([np.interp(distance, along, line[:, axis]) for axis in (0, 1)], axis=-1)
+    tangent = np.gradient(center, axis=0)
     tangent /= np.maximum(np.linalg.norm(tangent, axis=1, keepdims=True), 1e-9)
-    return centre, np.stack([-tangent[:, 1], tangent[:, 0]], axis=-1), distance
+    return center, np.stack([-tangent[:, 1], tangent[:, 0]], axis=-1), distance
 
 
 def _distances(line: np.ndarray) -> np.ndarray:

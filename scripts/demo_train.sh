@@ -65,7 +65,7 @@ if [ ! -f "$OUTPUT/estimator/metrics.json" ]; then
   estimator=$!
 fi
 say "tokens"
-spread scripts/dataset_tokenise.py data="$DATA" checkpoint="$OUTPUT/tokenizer/tokenizer" output="$OUTPUT/tokens" \
+spread scripts/dataset_tokenize.py data="$DATA" checkpoint="$OUTPUT/tokenizer/tokenizer" output="$OUTPUT/tokens" \
   device="$DEVICE" dtype="$([ "$DEVICE" = cuda ] && echo bfloat16 || echo float32)" workers="$EACH"
 
 if [ ! -f "$OUTPUT/world_model/metrics.json" ]; then

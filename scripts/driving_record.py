@@ -1,4 +1,4 @@
-"""Record driving in towns or on tracks: `python scripts/driving_record.py output=data/town towns=8 workers=2`.
+"""Record driving in towns: `python scripts/driving_record.py output=data/town towns=8 workers=2`.
 
 Settings: conf/record.yaml. The same command goes on with an interrupted recording. Exit code: 0 all that there was
 time for is recorded, 2 a setting is wrong or a place failed, 130 interrupted.
@@ -19,26 +19,17 @@ def record(config: DictConfig) -> None:
     values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     from decoder.camera import Camera
     from terra.dataset.checks import check_image_size
-    from terra.errors import ConfigError
     from terra.recording import record as recording
 
     maneuvers, num_context = recording.parse_maneuvers(values["kind"], values["maneuvers"], values["num_context"])
-    assets = None if values["torcs_assets"] is None else Path(str(values["torcs_assets"]))
-    if values["source"] != "torcs":
-        places = recording.town_places(values["split"], values["seed"], values["towns"])
-    elif assets is None:
-        raise ConfigError("torcs_assets: expected a folder of tracks for source=torcs, got null")
-    else:
-        places = recording.track_places(values["split"], assets, values["tracks"])
     settings = recording.RecordSettings(
         **{name: values[name] for name in ("split", "source", "episodes_per_place", "frames_per_episode")},
         output=Path(str(values["output"])),
-        places=places,
+        places=recording.town_places(values["split"], values["seed"], values["towns"]),
         image_size=check_image_size(values["image_size"]),
         camera=Camera.from_dict(values["camera"]),
         maneuvers=maneuvers,
         num_context=num_context,
-        assets=assets,
     )
     try:
         outcome = recording.record(settings, workers=values["workers"], max_seconds=values["max_seconds"])

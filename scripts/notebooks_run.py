@@ -164,7 +164,7 @@ def tagged_picture(notebook: NotebookNode, path: Path) -> Image.Image:
 
 
 def small_picture(picture: Image.Image, path: Path) -> bytes:
-    """A PNG of at most `PICTURE_WIDTH` pixels and `PICTURE_BYTES` bytes: fewer colours first, then fewer pixels.
+    """A PNG of at most `PICTURE_WIDTH` pixels and `PICTURE_BYTES` bytes: fewer colors first, then fewer pixels.
 
     Raises:
         OutputError: a quarter of the width is still too large.

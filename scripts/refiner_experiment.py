@@ -27,7 +27,7 @@ def experiment(config: DictConfig) -> None:
     from decoder import to_uint8, write_video
     from decoder.refiner import RefinerConfig, RefinerDecoder
     from terra.config import checkpoint_folder
-    from terra.evaluation.flicker import compare_flicker, summarise_flicker
+    from terra.metrics.flicker import compare_flicker, summarize_flicker
     from terra.training.data import load_driving, to_unit_range
     from terra.training.processes import start_processes
     from terra.training.refiner import train_refiner
@@ -82,7 +82,7 @@ def experiment(config: DictConfig) -> None:
         clips.append(compare_flicker(videos, truth))
         if len(shown) < SHOWN:
             shown.append(torch.cat([truth, decoded, videos[f"refined, {values['num_steps'][0]} steps"]], dim=2))
-    means = summarise_flicker(clips, "framewise")
+    means = summarize_flicker(clips, "framewise")
     write_json(output / "metrics.json", {"means": means, "clips": clips})
     for name, of in means.items():
         flicker, less = of["flicker"], of["less_than_rival"]

@@ -104,7 +104,7 @@ def measure_speed(output: Path, num: int, num_frames: int, repeats: int, overrid
 
 
 async def run_bare(pipeline: Any, settings: Any, *, num_frames: int) -> float:
-    """Seconds until all rollouts of the manifest have their tokens; contexts are tokenised before."""
+    """Seconds until all rollouts of the manifest have their tokens; contexts are tokenized before."""
     from dataclasses import replace
 
     from terra.rollouts.inputs import Inputs

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from terra.benchmark.measure import spread
 from terra.device import torch_device, torch_dtype
 from terra.errors import TerraError
-from terra.frame_metrics import psnr
+from terra.metrics.frames import psnr
 from tokenizer import LFQTokenizer
 
 DEMO = Path(__file__).resolve().parent.parent / "terra" / "demo" / "tokenizer"

@@ -12,8 +12,8 @@ from decoder import Decoder
 from decoder.overlay import Camera
 from terra.engine.base import Engine
 from terra.errors import CheckpointError, ConfigError, TerraError
-from terra.published import TOKENIZERS, tokenizer_of
 from terra.sampling import SamplingParams
+from terra.world_model.published import TOKENIZERS, tokenizer_of
 from tokenizer import LFQTokenizer, LFQTokenizerConfig
 from tokenizer.checkpoint import checkpoint_sha256, resolve_checkpoint
 from tokenizer.lineage import makes_tokens_of

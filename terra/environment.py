@@ -26,12 +26,12 @@ from jaxtyping import Float, Float32, Int, UInt8
 
 from decoder.video import to_uint8
 from terra.context import load_context
+from terra.driving.control import MAX_SPEED, Driver, Steering
 from terra.engine.base import EngineSpec
 from terra.errors import ConfigError
 from terra.pipeline import Pipeline
 from terra.prompt import Actions, FrameTokens
 from terra.sampling import SamplingParams
-from terra.serving.control import MAX_SPEED, Driver, Steering
 from terra.trajectory import load_trajectory
 from terra.windows import SlidingSession
 from tokenizer import Frames, TokenGrid
@@ -39,7 +39,7 @@ from tokenizer import Frames, TokenGrid
 MAX_ANGLE = 0.6  # rad at the wheels, of a car
 TOP_SPEED = 30.0  # m/s, of the driver's actions
 _SEEDS = 2**63
-_REMEMBERED = 64  # tokenised contexts
+_REMEMBERED = 64  # tokenized contexts
 
 Image = UInt8[np.ndarray, "height width 3"]
 Reward = Callable[[Image, Float32[np.ndarray, "waypoints 3"]], float]
@@ -133,7 +133,7 @@ def _frame_space(pipeline: Pipeline) -> spaces.Box:
 
 
 def action_space(spec: EngineSpec) -> spaces.Box:
-    """Rows of [lateral y, forward x, time t], in metres as far as 80 m/s go; the times are the model's."""
+    """Rows of [lateral y, forward x, time t], in meters as far as 80 m/s go; the times are the model's."""
     times = np.array(spec.waypoint_times, np.float32)
     reach = MAX_SPEED * times
     low, high = np.stack([-reach, -reach, times], -1), np.stack([reach, reach, times], -1)

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from decoder import Decoder, FramewiseDecoder
-from terra.decoding import DecodingThread, give_up
+from decoder.thread import DecodingThread, give_up
 from terra.engine.base import Engine
 from terra.errors import CheckpointError
 from terra.prompt import Action, Actions, build_prompt
@@ -173,7 +173,7 @@ class Pipeline:
         return Rollout(tokens, pixels, num_context, seconds)
 
     async def open(self, context: TokenGrid, actions: Actions, sampling: SamplingParams, seed: int) -> SlidingSession:
-        """Start a live rollout from tokenised context frames and the actions between them."""
+        """Start a live rollout from tokenized context frames and the actions between them."""
         return await SlidingSession.open(self.engine, build_prompt(context, actions), sampling, seed, self.overlap)
 
     def drive(self, context_frames: Frames, actions: Actions, sampling: SamplingParams, seed: int) -> "Drive":

@@ -14,7 +14,7 @@ from torch import Tensor
 from tokenizer import TokenGrid
 
 Action = Float32[Tensor, "slots action_dim"]
-"""What the model sees for one frame: rows of [lateral y (left positive), forward x, time t], metres and seconds."""
+"""What the model sees for one frame: rows of [lateral y (left positive), forward x, time t], meters and seconds."""
 
 Actions = Float32[Tensor, "steps slots action_dim"]
 

@@ -15,7 +15,7 @@ from torchvision.transforms import CenterCrop, Compose, Resize
 from decoder.video import read_video, write_video
 from terra.act_bench.published import NUM_SCORED, PUBLISHED
 from terra.act_bench.samples import CLASSES, Sample, class_of, read_samples, reference_waypoints, spread
-from terra.act_bench.scores import ALL, confusion, score_videos, summarise
+from terra.act_bench.scores import ALL, confusion, score_videos, summarize
 from terra.act_bench.videos import read_clip
 from terra.errors import ConfigError, TerraError, VideoError
 from terra.trajectory import load_trajectory
@@ -119,7 +119,7 @@ class TestScores:
         scores = score_videos(samples, logits, paths)
         assert scores.ade.tolist() == pytest.approx([0, 1, 10.75, 0])
         assert scores.fde.tolist() == pytest.approx([0, 1, 21.5, 0])
-        rows = {row.name: row for row in summarise(scores, 50)}
+        rows = {row.name: row for row in summarize(scores, 50)}
         assert rows[ALL].accuracy.value == 0.75
         assert rows[ALL].ade.value == pytest.approx(11.75 / 4)
         assert rows["curving_to_left"].accuracy.value == 0.5
@@ -140,7 +140,7 @@ class TestScores:
             for index in range(count)
         ]
         scores = score_videos(samples, logits, paths)
-        rows = {row.name: row for row in summarise(scores, 5)}
+        rows = {row.name: row for row in summarize(scores, 5)}
 
         ade, fde, right = [], [], []
         table = [[0] * 9 for _ in range(9)]

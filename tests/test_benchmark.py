@@ -331,10 +331,10 @@ def test_gaps_of_a_trace_are_between_all_that_came_before_and_what_comes_next():
 
 
 def test_what_each_step_adds_to_a_layer_and_to_a_pass(tmp_path):
-    layer = {"_attend_part": 5, "_combine": 2, "_product": 4, "_add_and_normalise": 3}
-    behind = [("_product", 9), ("_product", 6), ("_add_and_normalise", 3)]
+    layer = {"_attend_part": 5, "_combine": 2, "_product": 4, "_add_and_normalize": 3}
+    behind = [("_product", 9), ("_product", 6), ("_add_and_normalize", 3)]
     projection = [("_product", 7), ("_rotate_and_store", 2)]
-    once = [("_embed", 1), ("_add_and_normalise", 1)]
+    once = [("_embed", 1), ("_add_and_normalize", 1)]
     for _ in range(3):
         once += [*projection, *layer.items(), *behind]
     once += [("gemv", 50), ("_pick", 20), ("_accept", 1)]

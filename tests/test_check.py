@@ -22,9 +22,9 @@ from terra.config import check_pairing
 from terra.context import load_context
 from terra.errors import CheckpointError
 from terra.prompt import interleave
-from terra.published import TOKENIZERS, WORLD_MODELS
 from terra.trajectory import load_trajectory
 from terra.world_model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM, load_config
+from terra.world_model.published import TOKENIZERS, WORLD_MODELS
 from tokenizer import EncoderDecoderConfig, LFQTokenizer, LFQTokenizerConfig, QuantizerConfig
 from tokenizer.checkpoint import load_tensors, read_json, write_json, write_tensors
 from tokenizer.config import BitOrder

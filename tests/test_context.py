@@ -39,12 +39,12 @@ def refused(source, **options) -> str:
 
 
 def levels(frames):
-    """The 0-255 level of each frame's centre, back from [-1, 1]."""
+    """The 0-255 level of each frame's center, back from [-1, 1]."""
     return ((frames[:, :, frames.shape[2] // 2, frames.shape[3] // 2].mean(dim=1) + 1) * 127.5).tolist()
 
 
 def ramp_video(path, num_frames, fps, height=36, width=64):
-    """A video in which frame k is a flat grey of level 8 k."""
+    """A video in which frame k is a flat gray of level 8 k."""
     frames = np.broadcast_to(
         np.arange(num_frames, dtype=np.uint8)[:, None, None, None] * 8, (num_frames, height, width, 3)
     )
@@ -100,7 +100,7 @@ class TestPictures:
 
     @given(red=st.integers(0, 255), height=st.integers(9, 60))
     @settings(max_examples=15)
-    def test_resize_keeps_a_flat_colour_and_the_sides(self, red, height, tmp_path_factory):
+    def test_resize_keeps_a_flat_color_and_the_sides(self, red, height, tmp_path_factory):
         width = round(height * 32 / 18)
         array = np.zeros((height, width, 3), np.uint8)
         array[..., 0] = red

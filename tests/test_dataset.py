@@ -101,7 +101,7 @@ def test_poses_come_back_bit_by_bit(tmp_path_factory, parts):
 
 
 def test_cameras_come_back_and_may_be_unknown(tmp_path):
-    for camera in (CAMERA, replace(CAMERA, x_forward_metres=1.7), None):
+    for camera in (CAMERA, replace(CAMERA, x_forward_meters=1.7), None):
         write_camera(tmp_path / "camera.json", camera, (144, 256), 10.0)
         assert read_camera(tmp_path / "camera.json") == camera
     write_camera(tmp_path / "camera.json", CAMERA, (144, 256), 10.0)
@@ -274,8 +274,8 @@ def test_a_shard_made_otherwise_is_not_taken_for_done(dataset):
 
 
 def test_a_dataset_of_other_frames_is_not_added_to(dataset):
-    create_dataset(dataset, 10.0, SIZE, "torcs")
-    assert json.loads((dataset / "dataset.json").read_text())["sources"] == ["torcs", "town"]
+    create_dataset(dataset, 10.0, SIZE, "kitti")
+    assert json.loads((dataset / "dataset.json").read_text())["sources"] == ["kitti", "town"]
     with pytest.raises(DatasetError, match="image_size"):
         create_dataset(dataset, 10.0, (32, 32), "town")
     with pytest.raises(DatasetError, match="fps"):
@@ -284,7 +284,7 @@ def test_a_dataset_of_other_frames_is_not_added_to(dataset):
 
 def test_a_dataset_without_a_shard_holds_nobody_to_its_size(tmp_path):
     create_dataset(tmp_path, 10.0, SIZE, "town")
-    create_dataset(tmp_path, 5.0, (32, 32), "torcs")
+    create_dataset(tmp_path, 5.0, (32, 32), "kitti")
     assert json.loads((tmp_path / "dataset.json").read_text())["image_size"] == [32, 32]
 
 
@@ -331,7 +331,7 @@ def test_statistics_count_what_is_there(written):
     stats = split_statistics(episodes)
     assert (stats.num_shards, stats.num_episodes, stats.num_frames) == (2, 4, 16)
     assert stats.hours == pytest.approx(1.6 / 3600)
-    assert stats.metres == pytest.approx(4 * 3 * 0.6, rel=1e-3)
+    assert stats.meters == pytest.approx(4 * 3 * 0.6, rel=1e-3)
     assert sum(stats.speeds) == 16
     assert stats.speeds[SPEED_EDGES.index(5.0)] == 16
     assert (stats.turning, stats.lengths) == ((16, 0), (4, 4, 4))
@@ -351,12 +351,12 @@ def test_the_card_says_what_is_there_and_what_is_damaged(dataset):
     write_card(dataset)
     text = (dataset / "README.md").read_text()
     assert "- " + str(dataset / "train" / "town_000000" / "town_000000_01.mp4") + ": expected a video" in text
-    create_dataset(dataset, 10.0, SIZE, "torcs", "under the same licenses")
+    create_dataset(dataset, 10.0, SIZE, "kitti", "under the same licenses")
     # A split of which nothing can be read keeps nobody from describing the other.
     (dataset / "train" / "town_000000" / "poses.parquet").unlink()
     write_card(dataset)
     text = (dataset / "README.md").read_text()
-    assert "- torcs: under the same licenses." in text
+    assert "- kitti: under the same licenses." in text
     assert "| episodes | 0 | 2 |" in text
 
 

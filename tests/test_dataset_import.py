@@ -119,7 +119,7 @@ def test_an_import_goes_on_where_it_was_and_changes_no_byte(tmp_path):
         import_drives(replace(one, frames_per_episode=9), workers=0)
     # So do shards of another camera, which would be in its camera.json.
     with pytest.raises(DatasetError, match="expected a shard made by"):
-        import_drives(replace(one, mount=Mount(fov_degrees=70.0, height_metres=1.5)), workers=0)
+        import_drives(replace(one, mount=Mount(fov_degrees=70.0, height_meters=1.5)), workers=0)
 
 
 def test_a_damaged_drive_is_noted_and_the_rest_goes_on(tmp_path):
@@ -226,7 +226,7 @@ def test_a_point_of_the_ground_stays_where_its_pixel_goes():
     # KITTI's numbers: a wide picture whose principal point is neither in its middle nor half way up.
     picture_size, intrinsics = (376, 1241), Intrinsics(718.856, 607.1928, 185.2157)
     camera = fitted_camera(
-        picture_size, (144, 256), intrinsics, height_metres=1.65, pitch_radians=0.0, x_forward_metres=0.0
+        picture_size, (144, 256), intrinsics, height_meters=1.65, pitch_radians=0.0, x_forward_meters=0.0
     )
     left, top, right, _ = crop_box(picture_size, (144, 256), intrinsics)
     scale = 256 / (right - left)
@@ -289,12 +289,12 @@ def test_kitti_axes_become_ours(tmp_path):
 
 def test_kitti_is_imported_with_its_camera(tmp_path):
     source = KittiSource(write_kitti(tmp_path / "kitti", fps=9.64))
-    mount = Mount(height_metres=1.65)
+    mount = Mount(height_meters=1.65)
     outcome = import_drives(settings_for(source, tmp_path / "out", held_out=("04",), mount=mount), workers=0)
     assert outcome.failed == []
     (episode,) = read_split(tmp_path / "out", "held_out").episodes
     assert episode.camera is not None
-    assert episode.camera.height_metres == 1.65
+    assert episode.camera.height_meters == 1.65
     assert episode.camera.fov_degrees == pytest.approx(math.degrees(2 * math.atan(36 / 50)))
     # Frames come at 9.64 a second, and at 10 one of 28 is shown twice.
     numbers = numbers_of(read_frames(episode))
@@ -375,11 +375,11 @@ def test_lerobot_episodes_come_out_of_their_shared_files(tmp_path):
 
 
 @pytest.mark.parametrize("integrated", [False, True])
-def test_degrees_of_the_earth_and_of_the_compass_become_metres_and_radians(tmp_path, integrated):
+def test_degrees_of_the_earth_and_of_the_compass_become_meters_and_radians(tmp_path, integrated):
     def to_state(state):
-        metres = 40_075_000 / 360
-        latitude = 48 + state[:, 1] / metres
-        longitude = 11 + state[:, 0] / metres / math.cos(math.radians(48))
+        meters = 40_075_000 / 360
+        latitude = 48 + state[:, 1] / meters
+        longitude = 11 + state[:, 0] / meters / math.cos(math.radians(48))
         return np.column_stack([longitude, latitude, 90 - np.degrees(state[:, 2]), state[:, 3]])
 
     places = {"x": None, "y": None} if integrated else {}

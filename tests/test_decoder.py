@@ -31,7 +31,7 @@ def tokens():
     return torch.randint(0, SHADES, (5, 3, 4), generator=torch.Generator().manual_seed(0))
 
 
-def test_decoders_are_recognised_by_what_they_do():
+def test_decoders_are_recognized_by_what_they_do():
     assert isinstance(FramewiseDecoder(ShadeCodec()), Decoder)
     assert issubclass(LFQTokenizer, Decoder)
     assert not isinstance(object(), Decoder)

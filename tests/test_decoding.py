@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from decoder import FramewiseDecoder
-from terra.decoding import DecodingThread
+from decoder.thread import DecodingThread
 from tokenizer.errors import VideoError
 
 

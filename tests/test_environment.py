@@ -59,7 +59,7 @@ def alike(frame: np.ndarray, other: np.ndarray) -> bool:
 
 def checked(env) -> None:
     with warnings.catch_warnings():
-        # Ours are metres and seconds, and a waypoint's time is given.
+        # Ours are meters and seconds, and a waypoint's time is given.
         warnings.filterwarnings("ignore", message=".*symmetric and normalized space")
         warnings.filterwarnings("ignore", message=".*maximum and minimum values are equal")
         warnings.filterwarnings("ignore", message=".*is different from the unwrapped version")

@@ -17,19 +17,19 @@ from terra.dataset import NUM_FUTURE_POSES, Episode, Poses, ShardWriter, create_
 from terra.engine.persistence import PersistenceEngine
 from terra.errors import CheckpointError, ConfigError, DatasetError, EngineError
 from terra.evaluation.bars import judge
-from terra.evaluation.bootstrap import Estimate, mean_estimate
 from terra.evaluation.clips import choose_clips
 from terra.evaluation.contrasts import CONTRASTS, find_groups
 from terra.evaluation.estimator import EstimatorConfig, MotionEstimator
 from terra.evaluation.estimator_training import evaluate_estimator, load_recordings, positions, train_estimator
 from terra.evaluation.evaluate import run
 from terra.evaluation.fidelity import confusion, motion_errors
-from terra.evaluation.frechet import clip_features, frechet_distance, frechet_estimate, halves_distance
 from terra.evaluation.measures import Bootstrap, Measure, frame_bins, frame_measures, frechet_measures
 from terra.evaluation.motion import CLASSES, classify, integrate, steps_of
 from terra.evaluation.rollouts import KeptRollouts
 from terra.evaluation.scores import GENERATED, PERSISTENCE, RE_ENCODED, TRUE, ClipScores
-from terra.frame_metrics import PSNR_CAP, psnr, ssim
+from terra.metrics.bootstrap import Estimate, mean_estimate
+from terra.metrics.frames import PSNR_CAP, psnr, ssim
+from terra.metrics.frechet import clip_features, frechet_distance, frechet_estimate, halves_distance
 from terra.pipeline import Pipeline, RolloutRequest
 from terra.sampling import SamplingParams
 from terra.training.processes import start_processes
@@ -115,8 +115,8 @@ def test_frame_metrics_of_equal_and_of_known_frames() -> None:
     frames = torch.rand(2, 3, 16, 16) * 1.8 - 0.9
     assert psnr(frames, frames).tolist() == [PSNR_CAP] * 2
     assert torch.allclose(ssim(frames, frames), torch.ones(2))
-    black, grey = torch.full((1, 3, 16, 16), -1.0), torch.full((1, 3, 16, 16), -1.0 + 10 / 127.5)
-    assert psnr(black, grey).item() == pytest.approx(20 * np.log10(255 / 10), abs=1e-4)
+    black, gray = torch.full((1, 3, 16, 16), -1.0), torch.full((1, 3, 16, 16), -1.0 + 10 / 127.5)
+    assert psnr(black, gray).item() == pytest.approx(20 * np.log10(255 / 10), abs=1e-4)
 
 
 def gaussian(count: int, mean: float, deviation: float, seed: int, size: int = 4) -> torch.Tensor:

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save_file
 
 from terra.errors import CheckpointError, ConfigError
-from terra.features import FeatureNetwork, load_feature_network, perceptual_distance
+from terra.metrics.networks import FeatureNetwork, load_feature_network, perceptual_distance
 
 
 @pytest.fixture(scope="module")

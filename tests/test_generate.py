@@ -177,7 +177,7 @@ def test_a_sweep_over_seeds_makes_a_folder_each(command, tmp_path, monkeypatch):
     ("overrides", "message"),
     [
         (["engine=warp"], "Could not find 'engine/warp' Available options in 'engine': graph hf jacobi"),
-        (["colour=red"], "Key 'colour' is not in struct"),
+        (["color=red"], "Key 'color' is not in struct"),
         (["camera=null"], "Config group override must be a string or a list. Got NoneType"),
         (["engine.speed=9"], "Key 'speed' is not in struct"),
         (["engine.dtype=int3"], "dtype: expected one of float32, bfloat16, float16, got 'int3'"),

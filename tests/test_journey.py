@@ -84,7 +84,7 @@ def test_from_a_recording_to_a_measured_video(towns: Path, tmp_path: Path) -> No
 
     tokens = tmp_path / "tokens"
     settings = [f"data={towns}", f"checkpoint={tokenizer}", f"output={tokens}", "workers=1"]
-    load_script("dataset_tokenise").tokenise_splits(compose("dataset_tokenise", settings))
+    load_script("dataset_tokenize").tokenize_splits(compose("dataset_tokenize", settings))
 
     cli._train(compose("train_world_model", [*WORLD_MODEL, f"data={tokens}", f"output={tmp_path / 'wm'}"]))
     world_model = tmp_path / "wm" / "world_model"

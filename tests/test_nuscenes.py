@@ -118,7 +118,7 @@ def test_headings_and_pitches_are_those_of_the_quaternions(tmp_path):
 
 def test_scenes_become_episodes_split_by_log(tmp_path, caplog):
     root = write_nuscenes(tmp_path / "in")
-    mount = Mount(height_metres=1.51, x_forward_metres=1.7)
+    mount = Mount(height_meters=1.51, x_forward_meters=1.7)
     chosen = settings_for(root, tmp_path / "out", held_out=("log-a",), mount=mount)
     outcome = import_drives(chosen, workers=0)
     assert (outcome.num_done, outcome.failed) == (3, [])

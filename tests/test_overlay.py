@@ -9,8 +9,8 @@ from decoder.overlay import Camera, compose_rollout, draw_path, project, side_by
 from decoder.video import write_video
 from terra.errors import ConfigError
 
-LEVEL = Camera(fov_degrees=90.0, height_metres=1.5, pitch_radians=0.0)
-DEMO = Camera(fov_degrees=75.0, height_metres=1.4, pitch_radians=-0.03)
+LEVEL = Camera(fov_degrees=90.0, height_meters=1.5, pitch_radians=0.0)
+DEMO = Camera(fov_degrees=75.0, height_meters=1.4, pitch_radians=-0.03)
 SIZE = (256, 144)
 
 
@@ -21,30 +21,30 @@ def arc(curvature: float, length: float = 30.0) -> np.ndarray:
     return np.stack([np.sin(curvature * along), 1 - np.cos(curvature * along)], axis=-1) / curvature
 
 
-def grey_frames(num_frames: int = 1, width: int = 256, height: int = 144) -> np.ndarray:
+def gray_frames(num_frames: int = 1, width: int = 256, height: int = 144) -> np.ndarray:
     return np.full((num_frames, height, width, 3), 90, np.uint8)
 
 
 def painted(frame: np.ndarray) -> np.ndarray:
-    """(row, column) of the pixels that are no longer grey."""
+    """(row, column) of the pixels that are no longer gray."""
     return np.argwhere((frame != 90).any(axis=-1))
 
 
 def test_a_point_ahead_of_a_level_camera_lands_at_f_h_over_d():
     # 90 degrees: the focal length is half the width, 128 pixels.
-    for metres in (3.0, 8.0, 50.0):
-        column, row = project(np.array([[metres, 0.0]]), LEVEL, SIZE)[0]
+    for meters in (3.0, 8.0, 50.0):
+        column, row = project(np.array([[meters, 0.0]]), LEVEL, SIZE)[0]
         assert column == pytest.approx(128)
-        assert row == pytest.approx(72 + 128 * 1.5 / metres)
-    # At 10 m ahead, 2 m to the left are 2 / 10 of the focal length left of the centre.
+        assert row == pytest.approx(72 + 128 * 1.5 / meters)
+    # At 10 m ahead, 2 m to the left are 2 / 10 of the focal length left of the center.
     assert project(np.array([[10.0, 2.0]]), LEVEL, SIZE)[0, 0] == pytest.approx(128 - 25.6)
 
 
 def test_a_pitched_camera_looks_at_the_ground_where_its_axis_meets_it():
-    camera = Camera(fov_degrees=60.0, height_metres=1.4, pitch_radians=-0.1, x_forward_metres=1.7)
+    camera = Camera(fov_degrees=60.0, height_meters=1.4, pitch_radians=-0.1, x_forward_meters=1.7)
     meets = 1.7 + 1.4 / math.tan(0.1)
     assert project(np.array([[meets, 0.0]]), camera, SIZE)[0] == pytest.approx([128, 72])
-    # The horizon is above the centre by f tan(pitch).
+    # The horizon is above the center by f tan(pitch).
     focal = 128 / math.tan(math.radians(30))
     assert project(np.array([[1e9, 0.0]]), camera, SIZE)[0, 1] == pytest.approx(72 - focal * math.tan(0.1), abs=1e-3)
 
@@ -76,8 +76,8 @@ def test_points_behind_are_nan_and_left_is_left():
         {"fov_degrees": 0.0},
         {"fov_degrees": 180.0},
         {"fov_degrees": "75"},
-        {"height_metres": 0.0},
-        {"height_metres": math.nan},
+        {"height_meters": 0.0},
+        {"height_meters": math.nan},
         {"pitch_radians": 1.6},
         {"pitch_radians": True},
     ],
@@ -91,7 +91,7 @@ def test_a_camera_survives_json(tmp_path):
     path = tmp_path / "camera.json"
     path.write_text(json.dumps(DEMO.to_dict()))
     assert Camera.from_json(path) == DEMO
-    path.write_text(json.dumps({"fov_degrees": 75, "height_metres": 1.4, "pitch_radians": -0.03}))
+    path.write_text(json.dumps({"fov_degrees": 75, "height_meters": 1.4, "pitch_radians": -0.03}))
     assert Camera.from_json(path) == DEMO
 
 
@@ -100,10 +100,10 @@ def test_a_camera_survives_json(tmp_path):
     [
         ("", "JSON object"),
         ("[1]", "got list"),
-        ('{"fov_degrees": 75, "height_metres": 1.4}', r"missing \['pitch_radians'\]"),
-        ('{"fov_degrees": 75, "height_metres": 1.4, "pitch_radians": 0, "roll": 0}', r"unknown \['roll'\]"),
-        ('{"fov_degrees": 75, "height_metres": NaN, "pitch_radians": 0}', "height_metres: expected a finite number"),
-        ('{"fov_degrees": 75, "height_metres": -1, "pitch_radians": 0}', "more than 0"),
+        ('{"fov_degrees": 75, "height_meters": 1.4}', r"missing \['pitch_radians'\]"),
+        ('{"fov_degrees": 75, "height_meters": 1.4, "pitch_radians": 0, "roll": 0}', r"unknown \['roll'\]"),
+        ('{"fov_degrees": 75, "height_meters": NaN, "pitch_radians": 0}', "height_meters: expected a finite number"),
+        ('{"fov_degrees": 75, "height_meters": -1, "pitch_radians": 0}', "more than 0"),
     ],
 )
 def test_camera_files_are_read_strictly(tmp_path, text, message):
@@ -122,7 +122,7 @@ def test_a_missing_camera_file_is_a_config_error(tmp_path):
 
 @pytest.mark.parametrize("scale", [1, 2, 3])
 def test_a_straight_path_lies_between_the_cars_sides(scale):
-    frame = grey_frames()[0]
+    frame = gray_frames()[0]
     drawn = draw_path(frame, arc(0), DEMO, scale=scale)
     assert drawn.shape == (144 * scale, 256 * scale, 3)
     pixels = painted(drawn) / scale
@@ -142,7 +142,7 @@ def test_a_straight_path_lies_between_the_cars_sides(scale):
 
 
 def test_a_left_curve_goes_left_and_mirrors_the_right_one():
-    frame = grey_frames()[0]
+    frame = gray_frames()[0]
     left, right = (draw_path(frame, arc(curvature), DEMO) for curvature in (0.03, -0.03))
     top = painted(left)[:200]
     assert top[:, 1].mean() < 110
@@ -155,7 +155,7 @@ def test_a_left_curve_goes_left_and_mirrors_the_right_one():
     ids=["standing", "empty", "nan", "creeping", "backwards"],
 )
 def test_paths_without_ground_ahead_leave_the_frame_as_it_is(path):
-    frame = grey_frames()[0]
+    frame = gray_frames()[0]
     assert np.array_equal(draw_path(frame, path, DEMO), frame)
     assert top_down(path, (60, 60), 30.0).shape == (60, 60, 3)
 
@@ -167,7 +167,7 @@ def test_paths_without_ground_ahead_leave_the_frame_as_it_is(path):
 def test_any_path_can_be_drawn(points, pitch):
     path = np.array(points, float).reshape(-1, 2)
     camera = Camera(75.0, 1.4, pitch)
-    assert draw_path(grey_frames(1, 64, 36)[0], path, camera).shape == (36, 64, 3)
+    assert draw_path(gray_frames(1, 64, 36)[0], path, camera).shape == (36, 64, 3)
     assert top_down(path, (40, 50), 20.0).shape == (50, 40, 3)
 
 
@@ -185,7 +185,7 @@ def test_the_map_has_ahead_up_and_left_left():
 
 
 def test_side_by_side_keeps_the_pictures_and_makes_even_sizes():
-    left, right = grey_frames(2, 101, 55), grey_frames(2, 101, 55) + 100
+    left, right = gray_frames(2, 101, 55), gray_frames(2, 101, 55) + 100
     both = side_by_side(left, right, ("a", "b"))
     assert both.shape == (2, 56, 206, 3)
     assert (both[:, 40:55, :101] == 90).all()
@@ -197,7 +197,7 @@ def test_side_by_side_keeps_the_pictures_and_makes_even_sizes():
 
 @pytest.mark.parametrize(("width", "height"), [(256, 144), (512, 288), (63, 35), (720, 405)])
 def test_a_composed_rollout_is_readable_and_fits_h264(tmp_path, width, height):
-    frames = grey_frames(4, width, height)
+    frames = gray_frames(4, width, height)
     paths = np.stack([arc(curvature) for curvature in (0, 0.01, 0.02, 0.04)])
     video = compose_rollout(frames, paths, DEMO, num_context=2, fps=10.0)
     assert video.dtype == np.uint8
@@ -213,7 +213,7 @@ def test_a_composed_rollout_is_readable_and_fits_h264(tmp_path, width, height):
 
 
 def test_a_rollout_needs_a_path_for_each_frame_and_some_context():
-    frames, paths = grey_frames(3), np.stack([arc(0)] * 3)
+    frames, paths = gray_frames(3), np.stack([arc(0)] * 3)
     with pytest.raises(ValueError, match="one path for each of 3 frames, got 2"):
         compose_rollout(frames, paths[:2], DEMO, num_context=1, fps=10.0)
     for num_context in (0, 4):

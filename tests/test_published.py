@@ -24,9 +24,9 @@ from terra.engine.hf import HFEngine
 from terra.engine.vllm.engine import VllmEngine
 from terra.errors import CheckpointError
 from terra.prompt import FrameTokens, build_prompt
-from terra.published import TOKENIZERS, WORLD_MODELS
 from terra.sampling import SamplingParams
 from terra.world_model import load_config
+from terra.world_model.published import TOKENIZERS, WORLD_MODELS
 from tokenizer import LFQTokenizer, LFQTokenizerConfig
 from tokenizer.checkpoint import read_json, read_layout
 

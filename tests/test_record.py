@@ -16,7 +16,7 @@ from terra.dataset.verify import verify_dataset
 from terra.errors import ConfigError, DatasetError, TerraError
 from terra.recording import record as recording
 from terra.recording.devices import egl_devices
-from terra.recording.record import RecordSettings, parse_maneuvers, record, town_places, track_places
+from terra.recording.record import RecordSettings, parse_maneuvers, record, town_places
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def test_there_is_always_a_device_to_try():
     ("changes", "message"),
     [
         ({"split": "test"}, "split: expected one of"),
-        ({"source": "film"}, "source: expected one of town, torcs"),
+        ({"source": "film"}, "source: expected one of town, got"),
         ({"places": ()}, "places: expected one or more"),
         ({"places": ("000001", "000001")}, "places: expected one or more, each once"),
         ({"episodes_per_place": 0}, "episodes_per_place: expected a whole number"),
@@ -156,9 +156,6 @@ def test_there_is_always_a_device_to_try():
         ({"image_size": (143, 256)}, "image_size: expected even"),
         ({"maneuvers": ("left",), "num_context": 5}, "num_context: expected a whole number from 1 to 4, got 5"),
         ({"maneuvers": ("back",), "num_context": 2}, "maneuvers: expected some of"),
-        ({"assets": Path("tracks")}, "torcs_assets: expected a folder for source=torcs only"),
-        ({"source": "torcs", "places": ("aalborg",)}, "torcs_assets: expected a folder"),
-        ({"source": "torcs", "maneuvers": ("left",), "num_context": 2}, "kind: expected drives for source=torcs"),
         ({"image_size": (16.0, 32.0)}, "image_size: expected even"),
         ({"maneuvers": ("left",), "num_context": "3"}, "num_context: expected a whole number from 1 to 4, got '3'"),
     ],
@@ -166,13 +163,6 @@ def test_there_is_always_a_device_to_try():
 def test_bad_settings_are_refused(tmp_path, changes, message):
     with pytest.raises(ConfigError, match=message):
         settings_for(tmp_path, **changes)
-
-
-def test_the_card_of_race_tracks_tells_their_licenses(tmp_path, monkeypatch):
-    monkeypatch.setattr(recording, "_open_on", lambda settings, place, device: FakeSource("1"))
-    record(settings_for(tmp_path, source="torcs", places=("forza",), assets=tmp_path), workers=0)
-    text = (tmp_path / "README.md").read_text()
-    assert "derive from works under the GNU GPL, version 2 or later, or the Free Art License" in text
 
 
 def test_splits_never_share_a_town():
@@ -187,23 +177,6 @@ def test_splits_never_share_a_town():
     for maneuvers in ("left", ["left", "left"], [], None):
         with pytest.raises(ConfigError, match="maneuvers: expected"):
             parse_maneuvers("counterfactuals", maneuvers, 3)
-
-
-def test_tracks_are_those_of_their_split(tmp_path, monkeypatch):
-    import terra.recording.torcs
-
-    known = {"train": ("brondehach", "forza"), "held_out": ("aalborg",)}
-    monkeypatch.setattr(terra.recording.torcs, "track_names", lambda assets: known)
-    assert track_places("train", tmp_path, None) == ("brondehach", "forza")
-    assert track_places("train", tmp_path, ["forza"]) == ("forza",)
-    for split, tracks, message in (
-        ("train", ["aalborg"], r"tracks of train \(brondehach, forza\), got aalborg"),
-        ("held_out", [], r"tracks of held_out \(aalborg\), got none"),
-        ("test", None, "split: expected one of train, held_out"),
-        ("train", "forza", r"tracks: expected a list such as \[a,b\], got 'forza'"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            track_places(split, tmp_path, tracks)
 
 
 # Processes and the script
@@ -275,8 +248,6 @@ def test_the_script_says_what_failed(fake, tmp_path):
         with pytest.raises(ConfigError, match=message):
             script.record(compose("record", [f"output={tmp_path / 'none'}", wrong]))
     assert not (tmp_path / "none").exists()
-    with pytest.raises(ConfigError, match="torcs_assets: expected a folder of tracks"):
-        script.record(compose("record", [f"output={tmp_path}", "source=torcs"]))
     config = compose(
         "record", [f"output={tmp_path}", "towns=3", "frames_per_episode=3", "image_size=[16,32]", "workers=0"]
     )

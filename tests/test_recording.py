@@ -24,7 +24,7 @@ from terra.recording.traffic import CAR_LENGTH, CAR_WIDTH, MAX_ACCELERATION, Tra
 from terra.recording.weather import WEATHER_SHARES, WEATHERS
 from terra.trajectory import Trajectory
 
-CAMERA = Camera(fov_degrees=75.0, height_metres=1.4, pitch_radians=-0.03)
+CAMERA = Camera(fov_degrees=75.0, height_meters=1.4, pitch_radians=-0.03)
 SIZE = (72, 128)
 NUM_CONTEXT = 6
 
@@ -116,7 +116,7 @@ def test_every_frame_has_its_whole_future_path(drive: tuple[LaneGraph, TownDrive
     assert trajectory.num_frames >= len(drive[1].cars)
 
 
-def test_the_car_keeps_to_the_right_of_the_centre_line(drive: tuple[LaneGraph, TownDrive]) -> None:
+def test_the_car_keeps_to_the_right_of_the_center_line(drive: tuple[LaneGraph, TownDrive]) -> None:
     graph, poses = drive[0], drive[1].poses
     checked = 0
     for edge in graph.town.edges:
@@ -272,7 +272,7 @@ def renderer(graph: LaneGraph):
     return renderer
 
 
-def test_frames_are_reproducible_and_the_road_is_grey(renderer, graph: LaneGraph) -> None:
+def test_frames_are_reproducible_and_the_road_is_gray(renderer, graph: LaneGraph) -> None:
     from terra.recording.renderer import Renderer
 
     drive = simulate_drive(graph, 0, 3)

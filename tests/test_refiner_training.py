@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from decoder.refiner import Refiner, RefinerConfig, RefinerDecoder
 from terra.errors import ConfigError, DatasetError
-from terra.evaluation.flicker import compare_flicker, flicker, summarise_flicker
+from terra.metrics.flicker import compare_flicker, flicker, summarize_flicker
 from terra.training.data import load_driving, to_unit_range
 from terra.training.processes import start_processes
 from terra.training.randomness import step_random
@@ -27,7 +27,7 @@ STEPS = {"final_learning_rate": 0.1, "warmup_steps": 5, "ema_decay": 0.9, "log_e
 
 
 class CoarseTokenizer:
-    """A token is the shade of 2 x 2 pixels, one of 5 a colour: what moves smoothly jumps from shade to shade."""
+    """A token is the shade of 2 x 2 pixels, one of 5 a color: what moves smoothly jumps from shade to shade."""
 
     def encode(self, frames):
         patches = rearrange(F.avg_pool2d(frames, 2), "f c r k -> c f r k")
@@ -111,12 +111,12 @@ def test_a_residual_refiner_begins_with_the_frames_that_it_is_given(tmp_path):
     assert stored.config.residual
 
 
-def test_clips_are_summarised_with_intervals():
+def test_clips_are_summarized_with_intervals():
     clips = [
         {"framewise": {"flicker": 5.0, "psnr": 30.0}, "refined": {"flicker": 5.0 - gain, "psnr": 31.0}}
         for gain in (1.0, 2.0, 3.0, -1.0)
     ]
-    found = summarise_flicker(clips, "framewise")
+    found = summarize_flicker(clips, "framewise")
     assert found["framewise"]["won"] == 0
     assert found["refined"]["won"] == 0.75
     less = found["refined"]["less_than_rival"]

@@ -98,7 +98,7 @@ def test_a_rollout_whose_early_frames_could_not_be_decoded_is_decoded_again(batc
     assert calls[-1] == 12
 
 
-def test_contexts_that_lines_share_are_tokenised_once(batch, monkeypatch):
+def test_contexts_that_lines_share_are_tokenized_once(batch, monkeypatch):
     encoded = []
     encode = LFQTokenizer.encode
     monkeypatch.setattr(LFQTokenizer, "encode", lambda self, frames: encoded.append(1) or encode(self, frames))
@@ -107,7 +107,7 @@ def test_contexts_that_lines_share_are_tokenised_once(batch, monkeypatch):
     assert len(encoded) == 2
 
 
-def test_forgotten_contexts_are_tokenised_again(batch):
+def test_forgotten_contexts_are_tokenized_again(batch):
     batch.write(*(batch.line(index) for index in range(4)))
     assert batch.run(engine="persistence", contexts=1) == 0
 
@@ -181,7 +181,7 @@ def bad_lines(batch: Batch) -> list[tuple[dict | bytes, str]]:
         (b'{"id": "\xff"}', "expected UTF-8 text, got byte 0xff"),
         (b"[1]", "expected a JSON object"),
         (batch.line(3, id="../x"), "id (or sample_id): expected 1 to 200 letters"),
-        (batch.line(4, colour="red"), "got 'colour'"),
+        (batch.line(4, color="red"), "got 'color'"),
         (batch.line(5, context=None), "expected either a context path or a list context_frames"),
         (batch.line(6, trajectory=3), "trajectory: expected a path, got 3"),
         (batch.line(7, seed=-1), "seed: expected a whole number of 0 or more, got -1"),
@@ -217,7 +217,7 @@ def test_bad_lines_fail_with_a_reason_and_the_rest_goes_on(batch):
 
 
 def test_all_samples_of_a_bad_line_fail(batch):
-    batch.write(batch.line(0, num_samples=3, colour="red"), batch.line(1, num_samples=0), batch.line(2))
+    batch.write(batch.line(0, num_samples=3, color="red"), batch.line(1, num_samples=0), batch.line(2))
     assert batch.run(engine="persistence", num_samples=2) == 3
     assert [(row["id"], row["status"]) for row in batch.index()] == [
         *(("r0", "failed"), ("r0+1", "failed"), ("r0+2", "failed"), ("r1", "failed"), ("r2", "done"), ("r2+1", "done"))

@@ -17,10 +17,10 @@ from tiny_serving import KEY, HeldEngine, Served, Talk, make_pipeline, pictures,
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from decoder.video import to_uint8
+from terra.driving.control import Driver, Steering
 from terra.engine.persistence import PersistenceEngine
 from terra.pipeline import Pipeline, RolloutRequest
 from terra.serving.client import Client, ServerError
-from terra.serving.control import Driver, Steering
 from terra.serving.messages import Control, Open, frame_message, read_frame
 from terra.serving.rollout import Fork, LiveRollout, context_moments
 from terra.trajectory import load_trajectory

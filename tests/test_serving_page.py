@@ -117,7 +117,7 @@ def last_frame(page: Page) -> int:
 
 
 def view(page: Page) -> np.ndarray:
-    """What the canvas shows, 256 pixels wide, grey, without the path."""
+    """What the canvas shows, 256 pixels wide, gray, without the path."""
     if page.get_attribute("#overlay", "aria-pressed") == "true":
         page.keyboard.press("o")
     page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
@@ -278,7 +278,7 @@ def test_drawn_path_is_followed(open_page: Callable[..., Page]) -> None:
 
 def test_overlay_projects_as_the_decoder_does(open_page: Callable[..., Page]) -> None:
     page = open_page()
-    camera, size = Camera(fov_degrees=70.0, height_metres=1.5, pitch_radians=-0.05, x_forward_metres=0.4), (1024, 576)
+    camera, size = Camera(fov_degrees=70.0, height_meters=1.5, pitch_radians=-0.05, x_forward_meters=0.4), (1024, 576)
     points = np.array([[4.0, 0.0], [9.0, 2.5], [25.0, -6.0], [50.0, 1.0]])
     script = """async ([points, camera, size]) => {
         const { project, unproject } = await import("/page/overlay.js");

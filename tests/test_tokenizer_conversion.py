@@ -49,7 +49,7 @@ LIVE, AVERAGED = make_tokenizer(0), make_tokenizer(1)
 
 
 def checkpoint() -> dict:
-    """All that Lightning writes around the state dict of a manual optimisation."""
+    """All that Lightning writes around the state dict of a manual optimization."""
     state = Lightning(LIVE, AVERAGED).state_dict()
     moments = {"state": {0: {"step": torch.tensor(1.0), "exp_avg": torch.zeros(3)}}, "param_groups": [{"lr": 1e-4}]}
     loops = {"fit_loop": {"state_dict": {}, "epoch_progress": {"total": {"ready": 1}}}}

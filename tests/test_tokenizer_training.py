@@ -16,14 +16,14 @@ from PIL import Image
 from safetensors.torch import load_file
 from tiny import tiny_config
 from tiny_driving import record
-from tiny_training import read_log, read_state, tokenised
+from tiny_training import read_log, read_state, tokenized
 from torch import nn
 
 from terra.config import check_pairing
 from terra.config_files import register_resolvers
 from terra.errors import CheckpointError, ConfigError, DatasetError
-from terra.features import FeatureNetwork, load_feature_network
-from terra.frame_metrics import PSNR_CAP
+from terra.metrics.frames import PSNR_CAP
+from terra.metrics.networks import FeatureNetwork, load_feature_network
 from terra.training.adversarial import (
     AdversarialConfig,
     PatchDiscriminator,
@@ -342,7 +342,7 @@ def test_a_world_model_takes_the_tokenizers_of_its_tokens_and_no_stranger(tmp_pa
     model = tiny_config(
         num_image_patches=64, num_spatio_embeddings=70, max_position_embeddings=8 * 70, tokenizer_sha256=sha256
     )
-    tokens = replace(tokenised(), tokenizer_sha256=sha256)
+    tokens = replace(tokenized(), tokenizer_sha256=sha256)
     for folder in (source, child):
         check_pairing(folder, model)
         assert load_preview_tokenizer(folder, tokens, torch.device("cpu")).image_size == (32, 32)

@@ -10,20 +10,20 @@ from safetensors.torch import save_file
 from tiny_driving import record
 
 from terra.dataset import read_split
-from terra.errors import ConfigError, DatasetError
-from terra.training import tokenise as tokenise_module
-from terra.training.data import load_driving, to_unit_range
-from terra.training.tokenise import FrameEncoder, finish_split, tokenise_split
-from terra.training.tokenizer import small_config
-from terra.training.tokens import (
+from terra.dataset.tokens import (
     ShardFacts,
-    TokenisedDriving,
+    TokenizedDriving,
     load_tokens,
     read_shard_facts,
     save_shard,
     token_dtype,
     write_index,
 )
+from terra.errors import ConfigError, DatasetError
+from terra.training import tokenize as tokenize_module
+from terra.training.data import load_driving, to_unit_range
+from terra.training.tokenize import FrameEncoder, finish_split, tokenize_split
+from terra.training.tokenizer import small_config
 from terra.trajectory import WAYPOINT_TIMES
 from tokenizer import LFQTokenizer
 
@@ -50,10 +50,10 @@ def encoder(model: LFQTokenizer, batch_size: int = 4) -> FrameEncoder:
     return FrameEncoder(model, torch.device("cpu"), batch_size=batch_size)
 
 
-def tokenise(recorded: Path, output: Path, model: LFQTokenizer, processes: int = 1, **settings) -> None:
+def tokenize(recorded: Path, output: Path, model: LFQTokenizer, processes: int = 1, **settings) -> None:
     found = read_split(recorded, "train")
     for rank in range(processes):
-        tokenise_split(found, output, encoder(model), "a" * 64, rank=rank, num_processes=processes, **settings)
+        tokenize_split(found, output, encoder(model), "a" * 64, rank=rank, num_processes=processes, **settings)
     finish_split(found, output)
 
 
@@ -62,7 +62,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_tokens_made_in_a_stream_are_those_made_at_once(recorded, model, tmp_path):
-    tokenise(recorded, tmp_path, model)
+    tokenize(recorded, tmp_path, model)
     loaded = load_tokens(tmp_path)
     driving = load_driving(recorded, "train")
     assert torch.equal(loaded.tokens.long(), model.encode(to_unit_range(driving.frames)))
@@ -77,15 +77,15 @@ def test_tokens_made_in_a_stream_are_those_made_at_once(recorded, model, tmp_pat
 
 
 def test_processes_and_workers_change_no_byte(recorded, model, tmp_path):
-    tokenise(recorded, tmp_path / "one", model)
-    tokenise(recorded, tmp_path / "two", model, processes=2, workers=2)
+    tokenize(recorded, tmp_path / "one", model)
+    tokenize(recorded, tmp_path / "two", model, processes=2, workers=2)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     assert len(contents(tmp_path / "one")) == 4
 
 
 def test_a_stopped_run_goes_on_to_the_same_files(recorded, model, tmp_path, monkeypatch):
-    tokenise(recorded, tmp_path / "whole", model)
-    save, written = tokenise_module.save_shard, []
+    tokenize(recorded, tmp_path / "whole", model)
+    save, written = tokenize_module.save_shard, []
 
     def stop_at_the_second(path, *arguments):
         if len(written) == 1:
@@ -93,27 +93,27 @@ def test_a_stopped_run_goes_on_to_the_same_files(recorded, model, tmp_path, monk
         written.append(path)
         save(path, *arguments)
 
-    monkeypatch.setattr(tokenise_module, "save_shard", stop_at_the_second)
+    monkeypatch.setattr(tokenize_module, "save_shard", stop_at_the_second)
     with pytest.raises(KeyboardInterrupt):
-        tokenise(recorded, tmp_path / "parts", model)
+        tokenize(recorded, tmp_path / "parts", model)
     with pytest.raises(DatasetError, match=r"tokens.json: expected tokens made to the end.*found no such file and 1 p"):
         load_tokens(tmp_path / "parts")
-    monkeypatch.setattr(tokenise_module, "save_shard", lambda path, *rest: (written.append(path), save(path, *rest)))
-    tokenise(recorded, tmp_path / "parts", model)
+    monkeypatch.setattr(tokenize_module, "save_shard", lambda path, *rest: (written.append(path), save(path, *rest)))
+    tokenize(recorded, tmp_path / "parts", model)
     assert contents(tmp_path / "whole") == contents(tmp_path / "parts")
     assert len(written) == len(set(written)) == 3
-    tokenise(recorded, tmp_path / "parts", model)
+    tokenize(recorded, tmp_path / "parts", model)
     assert len(written) == 3
 
 
 def test_files_of_another_tokenizer_or_recording(recorded, model, tmp_path):
-    tokenise(recorded, tmp_path / "tokens", model)
+    tokenize(recorded, tmp_path / "tokens", model)
     with pytest.raises(DatasetError, match="expected tokens of the same tokenizer_sha256: choose another output"):
-        tokenise_split(read_split(recorded, "train"), tmp_path / "tokens", encoder(model), "b" * 64)
+        tokenize_split(read_split(recorded, "train"), tmp_path / "tokens", encoder(model), "b" * 64)
     other = tmp_path / "other"
     record(other, shards=((5, 2), (4,), (7, 2)))
     before = contents(tmp_path / "tokens")
-    tokenise(other, tmp_path / "tokens", model)
+    tokenize(other, tmp_path / "tokens", model)
     after = contents(tmp_path / "tokens")
     assert sum(before[name] != after[name] for name in before) >= 2  # the shard that differs, and the index
     assert len(load_tokens(tmp_path / "tokens").tokens) == 20
@@ -125,7 +125,7 @@ def test_damaged_episodes_are_left_out(model, tmp_path, caplog):
     for name in ("*_01.mp4", "*_02.mp4"):
         next(folder.glob(f"*/*/{name}")).write_bytes(b"not a video")
     with caplog.at_level(logging.WARNING):
-        tokenise(folder, tmp_path / "tokens", model)
+        tokenize(folder, tmp_path / "tokens", model)
     assert "2 damaged episodes" in caplog.text
     assert load_tokens(tmp_path / "tokens").episode_start.tolist() == [0, 5, 12, 14]
     assert torch.equal(load_tokens(tmp_path / "tokens").actions, load_driving(folder, "train").actions)
@@ -134,7 +134,7 @@ def test_damaged_episodes_are_left_out(model, tmp_path, caplog):
 def test_frames_of_another_size_and_nothing_readable(recorded, model, tmp_path):
     other = LFQTokenizer(replace(CONFIG, image_size=(16, 16)))
     with pytest.raises(ConfigError, match=r"expected frames of the tokenizer's \(16, 16\).*got \(16, 32\)"):
-        tokenise_split(read_split(recorded, "train"), tmp_path, encoder(other), "a" * 64)
+        tokenize_split(read_split(recorded, "train"), tmp_path, encoder(other), "a" * 64)
     with pytest.raises(ConfigError, match="batch_size: expected at least 1, got 0"):
         encoder(model, batch_size=0)
     with pytest.raises(DatasetError, match="expected tokens of a readable episode of split train, got none"):
@@ -203,7 +203,7 @@ def test_damaged_and_foreign_token_files_are_refused(tmp_path):
     path.write_bytes(whole[:-8])
     with pytest.raises(DatasetError, match="expected sha256"):
         load_tokens(tmp_path)
-    with pytest.raises(DatasetError, match=r"expected tokens as dataset_tokenise\.py writes them"):
+    with pytest.raises(DatasetError, match=r"expected tokens as dataset_tokenize\.py writes them"):
         read_shard_facts(path)
     save_file({"tokens": torch.zeros(1)}, path)
     with pytest.raises(DatasetError, match="expected terra-tokens version 2, got None version None"):
@@ -235,7 +235,7 @@ def test_windows_never_cross_episodes(lengths, window, data):
     bounds = torch.tensor([0, *torch.tensor(lengths).cumsum(0)])
     count = int(bounds[-1])
     episode = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    tagged = TokenisedDriving(
+    tagged = TokenizedDriving(
         tokens=episode[:, None, None].expand(-1, 2, 4).to(torch.int16),
         actions=torch.arange(count)[:, None, None].expand(-1, 6, 3).float(),
         episode_start=bounds,

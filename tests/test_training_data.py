@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from tiny_driving import grey, record
+from tiny_driving import gray, record
 
 from terra.dataset import read_split
 from terra.errors import ConfigError, DatasetError
@@ -30,7 +30,7 @@ def test_episodes_are_loaded_in_order_with_their_actions(workers, tmp_path):
     assert loaded.frames.is_contiguous(memory_format=torch.channels_last)
     assert loaded.episode_start.tolist() == [0, 5, 8, 12]
     assert (loaded.fps, loaded.damaged) == (10.0, ())
-    expected = torch.tensor([grey(0)] * 5 + [grey(1)] * 3 + [grey(2)] * 4).float()
+    expected = torch.tensor([gray(0)] * 5 + [gray(1)] * 3 + [gray(2)] * 4).float()
     torch.testing.assert_close(levels(loaded.frames), expected, atol=6.0, rtol=0)
     assert loaded.actions.dtype == torch.float32
     times = torch.tensor(WAYPOINT_TIMES)

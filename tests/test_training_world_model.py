@@ -14,10 +14,11 @@ from accelerate import Accelerator
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from tiny import tiny_tokenizer_config
-from tiny_training import CPU, TINY_SIZE, WINDOW, config, tokenised, world_model_objective
+from tiny_training import CPU, TINY_SIZE, WINDOW, config, tokenized, world_model_objective
 from torch.nn import functional as F
 
 from terra.__main__ import COMMANDS
+from terra.dataset.tokens import ShardFacts, save_shard, write_index
 from terra.engine.hf import HFEngine
 from terra.errors import ConfigError, DatasetError
 from terra.prompt import build_prompt
@@ -28,7 +29,6 @@ from terra.training.preview import HeldOutPreview, load_preview_tokenizer, roll_
 from terra.training.randomness import step_random
 from terra.training.settings import LoopConfig
 from terra.training.state import Ema
-from terra.training.tokens import ShardFacts, save_shard, write_index
 from terra.training.world_model import (
     WorldModelSize,
     WorldModelTraining,
@@ -49,20 +49,20 @@ ROOT = CONF.parent
 def train_tiny(output: Path, accelerator: Accelerator, **training: object):
     settings = WorldModelTraining(**{"window": WINDOW, "max_corruption": 0.1, "evaluation_windows": 3} | training)
     loop = config(output, max_steps=2)
-    return train_world_model(tokenised(), tokenised((8,), seed=1), loop, TINY_SIZE, settings, accelerator)
+    return train_world_model(tokenized(), tokenized((8,), seed=1), loop, TINY_SIZE, settings, accelerator)
 
 
 def test_windows_are_packed_as_the_model_reads_them():
     tokens = torch.arange(2 * 3 * 2 * 4).reshape(2, 3, 2, 4)
     packed = pack_windows(tokens, slots=6)
-    layout = build_config(tokenised(), 3, TINY_SIZE).layout
+    layout = build_config(tokenized(), 3, TINY_SIZE).layout
     assert packed.shape == (2, layout.max_length)
     is_slot = torch.tensor([layout.is_slot(position) for position in range(layout.max_length)])
     assert torch.equal(packed[:, ~is_slot].flatten(), tokens.flatten())
 
 
 def test_batches_carry_clean_labels_and_corrupt_at_most_the_asked_fraction():
-    data = tokenised((40,))
+    data = tokenized((40,))
     batch = world_model_objective(data, max_corruption=0.4).draw(step_random(0, 0, CPU), 64)
     changed = batch["input_ids"] != batch["labels"]
     assert 0.05 < changed.float().mean() < 0.3  # half of 0.4, less the replacements that change nothing
@@ -144,7 +144,7 @@ def test_training_compiles_to_one_graph():
 
 
 def test_evaluation_agrees_with_the_training_loss():
-    data = tokenised((30,))
+    data = tokenized((30,))
     objective = world_model_objective(data)
     model = objective.model.eval()
     metrics = evaluate_world_model(model, data, WINDOW, 6)
@@ -200,7 +200,7 @@ def test_previewed_rollouts_are_the_engine_s(tmp_path, tiny_model):
 def test_previews_show_prediction_and_rollouts_beside_the_truth(tmp_path, tiny_model):
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(64, (9, 3, 4), generator=generator).to(torch.uint8)
-    data = replace(tokenised((9,)), tokens=tokens, codebook_size=64, actions=torch.randn(9, 6, 3, generator=generator))
+    data = replace(tokenized((9,)), tokens=tokens, codebook_size=64, actions=torch.randn(9, 6, 3, generator=generator))
     torch.manual_seed(0)
     LFQTokenizer(tiny_tokenizer_config()).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="tokenizer: expected ffffffffffff, which made the tokens, got"):
@@ -247,15 +247,15 @@ def test_weights_are_stored_in_parts(tmp_path):
 
 
 def test_unfit_tokens_are_refused_before_training(tmp_path, accelerator):
-    other = replace(tokenised(), tokenizer_sha256="0" * 64)
+    other = replace(tokenized(), tokenizer_sha256="0" * 64)
     settings = WorldModelTraining(window=WINDOW)
     with pytest.raises(
         ConfigError, match="held-out tokens: expected those of tokenizer ffffffffffff, got 000000000000"
     ):
-        train_world_model(tokenised(), other, config(tmp_path), TINY_SIZE, settings, accelerator)
+        train_world_model(tokenized(), other, config(tmp_path), TINY_SIZE, settings, accelerator)
     with pytest.raises(DatasetError, match="expected an episode of at least 12 frames, got at most 9"):
         train_world_model(
-            tokenised((20,)), tokenised(), config(tmp_path), TINY_SIZE, replace(settings, window=12), accelerator
+            tokenized((20,)), tokenized(), config(tmp_path), TINY_SIZE, replace(settings, window=12), accelerator
         )
     assert not list(tmp_path.iterdir())
 
@@ -275,7 +275,7 @@ def test_recipes_build(recipe):
     assert LoopConfig.from_values(values).batch_size == 7
     training = {name: values[name] for name in WorldModelTraining.__dataclass_fields__}
     assert WorldModelTraining(**training).preview_tokenizer is None
-    architecture = build_config(tokenised(), values["window"], WorldModelSize(**values["world_model"]))
+    architecture = build_config(tokenized(), values["window"], WorldModelSize(**values["world_model"]))
     assert architecture.max_position_embeddings == values["window"] * 14
 
 
@@ -289,7 +289,7 @@ def test_recipes_build(recipe):
 )
 def test_sizes_of_the_recipes(recipe, rows, cols, codebook_size, expected):
     values = compose_values(f"recipe={recipe}")
-    data = replace(tokenised(), tokens=torch.zeros(16, rows, cols, dtype=torch.int32), codebook_size=codebook_size)
+    data = replace(tokenized(), tokens=torch.zeros(16, rows, cols, dtype=torch.int32), codebook_size=codebook_size)
     with torch.device("meta"):
         architecture = build_config(data, values["window"], WorldModelSize(**values["world_model"]))
         model = LlamaActionV2ForCausalLM(architecture)
@@ -299,7 +299,7 @@ def test_sizes_of_the_recipes(recipe, rows, cols, codebook_size, expected):
 
 def test_a_folder_of_tokens_trains_from_its_settings(tmp_path):
     for split, seed in (("train", 0), ("held_out", 1)):
-        data = tokenised((9, 8), seed)
+        data = tokenized((9, 8), seed)
         facts = ShardFacts(10.0, 16, "f" * 64, WAYPOINT_TIMES, "0" * 64, "float32")
         save_shard(tmp_path / split / "a.safetensors", facts, data.tokens, data.actions, data.episode_start)
         write_index(tmp_path / split, ["a.safetensors"])

@@ -432,7 +432,7 @@ class TestErrors:
             ({"poses": bad_poses(7, 0, 0.6)}, "poses[7]: expected a time after 0.6 s, got 0.6 s (repeated)"),
             ({"poses": bad_poses(7, 0, 0.5)}, "poses[7]: expected a time after 0.6 s, got 0.5 s (going backwards)"),
             ({"poses": bad_poses(7, 3, 2.0)}, "poses[7]: heading: expected a turn of at most 90 degrees"),
-            ({"poses": bad_poses(7, 1, 100.0)}, "m/s (are positions in centimetres"),
+            ({"poses": bad_poses(7, 1, 100.0)}, "m/s (are positions in centimeters"),
             ({"poses": bad_poses(7, 1, 1e308)}, "poses[7]: expected at most 80 m/s"),
             ({"poses": np.column_stack(drive())[:1].tolist()}, "2 or more poses, got 1"),
             ({"poses": np.column_stack(drive())[:20].tolist()}, "covers 1.9 s, expected at least the 2.95 s"),
@@ -526,7 +526,7 @@ class TestErrors:
         times, positions, headings = arc(8.0, 0.02, rate=10.0)
         degrees = np.degrees(arc(8.0, 0.25, rate=10.0)[2])
         cases = [
-            ("centimetres", (times, positions * 100, headings)),
+            ("centimeters", (times, positions * 100, headings)),
             ("milliseconds", (times * 1e4, positions, headings)),
             ("degrees", (times, positions, degrees)),
             ("degrees", (times, positions, np.degrees(headings))),

@@ -47,7 +47,7 @@ def gif(tmp_path_factory) -> Path:
     return path
 
 
-def test_mp4_keeps_frames_rate_and_colours(mp4):
+def test_mp4_keeps_frames_rate_and_colors(mp4):
     assert probe_video(mp4) == VideoInfo(num_frames=12, fps=10.0, width=64, height=48)
     got = read_video(mp4)
     assert got.shape == (12, 48, 64, 3)
@@ -56,7 +56,7 @@ def test_mp4_keeps_frames_rate_and_colours(mp4):
         assert psnr(frame, expected) > 36
 
 
-def test_a_flat_colour_survives_the_colour_matrix(tmp_path):
+def test_a_flat_color_survives_the_color_matrix(tmp_path):
     frames = np.full((2, 16, 16, 3), (200, 40, 10), np.uint8)
     write_video(frames, tmp_path / "flat.mp4", fps=1.0)
     assert np.abs(read_video(tmp_path / "flat.mp4").astype(int) - frames).max() <= 3
@@ -99,7 +99,7 @@ def test_gif_keeps_every_frame(gif):
     kinds=st.lists(st.integers(0, 2), min_size=1, max_size=12),
     fps=st.sampled_from([1.0, 8.0, 10.0, 15.0, 30.0, 50.0]),
 )
-def test_gif_keeps_equal_neighbours_and_total_duration(tmp_path_factory, kinds, fps):
+def test_gif_keeps_equal_neighbors_and_total_duration(tmp_path_factory, kinds, fps):
     pictures = np.zeros((3, 6, 8, 3), np.uint8)
     pictures[1, 0, 0] = (255, 0, 0)
     pictures[2, 3:] = (0, 0, 255)

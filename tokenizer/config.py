@@ -56,7 +56,7 @@ class EncoderDecoderConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizerConfig:
-    """Lookup-free quantisation: `dim` signs make one of `codebook_size = 2**dim` ids.
+    """Lookup-free quantization: `dim` signs make one of `codebook_size = 2**dim` ids.
 
     `bit_order` says which channel is the most significant bit of an id: the first ("msb_first", Open-MAGVIT2 until
     August 2024, hence the published tokenizer by all signs) or the last ("lsb_first", Open-MAGVIT2 since then).

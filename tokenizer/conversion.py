@@ -2,7 +2,7 @@
 
 Their `state_dict` has the nets under the names that ours have, `encoder.*` and `decoder.*`; the networks of the losses
 as `loss.*`; and the moving average of all of these as `model_ema.<the name without its dots>`, beside its own
-`model_ema.decay` and `model_ema.num_updates`. Lookup-free quantisation has no weights.
+`model_ema.decay` and `model_ema.num_updates`. Lookup-free quantization has no weights.
 
 The order of an id's bits is not in the weights, it is what the code that made the tokens did with them: Open-MAGVIT2
 until August 2024 and 1X take channel 0 as the most significant bit, Open-MAGVIT2 since September 2024 as the least.

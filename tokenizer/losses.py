@@ -1,4 +1,4 @@
-"""The tokenizer's training objective: reconstruction, the entropies of lookup-free quantisation, commitment.
+"""The tokenizer's training objective: reconstruction, the entropies of lookup-free quantization, commitment.
 
 Sources: Yu et al. 2023, "Language Model Beats Diffusion" (arXiv 2310.05737) for the entropy terms; Open-MAGVIT2's
 configuration of the "B" tokenizer for the weights 0.1 (entropy) and 0.25 (commitment), and its temperature 0.01.
@@ -19,7 +19,7 @@ from tokenizer.quantizer import quantize, tokens_from_signs
 from tokenizer.types import Frames
 
 Scalar = Float[Tensor, ""]
-PreQuantised = Float[Tensor, "frames dim rows cols"]
+PreQuantized = Float[Tensor, "frames dim rows cols"]
 
 # 2**9 by 2**9 probabilities a group: a megabyte.
 MAX_GROUP_BITS = 18
@@ -65,7 +65,7 @@ class ReconstructionTerms(NamedTuple):
 
 
 def lfq_entropy_loss(
-    z: PreQuantised,
+    z: PreQuantized,
     *,
     temperature: float = 0.01,
     sample_weight: float = 1.0,
@@ -89,7 +89,7 @@ def lfq_entropy_loss(
         return EntropyTerms(sample_weight * per_sample - batch_weight * batch, per_sample, batch)
 
 
-def commitment_loss(z: PreQuantised) -> Scalar:
+def commitment_loss(z: PreQuantized) -> Scalar:
     """Mean squared distance of `z` to its signs, which draws the vectors to what the decoder is given. In float32."""
     z = z.float()
     return F.mse_loss(z, quantize(z.detach()))
@@ -101,7 +101,7 @@ def pixel_loss(reconstruction: Frames, frames: Frames) -> Scalar:
 
 
 def gradient_loss(reconstruction: Frames, frames: Frames, num_scales: int = 3) -> Scalar:
-    """Mean absolute difference of neighbouring pixels' differences, averaged over both directions and the scales.
+    """Mean absolute difference of neighboring pixels' differences, averaged over both directions and the scales.
 
     Each scale halves the picture, so sides must be at least `2**num_scales`; raises ValueError on smaller ones. It
     keeps edges where the plain L1 is content with their mean. In float32.
@@ -130,7 +130,7 @@ def reconstruction_loss(
 
 
 def tokenizer_loss(
-    reconstruction: Frames, z: PreQuantised, frames: Frames, quantizer: QuantizerConfig, weights: LossWeights
+    reconstruction: Frames, z: PreQuantized, frames: Frames, quantizer: QuantizerConfig, weights: LossWeights
 ) -> dict[str, Tensor]:
     """One training step's objective from what `LFQTokenizer.forward` made of `frames` in [-1, 1].
 

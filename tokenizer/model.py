@@ -50,7 +50,7 @@ class LFQTokenizer(nn.Module):
 
     @torch.no_grad()
     def encode(self, frames: Frames) -> TokenGrid:
-        """Tokenise frames of `image_size` in [-1, 1], from any device, to ids on the tokenizer's.
+        """Tokenize frames of `image_size` in [-1, 1], from any device, to ids on the tokenizer's.
 
         Raises ValueError on another shape, a dtype that is not floating, or values outside the range.
         """
@@ -82,7 +82,7 @@ class LFQTokenizer(nn.Module):
         """Reconstruct frames for training, with gradients straight through the signs.
 
         Takes frames in [-1, 1] on the tokenizer's device, of any size that divides into tokens (so also crops).
-        Returns the reconstruction, not clamped, and the vectors before quantisation. Raises ValueError on other sizes.
+        Returns the reconstruction, not clamped, and the vectors before quantization. Raises ValueError on other sizes.
         """
         downsample = self.config.downsample
         if frames.ndim != 4 or frames.shape[2] % downsample or frames.shape[3] % downsample:

@@ -21,7 +21,7 @@ def _norm(width: int) -> nn.GroupNorm:
 
 
 class ResBlock(nn.Module):
-    """Two normalised 3x3 convolutions around a shortcut, which is 1x1 where the width changes."""
+    """Two normalized 3x3 convolutions around a shortcut, which is 1x1 where the width changes."""
 
     def __init__(self, in_width: int, out_width: int) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class UpLevel(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Frames to one vector of `z_channels` a token, before quantisation."""
+    """Frames to one vector of `z_channels` a token, before quantization."""
 
     def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Quantised vectors of signs to frames."""
+    """Quantized vectors of signs to frames."""
 
     def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Lookup-free quantisation: a vector's signs are the bits of its token id; there is no table and no parameter.
+"""Lookup-free quantization: a vector's signs are the bits of its token id; there is no table and no parameter.
 
 Source: Yu et al. 2023, "Language Model Beats Diffusion: Tokenizer is Key to Visual Generation" (arXiv 2310.05737).
 """

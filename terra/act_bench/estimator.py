@@ -1,4 +1,4 @@
-"""The ACT-Estimator: which manoeuvre a video shows, and which path its camera takes.
+"""The ACT-Estimator: which maneuver a video shows, and which path its camera takes.
 
 The published one (huggingface.co/turing-motors/ACT-Estimator, weights CC-BY-NC-SA-4.0) loads from its folder or Hub id
 without its remote code. Known from its source: the architecture, all sizes, and so 20,405,547 parameters. Inferred:
@@ -35,7 +35,7 @@ class ActEstimatorConfig:
     Attributes:
         num_frames: of a video; it takes no other number.
         side: of a frame, which is a square, in pixels.
-        num_classes: manoeuvres.
+        num_classes: maneuvers.
         d_model, num_heads: of its attention.
         feature_map_size: cells that a side of the picture is pooled to.
     """
@@ -85,8 +85,8 @@ class Estimates:
     """What the estimator says of some videos, float32 on the CPU.
 
     Attributes:
-        commands: a logit for each manoeuvre.
-        waypoints: where the camera is at each frame, [right, forward] in metres, (0, 0) at the first.
+        commands: a logit for each maneuver.
+        waypoints: where the camera is at each frame, [right, forward] in meters, (0, 0) at the first.
     """
 
     commands: Float[Tensor, "batch classes"]
@@ -115,7 +115,7 @@ class ActEstimator(nn.Module):
     def forward(
         self, frames: Float[Tensor, "batch 3 frames side side"]
     ) -> tuple[Float[Tensor, "batch classes"], Float[Tensor, "batch frames 2"]]:
-        """Logits of the manoeuvres, and waypoints, of frames in [0, 1], 10 a second, as many and large as it takes."""
+        """Logits of the maneuvers, and waypoints, of frames in [0, 1], 10 a second, as many and large as it takes."""
         size = self.config.feature_map_size
         x = F.adaptive_avg_pool3d(self.backbone(frames), (-(-self.config.num_frames // TIME_STRIDE), size, size))
         # The published model cuts the memory anew here instead of moving the channels to the end, so that what it calls

@@ -12,7 +12,7 @@ TIME_STRIDE = 4  # frames for each step of time that it gives
 
 
 class ConvUnit(nn.Module):
-    """Convolution, normalisation, ReLU; the same kernel and stride along time, rows and columns."""
+    """Convolution, normalization, ReLU; the same kernel and stride along time, rows and columns."""
 
     def __init__(self, channels_in: int, channels_out: int, kernel: int, stride: int = 1) -> None:
         super().__init__()

@@ -10,13 +10,13 @@ from terra.act_bench.samples import CLASSES
 from terra.act_bench.scores import confusion
 from tokenizer.files import replacing
 
-_DARK = 0.5  # shares below are dark in the colour map
+_DARK = 0.5  # shares below are dark in the color map
 
 
 def plot_confusion(results: Results, path: Path) -> None:
-    """Write a PNG: a row a manoeuvre that was asked for, a column one that was seen, shares of the row and counts.
+    """Write a PNG: a row a maneuver that was asked for, a column one that was seen, shares of the row and counts.
 
-    Rows without videos are empty. The colours (cividis) are told apart without red or green.
+    Rows without videos are empty. The colors (cividis) are told apart without red or green.
 
     Raises:
         OutputError: the file can't be written.

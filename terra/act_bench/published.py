@@ -26,7 +26,7 @@ NUM_SCORED[ALL] = sum(NUM_SCORED.values())
 
 @dataclass(frozen=True)
 class PublishedScore:
-    """Accuracy from 0 to 1, average and final displacement error in metres."""
+    """Accuracy from 0 to 1, average and final displacement error in meters."""
 
     accuracy: float
     ade: float

@@ -16,7 +16,7 @@ from terra.act_bench.estimation import Estimated
 from terra.act_bench.published import NUM_SAMPLES, NUM_SCORED, PUBLISHED
 from terra.act_bench.samples import CLASSES
 from terra.act_bench.scores import ALL, Row, VideoScores, confusion
-from terra.evaluation.bootstrap import Estimate
+from terra.metrics.bootstrap import Estimate
 from tokenizer.files import make_folder, replacing, write_json
 
 # Of each metric its title and the digits behind the point that are shown.

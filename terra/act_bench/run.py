@@ -1,6 +1,6 @@
 """What `terra-act-bench` does:
 
-act_bench.jsonl --read_samples--> samples --generate--> videos --estimate_videos--> manoeuvres and paths
+act_bench.jsonl --read_samples--> samples --generate--> videos --estimate_videos--> maneuvers and paths
                                      |   (or videos=)                                    |
                                      +--------------------score_videos-------------------+--> table, JSON, CSV, plot
 """
@@ -20,7 +20,7 @@ from terra.act_bench.generation import generate, missing_pictures
 from terra.act_bench.plots import plot_confusion
 from terra.act_bench.report import Results, print_report, write_results
 from terra.act_bench.samples import CLASSES, Sample, read_samples, spread
-from terra.act_bench.scores import score_videos, summarise
+from terra.act_bench.scores import score_videos, summarize
 from terra.act_bench.settings import ActBenchSettings
 from terra.act_bench.videos import find_videos
 from terra.config import checkpoint_folder
@@ -80,7 +80,7 @@ def run(config: DictConfig, console: Console) -> int:
         "versions": package_versions(),
         "seconds": time.perf_counter() - started,
     }
-    results = Results(estimated, scores, summarise(scores, settings.resamples), left_out, facts)
+    results = Results(estimated, scores, summarize(scores, settings.resamples), left_out, facts)
     write_results(output, results)
     plot_confusion(results, output / "confusion.png")
     print_report(console, results)

@@ -1,4 +1,4 @@
-"""The benchmark's samples: what each asks for, and which manoeuvre it counts as."""
+"""The benchmark's samples: what each asks for, and which maneuver it counts as."""
 
 import re
 import reprlib
@@ -33,9 +33,9 @@ class Sample:
     Attributes:
         sample_id: a whole number; names the video.
         label: "category/subcategory" as the file has it.
-        class_id: the manoeuvre that the label means, an index into `CLASSES`.
+        class_id: the maneuver that the label means, an index into `CLASSES`.
         context_frames: pictures, relative to nuScenes' folder.
-        reference: where the instructed drive is at each scored frame, [right, forward] in metres.
+        reference: where the instructed drive is at each scored frame, [right, forward] in meters.
     """
 
     sample_id: int
@@ -84,7 +84,7 @@ def read_samples(manifest: Path, num_frames: int) -> tuple[list[Sample], int]:
 
 
 def class_of(label: object, where: str) -> int | None:
-    """The manoeuvre that a label "category/subcategory" means; None for categories that are not scored.
+    """The maneuver that a label "category/subcategory" means; None for categories that are not scored.
 
     Constant speeds are low up to 20 km/h and high above, by the number at the subcategory's end.
 

@@ -1,4 +1,4 @@
-"""The benchmark's numbers: does the video show the manoeuvre, and how far is its path from the instructed one?"""
+"""The benchmark's numbers: does the video show the maneuver, and how far is its path from the instructed one?"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float, Float64, Int64
 
 from terra.act_bench.samples import CLASSES, Sample
-from terra.evaluation.bootstrap import Estimate, mean_estimates
+from terra.metrics.bootstrap import Estimate, mean_estimates
 
 ALL = "all"
 
@@ -17,9 +17,9 @@ class VideoScores:
     """What is known of the scored videos, one after another.
 
     Attributes:
-        wanted, estimated: the manoeuvre's class, asked for and seen.
-        ade: average displacement error: the mean over frames of the distance to the reference, in metres.
-        fde: final displacement error: the distance at the last frame, in metres.
+        wanted, estimated: the maneuver's class, asked for and seen.
+        ade: average displacement error: the mean over frames of the distance to the reference, in meters.
+        fde: final displacement error: the distance at the last frame, in meters.
     """
 
     wanted: Int64[np.ndarray, " videos"]
@@ -48,14 +48,14 @@ def score_videos(
     logits: Float[np.ndarray, "videos classes"],
     waypoints: Float[np.ndarray, "videos frames 2"],
 ) -> VideoScores:
-    """Compare what the estimator says of each sample's video with the sample; [right, forward] in metres."""
+    """Compare what the estimator says of each sample's video with the sample; [right, forward] in meters."""
     reference = np.stack([sample.reference for sample in samples])
     distance = np.linalg.norm(waypoints.astype(np.float64) - reference, axis=-1)
     wanted = np.array([sample.class_id for sample in samples], dtype=np.int64)
     return VideoScores(wanted, logits.argmax(axis=1).astype(np.int64), distance.mean(axis=1), distance[:, -1])
 
 
-def summarise(scores: VideoScores, num_resamples: int) -> list[Row]:
+def summarize(scores: VideoScores, num_resamples: int) -> list[Row]:
     """The row "all", and one for each class; NaN where no video counts. Intervals are of a bootstrap over videos."""
     values = np.stack([scores.wanted == scores.estimated, scores.ade, scores.fde], axis=1).astype(np.float64)
     rows = [Row(ALL, *mean_estimates(values, num_resamples=num_resamples))]

@@ -69,7 +69,7 @@ def read_clip(path: Path, num_frames: int, side: int) -> Clip:
 
     Each is resized to a square an eighth larger than needed (256 for 224), whatever its aspect ratio, by torchvision's
     smoothed bilinear filter, rounded to 8 bits, and cut to its middle. The published scorer decodes by torchvision's
-    reader, whose colours may differ from ours by a step of rounding.
+    reader, whose colors may differ from ours by a step of rounding.
 
     Raises:
         VideoError: a video that can't be read, or has fewer frames.

@@ -52,7 +52,7 @@ def measure_bit_orders(
     window: int,
     num_windows: int,
 ) -> BitOrderLosses:
-    """Tokenise frames both ways and let the model predict them, each from the true ones before it.
+    """Tokenize frames both ways and let the model predict them, each from the true ones before it.
 
     Args:
         model: on any device.

@@ -11,8 +11,8 @@ from safetensors.torch import save
 from terra.check.report import PAIR, Findings
 from terra.config import check_pairing, checkpoint_folder
 from terra.errors import CheckpointError
-from terra.published import TOKENIZERS, WORLD_MODELS, PublishedTokenizer, PublishedWorldModel
 from terra.world_model import LlamaActionConfig, load_config
+from terra.world_model.published import TOKENIZERS, WORLD_MODELS, PublishedTokenizer, PublishedWorldModel
 from tokenizer import LFQTokenizerConfig
 from tokenizer.checkpoint import checkpoint_sha256, load_tensors, read_layout
 from tokenizer.files import file_sha256

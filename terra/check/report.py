@@ -17,7 +17,7 @@ from tokenizer.files import write_json
 PAIR = "pair"
 
 Status = Literal["passed", "failed", "unknown"]
-_COLOURS: dict[Status, str] = {"passed": "green", "failed": "red", "unknown": "yellow"}
+_COLORS: dict[Status, str] = {"passed": "green", "failed": "red", "unknown": "yellow"}
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ def print_findings(console: Console, findings: Sequence[Finding]) -> None:
     """Print a table, a row a finding."""
     table = Table("of", "what", "", "detail", box=None, pad_edge=False)
     for each in findings:
-        colour = _COLOURS[each.status]
-        table.add_row(each.subject, each.question, f"[{colour}]{each.status}", escape(each.detail))
+        color = _COLORS[each.status]
+        table.add_row(each.subject, each.question, f"[{color}]{each.status}", escape(each.detail))
     console.print(table, highlight=False)
 
 

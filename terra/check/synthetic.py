@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from terra.errors import ConfigError
-from terra.published import WORLD_MODELS
 from terra.world_model import ARCHITECTURES, LlamaActionConfig
+from terra.world_model.published import WORLD_MODELS
 from tokenizer import LFQTokenizer, LFQTokenizerConfig
 from tokenizer.checkpoint import CONFIG_NAME, INDEX_NAME, WEIGHTS_NAME, Layout, write_tensors
 from tokenizer.files import write_json

@@ -14,8 +14,8 @@ class Episode:
     Attributes:
         id: its name, once in a dataset; also that of its video.
         split: "train" or "held_out".
-        source: where it came from ("town", "torcs", "kitti", ...).
-        place: the town, track or drive; with `source` the name of its shard.
+        source: where it came from ("town", "kitti", ...).
+        place: the town or drive; with `source` the name of its shard.
         weather: a word of the source's, or "unknown".
         num_frames: frames of the video.
         fps: frames a second.

@@ -2,7 +2,7 @@
 
     DIR/dataset.json                        what all episodes share
     DIR/README.md, contact_sheet.png, paths.png    what is in it, in numbers and in pictures
-    DIR/<split>/<source>_<place>/           a SHARD: one town, one track, one imported drive
+    DIR/<split>/<source>_<place>/           a SHARD: one town, one imported drive
         shard.json                          its episodes' facts, and the SHA-256 of its files
         <episode id>.mp4                    H.264 (crf 16), the frames
         poses.parquet                       the motion of all its episodes

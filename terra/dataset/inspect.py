@@ -46,7 +46,7 @@ def inspect_dataset(folder: Path) -> Inspection:
     episodes = [episode for split in splits.values() for episode in split.episodes]
     doubts = [line for split in splits.values() for line in split.damaged]
     reports = [check_motion(episode.poses, episode.id) for episode in episodes]
-    lines += summarise(reports)
+    lines += summarize(reports)
     doubts += [line for report in reports for line in report.warnings]
     sheet, unshown = contact_sheet(episodes)
     return Inspection(tuple(lines), (*doubts, *unshown), sheet, draw_paths([episode.poses for episode in episodes]))
@@ -71,20 +71,20 @@ def inspect_source(source: DriveSource) -> Inspection:
     if rates:
         lines.append(f"frames a second: {min(rates):.2f} to {max(rates):.2f}")
     reports = [check_motion(drive.poses, drive.name) for drive in drives]
-    lines += summarise(reports)
+    lines += summarize(reports)
     doubts += [line for report in reports for line in report.warnings]
-    labelled = []
+    labeled = []
     for drive in spread(drives, SHEET_PICTURES):
         picture, reason = _first_frame(drive)
-        labelled.append((drive.name, picture))
+        labeled.append((drive.name, picture))
         doubts += [] if reason is None else [reason]
     paths = draw_paths([drive.poses for drive in drives if len(drive.poses.time)])
-    return Inspection(tuple(lines), tuple(doubts), tile(labelled), paths)
+    return Inspection(tuple(lines), tuple(doubts), tile(labeled), paths)
 
 
-def summarise(reports: Sequence[MotionReport]) -> list[str]:
+def summarize(reports: Sequence[MotionReport]) -> list[str]:
     """The numbers of all drives in a few lines."""
-    lines = [f"driven: {sum(report.metres for report in reports) / 1000:.2f} km"]
+    lines = [f"driven: {sum(report.meters for report in reports) / 1000:.2f} km"]
     columns = {
         "poses a second": ("rate", 1.0, ".2f"),
         "top speed, m/s": ("top_speed", 1.0, ".1f"),

@@ -25,7 +25,7 @@ class MotionReport:
         seconds: how long the poses are.
         rate: poses a second, the median.
         largest_gap: seconds between two poses.
-        metres: the way driven.
+        meters: the way driven.
         top_speed: the fastest move between two poses, m/s.
         misalignment: radians from heading to direction of motion, the median of its size while moving; NaN if never.
         turn_agreement: correlation of the turning of the heading with that of the motion, in [-1, 1]: -1 means a
@@ -37,7 +37,7 @@ class MotionReport:
     seconds: float
     rate: float
     largest_gap: float
-    metres: float
+    meters: float
     top_speed: float
     misalignment: float
     turn_agreement: float
@@ -68,7 +68,7 @@ def check_motion(poses: Poses, name: str) -> MotionReport:
         seconds=float(poses.time[-1] - poses.time[0]),
         rate=float(1 / np.median(gaps)),
         largest_gap=float(gaps.max()),
-        metres=float((rates * gaps).sum()),
+        meters=float((rates * gaps).sum()),
         top_speed=float(rates.max()),
         misalignment=float(np.median(off)) if len(off) >= _MIN_ROWS else math.nan,
         turn_agreement=turn_agreement,

@@ -35,32 +35,32 @@ def spread(items: Sequence[Item], count: int) -> list[Item]:
 def contact_sheet(episodes: Sequence[Episode]) -> tuple[Picture, list[str]]:
     """A frame each of up to 20 episodes, and why others are missing on it, a line each.
 
-    Under each stand its name, split, weather and maneuver. What can't be read stays grey.
+    Under each stand its name, split, weather and maneuver. What can't be read stays gray.
     """
-    labelled: list[tuple[str, Picture | None]] = []
+    labeled: list[tuple[str, Picture | None]] = []
     damaged: list[str] = []
     for episode in spread(episodes, SHEET_PICTURES):
         words = (episode.split, episode.weather, episode.maneuver)
         label = f"{episode.id}\n{', '.join(word for word in words if word)}"
         try:
-            labelled.append((label, _one_frame(episode)))
+            labeled.append((label, _one_frame(episode)))
         except TerraError as error:
-            labelled.append((label, None))
+            labeled.append((label, None))
             damaged.append(str(error))
-    return tile(labelled), damaged
+    return tile(labeled), damaged
 
 
-def tile(labelled: Sequence[tuple[str, Picture | None]]) -> Picture:
-    """Pictures of one size in rows of 5, each over its label of up to two lines; a missing one (None) is grey."""
-    height, width = next((picture.shape[:2] for _, picture in labelled if picture is not None), _MISSING_SIZE)
+def tile(labeled: Sequence[tuple[str, Picture | None]]) -> Picture:
+    """Pictures of one size in rows of 5, each over its label of up to two lines; a missing one (None) is gray."""
+    height, width = next((picture.shape[:2] for _, picture in labeled if picture is not None), _MISSING_SIZE)
     scale = math.ceil(_LEAST_WIDTH / width)
     width, height = scale * width, scale * height
-    rows = math.ceil(len(labelled) / SHEET_COLUMNS)
-    sheet = Image.new("RGB", (min(SHEET_COLUMNS, len(labelled)) * width, rows * (height + _LABEL_HEIGHT)), "white")
-    for index, (label, picture) in enumerate(labelled):
+    rows = math.ceil(len(labeled) / SHEET_COLUMNS)
+    sheet = Image.new("RGB", (min(SHEET_COLUMNS, len(labeled)) * width, rows * (height + _LABEL_HEIGHT)), "white")
+    for index, (label, picture) in enumerate(labeled):
         # A picture of its own, so that a long label is cut off where the next one begins.
         cell = Image.new("RGB", (width, height + _LABEL_HEIGHT), "white")
-        image = Image.new("RGB", (1, 1), "grey") if picture is None else Image.fromarray(picture)
+        image = Image.new("RGB", (1, 1), "gray") if picture is None else Image.fromarray(picture)
         cell.paste(image.resize((width, height)), (0, 0))
         ImageDraw.Draw(cell).multiline_text((2, height + 1), label, fill="black", spacing=1)
         sheet.paste(cell, (index % SHEET_COLUMNS * width, index // SHEET_COLUMNS * (height + _LABEL_HEIGHT)))
@@ -76,7 +76,7 @@ def _one_frame(episode: Episode) -> Picture:
 def draw_paths(drives: Sequence[Poses], side: int = 640) -> UInt8[np.ndarray, "side side 3"]:
     """Up to 60 drives' paths from one start, each turned so that it begins straight up; left is left.
 
-    One colour a drive; one scale for all.
+    One color a drive; one scale for all.
     """
     paths = [_from_start(poses) for poses in spread(drives, _MAX_PATHS)]
     corners = np.concatenate([*paths, np.zeros((1, 2))])
@@ -103,7 +103,7 @@ def draw_paths(drives: Sequence[Poses], side: int = 640) -> UInt8[np.ndarray, "s
 
 
 def _from_start(poses: Poses) -> Float[np.ndarray, "poses 2"]:
-    """[forward, left] of the first pose's heading, in metres."""
+    """[forward, left] of the first pose's heading, in meters."""
     x, y = poses.x - poses.x[0], poses.y - poses.y[0]
     cos, sin = math.cos(poses.heading[0]), math.sin(poses.heading[0])
     return np.stack([x * cos + y * sin, y * cos - x * sin], axis=1)

@@ -147,7 +147,7 @@ def trajectory_of(episode: Episode) -> Trajectory:
 def episode_actions(
     episode: Episode, waypoint_times: Sequence[float] = WAYPOINT_TIMES
 ) -> Float32[np.ndarray, "frames slots 3"]:
-    """The action of each frame: rows of [lateral y (left positive), forward x, time t] in metres and seconds.
+    """The action of each frame: rows of [lateral y (left positive), forward x, time t] in meters and seconds.
 
     Raises:
         TrajectoryError: poses that no car has.

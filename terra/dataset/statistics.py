@@ -18,7 +18,7 @@ SPEED_EDGES = (0.0, 0.5, 5.0, 10.0, 15.0, 20.0, 30.0, math.inf)  # m/s
 class Statistics:
     """What a split holds. `speeds` are frames in each range of `SPEED_EDGES`; the counters are of episodes or events.
 
-    `metres` is the way driven while frames were taken; `turning` are frames that turn (left, right) faster than
+    `meters` is the way driven while frames were taken; `turning` are frames that turn (left, right) faster than
     `MIN_TURNING`; `lengths` are the least, the median and the most frames of an episode; `places` are by source.
     """
 
@@ -26,7 +26,7 @@ class Statistics:
     num_episodes: int
     num_frames: int
     hours: float
-    metres: float
+    meters: float
     lengths: tuple[int, int, int]
     speeds: tuple[int, ...]
     turning: tuple[int, int]
@@ -39,11 +39,11 @@ class Statistics:
 def split_statistics(episodes: Sequence[Episode]) -> Statistics:
     """Count what is in some episodes, from their facts and poses."""
     speeds = np.zeros(len(SPEED_EDGES) - 1, np.int64)
-    metres, left, right = 0.0, 0, 0
+    meters, left, right = 0.0, 0, 0
     for episode in episodes:
         poses, count = episode.poses, episode.num_frames
         speeds += np.histogram(np.abs(poses.speed[:count]), SPEED_EDGES)[0]
-        metres += float(np.hypot(np.diff(poses.x[:count]), np.diff(poses.y[:count])).sum())
+        meters += float(np.hypot(np.diff(poses.x[:count]), np.diff(poses.y[:count])).sum())
         rates = np.diff(poses.heading[: count + 1]) * episode.fps
         left, right = left + int((rates > MIN_TURNING).sum()), right + int((rates < -MIN_TURNING).sum())
     lengths = sorted(episode.num_frames for episode in episodes) or [0]
@@ -52,7 +52,7 @@ def split_statistics(episodes: Sequence[Episode]) -> Statistics:
         num_episodes=len(episodes),
         num_frames=sum(episode.num_frames for episode in episodes),
         hours=sum(episode.seconds for episode in episodes) / 3600,
-        metres=metres,
+        meters=meters,
         lengths=(lengths[0], lengths[len(lengths) // 2], lengths[-1]),
         speeds=tuple(speeds.tolist()),
         turning=(left, right),
@@ -75,7 +75,7 @@ def tabulate(splits: Mapping[str, Statistics]) -> dict[str, list[str]]:
             for least, middle, most in (stats.lengths for stats in columns)
         ],
         "hours": [_rounded(stats.hours) for stats in columns],
-        "kilometres": [_rounded(stats.metres / 1000) for stats in columns],
+        "kilometers": [_rounded(stats.meters / 1000) for stats in columns],
     }
     titles = {"places": "places, {}", "weathers": "episodes, {}", "maneuvers": "futures, {}", "events": "events, {}"}
     for name, title in titles.items():

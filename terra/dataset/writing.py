@@ -87,7 +87,7 @@ class ShardWriter:
             folder: the dataset's, which `create_dataset` made.
             split: "train" or "held_out".
             source: a word for where the frames come from.
-            place: the town, track or drive.
+            place: the town or drive.
             fps: frames a second.
             image_size: (height, width) in pixels, both even.
             camera: that of all frames, or None if it is not known.

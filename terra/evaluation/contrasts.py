@@ -14,7 +14,7 @@ from terra.evaluation.motion import Steps
 
 @dataclass(frozen=True)
 class Contrast:
-    """Maneuvers by falling `measure` of their motion, of which two neighbours differ by `gap` or more in the truth."""
+    """Maneuvers by falling `measure` of their motion, of which two neighbors differ by `gap` or more in the truth."""
 
     name: str
     maneuvers: tuple[str, ...]
@@ -33,7 +33,7 @@ def _distance(steps: Steps) -> float:
 CONTRASTS = (
     # Counter-clockwise is positive, so that left has the largest heading; degrees.
     Contrast("turning", ("left", "straight", "right"), _heading, 10.0),
-    Contrast("stopping", ("straight", "stop"), _distance, 3.0),  # metres
+    Contrast("stopping", ("straight", "stop"), _distance, 3.0),  # meters
 )
 
 
@@ -63,7 +63,7 @@ def find_groups(
     """Groups that show the contrast, evenly spread over all there are, and how many were left out for which reason.
 
     The last context frame is the latest at which the true positions of the contrast's futures have agreed within
-    `agree_within` metres in all frames so far: as late as possible before the decision, so that the futures differ in
+    `agree_within` meters in all frames so far: as late as possible before the decision, so that the futures differ in
     the few frames that are generated. A group is left out if a recording ends before `num_frames` frames, if the
     context would begin before the recording, or if the recorded futures don't differ by the contrast's gap in order.
     """

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from terra.errors import CheckpointError, ConfigError
-from terra.features import load_weights, read_weights
+from terra.metrics.networks import load_weights, read_weights
 from tokenizer import Frames
 from tokenizer.checkpoint import CONFIG_NAME, WEIGHTS_NAME, read_json, write_json, write_tensors
 
@@ -135,7 +135,7 @@ class MotionEstimator(nn.Module):
 
 
 def step_scale() -> Float[Tensor, " 2"]:
-    """Metres and radians of an output of 1."""
+    """Meters and radians of an output of 1."""
     return torch.tensor([_FORWARD_SCALE, _HEADING_SCALE], dtype=torch.float64)
 
 

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "estimator"
 _FRAMES_AT_ONCE = 128
-_PATH_WEIGHT = 0.2  # of a metre of displacement against the steps' loss
+_PATH_WEIGHT = 0.2  # of a meter of displacement against the steps' loss
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from decoder.video import to_uint8
 from terra.config import build_decoder, build_engine, build_sampling, check_extra, checkpoint_folder
+from terra.dataset.tokens import TokenizedDriving
 from terra.device import torch_device
 from terra.errors import ConfigError
 from terra.evaluation.bars import Bar, judge
@@ -42,12 +43,11 @@ from terra.evaluation.report import print_report, write_metrics
 from terra.evaluation.rollouts import KeptRollouts, TokensOnly
 from terra.evaluation.scores import GENERATED, PERSISTENCE, RE_ENCODED, TRUE, ClipScores, Scorer
 from terra.evaluation.settings import EvaluationSettings
-from terra.evaluation.video_features import load_video_network
-from terra.features import load_feature_network
+from terra.metrics.networks import load_feature_network
+from terra.metrics.video_networks import load_video_network
 from terra.pipeline import Pipeline
 from terra.progress import ProgressLine
 from terra.training.prediction import evaluate_world_model
-from terra.training.tokens import TokenisedDriving
 from terra.world_model import load_world_model
 from tokenizer import LFQTokenizer
 from tokenizer.lineage import tokens_sha256
@@ -176,7 +176,7 @@ def _teacher_forced(found: _Found, plan: EvaluationPlan) -> dict[str, Any]:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     # An action lies between two frames, so the window's last frame has none; nothing is predicted from it.
     actions = [torch.cat([each[: window - 1], each[window - 2 : window - 1]]) for each in found.actions]
-    driving = TokenisedDriving(
+    driving = TokenizedDriving(
         tokens=torch.cat([each[:window] for each in found.tokens]),
         actions=torch.cat(actions),
         episode_start=torch.arange(len(found.tokens) + 1) * window,

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from terra.evaluation.bootstrap import Estimate, mean_estimate, mean_estimates
 from terra.evaluation.fidelity import confusion, motion_errors
-from terra.evaluation.frechet import ClipFeatures, clip_features, frechet_estimate, halves_distance
 from terra.evaluation.scores import GENERATED, PERSISTENCE, TRUE, VARIANTS, ClipScores
+from terra.metrics.bootstrap import Estimate, mean_estimate, mean_estimates
+from terra.metrics.frechet import ClipFeatures, clip_features, frechet_estimate, halves_distance
 
 HALVES = "true halves"  # the floor of a Frechet distance: one half of the recordings against the other
 MIN_FRECHET_CLIPS = 4

@@ -18,7 +18,7 @@ from tokenizer.files import replacing
 
 Pixels = UInt8[np.ndarray, "frames height width 3"]
 
-# Okabe and Ito's, which the colour-blind tell apart.
+# Okabe and Ito's, which the color-blind tell apart.
 _COLORS = {GENERATED: "#0072B2", RE_ENCODED: "#009E73", PERSISTENCE: "#D55E00", TRUE: "black", HALVES: "black"}
 _UNITS = {
     "psnr": "dB",
@@ -89,7 +89,7 @@ def draw_paths(scores: Sequence[ClipScores]) -> Figure:
 
 
 def draw_strip(videos: Mapping[str, Pixels], fps: float, num_context: int) -> Figure:
-    """A row for each labelled video of equal size, six frames from the last context frame to the end in each.
+    """A row for each labeled video of equal size, six frames from the last context frame to the end in each.
 
     The seconds above count from the last context frame.
     """
@@ -123,7 +123,7 @@ def _draw_curve(axes: Axes, points: Sequence[Measure], variant: str, fps: float)
 
 
 def write_grid(rows: Sequence[Mapping[str, Pixels]], folder: Path, name: str, fps: float) -> None:
-    """Write NAME.mp4, a row for each clip and a column for each of its labelled videos, and NAME.png, some frames.
+    """Write NAME.mp4, a row for each clip and a column for each of its labeled videos, and NAME.png, some frames.
 
     Videos of one row have equal lengths; missing columns and ends stay dark. In the PNG each video is a row.
 
@@ -140,7 +140,7 @@ def write_grid(rows: Sequence[Mapping[str, Pixels]], folder: Path, name: str, fp
     grid = np.zeros((length, len(rows), cols, height, width, 3), np.uint8)
     for row_index, row in enumerate(rows):
         for col_index, (label, video) in enumerate(row.items()):
-            grid[: len(video), row_index, col_index] = _labelled(label, video, height, width)
+            grid[: len(video), row_index, col_index] = _labeled(label, video, height, width)
     merged = rearrange(grid, "frames rows cols height width rgb -> frames (rows height) (cols width) rgb")
     write_video(merged, folder / f"{name}.mp4", fps)
     chosen = np.linspace(0, length - 1, min(_STRIP_FRAMES, length)).round().astype(int)
@@ -149,7 +149,7 @@ def write_grid(rows: Sequence[Mapping[str, Pixels]], folder: Path, name: str, fp
         Image.fromarray(strip).save(temporary, format="PNG")
 
 
-def _labelled(label: str, video: Pixels, height: int, width: int) -> Pixels:
+def _labeled(label: str, video: Pixels, height: int, width: int) -> Pixels:
     """The video under a bar with its label."""
     bar = Image.new("RGB", (width, _BAR), (16, 20, 27))
     font = ImageFont.load_default(size=_BAR - 3)

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from terra.evaluation.bars import Bar
-from terra.evaluation.bootstrap import Estimate
 from terra.evaluation.measures import HALVES, Measure
 from terra.evaluation.scores import TRUE, VARIANTS
+from terra.metrics.bootstrap import Estimate
 from tokenizer.files import make_folder, replacing
 
 _COLUMNS = ("run", "metric", "variant", "first_frame", "last_frame", "value", "low", "high", "count")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from terra.features import read_weights
+from terra.metrics.networks import read_weights
 from terra.pipeline import Pipeline, Rollout, RolloutRequest
 from terra.progress import frames_shown
 from terra.sampling import SamplingParams

@@ -12,9 +12,9 @@ from decoder import Decoder
 from terra.evaluation.clips import Clip
 from terra.evaluation.estimator import MotionEstimator
 from terra.evaluation.motion import Steps
-from terra.evaluation.video_features import VideoNetwork
-from terra.features import FeatureNetwork, map_distance, pool
-from terra.frame_metrics import psnr, ssim
+from terra.metrics.frames import psnr, ssim
+from terra.metrics.networks import FeatureNetwork, map_distance, pool
+from terra.metrics.video_networks import VideoNetwork
 from tokenizer import Frames, TokenGrid
 
 TRUE, RE_ENCODED, GENERATED, PERSISTENCE = "true", "re-encoded", "generated", "persistence"

@@ -24,8 +24,8 @@ class EvaluationSettings:
         drift_clips, drift_frames: of the long rollouts; no clips leaves them out.
         max_groups, group_frames, agree_within: of the counterfactual sets, see `terra.evaluation.contrasts`; no groups
             leaves them out.
-        network, network_path, video_network, video_network_path: see `terra.features` and
-            `terra.evaluation.video_features`.
+        network, network_path, video_network, video_network_path: see `terra.metrics.networks` and
+            `terra.metrics.video_networks`.
         resamples, frechet_resamples: of the bootstrap.
         pictures: clips and groups that are shown.
     """

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from terra.frame_metrics import psnr
+from terra.metrics.frames import psnr
 from tokenizer import Frames, LFQTokenizer, QuantizerConfig, TokenGrid
 from tokenizer.quantizer import signs_from_tokens, tokens_from_signs
 

@@ -1,4 +1,4 @@
-"""Figures for looking inside: rows of frames, maps over frames, curves, bars. Colours are safe for the colour-blind."""
+"""Figures for looking inside: rows of frames, maps over frames, curves, bars. Colors are safe for the color-blind."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,16 +14,16 @@ from matplotlib.figure import Figure
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#F0E442", "#000000")
 _MAP = "viridis"
 _WIDTH = 9.0  # inches, as are those below
-_SCALE = 1.1  # a colour bar with its label
+_SCALE = 1.1  # a color bar with its label
 _GAP = 0.08  # between rows
 _LINE = 0.3  # of text
-_GREY = 0.35  # how much of a frame shows through a map
+_GRAY = 0.35  # how much of a frame shows through a map
 
 Pixels = UInt8[np.ndarray, "frames height width 3"]
 
 
 def frame_rows(rows: Mapping[str, Pixels], columns: Sequence[str] = (), *, title: str = "") -> Figure:
-    """Frames side by side, a labelled row for each entry, with a label above each column."""
+    """Frames side by side, a labeled row for each entry, with a label above each column."""
     figure, panels = _panels(rows, columns, title, _WIDTH)
     for line, frames in zip(panels, rows.values(), strict=True):
         for axes, frame in zip(line, frames, strict=False):
@@ -39,7 +39,7 @@ def maps_over_frames(
     title: str = "",
     top: float | None = None,
 ) -> Figure:
-    """For each frame the map of its tokens' values over its grey picture; one scale, from 0 to `top`, for all.
+    """For each frame the map of its tokens' values over its gray picture; one scale, from 0 to `top`, for all.
 
     `label` says what the values are, with their unit. `top` is the largest value unless given.
     """
@@ -92,7 +92,7 @@ def bars(
 
 
 def matrix(values: Float[np.ndarray, "rows cols"], *, xlabel: str, ylabel: str, label: str, title: str = "") -> Figure:
-    """A table of values as colours, from 0 on."""
+    """A table of values as colors, from 0 on."""
     figure = Figure(figsize=(0.5 * _WIDTH, 3.6), layout="constrained")
     axes = figure.subplots()
     image = axes.imshow(values, cmap=_MAP, vmin=0.0)
@@ -102,7 +102,7 @@ def matrix(values: Float[np.ndarray, "rows cols"], *, xlabel: str, ylabel: str, 
 
 
 def _panels(rows: Mapping[str, Pixels], columns: Sequence[str], title: str, width: float) -> tuple[Figure, np.ndarray]:
-    """Labelled axes without ticks for each row's frames, together `width` inches wide, and their figure."""
+    """Labeled axes without ticks for each row's frames, together `width` inches wide, and their figure."""
     cols = max(map(len, rows.values()))
     shape = next(iter(rows.values())).shape[1:3]
     height = len(rows) * (width / cols * shape[0] / shape[1] + _GAP) + _LINE * (bool(columns) + bool(title))
@@ -122,10 +122,10 @@ def _panels(rows: Mapping[str, Pixels], columns: Sequence[str], title: str, widt
 def _over(
     frame: UInt8[np.ndarray, "height width 3"], colors: Float[np.ndarray, "rows cols 3"]
 ) -> Float[np.ndarray, "height width 3"]:
-    """The frame's grey picture under a map of its tokens, each as large as its part of the frame."""
+    """The frame's gray picture under a map of its tokens, each as large as its part of the frame."""
     (height, width), (rows, cols) = frame.shape[:2], colors.shape[:2]
     large = repeat(colors, "r c rgb -> (r high) (c wide) rgb", high=height // rows, wide=width // cols)
-    return _GREY * frame.mean(axis=-1, keepdims=True) / 255 + (1 - _GREY) * large
+    return _GRAY * frame.mean(axis=-1, keepdims=True) / 255 + (1 - _GRAY) * large
 
 
 def _finish(axes: Axes, xlabel: str, ylabel: str, title: str) -> None:

@@ -55,10 +55,10 @@ def action_divergence(
     return rearrange(torch.stack(bits).cpu(), "others (rows cols) -> others rows cols", rows=rows)
 
 
-def moved_waypoints(action: Action, metres: float) -> Float32[Tensor, "2 slots slots action_dim"]:
+def moved_waypoints(action: Action, meters: float) -> Float32[Tensor, "2 slots slots action_dim"]:
     """The action with one of its waypoints moved to the left (0 of the first axis) or ahead (1), each in turn."""
     slots = len(action)
     moved = repeat(action, "slots action_dim -> axes each slots action_dim", axes=2, each=slots).clone()
     for axis, each in ((axis, each) for axis in range(2) for each in range(slots)):
-        moved[axis, each, each, axis] += metres
+        moved[axis, each, each, axis] += meters
     return moved

@@ -36,8 +36,8 @@ def camera_axes(camera: Camera, heading: float) -> Float[np.ndarray, "3 3"]:
 
 def camera_place(camera: Camera, x: float, y: float, heading: float) -> tuple[float, float, float]:
     """Where the camera of a car at x, y (m) is in the world."""
-    forward = camera.x_forward_metres
-    return x + forward * math.cos(heading), y + forward * math.sin(heading), camera.height_metres
+    forward = camera.x_forward_meters
+    return x + forward * math.cos(heading), y + forward * math.sin(heading), camera.height_meters
 
 
 def view_projection(

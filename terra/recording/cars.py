@@ -16,7 +16,7 @@ WHITE = (1.0, 1.0, 1.0)
 
 @dataclass(frozen=True)
 class CarShape:
-    """Profile of a car in metres: `hood` and `deck` are body heights in front and rear, `cabin` the x of its glass
+    """Profile of a car in meters: `hood` and `deck` are body heights in front and rear, `cabin` the x of its glass
     (rear bottom, rear top, front top, front bottom) and `roof` its height."""
 
     length: float

@@ -12,9 +12,9 @@ def parts_in_view(
     view: tuple[float, float, float, float],
     sight: float,
 ) -> tuple[Int[np.ndarray, " seen"], Float[np.ndarray, " seen"]]:
-    """The circles that `view` (x, y, heading, horizontal field of view in rad) may see within `sight` metres.
+    """The circles that `view` (x, y, heading, horizontal field of view in rad) may see within `sight` meters.
 
-    Their indices in rising order, and the distances of their centres. A circle is left out only if it lies outside the
+    Their indices in rising order, and the distances of their centers. A circle is left out only if it lies outside the
     view's half-planes, which are those of its two sides and of its back.
     """
     x, y, heading, fov = view

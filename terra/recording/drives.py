@@ -7,17 +7,17 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from terra.dataset.poses import NUM_FUTURE_POSES, Poses
-from terra.recording.behaviour import RandomBehaviour, ScriptedBehaviour
+from terra.recording.behavior import RandomBehavior, ScriptedBehavior
 from terra.recording.driving import FRONT_AHEAD, MIDDLE_AHEAD, Driver, OpenJunctions
 from terra.recording.lanes import MANEUVERS, LaneGraph
 from terra.recording.pedestrians import Pedestrians, Walkways
 from terra.recording.traffic import STEP_SECONDS, Occupant, Traffic
 
 FPS = 10.0
-# One moving car for so many metres of lane.
-METRES_PER_CAR = 140.0
+# One moving car for so many meters of lane.
+METERS_PER_CAR = 140.0
 COUNTERFACTUAL_MANEUVERS = (*MANEUVERS, "stop")
-# Metres between the front bumper and the stop line when the futures of one start part.
+# Meters between the front bumper and the stop line when the futures of one start part.
 DECISION_DISTANCE = 8.0
 
 
@@ -74,13 +74,13 @@ def _walkways(graph: LaneGraph) -> Walkways:
 
 
 def simulate_drive(graph: LaneGraph, episode: int, num_frames: int) -> TownDrive:
-    """Drive number `episode` of a town: varied behaviour from a random start, among traffic that minds the car."""
+    """Drive number `episode` of a town: varied behavior from a random start, among traffic that minds the car."""
     rngs = [np.random.default_rng([graph.town.seed, 1, episode, stream]) for stream in range(4)]
     lane = int(rngs[0].integers(graph.num_road_lanes))
     position = float(rngs[0].uniform(4.0, 0.4 * graph.lengths[lane]))
-    behaviour = RandomBehaviour(rngs[1])
-    speed = 0.0 if behaviour.starts_at_rest else float(rngs[0].uniform(3.0, 9.0))
-    driver = Driver(graph, behaviour, lane, position, speed)
+    behavior = RandomBehavior(rngs[1])
+    speed = 0.0 if behavior.starts_at_rest else float(rngs[0].uniform(3.0, 9.0))
+    driver = Driver(graph, behavior, lane, position, speed)
     pedestrians = Pedestrians(_walkways(graph), rngs[3])
     traffic = Traffic(graph, _num_cars(graph), rngs[2], clear=driver.occupants(), crossings=pedestrians)
     recorder = _Recorder(num_frames)
@@ -90,7 +90,7 @@ def simulate_drive(graph: LaneGraph, episode: int, num_frames: int) -> TownDrive
         driver.step(index, traffic, traffic)
         traffic.step(occupants)
         pedestrians.step(traffic.taken())
-    return recorder.drive(traffic, pedestrians, driver.events + behaviour.events)
+    return recorder.drive(traffic, pedestrians, driver.events + behavior.events)
 
 
 def simulate_counterfactual(
@@ -112,7 +112,7 @@ def simulate_counterfactual(
     run_up = num_context * STEP_SECONDS * speed + DECISION_DISTANCE + FRONT_AHEAD
     lane = int(rngs[0].choice(_approaches(graph, run_up)))
     position = float(graph.lengths[lane]) - run_up
-    driver = Driver(graph, ScriptedBehaviour(maneuver, num_context, speed), lane, position, speed)
+    driver = Driver(graph, ScriptedBehavior(maneuver, num_context, speed), lane, position, speed)
     clear = [Occupant(lane, float(at), 0.0) for at in np.arange(MIDDLE_AHEAD, graph.lengths[lane], 15.0)]
     node = graph.lanes[lane].node
     closed = [node] + [
@@ -130,7 +130,7 @@ def simulate_counterfactual(
 
 
 def _num_cars(graph: LaneGraph) -> int:
-    return round(float(graph.lengths[: graph.num_road_lanes].sum()) / METRES_PER_CAR)
+    return round(float(graph.lengths[: graph.num_road_lanes].sum()) / METERS_PER_CAR)
 
 
 def _approaches(graph: LaneGraph, run_up: float) -> list[int]:

@@ -1,4 +1,4 @@
-"""The recorded car: a kinematic bicycle that follows lane centres by pure pursuit, minding traffic and the road."""
+"""The recorded car: a kinematic bicycle that follows lane centers by pure pursuit, minding traffic and the road."""
 
 import math
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from terra.recording.behaviour import Behaviour, RoadAhead, Wish
+from terra.recording.behavior import Behavior, RoadAhead, Wish
 from terra.recording.lanes import LaneGraph
 from terra.recording.town import LANE_WIDTH
 from terra.recording.traffic import CAR_LENGTH, STEP_SECONDS, Occupant, Traffic, follow
@@ -91,7 +91,7 @@ class Route:
         self._limits = np.sqrt(LATERAL_ACCELERATION / np.maximum(curvature, 1e-3))
 
     def at(self, place: float) -> tuple[float, float, float]:
-        """x, y and heading at `place` metres along."""
+        """x, y and heading at `place` meters along."""
         x = float(np.interp(place, self._along, self._points[:, 0]))
         y = float(np.interp(place, self._along, self._points[:, 1]))
         return x, y, float(np.interp(place, self._along, self._headings))
@@ -105,7 +105,7 @@ class Route:
 
 @dataclass(frozen=True)
 class LaneChange:
-    """A change from `begin` metres along the route over `length` metres into `lane`; `side` +1 is to the left."""
+    """A change from `begin` meters along the route over `length` meters into `lane`; `side` +1 is to the left."""
 
     lane: int
     begin: float
@@ -113,21 +113,21 @@ class LaneChange:
     side: int
 
     def offset(self, place: float) -> float:
-        """Metres to the left of the old lane's centre."""
+        """Meters to the left of the old lane's center."""
         share = min(1.0, max(0.0, (place - self.begin) / self.length))
         return self.side * LANE_WIDTH * share * share * (3 - 2 * share)
 
 
 class Driver:
-    """Drives one car through a lane graph, 0.1 s a step; `behaviour` says what it wants.
+    """Drives one car through a lane graph, 0.1 s a step; `behavior` says what it wants.
 
     `x`, `y` (m), `heading` (rad, counter-clockwise from +x, never wrapped) and `speed` (m/s) are its exact state.
     `events` collects (step, what) as they happen: left, straight, right, stop, start, lane_change_left,
     lane_change_right.
     """
 
-    def __init__(self, graph: LaneGraph, behaviour: Behaviour, lane: int, position: float, speed: float) -> None:
-        self._graph, self._behaviour = graph, behaviour
+    def __init__(self, graph: LaneGraph, behavior: Behavior, lane: int, position: float, speed: float) -> None:
+        self._graph, self._behavior = graph, behavior
         self._route = Route(graph, lane, graph.turns[lane][0])
         self._place, self._offset, self._steer, self._acceleration = position, 0.0, 0.0, 0.0
         self._change: LaneChange | None = None
@@ -147,8 +147,8 @@ class Driver:
         return found
 
     def step(self, index: int, traffic: Traffic, junctions: Admission) -> None:
-        """Advance by 0.1 s: ask the behaviour, choose the way, then steer and brake along it."""
-        wish = self._behaviour.wish(index, self._look())
+        """Advance by 0.1 s: ask the behavior, choose the way, then steer and brake along it."""
+        wish = self._behavior.wish(index, self._look())
         if self._place + FRONT_AHEAD < self._route.starts[1] and self._change is None and not self._leaving:
             self._choose_turn(index, wish, traffic, junctions)
         gap, lead_speed, waits_behind = self._leader(traffic)

@@ -9,7 +9,7 @@ HAIR = (0.22, 0.18, 0.16)
 TROUSERS = (0.24, 0.26, 0.31)
 SHOES = (0.14, 0.13, 0.13)
 WHITE = (1.0, 1.0, 1.0)
-HIP, SHOULDER, CHIN, CROWN = 0.86, 1.42, 1.48, 1.74  # heights in metres
+HIP, SHOULDER, CHIN, CROWN = 0.86, 1.42, 1.48, 1.74  # heights in meters
 # How far a foot is ahead of the hip (m) in each phase of a stride, the left one; the right one is opposite.
 SWINGS = (0.34, 0.0, -0.34, 0.0)
 

@@ -12,7 +12,7 @@ from terra.recording.town import LANE_WIDTH, STOP_LINE_SETBACK, Edge, Node, Town
 SAMPLE_STEP = 0.5
 MAX_RIGHT_RADIUS = 9.0
 MAX_LEFT_RADIUS = 13.0
-# Two turns conflict where their centre lines come closer than a car's width and what it sweeps when it turns.
+# Two turns conflict where their center lines come closer than a car's width and what it sweeps when it turns.
 CONFLICT_DISTANCE = 3.0
 
 MANEUVERS = ("left", "straight", "right")
@@ -22,7 +22,7 @@ MANEUVERS = ("left", "straight", "right")
 class Lane:
     """A stretch of lane that one car drives on: a road lane up to its stop line, or one turn inside a junction.
 
-    `direction` is +1 along the edge and -1 against it (road lanes only), `index` counts lanes from the centre line,
+    `direction` is +1 along the edge and -1 against it (road lanes only), `index` counts lanes from the center line,
     `maneuver` is "" for road lanes. `node` is the junction ahead of a road lane, or the one that a turn crosses.
     """
 
@@ -36,9 +36,9 @@ class Lane:
 
 
 class LaneGraph:
-    """All lanes of a town, with their centre lines sampled about every 0.5 m.
+    """All lanes of a town, with their center lines sampled about every 0.5 m.
 
-    `lanes[k]` describes lane k and `lengths[k]` is its length in metres; the first `num_road_lanes` are road lanes, the
+    `lanes[k]` describes lane k and `lengths[k]` is its length in meters; the first `num_road_lanes` are road lanes, the
     rest turns. `turns[k]` are the turns that leave road lane k, `exits[k]` the road lane that turn k ends in (else -1),
     `bends[k]` whether lane k is a turn to the left or right, `conflicts[j, k]` whether two turns get in each other's
     way.
@@ -70,13 +70,13 @@ class LaneGraph:
         return next((turn for turn in self.turns[lane] if self.lanes[turn].maneuver == maneuver), None)
 
     def path(self, lane: int) -> Float[np.ndarray, "points 2"]:
-        """The centre line of a lane, `round(length / 0.5) + 1` points evenly spaced."""
+        """The center line of a lane, `round(length / 0.5) + 1` points evenly spaced."""
         return self._points[self._offsets[lane] : self._offsets[lane] + self._counts[lane]]
 
     def poses(
         self, lanes: Int[np.ndarray, " cars"], positions: Float[np.ndarray, " cars"]
     ) -> Float[np.ndarray, "cars 3"]:
-        """x, y (m) and heading (rad) at `positions` metres along `lanes`."""
+        """x, y (m) and heading (rad) at `positions` meters along `lanes`."""
         place = np.clip(positions / self._steps[lanes], 0.0, self._counts[lanes] - 1.000001)
         below = place.astype(np.int64)
         share = (place - below)[:, None]
@@ -114,7 +114,7 @@ class LaneGraph:
                 continue
             direction = 1 if edge.start == this.node else -1
             maneuver = ("straight", "left", "back", "right")[(_compass(edge, direction) - inward) % 4]
-            # A left turn arrives in the lane at the centre line, a right turn in the one at the kerb.
+            # A left turn arrives in the lane at the center line, a right turn in the one at the kerb.
             index = {"straight": this.index, "left": 0, "right": edge.kind.lanes - 1}[maneuver]
             yield maneuver, self._by_place[edge_index, direction, index]
 

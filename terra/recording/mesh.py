@@ -19,8 +19,8 @@ class Material(IntEnum):
     """What the fragment shader draws; the comment names the four surface values."""
 
     PLAIN = 0
-    ROAD = 1  # metres left of the centre line, metres along, length, lanes each way + 0.5 if cars park (0: no markings)
-    PAVEMENT = 2  # metres from the kerb, metres along
+    ROAD = 1  # meters left of the center line, meters along, length, lanes each way + 0.5 if cars park (0: no markings)
+    PAVEMENT = 2  # meters from the kerb, meters along
     FACADE = 3  # windows across, storeys up, a seed in [0, 1), style
     GRASS = 4
     LAMP = 5  # glows with the street lamps

@@ -23,22 +23,22 @@ CLOTHES: tuple[Color, ...] = (
     (0.50, 0.46, 0.56),
     (0.66, 0.54, 0.40),
 )
-# Metres from the kerb to the middle of the walking band, behind lamps and trees, and half the band's width.
+# Meters from the kerb to the middle of the walking band, behind lamps and trees, and half the band's width.
 WALK_DEPTH = 2.3
 WALK_SPREAD = 0.35
-# Metres behind the kerb at which those wait who want to cross.
+# Meters behind the kerb at which those wait who want to cross.
 WAIT_DEPTH = 0.7
 # From a junction's end to the middle of its crosswalk, and how far from that middle people cross.
 CROSSWALK_MIDDLE = 1.8
 CROSSWALK_SPREAD = 0.7
-# One person for so many metres of sidewalk, by what the block is for.
-METRES_PER_PERSON = {"downtown": 30.0, "park": 70.0, "houses": 90.0}
+# One person for so many meters of sidewalk, by what the block is for.
+METERS_PER_PERSON = {"downtown": 30.0, "park": 70.0, "houses": 90.0}
 MAX_PEOPLE = 160
 WALKING_SPEEDS = (1.0, 1.6)  # m/s
 CROSSING_SHARE = 0.15
-# Of those who are there at first, how many will cross within so many metres.
-EAGER_SHARE, EAGER_METRES = 0.12, 30.0
-# Metres that two steps take.
+# Of those who are there at first, how many will cross within so many meters.
+EAGER_SHARE, EAGER_METERS = 0.12, 30.0
+# Meters that two steps take.
 STRIDE = 1.4
 SAMPLE_STEP = 0.25
 
@@ -121,7 +121,7 @@ class Walkways:
     def on_loops(
         self, loops: Int[np.ndarray, "..."], places: Float[np.ndarray, "..."], offsets: Float[np.ndarray, "..."]
     ) -> tuple[np.ndarray, Float[np.ndarray, "..."]]:
-        """x + iy (m) of what is `places` metres along `loops` and `offsets` left of them, and the loops' headings."""
+        """x + iy (m) of what is `places` meters along `loops` and `offsets` left of them, and the loops' headings."""
         along = np.mod(places, self.lengths[loops]) / self._steps[loops]
         below = along.astype(np.int64)
         first = self._firsts[loops] + below
@@ -155,7 +155,7 @@ class Pedestrians:
 
     def __init__(self, walkways: Walkways, rng: np.random.Generator, *, closed: Collection[Node] = ()) -> None:
         self._ways, self._rng, self._closed = walkways, rng, frozenset(closed)
-        counts = [round(n / METRES_PER_PERSON[use]) for n, use in zip(walkways.lengths, walkways.uses, strict=True)]
+        counts = [round(n / METERS_PER_PERSON[use]) for n, use in zip(walkways.lengths, walkways.uses, strict=True)]
         path = np.repeat(np.arange(len(counts)), counts)
         # Fewer everywhere, if there are too many.
         path = np.sort(rng.permutation(path)[:MAX_PEOPLE])
@@ -180,7 +180,7 @@ class Pedestrians:
             self._walk_on(person)
         # At first some are about to cross, as later there always are.
         for person in np.flatnonzero(rng.random(count) < EAGER_SHARE).tolist():
-            skipped = max(0.0, float(self._to_go[person]) - float(rng.uniform(0.5, EAGER_METRES)))
+            skipped = max(0.0, float(self._to_go[person]) - float(rng.uniform(0.5, EAGER_METERS)))
             self._place[person] += self._direction[person] * skipped
             self._to_go[person] -= skipped
             self._crosses[person] = True

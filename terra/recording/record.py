@@ -22,11 +22,6 @@ logger = logging.getLogger(__name__)
 # Under what terms the frames are, for the card.
 NOTICES = {
     "town": "drawn by this project's own code; nobody else's pictures or models are in the frames",
-    "torcs": (
-        "the frames show tracks of TORCS (https://torcs.sourceforge.net) and derive from works under the GNU GPL,"
-        " version 2 or later, or the Free Art License: pass them on only under the same licenses, with the files"
-        " LICENCE and COPYRIGHT that scripts/torcs_prepare.py leaves beside the tracks"
-    ),
 }
 # The first town's seed of each split.
 SPLIT_SEEDS = {"train": 0, "held_out": 900_000}
@@ -40,15 +35,14 @@ class RecordSettings:
     Attributes:
         output: folder of the dataset; what is complete there is kept.
         split: "train" or "held_out".
-        source: "town" or "torcs".
-        places: seeds of towns (`town_places`), or names of tracks; each becomes a shard.
+        source: "town".
+        places: seeds of towns, see `town_places`; each becomes a shard.
         episodes_per_place: drives, or starts with one episode for each maneuver.
         frames_per_episode: at 10 frames a second.
         image_size: (height, width), both even.
         camera: what the frames are seen by.
         maneuvers: the futures of each start; () records plain drives.
         num_context: frames that the futures of a start share; 0 for plain drives.
-        assets: folder of the tracks; None for towns.
 
     Raises:
         ConfigError: a value out of range or unknown.
@@ -64,7 +58,6 @@ class RecordSettings:
     camera: Camera
     maneuvers: tuple[str, ...] = ()
     num_context: int = 0
-    assets: Path | None = None
 
     def __post_init__(self) -> None:
         if self.split not in SPLITS:
@@ -78,14 +71,10 @@ class RecordSettings:
         check_image_size(self.image_size)
         if self.maneuvers:
             check_count("num_context", self.num_context, 1, min(MAX_NUM_CONTEXT, self.frames_per_episode - 1))
-            if self.source == "torcs":
-                raise ConfigError("kind: expected drives for source=torcs, whose tracks have no junctions")
         unknown = [maneuver for maneuver in self.maneuvers if maneuver not in COUNTERFACTUAL_MANEUVERS]
-        if unknown and self.source == "town":
+        if unknown:
             known = ", ".join(COUNTERFACTUAL_MANEUVERS)
             raise ConfigError(f"maneuvers: expected some of {known}, got {', '.join(self.maneuvers)}")
-        if (self.assets is None) != (self.source == "town"):
-            raise ConfigError(f"torcs_assets: expected a folder for source=torcs only, got {self.assets}")
 
     @property
     def frames_per_shard(self) -> int:
@@ -100,26 +89,6 @@ def town_places(split: str, seed: int, towns: int) -> tuple[str, ...]:
     check_count("towns", towns, 1, 100_000)
     first = SPLIT_SEEDS[split] + check_count("seed", seed, 0, SPLIT_SEEDS["held_out"] // 2 - 1)
     return tuple(f"{number:06d}" for number in range(first, first + towns))
-
-
-def track_places(split: str, assets: Path, tracks: object) -> tuple[str, ...]:
-    """The tracks of a split in `assets`: those that are named, or if None all.
-
-    Raises:
-        ConfigError: no list of names, a track that isn't in the split, or an unknown split.
-        DatasetError: no prepared tracks in `assets`.
-    """
-    from terra.recording.torcs import track_names
-
-    known = track_names(assets)
-    if split not in known:
-        raise ConfigError(f"split: expected one of {', '.join(known)}, got {split!r}")
-    names = known[split] if tracks is None else check_names("tracks", tracks)
-    wrong = sorted(set(names) - set(known[split]))
-    if wrong or not names:
-        expected = f"tracks of {split} ({', '.join(known[split]) or 'none is prepared'})"
-        raise ConfigError(f"tracks: expected {expected}, got {', '.join(wrong) or 'none'}")
-    return names
 
 
 def record(settings: RecordSettings, *, workers: int, max_seconds: float | None = None) -> Outcome:
@@ -236,15 +205,10 @@ def _open_source(settings: RecordSettings, place: str, worker: int) -> SceneSour
 
 
 def _open_on(settings: RecordSettings, place: str, device: int) -> SceneSource:
-    # Only what is recorded is imported: the town needs moderngl, tracks need their own packages.
-    if settings.source == "town":
-        from terra.recording.town_source import town_source
+    # Imported only now, because settings can be checked without moderngl.
+    from terra.recording.town_source import town_source
 
-        return town_source(int(place), settings.image_size, settings.camera, device_index=device)
-    from terra.recording.torcs import torcs_source
-
-    assert settings.assets is not None
-    return torcs_source(place, settings.assets, settings.image_size, settings.camera, device_index=device)
+    return town_source(int(place), settings.image_size, settings.camera, device_index=device)
 
 
 def parse_maneuvers(kind: str, maneuvers: object, num_context: int) -> tuple[tuple[str, ...], int]:

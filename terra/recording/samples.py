@@ -44,7 +44,7 @@ def write_samples(
         num_frames: of each; the poses go on for 3 s more.
         image_size: (height, width), both even.
         camera: what the frames are seen by.
-        scenery: what is around the car; "plane", a plane of coloured squares, needs no OpenGL.
+        scenery: what is around the car; "plane", a plane of colored squares, needs no OpenGL.
 
     Raises:
         ConfigError: the town can't be drawn here.
@@ -94,7 +94,7 @@ def _write(
 def draw_plane(
     poses: Poses, num_frames: int, image_size: tuple[int, int], camera: Camera
 ) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
-    """The first `num_frames` frames of a drive over squares in colours of their own, which fade far ahead."""
+    """The first `num_frames` frames of a drive over squares in colors of their own, which fade far ahead."""
     ahead, left = _ground(image_size, camera)
     on_ground = np.isfinite(ahead)
     haze = np.array([190.0, 200.0, 210.0])
@@ -114,7 +114,7 @@ def draw_plane(
 def _ground(
     image_size: tuple[int, int], camera: Camera
 ) -> tuple[Float[np.ndarray, "height width"], Float[np.ndarray, "height width"]]:
-    """Metres ahead and to the left of the car where each pixel's centre sees the ground, NaN above the horizon.
+    """Meters ahead and to the left of the car where each pixel's center sees the ground, NaN above the horizon.
 
     `decoder.camera.project` undone.
     """
@@ -124,6 +124,6 @@ def _ground(
     down, left = (down - height / 2) / focal, (width / 2 - left) / focal
     cosine, sine = math.cos(camera.pitch_radians), math.sin(camera.pitch_radians)
     slope = down * cosine - sine
-    ahead = camera.height_metres * (down * sine + cosine) / np.where(slope > 0, slope, np.nan)
-    depth = ahead * cosine - camera.height_metres * sine
-    return ahead + camera.x_forward_metres, left * depth
+    ahead = camera.height_meters * (down * sine + cosine) / np.where(slope > 0, slope, np.nan)
+    depth = ahead * cosine - camera.height_meters * sine
+    return ahead + camera.x_forward_meters, left * depth

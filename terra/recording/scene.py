@@ -20,7 +20,7 @@ from terra.recording.town import (
     Tree,
 )
 
-CELL_METRES = 64.0
+CELL_METERS = 64.0
 TRUNK = (0.40, 0.31, 0.24)
 POLE = (0.30, 0.33, 0.34)
 LAMP_GLOW = (1.0, 0.93, 0.78)
@@ -28,7 +28,7 @@ WINDOW_PITCH = 4.0
 DECAL_HEIGHT = 0.02
 LAMP_HEIGHT = 6.0
 LAMP_ARM = 1.9
-# Metres from the pool's middle, below the lamp's head, to its edge.
+# Meters from the pool's middle, below the lamp's head, to its edge.
 LAMP_POOL = 8.0
 
 
@@ -79,7 +79,7 @@ def build_scene(town: Town) -> Scene:
 def sort_cells(vertices: Vertices) -> CellMesh:
     """Group triangles by the square cell that their middle is in."""
     triangles = vertices.reshape(-1, 3, vertices.shape[1])
-    cells = np.floor(triangles[:, :, :2].mean(axis=1) / CELL_METRES).astype(np.int64)
+    cells = np.floor(triangles[:, :, :2].mean(axis=1) / CELL_METERS).astype(np.int64)
     _, which = np.unique(cells, axis=0, return_inverse=True)
     order = np.argsort(which.reshape(-1), kind="stable")
     counts = np.bincount(which.reshape(-1)) * 3

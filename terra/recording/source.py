@@ -1,4 +1,4 @@
-"""What a recording needs of a place to drive in: a town, a race track, or anything else that simulates and renders."""
+"""What a recording needs of a place to drive in: a town, or anything else that simulates and renders."""
 
 from collections.abc import Iterator
 from typing import Protocol, TypeVar
@@ -32,7 +32,7 @@ AnyDrive = TypeVar("AnyDrive", bound=Drive)
 class SceneSource(Protocol[AnyDrive]):
     """One place to drive in. All it gives is byte for byte the same whenever place and numbers are, on one machine.
 
-    `source` ("town", "torcs") and `place` ("000012", "aalborg") name the place; `maneuvers` are the futures that a
+    `source` ("town") and `place` ("000012") name the place; `maneuvers` are the futures that a
     counterfactual set may ask for, () if none.
     """
 

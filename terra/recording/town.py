@@ -1,4 +1,4 @@
-"""What a town consists of: roads and all that stands beside them, in metres and without any graphics."""
+"""What a town consists of: roads and all that stands beside them, in meters and without any graphics."""
 
 import math
 from dataclasses import dataclass, field
@@ -15,12 +15,12 @@ SIDEWALK_WIDTH = 3.0
 # From the end of the kerb's rounding to the stop line: the crosswalk and the gap before it.
 STOP_LINE_SETBACK = 4.3
 STOREY_HEIGHT = 3.2
-# Metres from the kerb to a lamp post.
+# Meters from the kerb to a lamp post.
 LAMP_DEPTH = 0.6
 
 # A bow never turns tighter than this, so that cruising through it stays comfortable.
 BOW_RADIUS = 60.0
-# Roads stay straight this far from a junction's centre; past every stop line.
+# Roads stay straight this far from a junction's center; past every stop line.
 STRAIGHT_APPROACH = 24.0
 
 Color = tuple[float, float, float]
@@ -49,7 +49,7 @@ class RoadKind:
 
     @property
     def half_width(self) -> float:
-        """Metres from the centre line to the kerb."""
+        """Meters from the center line to the kerb."""
         return self.lanes * LANE_WIDTH + GUTTER_WIDTH + self.parking * PARKING_WIDTH
 
 
@@ -61,9 +61,9 @@ ROAD_KINDS = (STREET, PARKING_STREET, AVENUE)
 
 @dataclass(frozen=True)
 class Edge:
-    """A road between two neighbouring junctions, drawn along +x (`axis` 0) or +y (`axis` 1).
+    """A road between two neighboring junctions, drawn along +x (`axis` 0) or +y (`axis` 1).
 
-    Positions along it are metres of straight distance from the first junction's centre; `bow` metres is how far its
+    Positions along it are meters of straight distance from the first junction's center; `bow` meters is how far its
     middle swings to the left. `start_reach` and `end_reach` are where the junctions end and the road proper begins.
     """
 
@@ -78,7 +78,7 @@ class Edge:
     end_reach: float
 
     def at(self, along: Scalars, lateral: float | Scalars = 0.0) -> tuple[Points, Scalars]:
-        """Points `lateral` metres left of the centre line, and the road's heading (rad, from +x) there."""
+        """Points `lateral` meters left of the center line, and the road's heading (rad, from +x) there."""
         inner = self.length - 2 * STRAIGHT_APPROACH
         phase = np.pi * np.clip((np.asarray(along, float) - STRAIGHT_APPROACH) / inner, 0.0, 1.0)
         swing = self.bow * np.sin(phase) ** 2
@@ -104,7 +104,7 @@ class Frontage:
     use: str
 
     def at(self, along: float, depth: float) -> tuple[tuple[float, float], float]:
-        """The point `depth` metres behind the kerb and the road's heading there."""
+        """The point `depth` meters behind the kerb and the road's heading there."""
         points, headings = self.edge.at(np.array([along]), self.side * (self.edge.kind.half_width + depth))
         return (float(points[0, 0]), float(points[0, 1])), float(headings[0])
 

@@ -49,7 +49,7 @@ def follow(
     gap: Float[np.ndarray, " cars"],
     lead_speed: Float[np.ndarray, " cars"],
 ) -> Float[np.ndarray, " cars"]:
-    """Acceleration (m/s^2) at `speed`, bumper to bumper `gap` metres behind a car that goes `lead_speed`."""
+    """Acceleration (m/s^2) at `speed`, bumper to bumper `gap` meters behind a car that goes `lead_speed`."""
     closing = speed * (speed - lead_speed) / (2 * np.sqrt(MAX_ACCELERATION * COMFORTABLE_BRAKING))
     spacing = STANDSTILL_GAP + np.maximum(0.0, speed * TIME_HEADWAY + closing)
     free = (speed / np.maximum(wanted, 0.1)) ** 4

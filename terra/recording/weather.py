@@ -9,7 +9,7 @@ Color = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Weather:
-    """Colors are linear light. `sun` points to the sun. `fog_density` is the share of light lost in a metre.
+    """Colors are linear light. `sun` points to the sun. `fog_density` is the share of light lost in a meter.
 
     `clouds` (0 to 1) is the cover; `lamps` (0 to 1) how much street lamps, windows and headlights count.
     """

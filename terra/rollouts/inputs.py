@@ -27,19 +27,19 @@ class InThread(Protocol):
 
 @dataclass
 class _Context:
-    """A tokenised context, or one that the holder of the lock is tokenising."""
+    """A tokenized context, or one that the holder of the lock is tokenizing."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     tokens: TokenGrid | None = None
 
 
 class Inputs:
-    """Loads and tokenises in the threads "read" and "tokenise".
+    """Loads and tokenizes in the threads "read" and "tokenize".
 
     Args:
         tokenizer: of the contexts.
         spec: the engine's.
-        num_contexts: how many tokenised contexts to remember, those used last.
+        num_contexts: how many tokenized contexts to remember, those used last.
         in_thread: see `InThread`.
     """
 
@@ -62,7 +62,7 @@ class Inputs:
             tokens = context.tokens
             if tokens is None:
                 frames = await self._in("read", partial(self._load_context, job))
-                tokens = context.tokens = await self._in("tokenise", lambda: self._tokenizer.encode(frames).cpu())
+                tokens = context.tokens = await self._in("tokenize", lambda: self._tokenizer.encode(frames).cpu())
             return tokens
 
     def _load_actions(self, job: Job) -> Actions:

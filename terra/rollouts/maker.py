@@ -17,8 +17,8 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from decoder import FramewiseDecoder
+from decoder.thread import DecodingThread, give_up
 from decoder.video import to_uint8, write_video
-from terra.decoding import DecodingThread, give_up
 from terra.errors import EngineError, OutputError, TerraError
 from terra.output import package_versions
 from terra.pipeline import Pipeline
@@ -79,7 +79,7 @@ class RolloutMaker:
         names = (
             ("manifest", 1),
             ("read", settings.workers),
-            ("tokenise", 1),
+            ("tokenize", 1),
             ("decode", 1),
             ("write", settings.workers),
         )
@@ -111,7 +111,7 @@ class RolloutMaker:
         return None
 
     async def prepare(self, work: Work) -> None:
-        """Load the trajectory, load and tokenise the context. Raises TerraError for what is wrong with them."""
+        """Load the trajectory, load and tokenize the context. Raises TerraError for what is wrong with them."""
         started = time.perf_counter()
         job, spec = work.job, self._pipeline.engine.spec
         list(plan_windows(job.num_frames, job.num_context, spec.layout.max_frames, self._settings.overlap))

@@ -23,7 +23,7 @@ class RolloutSettings:
         overlap: frames read again when the window slides.
         at_once: sessions open in the engine at once.
         workers: lines prepared, and rollouts written, at once.
-        contexts: tokenised contexts remembered, for the lines that share them.
+        contexts: tokenized contexts remembered, for the lines that share them.
         retries: how often a line that failed is tried again.
         retry_seconds: how long to wait before that.
         on_change: what to do with rollouts made with other weights or settings: refuse, redo or keep them.

@@ -9,14 +9,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from terra.serving.control import MAX_PATH_POINTS, MAX_SPEED, MAX_STEERING
+from terra.driving.control import MAX_PATH_POINTS, MAX_SPEED, MAX_STEERING
 
 MAX_SEED = 2**63 - 1
-_MAX_METRES = 1000.0  # that a waypoint lies away
+_MAX_METERS = 1000.0  # that a waypoint lies away
 _HEADER = struct.Struct(">I")
 
-Metres = Annotated[float, Field(ge=-_MAX_METRES, le=_MAX_METRES)]
-Waypoint = Annotated[list[Metres], Field(min_length=3, max_length=3)]
+Meters = Annotated[float, Field(ge=-_MAX_METERS, le=_MAX_METERS)]
+Waypoint = Annotated[list[Meters], Field(min_length=3, max_length=3)]
 ActionRows = Annotated[list[Waypoint], Field(min_length=1, max_length=64)]
 Identifier = Annotated[str, Field(min_length=1, max_length=80)]
 
@@ -70,11 +70,11 @@ class Control(_Model):
 
 
 class PathOrder(_Model):
-    """A path in the car's axes (x forward, y left, metres) at times in seconds from now."""
+    """A path in the car's axes (x forward, y left, meters) at times in seconds from now."""
 
     type: Literal["path"]
     points: Annotated[
-        list[Annotated[list[Metres], Field(min_length=2, max_length=2)]],
+        list[Annotated[list[Meters], Field(min_length=2, max_length=2)]],
         Field(min_length=1, max_length=MAX_PATH_POINTS),
     ]
     times: Annotated[list[Annotated[float, Field(ge=0, le=3600)]], Field(min_length=1, max_length=MAX_PATH_POINTS)]

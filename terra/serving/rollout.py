@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Int32
 
+from terra.driving.control import Driver
 from terra.errors import EngineError
 from terra.pipeline import Pipeline
 from terra.prompt import Actions, build_prompt
 from terra.sampling import SamplingParams
-from terra.serving.control import Driver
 from terra.windows import SlidingSession, window_at
 from tokenizer import TokenGrid
 

@@ -103,5 +103,5 @@ def _read_document(path: Path) -> dict[str, Any]:
 
 
 def _speed(action: np.ndarray) -> float:
-    """Metres a second to the first waypoint [y, x, t]."""
+    """Meters a second to the first waypoint [y, x, t]."""
     return float(np.hypot(*action[0, :2]) / action[0, 2])

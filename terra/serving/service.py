@@ -11,12 +11,12 @@ from functools import partial
 import numpy as np
 import torch
 
+from terra.driving.control import Driver, Steering
 from terra.errors import ConfigError
 from terra.pipeline import Pipeline
 from terra.prompt import Actions, Layout
 from terra.sampling import SamplingParams
 from terra.serving.contexts import Contexts
-from terra.serving.control import Driver, Steering
 from terra.serving.errors import ApiError
 from terra.serving.forks import Forks
 from terra.serving.jobs import Jobs

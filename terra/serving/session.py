@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
+from terra.driving.control import Path, Steering
 from terra.errors import EngineError, TrajectoryError
-from terra.serving.control import Path, Steering
 from terra.serving.messages import (
     Ack,
     Control,

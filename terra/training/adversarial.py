@@ -2,7 +2,7 @@
 
 Sources: the patch discriminator of Isola et al. 2017 (pix2pix, arXiv 1611.07004); its use on an autoencoder with an
 adaptive weight, Esser et al. 2021 (VQGAN, arXiv 2012.09841); the hinge loss of Lim and Ye 2017 (arXiv 1705.02894);
-LeCam regularisation, Tseng et al. 2021 (arXiv 2104.03310).
+LeCam regularization, Tseng et al. 2021 (arXiv 2104.03310).
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class AdversarialConfig:
         weight: of the tokenizer's side; 0 leaves the term and its network out.
         start: fraction of the run from which on both sides are trained.
         adaptive: multiply `weight` by the ratio of the gradients' norms (see `adaptive_weight`).
-        lecam: weight of the LeCam regularisation of the discriminator; 0 leaves it out.
+        lecam: weight of the LeCam regularization of the discriminator; 0 leaves it out.
         lecam_decay: of its moving averages.
         width: channels of the discriminator's first layer.
     """
@@ -84,7 +84,7 @@ class PatchDiscriminator(nn.Module):
 
 
 def generator_loss(reconstructed: Scores) -> Scalar:
-    """What the tokenizer minimises: minus the mean score of its reconstructions. In float32."""
+    """What the tokenizer minimizes: minus the mean score of its reconstructions. In float32."""
     return -reconstructed.float().mean()
 
 
@@ -102,7 +102,7 @@ def adaptive_weight(reconstruction_loss: Scalar, adversarial_loss: Scalar, recon
 
 
 def discriminator_loss(recorded: Scores, reconstructed: Scores) -> Scalar:
-    """What the discriminator minimises: the hinge loss, 1 while it cannot tell the two apart. In float32."""
+    """What the discriminator minimizes: the hinge loss, 1 while it cannot tell the two apart. In float32."""
     return 0.5 * (F.relu(1.0 - recorded.float()).mean() + F.relu(1.0 + reconstructed.float()).mean())
 
 

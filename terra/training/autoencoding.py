@@ -1,4 +1,4 @@
-"""What a tokenizer's training minimises: of all of it, or of its decoder alone, so that its tokens stay the same."""
+"""What a tokenizer's training minimizes: of all of it, or of its decoder alone, so that its tokens stay the same."""
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from terra.errors import ConfigError
-from terra.features import perceptual_distance
+from terra.metrics.networks import perceptual_distance
 from terra.training.adversarial import (
     PatchDiscriminator,
     adaptive_weight,

@@ -55,11 +55,11 @@ class Objective(Protocol):
         ...
 
     def loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
-        """Scalars to log, of which "loss" is minimised over the model; `progress` in [0, 1] is how far the run is."""
+        """Scalars to log, of which "loss" is minimized over the model; `progress` in [0, 1] is how far the run is."""
         ...
 
     def rival_loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
-        """Scalars to log, of which "rival_loss" is minimised over the rival; called after `loss` on the same batch.
+        """Scalars to log, of which "rival_loss" is minimized over the rival; called after `loss` on the same batch.
 
         Only called if there is a rival. What `loss` computed may be kept for it, detached.
         """

@@ -10,8 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from terra.dataset.tokens import TokenizedDriving
 from terra.prompt import SLOT_FILLER
-from terra.training.tokens import TokenisedDriving
 from terra.world_model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
 from tokenizer.files import replacing
 
@@ -27,7 +27,7 @@ def pack_windows(tokens: Int[Tensor, "batch window rows cols"], slots: int) -> I
 @torch.no_grad()
 def evaluate_world_model(
     model: LlamaActionForCausalLM | LlamaActionV2ForCausalLM,
-    held_out: TokenisedDriving,
+    held_out: TokenizedDriving,
     window: int,
     num_windows: int,
 ) -> dict[str, Any]:

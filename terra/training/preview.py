@@ -9,13 +9,13 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from terra.dataset.tokens import TokenizedDriving
 from terra.errors import ConfigError
 from terra.prompt import SLOT_FILLER
 from terra.sampling import SamplingParams, sample_tokens
 from terra.training.data import to_8_bit
 from terra.training.prediction import evaluate_world_model, pack_windows
 from terra.training.state import Ema
-from terra.training.tokens import TokenisedDriving
 from terra.world_model import LlamaActionV2ForCausalLM
 from tokenizer import LFQTokenizer
 from tokenizer.checkpoint import checkpoint_sha256, resolve_checkpoint
@@ -37,7 +37,7 @@ class HeldOutPreview:
         tokenizer: makes pictures of tokens; on the device of the model.
     """
 
-    held_out: TokenisedDriving
+    held_out: TokenizedDriving
     window: int
     num_frames: int
     tokenizer: LFQTokenizer | None
@@ -107,7 +107,7 @@ def roll_out(
     return torch.stack(frames, dim=1)
 
 
-def load_preview_tokenizer(checkpoint: Path, tokenised: TokenisedDriving, device: torch.device) -> LFQTokenizer:
+def load_preview_tokenizer(checkpoint: Path, tokenized: TokenizedDriving, device: torch.device) -> LFQTokenizer:
     """The tokenizer that made the tokens, or one of the same encoder, to show them.
 
     Raises:
@@ -115,9 +115,9 @@ def load_preview_tokenizer(checkpoint: Path, tokenised: TokenisedDriving, device
         ConfigError: the tokens are another tokenizer's.
     """
     folder = resolve_checkpoint(checkpoint)
-    if not makes_tokens_of(folder, tokenised.tokenizer_sha256):
+    if not makes_tokens_of(folder, tokenized.tokenizer_sha256):
         raise ConfigError(
-            f"tokenizer: expected {tokenised.tokenizer_sha256[:12]}, which made the tokens, "
+            f"tokenizer: expected {tokenized.tokenizer_sha256[:12]}, which made the tokens, "
             f"got {checkpoint_sha256(folder)[:12]} of {folder}"
         )
     return LFQTokenizer.from_pretrained(folder).to(device)

@@ -10,8 +10,8 @@ from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
-from terra.features import FeatureNetwork, frechet_distance, load_feature_network, map_distance, pool
-from terra.frame_metrics import psnr, ssim
+from terra.metrics.frames import psnr, ssim
+from terra.metrics.networks import FeatureNetwork, frechet_distance, load_feature_network, map_distance, pool
 from terra.training.data import to_8_bit, to_unit_range
 from tokenizer import LFQTokenizer
 from tokenizer.files import replacing
@@ -38,10 +38,11 @@ def evaluate_tokenizer(
 ) -> dict[str, float | int]:
     """Encode and decode frames; means over them.
 
-    Returns `psnr` (dB) and `ssim` (see `terra.frame_metrics`), with a network `perceptual_<its name>`
-    (`terra.features.perceptual_distance`) and, of two frames or more, `frechet_<its name>` (`frechet_distance` of its
-    pooled features, which falls as frames are more), and of the ids used: `codebook_used` (distinct ids / codebook
-    size), `codebook_perplexity` (exp of the ids' entropy) and `evaluated_frames`.
+    Returns `psnr` (dB) and `ssim` (see `terra.metrics.frames`), with a network `perceptual_<its name>`
+    (`terra.metrics.networks.perceptual_distance`) and, of two frames or more, `frechet_<its name>`
+    (`frechet_distance` of its pooled features, which falls as frames are more), and of the ids used:
+    `codebook_used` (distinct ids / codebook size), `codebook_perplexity` (exp of the ids' entropy) and
+    `evaluated_frames`.
     """
     measured: dict[str, list[Tensor]] = {"psnr": [], "ssim": []}
     features: list[tuple[Tensor, Tensor]] = []

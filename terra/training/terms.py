@@ -1,4 +1,4 @@
-"""What the tokenizer's training minimises: the weights of the loss's terms, and when they hold."""
+"""What the tokenizer's training minimizes: the weights of the loss's terms, and when they hold."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from terra.errors import ConfigError
-from terra.features import FeatureNetwork, load_feature_network
+from terra.metrics.networks import FeatureNetwork, load_feature_network
 from terra.training.adversarial import AdversarialConfig
 from tokenizer import LossWeights
 

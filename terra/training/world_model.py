@@ -14,6 +14,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from terra.dataset.tokens import TokenizedDriving, load_tokens
 from terra.errors import ConfigError
 from terra.training.flops import flops_per_window
 from terra.training.loop import Batch, TrainingResult, train
@@ -23,7 +24,6 @@ from terra.training.processes import start_processes
 from terra.training.randomness import StepRandom, send
 from terra.training.settings import LoopConfig, check_numbers
 from terra.training.state import Ema
-from terra.training.tokens import TokenisedDriving, load_tokens
 from terra.world_model import LlamaActionConfig, LlamaActionV2ForCausalLM, load_world_model, write_weights
 from tokenizer.files import write_json
 
@@ -79,13 +79,13 @@ class WorldModelTraining:
             raise ConfigError(f"attention: expected fastest or flash, got {self.attention!r}")
 
 
-def build_config(tokenised: TokenisedDriving, window: int, size: WorldModelSize) -> LlamaActionConfig:
+def build_config(tokenized: TokenizedDriving, window: int, size: WorldModelSize) -> LlamaActionConfig:
     """The configuration of a model over windows of `window` frames of these tokens and actions."""
-    _, rows, cols = tokenised.tokens.shape
-    _, slots, action_dim = tokenised.actions.shape
+    _, rows, cols = tokenized.tokens.shape
+    _, slots, action_dim = tokenized.actions.shape
     block = rows * cols + slots
     return LlamaActionConfig(
-        vocab_size=tokenised.codebook_size + 1,
+        vocab_size=tokenized.codebook_size + 1,
         **size.__dict__,
         max_position_embeddings=window * block,
         num_image_patches=rows * cols,
@@ -93,9 +93,9 @@ def build_config(tokenised: TokenisedDriving, window: int, size: WorldModelSize)
         num_spatio_embeddings=block,
         num_temporal_embeddings=window,
         action_dim=action_dim,
-        fps=tokenised.fps,
-        waypoint_times=list(tokenised.waypoint_times),
-        tokenizer_sha256=tokenised.tokenizer_sha256,
+        fps=tokenized.fps,
+        waypoint_times=list(tokenized.waypoint_times),
+        tokenizer_sha256=tokenized.tokenizer_sha256,
     )
 
 
@@ -113,22 +113,22 @@ class WorldModelObjective:
     def __init__(
         self,
         model: LlamaActionV2ForCausalLM,
-        tokenised: TokenisedDriving,
+        tokenized: TokenizedDriving,
         training: WorldModelTraining,
         device: torch.device,
         preview: HeldOutPreview | None = None,
     ):
         self.model: nn.Module = model
         model.checkpoint_layers = training.checkpoint_layers
-        self._tokenised, self._training, self._device, self._preview = tokenised, training, device, preview
-        self._starts = tokenised.window_starts(training.window)
+        self._tokenized, self._training, self._device, self._preview = tokenized, training, device, preview
+        self._starts = tokenized.window_starts(training.window)
         self.flops_per_sample: float | None = flops_per_window(model)
         self.tokens_per_sample: int | None = model.config.layout.max_length
 
     def draw(self, random: StepRandom, batch_size: int) -> Batch:
         """Windows drawn with replacement from all that lie inside one episode, gathered on the tokens' device."""
         chosen = torch.randint(len(self._starts), (batch_size,), generator=random.host)
-        tokens, actions = self._tokenised.windows(self._starts[chosen], self._training.window)
+        tokens, actions = self._tokenized.windows(self._starts[chosen], self._training.window)
         labels = send(pack_windows(tokens, actions.shape[2]), self._device)
         return {
             "input_ids": self._corrupt(labels, random.device),
@@ -153,7 +153,7 @@ class WorldModelObjective:
             return labels
         like: dict[str, Any] = {"generator": generator, "device": labels.device}
         rate = self._training.max_corruption * torch.rand((len(labels), 1), **like)
-        ids = torch.randint(self._tokenised.codebook_size, labels.shape, **like)
+        ids = torch.randint(self._tokenized.codebook_size, labels.shape, **like)
         return torch.where(torch.rand(labels.shape, **like) < rate, ids, labels)
 
 
@@ -172,17 +172,17 @@ def run(values: Mapping[str, Any]) -> None:
     size = WorldModelSize(**values["world_model"])
     accelerator = start_processes(values["device"])
     data = Path(values["data"])
-    tokenised, held_out = (load_tokens(data / values[split]) for split in ("train_split", "held_out_split"))
+    tokenized, held_out = (load_tokens(data / values[split]) for split in ("train_split", "held_out_split"))
     if accelerator.is_main_process:
         write_json(loop.output / "settings.json", dict(values))
-    train_world_model(tokenised, held_out, loop, size, training, accelerator)
+    train_world_model(tokenized, held_out, loop, size, training, accelerator)
     accelerator.wait_for_everyone()
     accelerator.end_training()
 
 
 def train_world_model(
-    tokenised: TokenisedDriving,
-    held_out: TokenisedDriving,
+    tokenized: TokenizedDriving,
+    held_out: TokenizedDriving,
     config: LoopConfig,
     size: WorldModelSize,
     training: WorldModelTraining,
@@ -198,21 +198,21 @@ def train_world_model(
         DatasetError: no episode of `window` frames.
         CheckpointError, OutputError: see `terra.training.loop.train`.
     """
-    if tokenised.tokenizer_sha256 != held_out.tokenizer_sha256:
+    if tokenized.tokenizer_sha256 != held_out.tokenizer_sha256:
         raise ConfigError(
-            f"held-out tokens: expected those of tokenizer {tokenised.tokenizer_sha256[:12]}, "
+            f"held-out tokens: expected those of tokenizer {tokenized.tokenizer_sha256[:12]}, "
             f"got {held_out.tokenizer_sha256[:12]}"
         )
     held_out.window_starts(training.window)  # raises now, not after the training
     device = accelerator.device
     tokenizer = None
     if training.preview_tokenizer is not None:  # the first process alone needs it, but all should see what is wrong
-        tokenizer = load_preview_tokenizer(training.preview_tokenizer, tokenised, device)
+        tokenizer = load_preview_tokenizer(training.preview_tokenizer, tokenized, device)
     preview = HeldOutPreview(held_out, training.window, training.preview_frames, tokenizer)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        model = LlamaActionV2ForCausalLM(build_config(tokenised, training.window, size))
-    objective = WorldModelObjective(model, tokenised, training, device, preview)
+        model = LlamaActionV2ForCausalLM(build_config(tokenized, training.window, size))
+    objective = WorldModelObjective(model, tokenized, training, device, preview)
     with attention_kernels(training.attention, device):
         result = train(objective, config, accelerator)
     if result.stopped_by != "sigterm" and accelerator.is_main_process:
@@ -249,7 +249,7 @@ def save_world_model(model: LlamaActionV2ForCausalLM, folder: Path, max_shard_si
 
 
 def _evaluate(
-    held_out: TokenisedDriving,
+    held_out: TokenizedDriving,
     config: LoopConfig,
     training: WorldModelTraining,
     result: TrainingResult,

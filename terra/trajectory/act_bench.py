@@ -23,7 +23,7 @@ SAMPLE_ID = re.compile(rb'"sample_id"\s*:\s*(-?\d+|"(?:[^"\\]|\\.)*")')
 
 
 def load_act_bench(path: Path, sample_id: int | str | None) -> Trajectory:
-    """Load one sample's `instruction_trajs`: frames x 60 points x [x forward, y left, z up], metres, from t = 0.
+    """Load one sample's `instruction_trajs`: frames x 60 points x [x forward, y left, z up], meters, from t = 0.
 
     Args:
         path: the JSONL file. Where its samples lie is remembered, so that many are loaded with one scan.

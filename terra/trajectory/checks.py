@@ -11,13 +11,13 @@ from numpy.typing import ArrayLike
 from terra.errors import TrajectoryError
 
 MAX_FPS = 100.0
-MAX_SPEED = 80.0  # m/s, 288 km/h: above any road vehicle, and below any car whose metres are centimetres
+MAX_SPEED = 80.0  # m/s, 288 km/h: above any road vehicle, and below any car whose meters are centimeters
 MAX_POSE_GAP = 3.0  # s, the length of a future path: between poses further apart its shape would be made up
 MAX_HEADING_JUMP = math.pi / 2
 MAX_START_DISTANCE = 5.0  # m, a vehicle's length: wherever on the vehicle the ego frame sits, a path starts there
 SIDEWAYS_RATIO = 0.7  # 35 degrees: no car slips so far across its heading for a whole drive
-SIDEWAYS_MIN_METRES = 5.0
-MOVE_METRES = 1.0  # smaller moves are left to the noise of a standing vehicle
+SIDEWAYS_MIN_METERS = 5.0
+MOVE_METERS = 1.0  # smaller moves are left to the noise of a standing vehicle
 
 POSE_COLUMNS = ("time", "x", "y", "heading")
 
@@ -166,16 +166,16 @@ def check_poses(poses: Float64[np.ndarray, "poses 4"], source: str, locate: Call
 
 
 def _check_along_heading(positions: np.ndarray, headings: np.ndarray, source: str) -> None:
-    """Compare the moves between poses a metre or more apart with the (unwrapped) headings half way."""
+    """Compare the moves between poses a meter or more apart with the (unwrapped) headings half way."""
     rows = [0]
     for row in range(1, len(positions)):
-        if math.dist(positions[row], positions[rows[-1]]) >= MOVE_METRES:
+        if math.dist(positions[row], positions[rows[-1]]) >= MOVE_METERS:
             rows.append(row)
     moves = np.diff(positions[rows], axis=0)
     middle = (headings[rows[1:]] + headings[rows[:-1]]) / 2
     along = np.abs(moves[:, 0] * np.cos(middle) + moves[:, 1] * np.sin(middle)).sum()
     across = np.abs(moves[:, 1] * np.cos(middle) - moves[:, 0] * np.sin(middle)).sum()
-    if across > max(SIDEWAYS_RATIO * along, SIDEWAYS_MIN_METRES):
+    if across > max(SIDEWAYS_RATIO * along, SIDEWAYS_MIN_METERS):
         raise TrajectoryError(
             f"{source}: expected a vehicle that moves along its heading (counter-clockwise from +x), got {along:.4g} m"
             f" along and {across:.4g} m across (are x and y swapped, or headings clockwise, from north or in degrees?)"
@@ -192,5 +192,5 @@ def _check_speed(speed: float, where: str) -> None:
     if not speed <= MAX_SPEED:
         raise TrajectoryError(
             f"{where}: expected at most {MAX_SPEED:g} m/s from the point before, got {speed:.4g} m/s"
-            " (are positions in centimetres, or times in another unit?)"
+            " (are positions in centimeters, or times in another unit?)"
         )

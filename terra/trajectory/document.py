@@ -18,7 +18,7 @@ from tokenizer.files import replacing
 FORMAT = "terra-trajectory"
 POSE_AXES = "x_y_heading_ccw"
 PATH_AXES = "x_forward_y_left"
-# How many of a unit make the second, the metre, the radian that a Trajectory holds.
+# How many of a unit make the second, the meter, the radian that a Trajectory holds.
 TIME_UNITS = {"s": 1.0, "ms": 1000.0}
 POSITION_UNITS = {"m": 1.0}
 ANGLE_UNITS = {"rad": 1.0, "deg": 180.0 / np.pi}
@@ -184,7 +184,7 @@ def save_poses(
     Args:
         path: a .json file; it appears whole or not at all.
         times: seconds, strictly increasing.
-        positions: x, y in metres in one fixed frame.
+        positions: x, y in meters in one fixed frame.
         headings: radians, counter-clockwise from +x.
         fps: the frame rate that the drive's frames have.
 

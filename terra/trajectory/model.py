@@ -24,7 +24,7 @@ class Trajectory:
     """The future path of each frame of a drive, checked when made; its arrays are read-only.
 
     Attributes:
-        paths: [x forward, y left] in metres in the ego frame of that frame's own pose.
+        paths: [x forward, y left] in meters in the ego frame of that frame's own pose.
         times: seconds after the frame, strictly increasing, the same for all frames.
         fps: frames a second, in (0, 100].
         source: where it came from ("drive.csv"), the beginning of every error message.
@@ -79,7 +79,7 @@ class Trajectory:
 
         Args:
             times: seconds, strictly increasing, at most 3 s apart, from any origin.
-            positions: x, y in metres in one fixed frame.
+            positions: x, y in meters in one fixed frame.
             headings: radians, counter-clockwise from +x; they may wrap.
             fps: frames a second to take.
             source: where the poses came from.
@@ -127,7 +127,7 @@ class Trajectory:
     ) -> Float32[np.ndarray, "steps waypoints 3"]:
         """Return the actions of the first `num_frames` frames, as the world model takes them.
 
-        A rollout of n frames uses n - 1 of them. Each row is [lateral y (left positive), forward x, time t] in metres
+        A rollout of n frames uses n - 1 of them. Each row is [lateral y (left positive), forward x, time t] in meters
         and seconds, linearly interpolated in time along the frame's path. For ACT-Bench's paths and the default times
         these are the numbers of the published prepare_action.
 

@@ -105,7 +105,7 @@ class _LlamaAction(LlamaForCausalLM):
             labels: the ids to predict, for training on whole blocks from the window's start; usually `input_ids`
                 itself. The loss is the mean cross-entropy, over the image vocabulary, of the image tokens that a
                 position before them predicts. Labels at slots, and -100, do not count. No logits are returned.
-            z_loss: with labels, this much of the mean squared log-normaliser is added to the loss, which keeps the
+            z_loss: with labels, this much of the mean squared log-normalizer is added to the loss, which keeps the
                 logits from drifting (Chowdhery et al. 2022, "PaLM", section 5: 1e-4).
             logits_to_keep: compute logits of the last positions only; 0 means all.
         """

@@ -88,7 +88,7 @@ def crop_box(
 ) -> tuple[float, float, float, float]:
     """The largest part of a picture with our aspect ratio, as (left, top, right, bottom).
 
-    It is centred, or as near as possible to where the camera looks if that is known. Sizes are (height, width).
+    It is centered, or as near as possible to where the camera looks if that is known. Sizes are (height, width).
     """
     (height, width), aspect = picture_size, image_size[1] / image_size[0]
     box_width, box_height = min(float(width), height * aspect), min(float(height), width / aspect)
@@ -112,15 +112,15 @@ def fitted_camera(
     image_size: tuple[int, int],
     intrinsics: Intrinsics,
     *,
-    height_metres: float,
+    height_meters: float,
     pitch_radians: float,
-    x_forward_metres: float,
+    x_forward_meters: float,
 ) -> Camera:
     """The camera of the fitted pictures; one whose horizon is not half way up is a camera that looks up or down."""
     left, top, right, bottom = crop_box(picture_size, image_size, intrinsics)
     tilt = math.atan((intrinsics.center_y - (top + bottom) / 2) / intrinsics.focal)
     fov = 2 * math.atan((right - left) / 2 / intrinsics.focal)
-    return Camera(math.degrees(fov), height_metres, pitch_radians + tilt, x_forward_metres)
+    return Camera(math.degrees(fov), height_meters, pitch_radians + tilt, x_forward_meters)
 
 
 def _nearest(times: np.ndarray, instants: np.ndarray) -> Int[np.ndarray, " instants"]:

@@ -10,7 +10,7 @@ from jaxtyping import Float, UInt8
 from terra.dataset.importing.source import Intrinsics, SourceDrive, motion, read_picture
 from terra.errors import DatasetError
 
-PICTURES = "image_2"  # the left colour camera
+PICTURES = "image_2"  # the left color camera
 
 
 @dataclass(frozen=True)

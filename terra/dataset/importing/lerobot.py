@@ -19,7 +19,7 @@ from terra.dataset.importing.source import SourceDrive, motion
 from terra.errors import ConfigError, DatasetError
 from tokenizer.files import read_json
 
-METRES_PER_DEGREE = 111_320.0  # of latitude, and of longitude at the equator: 40,075 km / 360
+METERS_PER_DEGREE = 111_320.0  # of latitude, and of longitude at the equator: 40,075 km / 360
 POSITION_UNITS = ("m", "deg")
 HEADING_UNITS = {"rad": 1.0, "deg": math.pi / 180}
 HEADINGS_FROM = ("x_ccw", "north_cw")
@@ -147,7 +147,7 @@ class LeRobotSource:
         info: dict[str, Any],
         where: str,
     ) -> Float[np.ndarray, "rows 2"]:
-        """x and y in metres from the episode's first place: as stored, or integrated by the trapezoidal rule."""
+        """x and y in meters from the episode's first place: as stored, or integrated by the trapezoidal rule."""
         if self.columns.x is None or self.columns.y is None:
             assert speeds is not None
             rates = speeds[:, None] * np.stack([np.cos(heading), np.sin(heading)], axis=1)
@@ -158,7 +158,7 @@ class LeRobotSource:
         if self.columns.position_unit == "deg":
             # A drive is short against the earth, so that its map is flat.
             latitude = math.radians(float(positions[0, 1]))
-            positions = (positions - positions[0]) * METRES_PER_DEGREE * [math.cos(latitude), 1.0]
+            positions = (positions - positions[0]) * METERS_PER_DEGREE * [math.cos(latitude), 1.0]
         return positions - positions[0]
 
 

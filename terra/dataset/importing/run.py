@@ -28,21 +28,21 @@ _NOTICE = "imported; the terms of the source's makers go for its frames and pose
 
 @dataclass(frozen=True)
 class Mount:
-    """Where the camera sits, if that is known: None for `height_metres` means that no camera is noted.
+    """Where the camera sits, if that is known: None for `height_meters` means that no camera is noted.
 
     `fov_degrees` is that of the source's whole pictures; None if the source has its own calibration. Raises ConfigError
     for numbers that no camera has.
     """
 
     fov_degrees: float | None = None
-    height_metres: float | None = None
+    height_meters: float | None = None
     pitch_radians: float = 0.0
-    x_forward_metres: float = 0.0
+    x_forward_meters: float = 0.0
 
     def __post_init__(self) -> None:
         values = asdict(self)
         # Its numbers are those of a camera; any stand for those that are not known.
-        known = {"fov_degrees": 90.0, "height_metres": 1.0} | {k: v for k, v in values.items() if v is not None}
+        known = {"fov_degrees": 90.0, "height_meters": 1.0} | {k: v for k, v in values.items() if v is not None}
         Camera.from_dict(known)
 
 
@@ -188,15 +188,15 @@ def _camera(
     settings: ImportSettings, intrinsics: Intrinsics | None, picture: UInt8[np.ndarray, "height width 3"]
 ) -> Camera | None:
     mount = settings.mount
-    if intrinsics is None or mount.height_metres is None:
+    if intrinsics is None or mount.height_meters is None:
         return None
     return fitted_camera(
         (picture.shape[0], picture.shape[1]),
         settings.image_size,
         intrinsics,
-        height_metres=mount.height_metres,
+        height_meters=mount.height_meters,
         pitch_radians=mount.pitch_radians,
-        x_forward_metres=mount.x_forward_metres,
+        x_forward_meters=mount.x_forward_meters,
     )
 
 

@@ -193,8 +193,8 @@ export class Cockpit {
     const { state, rate } = drive;
     const steers = state === "driving" && drive.atEnd && !follows && Math.abs(controls.steering) > 0.005;
     if (this.#view.paint({ drive, wheel: steers ? controls : null })) {
-      const { header, metres } = this.#view.frame;
-      showGauges({ header, metres, state, rate, controls, follows });
+      const { header, meters } = this.#view.frame;
+      showGauges({ header, meters, state, rate, controls, follows });
     }
   }
 

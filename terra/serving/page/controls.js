@@ -1,6 +1,6 @@
 /** Keys and pedals to steering and speed, both smooth. */
 
-export const WHEELBASE = 2.7; // metres, the server's
+export const WHEELBASE = 2.7; // meters, the server's
 export const TOP_SPEED = 14; // m/s
 const MAX_STEERING = 0.55; // radians at the wheels, when slow
 const SIDEWAYS = 3.5; // m/s^2 that a turn may pull; the wheel turns less when fast
@@ -65,7 +65,7 @@ export class Controls {
   }
 }
 
-/** Where the car would go in the next `seconds` with this wheel and speed: [[x forward, y left], ...], metres. */
+/** Where the car would go in the next `seconds` with this wheel and speed: [[x forward, y left], ...], meters. */
 export function arc(steering, speed, seconds = 3, points = 30) {
   const turn = (speed * Math.tan(steering)) / WHEELBASE; // rad/s
   return Array.from({ length: points }, (_, index) => {

@@ -13,7 +13,7 @@ const distance = ([x0, y0], [x1, y1]) => Math.hypot(x1 - x0, y1 - y0);
  */
 export class Drive extends EventTarget {
   state = "opening";
-  frames = []; // {header, picture (a Blob; null of the oldest of many), metres driven}
+  frames = []; // {header, picture (a Blob; null of the oldest of many), meters driven}
   viewed = -1;
   info = null; // the server's "opened"
   #live;
@@ -153,8 +153,8 @@ export class Drive extends EventTarget {
     const follows = this.atEnd || this.viewed < 0;
     const isNew = header.generated && header.index > this.last;
     const before = this.frames[header.index - 1];
-    const metres = before ? before.metres + distance(before.header.pose, header.pose) : 0;
-    this.frames[header.index] = { header, picture, metres };
+    const meters = before ? before.meters + distance(before.header.pose, header.pose) : 0;
+    this.frames[header.index] = { header, picture, meters };
     if (this.first > 0) this.frames[this.first - 1].picture = null;
     if (isNew) this.#times.push(performance.now());
     if (this.state === "opening" && this.info) this.#set("waiting");

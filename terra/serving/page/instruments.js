@@ -60,7 +60,7 @@ export function showFutures(drives, current, onChoose) {
 export const letter = (index) => String.fromCharCode(65 + (index % 26)) + (index >= 26 ? Math.floor(index / 26) : "");
 
 /** Fills the gauges from a frame's header and from the controls, which are ahead of it while one drives. */
-export function showGauges({ header, metres, state, rate, controls, follows }) {
+export function showGauges({ header, meters, state, rate, controls, follows }) {
   const speed = state === "driving" && !follows ? controls.speed : (header.speed ?? 0);
   element("speed").textContent = Math.round(speed * 3.6);
   element("speed-bar").style.width = `${Math.min(100, (100 * speed) / TOP_SPEED)}%`;
@@ -74,7 +74,7 @@ export function showGauges({ header, metres, state, rate, controls, follows }) {
   const pace = rate ?? header.frames_per_second;
   element("rate").textContent = state === "driving" && pace != null ? pace.toFixed(1) : "–";
   element("latency").textContent = duration(header.latency_ms);
-  element("driven").textContent = `${Math.round(metres)} m`;
+  element("driven").textContent = `${Math.round(meters)} m`;
 }
 
 function duration(milliseconds) {
@@ -115,7 +115,7 @@ function hint(drive, drawing) {
   }
 }
 
-/** The scheme's colours for the map. */
+/** The scheme's colors for the map. */
 export function mapColors() {
   const style = getComputedStyle(document.documentElement);
   const color = (name) => style.getPropertyValue(name).trim();

@@ -1,7 +1,7 @@
 /** The driven path from above. */
 
-const CAR = [4.4, 1.8]; // metres
-const NEAR = 70; // metres across around the car
+const CAR = [4.4, 1.8]; // meters
+const NEAR = 70; // meters across around the car
 
 /** Draws poses [[x, y, heading], ...] up to `current`, the rest of them faint, and the path ahead of the car. */
 export function drawMap(canvas, { poses, current, path, whole, colors }) {
@@ -63,7 +63,7 @@ function fit(poses, width, height) {
   return { x: (low[0] + high[0]) / 2, y: (low[1] + high[1]) / 2, up: 0, scale: Math.min(width, height) / across, low: 0.5 };
 }
 
-/** Metres between lines, so that they are neither crowded nor lost. */
+/** Meters between lines, so that they are neither crowded nor lost. */
 const gridStep = (scale) => [10, 20, 50, 100, 200, 500, 1000, 5000].find((step) => step * scale > 60) ?? 20000;
 
 function drawGrid(context, { width, height }, view, place, colors) {

@@ -1,20 +1,20 @@
 /** The path on the road: ground points to pixels and back, by the camera that took the frames. */
 
-const CAR_WIDTH = 1.8; // metres
-const RIBBON_START = 2; // metres; nearer ground is under the bonnet
+const CAR_WIDTH = 1.8; // meters
+const RIBBON_START = 2; // meters; nearer ground is under the bonnet
 const RIBBON_STEP = 0.25;
 const FADE = 25;
-const REACH = 60; // metres; a pixel further up is too near the horizon to tell its distance
+const REACH = 60; // meters; a pixel further up is too near the horizon to tell its distance
 
-const lens = ({ fov_degrees, pitch_radians, height_metres, x_forward_metres = 0 }, width) => ({
+const lens = ({ fov_degrees, pitch_radians, height_meters, x_forward_meters = 0 }, width) => ({
   focal: width / (2 * Math.tan((fov_degrees * Math.PI) / 360)),
   cosine: Math.cos(pitch_radians),
   sine: Math.sin(pitch_radians),
-  height: height_metres,
-  forward: x_forward_metres,
+  height: height_meters,
+  forward: x_forward_meters,
 });
 
-/** A ground point [x forward, y left] in metres to [column, row], or null where the camera can't see it. */
+/** A ground point [x forward, y left] in meters to [column, row], or null where the camera can't see it. */
 export function project([x, y], camera, [width, height]) {
   const { focal, cosine, sine, height: above, forward } = lens(camera, width);
   const ahead = x - forward;
@@ -36,18 +36,18 @@ export function unproject([column, row], camera, [width, height]) {
   return [ahead + forward, ((width / 2 - column) / focal) * (ahead * cosine - above * sine)];
 }
 
-/** Points every `step` metres along the polyline that begins at the car, from `start` metres on. */
+/** Points every `step` meters along the polyline that begins at the car, from `start` meters on. */
 export function resample(points, step = RIBBON_STEP, start = RIBBON_START) {
   const result = [];
-  let [last, travelled, next] = [[0, 0], 0, start];
+  let [last, traveled, next] = [[0, 0], 0, start];
   for (const point of points) {
     const length = Math.hypot(point[0] - last[0], point[1] - last[1]);
-    while (length > 0 && next <= travelled + length) {
-      const share = (next - travelled) / length;
+    while (length > 0 && next <= traveled + length) {
+      const share = (next - traveled) / length;
       result.push([last[0] + share * (point[0] - last[0]), last[1] + share * (point[1] - last[1])]);
       next += step;
     }
-    travelled += length;
+    traveled += length;
     last = point;
   }
   return result;
@@ -68,11 +68,11 @@ function smooth(points) {
 
 /** Draws the path as a ribbon of the car's width; it fades with distance. */
 export function drawRibbon(context, path, camera, size, color) {
-  const centre = resample(smooth(path));
-  if (centre.length < 2) return;
+  const center = resample(smooth(path));
+  if (center.length < 2) return;
   const sides = [1, -1].map((side) =>
-    centre.map((point, index) => {
-      const [from, to] = [centre[Math.max(0, index - 1)], centre[Math.min(centre.length - 1, index + 1)]];
+    center.map((point, index) => {
+      const [from, to] = [center[Math.max(0, index - 1)], center[Math.min(center.length - 1, index + 1)]];
       const length = Math.hypot(to[0] - from[0], to[1] - from[1]) || 1;
       const offset = (side * CAR_WIDTH) / 2 / length;
       return project([point[0] - offset * (to[1] - from[1]), point[1] + offset * (to[0] - from[0])], camera, size);
@@ -80,7 +80,7 @@ export function drawRibbon(context, path, camera, size, color) {
   );
   context.save();
   context.lineCap = "round";
-  for (let index = centre.length - 2; index >= 0; index--) {
+  for (let index = center.length - 2; index >= 0; index--) {
     const corners = [sides[0][index], sides[0][index + 1], sides[1][index + 1], sides[1][index]];
     if (corners.includes(null)) continue;
     const fade = Math.exp((-index * RIBBON_STEP) / FADE);
@@ -115,7 +115,7 @@ export function drawLine(context, path, camera, size, color) {
 }
 
 /**
- * A stroke on the picture to a path message: smooth ground points a metre apart and when the car is there at `speed`.
+ * A stroke on the picture to a path message: smooth ground points a meter apart and when the car is there at `speed`.
  * Null when it is shorter than 4 m.
  */
 export function strokeToPath(pixels, camera, size, speed) {

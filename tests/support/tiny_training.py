@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from terra.dataset.tokens import TokenizedDriving
 from terra.training.adversarial import AdversarialConfig
 from terra.training.autoencoding import DecoderObjective
 from terra.training.loop import Batch, Objective, train
@@ -23,7 +24,6 @@ from terra.training.randomness import StepRandom
 from terra.training.settings import LoopConfig
 from terra.training.terms import EntropyAnneal, Terms
 from terra.training.tokenizer import small_config
-from terra.training.tokens import TokenisedDriving
 from terra.training.world_model import WorldModelObjective, WorldModelSize, WorldModelTraining, build_config
 from terra.trajectory import WAYPOINT_TIMES
 from terra.world_model import LlamaActionV2ForCausalLM
@@ -116,7 +116,7 @@ class Contest(Numbers):
         return {"rival_loss": loss}
 
 
-def tokenised(lengths: tuple[int, ...] = (7, 9), seed: int = 0) -> TokenisedDriving:
+def tokenized(lengths: tuple[int, ...] = (7, 9), seed: int = 0) -> TokenizedDriving:
     """Each frame is the one before it with 1 added to every id: predictable."""
     bounds = torch.tensor([0, *np.cumsum(lengths)])
     count = int(bounds[-1])
@@ -124,11 +124,11 @@ def tokenised(lengths: tuple[int, ...] = (7, 9), seed: int = 0) -> TokenisedDriv
     start = torch.randint(16, (1, 2, 4), generator=generator)
     tokens = (start + torch.arange(count)[:, None, None]) % 16
     actions = torch.randn(count, 6, 3, generator=generator)
-    return TokenisedDriving(tokens.to(torch.uint8), actions, bounds, 10.0, 16, "f" * 64, WAYPOINT_TIMES)
+    return TokenizedDriving(tokens.to(torch.uint8), actions, bounds, 10.0, 16, "f" * 64, WAYPOINT_TIMES)
 
 
-def world_model_objective(data: TokenisedDriving | None = None, **training: object) -> WorldModelObjective:
-    data = data or tokenised()
+def world_model_objective(data: TokenizedDriving | None = None, **training: object) -> WorldModelObjective:
+    data = data or tokenized()
     settings = WorldModelTraining(**{"window": WINDOW, "max_corruption": 0.2} | training)
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from terra.evaluation.bootstrap import mean_estimates
-from terra.frame_metrics import psnr
+from terra.metrics.bootstrap import mean_estimates
+from terra.metrics.frames import psnr
 from tokenizer import Frames
 
 
@@ -24,7 +24,7 @@ def compare_flicker(videos: Mapping[str, Frames], truth: Frames) -> dict[str, di
     }
 
 
-def summarise_flicker(
+def summarize_flicker(
     clips: Sequence[Mapping[str, Mapping[str, float]]], rival: str, *, num_resamples: int = 5000
 ) -> dict[str, dict[str, Any]]:
     """Of each video in `compare_flicker`'s results for several clips: means with their intervals over clips.

@@ -27,13 +27,13 @@ from terra.serving.service import Service
 from terra.serving.settings import ServeSettings, read_settings
 from tokenizer import Frames, LFQTokenizer, TokenGrid
 
-_CELL, _LEVELS = 4, 16  # pixels a side; values of a colour, so 4096 tokens
+_CELL, _LEVELS = 4, 16  # pixels a side; values of a color, so 4096 tokens
 _CELLS_A_RADIAN = 167 / _CELL  # the demo's camera: 256 pixels are 75 degrees
 _WAYPOINT_TIMES = (0.45, 0.95, 1.45, 1.95, 2.45, 2.95)  # seconds, as the published model's
 
 
 class MosaicTokenizer:
-    """A token is the mean colour of a cell of 4 x 4 pixels, four bits a channel."""
+    """A token is the mean color of a cell of 4 x 4 pixels, four bits a channel."""
 
     image_size = (144, 256)
     rows, cols, codebook_size = 36, 64, _LEVELS**3

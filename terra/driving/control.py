@@ -17,9 +17,9 @@ WHEELBASE = 2.7  # m, a middle-sized car's
 MAX_STEERING = 1.0  # rad at the wheels; cars reach about 0.6
 MAX_SPEED = 80.0  # m/s, as in terra.trajectory.checks
 MAX_PATH_POINTS = 512
-_START_METRES = 0.5  # a path's first point, if it is one of "now", lies as near to the car as this
+_START_METERS = 0.5  # a path's first point, if it is one of "now", lies as near to the car as this
 _TANGENT_SECONDS = 0.1  # over which a path's direction is measured, before and behind
-_STANDING_METRES = 0.01  # a car that moves less keeps its heading
+_STANDING_METERS = 0.01  # a car that moves less keeps its heading
 
 Points = Float64[np.ndarray, "points 2"]
 Times = Float64[np.ndarray, " points"]
@@ -27,7 +27,7 @@ Times = Float64[np.ndarray, " points"]
 
 @dataclass(frozen=True)
 class Pose:
-    """Where the car is, in metres, and its heading in radians (counter-clockwise), in the world's axes."""
+    """Where the car is, in meters, and its heading in radians (counter-clockwise), in the world's axes."""
 
     x: float = 0.0
     y: float = 0.0
@@ -93,7 +93,7 @@ class Path:
         if len(points) != len(times) or not len(times):
             raise TrajectoryError(f"path: expected a time for each point, got {len(points)} points, {len(times)} times")
         rows, clock = np.array(points, np.float64).reshape(-1, 2), np.array(times, np.float64)
-        if clock[0] == 0 and math.hypot(*rows[0]) > _START_METRES:
+        if clock[0] == 0 and math.hypot(*rows[0]) > _START_METERS:
             raise TrajectoryError(f"path: expected it to start at the car, (0, 0), got {rows[0].tolist()} at 0 s")
         if clock[0] == 0:
             rows, clock = rows[1:], clock[1:]
@@ -111,7 +111,7 @@ class Path:
         # The clock's origin: no path lies before it.
         before, here, after = self._at(np.array([max(now - _TANGENT_SECONDS, 0), now, now + _TANGENT_SECONDS]))
         step = after - before
-        heading = pose.heading if np.hypot(*step) < _STANDING_METRES else math.atan2(step[1], step[0])
+        heading = pose.heading if np.hypot(*step) < _STANDING_METERS else math.atan2(step[1], step[0])
         # Headings go on counting where a turn passes half a circle.
         turn = math.remainder(heading - pose.heading, math.tau)
         return Pose(float(here[0]), float(here[1]), pose.heading + turn)
@@ -165,7 +165,7 @@ class Driver:
 
     @property
     def speed(self) -> float:
-        """Metres a second, over the next frame."""
+        """Meters a second, over the next frame."""
         (point,) = self.ahead(np.array([1 / self.fps]))
         return float(np.hypot(*point) * self.fps)
 

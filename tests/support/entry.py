@@ -7,7 +7,7 @@ from terra.config_files import compose as compose
 
 
 def load_script(name: str):
-    path = Path(__file__).resolve().parent.parent / "scripts" / f"{name}.py"
+    path = Path(__file__).resolve().parents[2] / "scripts" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

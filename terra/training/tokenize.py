@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from terra.dataset import Episode, Split
+from terra.dataset.tokens import ShardFacts, read_shard_facts, save_shard, write_index
 from terra.errors import ConfigError, DatasetError
 from terra.progress import ProgressLine
 from terra.training.data import DecodedEpisode, decode_episodes, report_damage, same_kind, to_unit_range
-from terra.training.tokens import ShardFacts, read_shard_facts, save_shard, write_index
 from terra.trajectory import WAYPOINT_TIMES
 from tokenizer import LFQTokenizer
 from tokenizer.config import BitOrder
@@ -76,7 +76,7 @@ class FrameEncoder:
         return torch.cat(grids).cpu()
 
 
-def tokenise_split(
+def tokenize_split(
     found: Split,
     output: Path,
     encoder: FrameEncoder,
@@ -117,7 +117,7 @@ def tokenise_split(
     decoded = decode_episodes([episode for _, members, _ in pending for episode in members], workers, times)
     num_frames = sum(episode.num_frames for _, members, _ in pending for episode in members)
     done = 0
-    with ProgressLine(f"tokenising {episodes[0].split}", num_frames) as line:
+    with ProgressLine(f"tokenizing {episodes[0].split}", num_frames) as line:
         for path, members, facts in pending:
             damaged += _write_shard(path, facts, encoder, (next(decoded) for _ in members))
             done += sum(episode.num_frames for episode in members)
@@ -129,7 +129,7 @@ def finish_split(found: Split, output: Path) -> None:
     """Write the index over all token files of a split, once every process has written its own.
 
     Raises:
-        DatasetError: no readable episode of the split has been tokenised.
+        DatasetError: no readable episode of the split has been tokenized.
         OutputError: the output can't be written.
     """
     episodes, _ = same_kind(found.episodes)

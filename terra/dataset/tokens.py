@@ -5,7 +5,7 @@
                                        int64; in its header where it comes from (see `ShardFacts`)
     DIR/<split>/tokens.json            written last: what all files share, their names, frames and SHA-256
 
-`terra.training.tokenise` writes them.
+`terra.training.tokenize` writes them.
 """
 
 import json
@@ -32,12 +32,12 @@ INDEX = "tokens.json"
 
 
 @dataclass(frozen=True)
-class TokenisedDriving:
+class TokenizedDriving:
     """The episodes of one split, one after another.
 
     Attributes:
         tokens: ids in [0, codebook_size), as the smallest of uint8, int16 and int32 that holds them.
-        actions: float32 rows of [lateral y (left positive), forward x, time t], metres and seconds.
+        actions: float32 rows of [lateral y (left positive), forward x, time t], meters and seconds.
         episode_start: int64 on the CPU; episode i is frames episode_start[i] to episode_start[i + 1].
         fps: frames a second.
         codebook_size: of the tokenizer.
@@ -76,7 +76,7 @@ class TokenisedDriving:
         frames = starts[:, None] + torch.arange(window, device=starts.device)
         return self.tokens[frames].long(), self.actions[frames]
 
-    def to(self, device: torch.device) -> "TokenisedDriving":
+    def to(self, device: torch.device) -> "TokenizedDriving":
         """The same with tokens and actions on `device`."""
         return replace(self, tokens=self.tokens.to(device), actions=self.actions.to(device))
 
@@ -86,7 +86,7 @@ class ShardFacts:
     """Where the tokens of one file come from, and what is needed to read them.
 
     Attributes:
-        fps, codebook_size, tokenizer_sha256, waypoint_times: as in `TokenisedDriving`.
+        fps, codebook_size, tokenizer_sha256, waypoint_times: as in `TokenizedDriving`.
         source_sha256: of the ids, lengths and video hashes of the shard's episodes; whether a file is up to date.
         precision: the element type that the tokenizer computed in.
     """
@@ -148,7 +148,7 @@ def read_shard_facts(path: Path) -> ShardFacts:
         values["waypoint_times"] = tuple(values["waypoint_times"])
         return ShardFacts(**values)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise DatasetError(f"{path}: expected tokens as dataset_tokenise.py writes them, got {error!r}") from error
+        raise DatasetError(f"{path}: expected tokens as dataset_tokenize.py writes them, got {error!r}") from error
 
 
 def write_index(folder: Path, names: Sequence[str]) -> None:
@@ -174,7 +174,7 @@ def write_index(folder: Path, names: Sequence[str]) -> None:
     write_json(folder / INDEX, {"format": FORMAT, "version": VERSION, **(shared or {}), **totals, "files": files})
 
 
-def load_tokens(folder: Path, device: torch.device | str = "cpu") -> TokenisedDriving:
+def load_tokens(folder: Path, device: torch.device | str = "cpu") -> TokenizedDriving:
     """Read all files of a split as one, onto `device`; each is checked against its SHA-256.
 
     Raises:
@@ -205,11 +205,11 @@ def load_tokens(folder: Path, device: torch.device | str = "cpu") -> TokenisedDr
         done += len(part["tokens"])
     if not files or done != rows:
         raise DatasetError(f"{folder / INDEX}: expected {rows} frames in its files, got {done}")
-    tokenised = TokenisedDriving(**whole, episode_start=torch.tensor(bounds), **facts, waypoint_times=times)
-    low, high = (int(bound) for bound in tokenised.tokens.aminmax())
-    if low < 0 or high >= tokenised.codebook_size:
-        raise DatasetError(f"{folder}: expected ids in [0, {tokenised.codebook_size}), got {low} to {high}")
-    return tokenised.to(torch.device(device))
+    tokenized = TokenizedDriving(**whole, episode_start=torch.tensor(bounds), **facts, waypoint_times=times)
+    low, high = (int(bound) for bound in tokenized.tokens.aminmax())
+    if low < 0 or high >= tokenized.codebook_size:
+        raise DatasetError(f"{folder}: expected ids in [0, {tokenized.codebook_size}), got {low} to {high}")
+    return tokenized.to(torch.device(device))
 
 
 def _read_index(folder: Path) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         count = sum(1 for _ in folder.glob("*.safetensors"))
         raise DatasetError(
-            f"{path}: expected tokens made to the end by dataset_tokenise.py, found no such file and {count} parts"
+            f"{path}: expected tokens made to the end by dataset_tokenize.py, found no such file and {count} parts"
         )
     index = read_json(path, DatasetError)
     kind = (index.get("format"), index.get("version"))
@@ -235,7 +235,7 @@ def _read_shard(path: Path, described: Mapping[str, Any]) -> dict[str, Tensor]:
         with safe_open(path, "pt") as file:
             tensors = {key: file.get_tensor(key) for key in ("tokens", "actions", "episode_start")}
     except (OSError, SafetensorError) as error:
-        raise DatasetError(f"{path}: expected tokens as dataset_tokenise.py writes them, got {error!r}") from error
+        raise DatasetError(f"{path}: expected tokens as dataset_tokenize.py writes them, got {error!r}") from error
     tokens, actions, bounds = (tensors[key] for key in ("tokens", "actions", "episode_start"))
     if tokens.ndim != 3 or actions.ndim != 3 or len(actions) != len(tokens):
         raise DatasetError(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from terra.errors import ConfigError
-from terra.features import load_weights, read_weights
+from terra.metrics.networks import load_weights, read_weights
 from tokenizer import Frames
 
 NETWORKS = ("r3d_18", "mc3_18", "r2plus1d_18")

@@ -94,7 +94,7 @@ class Bench:
         self.manifest.write_text("".join(json.dumps(each) + "\n" for each in records))
 
     def write_videos(self, *sample_ids: int, num_frames: int = 44, fps: float = 10.0) -> Path:
-        """Grey videos whose brightness is four times the sample's id."""
+        """Gray videos whose brightness is four times the sample's id."""
         folder = self.folder / "videos"
         folder.mkdir(exist_ok=True)
         for sample_id in sample_ids:

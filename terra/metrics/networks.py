@@ -93,7 +93,7 @@ def perceptual_distance(network: FeatureNetwork, ours: Frames, theirs: Frames) -
 
 
 def map_distance(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> Float[Tensor, " frames"]:
-    """Squared differences of channel-normalised features, averaged over the picture and summed over the maps.
+    """Squared differences of channel-normalized features, averaged over the picture and summed over the maps.
 
     LPIPS without its learnt weights (Zhang et al. 2018, arXiv 1801.03924, equation 1). In float32.
     """
@@ -107,7 +107,7 @@ def map_distance(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> Float[Tens
 def frechet_distance(ours: Features, theirs: Features) -> float:
     """`|m - n|^2 + tr(A + B - 2 (A B)^(1/2))` of the two sets' means and covariances, in float64.
 
-    Equation 6 of Heusel et al. 2017 (FID, arXiv 1706.08500). With centred samples as rows of X and Y, tr((A B)^(1/2))
+    Equation 6 of Heusel et al. 2017 (FID, arXiv 1706.08500). With centered samples as rows of X and Y, tr((A B)^(1/2))
     is the sum of the singular values of X Y^T, which is exact for fewer samples than features and takes no root of a
     matrix; of more samples than features, their QR decomposition's R does as well. Two or more samples each. Few
     samples bias it upwards: compare at equal counts only.
@@ -180,10 +180,10 @@ def _moments(samples: Features) -> tuple[Float[Tensor, " features"], Float[Tenso
     """The mean, and a matrix R with R^T R the covariance, of at most as many rows as features."""
     samples = samples.double()
     mean = samples.mean(dim=0)
-    centred = (samples - mean) / (len(samples) - 1) ** 0.5
-    if centred.shape[0] > centred.shape[1]:
-        centred = torch.linalg.qr(centred, mode="r").R
-    return mean, centred
+    centered = (samples - mean) / (len(samples) - 1) ** 0.5
+    if centered.shape[0] > centered.shape[1]:
+        centered = torch.linalg.qr(centered, mode="r").R
+    return mean, centered
 
 
 def _packaged_weights() -> dict[str, Tensor]:

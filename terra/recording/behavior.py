@@ -1,13 +1,13 @@
-"""What the recorded car wants: varied town driving drawn from a seed, or one scripted manoeuvre."""
+"""What the recorded car wants: varied town driving drawn from a seed, or one scripted maneuver."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-# Metres that a swerve leaves the lane's centre by; the car stays inside its lane.
+# Meters that a swerve leaves the lane's center by; the car stays inside its lane.
 SWERVE_OFFSET = 0.8
-# Most that it leaves the centre by in junctions.
+# Most that it leaves the center by in junctions.
 JUNCTION_OFFSET = 0.4
 # Going straight on is drawn so much less often than each turn that the junction offers.
 STRAIGHT_WEIGHT = 0.5
@@ -19,7 +19,7 @@ REST_BRAKING = 2.0
 
 @dataclass(frozen=True)
 class RoadAhead:
-    """What a behaviour knows: the road lane, the speed (m/s), the metres from the front bumper to the stop line ahead
+    """What a behavior knows: the road lane, the speed (m/s), the meters from the front bumper to the stop line ahead
     (negative inside the junction), and the maneuvers that the junction ahead offers from any lane of the road."""
 
     lane: int
@@ -32,7 +32,7 @@ class RoadAhead:
 class Wish:
     """What the car should do where road and traffic allow it.
 
-    `speed` m/s, `offset` metres left of the lane's centre, `braking` m/s^2 of deliberate braking (0: none),
+    `speed` m/s, `offset` meters left of the lane's center, `braking` m/s^2 of deliberate braking (0: none),
     `maneuver` at the next junction, `stop_at_line` whether to stop before it.
     """
 
@@ -43,7 +43,7 @@ class Wish:
     stop_at_line: bool
 
 
-class Behaviour(Protocol):
+class Behavior(Protocol):
     """Says what the car wants, once a step."""
 
     def wish(self, step: int, road: RoadAhead) -> Wish:
@@ -51,7 +51,7 @@ class Behaviour(Protocol):
         ...
 
 
-class ScriptedBehaviour:
+class ScriptedBehavior:
     """Holds lane and `speed` for `hold_steps`, then goes "left", "straight" or "right", or comes to a "stop"."""
 
     def __init__(self, maneuver: str, hold_steps: int, speed: float) -> None:
@@ -65,7 +65,7 @@ class ScriptedBehaviour:
         return Wish(self._speed, 0.0, 0.0, "straight" if now == "stop" else now, now == "stop")
 
 
-class RandomBehaviour:
+class RandomBehavior:
     """Varied driving: 2 to 14 m/s, wandering in the lane, swerves, hard braking, stops at lines and on the way.
 
     `starts_at_rest` tells whether the car should stand at first. `events` collects (step, what) of what was done on

@@ -24,5 +24,5 @@ def ssim(ours: Frames, truth: Frames) -> Float[Tensor, " frames"]:
 
 
 def _levels(frames: Frames) -> Frames:
-    """Grey levels 0 to 255, rounded as a written picture is."""
+    """Gray levels 0 to 255, rounded as a written picture is."""
     return ((frames.clamp(-1.0, 1.0) + 1.0) * 127.5).round()

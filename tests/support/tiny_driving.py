@@ -9,7 +9,7 @@ from jaxtyping import UInt8
 from decoder.camera import Camera
 from terra.dataset import NUM_FUTURE_POSES, Poses, ShardWriter, create_dataset
 
-CAMERA = Camera(fov_degrees=75.0, height_metres=1.4, pitch_radians=-0.03)
+CAMERA = Camera(fov_degrees=75.0, height_meters=1.4, pitch_radians=-0.03)
 SIZE = (16, 32)
 FPS = 10.0
 
@@ -56,7 +56,7 @@ def shard_writer(folder: Path, split: str, place: str, *, source: str = "town", 
     )
 
 
-def grey(index: int) -> int:
+def gray(index: int) -> int:
     """The level of all pixels of episode number `index` of `record`."""
     return 40 + 20 * index
 
@@ -64,16 +64,16 @@ def grey(index: int) -> int:
 def record(
     folder: Path, split: str = "train", shards: tuple[tuple[int, ...], ...] = ((5, 3),), size: tuple[int, int] = SIZE
 ) -> None:
-    """Shards of drives of so many frames straight ahead, at 1, 2, ... m/s, each in a grey of its own."""
-    create_dataset(folder, FPS, size, "grey")
+    """Shards of drives of so many frames straight ahead, at 1, 2, ... m/s, each in a gray of its own."""
+    create_dataset(folder, FPS, size, "gray")
     index = 0
     for place, lengths in enumerate(shards):
         name = f"{split}{place:03d}".replace("_", "-")
         with ShardWriter(
-            folder, split=split, source="grey", place=name, fps=FPS, image_size=size, camera=None
+            folder, split=split, source="gray", place=name, fps=FPS, image_size=size, camera=None
         ) as writer:
             for length in lengths:
-                frames = np.full((length, *size, 3), grey(index), np.uint8)
+                frames = np.full((length, *size, 3), gray(index), np.uint8)
                 # A bar that moves, so that frames of an episode differ.
                 for step, frame in enumerate(frames):
                     frame[:, 2 * step % size[1]] += 60

@@ -8,8 +8,8 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from terra.evaluation.bootstrap import LEVEL, Estimate, resample
-from terra.features import Features, frechet_distance
+from terra.metrics.bootstrap import LEVEL, Estimate, resample
+from terra.metrics.networks import Features, frechet_distance
 
 ClipFeatures = Float[Tensor, "clips frames features"]
 

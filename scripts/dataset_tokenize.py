@@ -1,6 +1,6 @@
-"""Turn recorded driving into token files: `python scripts/dataset_tokenise.py data=... checkpoint=... output=...`.
+"""Turn recorded driving into token files: `python scripts/dataset_tokenize.py data=... checkpoint=... output=...`.
 
-Settings: conf/dataset_tokenise.yaml. The same command goes on where it was stopped; with `accelerate launch` each
+Settings: conf/dataset_tokenize.yaml. The same command goes on where it was stopped; with `accelerate launch` each
 process takes its share of the shards.
 """
 
@@ -12,13 +12,13 @@ from omegaconf import DictConfig, OmegaConf
 from terra.cli import command
 
 
-def tokenise_splits(config: DictConfig) -> None:
+def tokenize_splits(config: DictConfig) -> None:
     """Encode each split shard by shard, then write its index."""
     values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     from terra.dataset import read_split
     from terra.device import torch_dtype
     from terra.training.processes import start_processes
-    from terra.training.tokenise import FrameEncoder, finish_split, tokenise_split
+    from terra.training.tokenize import FrameEncoder, finish_split, tokenize_split
     from tokenizer import LFQTokenizer
     from tokenizer.checkpoint import resolve_checkpoint
     from tokenizer.lineage import tokens_sha256
@@ -30,7 +30,7 @@ def tokenise_splits(config: DictConfig) -> None:
     tokenizer, sha256 = LFQTokenizer.from_pretrained(checkpoint), tokens_sha256(checkpoint)
     encoder = FrameEncoder(tokenizer, processes.device, dtype, values["batch_size"], compiled=values["compile_model"])
     for split, found in splits.items():
-        tokenise_split(
+        tokenize_split(
             found,
             output / split,
             encoder,
@@ -47,4 +47,4 @@ def tokenise_splits(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    command("dataset_tokenise", tokenise_splits)
+    command("dataset_tokenize", tokenize_splits)

@@ -1,0 +1,1 @@
+"""How a car moves: a bicycle model that turns steering and speed into trajectories."""

@@ -1,0 +1,1 @@
+"""Measures that several rooms share: frames, Fréchet distances, feature networks, flicker, bootstrap intervals."""
