@@ -35,7 +35,7 @@ def train(config: DictConfig) -> None:
             ("held_out_split", values["held_out_frames"], 0.0),
         )
     )
-    model = EstimatorConfig(recordings.fps, **{**values["estimator"], "image_size": size})
+    model = EstimatorConfig(fps=recordings.fps, **{**values["estimator"], "image_size": size})
     train_estimator(
         recordings,
         held_out,

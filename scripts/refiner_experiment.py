@@ -5,7 +5,6 @@ compared in the refiner's size. Writes metrics.json and comparison.mp4 (the reco
 conf/refiner_experiment.yaml. The same command goes on where it was stopped.
 """
 
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,7 @@ def experiment(config: DictConfig) -> None:
         LoopConfig(**values[part], output=output / part, seed=values["seed"]) for part in ("autoencoder", "denoiser")
     )
     refiner_config = RefinerConfig(**{**values["refiner"], "image_size": tuple(values["refiner"]["image_size"])})
-    samplers = {steps: replace(refiner_config, num_steps=steps) for steps in values["num_steps"]}
+    samplers = {steps: refiner_config.replace(num_steps=steps) for steps in values["num_steps"]}
     data, device, workers = Path(values["data"]), accelerator.device, values["workers"]
     driving, held_out = (
         load_driving(data, split, device=device, workers=workers, max_episodes=most)
@@ -49,7 +48,7 @@ def experiment(config: DictConfig) -> None:
     trained = LFQTokenizer.from_pretrained(checkpoint_folder(config.tokenizer))
     # Its nets are convolutional, and work at the data's size too, if not as well as at their own.
     height, width = driving.frames.shape[2:]
-    tokenizer = LFQTokenizer(replace(trained.config, image_size=(height, width))).eval().requires_grad_(False)
+    tokenizer = LFQTokenizer(trained.config.replace(image_size=(height, width))).eval().requires_grad_(False)
     tokenizer.load_state_dict(trained.state_dict())
     tokenizer.to(accelerator.device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     refiner = train_refiner(
@@ -77,7 +76,7 @@ def experiment(config: DictConfig) -> None:
             "framewise through the VAE": through_vae[1],
         }
         for steps, sampler in samplers.items():
-            refiner.config = replace(sampler, vae=refiner.config.vae)
+            refiner.config = sampler.replace(vae=refiner.config.vae)
             videos[f"refined, {steps} steps"] = RefinerDecoder(tokenizer, refiner, seed=values["seed"]).decode(tokens)
         clips.append(compare_flicker(videos, truth))
         if len(shown) < SHOWN:

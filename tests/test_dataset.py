@@ -101,7 +101,7 @@ def test_poses_come_back_bit_by_bit(tmp_path_factory, parts):
 
 
 def test_cameras_come_back_and_may_be_unknown(tmp_path):
-    for camera in (CAMERA, replace(CAMERA, x_forward_meters=1.7), None):
+    for camera in (CAMERA, CAMERA.replace(x_forward_meters=1.7), None):
         write_camera(tmp_path / "camera.json", camera, (144, 256), 10.0)
         assert read_camera(tmp_path / "camera.json") == camera
     write_camera(tmp_path / "camera.json", CAMERA, (144, 256), 10.0)
@@ -209,7 +209,7 @@ def test_a_shard_without_its_facts_is_damaged_and_not_recorded_over(dataset):
     [
         ({"fps": "ten"}, r"dataset\.json: fps: expected a number from 1 to 100, got 'ten'"),
         ({"image_size": [16]}, r"dataset\.json: image_size: expected even"),
-        ({"sources": "town"}, r"dataset\.json: sources: expected list"),
+        ({"sources": "town"}, r"dataset\.json: sources: expected a list"),
     ],
 )
 def test_facts_of_the_dataset_are_checked(dataset, changes, message):

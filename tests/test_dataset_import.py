@@ -107,7 +107,7 @@ def test_videos_with_poses_come_in_frame_by_frame(tmp_path):
 def test_an_import_goes_on_where_it_was_and_changes_no_byte(tmp_path):
     source = VideoPosesSource(write_video_poses(tmp_path / "in"))
     one, other = (settings_for(source, tmp_path / name, frames_per_episode=8) for name in ("one", "other"))
-    import_drives(replace(one, drives=("a",)), workers=0)
+    import_drives(one.replace(drives=("a",)), workers=0)
     assert import_drives(one, workers=0).num_done == 1
     assert import_drives(one, workers=0).num_done == 0
     import_drives(other, workers=2)
@@ -116,10 +116,10 @@ def test_an_import_goes_on_where_it_was_and_changes_no_byte(tmp_path):
     for name in files:
         assert (one.output / name).read_bytes() == (other.output / name).read_bytes(), name
     with pytest.raises(DatasetError, match="expected a shard made by"):
-        import_drives(replace(one, frames_per_episode=9), workers=0)
+        import_drives(one.replace(frames_per_episode=9), workers=0)
     # So do shards of another camera, which would be in its camera.json.
     with pytest.raises(DatasetError, match="expected a shard made by"):
-        import_drives(replace(one, mount=Mount(fov_degrees=70.0, height_meters=1.5)), workers=0)
+        import_drives(one.replace(mount=Mount(fov_degrees=70.0, height_meters=1.5)), workers=0)
 
 
 def test_a_damaged_drive_is_noted_and_the_rest_goes_on(tmp_path):
@@ -441,7 +441,7 @@ def test_the_script_and_its_configuration_agree(tmp_path):
         config = compose("dataset_import", ["kind=lerobot", "input=a", "output=b", f"lerobot={name}"])
         LeRobotColumns.from_dict(dict(config.lerobot))
     assert check_names("drives", ["07", 10]) == ("07", "10")
-    with pytest.raises(ConfigError, match=r"drives: expected names, got \[1\.5\]"):
+    with pytest.raises(ConfigError, match=r"drives\[0\]: expected text, got 1\.5"):
         check_names("drives", [1.5])
     with pytest.raises(ConfigError, match="kind: expected one of video_poses, lerobot, kitti"):
         open_source("rosbag", tmp_path)

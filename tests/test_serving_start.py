@@ -104,11 +104,11 @@ class TestScenes:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("port", 70000, "port: expected 0 to 65535"),
+        ("port", 70000, "port: expected a whole number from 0 to 65535"),
         ("port", "x", "port: expected a whole number"),
-        ("live.ahead", 0, "live.ahead: expected more than 0"),
+        ("live.ahead", 0, "live.ahead: expected a whole number of at least 1"),
         ("live.ahead", 1.5, "live.ahead: expected a whole number"),
-        ("jobs.lifetime_seconds", -1, "jobs.lifetime_seconds: expected more than 0"),
+        ("jobs.lifetime_seconds", -1, "jobs.lifetime_seconds: expected a number above 0"),
         ("api_key", "' '", "api_key"),
         ("allowed_hosts", "[1]", "allowed_hosts: expected a list of words"),
         ("num_context", 8, "num_context: expected 1 to 7"),

@@ -44,12 +44,13 @@ from terra.training.preview import load_preview_tokenizer
 from terra.training.randomness import step_random
 from terra.training.reconstruction import evaluate_tokenizer, evenly_spaced, packaged_network
 from terra.training.settings import LoopConfig
-from terra.training.terms import EntropyAnneal, Terms, loss_weights
+from terra.training.terms import EntropyAnneal, Terms, TermSettings
 from terra.training.tokenizer import run, small_config, train_decoder, train_tokenizer
 from terra.trajectory import WAYPOINT_TIMES
 from tokenizer import LFQTokenizer, LossWeights
 from tokenizer.checkpoint import checkpoint_sha256
 from tokenizer.lineage import makes_tokens_of, tokens_sha256
+from tokenizer.settings import checked
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 TINY = small_config(image_size=(32, 32), ch=32, ch_mult=[1, 1, 1], num_res_blocks=1, dim=6)
@@ -97,7 +98,7 @@ def decoder_objective(settings: Terms | None = None) -> DecoderObjective:
 def stored_tokenizer(folder: Path, dtype: torch.dtype = torch.float16, **changes: object) -> Path:
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        LFQTokenizer(replace(TINY, **changes)).to(dtype).save_pretrained(folder)
+        LFQTokenizer(TINY.replace(**changes)).to(dtype).save_pretrained(folder)
     return folder
 
 
@@ -149,9 +150,9 @@ def test_discriminator_sees_frames_one_by_one():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"weight": -1.0}, "expected weights of 0 or more, got -1.0"),
-        ({"start": 1.0}, r"expected start and lecam_decay in \[0, 1\), got 1.0"),
-        ({"width": 12}, "adversarial.width: expected a multiple of 8, got 12"),
+        ({"weight": -1.0}, "weight: expected a number of at least 0, got -1.0"),
+        ({"start": 1.0}, "start: expected a number of at least 0 and below 1, got 1.0"),
+        ({"width": 12}, "width: expected a whole number divisible by 8 of at least 8, got 12"),
     ],
 )
 def test_adversarial_settings_are_checked(changes, message):
@@ -272,7 +273,7 @@ def test_loss_falls(tmp_path, accelerator):
 def test_the_perceptual_network_sees_the_same_part_of_both_somewhere_else_each_step():
     frames = torch.arange(48 * 64).reshape(1, 1, 48, 64).expand(1, 3, -1, -1).to(torch.uint8)
     torch.manual_seed(0)
-    trained = TokenizerObjective(LFQTokenizer(replace(TINY, image_size=(48, 64))), frames, terms())
+    trained = TokenizerObjective(LFQTokenizer(TINY.replace(image_size=(48, 64))), frames, terms())
     corners = set()
     for step in range(200):
         batch = trained.draw(step_random(0, step, torch.device("cpu")), 1)
@@ -305,7 +306,7 @@ def test_run_writes_weights_metrics_and_picture(tmp_path, accelerator):
 
 def test_a_decoder_trained_further_keeps_encoder_and_tokens(tmp_path, accelerator):
     source = stored_tokenizer(tmp_path / "source", torch.bfloat16)
-    settings = terms(perceptual=0.1, network=small_network(), adversarial=replace(ADVERSARIAL, weight=0.01))
+    settings = terms(perceptual=0.1, network=small_network(), adversarial=ADVERSARIAL.replace(weight=0.01))
     long = config(tmp_path / "run", max_steps=40, log_every_seconds=1e-9, learning_rate=5e-3, warmup_steps=4)
     train_decoder(driving(), driving(5), long, source, settings, accelerator)
     child = tmp_path / "run" / "tokenizer"
@@ -319,7 +320,7 @@ def test_a_decoder_trained_further_keeps_encoder_and_tokens(tmp_path, accelerato
             assert tensor.dtype == torch.float16
     assert not torch.equal(before["decoder.conv_in.weight"].float(), after["decoder.conv_in.weight"].float())
     one, other = LFQTokenizer.from_pretrained(source), LFQTokenizer.from_pretrained(child)
-    assert other.config == replace(one.config, same_tokens_as=checkpoint_sha256(source))
+    assert other.config == one.config.replace(same_tokens_as=checkpoint_sha256(source))
     frames = driving().frames.float() / 127.5 - 1
     assert torch.equal(one.encode(frames), other.encode(frames))
     losses = [line["pixel"] for line in read_log(tmp_path / "run")]
@@ -388,12 +389,12 @@ def test_without_perceptual_term_its_package_is_not_needed(tmp_path, monkeypatch
     missing = lambda name, *rest: None if name == package else find_spec(name, *rest)  # noqa: E731
     monkeypatch.setattr("terra.training.reconstruction.find_spec", missing)
     values = compose_values("recipe=tokenizer_smoke")
-    settings = Terms.from_values(values)
+    settings = Terms.load(TermSettings.from_values(values))
     assert (settings.network, packaged_network()) == (None, None)
     train_tokenizer(driving(), driving(5), config(tmp_path, max_steps=1), TINY, settings, accelerator)
     assert not any("perceptual" in name for name in json.loads((tmp_path / "metrics.json").read_text()))
     with pytest.raises(ConfigError, match=package.replace("_", "-")):
-        Terms.from_values(values | {"perceptual": values["perceptual"] | {"weight": 0.1}})
+        Terms.load(TermSettings.from_values(values | {"perceptual": values["perceptual"] | {"weight": 0.1}}))
 
 
 def test_a_recorded_dataset_trains_from_its_settings(tmp_path):
@@ -486,16 +487,16 @@ def test_entropy_anneal():
     anneal = EntropyAnneal(start=5.0, until=0.2)
     assert [anneal.factor(progress) for progress in (0.0, 0.1, 0.2, 0.9)] == pytest.approx([5.0, 3.0, 1.0, 1.0])
     assert EntropyAnneal(start=5.0, until=0.0).factor(0.0) == 1.0
-    with pytest.raises(ConfigError, match="entropy_anneal"):
+    with pytest.raises(ConfigError, match=r"until: expected a number from 0 to 1, got 1\.5"):
         EntropyAnneal(until=1.5)
 
 
 def test_settings_are_checked():
-    model = LFQTokenizer(replace(TINY, image_size=(64, 32)))
+    model = LFQTokenizer(TINY.replace(image_size=(64, 32)))
     with pytest.raises(ConfigError, match=r"image_size: expected the dataset's \(32, 32\).*got \(64, 32\)"):
         TokenizerObjective(model, driving().frames, terms())
-    with pytest.raises(ConfigError, match="loss: expected a finite pixel"):
-        loss_weights({"pixel": -1.0})
+    with pytest.raises(ConfigError, match=r"loss\.pixel: expected a number of at least 0, got -1.0"):
+        checked(LossWeights, {"pixel": -1.0}, "loss.")
     with pytest.raises(ConfigError, match=r"perceptual\.weight: expected 0 without a network, got 0.5"):
         terms(perceptual=0.5)
     with pytest.raises(ConfigError, match=r"perceptual\.weight: expected 0 or more, got -1"):
@@ -525,7 +526,7 @@ def test_configurations_build(recipe):
     assert LoopConfig.from_values(values).seed == 3
     model = small_config(image_size=(144, 256), **values["tokenizer"])
     assert (model.num_tokens, model.quantizer_config.codebook_size) == (144, 1024)
-    settings = Terms.from_values(values)
+    settings = Terms.load(TermSettings.from_values(values))
     assert (settings.weights.pixel, settings.anneal.factor(1.0)) == (1.0, 1.0)
     assert (settings.network is None) == (recipe == "tokenizer_smoke")
 

@@ -132,7 +132,7 @@ def test_damaged_episodes_are_left_out(model, tmp_path, caplog):
 
 
 def test_frames_of_another_size_and_nothing_readable(recorded, model, tmp_path):
-    other = LFQTokenizer(replace(CONFIG, image_size=(16, 16)))
+    other = LFQTokenizer(CONFIG.replace(image_size=(16, 16)))
     with pytest.raises(ConfigError, match=r"expected frames of the tokenizer's \(16, 16\).*got \(16, 32\)"):
         tokenize_split(read_split(recorded, "train"), tmp_path, encoder(other), "a" * 64)
     with pytest.raises(ConfigError, match="batch_size: expected at least 1, got 0"):

@@ -30,6 +30,7 @@ from terra.training.randomness import step_random
 from terra.training.settings import LoopConfig
 from terra.training.state import Ema
 from terra.training.world_model import (
+    TrainWorldModelSettings,
     WorldModelSize,
     WorldModelTraining,
     build_config,
@@ -41,6 +42,7 @@ from terra.trajectory import WAYPOINT_TIMES
 from terra.world_model import LlamaActionV2ForCausalLM, load_world_model, model as model_module
 from tokenizer import LFQTokenizer
 from tokenizer.checkpoint import checkpoint_sha256
+from tokenizer.settings import checked
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 ROOT = CONF.parent
@@ -81,10 +83,10 @@ def test_batches_carry_clean_labels_and_corrupt_at_most_the_asked_fraction():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"max_corruption": 1.0}, r"max_corruption: expected a fraction in \[0, 1\), got 1.0"),
-        ({"z_loss": -1.0}, "z_loss: expected a number of 0 or more, got -1.0"),
+        ({"max_corruption": 1.0}, "max_corruption: expected a number of at least 0 and below 1, got 1.0"),
+        ({"z_loss": -1.0}, "z_loss: expected a number of at least 0, got -1.0"),
         ({"attention": "slow"}, "attention: expected fastest or flash, got 'slow'"),
-        ({"evaluation_windows": 0}, "evaluation_windows: expected a number above 0, got 0"),
+        ({"evaluation_windows": 0}, "evaluation_windows: expected a whole number of at least 1, got 0"),
     ],
 )
 def test_training_settings_are_checked(changes, message):
@@ -255,7 +257,7 @@ def test_unfit_tokens_are_refused_before_training(tmp_path, accelerator):
         train_world_model(tokenized(), other, config(tmp_path), TINY_SIZE, settings, accelerator)
     with pytest.raises(DatasetError, match="expected an episode of at least 12 frames, got at most 9"):
         train_world_model(
-            tokenized((20,)), tokenized(), config(tmp_path), TINY_SIZE, replace(settings, window=12), accelerator
+            tokenized((20,)), tokenized(), config(tmp_path), TINY_SIZE, settings.replace(window=12), accelerator
         )
     assert not list(tmp_path.iterdir())
 
@@ -273,8 +275,7 @@ RECIPES = sorted(path.stem for path in (CONF / "recipe").glob("world_model_*.yam
 def test_recipes_build(recipe):
     values = compose_values(f"recipe={recipe}", "batch_size=7")
     assert LoopConfig.from_values(values).batch_size == 7
-    training = {name: values[name] for name in WorldModelTraining.__dataclass_fields__}
-    assert WorldModelTraining(**training).preview_tokenizer is None
+    assert checked(TrainWorldModelSettings, values).preview_tokenizer is None
     architecture = build_config(tokenized(), values["window"], WorldModelSize(**values["world_model"]))
     assert architecture.max_position_embeddings == values["window"] * 14
 

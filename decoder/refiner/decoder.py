@@ -6,7 +6,6 @@ from typing import final
 import torch
 
 from decoder.framewise import Decoder, Dtype, element_type
-from decoder.refiner.config import check_guidance
 from decoder.refiner.model import Latents, Refiner
 from decoder.refiner.windows import frame_noise, refined_windows
 from tokenizer.errors import ConfigError
@@ -36,8 +35,8 @@ class RefinerDecoder:
         if not 0 <= seed < 2**64:
             raise ConfigError(f"refiner: seed: expected 0 to 2^64 - 1, got {seed}")
         self.tokenizer, self.refiner, self.seed = tokenizer, refiner, seed
-        self.guidance = refiner.config.guidance if guidance is None else guidance
-        check_guidance(self.guidance)
+        config = refiner.config if guidance is None else refiner.config.replace(guidance=guidance)
+        self.guidance = config.guidance
 
     @classmethod
     def from_pretrained(

@@ -1,7 +1,6 @@
 """What a tokenizer's training minimizes: of all of it, or of its decoder alone, so that its tokens stay the same."""
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
 from typing import cast, final
 
 import torch
@@ -150,7 +149,7 @@ class TokenizerObjective(_Autoencoding):
         """With `tokenizer_loss`, whose entropy weight is annealed."""
         reconstruction, z = self.model(frames)
         terms = self._terms
-        weights = replace(terms.weights, entropy=terms.weights.entropy * terms.anneal.factor(progress))
+        weights = terms.weights.replace(entropy=terms.weights.entropy * terms.anneal.factor(progress))
         quantizer = self._tokenizer.config.quantizer_config
         return reconstruction, tokenizer_loss(reconstruction, z, frames, quantizer, weights)
 

@@ -12,8 +12,10 @@ from terra.device import torch_device
 from terra.errors import ConfigError
 
 
-def start_processes(device: str) -> Accelerator:
-    """Join the run's processes; `device` is "cpu" or "cuda" (each process then has a GPU of its own).
+def start_processes(device: str | None) -> Accelerator:
+    """Join the run's processes.
+
+    `device` is "cpu" or "cuda", where each process has a GPU of its own; None takes GPUs if there are any.
 
     Only the first process logs below warnings. Mixed precision is not asked of accelerate: its patch of `forward`
     breaks the compiled graph; the loop opens the autocast itself.

@@ -4,7 +4,6 @@ import logging
 import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,29 +21,28 @@ from terra.training.prediction import evaluate_world_model, pack_windows, plot_m
 from terra.training.preview import HeldOutPreview, load_preview_tokenizer
 from terra.training.processes import start_processes
 from terra.training.randomness import StepRandom, send
-from terra.training.settings import LoopConfig, check_numbers
+from terra.training.settings import LoopConfig
 from terra.training.state import Ema
 from terra.world_model import LlamaActionConfig, LlamaActionV2ForCausalLM, load_world_model, write_weights
 from tokenizer.files import write_json
+from tokenizer.settings import Count, FilePath, Fraction, Natural, NonNegative, Settings, Text, checked
 
 logger = logging.getLogger(__name__)
 
 FOLDER = "world_model"
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorldModelSize:
+class WorldModelSize(Settings):
     """The free choices of an architecture; everything else follows from the tokens. Names are those of config.json."""
 
-    hidden_size: int = 512
-    intermediate_size: int = 1408
-    num_hidden_layers: int = 8
-    num_attention_heads: int = 8
-    num_key_value_heads: int = 2
+    hidden_size: Count = 512
+    intermediate_size: Count = 1408
+    num_hidden_layers: Count = 8
+    num_attention_heads: Count = 8
+    num_key_value_heads: Count = 2
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorldModelTraining:
+class WorldModelTraining(Settings):
     """What the world model's training adds to the loop's settings.
 
     Attributes:
@@ -61,22 +59,32 @@ class WorldModelTraining:
         max_shard_size: of the stored weights' files, as transformers writes it ("45MB").
     """
 
-    window: int = 25
-    max_corruption: float = 0.0
-    z_loss: float = 0.0
+    window: Count = 25
+    max_corruption: Fraction = 0.0
+    z_loss: NonNegative = 0.0
     checkpoint_layers: bool = False
     attention: Literal["fastest", "flash"] = "fastest"
-    evaluation_windows: int = 64
-    preview_frames: int = 0
-    preview_tokenizer: Path | None = None
-    max_shard_size: str = "45MB"
+    evaluation_windows: Count = 64
+    preview_frames: Natural = 0
+    preview_tokenizer: FilePath | None = None
+    max_shard_size: Text = "45MB"
 
-    def __post_init__(self) -> None:
-        check_numbers(self, ("window", "evaluation_windows"))
-        if not self.max_corruption < 1:
-            raise ConfigError(f"max_corruption: expected a fraction in [0, 1), got {self.max_corruption}")
-        if self.attention not in ("fastest", "flash"):
-            raise ConfigError(f"attention: expected fastest or flash, got {self.attention!r}")
+
+class TrainWorldModelSettings(WorldModelTraining, LoopConfig):
+    """The whole of conf/train_world_model.yaml.
+
+    Attributes:
+        data: folder of tokens, with one folder for each split.
+        train_split, held_out_split: names of the two splits.
+        device: where the model is trained; None takes a GPU if there is one.
+        world_model: the architecture.
+    """
+
+    data: FilePath
+    train_split: Text
+    held_out_split: Text
+    device: str | None
+    world_model: WorldModelSize
 
 
 def build_config(tokenized: TokenizedDriving, window: int, size: WorldModelSize) -> LlamaActionConfig:
@@ -86,7 +94,7 @@ def build_config(tokenized: TokenizedDriving, window: int, size: WorldModelSize)
     block = rows * cols + slots
     return LlamaActionConfig(
         vocab_size=tokenized.codebook_size + 1,
-        **size.__dict__,
+        **vars(size),
         max_position_embeddings=window * block,
         num_image_patches=rows * cols,
         num_action_tokens=slots,
@@ -163,19 +171,13 @@ def run(values: Mapping[str, Any]) -> None:
     Raises:
         ConfigError, CheckpointError, DatasetError, OutputError: see `train_world_model`.
     """
-    loop = LoopConfig.from_values(values)
-    names = WorldModelTraining.__dataclass_fields__
-    training = WorldModelTraining(
-        **{name: values[name] for name in names if name != "preview_tokenizer"},
-        preview_tokenizer=None if values["preview_tokenizer"] is None else Path(values["preview_tokenizer"]),
-    )
-    size = WorldModelSize(**values["world_model"])
-    accelerator = start_processes(values["device"])
-    data = Path(values["data"])
-    tokenized, held_out = (load_tokens(data / values[split]) for split in ("train_split", "held_out_split"))
+    settings = checked(TrainWorldModelSettings, values)
+    accelerator = start_processes(settings.device)
+    splits = (settings.train_split, settings.held_out_split)
+    tokenized, held_out = (load_tokens(settings.data / split) for split in splits)
     if accelerator.is_main_process:
-        write_json(loop.output / "settings.json", dict(values))
-    train_world_model(tokenized, held_out, loop, size, training, accelerator)
+        write_json(settings.output / "settings.json", dict(values))
+    train_world_model(tokenized, held_out, settings, settings.world_model, settings, accelerator)
     accelerator.wait_for_everyone()
     accelerator.end_training()
 
