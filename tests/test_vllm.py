@@ -1,11 +1,11 @@
-"""What the contract of all engines does not see: the v1 architecture on vLLM, its samplers, an engine that fails."""
+"""What the contract of all engines does not see: the v1 architecture on vLLM, its samplers, seats, failures."""
 
 import asyncio
 from types import SimpleNamespace
 
 import pytest
 import torch
-from test_engines import FILTERED, GREEDY, PLAIN, make_prompt, ran, stepped
+from engine_rollouts import FILTERED, GREEDY, PLAIN, make_prompt, ran, soon, stepped
 from tiny import save_tiny, tiny_config
 from vllm import SamplingParams as VllmSamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
@@ -13,7 +13,7 @@ from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 from terra.engine.hf import HFEngine
 from terra.engine.vllm import sampling, sampling_v2
 from terra.engine.vllm.engine import VllmEngine
-from terra.errors import CheckpointError, EngineError
+from terra.errors import CheckpointError, ConfigError, EngineError
 from terra.sampling import sample_tokens
 from terra.world_model import LlamaActionForCausalLM
 
@@ -44,6 +44,30 @@ def test_more_sessions_than_seats_wait_for_each_other(v1_engine, wait):
         return await asyncio.gather(*(ran(v1_engine, *make_prompt(seed)) for seed in range(10)))
 
     assert len(wait(many())) == 10
+
+
+def test_live_sessions_that_drive_leave_seats_to_runs(v1_engine, wait):
+    """As many sessions as there are seats, each of which goes on stepping for as long as the runs are not done."""
+    prompt, actions = make_prompt(2)
+    expected = wait(stepped(v1_engine, prompt, actions))
+
+    async def drive(seed: int, stop: asyncio.Event) -> int:
+        rounds = 0
+        while not stop.is_set():
+            frames = await stepped(v1_engine, prompt, actions, seed=seed)
+            assert seed != 1 or torch.equal(frames, expected)
+            rounds += 1
+        return rounds
+
+    async def together():
+        stop = asyncio.Event()
+        drives = [asyncio.create_task(drive(seed, stop)) for seed in range(4)]
+        made = await soon(asyncio.gather(*(ran(v1_engine, prompt, actions) for _ in range(3))))
+        stop.set()
+        await soon(asyncio.gather(*drives))
+        return made
+
+    assert all(torch.equal(frames, expected) for frames in wait(together()))
 
 
 def test_a_cancelled_step_can_be_taken_again(v1_engine, wait):
@@ -135,6 +159,77 @@ def test_mismatched_weights_never_reach_vllm(v1_model, tmp_path):
     (tmp_path / "config.json").write_text(config.replace('"num_hidden_layers": 2', '"num_hidden_layers": 1'))
     with pytest.raises(CheckpointError, match=r"layers\.1"):
         VllmEngine(tmp_path)
+
+
+def test_a_request_that_vllm_refuses_fails_alone(v1_engine, wait, monkeypatch):
+    prompt, actions = make_prompt(3)
+    expected = wait(stepped(v1_engine, prompt, actions))
+    process = v1_engine._pump._llm.input_processor.process_inputs
+    refused = []
+
+    def picky(request_id, rendered, params, **rest):
+        if len(rendered["prompt_token_ids"]) == len(whole_window):
+            refused.append(request_id)
+            raise ValueError("too long for me\nand for you")
+        return process(request_id, rendered, params, **rest)
+
+    long_prompt, long_actions = make_prompt(4, num_context=7, num_actions=1)
+    whole_window = [0] * (7 * 18)
+    monkeypatch.setattr(v1_engine._pump._llm.input_processor, "process_inputs", picky)
+
+    async def together():
+        bad = [way(v1_engine, long_prompt, long_actions) for way in (stepped, ran)]
+        good = [way(v1_engine, prompt, actions) for way in (stepped, ran)]
+        return await soon(asyncio.gather(*bad, *good, return_exceptions=True))
+
+    *errors, first, second = wait(together())
+    assert len(refused) == 2
+    for error in errors:
+        assert isinstance(error, EngineError)
+        assert str(error) == "vLLM refused the request: ValueError: too long for me"
+    assert torch.equal(first, expected)
+    assert torch.equal(second, expected)
+    assert v1_engine.failure is None
+    monkeypatch.undo()
+    assert wait(soon(ran(v1_engine, long_prompt, long_actions))).shape[0] == 1
+
+
+def test_a_request_that_vllm_ends_early_fails_alone(v1_engine, wait, monkeypatch):
+    prompt, actions = make_prompt(5)
+    expected = wait(stepped(v1_engine, prompt, actions[:1]))
+
+    async def together():
+        runs = [ran(v1_engine, prompt, actions), stepped(v1_engine, prompt, actions)]
+        good = [way(v1_engine, prompt, actions[:1]) for way in (ran, stepped)]
+        return await soon(asyncio.gather(*runs, *good, return_exceptions=True))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(v1_engine._pump._core.engine_core.scheduler, "max_model_len", 4 * 18 + 6)
+        *errors, first, second = wait(together())
+    for error in errors:
+        assert isinstance(error, EngineError)
+        assert re.fullmatch(r"vLLM ended the request \d+ tokens early: length", str(error))
+    assert torch.equal(first, expected)
+    assert torch.equal(second, expected)
+    assert v1_engine.failure is None
+    assert len(wait(soon(ran(v1_engine, prompt, actions)))) == len(actions)
+
+
+def test_a_stream_whose_event_loop_is_closed_harms_nobody(v1_engine, wait):
+    prompt, actions = make_prompt(6)
+
+    async def leave():
+        session = await v1_engine.open(prompt, PLAIN, 1)
+        step = asyncio.ensure_future(session.step(actions[0]))
+        await asyncio.sleep(0)
+        step.remove_done_callback  # noqa: B018
+        return session
+
+    gone = asyncio.new_event_loop()
+    gone.run_until_complete(leave())
+    gone.close()
+    assert len(wait(soon(ran(v1_engine, prompt, actions)))) == len(actions)
+    assert v1_engine.failure is None
 
 
 def test_a_failed_engine_tells_everyone_who_waits(v1_engine, wait, monkeypatch):
