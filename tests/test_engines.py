@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_rollouts import GREEDY, PLAIN, SAMPLINGS, WINDOW, make_prompt, ran, soon, stepped
+from engine_rollouts import GREEDY, PLAIN, SAMPLINGS, WINDOW, check_closing, make_prompt, ran, soon, stepped
 from tiny import COLS, DEVICE, ROWS, save_tiny
 
 from terra.benchmark.prompts import prompt_maker
@@ -278,41 +278,6 @@ class TestModels:
         assert not torch.equal(first[3], second[3])
 
 
-def make_engine(kind: str, checkpoint: Path) -> Engine:
-    if kind == "vllm":
-        from terra.engine.vllm.engine import VllmEngine
-
-        return VllmEngine(checkpoint, max_sessions=2)
-    if kind == "hf":
-        return HFEngine(checkpoint, device=DEVICE)
-    return {"jacobi": jacobi, "graph": graph}[kind](checkpoint, 1)
-
-
-# Before tests that have a vLLM engine of this module: one such engine a process at a time.
-@pytest.mark.parametrize("kind", ["hf", "jacobi", "graph", "vllm"])
-def test_closing_fails_those_who_wait(kind, tiny_model, wait):
-    engine = make_engine(kind, tiny_model)
-    prompt, actions = make_prompt(14)
-
-    async def closed():
-        idle = await engine.open(prompt, PLAIN, 0)
-        await soon(idle.step(actions[0]))
-        waiting = [asyncio.create_task(stepped(engine, prompt, actions, seed=seed)) for seed in range(20)]
-        waiting += [asyncio.create_task(ran(engine, prompt, actions, seed=seed)) for seed in range(20)]
-        await asyncio.sleep(0)
-        await soon(engine.close())
-        errors = await soon(asyncio.gather(*waiting, return_exceptions=True))
-        assert [str(error) for error in errors] == ["the engine is closed"] * 40
-        assert {type(error) for error in errors} == {EngineError}
-        for late in (idle.step(actions[1]), engine.open(prompt, PLAIN, 0)):
-            with pytest.raises(EngineError, match="the engine is closed"):
-                await soon(late)
-        await soon(engine.close())
-        assert engine.failure is None  # nobody but its user has stopped it
-
-    wait(closed())
-
-
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("way", [stepped, ran])
 def test_hf_equals_vllm(hf_engine, vllm_engine, wait, sampling, way):
@@ -332,6 +297,12 @@ def jacobi(checkpoint: Path, drafts: int) -> Engine:
 
 def graph(checkpoint: Path, drafts: int) -> GraphEngine:
     return GraphEngine(checkpoint, drafts=drafts, max_sessions=3, dtype="float32", device=DEVICE)
+
+
+@pytest.mark.parametrize("make", [lambda checkpoint, _: HFEngine(checkpoint, device=DEVICE), jacobi, graph])
+def test_closing_fails_those_who_wait(tiny_model, wait, make):
+    """For vLLM, of which a process runs one engine at a time, see test_vllm."""
+    wait(check_closing(make(tiny_model, 1)))
 
 
 @pytest.mark.parametrize("make", [jacobi, graph])

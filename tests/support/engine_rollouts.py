@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
 
+import pytest
 import torch
 from tiny import COLS, ROWS
 
 from terra.engine.base import Engine
+from terra.errors import EngineError
 from terra.prompt import Prompt, build_prompt
 from terra.sampling import SamplingParams
 
@@ -52,3 +54,22 @@ async def ran(engine: Engine, prompt: Prompt, actions: torch.Tensor, sampling=PL
     frames = [frame async for frame in session.run(actions)]
     await session.close()
     return torch.stack(frames)
+
+
+async def check_closing(engine: Engine) -> None:
+    """Close an engine on which many wait for frames: all of them fail at once, and so do those who come later."""
+    prompt, actions = make_prompt(14)
+    idle = await engine.open(prompt, PLAIN, 0)
+    await soon(idle.step(actions[0]))
+    waiting = [
+        asyncio.create_task(way(engine, prompt, actions, seed=seed)) for way in (stepped, ran) for seed in range(20)
+    ]
+    await asyncio.sleep(0)
+    await soon(engine.close())
+    errors = await soon(asyncio.gather(*waiting, return_exceptions=True))
+    assert [(type(error), str(error)) for error in errors] == [(EngineError, "the engine is closed")] * 40
+    for late in (idle.step(actions[1]), engine.open(prompt, PLAIN, 0)):
+        with pytest.raises(EngineError, match="the engine is closed"):
+            await soon(late)
+    await soon(engine.close())
+    assert engine.failure is None  # nobody but its user has stopped it

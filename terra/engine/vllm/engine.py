@@ -103,9 +103,8 @@ class VllmEngine:
         }
         length = arguments["max_model_len"]
         if not isinstance(length, int) or length < layout.max_length:
-            raise ConfigError(
-                f"engine.engine_args.max_model_len: expected a window's {layout.max_length} tokens or more, got {length}"
-            )
+            expected = f"expected {layout.max_length} tokens (a window) or more"
+            raise ConfigError(f"engine.engine_args.max_model_len: {expected}, got {length!r}")
         self.native_noise = False
         self._pump = Pump(EngineArgs(**{k: v for k, v in arguments.items() if v is not None}), self._set_sampler)
         self._names = itertools.count()
