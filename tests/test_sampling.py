@@ -106,11 +106,28 @@ def test_half_precision_logits_are_sampled_in_float32():
 
 
 @pytest.mark.parametrize(
-    "bad", [{"temperature": -1.0}, {"temperature": math.nan}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.1}]
+    "bad",
+    [
+        *({"temperature": value} for value in (-1.0, math.nan, math.inf, 100.1, "0.9", True, None, [1.0])),
+        *({"top_k": value} for value in (-1, 2.5, 2.0, True, "2", None)),
+        *({"top_p": value} for value in (0.0, 1.1, math.nan, "0.5", True, None)),
+    ],
 )
 def test_bad_parameters_are_refused(bad):
     with pytest.raises(ValueError, match=f"{next(iter(bad))}: expected"):
         SamplingParams(**bad)
+
+
+@pytest.mark.parametrize("temperature", [1e-37, 1e-38, 1e-39, 9e-7])
+def test_temperatures_whose_logits_overflow_are_refused(temperature):
+    with pytest.raises(ValueError, match=r"temperature: expected 0 \(greedy\) or at least 1e-6, got"):
+        SamplingParams(temperature=temperature)
+
+
+def test_the_lowest_temperature_takes_the_likeliest_token():
+    logits = torch.tensor([[1.0, 5.0, 9.0, -3.0], [1e4, -1e4, 1e4 - 1, 0.0]])
+    for params in (SamplingParams(temperature=1e-6), SamplingParams(temperature=1e-6, top_k=3, top_p=0.9)):
+        assert sample_tokens(logits, params, SEED.expand(2), AT.expand(2)).tolist() == [2, 0]
 
 
 @given(seed=st.integers(0, 2**40), windows=st.integers(2, 20))
