@@ -16,9 +16,9 @@ from terra.config_files import config_dir, register_resolvers
 from terra.dataset import NUM_FUTURE_POSES, Episode, Poses, ShardWriter, create_dataset
 from terra.engine.persistence import PersistenceEngine
 from terra.errors import CheckpointError, ConfigError, DatasetError, EngineError
-from terra.evaluation.criteria import evaluate_criteria
 from terra.evaluation.clips import choose_clips
 from terra.evaluation.contrasts import CONTRASTS, find_groups
+from terra.evaluation.criteria import evaluate_criteria
 from terra.evaluation.estimator import EstimatorConfig, MotionEstimator
 from terra.evaluation.estimator_training import evaluate_estimator, load_recordings, positions, train_estimator
 from terra.evaluation.evaluate import run

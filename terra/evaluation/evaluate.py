@@ -23,9 +23,9 @@ from terra.config import build_decoder, build_engine, build_sampling, check_extr
 from terra.dataset.tokens import TokenizedDriving
 from terra.device import torch_device
 from terra.errors import ConfigError
-from terra.evaluation.criteria import Criterion, evaluate_criteria
 from terra.evaluation.bench import Bench, Examined
 from terra.evaluation.clips import Clip
+from terra.evaluation.criteria import Criterion, evaluate_criteria
 from terra.evaluation.estimator import MotionEstimator
 from terra.evaluation.measures import (
     Measure,
