@@ -16,9 +16,9 @@ from terra.config_files import config_dir, register_resolvers
 from terra.dataset import NUM_FUTURE_POSES, Episode, Poses, ShardWriter, create_dataset, read_split
 from terra.engine.persistence import PersistenceEngine
 from terra.errors import CheckpointError, ConfigError, DatasetError, EngineError
-from terra.evaluation.bars import judge
 from terra.evaluation.clips import Clip, LoadedClip, choose_clips, load_clips
 from terra.evaluation.contrasts import CONTRASTS, find_groups
+from terra.evaluation.criteria import evaluate_criteria
 from terra.evaluation.estimator import EstimatorConfig, MotionEstimator
 from terra.evaluation.estimator_training import evaluate_estimator, load_recordings, positions, train_estimator
 from terra.evaluation.evaluate import run
@@ -316,13 +316,13 @@ def test_measures_and_bars_follow_from_the_scores() -> None:
     scores = [scored_clip(index, 2.0) for index in range(5)]
     bootstrap = Bootstrap(50, 4, 0)
     measures = frame_measures("rollouts", scores, bootstrap) + frechet_measures("rollouts", scores, "N", 5, bootstrap)
-    bars = {bar.name: bar for bar in judge(measures, "N", 0.5)}
-    assert bars["tokenizer PSNR (dB)"].value == pytest.approx(32.0)
-    gain = bars["PSNR over persistence when moving, worst of frames 1 to 22 (dB)"]
+    criteria = {criterion.name: criterion for criterion in evaluate_criteria(measures, "N", 0.5)}
+    assert criteria["tokenizer PSNR (dB)"].value == pytest.approx(32.0)
+    gain = criteria["PSNR over persistence when moving, worst of frames 1 to 22 (dB)"]
     assert gain.value == pytest.approx(2.0)
     assert gain.passed is True
-    assert bars["codebook use"].passed is False
-    assert bars["ADE, generated / persistence"].passed is None
+    assert criteria["codebook use"].passed is False
+    assert criteria["ADE, generated / persistence"].passed is None
     whole = {(m.metric, m.variant): m.estimate for m in measures if m.first_frame is None}
     assert whole["FD-N", RE_ENCODED].value < whole["FD-N", GENERATED].value < whole["FD-N", PERSISTENCE].value
     assert whole["FD-N", GENERATED].count == 5 * 22
@@ -334,9 +334,9 @@ def test_drift_compares_the_last_bin_with_the_first() -> None:
         Measure("drift", "FD-N", GENERATED, first, first + 19, Estimate(value, 0.0, 9.0, 3))
         for first, value in ((21, 3.0), (1, 2.0), (41, 5.0))
     ]
-    (bar,) = (bar for bar in judge(points, "N", 1.0) if "long rollouts" in bar.name)
-    assert bar.value == 2.5
-    assert bar.passed is False
+    (criterion,) = (criterion for criterion in evaluate_criteria(points, "N", 1.0) if "long rollouts" in criterion.name)
+    assert criterion.value == 2.5
+    assert criterion.passed is False
 
 
 def test_kept_rollouts_are_not_made_again_and_equal_the_first(
