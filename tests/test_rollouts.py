@@ -132,6 +132,32 @@ def test_nothing_is_done_twice(batch, monkeypatch):
     assert len(batch.index()) == len(batch.log()) == 4
 
 
+def test_a_rollout_that_another_process_ends_between_the_look_and_the_claim_is_not_made_again(batch, monkeypatch):
+    batch.write(*(batch.line(index) for index in range(3)))
+    assert batch.run() == 0
+    theirs = batch.output / "rollouts" / "r1"
+    aside = theirs.rename(batch.folder / "r1")
+    inode = aside.stat().st_ino
+    claim = RolloutFolder.claim
+
+    def claim_late(folder, job):
+        """The other process publishes its rollout and lets its claim go right before this one takes it."""
+        assert not folder.is_done(job)
+        aside.rename(theirs)
+        return claim(folder, job)
+
+    monkeypatch.setattr(RolloutFolder, "claim", claim_late)
+    opened = []
+    open_session = HFEngine.open
+    monkeypatch.setattr(HFEngine, "open", lambda *args: opened.append(args) or open_session(*args))
+    assert batch.run() == 0
+    assert opened == []
+    assert theirs.stat().st_ino == inode
+    assert [row["status"] for row in batch.index()] == ["done"] * 3
+    assert len(batch.log()) == 3
+    assert not (batch.output / "claims").exists()
+
+
 def test_samples_have_seeds_by_rule_and_can_be_added(batch):
     batch.write(batch.line(0, seed=7))
     assert batch.run() == 0
@@ -184,12 +210,16 @@ def bad_lines(batch: Batch) -> list[tuple[dict | bytes, str]]:
         (batch.line(4, color="red"), "got 'color'"),
         (batch.line(5, context=None), "expected either a context path or a list context_frames"),
         (batch.line(6, trajectory=3), "trajectory: expected a path, got 3"),
-        (batch.line(7, seed=-1), "seed: expected a whole number of 0 or more, got -1"),
-        (batch.line(8, seed=2**63), "seed: expected less than 2**63"),
-        (batch.line(9, num_frames="many"), "num_frames: expected a whole number of 1 or more, got 'many'"),
+        (batch.line(7, seed=-1), "seed: expected a whole number from 0 to 2**63 - 1, got -1"),
+        (batch.line(8, seed=2**63), "seed: expected a whole number from 0 to 2**63 - 1, got 9223372036854775808"),
+        (batch.line(9, num_frames="many"), "num_frames: expected a whole number of at least 1, got 'many'"),
+        (batch.line(20, seed=True), "seed: expected a whole number from 0 to 2**63 - 1, got True"),
+        (batch.line(21, num_context=2.0), "num_context: expected a whole number of at least 1, got 2.0"),
+        (batch.line(22, num_samples=None), "num_samples: expected a whole number of at least 1, got none"),
+        (batch.line(23, num_frame=9), "num_frame: no such setting; did you mean num_frames?"),
         (batch.line(10, sampling={"top_p": 2}), "sampling: top_p: expected above 0, up to 1, got 2"),
         (batch.line(11, sampling={"heat": 2}), "sampling: "),
-        (batch.line(12, sampling=[2]), "sampling: expected an object"),
+        (batch.line(12, sampling=[2]), "sampling: expected settings or null, got [2]"),
         (batch.line(13, context="nowhere"), "nowhere"),
         (batch.line(14, trajectory="nowhere.json"), "nowhere.json"),
         (batch.line(15, num_frames=400), "num_frames=400 needs 399"),

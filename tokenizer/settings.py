@@ -238,22 +238,18 @@ def _list_words(node: _Schema, root: _Schema) -> str:
 def _bounds(node: _Schema) -> str:
     least, above = node.get("minimum"), node.get("exclusiveMinimum")
     most, below = node.get("maximum"), node.get("exclusiveMaximum")
-    if most == MAX_SEED:
-        most = None if least is not None else most
     divisible = f" divisible by {node['multipleOf']}" if "multipleOf" in node else ""
     if least is not None and most is not None:
-        return f"{divisible} from {least:g} to {most:g}"
-    if least is not None and below is not None:
-        return f"{divisible} of at least {least:g} and below {below:g}"
-    if above is not None and (most is not None or below is not None):
-        return f"{divisible} above {above:g} " + (f"and at most {most:g}" if below is None else f"and below {below:g}")
-    if least is not None:
-        return f"{divisible} of at least {least:g}"
-    if above is not None:
-        return f"{divisible} above {above:g}"
-    if most is not None:
-        return f"{divisible} of at most {most:g}"
-    return f"{divisible} below {below:g}" if below is not None else divisible
+        return f"{divisible} from {_plain(least)} to {_plain(most)}"
+    words = {"of at least": least, "above": above, "of at most": most, "below": below}
+    bounds = " and ".join(f"{word} {_plain(bound)}" for word, bound in words.items() if bound is not None)
+    return f"{divisible} {bounds.replace('and of', 'and')}" if bounds else divisible
+
+
+def _plain(bound: float) -> str:
+    if bound == MAX_SEED:
+        return "2**63 - 1"
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 class _Short(reprlib.Repr):

@@ -1,4 +1,4 @@
-"""What the tokenizer's training minimizes: the weights of the loss's terms, and when they hold."""
+"""The terms of the tokenizer's loss: their weights, schedules and networks."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -23,7 +23,7 @@ class EntropyAnneal(Settings):
     until: Annotated[float, Field(ge=0, le=1)] = 0.2
 
     def factor(self, progress: float) -> float:
-        """What to multiply the final weight by when `progress` in [0, 1] of the run is done."""
+        """The factor on the final entropy weight at `progress` in [0, 1] of the run."""
         if progress >= self.until:
             return 1.0
         return self.start + (1.0 - self.start) * progress / self.until
@@ -54,14 +54,14 @@ class TermSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What the tokenizer's loss is made of.
+    """The terms of the tokenizer's loss.
 
     Attributes:
-        weights: of the terms that need nothing but the tokenizer.
-        anneal: of the entropy's weight.
+        weights: weights of the terms of `tokenizer.losses.tokenizer_loss`.
+        anneal: schedule of the entropy weight.
         perceptual: weight of the perceptual distance; 0 leaves it out.
-        network: that the perceptual distance is measured with; None if `perceptual` is 0.
-        adversarial: of the adversarial term.
+        network: feature network of the perceptual distance; None if `perceptual` is 0.
+        adversarial: weights and schedule of the adversarial loss.
     """
 
     weights: LossWeights
