@@ -215,7 +215,7 @@ def bad_lines(batch: Batch) -> list[tuple[dict | bytes, str]]:
         (batch.line(9, num_frames="many"), "num_frames: expected a whole number of at least 1, got 'many'"),
         (batch.line(20, seed=True), "seed: expected a whole number from 0 to 2**63 - 1, got True"),
         (batch.line(21, num_context=2.0), "num_context: expected a whole number of at least 1, got 2.0"),
-        (batch.line(22, num_samples=None), "num_samples: expected a whole number of at least 1, got none"),
+        (batch.line(22, num_samples=None), "num_samples: expected a whole number of at least 1, got null"),
         (batch.line(23, num_frame=9), "num_frame: no such setting; did you mean num_frames?"),
         (batch.line(10, sampling={"top_p": 2}), "sampling: top_p: expected above 0, up to 1, got 2"),
         (batch.line(11, sampling={"heat": 2}), "sampling: "),
