@@ -266,7 +266,7 @@ def test_differences_are_within_clips():
         return {"lag": lag, "sight": "all fed", "sequential": lag == COLS, "passes": 6, "clips": clips}
 
     rows = summarise_diagonal([row(COLS, {"a": 1.0, "b": 5.0}), row(1, {"b": 5.5, "a": 1.5})], 20)
-    assert rows[1]["nats_difference"] == {"value": 0.5, "low": 0.5, "high": 0.5, "count": 2}
+    assert rows[1]["nats_difference"] == {"value": 0.5, "low": 0.5, "high": 0.5, "count": 2, "units": 2}
     assert rows[0]["nats_difference"]["value"] == 0.0
 
 

@@ -27,7 +27,7 @@ def compare_flicker(videos: Mapping[str, Frames], truth: Frames) -> dict[str, di
 def summarise_flicker(
     clips: Sequence[Mapping[str, Mapping[str, float]]], rival: str, *, num_resamples: int = 5000
 ) -> dict[str, dict[str, Any]]:
-    """Of each video in `compare_flicker`'s results for several clips: means with their intervals over clips.
+    """Of each video in `compare_flicker`'s results for several clips: means with their intervals, each clip a unit.
 
     `less_than_rival` is the mean difference of flicker to that of the video named `rival`, above 0 where it flickers
     less, and `won` the share of clips in which it does.

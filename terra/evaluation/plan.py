@@ -9,6 +9,7 @@ from typing import Any
 from terra.config import check_pairing
 from terra.dataset import Episode, read_split
 from terra.errors import ConfigError
+from terra.evaluation.bootstrap import LEVEL
 from terra.evaluation.clips import Clip, choose_clips
 from terra.evaluation.contrasts import CONTRASTS, CounterfactualGroup, find_groups
 from terra.evaluation.measures import Bootstrap
@@ -86,6 +87,7 @@ def make_plan(settings: EvaluationSettings, tokenizer: Path, world_model: Path) 
         "counterfactual_groups": {
             name: {"evaluated": len(groups), "left_out": left_out} for name, (groups, left_out) in found.items()
         },
+        "intervals": {"level": LEVEL, "resampled_by": "place"},
         "damaged_episodes": split.damaged,
     }
     groups = {name: groups for name, (groups, _) in found.items()}
