@@ -62,8 +62,8 @@ def difference(tokens: np.ndarray, recorded: np.ndarray) -> str | None:
     frame, row, column = np.argwhere(~equal)[0]
     return (
         f"{equal.mean():.1%} of the tokens are those of {RECORDED.name}, expected {LEAST_EQUAL:.0%} or more; the first "
-        f"other one is in frame {frame}, row {row}, column {column}. A change altered what a seed gives (the reading of "
-        "contexts or trajectories, the tokenizer, the prompt, the world model, sampling or its noise), so that no "
+        f"other one is in frame {frame}, row {row}, column {column}. A change altered what a seed gives (the reading "
+        "of contexts or trajectories, the tokenizer, the prompt, the world model, sampling or its noise), so that no "
         "rollout made before can be made again. If that is meant, say so in CHANGELOG.md and record the tokens anew: "
         f"python tests/{Path(__file__).name}"
     )
