@@ -47,9 +47,9 @@ class Camera:
     def from_dict(cls, values: Mapping[str, Any], where: str = "camera") -> "Camera":
         """Undo `to_dict`; only `x_forward_meters` may be left out. `ConfigError` names `where` the values stood.
 
-        Keys that end in `_metres`, as they did in datasets before version 0.1, are read too.
+        Keys that end in `_meters`, as they did in datasets before version 0.1, are read too.
         """
-        values = {re.sub("_metres$", "_meters", name): value for name, value in values.items()}
+        values = {re.sub("_meters$", "_meters", name): value for name, value in values.items()}
         known = {field.name for field in fields(cls)}
         missing, unknown = known - {"x_forward_meters"} - values.keys(), values.keys() - known
         if missing or unknown:
