@@ -47,6 +47,23 @@ def test_noise_is_standard_gumbel():
     assert torch.isfinite(drawn).all()
 
 
+# Where Philox gives the words 0 and 2**32 - 1 for seed 0, which both fold to the uniform number 0: found by trying all
+# token ids of a vocabulary of 2**18 at one position after the other. It is one pair in 2**31.
+SMALLEST_UNIFORM = [(17165, 214903, 0), (14267, 167894, 0xFFFFFFFF)]
+
+
+@pytest.mark.parametrize(("position", "token", "word"), SMALLEST_UNIFORM)
+def test_the_smallest_uniform_number_is_no_infinite_noise(position, token, word):
+    assert philox(token, philox(position, 0, 0), 0) == word
+    seed, at = torch.tensor([0]), torch.tensor([position])
+    noise = gumbel_noise(seed, at, torch.tensor([[token]])).item()
+    assert noise == pytest.approx(-math.log(4.6566127342e-10), abs=1e-3)
+    logits = torch.zeros(1, 1 << 18)
+    assert sample_tokens(logits, SamplingParams(temperature=1.0), seed, at).tolist() == [token]
+    logits[0, 7] = 40.0  # e**40 times as likely as each of the others: no noise may outweigh it
+    assert sample_tokens(logits, SamplingParams(temperature=1.0), seed, at).tolist() == [7]
+
+
 def test_noise_of_a_row_does_not_depend_on_the_others():
     tokens = torch.arange(100)[None].expand(3, -1)
     rows = gumbel_noise(torch.tensor([1, 2, 3]), torch.tensor([4, 5, 6]), tokens)
