@@ -217,7 +217,9 @@ class Pump:
             self._tasks = self._llm.get_supported_tasks()
             self._seats = config.scheduler_config.max_num_seqs
             self._block_size = config.cache_config.block_size
-            self._num_blocks = config.cache_config.num_gpu_blocks - 1  # vLLM keeps one for padding
+            num_blocks = config.cache_config.num_gpu_blocks
+            assert num_blocks is not None  # known once the core has started
+            self._num_blocks = num_blocks - 1  # vLLM keeps one for padding
             window = config.model_config.max_model_len
             if self._blocks(window) > self._num_blocks:
                 raise EngineError(
