@@ -36,34 +36,9 @@ class Camera(Settings):
     def from_dict(cls, values: Mapping[str, Any], where: str = "camera") -> "Camera":
         """Undo `to_dict`; only `x_forward_meters` may be left out. `ConfigError` names `where` the values stood.
 
-        Keys that end in `_meters`, as they did in datasets before version 0.1, are read too.
+        Keys that end in `_metres`, as they did in datasets before version 0.1, are read too.
         """
-<<<<<<< HEAD
         return checked(cls, {re.sub("_metres$", "_meters", name): value for name, value in values.items()}, where)
-=======
-        values = {re.sub("_meters$", "_meters", name): value for name, value in values.items()}
-        known = {field.name for field in fields(cls)}
-        missing, unknown = known - {"x_forward_meters"} - values.keys(), values.keys() - known
-        if missing or unknown:
-            raise ConfigError(
-                f"{where}: expected {sorted(known)}, missing {sorted(missing)}, unknown {sorted(unknown)}"
-            )
-        try:
-            return cls(**{name: float(value) if type(value) is int else value for name, value in values.items()})
-        except ValueError as error:
-            raise ConfigError(f"{where}: {error}") from None
-
-    @classmethod
-    def from_json(cls, path: Path | str) -> "Camera":
-        """Read a file that holds `to_dict`'s object. Raises `ConfigError`."""
-        try:
-            values = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path}: expected a camera as a JSON object: {error}") from error
-        if not isinstance(values, dict):
-            raise ConfigError(f"{path}: expected a camera as a JSON object, got {type(values).__name__}")
-        return cls.from_dict(values, where=str(path))
->>>>>>> main
 
 
 def project(

@@ -37,14 +37,8 @@ class ActBenchSettings(Settings):
         rollouts: what terra-rollout takes; `manifest` is the benchmark's file, `output` this command's folder.
         videos: a folder of videos to score; None to generate them.
         limit: how many samples, evenly spread over those that can be scored; None for all.
-<<<<<<< HEAD
         estimator: the checkpoint, and where it works.
-        resamples: of the bootstrap.
-=======
-        device, dtype: of the estimator, see `terra.act_bench.estimator.ActEstimator.estimate`.
-        batch_size: videos that it looks at together.
         resamples: of the bootstrap over drives.
->>>>>>> main
 
     Raises:
         ConfigError: a value of another type or out of its range.
