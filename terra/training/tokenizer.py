@@ -1,15 +1,17 @@
 """Training of the tokenizer, or of its decoder alone, on single frames of recorded driving."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from omegaconf import DictConfig
 from torch._functorch import config as functorch_config
 
+from terra.config_files import plain
 from terra.dataset import read_split
 from terra.device import torch_dtype
 from terra.training.autoencoding import DecoderObjective, EightBit, TokenizerObjective
@@ -162,12 +164,13 @@ def _evaluate(
     write_picture(comparison(stored, evenly_spaced(frames, NUM_PICTURE_FRAMES)), output / "reconstruction.png")
 
 
-def run(values: Mapping[str, Any]) -> None:
-    """`terra-train-tokenizer` with the settings of conf/train_tokenizer.yaml, in each process of a run.
+def run(config: DictConfig) -> None:
+    """Train a tokenizer as conf/train_tokenizer.yaml says, in each process of a run.
 
     Raises:
         TerraError: see `Terms.from_values`, `load_driving`, `train_tokenizer` and `train_decoder`.
     """
+    values = plain(config)
     loop, terms, dtype = LoopConfig.from_values(values), Terms.from_values(values), torch_dtype(values["dtype"])
     accelerator = start_processes(values["device"])
     folder, workers = Path(values["data"]), values["workers"]

@@ -2,7 +2,6 @@
 
 import logging
 import shutil
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +10,11 @@ from typing import Any, Literal
 import torch
 from accelerate import Accelerator
 from jaxtyping import Int
+from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from terra.config_files import plain
 from terra.dataset.tokens import TokenizedDriving, load_tokens
 from terra.errors import ConfigError
 from terra.training.flops import flops_per_window
@@ -157,12 +158,13 @@ class WorldModelObjective:
         return torch.where(torch.rand(labels.shape, **like) < rate, ids, labels)
 
 
-def run(values: Mapping[str, Any]) -> None:
-    """`terra-train` with the values of conf/train_world_model.yaml, in each process of the run.
+def run(config: DictConfig) -> None:
+    """Train a world model as conf/train.yaml says, in each process of the run.
 
     Raises:
         ConfigError, CheckpointError, DatasetError, OutputError: see `train_world_model`.
     """
+    values = plain(config)
     loop = LoopConfig.from_values(values)
     names = WorldModelTraining.__dataclass_fields__
     training = WorldModelTraining(
@@ -174,7 +176,7 @@ def run(values: Mapping[str, Any]) -> None:
     data = Path(values["data"])
     tokenized, held_out = (load_tokens(data / values[split]) for split in ("train_split", "held_out_split"))
     if accelerator.is_main_process:
-        write_json(loop.output / "settings.json", dict(values))
+        write_json(loop.output / "settings.json", values)
     train_world_model(tokenized, held_out, loop, size, training, accelerator)
     accelerator.wait_for_everyone()
     accelerator.end_training()
