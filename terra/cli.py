@@ -58,9 +58,13 @@ class Command:
 
 GROUPS: dict[str, tuple[Command, ...]] = {
     "Generate": (
-        Command("generate", "terra.generate:run", "one video of context frames and a trajectory", ("context", "trajectory")),
+        Command(
+            "generate", "terra.generate:run", "one video of context frames and a trajectory", ("context", "trajectory")
+        ),
         Command("rollout", "terra.rollouts.batch:run", "many videos of a manifest", ("manifest", "context_root")),
-        Command("serve", "terra.serving.run:run", "drive in the browser; videos and live sessions by HTTP", ("scenes",)),
+        Command(
+            "serve", "terra.serving.run:run", "drive in the browser; videos and live sessions by HTTP", ("scenes",)
+        ),
         Command("replay", "terra.replay:run", "make a rollout again from its rollout.json, and compare", ("rollout",)),
     ),
     "Data": (
@@ -78,7 +82,9 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             "the estimator of ego motion that terra evaluate uses",
             ("data", "checkpoint"),
         ),
-        Command("train-refiner", "terra.evaluation.refiner_training:run", "a video refiner, and its flicker", ("data",)),
+        Command(
+            "train-refiner", "terra.evaluation.refiner_training:run", "a video refiner, and its flicker", ("data",)
+        ),
     ),
     "Measure": (
         Command(
@@ -96,7 +102,9 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command("benchmark", "terra.benchmark.run:run", "the speed of the engines, side by side", ("drive",)),
     ),
     "Checkpoints": (
-        Command("check", "terra.check:check", "are checkpoints whole, as published, a pair?", ("context", "trajectory")),
+        Command(
+            "check", "terra.check:check", "are checkpoints whole, as published, a pair?", ("context", "trajectory")
+        ),
         Command("convert", "terra.check.convert:run", "others' tokenizers, and the published refiner", ("input",)),
     ),
 }
@@ -124,8 +132,8 @@ def main() -> None:
         name, *arguments = arguments
         if name not in COMMANDS:
             close = difflib.get_close_matches(name, COMMANDS, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            _exit(f"{name}: no such command{hint} terra --help lists them")
+            hint = f"did you mean {close[0]}?" if close else "terra --help lists them"
+            _exit(f"{name}: no such command; {hint}")
     sys.argv = [f"terra-{name}", *arguments]
     command(COMMANDS[name].config_name, COMMANDS[name].run)
 

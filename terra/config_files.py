@@ -59,8 +59,8 @@ def check_keys(config_name: str, overrides: Sequence[str]) -> None:
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    parsed = [override for override in OverridesParser.create().parse_overrides(list(overrides)) if override.key_or_group]
-    parsed = [override for override in parsed if override.key_or_group.partition("/")[0].partition(".")[0] != "hydra"]
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    parsed = [each for each in parsed if re.split("[./]", each.key_or_group)[0] != "hydra"]
     choices = [override for override in parsed if (config_dir() / override.key_or_group).is_dir()]
     # A choice decides which settings there are; one that is swept over can't be looked up.
     chosen = [each.input_line for each in choices if not each.is_add() and not each.is_sweep_override()]
