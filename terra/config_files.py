@@ -61,20 +61,17 @@ def check_keys(config_name: str, overrides: Sequence[str]) -> None:
 
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     parsed = [each for each in parsed if re.split("[./]", each.key_or_group)[0] != "hydra"]
-    choices = [override for override in parsed if (config_dir() / override.key_or_group).is_dir()]
+    groups = _groups(config_name)
+    choices = [each for each in parsed if each.key_or_group in groups and not each.is_add()]
     # A choice decides which settings there are; one that is swept over can't be looked up.
-    chosen = [each.input_line for each in choices if not each.is_add() and not each.is_sweep_override()]
-    config = compose(config_name, [line for line in chosen if line])
-    known, free = _settings(config)
+    lines = [each.input_line for each in choices if not each.is_sweep_override()]
+    known, free = _settings(compose(config_name, [line for line in lines if line]))
     for override in parsed:
         key = override.key_or_group
-        if key in known or (override in choices and not override.is_add()):
+        if key in known or override in choices or any(key.startswith(f"{name}.") for name in free):
             continue
-        if any(key.startswith(f"{name}.") for name in free):
-            continue
-        if similar := _most_like(key, known):
-            raise ConfigError(f"{key}: no such setting; did you mean {similar}?")
-        raise ConfigError(f"{key}: no such setting")
+        similar = _most_like(key, known | groups)
+        raise ConfigError(f"{key}: no such setting" + (f"; did you mean {similar}?" if similar else ""))
 
 
 def check_paths(config: DictConfig, inputs: Sequence[str]) -> None:
@@ -99,6 +96,15 @@ def check_paths(config: DictConfig, inputs: Sequence[str]) -> None:
             raise ConfigError(f"{name}: expected a checkpoint folder or a Hub id owner/name, found no folder {value}")
         if not is_model and not _GLOB.search(value):
             raise ConfigError(f"{name}: expected a file or folder, found nothing at {value}")
+
+
+def _groups(config_name: str) -> set[str]:
+    """Names of the groups that the configuration lets choose from, also of those that are null."""
+    import hydra
+
+    with hydra.initialize_config_dir(str(config_dir()), version_base="1.3"):
+        config = hydra.compose(config_name, return_hydra_config=True)
+    return {name for name in config.hydra.runtime.choices if not name.startswith("hydra/")}
 
 
 def _settings(config: DictConfig) -> tuple[set[str], set[str]]:

@@ -67,8 +67,8 @@ def extras_named(what: str = "this") -> Iterator[None]:
 
 def _torch_misfit() -> str:
     versions = {name: importlib.metadata.version(name) for name in ("torch", "torchvision")}
-    needed = [re.split("[ ;]", line)[0] for line in importlib.metadata.requires("torchvision") or ()]
-    torch = next((line for line in needed if re.match(r"torch\b", line)), "torch")
+    needed = [re.match(r"torch[ (]*(==[\w.+]+)", line) for line in importlib.metadata.requires("torchvision") or ()]
+    torch = next((f"torch{found[1]}" for found in needed if found), "torch")
     return (
         f"torch {versions['torch']} and torchvision {versions['torchvision']} do not fit together: "
         f'pip install --force-reinstall --no-deps "{torch}" "torchvision=={versions["torchvision"]}"'

@@ -179,7 +179,7 @@ def test_a_sweep_over_seeds_makes_a_folder_each(command, tmp_path, monkeypatch):
         (["engine=warp"], "Could not find 'engine/warp' Available options in 'engine': graph hf jacobi"),
         (["color=red"], "color: no such setting"),
         (["camera=null"], "Config group override must be a string or a list. Got NoneType"),
-        (["engine.speed=9"], "Key 'speed' is not in struct"),
+        (["engine.speed=9"], "engine.speed: no such setting"),
         (["engine.dtype=int3"], "dtype: expected one of float32, bfloat16, float16, got 'int3'"),
         (["engine=vllm", "engine.dtype=int3"], "dtype: expected one of float32"),
         (["engine.device=warp"], "device: expected cpu or cuda, got 'warp'"),

@@ -96,7 +96,7 @@ class TestScenes:
         assert refused(scenes=own_scenes) == f"{own_scenes}/night: expected 3 or more PNG or JPEG pictures, got 2"
 
     def test_no_folder_and_an_empty_one(self, refused, tmp_path):
-        assert "expected a folder, got none" in refused(scenes=tmp_path / "none")
+        assert "scenes: expected a file or folder, found nothing at" in refused(scenes=tmp_path / "none")
         (tmp_path / "empty/.hidden").mkdir(parents=True)
         assert "expected folders of pictures, got none" in refused(scenes=tmp_path / "empty")
 
