@@ -12,17 +12,12 @@ from decoder import Decoder
 from decoder.overlay import Camera
 from terra.engine.base import Engine
 from terra.errors import CheckpointError, ConfigError, TerraError
+from terra.extras import install_hint
 from terra.sampling import SamplingParams
 from terra.world_model.published import TOKENIZERS, tokenizer_of
 from tokenizer import LFQTokenizer, LFQTokenizerConfig
 from tokenizer.checkpoint import checkpoint_sha256, resolve_checkpoint
 from tokenizer.lineage import makes_tokens_of
-
-_EXTRAS = {
-    "vllm": '"terra-world-model[vllm]" on an NVIDIA GPU, "terra-world-model[cpu]" on a CPU',
-    "ray": '"terra-world-model[ray]"',
-    "diffusers": '"terra-world-model[refiner]"',
-}
 
 
 def checkpoint_folder(node: DictConfig) -> Path:
@@ -73,8 +68,7 @@ def check_extra(node: DictConfig) -> None:
             if error.name and module.startswith(error.name):
                 continue  # a class, or a part of the path that is none
             name = (error.name or "").partition(".")[0]
-            hint = _EXTRAS.get(name, name)
-            raise ConfigError(f"{node._target_}: needs the package {name}: pip install {hint}") from None
+            raise ConfigError(f"{node._target_}: needs the package {name}: {install_hint(name)}") from None
         return
 
 

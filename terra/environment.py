@@ -16,12 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
-import gymnasium
 import numpy as np
 import torch
-from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
 from jaxtyping import Float, Float32, Int, UInt8
 
 from decoder.video import to_uint8
@@ -29,12 +25,19 @@ from terra.context import load_context
 from terra.driving.control import MAX_SPEED, Driver, Steering
 from terra.engine.base import EngineSpec
 from terra.errors import ConfigError
+from terra.extras import extras_named
 from terra.pipeline import Pipeline
 from terra.prompt import Actions, FrameTokens
 from terra.sampling import SamplingParams
 from terra.trajectory import load_trajectory
 from terra.windows import SlidingSession
 from tokenizer import Frames, TokenGrid
+
+with extras_named("terra.environment"):
+    import gymnasium
+    from gymnasium import spaces
+    from gymnasium.vector import AutoresetMode, VectorEnv
+    from gymnasium.vector.utils import batch_space
 
 MAX_ANGLE = 0.6  # rad at the wheels, of a car
 TOP_SPEED = 30.0  # m/s, of the driver's actions

@@ -31,13 +31,13 @@ _BYTES_A_PIXEL = 8  # of all files together, generously: MP4s, the GIF's palette
 _SPARE_BYTES = 32 << 20
 
 
-def run(config: DictConfig, console: Console) -> Path:
+def run(config: DictConfig, console: Console | None = None) -> Path:
     """Generate one rollout and return its folder.
 
     Raises:
         TerraError: anything wrong with the input or the configuration; nothing is written then.
     """
-    started = time.perf_counter()
+    started, console = time.perf_counter(), console or Console(stderr=True)
     sampling = build_sampling(config.sampling)
     png = _flag(config, "png")
     camera = build_camera(config.camera)

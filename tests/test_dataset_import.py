@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from entry import compose, load_script
+from entry import compose
 from hypothesis import given, settings, strategies as st
 from PIL import Image
 from tiny_driving import drive_poses
@@ -27,6 +27,7 @@ from terra.dataset.importing import (
     import_drives,
 )
 from terra.dataset.importing.alignment import align, crop_box, cut, fit_picture, fitted_camera
+from terra.dataset.importing.command import run
 from terra.dataset.importing.kinds import open_source
 from terra.dataset.importing.source import Intrinsics, motion
 from terra.dataset.inspect import inspect_source
@@ -423,10 +424,10 @@ def test_what_lerobot_does_not_declare_is_not_guessed(tmp_path):
         LeRobotColumns.from_dict({"x": "observation.state[0]"})
 
 
-# The script
+# The command
 
 
-def test_the_script_and_its_configuration_agree(tmp_path):
+def test_the_command_and_its_configuration_agree(tmp_path):
     write_kitti(tmp_path / "kitti")
     overrides = [
         "kind=kitti",
@@ -435,10 +436,10 @@ def test_the_script_and_its_configuration_agree(tmp_path):
         "held_out=[04]",
         "workers=0",
     ]
-    load_script("dataset_import").import_driving(compose("dataset_import", [*overrides, "image_size=[16,32]"]))
+    run(compose("import", [*overrides, "image_size=[16,32]"]))
     assert read_split(tmp_path / "out", "held_out").episodes[0].id == "kitti_04_000"
     for name in ("state", "l2d"):
-        config = compose("dataset_import", ["kind=lerobot", "input=a", "output=b", f"lerobot={name}"])
+        config = compose("import", ["kind=lerobot", "input=a", "output=b", f"lerobot={name}"])
         LeRobotColumns.from_dict(dict(config.lerobot))
     assert check_names("drives", ["07", 10]) == ("07", "10")
     with pytest.raises(ConfigError, match=r"drives\[0\]: expected text, got 1\.5"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from entry import compose, load_script
+from entry import compose
 from tiny_driving import CAMERA, SIZE, drive_frames, drive_poses
 
 from terra.dataset import Poses, read_frames, read_split
@@ -17,6 +17,7 @@ from terra.errors import ConfigError, DatasetError, TerraError
 from terra.recording import record as recording
 from terra.recording.devices import egl_devices
 from terra.recording.record import RecordSettings, parse_maneuvers, record, town_places
+from terra.recording.run import run
 
 
 @dataclass(frozen=True)
@@ -229,29 +230,25 @@ def test_the_number_of_processes_changes_no_byte_of_a_town(tmp_path):
     except TerraError as error:
         pytest.skip(f"no OpenGL here: {error}")
     overrides = ["towns=2", "episodes_per_place=1", "frames_per_episode=3", "image_size=[36,64]"]
-    script = load_script("driving_record")
     for name, workers in (("one", 0), ("two", 2)):
-        script.record(compose("record", [*overrides, f"output={tmp_path / name}", f"workers={workers}"]))
+        run(compose("record", [*overrides, f"output={tmp_path / name}", f"workers={workers}"]))
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     episode = read_split(tmp_path / "one", "train").episodes[0]
     assert np.ptp(read_frames(episode)) > 50
     assert json.loads((tmp_path / "one" / "dataset.json").read_text())["image_size"] == [36, 64]
 
 
-def test_the_script_says_what_failed(fake, tmp_path):
-    script = load_script("driving_record")
+def test_the_command_says_what_failed(fake, tmp_path):
     for wrong, message in (
         ("image_size=[16]", "image_size: expected even height and width from 16 to 4096"),
         ("max_seconds=soon", "max_seconds: expected a number"),
         ("workers=-1", "workers: expected a whole number from 0"),
     ):
         with pytest.raises(ConfigError, match=message):
-            script.record(compose("record", [f"output={tmp_path / 'none'}", wrong]))
+            run(compose("record", [f"output={tmp_path / 'none'}", wrong]))
     assert not (tmp_path / "none").exists()
     config = compose(
         "record", [f"output={tmp_path}", "towns=3", "frames_per_episode=3", "image_size=[16,32]", "workers=0"]
     )
-    with pytest.raises(SystemExit) as caught:
-        script.record(config)
-    assert caught.value.code == 2
+    assert run(config) == 2
     assert len(read_split(tmp_path, "train").episodes) == 8

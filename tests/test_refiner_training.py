@@ -138,7 +138,7 @@ def test_the_first_episodes_alone_can_be_loaded(tmp_path):
 
 def test_the_recipe_for_a_gpu_builds():
     with initialize_config_dir(str(Path(__file__).parent.parent / "conf"), version_base="1.3"):
-        config = compose("refiner_experiment", ["recipe=refiner_town", "data=data", "output=output"])
+        config = compose("train_refiner", ["recipe=refiner_town", "data=data", "output=output"])
     values = OmegaConf.to_container(config)
     for part in ("autoencoder", "denoiser"):
         assert LoopConfig(**values[part], output=Path("output")).schedule == "time"

@@ -312,7 +312,7 @@ def test_exit_codes_of_the_command(batch, monkeypatch, capsys):
     def command(**changes) -> int:
         monkeypatch.setattr(sys, "argv", ["terra-rollout", *batch.overrides(engine="persistence", **changes)])
         try:
-            cli.rollout()
+            cli.main()
         except SystemExit as error:
             return int(error.code or 0)
         return 0

@@ -203,7 +203,7 @@ def test_damaged_and_foreign_token_files_are_refused(tmp_path):
     path.write_bytes(whole[:-8])
     with pytest.raises(DatasetError, match="expected sha256"):
         load_tokens(tmp_path)
-    with pytest.raises(DatasetError, match=r"expected tokens as dataset_tokenize\.py writes them"):
+    with pytest.raises(DatasetError, match=r"expected tokens as terra tokenize writes them"):
         read_shard_facts(path)
     save_file({"tokens": torch.zeros(1)}, path)
     with pytest.raises(DatasetError, match="expected terra-tokens version 2, got None version None"):

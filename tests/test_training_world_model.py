@@ -264,7 +264,7 @@ def test_unfit_tokens_are_refused_before_training(tmp_path, accelerator):
 
 def compose_values(*overrides: str) -> dict:
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        composed = compose("train_world_model", [*overrides, "data=data/tokens", "output=outputs/run"])
+        composed = compose("train", [*overrides, "data=data/tokens", "output=outputs/run"])
     return OmegaConf.to_container(composed, resolve=True)
 
 

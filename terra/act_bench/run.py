@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 _NEEDED_BYTES = 64 << 20
 
 
-def run(config: DictConfig, console: Console) -> int:
+def run(config: DictConfig, console: Console | None = None) -> int:
     """Generate what is not there yet, score all, and return the exit code.
 
     0 all is scored, 3 some samples are left out, 128 + n interrupted by signal n while generating.
@@ -45,7 +45,7 @@ def run(config: DictConfig, console: Console) -> int:
         TerraError: anything wrong with the configuration, the manifest, the checkpoints, the engine or the output; or
             no video that can be scored.
     """
-    started = time.perf_counter()
+    started, console = time.perf_counter(), console or Console(stderr=True)
     settings = ActBenchSettings.from_config(config)
     manifest, output = settings.rollouts.manifest, settings.rollouts.output
     device = torch_device(settings.estimator.device)

@@ -67,13 +67,13 @@ class _Found:
     shown: list[dict[str, Pixels]] = field(default_factory=list)
 
 
-def run(config: DictConfig, console: Console) -> Path:
+def run(config: DictConfig, console: Console | None = None) -> Path:
     """Evaluate and return the folder of results. A repeated run reads the rollouts that an interrupted run has kept.
 
     Raises:
         TerraError: anything wrong with the data, the checkpoints or the configuration.
     """
-    started = time.perf_counter()
+    started, console = time.perf_counter(), console or Console(stderr=True)
     values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     settings = EvaluationSettings.from_values(values)
     plan = make_plan(settings, checkpoint_folder(config.tokenizer), checkpoint_folder(config.world_model))

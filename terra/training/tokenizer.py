@@ -10,6 +10,7 @@ from accelerate import Accelerator
 from pydantic import Field
 from torch._functorch import config as functorch_config
 
+from terra.config_files import plain
 from terra.dataset import read_split
 from terra.device import torch_dtype
 from terra.training.autoencoding import DecoderObjective, EightBit, TokenizerObjective
@@ -199,13 +200,12 @@ def _evaluate(
     write_picture(comparison(stored, evenly_spaced(frames, NUM_PICTURE_FRAMES)), output / "reconstruction.png")
 
 
-def run(values: Mapping[str, Any]) -> None:
-    """`terra-train-tokenizer` with the settings of conf/train_tokenizer.yaml, in each process of a run.
+def run(settings: TrainTokenizerSettings) -> None:
+    """Train a tokenizer as conf/train_tokenizer.yaml says, in each process of a run.
 
     Raises:
         TerraError: see `Terms.load`, `load_driving`, `train_tokenizer` and `train_decoder`.
     """
-    settings = checked(TrainTokenizerSettings, values)
     terms = Terms.load(settings)
     accelerator = start_processes(settings.device)
     folder, workers = settings.data, settings.workers

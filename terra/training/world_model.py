@@ -2,7 +2,6 @@
 
 import logging
 import shutil
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -10,9 +9,11 @@ from typing import Any, Literal
 import torch
 from accelerate import Accelerator
 from jaxtyping import Int
+from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from terra.config_files import plain
 from terra.dataset.tokens import TokenizedDriving, load_tokens
 from terra.errors import ConfigError
 from terra.training.flops import flops_per_window
@@ -165,18 +166,17 @@ class WorldModelObjective:
         return torch.where(torch.rand(labels.shape, **like) < rate, ids, labels)
 
 
-def run(values: Mapping[str, Any]) -> None:
-    """`terra-train` with the values of conf/train_world_model.yaml, in each process of the run.
+def run(settings: TrainWorldModelSettings) -> None:
+    """Train a world model as conf/train.yaml says, in each process of the run.
 
     Raises:
         ConfigError, CheckpointError, DatasetError, OutputError: see `train_world_model`.
     """
-    settings = checked(TrainWorldModelSettings, values)
     accelerator = start_processes(settings.device)
     splits = (settings.train_split, settings.held_out_split)
     tokenized, held_out = (load_tokens(settings.data / split) for split in splits)
     if accelerator.is_main_process:
-        write_json(settings.output / "settings.json", dict(values))
+        write_json(settings.output / "settings.json", settings.model_dump(mode="json"))
     train_world_model(tokenized, held_out, settings, settings.world_model, settings, accelerator)
     accelerator.wait_for_everyone()
     accelerator.end_training()
