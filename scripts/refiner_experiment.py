@@ -28,7 +28,8 @@ def experiment(config: DictConfig) -> None:
     from decoder.refiner import RefinerConfig, RefinerDecoder
     from terra.config import checkpoint_folder
     from terra.metrics.flicker import compare_flicker, summarize_flicker
-    from terra.training.data import load_driving, to_unit_range
+    from decoder.video import to_unit_range
+    from terra.training.data import load_driving
     from terra.training.processes import start_processes
     from terra.training.refiner import train_refiner
     from terra.training.settings import LoopConfig

@@ -24,7 +24,8 @@ class EngineSpec:
     """What the pipeline must know of an engine's model.
 
     `layout` gives the window; `vocab_size` the image tokens (ids 0 to this minus 1); `fps` and `waypoint_times`
-    (seconds) say how actions are made; `tokenizer_sha256` names the tokenizer the model was trained with, if known.
+    (seconds) say how actions are made; `tokenizer_sha256` names the tokenizer the model was trained with, if its
+    config.json does, and `architecture` the model's class: `terra.pairing` refuses another tokenizer.
     """
 
     layout: Layout
@@ -32,6 +33,7 @@ class EngineSpec:
     fps: float
     waypoint_times: tuple[float, ...]
     tokenizer_sha256: str | None = None
+    architecture: str | None = None
 
     @classmethod
     def of(cls, config: "LlamaActionConfig") -> "EngineSpec":
@@ -42,6 +44,7 @@ class EngineSpec:
             fps=config.fps,
             waypoint_times=tuple(config.waypoint_times),
             tokenizer_sha256=config.tokenizer_sha256,
+            architecture=(config.architectures or [None])[0],
         )
 
     @property

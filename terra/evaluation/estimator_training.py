@@ -19,7 +19,8 @@ from terra.evaluation.estimator import EstimatorConfig, MotionEstimator, resize,
 from terra.evaluation.fidelity import motion_errors
 from terra.evaluation.motion import Steps, steps_of
 from terra.progress import ProgressLine
-from terra.training.data import decode_episodes, same_kind, to_8_bit, to_unit_range
+from decoder.video import to_8_bit, to_unit_range
+from terra.training.data import decode_episodes, same_kind
 from terra.training.loop import Batch, TrainingResult, train
 from terra.training.randomness import StepRandom, draw_indices
 from terra.training.settings import LoopConfig

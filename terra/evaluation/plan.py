@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from terra.config import check_pairing
+from terra.engine.base import EngineSpec
+from terra.pairing import check_pairing
 from terra.dataset import Episode, read_split
 from terra.errors import ConfigError
 from terra.evaluation.clips import Clip, choose_clips
@@ -60,7 +61,7 @@ def make_plan(settings: EvaluationSettings, tokenizer: Path, world_model: Path) 
         ConfigError: lengths that no window fits, or recordings of another rate or size than the models take.
     """
     model = load_config(world_model)
-    check_pairing(tokenizer, model)
+    check_pairing(tokenizer, EngineSpec.of(model))
     for length in (settings.num_frames, settings.drift_frames, settings.group_frames):
         list(plan_windows(length, settings.num_context, model.layout.max_frames, settings.overlap))
     split = read_split(settings.data, settings.split)

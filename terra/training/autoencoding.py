@@ -18,7 +18,7 @@ from terra.training.adversarial import (
     generator_loss,
     lecam_loss,
 )
-from terra.training.data import to_unit_range
+from decoder.video import to_unit_range
 from terra.training.loop import Batch
 from terra.training.processes import unwrapped
 from terra.training.randomness import StepRandom, draw_indices

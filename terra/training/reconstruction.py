@@ -12,7 +12,7 @@ from torch import Tensor
 
 from terra.metrics.frames import psnr, ssim
 from terra.metrics.networks import FeatureNetwork, frechet_distance, load_feature_network, map_distance, pool
-from terra.training.data import to_8_bit, to_unit_range
+from decoder.video import to_8_bit, to_unit_range
 from tokenizer import LFQTokenizer
 from tokenizer.files import replacing
 
