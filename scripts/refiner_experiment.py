@@ -26,9 +26,9 @@ def experiment(config: DictConfig) -> None:
 
     from decoder import to_uint8, write_video
     from decoder.refiner import RefinerConfig, RefinerDecoder
+    from decoder.video import to_unit_range
     from terra.config import checkpoint_folder
     from terra.metrics.flicker import compare_flicker, summarize_flicker
-    from decoder.video import to_unit_range
     from terra.training.data import load_driving
     from terra.training.processes import start_processes
     from terra.training.refiner import train_refiner

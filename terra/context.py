@@ -129,9 +129,7 @@ def _pictures(entries: Iterable[Path]) -> list[Path]:
     return sorted(filter(is_picture, entries), key=natural_key)
 
 
-def _load_list(
-    source: Sequence[str | Path], num_frames: int, image_size: tuple[int, int], fps: float
-) -> Frames:
+def _load_list(source: Sequence[str | Path], num_frames: int, image_size: tuple[int, int], fps: float) -> Frames:
     if len(source) < num_frames:
         raise ContextError(f"context_frames: expected {num_frames} or more pictures, got {len(source)}")
     frames = [load_context(each, num_frames=1, image_size=image_size, fps=fps) for each in source[:num_frames]]

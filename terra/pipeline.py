@@ -135,9 +135,16 @@ class Pipeline:
         finally:
             await session.close()
 
-    async def open(self, context: TokenGrid, actions: Actions, sampling: SamplingParams, seed: int) -> SlidingSession:
-        """Start a live rollout from tokenized context frames and the actions between them."""
-        return await SlidingSession.open(self.engine, build_prompt(context, actions), sampling, seed, self.overlap)
+    async def open(
+        self, context: TokenGrid, actions: Actions, sampling: SamplingParams, seed: int, window: int = 0
+    ) -> SlidingSession:
+        """Start a live rollout from tokenized context frames and the actions between them.
+
+        `window` is the index of the rollout's window that these frames begin, for one that is gone on with: see
+        `terra.windows.window_at`.
+        """
+        prompt = build_prompt(context, actions)
+        return await SlidingSession.open(self.engine, prompt, sampling, seed, self.overlap, window)
 
     async def rollout_tokens(
         self,
@@ -211,7 +218,10 @@ class Pipeline:
             return await asyncio.gather(
                 *(
                     self.rollout(
-                        request, sampling, on_frame and partial(on_frame, index), on_pixels and partial(on_pixels, index)
+                        request,
+                        sampling,
+                        on_frame and partial(on_frame, index),
+                        on_pixels and partial(on_pixels, index),
                     )
                     for index, request in enumerate(requests)
                 )

@@ -198,7 +198,9 @@ class RolloutWriter:
         self._video.extend(pixels)
         self._pieces.append(pixels)
 
-    def finish(self, tokens: TokenGrid, actions: Actions, record: Mapping[str, Any], paths: Paths | None = None) -> None:
+    def finish(
+        self, tokens: TokenGrid, actions: Actions, record: Mapping[str, Any], paths: Paths | None = None
+    ) -> None:
         """Write all but the video.
 
         Args:
@@ -286,5 +288,5 @@ def read_record(folder: Path) -> dict[str, Any]:
 def pixels_sha256(pixels: Pixels) -> str:
     """The SHA-256 of 8-bit RGB frames, of their shape and values."""
     total = hashlib.sha256(repr(pixels.shape).encode())
-    total.update(np.ascontiguousarray(pixels))
+    total.update(memoryview(np.ascontiguousarray(pixels)))
     return total.hexdigest()

@@ -18,10 +18,10 @@ from terra.check import check
 from terra.check.bit_order import next_frame_loss
 from terra.check.synthetic import tokenizer_config, world_model_config, world_model_layout
 from terra.cli import command
-from terra.engine.base import EngineSpec
-from terra.pairing import check_pairing
 from terra.context import load_context
+from terra.engine.base import EngineSpec
 from terra.errors import CheckpointError
+from terra.pairing import check_pairing
 from terra.prompt import pack_blocks
 from terra.trajectory import load_trajectory
 from terra.world_model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM, load_config

@@ -2,13 +2,13 @@ import asyncio
 
 import pytest
 import torch
-from tiny import COLS, ROWS
+from tiny import COLS, ROWS, tiny_tokenizer_config
 
 from decoder import FramewiseDecoder
 from terra.errors import CheckpointError, ConfigError, EngineError
 from terra.pipeline import Pipeline, RolloutRequest
 from terra.sampling import SamplingParams
-from tokenizer import LFQTokenizer
+from tokenizer import LFQTokenizer, LFQTokenizerConfig
 
 SAMPLING = SamplingParams(temperature=1.0)
 
@@ -131,7 +131,10 @@ def test_impossible_lengths_are_refused(pipeline, num_frames, num_context, messa
         pipeline.generate([request(num_frames=num_frames, num_context=num_context)], SAMPLING)
 
 
-def test_mismatched_tokenizer_is_refused(tokenizer, hf_engine, monkeypatch):
-    monkeypatch.setattr(tokenizer, "codebook_size", 32)
+def test_mismatched_tokenizer_is_refused(hf_engine):
+    values = tiny_tokenizer_config().to_dict()
+    values["quantizer_config"] |= {"dim": 5, "codebook_size": 32}
+    values["encoder_decoder_config"] |= {"z_channels": 5}
+    small = LFQTokenizer(LFQTokenizerConfig.from_dict(values, "small"))
     with pytest.raises(CheckpointError, match="12 tokens a frame of a codebook of 64, got 12 of 32"):
-        Pipeline(tokenizer, hf_engine, FramewiseDecoder(tokenizer))
+        Pipeline(small, hf_engine, FramewiseDecoder(small))

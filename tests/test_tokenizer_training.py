@@ -19,12 +19,12 @@ from tiny_driving import record
 from tiny_training import read_log, read_state, tokenized
 from torch import nn
 
-from terra.engine.base import EngineSpec
-from terra.pairing import check_pairing
 from terra.config_files import register_resolvers
+from terra.engine.base import EngineSpec
 from terra.errors import CheckpointError, ConfigError, DatasetError
 from terra.metrics.frames import PSNR_CAP
 from terra.metrics.networks import FeatureNetwork, load_feature_network
+from terra.pairing import check_pairing
 from terra.training.adversarial import (
     AdversarialConfig,
     PatchDiscriminator,

@@ -11,8 +11,8 @@ from safetensors.torch import save
 from terra.check.report import PAIR, Findings
 from terra.config import checkpoint_folder
 from terra.engine.base import EngineSpec
-from terra.pairing import check_pairing
 from terra.errors import CheckpointError
+from terra.pairing import check_pairing
 from terra.world_model import LlamaActionConfig, load_config
 from terra.world_model.published import TOKENIZERS, WORLD_MODELS, PublishedTokenizer, PublishedWorldModel
 from tokenizer import LFQTokenizerConfig

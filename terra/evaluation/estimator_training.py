@@ -13,13 +13,13 @@ from jaxtyping import Float, Float32, Int, UInt8
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from decoder.video import to_8_bit, to_unit_range
 from terra.dataset import Episode, read_split
 from terra.errors import ConfigError, DatasetError
 from terra.evaluation.estimator import EstimatorConfig, MotionEstimator, resize, step_scale
 from terra.evaluation.fidelity import motion_errors
 from terra.evaluation.motion import Steps, steps_of
 from terra.progress import ProgressLine
-from decoder.video import to_8_bit, to_unit_range
 from terra.training.data import decode_episodes, same_kind
 from terra.training.loop import Batch, TrainingResult, train
 from terra.training.randomness import StepRandom, draw_indices

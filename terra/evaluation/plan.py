@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from terra.engine.base import EngineSpec
-from terra.pairing import check_pairing
 from terra.dataset import Episode, read_split
+from terra.engine.base import EngineSpec
 from terra.errors import ConfigError
 from terra.evaluation.clips import Clip, choose_clips
 from terra.evaluation.contrasts import CONTRASTS, CounterfactualGroup, find_groups
 from terra.evaluation.measures import Bootstrap
 from terra.evaluation.settings import EvaluationSettings
+from terra.pairing import check_pairing
 from terra.windows import plan_windows
 from terra.world_model import LlamaActionConfig, load_config
 from tokenizer import LFQTokenizerConfig

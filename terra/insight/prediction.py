@@ -10,7 +10,6 @@ from torch import Tensor
 from terra.insight.window import LastFrame, WorldModel, check_window
 from terra.prompt import Action, Prompt, pack_blocks
 
-
 _BIT = math.log(2)  # nats
 
 

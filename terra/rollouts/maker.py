@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
+
 @dataclass(eq=False)
 class Work:
     """A rollout on its way through the stages; `claim` is the right to make it, where this process has it."""

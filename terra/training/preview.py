@@ -9,11 +9,11 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from decoder.video import to_8_bit
 from terra.dataset.tokens import TokenizedDriving
 from terra.errors import ConfigError
 from terra.prompt import SLOT_FILLER, pack_blocks
 from terra.sampling import SamplingParams, sample_tokens
-from decoder.video import to_8_bit
 from terra.training.prediction import evaluate_world_model
 from terra.training.state import Ema
 from terra.world_model import LlamaActionV2ForCausalLM

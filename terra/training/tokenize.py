@@ -17,11 +17,11 @@ from jaxtyping import Int, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
+from decoder.video import to_unit_range
 from terra.dataset import Episode, Split
 from terra.dataset.tokens import ShardFacts, read_shard_facts, save_shard, write_index
 from terra.errors import ConfigError, DatasetError
 from terra.progress import ProgressLine
-from decoder.video import to_unit_range
 from terra.training.data import DecodedEpisode, decode_episodes, report_damage, same_kind
 from terra.trajectory import WAYPOINT_TIMES
 from tokenizer import LFQTokenizer
