@@ -13,12 +13,26 @@ from tokenizer.types import Frames, TokenGrid
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
-@runtime_checkable
-class Decoder(Protocol):
-    """Turns tokens into frames. It may look at several frames at once, but gives one frame for each grid."""
+class DecodesTokens(Protocol):
+    """Anything that turns token grids into as many frames, such as an `LFQTokenizer`."""
 
     def decode(self, tokens: TokenGrid) -> Frames:
         """Frames in [-1, 1] for int64 token grids; `ValueError` for grids that are not the tokenizer's."""
+        ...
+
+
+@runtime_checkable
+class Decoder(DecodesTokens, Protocol):
+    """Turns the tokens of a rollout into its frames, one frame for each grid."""
+
+    @property
+    def framewise(self) -> bool:
+        """Whether each frame depends on its own tokens alone, so that frames of several rollouts may be mixed."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where frames are decoded."""
         ...
 
 
@@ -46,7 +60,9 @@ class FramewiseDecoder:
         ConfigError: another type, or a tokenizer with no such module to compile.
     """
 
-    def __init__(self, tokenizer: Decoder, dtype: Dtype = "float32", *, compiled: bool = False) -> None:
+    framewise = True
+
+    def __init__(self, tokenizer: DecodesTokens, dtype: Dtype = "float32", *, compiled: bool = False) -> None:
         element = element_type(dtype)
         self.tokenizer = tokenizer
         if (element != torch.float32 or compiled) and isinstance(tokenizer, torch.nn.Module):

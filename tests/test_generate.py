@@ -103,12 +103,13 @@ def test_writes_everything(command):
     assert saved["actions"].shape == (11, 6, 3)
     record = json.loads((output / "rollout.json").read_text())
     assert record["seed"] == 0
-    assert len(record["world_model_sha256"]) == len(record["tokenizer_sha256"]) == 64
+    assert [len(each["sha256"]) for each in record["checkpoints"].values()] == [64, 64]
+    assert record["engine"] == {"name": "hf", "dtype": "float32", "device": "cpu"}
     assert record["windows"] == [
         {"start": 0, "num_given": 3, "num_frames": 8},
         {"start": 6, "num_given": 2, "num_frames": 6},
     ]
-    assert record["config"]["sampling"] == {"temperature": 0.9, "top_k": 0, "top_p": 1.0}
+    assert record["sampling"] == {"temperature": 0.9, "top_k": 0, "top_p": 1.0}
     assert torch.__version__.startswith(record["versions"]["torch"])
 
 

@@ -11,9 +11,10 @@ from tiny_refiner import tiny_refiner, tiny_refiner_config
 from torch.nn import functional as F
 
 from decoder.refiner import Refiner, RefinerConfig, RefinerDecoder
+from decoder.video import to_unit_range
 from terra.errors import ConfigError, DatasetError
 from terra.metrics.flicker import compare_flicker, flicker, summarize_flicker
-from terra.training.data import load_driving, to_unit_range
+from terra.training.data import load_driving
 from terra.training.processes import start_processes
 from terra.training.randomness import step_random
 from terra.training.refiner import FOLDER, LOG_SIGMA, DenoisingObjective, train_refiner

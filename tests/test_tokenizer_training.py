@@ -19,11 +19,12 @@ from tiny_driving import record
 from tiny_training import read_log, read_state, tokenized
 from torch import nn
 
-from terra.config import check_pairing
 from terra.config_files import register_resolvers
+from terra.engine.base import EngineSpec
 from terra.errors import CheckpointError, ConfigError, DatasetError
 from terra.metrics.frames import PSNR_CAP
 from terra.metrics.networks import FeatureNetwork, load_feature_network
+from terra.pairing import check_pairing
 from terra.training.adversarial import (
     AdversarialConfig,
     PatchDiscriminator,
@@ -347,10 +348,10 @@ def test_a_world_model_takes_the_tokenizers_of_its_tokens_and_no_stranger(tmp_pa
     )
     tokens = replace(tokenized(), tokenizer_sha256=sha256)
     for folder in (source, child):
-        check_pairing(folder, model)
+        check_pairing(folder, EngineSpec.of(model))
         assert load_preview_tokenizer(folder, tokens, torch.device("cpu")).image_size == (32, 32)
     with pytest.raises(CheckpointError, match=f"was trained with tokenizer {sha256[:12]}, got"):
-        check_pairing(stranger, model)
+        check_pairing(stranger, EngineSpec.of(model))
     with pytest.raises(ConfigError, match=f"tokenizer: expected {sha256[:12]}, which made the tokens, got"):
         load_preview_tokenizer(stranger, tokens, torch.device("cpu"))
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings, strategies as st
 from safetensors.torch import save_file
 from tiny_driving import record
 
+from decoder.video import to_unit_range
 from terra.dataset import read_split
 from terra.dataset.tokens import (
     ShardFacts,
@@ -21,7 +22,7 @@ from terra.dataset.tokens import (
 )
 from terra.errors import ConfigError, DatasetError
 from terra.training import tokenize as tokenize_module
-from terra.training.data import load_driving, to_unit_range
+from terra.training.data import load_driving
 from terra.training.tokenize import FrameEncoder, finish_split, tokenize_split
 from terra.training.tokenizer import small_config
 from terra.trajectory import WAYPOINT_TIMES

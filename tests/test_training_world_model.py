@@ -21,10 +21,10 @@ from terra.__main__ import COMMANDS
 from terra.dataset.tokens import ShardFacts, save_shard, write_index
 from terra.engine.hf import HFEngine
 from terra.errors import ConfigError, DatasetError
-from terra.prompt import build_prompt
+from terra.prompt import build_prompt, pack_blocks
 from terra.sampling import SamplingParams
 from terra.training.flops import flops_per_window
-from terra.training.prediction import evaluate_world_model, pack_windows
+from terra.training.prediction import evaluate_world_model
 from terra.training.preview import HeldOutPreview, load_preview_tokenizer, roll_out
 from terra.training.randomness import step_random
 from terra.training.settings import LoopConfig
@@ -56,7 +56,7 @@ def train_tiny(output: Path, accelerator: Accelerator, **training: object):
 
 def test_windows_are_packed_as_the_model_reads_them():
     tokens = torch.arange(2 * 3 * 2 * 4).reshape(2, 3, 2, 4)
-    packed = pack_windows(tokens, slots=6)
+    packed = pack_blocks(tokens, 6)
     layout = build_config(tokenized(), 3, TINY_SIZE).layout
     assert packed.shape == (2, layout.max_length)
     is_slot = torch.tensor([layout.is_slot(position) for position in range(layout.max_length)])
@@ -76,7 +76,7 @@ def test_batches_carry_clean_labels_and_corrupt_at_most_the_asked_fraction():
     for ids, actions in zip(batch["labels"], batch["actions"], strict=True):
         start = next(s for s in range(len(data.actions)) if torch.equal(data.actions[s], actions[0]))
         tokens, expected = data.windows(torch.tensor([start]), WINDOW)
-        assert torch.equal(ids, pack_windows(tokens, 6)[0])
+        assert torch.equal(ids, pack_blocks(tokens, 6)[0])
         assert torch.equal(actions, expected[0])
 
 
@@ -152,7 +152,7 @@ def test_evaluation_agrees_with_the_training_loss():
     metrics = evaluate_world_model(model, data, WINDOW, 6)
     starts = data.window_starts(WINDOW)[torch.linspace(0, 26, 6).round().long()]
     tokens, actions = data.windows(starts, WINDOW)
-    ids = pack_windows(tokens, 6)
+    ids = pack_blocks(tokens, 6)
     with torch.no_grad():
         loss = model(input_ids=ids, actions=actions, labels=ids).loss.item()
     by_frame, patches = metrics["cross_entropy_by_frame"], 8

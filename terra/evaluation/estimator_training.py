@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from decoder.video import to_8_bit, to_unit_range
 from terra.config_files import plain
 from terra.dataset import Episode, read_split
 from terra.errors import ConfigError, DatasetError
@@ -21,7 +22,7 @@ from terra.evaluation.estimator import EstimatorConfig, MotionEstimator, resize,
 from terra.evaluation.fidelity import motion_errors
 from terra.evaluation.motion import Steps, steps_of
 from terra.progress import ProgressLine
-from terra.training.data import decode_episodes, same_kind, to_8_bit, to_unit_range
+from terra.training.data import decode_episodes, same_kind
 from terra.training.loop import Batch, TrainingResult, train
 from terra.training.processes import start_processes
 from terra.training.randomness import StepRandom, draw_indices

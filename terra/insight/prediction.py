@@ -8,8 +8,7 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from terra.insight.window import LastFrame, WorldModel, check_window
-from terra.prompt import Action, Prompt
-from terra.training.prediction import pack_windows
+from terra.prompt import Action, Prompt, pack_blocks
 
 _BIT = math.log(2)  # nats
 
@@ -23,7 +22,7 @@ def token_entropy(model: WorldModel, window: Prompt) -> Float[Tensor, "frames ro
     """
     check_window(model, window)
     actions = torch.cat([window.actions, window.actions[-1:]])  # nothing follows the last frame: any will do
-    ids = pack_windows(window.tokens[None], model.config.layout.action_slots)
+    ids = pack_blocks(window.tokens[None], model.config.layout.action_slots)
     (states,) = model.predicting_states(ids.to(model.device), actions[None].to(model.device))
     entropies = []
     for frame in states:  # one at a time: all logits of a window of the published size are 15 GB

@@ -99,11 +99,15 @@ class Job:
     sampling: SamplingParams
     request: dict[str, Any]
 
+    @property
+    def several_trajectories(self) -> bool:
+        """Whether `sample_id` is needed to find the trajectory in its file."""
+        return self.trajectory is not None and self.trajectory.suffix.lower() == ".jsonl"
+
     def load_trajectory(self) -> Trajectory:
         """The trajectory, of its own frame rate. Raises TrajectoryError."""
         if self.trajectory is not None:
-            several = self.trajectory.suffix.lower() == ".jsonl"
-            return load_trajectory(self.trajectory, sample_id=self.sample_id if several else None)
+            return load_trajectory(self.trajectory, sample_id=self.sample_id if self.several_trajectories else None)
         where = f"{self.where}: {PATHS}"
         points = number_array(self.paths, (None, ACT_BENCH_POINTS, 3), where)
         return Trajectory(points[..., :2], np.arange(ACT_BENCH_POINTS) * ACT_BENCH_STEP, ACT_BENCH_FPS, where)

@@ -1,7 +1,7 @@
 """Video jobs on disk: a SQLite table that says what was asked for and how far it is; a kill at any moment loses none.
 
 DATA/jobs.sqlite3      one row a job, inputs included (safetensors bytes)
-DATA/results/ID/       video.mp4, video.gif, tokens.safetensors of a completed job; appears by renaming
+DATA/results/ID/       a completed job's files, see `terra.rollout`; appears by renaming
 """
 
 import asyncio

@@ -8,6 +8,7 @@ from jaxtyping import Int, UInt8
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from decoder.video import to_unit_range
 from terra.errors import ConfigError
 from terra.metrics.networks import perceptual_distance
 from terra.training.adversarial import (
@@ -17,7 +18,6 @@ from terra.training.adversarial import (
     hinge_loss,
     lecam_loss,
 )
-from terra.training.data import to_unit_range
 from terra.training.loop import Batch
 from terra.training.processes import unwrapped
 from terra.training.randomness import StepRandom, draw_indices

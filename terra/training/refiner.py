@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from decoder.refiner import Refiner, RefinerConfig
+from decoder.video import to_8_bit, to_unit_range
 from terra.errors import DatasetError
-from terra.training.data import DrivingFrames, to_8_bit, to_unit_range
+from terra.training.data import DrivingFrames
 from terra.training.loop import Batch, train
 from terra.training.randomness import StepRandom, draw_indices
 from terra.training.settings import LoopConfig

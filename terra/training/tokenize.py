@@ -18,13 +18,14 @@ from omegaconf import DictConfig
 from torch import Tensor
 from torch.nn import functional as F
 
+from decoder.video import to_unit_range
 from terra.config_files import plain
 from terra.dataset import Episode, Split, read_split
 from terra.dataset.tokens import ShardFacts, read_shard_facts, save_shard, write_index
 from terra.device import torch_dtype
 from terra.errors import ConfigError, DatasetError
 from terra.progress import ProgressLine
-from terra.training.data import DecodedEpisode, decode_episodes, report_damage, same_kind, to_unit_range
+from terra.training.data import DecodedEpisode, decode_episodes, report_damage, same_kind
 from terra.training.processes import start_processes
 from terra.trajectory import WAYPOINT_TIMES
 from tokenizer import LFQTokenizer

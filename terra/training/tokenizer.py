@@ -232,7 +232,7 @@ def run(settings: TrainTokenizerSettings) -> None:
             workers=workers,
             max_frames=max(settings.evaluation_frames, NUM_PICTURE_FRAMES),
         )
-        write_json(settings.output / "settings.json", values)
+        write_json(settings.output / "settings.json", settings.model_dump(mode="json"))
     stored = {"dtype": torch_dtype(settings.dtype), "evaluation_frames": settings.evaluation_frames}
     if source is not None:
         train_decoder(driving, held_out, settings, source, terms, accelerator, **stored)

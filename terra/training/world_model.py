@@ -16,9 +16,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from terra.config_files import plain
 from terra.dataset.tokens import TokenizedDriving, load_tokens
 from terra.errors import ConfigError
+from terra.prompt import pack_blocks
 from terra.training.flops import flops_per_window
 from terra.training.loop import Batch, TrainingResult, train
-from terra.training.prediction import evaluate_world_model, pack_windows, plot_metrics
+from terra.training.prediction import evaluate_world_model, plot_metrics
 from terra.training.preview import HeldOutPreview, load_preview_tokenizer
 from terra.training.processes import start_processes
 from terra.training.randomness import StepRandom, send
@@ -138,7 +139,7 @@ class WorldModelObjective:
         """Draw windows, each within one episode, with replacement; gather them on the device of the tokens."""
         chosen = torch.randint(len(self._starts), (batch_size,), generator=random.host)
         tokens, actions = self._tokenized.windows(self._starts[chosen], self._training.window)
-        labels = send(pack_windows(tokens, actions.shape[2]), self._device)
+        labels = send(pack_blocks(tokens, actions.shape[2]), self._device)
         return {
             "input_ids": self._corrupt(labels, random.device),
             "actions": send(actions, self._device),
