@@ -60,7 +60,7 @@ def measure_speed(output: Path, num: int, num_frames: int, repeats: int, overrid
     """Frames a second of the bare engine and of a batch, in turns, and their ratio (medians)."""
     import hydra
 
-    from terra.config_files import config_dir, register_resolvers
+    from terra.config.files import config_dir, register_resolvers
     from terra.models import Models
     from terra.rollouts.batch import read_settings
     from terra.rollouts.folder import RolloutFolder

@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from rich.console import Console
 from tiny import save_tiny
 
-from terra.config_files import config_dir, register_resolvers
+from terra.config.files import config_dir, register_resolvers
 from terra.dataset import NUM_FUTURE_POSES, Episode, Poses, ShardWriter, create_dataset, read_split
 from terra.engine.persistence import PersistenceEngine
 from terra.errors import CheckpointError, ConfigError, DatasetError, EngineError

@@ -9,7 +9,7 @@ from entry import compose, load_script
 from rich.console import Console
 
 from decoder.video import probe_video
-from terra.config_files import register_resolvers
+from terra.config.files import register_resolvers
 from terra.errors import TerraError
 from terra.generate import run as generate
 from terra.recording.run import run as record

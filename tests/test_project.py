@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_dir
 
 import decoder
 import tokenizer
-from terra.config_files import config_dir, register_resolvers
+from terra.config.files import config_dir, register_resolvers
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

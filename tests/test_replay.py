@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tiny_rollouts import Batch
 from tiny_serving import Served, scene_folder
 
-from terra.config_files import register_resolvers
+from terra.config.files import register_resolvers
 from terra.errors import CheckpointError, ConfigError, OutputError
 from terra.generate import run as generate
 from terra.replay import run as replay

@@ -1,16 +1,15 @@
 """Training of the tokenizer, or of its decoder alone, on single frames of recorded driving."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from accelerate import Accelerator
 from pydantic import Field
 from torch._functorch import config as functorch_config
 
-from terra.config_files import plain
 from terra.dataset import read_split
 from terra.device import torch_dtype
 from terra.training.autoencoding import DecoderObjective, EightBit, TokenizerObjective
@@ -31,7 +30,7 @@ from tokenizer.checkpoint import load_tensors, resolve_checkpoint
 from tokenizer.files import write_json
 from tokenizer.lineage import tokens_sha256
 from tokenizer.model import load_config
-from tokenizer.settings import Count, FilePath, Natural, Settings, Text, checked
+from tokenizer.settings import Count, FilePath, Natural, Settings, Text
 
 logger = logging.getLogger(__name__)
 

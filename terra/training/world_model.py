@@ -9,11 +9,9 @@ from typing import Any, Literal
 import torch
 from accelerate import Accelerator
 from jaxtyping import Int
-from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from terra.config_files import plain
 from terra.dataset.tokens import TokenizedDriving, load_tokens
 from terra.errors import ConfigError
 from terra.prompt import pack_blocks
@@ -27,7 +25,7 @@ from terra.training.settings import LoopConfig
 from terra.training.state import Ema
 from terra.world_model import LlamaActionConfig, LlamaActionV2ForCausalLM, load_world_model, write_weights
 from tokenizer.files import write_json
-from tokenizer.settings import Count, FilePath, Fraction, Natural, NonNegative, Settings, Text, checked
+from tokenizer.settings import Count, FilePath, Fraction, Natural, NonNegative, Settings, Text
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 import importlib.util
 from pathlib import Path
 
-from terra.config_files import compose as compose
+from terra.config.files import compose as compose
 
 
 def load_script(name: str):

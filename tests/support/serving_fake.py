@@ -17,7 +17,7 @@ from entry import compose
 from omegaconf import OmegaConf
 
 from terra.config import build_camera, build_sampling
-from terra.config_files import register_resolvers
+from terra.config.files import register_resolvers
 from terra.engine.base import EngineCounters, EngineSpec
 from terra.pipeline import Pipeline
 from terra.prompt import Action, Actions, FrameTokens, Layout, Prompt

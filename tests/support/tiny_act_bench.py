@@ -15,7 +15,7 @@ from torch import Tensor
 from decoder.video import write_video
 from terra.act_bench.estimator import ActEstimator, ActEstimatorConfig
 from terra.act_bench.run import run
-from terra.config_files import register_resolvers
+from terra.config.files import register_resolvers
 from tokenizer.checkpoint import write_json, write_tensors
 
 LABELS = {

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tiny import COLS, ROWS
 from torch import Tensor
 
-from terra.config_files import register_resolvers
+from terra.config.files import register_resolvers
 from terra.trajectory import save_poses
 
 

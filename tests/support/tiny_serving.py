@@ -21,7 +21,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from decoder import FramewiseDecoder
 from terra.config import build_camera
-from terra.config_files import register_resolvers
+from terra.config.files import register_resolvers
 from terra.context import load_context
 from terra.engine.base import Engine
 from terra.engine.hf import HFEngine
