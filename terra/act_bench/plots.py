@@ -14,9 +14,9 @@ _DARK = 0.5  # shares below are dark in the color map
 
 
 def plot_confusion(results: Results, path: Path) -> None:
-    """Write a PNG: a row a maneuver that was asked for, a column one that was seen, shares of the row and counts.
+    """Write a PNG with a row per instructed maneuver and a column per estimated one: shares of the row, and counts.
 
-    Rows without videos are empty. The colors (cividis) are told apart without red or green.
+    Rows without videos are empty. The colors (cividis) are safe for the color-blind.
 
     Raises:
         OutputError: the file can't be written.
