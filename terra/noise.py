@@ -44,7 +44,7 @@ def _philox(counter: Tensor, key_low: Tensor, key_high: Tensor) -> Tensor:
 
 
 def position_key(seed: int, position: int) -> int:
-    """The 32-bit key of a seed and position: `_philox` on Python integers, which are faster than arrays for few keys."""
+    """The 32-bit key of a seed and position: `_philox` on Python integers, for few keys faster than on arrays."""
     c0, c1, c2, c3 = position & _MASK, 0, 0, 0
     k0, k1 = seed & _MASK, (seed >> 32) & _MASK
     for _ in range(_ROUNDS):
