@@ -62,7 +62,7 @@ def write_results(folder: Path, results: Results) -> None:
             "benchmark_samples": NUM_SAMPLES,
         },
         "scores": {
-            row.name: {"samples": row.count, "benchmark_samples": NUM_SCORED[row.name]}
+            row.name: {"samples": row.count, "benchmark_samples": NUM_SCORED[row.name], "drives": row.accuracy.units}
             | {metric: _interval(getattr(row, metric)) for metric in _METRICS}
             for row in results.rows
         },
@@ -83,9 +83,10 @@ def print_report(console: Console, results: Results) -> None:
     table = Table("", Column("this run [95 %]", no_wrap=True), *PUBLISHED, title=f"ACT-Bench: {results.coverage}")
     for metric, (title, digits) in _METRICS.items():
         estimate = getattr(overall, metric)
-        interval = f"\\[{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
+        known = not math.isnan(estimate.low)
+        interval = f" \\[{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]" if known else ""
         published = (f"{getattr(scores[ALL], metric):.{digits}f}" for scores in PUBLISHED.values())
-        table.add_row(title, f"{estimate.value:.{digits}f} {interval}", *published)
+        table.add_row(title, f"{estimate.value:.{digits}f}{interval}", *published)
     console.print(table)
     table = Table("class", "samples", "accuracy", "ADE, m", "FDE, m", title="by class")
     for row in results.rows[1:]:

@@ -49,6 +49,16 @@ class Sample:
         """The benchmark's name for the sample's video, without ".mp4"."""
         return f"NUSCENES_ACTION_{self.sample_id:06}"
 
+    @property
+    def drive(self) -> str:
+        """The nuScenes log of the context, such as "n015-2018-08-02-17-16-37+0800": samples of one are not independent.
+
+        nuScenes names a picture LOG__CHANNEL__TIMESTAMP.jpg; with other names a sample is a drive by itself.
+        """
+        first = self.context_frames[0].rpartition("/")[2] if self.context_frames else ""
+        log, marker, _ = first.partition("__")
+        return log if marker else self.name
+
 
 def read_samples(manifest: Path, num_frames: int) -> tuple[list[Sample], int]:
     """Read act_bench.jsonl, or some of its lines; return the scored samples, and the number of all samples.

@@ -73,20 +73,17 @@ class Metrics:
         self._seconds.labels(route).observe(seconds)
 
     def text(self, engine: Engine, jobs: Mapping[str, int]) -> bytes:
-        """Format all metrics, with the engine's own (`counters`, `kv_cache_usage`, `failure`) and the jobs by status.
+        """Format all metrics, with the engine's own (`counters` and `failure`) and the number of jobs by status.
 
         Call this method in the event loop, because it counts the loop's tasks.
         """
         self._tasks.set(len(asyncio.all_tasks()))
         for status, count in jobs.items():
             self._jobs.labels(status).set(count)
-        for kind, count in vars(getattr(engine, "counters", None) or _Nothing()).items():
-            self._tokens.labels(kind).set(count)
-        usage = getattr(engine, "kv_cache_usage", None)
-        self._kv.set(math.nan if usage is None else usage)
-        self._up.set(getattr(engine, "failure", None) is None)
+        counters = engine.counters
+        for kind, count in vars(counters).items():
+            if kind != "kv_cache_usage":
+                self._tokens.labels(kind).set(count)
+        self._kv.set(math.nan if counters.kv_cache_usage is None else counters.kv_cache_usage)
+        self._up.set(engine.failure is None)
         return generate_latest(self._registry)
-
-
-class _Nothing:
-    """Counters of an engine that has none."""
