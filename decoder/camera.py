@@ -49,7 +49,7 @@ class Camera:
 
         Keys that end in `_metres`, as in datasets made before version 0.1, are read too.
         """
-        values = {re.sub("_meters$", "_meters", name): value for name, value in values.items()}
+        values = {re.sub("_metres$", "_meters", name): value for name, value in values.items()}
         known = {field.name for field in fields(cls)}
         missing, unknown = known - {"x_forward_meters"} - values.keys(), values.keys() - known
         if missing or unknown:
