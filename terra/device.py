@@ -13,7 +13,7 @@ def torch_dtype(name: str | None, device: torch.device | None = None) -> torch.d
     None means bfloat16 on a GPU and float32 elsewhere.
 
     Raises:
-        ConfigError: no such type.
+        ConfigError: an unknown name.
     """
     if name is None:
         return torch.bfloat16 if device is not None and device.type == "cuda" else torch.float32
@@ -26,7 +26,7 @@ def torch_device(name: str | None) -> torch.device:
     """The device that `name` ("cpu", "cuda", "cuda:1") means; None means a GPU if there is one, else the CPU.
 
     Raises:
-        ConfigError: no such device here.
+        ConfigError: the machine has no such device.
     """
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -45,5 +45,5 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def has_fp8(device: torch.device) -> bool:
-    """Whether the device multiplies matrices in 8 bits (E4M3); a CPU does it by way of float32."""
+    """Whether the device can multiply 8-bit (E4M3) matrices; a CPU emulates that in float32."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)

@@ -356,7 +356,7 @@ def test_groups_start_right_before_their_futures_part() -> None:
     alone = futures({"left": 60}, "alone")
     good = futures({"right": -60, "left": 60, "straight": 0}, "good")
     (group,), left_out = find_groups(alike + short + alone + good, turning, **LIMITS)
-    assert left_out == {"recorded futures too alike": 1, "recording too short": 1, "one future only": 1}
+    assert left_out == {"recorded futures too similar": 1, "recording too short": 1, "one future only": 1}
     assert [clip.episode.maneuver for clip in group.clips] == ["left", "straight", "right"]
     assert len({clip.seed for clip in group.clips}) == 1
     last = group.clips[0].start + 2

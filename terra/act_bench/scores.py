@@ -1,4 +1,4 @@
-"""The benchmark's numbers: does the video show the maneuver, and how far is its path from the instructed one?"""
+"""The benchmark's scores: accuracy of the maneuver, and displacement errors of the path."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ ALL = "all"
 
 @dataclass(frozen=True, eq=False)
 class VideoScores:
-    """What is known of the scored videos, one after another.
+    """Scores of each video.
 
     Attributes:
-        wanted, estimated: the maneuver's class, asked for and seen.
+        wanted, estimated: the instructed and the estimated maneuver, indices into `terra.act_bench.samples.CLASSES`.
         ade: average displacement error: the mean over frames of the distance to the reference, in meters.
         fde: final displacement error: the distance at the last frame, in meters.
         drives: `Sample.drive`, which intervals resample.
@@ -41,7 +41,7 @@ class Row:
 
     @property
     def count(self) -> int:
-        """How many videos."""
+        """Number of videos."""
         return self.accuracy.count
 
 
@@ -50,7 +50,7 @@ def score_videos(
     logits: Float[np.ndarray, "videos classes"],
     waypoints: Float[np.ndarray, "videos frames 2"],
 ) -> VideoScores:
-    """Compare what the estimator says of each sample's video with the sample; [right, forward] in meters."""
+    """Compare the estimator's logits and waypoints ([right, forward] in meters) of each video with its sample."""
     reference = np.stack([sample.reference for sample in samples])
     distance = np.linalg.norm(waypoints.astype(np.float64) - reference, axis=-1)
     wanted = np.array([sample.class_id for sample in samples], dtype=np.int64)
@@ -60,7 +60,7 @@ def score_videos(
 
 
 def summarize(scores: VideoScores, num_resamples: int) -> list[Row]:
-    """The row "all", and one for each class; NaN where no video counts. Intervals are of a bootstrap over drives."""
+    """Average all videos (row "all") and each class, with bootstrap intervals over drives; NaN without videos."""
     every = np.ones(len(scores.wanted), dtype=bool)
     rows = [_row(ALL, scores, every, num_resamples)]
     for class_id, name in enumerate(CLASSES):
@@ -76,7 +76,7 @@ def _row(name: str, scores: VideoScores, counted: Bool[np.ndarray, " videos"], n
 
 
 def confusion(scores: VideoScores) -> Int64[np.ndarray, "wanted estimated"]:
-    """How many videos of each class (row) are taken for each class (column)."""
+    """Confusion matrix: number of videos of each instructed class (row) and estimated class (column)."""
     counts = np.zeros((len(CLASSES), len(CLASSES)), dtype=np.int64)
     np.add.at(counts, (scores.wanted, scores.estimated), 1)
     return counts
