@@ -43,17 +43,26 @@ class Command:
         """The command's configuration, conf/CONFIG_NAME.yaml."""
         return self.name.replace("-", "_")
 
-    def run(self, config: "DictConfig") -> None:
-        """Check paths, import the function, and call it. Raises TerraError, and SystemExit with its exit code."""
-        from terra.config.files import check_paths, plain
+    def load(self) -> Callable[..., Any]:
+        """Import the function."""
+        module, _, name = self.function.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+    def check(self, config: "DictConfig") -> Any:
+        """The settings that the function takes. Raises ConfigError."""
+        from terra.config.files import plain
         from tokenizer.settings import checked
 
+        return checked(get_type_hints(self.load())["settings"], plain(config))
+
+    def run(self, config: "DictConfig") -> None:
+        """Check paths, import the function, and call it. Raises TerraError, and SystemExit with its exit code."""
+        from terra.config.files import check_paths
+
         check_paths(config, self.inputs)
-        module, _, name = self.function.partition(":")
         # A function imports some packages only when it needs them, so its own work is looked at, too.
         with extras_named(f"terra {self.name}"):
-            function = getattr(importlib.import_module(module), name)
-            code = function(checked(get_type_hints(function)["settings"], plain(config)))
+            code = self.load()(self.check(config))
         if isinstance(code, int) and code:
             sys.exit(code)
 

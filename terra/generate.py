@@ -75,6 +75,7 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
     )
     described = describe_inputs(context, path, sample_id, inputs_sha256(context, num_context, path))
     checked = time.perf_counter()
+    spec.announce()
 
     with console.status("loading the model"):
         pipeline = Pipeline.from_spec(spec)

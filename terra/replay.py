@@ -99,6 +99,7 @@ def run(settings: ReplaySettings, console: Console) -> int:
         raise OutputError(f"{folder / TOKENS}: expected the tokens of the rollout, got: {error}") from None
     except (KeyError, TypeError, ValueError) as error:
         raise OutputError(f"{folder / RECORD}: expected a whole record, got: {error!r}") from None
+    spec.announce()
     with console.status("loading the model"):
         pipeline = Pipeline.from_spec(spec)
     with pipeline, console.status("making the rollout again"):

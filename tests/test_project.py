@@ -64,7 +64,7 @@ def test_every_root_config_composes(root):
     "override",
     [
         f"{group}={path.stem}"
-        for group in ("engine", "tokenizer", "world_model", "sampling", "decoder", "camera", "experiment")
+        for group in ("engine", "model", "sampling", "decoder", "camera", "experiment")
         for path in sorted((ROOT / "conf" / group).glob("*.yaml"))
     ],
 )

@@ -62,10 +62,11 @@ class TokenizerSettings(CheckpointSettings):
 
 
 class ModelFolder(Settings):
-    """The choice model=folder.
+    """Where both parts of a pair are.
 
     Attributes:
-        path: a folder, or a Hub id, that holds the folders tokenizer/ and world_model/.
+        path: a folder, or the Hub id (owner/name) of a repository, that holds the tokenizer's and the world model's
+            folder; with model=folder they are called tokenizer/ and world_model/.
         revision: see `CheckpointSettings`.
     """
 
@@ -80,7 +81,7 @@ class PairSettings(Settings):
     """A tokenizer, the world model that was trained with it, and where they compute: the group `model` sets both.
 
     Attributes:
-        model: the folder of both, with model=folder.
+        model: the folder of both; None for the pair that ships with Terra.
         tokenizer, world_model: the checkpoints.
         device: of all parts that name none of their own; None takes a GPU if there is one.
         dtype: of all parts that name none of their own; None takes bfloat16 on a GPU and float32 on a CPU.

@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,6 +139,11 @@ class PipelineSpec:
             parts["engine"] = compose_groups({"engine": engine}, {"device": device, "dtype": dtype})["engine"]
         values = {"tokenizer": tokenizer, "world_model": world_model, **parts, "overlap": record["overlap"]}
         return cls.from_settings(checked(PipelineSettings, values, "rollout.json"))
+
+    def announce(self) -> None:
+        """Say on stderr which engine engine=auto took, and why."""
+        if self.engine_choice is not None:
+            print(self.engine_choice, file=sys.stderr)
 
     def build(self) -> tuple[LFQTokenizer, Engine, Decoder]:
         """Load the weights and start the engine. Raises TerraError."""

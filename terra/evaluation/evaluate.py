@@ -76,6 +76,7 @@ def run(settings: EvaluationSettings, console: Console | None = None) -> Path:
     plan = make_plan(settings, spec.tokenizer, spec.world_model)
     scorer = _load_scorer(settings, plan.fps)
     network = scorer.network.name
+    spec.announce()
     with Pipeline.from_spec(spec) as pipeline:
         tokenizer, decoder = pipeline.tokenizer, pipeline.decoder
         # Tokenizers that differ in their decoders alone make the same rollouts, so the key is the tokens' hash.

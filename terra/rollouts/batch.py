@@ -40,6 +40,7 @@ def run(settings: BatchSettings) -> int:
     score = None if settings.score is None else Score(settings.score)
     check_output(settings.output, overwrite=True, needed_bytes=_NEEDED_BYTES)
     tally = Tally(count_rollouts(settings))
+    spec.announce()
     made_with = {"made_with": {**spec.made_with(), "context_root": context_root}, **_defaults(settings)}
     folder = RolloutFolder(settings.output, made_with, settings.on_change)
     metrics = MetricsFile(settings.metrics, tally)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from entry import compose
+from entry import read_settings
 from PIL import Image
 from rich.console import Console
 from tiny import COLS, ROWS
@@ -120,7 +120,7 @@ class Bench:
     def run(self, **changes: Any) -> int:
         register_resolvers()
         with (self.folder / "console.txt").open("w") as file:
-            return run(compose("act_bench", self.overrides(**changes)), Console(file=file, width=120))
+            return run(read_settings("act_bench", self.overrides(**changes)), Console(file=file, width=120))
 
     @property
     def console(self) -> str:

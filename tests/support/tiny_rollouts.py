@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from entry import compose
+from entry import read_settings
 from PIL import Image
 from safetensors.torch import load_file
 from tiny import COLS, ROWS
@@ -81,7 +81,7 @@ def run(overrides: list[str]) -> int:
     from terra.rollouts.batch import run
 
     register_resolvers()
-    return run(compose("rollout", overrides))
+    return run(read_settings("rollout", overrides))
 
 
 def run_and_exit(overrides: list[str]) -> None:
