@@ -159,7 +159,7 @@ def test_a_tokenizer_that_is_not_the_world_model_s_own_is_refused(tokenizer, tin
         pair(tiny_tokenizer, tokenizer_sha256="0" * 64)
     published = shutil.copytree(tiny_tokenizer, tmp_path / "lfq_tokenizer_B_256_ema")
     pair(published, architecture="LlamaActionV2ForCausalLM")
-    with pytest.raises(CheckpointError, match="LlamaActionForCausalLM was trained with lfq_tokenizer_B_256$"):
+    with pytest.raises(CheckpointError, match=r"LlamaActionForCausalLM was trained with lfq_tokenizer_B_256$"):
         pair(published, architecture="LlamaActionForCausalLM")
 
 
