@@ -288,5 +288,5 @@ def read_record(folder: Path) -> dict[str, Any]:
 def pixels_sha256(pixels: Pixels) -> str:
     """The SHA-256 of 8-bit RGB frames, of their shape and values."""
     total = hashlib.sha256(repr(pixels.shape).encode())
-    total.update(memoryview(np.ascontiguousarray(pixels)))
+    total.update(np.ascontiguousarray(pixels).data)
     return total.hexdigest()
