@@ -109,7 +109,9 @@ def test_version(arguments):
 
 def test_a_help_page_lists_the_choices_of_its_command_alone(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["terra", "import", "--help"])
-    main()
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 0
     page = capsys.readouterr().out
     assert "CHOICES (choice=option)\nlerobot: l2d, state\n\n" in page
     assert "frames_per_episode: 300" in page

@@ -99,10 +99,14 @@ def test_wheel_holds_configuration_and_weights(tmp_path):
     tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
     assert tops == {"terra", "tokenizer", "decoder"}
     assert "terra/conf/generate.yaml" in names
+    assert "terra/conf/hydra/help/generate.yaml" in names
     assert "terra/demo/world_model/config.json" in names
+    assert not [name for name in names if name.endswith(".gif") or name.startswith("terra/benchmark/h200")]
+    assert wheel.stat().st_size < 90e6
     (entries,) = (name for name in names if name.endswith("entry_points.txt"))
     text = zipfile.ZipFile(wheel).read(entries).decode()
-    assert "terra-generate = terra.cli:generate" in text
+    assert "terra = terra.cli:main" in text
+    assert "terra-generate = terra.cli:main" in text
     assert "terra = terra.engine.vllm.plugin:register" in text
 
 

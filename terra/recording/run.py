@@ -1,5 +1,6 @@
 """What `terra record` does: check the settings, then record what `kind` names."""
 
+import importlib
 import logging
 from pathlib import Path
 
@@ -20,7 +21,8 @@ def run(config: DictConfig) -> int:
         The exit code: 0 all that there was time for is recorded, 2 a place failed, 130 interrupted.
 
     Raises:
-        ConfigError, DatasetError, OutputError: see `terra.recording.record`.
+        ConfigError: also where moderngl is not installed.
+        DatasetError, OutputError: see `terra.recording.record`.
     """
     values = plain(config)
     maneuvers, num_context = parse_maneuvers(values["kind"], values["maneuvers"], values["num_context"])
@@ -33,6 +35,7 @@ def run(config: DictConfig) -> int:
         maneuvers=maneuvers,
         num_context=num_context,
     )
+    importlib.import_module("terra.recording.canvas")  # a missing moderngl is said now, not by every worker
     try:
         outcome = record(settings, workers=values["workers"], max_seconds=values["max_seconds"])
     except KeyboardInterrupt:
