@@ -17,7 +17,6 @@ from terra.extras import EXTRAS, extras_named
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-MADE = [name for name in COMMANDS if name != "replay"]
 HEAVY = {"torch", "transformers", "vllm", "numpy", "accelerate"}
 
 
@@ -49,7 +48,7 @@ def say(monkeypatch, capsys):
     return run
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_has_settings_and_a_help_page(name):
     command = COMMANDS[name]
     config = compose(command.config_name)
@@ -62,7 +61,7 @@ def test_a_command_has_settings_and_a_help_page(name):
     assert len(command.job) < 60
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_has_a_function(name):
     module, _, function = COMMANDS[name].function.partition(":")
     assert callable(getattr(importlib.import_module(module), function))
