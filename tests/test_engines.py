@@ -1,6 +1,6 @@
-"""One contract for all engines, and the equalities between them; on a GPU too:
+"""One contract for all engines, and the equalities between them.
 
-TERRA_TEST_DEVICE=cuda pytest tests/test_engines.py -k "not vllm"
+The same on a GPU: `TERRA_TEST_DEVICE=cuda pytest tests/test_engines.py -k "not vllm"`.
 """
 
 import asyncio
@@ -9,44 +9,23 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine_rollouts import GREEDY, PLAIN, SAMPLINGS, WINDOW, check_closing, make_prompt, ran, soon, stepped
 from tiny import COLS, DEVICE, ROWS, save_tiny
 
 from terra.benchmark.prompts import prompt_maker
-from terra.engine.base import Engine, Session
+from terra.engine.base import Engine, EngineCounters, Session
 from terra.engine.graph.engine import GraphEngine
 from terra.engine.graph.lanes import Lanes
+from terra.engine.hf import HFEngine
 from terra.engine.jacobi import JacobiEngine
+from terra.engine.persistence import PersistenceEngine
 from terra.errors import ConfigError, EngineError
-from terra.prompt import Prompt, build_prompt
+from terra.prompt import build_prompt
 from terra.sampling import SamplingParams
 from terra.world_model import LlamaActionV2ForCausalLM
 
-GREEDY = SamplingParams(temperature=0.0)
-PLAIN = SamplingParams(temperature=1.0)
-FILTERED = SamplingParams(temperature=0.9, top_k=20, top_p=0.9)
-SAMPLINGS = [GREEDY, PLAIN, FILTERED]
-WINDOW = 8
-
-
-def make_prompt(seed: int, num_context: int = 3, num_actions: int = WINDOW - 3) -> tuple[Prompt, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(0, 64, (num_context, ROWS, COLS), generator=generator)
-    actions = torch.randn(num_context - 1 + num_actions, 6, 3, generator=generator)
-    return build_prompt(tokens, actions[: num_context - 1]), actions[num_context - 1 :]
-
-
-async def stepped(engine: Engine, prompt: Prompt, actions: torch.Tensor, sampling=PLAIN, seed: int = 1) -> torch.Tensor:
-    session = await engine.open(prompt, sampling, seed)
-    frames = [await session.step(action) for action in actions]
-    await session.close()
-    return torch.stack(frames)
-
-
-async def ran(engine: Engine, prompt: Prompt, actions: torch.Tensor, sampling=PLAIN, seed: int = 1) -> torch.Tensor:
-    session = await engine.open(prompt, sampling, seed)
-    frames = [frame async for frame in session.run(actions)]
-    await session.close()
-    return torch.stack(frames)
+MORE_THAN_SEATS = 40
+"""Sessions; the engines' fixtures compute at most 32 at once."""
 
 
 @pytest.fixture(params=["persistence", "hf", "jacobi", "graph", "vllm"])
@@ -201,6 +180,75 @@ class TestContract:
         with pytest.raises(EngineError, match="action: expected"):
             wait(step())
 
+    def test_a_bad_request_fails_alone(self, engine, wait):
+        prompt, actions = make_prompt(12)
+        alone = wait(stepped(engine, prompt, actions))
+
+        async def beside_bad_ones():
+            bad = await engine.open(make_prompt(0)[0], PLAIN, 0)
+            steps = [bad.step(torch.full((6, 3), torch.nan)) for _ in range(3)]
+            good = stepped(engine, prompt, actions)
+            frames, *errors = await soon(asyncio.gather(good, *steps, return_exceptions=True))
+            assert [type(error) for error in errors] == [EngineError] * 3
+            last = await soon(bad.step(torch.zeros(6, 3)))  # the session itself goes on
+            await bad.close()
+            return frames, last
+
+        frames, last = wait(beside_bad_ones())
+        assert torch.equal(frames, alone)
+        assert last.shape == (ROWS, COLS)
+
+    def test_says_that_it_is_well_and_what_it_computed(self, engine, wait):
+        before = engine.counters
+        assert isinstance(before, EngineCounters)
+        prompt, actions = make_prompt(13, num_actions=2)
+        wait(stepped(engine, prompt, actions, seed=13))
+        after = engine.counters
+        assert engine.failure is None
+        counted = after.sampled - before.sampled
+        assert counted == (0 if isinstance(engine, PersistenceEngine) else 2 * ROWS * COLS)
+        read = after.prefilled + after.cached - before.prefilled - before.cached
+        assert read == (0 if isinstance(engine, PersistenceEngine) else 3 * (ROWS * COLS + 6))
+        assert after.kv_cache_usage is None or 0.0 <= after.kv_cache_usage <= 1.0
+
+    def test_idle_sessions_give_way(self, engine, wait):
+        """More live sessions than any engine here has seats, all of them open all the time."""
+        rollouts = [(*make_prompt(300 + index, num_actions=2), PLAIN, index) for index in range(MORE_THAN_SEATS)]
+        alone = [wait(stepped(engine, *rollout)) for rollout in rollouts]
+
+        async def live():
+            sessions = [await engine.open(prompt, sampling, seed) for prompt, _, sampling, seed in rollouts]
+            frames = [[], []]
+            for turn in range(2):  # all sessions are idle between their steps
+                for session, (_, actions, _, _) in zip(sessions, rollouts, strict=True):
+                    frames[turn].append(await soon(session.step(actions[turn])))
+            for session in sessions:
+                await session.close()
+            return [torch.stack(both) for both in zip(*frames, strict=True)]
+
+        for frames, expected in zip(wait(live()), alone, strict=True):
+            assert torch.equal(frames, expected)
+
+    def test_runs_beside_idle_sessions(self, engine, wait):
+        rollouts = [(*make_prompt(400 + index, num_actions=2), PLAIN, index) for index in range(MORE_THAN_SEATS)]
+        runs = rollouts[:4]
+        alone = [wait(ran(engine, *rollout)) for rollout in runs]
+
+        async def beside():
+            sessions = [await engine.open(prompt, sampling, seed) for prompt, _, sampling, seed in rollouts]
+            first = [session.step(actions[0]) for session, (_, actions, _, _) in zip(sessions, rollouts, strict=True)]
+            firsts = await soon(asyncio.gather(*first))
+            made = await soon(asyncio.gather(*(ran(engine, *rollout) for rollout in runs)))
+            second = await soon(sessions[0].step(rollouts[0][1][1]))
+            for session in sessions:
+                await session.close()
+            return made, torch.stack([firsts[0], second])
+
+        made, first = wait(beside())
+        for frames, expected in zip(made, alone, strict=True):
+            assert torch.equal(frames, expected)
+        assert torch.equal(first, alone[0])
+
 
 class TestModels:
     """What holds for engines that have weights."""
@@ -249,6 +297,12 @@ def jacobi(checkpoint: Path, drafts: int) -> Engine:
 
 def graph(checkpoint: Path, drafts: int) -> GraphEngine:
     return GraphEngine(checkpoint, drafts=drafts, max_sessions=3, dtype="float32", device=DEVICE)
+
+
+@pytest.mark.parametrize("make", [lambda checkpoint, _: HFEngine(checkpoint, device=DEVICE), jacobi, graph])
+def test_closing_fails_those_who_wait(tiny_model, wait, make):
+    """For vLLM, of which a process runs one engine at a time, see test_vllm."""
+    wait(check_closing(make(tiny_model, 1)))
 
 
 @pytest.mark.parametrize("make", [jacobi, graph])
@@ -307,7 +361,7 @@ def test_graph_in_8_bits_is_the_same_alone_beside_others_and_with_drafts(tiny_mo
     assert 0.1 < (made[0] == full).float().mean() < 1.0
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="a CPU's library sums as it likes")
+@pytest.mark.needs_cuda
 @pytest.mark.parametrize(
     ("dtype", "eight"), [("bfloat16", False), ("bfloat16", True), ("float32", True)], ids=["bf16", "fp8", "fp8_in_fp32"]
 )

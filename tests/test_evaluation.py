@@ -2,7 +2,7 @@ import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,23 +13,32 @@ from rich.console import Console
 from tiny import save_tiny
 
 from terra.config_files import config_dir, register_resolvers
-from terra.dataset import NUM_FUTURE_POSES, Episode, Poses, ShardWriter, create_dataset
+from terra.dataset import NUM_FUTURE_POSES, Episode, Poses, ShardWriter, create_dataset, read_split
 from terra.engine.persistence import PersistenceEngine
 from terra.errors import CheckpointError, ConfigError, DatasetError, EngineError
-from terra.evaluation.bars import judge
-from terra.evaluation.clips import choose_clips
+from terra.evaluation.clips import Clip, LoadedClip, choose_clips, load_clips
 from terra.evaluation.contrasts import CONTRASTS, find_groups
+from terra.evaluation.criteria import evaluate_criteria
 from terra.evaluation.estimator import EstimatorConfig, MotionEstimator
 from terra.evaluation.estimator_training import evaluate_estimator, load_recordings, positions, train_estimator
 from terra.evaluation.evaluate import run
 from terra.evaluation.fidelity import confusion, motion_errors
-from terra.evaluation.measures import Bootstrap, Measure, frame_bins, frame_measures, frechet_measures
+from terra.evaluation.measures import (
+    Bootstrap,
+    Measure,
+    fidelity_measures,
+    frame_bins,
+    frame_measures,
+    frechet_measures,
+    order_measures,
+)
 from terra.evaluation.motion import CLASSES, classify, integrate, steps_of
 from terra.evaluation.rollouts import KeptRollouts
-from terra.evaluation.scores import GENERATED, PERSISTENCE, RE_ENCODED, TRUE, ClipScores
-from terra.metrics.bootstrap import Estimate, mean_estimate
+from terra.evaluation.scores import GENERATED, PERSISTENCE, RE_ENCODED, TRUE, VARIANTS, ClipScores, Scorer
+from terra.metrics.bootstrap import Estimate, mean_estimate, share_estimate
 from terra.metrics.frames import PSNR_CAP, psnr, ssim
 from terra.metrics.frechet import clip_features, frechet_distance, frechet_estimate, halves_distance
+from terra.metrics.networks import FeatureNetwork
 from terra.pipeline import Pipeline, RolloutRequest
 from terra.sampling import SamplingParams
 from terra.training.processes import start_processes
@@ -119,6 +128,15 @@ def test_frame_metrics_of_equal_and_of_known_frames() -> None:
     assert psnr(black, gray).item() == pytest.approx(20 * np.log10(255 / 10), abs=1e-4)
 
 
+def test_each_frame_of_a_clip_has_a_psnr_of_its_own() -> None:
+    levels_apart = [1, 10, 100]
+    truth = torch.full((3, 3, 16, 16), -1.0)
+    ours = torch.stack([frame + levels / 127.5 for frame, levels in zip(truth, levels_apart, strict=True)])
+    assert psnr(ours, truth).tolist() == pytest.approx([20 * np.log10(255 / levels) for levels in levels_apart], 1e-4)
+    ours[0, :, :8] = -1.0  # within a frame it is the squared errors that are averaged: half the pixels are right
+    assert psnr(ours, truth)[0].item() == pytest.approx(20 * np.log10(255) + 10 * np.log10(2), 1e-4)
+
+
 def gaussian(count: int, mean: float, deviation: float, seed: int, size: int = 4) -> torch.Tensor:
     return torch.randn(count, size, generator=torch.Generator().manual_seed(seed)) * deviation + mean
 
@@ -166,6 +184,78 @@ def test_bootstrap_covers_the_mean_about_as_often_as_it_says() -> None:
     assert mean_estimate(np.array([]), num_resamples=5).count == 0
 
 
+def test_intervals_resample_towns_and_not_their_clips() -> None:
+    random = np.random.default_rng(0)
+    towns = random.normal(3.0, 2.0, 20)
+    names = [f"town_{index // 4}" for index in range(80)]
+    alike = np.repeat(towns, 4)  # a town's four clips say no more than one of them
+    by_town, alone = (
+        mean_estimate(values, units=units, num_resamples=200)
+        for values, units in ((alike, names), (towns, [f"town_{index}" for index in range(20)]))
+    )
+    assert (by_town.value, by_town.low, by_town.high) == pytest.approx((alone.value, alone.low, alone.high))
+    assert (by_town.count, by_town.units) == (80, 20)
+    assert alone == mean_estimate(towns, num_resamples=200)
+    covered = {"town": 0, "clip": 0}
+    for seed in range(200):
+        clips = np.repeat(random.normal(3.0, 2.0, 30), 4) + random.normal(0.0, 0.5, 120)
+        units = [f"town_{index // 4}" for index in range(120)]
+        for name, each in (("town", units), ("clip", None)):
+            estimate = mean_estimate(clips, units=each, num_resamples=200, seed=seed)
+            covered[name] += estimate.low <= 3.0 <= estimate.high
+    assert covered["town"] > 0.88 * 200
+    assert covered["clip"] < 0.75 * 200
+
+
+def test_a_resample_has_all_clips_of_the_towns_that_it_draws() -> None:
+    # Two towns are drawn with replacement: of one clip (0) and of three (4, 5, 6), so the mean is 0, 3.75 or 5.
+    values, units = np.array([4.0, 0.0, 5.0, 6.0]), ["large", "small", "large", "large"]
+    estimate = mean_estimate(values, units=units, num_resamples=500)
+    assert (estimate.value, estimate.low, estimate.high) == (3.75, 0.0, 5.0)
+
+
+def test_of_one_town_no_interval_is_known() -> None:
+    estimate = mean_estimate(np.array([1.0, 2.0]), units=["a", "a"], num_resamples=10)
+    assert (estimate.value, estimate.count, estimate.units) == (1.5, 2, 1)
+    assert np.isnan([estimate.low, estimate.high]).all()
+    clips = gaussian(12 * 5, 0, 1, 0, 6).view(12, 5, 6)
+    distance = frechet_estimate(clips, clips + 1, units=["a"] * 12, num_resamples=5)
+    assert distance.value == pytest.approx(6.0)
+    assert np.isnan([distance.low, distance.high]).all()
+    with pytest.raises(ValueError, match="expected the unit of each of 2 clips, got 1 names"):
+        mean_estimate(np.array([1.0, 2.0]), units=["a"], num_resamples=10)
+
+
+def test_frechet_intervals_resample_towns() -> None:
+    towns = gaussian(8 * 40, 0, 1, 0, 3).view(8, 40, 3) + torch.arange(8.0)[:, None, None]
+    alike, names = towns.repeat_interleave(4, dim=0), [f"town_{index // 4}" for index in range(32)]
+    by_town = frechet_estimate(alike, alike * 2, units=names, num_resamples=100)
+    alone = frechet_estimate(towns, towns * 2, num_resamples=100)
+    by_clip = frechet_estimate(alike, alike * 2, num_resamples=100)
+    assert (by_town.low, by_town.high) == pytest.approx((alone.low, alone.high), rel=0.02)
+    assert by_town.high - by_town.low > 1.5 * (by_clip.high - by_clip.low)
+    assert (by_town.units, by_clip.units) == (8, 32)
+
+
+@pytest.mark.parametrize("num_clips", [1, 5, 24])
+def test_a_share_of_all_or_none_has_an_exact_binomial_bound(num_clips: int) -> None:
+    every, none = (share_estimate(np.full(num_clips, holds), num_resamples=50) for holds in (True, False))
+    assert (every.value, every.high, none.value, none.low) == (1.0, 1.0, 0.0, 0.0)
+    # All of n hold with a chance of 2.5 % if each holds with the chance at the bound.
+    assert every.low**num_clips == pytest.approx(0.025)
+    assert none.high == pytest.approx(1 - every.low)
+
+
+def test_the_bound_of_a_share_counts_towns_and_other_shares_are_resampled() -> None:
+    towns = ["a", "a", "b", "b", "c", "c"]
+    assert share_estimate(np.full(6, True), units=towns, num_resamples=50).low == pytest.approx(0.025 ** (1 / 3))
+    some = np.array([True, True, False, True, False, False])
+    as_numbers = mean_estimate(some.astype(float), units=towns, num_resamples=50)
+    assert share_estimate(some, units=towns, num_resamples=50) == as_numbers
+    assert as_numbers.low < 0.5 < as_numbers.high
+    assert share_estimate(np.array([], bool), num_resamples=50).count == 0
+
+
 def test_clips_are_spread_over_long_enough_episodes_and_lie_inside() -> None:
     episodes = [episode_of(constant(5, 0, count), id=f"e{count}") for count in (10, 60, 80, 100)]
     clips = choose_clips(episodes, 7, num_frames=25, num_context=3, seed=0)
@@ -176,6 +266,73 @@ def test_clips_are_spread_over_long_enough_episodes_and_lie_inside() -> None:
     assert choose_clips(episodes, 7, num_frames=25, num_context=3, seed=1)[0].seed != clips[0].seed
     with pytest.raises(DatasetError, match="got at most 101"):
         choose_clips(episodes, 1, num_frames=200, num_context=3, seed=0)
+
+
+GRAY_STEP = 8  # levels from a frame of `speeding_up` to the next, more than H.264 adds or takes
+
+
+def speeding_up(num_frames: int) -> np.ndarray:
+    """Steps straight ahead of which no two are equal: the first of 0.2 m, each 0.05 m longer than the one before."""
+    return np.column_stack([0.2 + 0.05 * np.arange(num_frames - 1), np.zeros(num_frames - 1)])
+
+
+@pytest.fixture
+def marked(tmp_path: Path) -> Episode:
+    """A recorded drive of 20 frames that speeds up; frame i is gray of level 40 + 8 i."""
+    create_dataset(tmp_path, FPS, IMAGE_SIZE, "gray")
+    facts: dict[str, Any] = {"split": "held_out", "source": "gray", "place": "a", "fps": FPS, "camera": None}
+    with ShardWriter(tmp_path, image_size=IMAGE_SIZE, **facts) as writer:
+        frames = [np.full((*IMAGE_SIZE, 3), 40 + GRAY_STEP * index, np.uint8) for index in range(20)]
+        writer.add("drive", frames, poses_of(speeding_up(20 + NUM_FUTURE_POSES)))
+    (episode,) = read_split(tmp_path, "held_out").episodes
+    return episode
+
+
+def indices(frames: torch.Tensor) -> np.ndarray:
+    """Which frames of `marked` these are, by how light they are."""
+    levels = (frames.mean(dim=(1, 2, 3)).numpy() + 1) * 127.5
+    return ((levels - 40) / GRAY_STEP).round().astype(int)
+
+
+class PerfectEstimator(MotionEstimator):
+    """Knows from a frame's gray where on its drive the car is."""
+
+    def __init__(self, episode: Episode) -> None:
+        super().__init__(EstimatorConfig(FPS, IMAGE_SIZE, 8, 1, 8))
+        self.x = episode.poses.x
+
+    def estimate(self, frames: torch.Tensor) -> torch.Tensor:
+        forward = np.diff(self.x[indices(frames)])
+        return torch.from_numpy(np.column_stack([forward, 0 * forward]))
+
+
+def test_an_action_of_a_clip_lies_between_its_frame_and_the_next(marked: Episode) -> None:
+    start, num_frames, ahead = 5, 8, (0.1, 1.0)
+    (loaded,) = load_clips([Clip("clip", marked, start, num_frames, 3, 0)], 0, ahead)
+    assert isinstance(loaded, LoadedClip)
+    assert indices(loaded.frames).tolist() == list(range(start, start + num_frames))
+    x = marked.poses.x
+    expected = [
+        [[0.0, x[frame + round(seconds * FPS)] - x[frame], seconds] for seconds in ahead]
+        for frame in range(start, start + num_frames - 1)
+    ]
+    assert np.allclose(loaded.actions.numpy(), expected, atol=1e-5)
+
+
+def test_instructed_motion_goes_from_the_last_context_frame_to_the_last_frame() -> None:
+    steps = speeding_up(40)
+    clip = Clip("clip", episode_of(steps), start=5, num_frames=12, num_context=3, seed=0)
+    assert np.allclose(clip.instructed, steps[5 + 3 - 1 : 5 + 12 - 1])
+
+
+def test_motion_recovered_without_error_is_the_instructed_motion(marked: Episode) -> None:
+    clip = Clip("clip", marked, start=5, num_frames=8, num_context=3, seed=0)
+    (loaded,) = load_clips([clip], 0, (0.1,))
+    assert isinstance(loaded, LoadedClip)
+    scorer = Scorer(cast(FeatureNetwork, None), PerfectEstimator(marked))
+    recovered = scorer.recover(clip, loaded.frames)
+    assert np.allclose(recovered, speeding_up(20)[7:12])
+    assert not any(error.round(6).any() for error in motion_errors(recovered, clip.instructed, FPS).values())
 
 
 def futures(turns: dict[str, float], group: str = "g0", straight_on: int = 12, count: int = 60) -> list[Episode]:
@@ -198,7 +355,7 @@ def test_groups_start_right_before_their_futures_part() -> None:
     alone = futures({"left": 60}, "alone")
     good = futures({"right": -60, "left": 60, "straight": 0}, "good")
     (group,), left_out = find_groups(alike + short + alone + good, turning, **LIMITS)
-    assert left_out == {"recorded futures too alike": 1, "recording too short": 1, "one future only": 1}
+    assert left_out == {"recorded futures too similar": 1, "recording too short": 1, "one future only": 1}
     assert [clip.episode.maneuver for clip in group.clips] == ["left", "straight", "right"]
     assert len({clip.seed for clip in group.clips}) == 1
     last = group.clips[0].start + 2
@@ -223,8 +380,9 @@ def test_bins_tile_the_frames(num_frames: int, bin_frames: int) -> None:
     assert [frame for first, last in bins for frame in range(first, last + 1)] == list(range(1, num_frames + 1))
 
 
-def scored_clip(index: int, gain: float) -> ClipScores:
-    clip = choose_clips([episode_of(constant(5, 0, 60), id=f"e{index}")], 1, num_frames=25, num_context=3, seed=0)[0]
+def scored_clip(index: int, gain: float, place: str = "000001") -> ClipScores:
+    episode = episode_of(constant(5, 0, 60), id=f"e{index}", place=place)
+    clip = choose_clips([episode], 1, num_frames=25, num_context=3, seed=0)[0]
     levels = {GENERATED: 20.0 + gain, RE_ENCODED: 30.0, PERSISTENCE: 20.0}
     metrics = {
         name: {"psnr": np.full(22, level + index), "ssim": np.full(22, level / 30)} for name, level in levels.items()
@@ -239,27 +397,46 @@ def test_measures_and_bars_follow_from_the_scores() -> None:
     scores = [scored_clip(index, 2.0) for index in range(5)]
     bootstrap = Bootstrap(50, 4, 0)
     measures = frame_measures("rollouts", scores, bootstrap) + frechet_measures("rollouts", scores, "N", 5, bootstrap)
-    bars = {bar.name: bar for bar in judge(measures, "N", 0.5)}
-    assert bars["tokenizer PSNR (dB)"].value == pytest.approx(32.0)
-    gain = bars["PSNR over persistence when moving, worst of frames 1 to 22 (dB)"]
+    criteria = {criterion.name: criterion for criterion in evaluate_criteria(measures, "N", 0.5)}
+    assert criteria["tokenizer PSNR (dB)"].value == pytest.approx(32.0)
+    gain = criteria["PSNR over persistence when moving, worst of frames 1 to 22 (dB)"]
     assert gain.value == pytest.approx(2.0)
     assert gain.passed is True
-    assert bars["codebook use"].passed is False
-    assert bars["ADE, generated / persistence"].passed is None
+    assert criteria["codebook use"].passed is False
+    assert criteria["ADE, generated / persistence"].passed is None
     whole = {(m.metric, m.variant): m.estimate for m in measures if m.first_frame is None}
     assert whole["FD-N", RE_ENCODED].value < whole["FD-N", GENERATED].value < whole["FD-N", PERSISTENCE].value
     assert whole["FD-N", GENERATED].count == 5 * 22
     assert whole["psnr", GENERATED].count == 5
 
 
+def test_every_interval_of_the_evaluation_is_over_places() -> None:
+    places = ["000001", "000001", "000002", "000003", "000003", "000003"]
+    scores = [scored_clip(index, 2.0, place) for index, place in enumerate(places)]
+    for each in scores:
+        still = each.clip.place == "town_000003"
+        each.steps = dict.fromkeys((TRUE, *VARIANTS), each.clip.instructed * (0.0 if still else 1.0))
+    bootstrap = Bootstrap(50, 4, 0)
+    measures = frame_measures("rollouts", scores, bootstrap) + frechet_measures("rollouts", scores, "N", 5, bootstrap)
+    measures += fidelity_measures("rollouts", scores, FPS, bootstrap)
+    measures += order_measures("turning", {GENERATED: [True] * 6}, places, bootstrap)
+    assert {each.estimate.units for each in measures} == {3}
+    whole = {(m.metric, m.variant): m.estimate for m in measures if m.first_frame is None}
+    clips = np.array([22.0 + index for index in range(6)])
+    assert whole["psnr", GENERATED] == mean_estimate(clips, units=places, num_resamples=50)
+    right = np.array([True, True, True, False, False, False])
+    assert whole["class-agreement", GENERATED] == share_estimate(right, units=places, num_resamples=50)
+    assert whole["turning-order", GENERATED] == share_estimate(np.full(6, True), units=places, num_resamples=50)
+
+
 def test_drift_compares_the_last_bin_with_the_first() -> None:
     points = [
-        Measure("drift", "FD-N", GENERATED, first, first + 19, Estimate(value, 0.0, 9.0, 3))
+        Measure("drift", "FD-N", GENERATED, first, first + 19, Estimate(value, 0.0, 9.0, 3, 3))
         for first, value in ((21, 3.0), (1, 2.0), (41, 5.0))
     ]
-    (bar,) = (bar for bar in judge(points, "N", 1.0) if "long rollouts" in bar.name)
-    assert bar.value == 2.5
-    assert bar.passed is False
+    (criterion,) = (criterion for criterion in evaluate_criteria(points, "N", 1.0) if "long rollouts" in criterion.name)
+    assert criterion.value == 2.5
+    assert criterion.passed is False
 
 
 def test_kept_rollouts_are_not_made_again_and_equal_the_first(
@@ -421,7 +598,10 @@ def test_evaluation_writes_its_files_and_a_second_run_makes_nothing_new(
     assert first["counterfactual_groups"]["turning"]["evaluated"] == 1
     assert len(first["teacher_forced"]["cross_entropy_by_frame"]) == 6
     assert set(first["measures"]["rollouts"]["ADE"]) == {TRUE, RE_ENCODED, GENERATED, PERSISTENCE}
+    assert first["intervals"] == {"level": 0.95, "resampled_by": "place"}
     psnr = first["measures"]["rollouts"]["psnr"]
+    assert (psnr[GENERATED]["count"], psnr[GENERATED]["units"]) == (4, 1)  # of one town, so that no interval is known
+    assert psnr[GENERATED]["low"] is psnr[GENERATED]["high"] is None
     generated, held, re_encoded = (psnr[name]["value"] for name in (GENERATED, PERSISTENCE, RE_ENCODED))
     assert generated == pytest.approx(held, rel=1e-4)  # which is what this engine generates
     assert re_encoded != pytest.approx(held, rel=1e-4)

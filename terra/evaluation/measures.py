@@ -1,15 +1,15 @@
-"""From the scores of many clips to measures: one number each, with its interval and how many clips are behind it."""
+"""Measures from the scores of many clips: each is one number with its interval and the number of clips."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from terra.evaluation.fidelity import confusion, motion_errors
 from terra.evaluation.scores import GENERATED, PERSISTENCE, TRUE, VARIANTS, ClipScores
-from terra.metrics.bootstrap import Estimate, mean_estimate, mean_estimates
+from terra.metrics.bootstrap import Estimate, mean_estimate, mean_estimates, share_estimate
 from terra.metrics.frechet import ClipFeatures, clip_features, frechet_estimate, halves_distance
 
 HALVES = "true halves"  # the floor of a Frechet distance: one half of the recordings against the other
@@ -25,7 +25,7 @@ class Measure:
         metric: its name; metrics of a network carry the network's name.
         variant: whose video it is of, see `terra.evaluation.scores`.
         first_frame, last_frame: the generated frames that it is of, from 1; both None for all of a clip.
-        estimate: value, 95 % interval, and the number of clips (of samples, for a Frechet distance).
+        estimate: value, 95 % interval over places, and the number of clips (of samples, for a Frechet distance).
     """
 
     run: str
@@ -38,7 +38,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """How many resamples intervals are made of: of means, and of Frechet distances, which are dear; and the seed."""
+    """Numbers of resamples for the intervals of means and of Frechet distances (which cost more), and the seed."""
 
     resamples: int
     frechet_resamples: int
@@ -46,65 +46,69 @@ class Bootstrap:
 
 
 def frame_measures(run: str, scores: Sequence[ClipScores], bootstrap: Bootstrap) -> list[Measure]:
-    """The frame metrics by frame and over clips; PSNR also of moving clips alone, and its gain over persistence there.
+    """The frame metrics by frame and over clips: `psnr`, `ssim`, `psnr-moving` and `psnr-gain-moving`.
 
-    Higher is better for `psnr`, `psnr-moving` and `ssim`; `psnr-gain-moving` is the model's PSNR less persistence's.
+    `psnr-moving` is the PSNR of the clips in which the car moves; `psnr-gain-moving` is the model's minus that of
+    persistence. Higher is better for all four.
     """
     measures = []
     moving = [each for each in scores if each.clip.is_moving]
     for variant in VARIANTS:
         for metric in scores[0].metrics[variant]:
             curves = np.stack([each.metrics[variant][metric] for each in scores])
-            measures += _curve(run, metric, variant, curves, bootstrap)
+            measures += _curve(run, metric, variant, curves, _places(scores), bootstrap)
         if moving:
             psnr = np.stack([each.metrics[variant]["psnr"] for each in moving])
-            measures += _curve(run, "psnr-moving", variant, psnr, bootstrap)
+            measures += _curve(run, "psnr-moving", variant, psnr, _places(moving), bootstrap)
     if moving:
         ours, held = (
             np.stack([each.metrics[variant]["psnr"] for each in moving]) for variant in (GENERATED, PERSISTENCE)
         )
-        measures += _curve(run, "psnr-gain-moving", GENERATED, ours - held, bootstrap)
+        measures += _curve(run, "psnr-gain-moving", GENERATED, ours - held, _places(moving), bootstrap)
     return measures
 
 
 def frechet_measures(
     run: str, scores: Sequence[ClipScores], network: str, bin_frames: int, bootstrap: Bootstrap
 ) -> list[Measure]:
-    """Distances to the true recordings: of frames by bin (FD-NETWORK) and of clips (FD-NETWORK-T); none under 4 clips.
+    """Frechet distances to the recordings, of frames by bin (FD-NETWORK) and of clips (FD-NETWORK-T); [] under 4 clips.
 
-    All sets have the same clips; `true halves` is the floor, at half as many samples and so biased upwards more.
+    All sets have the same clips. `true halves` is the floor; its two halves have half as many samples, which biases it
+    upwards more.
     """
     if len(scores) < MIN_FRECHET_CLIPS:
         return []
     measures: list[Measure] = []
     sets = {name: torch.stack([each.features[name] for each in scores]) for name in (TRUE, *VARIANTS)}
     metric, num_frames = f"FD-{network}", sets[TRUE].shape[1]
-    measures += _distances(run, metric, sets, None, None, bootstrap)
+    places = _places(scores)
+    measures += _distances(run, metric, sets, None, None, places, bootstrap)
     for first, last in frame_bins(num_frames, bin_frames):
         part = {name: features[:, first - 1 : last] for name, features in sets.items()}
-        measures += _distances(run, metric, part, first, last, bootstrap)
+        measures += _distances(run, metric, part, first, last, places, bootstrap)
     if num_frames > 1:
         clips = {name: clip_features(features) for name, features in sets.items()}
-        measures += _distances(run, f"{metric}-T", clips, None, None, bootstrap)
+        measures += _distances(run, f"{metric}-T", clips, None, None, places, bootstrap)
     return measures
 
 
 def video_measures(run: str, scores: Sequence[ClipScores], network: str, bootstrap: Bootstrap) -> list[Measure]:
-    """Distances of clips by a video network's features (FD-NETWORK); none under 4 clips."""
+    """Frechet distances of clips by a video network's features (FD-NETWORK); [] under 4 clips."""
     if len(scores) < MIN_FRECHET_CLIPS:
         return []
     sets = {name: torch.stack([each.video_features[name] for each in scores]) for name in (TRUE, *VARIANTS)}
-    return _distances(run, f"FD-{network}", sets, None, None, bootstrap)
+    return _distances(run, f"FD-{network}", sets, None, None, _places(scores), bootstrap)
 
 
 def fidelity_measures(run: str, scores: Sequence[ClipScores], fps: float, bootstrap: Bootstrap) -> list[Measure]:
-    """Errors of recovered against instructed motion; of `TRUE` they are the estimator's own.
+    """Errors of recovered against instructed motion; the errors of `TRUE` are the estimator's own.
 
-    `ADE` and `FDE` (m): mean and last distance between the paths. `heading-error` (degrees, at the last frame) and
-    `speed-error` (m/s, mean). `displacement` (m) and `heading-difference` (degrees) by frame. `class-agreement`: share
-    of clips whose class is the instructed one.
+    `ADE` and `FDE` are the mean and the last distance (m) between the paths, `heading-error` the difference at the last
+    frame (degrees), `speed-error` the mean difference (m/s); `displacement` (m) and `heading-difference` (degrees) are
+    given by frame. `class-agreement` is the share of clips whose class is the instructed one.
     """
     measures = []
+    places = _places(scores)
     for variant in (TRUE, *VARIANTS):
         errors = [motion_errors(each.steps[variant], each.clip.instructed, fps) for each in scores]
         displacement = np.stack([each["displacement"] for each in errors])
@@ -115,16 +119,17 @@ def fidelity_measures(run: str, scores: Sequence[ClipScores], fps: float, bootst
             "FDE": displacement[:, -1],
             "heading-error": heading[:, -1],
             "speed-error": np.stack([each["speed"] for each in errors]).mean(axis=1),
-            "class-agreement": agree,
         }
-        measures += [Measure(run, name, variant, None, None, _mean(clips, bootstrap)) for name, clips in whole.items()]
-        measures += _points(run, "displacement", variant, displacement, bootstrap)
-        measures += _points(run, "heading-difference", variant, heading, bootstrap)
+        estimates = {name: _mean(clips, places, bootstrap) for name, clips in whole.items()}
+        estimates["class-agreement"] = _share(agree, places, bootstrap)
+        measures += [Measure(run, name, variant, None, None, each) for name, each in estimates.items()]
+        measures += _points(run, "displacement", variant, displacement, places, bootstrap)
+        measures += _points(run, "heading-difference", variant, heading, places, bootstrap)
     return measures
 
 
 def confusions(scores: Sequence[ClipScores], fps: float) -> dict[str, list[list[int]]]:
-    """By variant the counts of clips: rows are instructed classes, columns recovered ones, in `motion.CLASSES`."""
+    """Confusion matrix of each variant, in clips: rows are instructed, columns recovered `motion.CLASSES`."""
     instructed = [each.clip.instructed for each in scores]
     return {
         variant: confusion([each.steps[variant] for each in scores], instructed, fps)[1].astype(int).tolist()
@@ -132,16 +137,18 @@ def confusions(scores: Sequence[ClipScores], fps: float) -> dict[str, list[list[
     }
 
 
-def order_measures(contrast: str, ordered: dict[str, list[bool]], bootstrap: Bootstrap) -> list[Measure]:
-    """By variant the share of counterfactual groups whose futures have the right order."""
+def order_measures(
+    contrast: str, ordered: dict[str, list[bool]], places: Sequence[str], bootstrap: Bootstrap
+) -> list[Measure]:
+    """By variant the share of counterfactual groups, each with its place, whose futures have the right order."""
     return [
-        Measure("counterfactual", f"{contrast}-order", variant, None, None, _mean(np.array(each, float), bootstrap))
+        Measure("counterfactual", f"{contrast}-order", variant, None, None, _share(np.array(each), places, bootstrap))
         for variant, each in ordered.items()
     ]
 
 
 def frame_bins(num_frames: int, bin_frames: int) -> list[tuple[int, int]]:
-    """First and last frames, from 1, of bins of `bin_frames`; a rest of less than half a bin joins the last one."""
+    """First and last frames, from 1, of bins of `bin_frames`; a remainder below half a bin joins the last bin."""
     firsts = list(range(1, num_frames + 1, bin_frames))
     if len(firsts) > 1 and num_frames - firsts[-1] + 1 < bin_frames / 2:
         firsts.pop()
@@ -149,41 +156,68 @@ def frame_bins(num_frames: int, bin_frames: int) -> list[tuple[int, int]]:
 
 
 def find(measures: Iterable[Measure], run: str, metric: str, variant: str) -> Measure | None:
-    """The measure over all frames of a clip; None if there is none."""
+    """Find the measure over whole clips; None if there is none."""
     same = (each for each in measures if (each.run, each.metric, each.variant) == (run, metric, variant))
     return next((each for each in same if each.first_frame is None), None)
 
 
 def curve(measures: Iterable[Measure], run: str, metric: str, variant: str) -> list[Measure]:
-    """The measures by frame or bin, in order."""
+    """Find the measures by frame or by bin, in order."""
     same = (each for each in measures if (each.run, each.metric, each.variant) == (run, metric, variant))
     return sorted((each for each in same if each.first_frame is not None), key=lambda each: each.first_frame or 0)
 
 
+def _places(scores: Iterable[ClipScores]) -> list[str]:
+    return [each.clip.place for each in scores]
+
+
 def _curve(
-    run: str, metric: str, variant: str, curves: Float[np.ndarray, "clips frames"], bootstrap: Bootstrap
+    run: str,
+    metric: str,
+    variant: str,
+    curves: Float[np.ndarray, "clips frames"],
+    places: Sequence[str],
+    bootstrap: Bootstrap,
 ) -> list[Measure]:
-    whole = Measure(run, metric, variant, None, None, _mean(curves.mean(axis=1), bootstrap))
-    return [whole, *_points(run, metric, variant, curves, bootstrap)]
+    whole = Measure(run, metric, variant, None, None, _mean(curves.mean(axis=1), places, bootstrap))
+    return [whole, *_points(run, metric, variant, curves, places, bootstrap)]
 
 
 def _points(
-    run: str, metric: str, variant: str, curves: Float[np.ndarray, "clips frames"], bootstrap: Bootstrap
+    run: str,
+    metric: str,
+    variant: str,
+    curves: Float[np.ndarray, "clips frames"],
+    places: Sequence[str],
+    bootstrap: Bootstrap,
 ) -> list[Measure]:
-    estimates = mean_estimates(curves, num_resamples=bootstrap.resamples, seed=bootstrap.seed)
+    estimates = mean_estimates(curves, units=places, num_resamples=bootstrap.resamples, seed=bootstrap.seed)
     return [Measure(run, metric, variant, index, index, each) for index, each in enumerate(estimates, start=1)]
 
 
-def _mean(values: Float[np.ndarray, " clips"], bootstrap: Bootstrap) -> Estimate:
-    return mean_estimate(values, num_resamples=bootstrap.resamples, seed=bootstrap.seed)
+def _mean(values: Float[np.ndarray, " clips"], places: Sequence[str], bootstrap: Bootstrap) -> Estimate:
+    return mean_estimate(values, units=places, num_resamples=bootstrap.resamples, seed=bootstrap.seed)
+
+
+def _share(holds: Bool[np.ndarray, " clips"], places: Sequence[str], bootstrap: Bootstrap) -> Estimate:
+    return share_estimate(holds, units=places, num_resamples=bootstrap.resamples, seed=bootstrap.seed)
 
 
 def _distances(
-    run: str, metric: str, sets: dict[str, ClipFeatures], first: int | None, last: int | None, bootstrap: Bootstrap
+    run: str,
+    metric: str,
+    sets: dict[str, ClipFeatures],
+    first: int | None,
+    last: int | None,
+    places: Sequence[str],
+    bootstrap: Bootstrap,
 ) -> list[Measure]:
-    options = {"num_resamples": bootstrap.frechet_resamples, "seed": bootstrap.seed}
-    estimates = {variant: frechet_estimate(sets[variant], sets[TRUE], **options) for variant in VARIANTS}
-    floor = halves_distance(sets[TRUE], bootstrap.seed)
+    num, seed = bootstrap.frechet_resamples, bootstrap.seed
+    estimates = {
+        variant: frechet_estimate(sets[variant], sets[TRUE], units=places, num_resamples=num, seed=seed)
+        for variant in VARIANTS
+    }
+    floor = halves_distance(sets[TRUE], seed)
     samples = len(sets[TRUE]) // 2 * sets[TRUE].shape[1]
-    estimates[HALVES] = Estimate(floor, np.nan, np.nan, samples)
+    estimates[HALVES] = Estimate(floor, np.nan, np.nan, samples, len(set(places)))
     return [Measure(run, metric, variant, first, last, each) for variant, each in estimates.items()]

@@ -1,4 +1,4 @@
-"""What is to be evaluated: all of it chosen and checked before a weight is loaded."""
+"""The plan of an evaluation: clips and groups are chosen, and everything is checked, before any weight is loaded."""
 
 import logging
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from terra.evaluation.clips import Clip, choose_clips
 from terra.evaluation.contrasts import CONTRASTS, CounterfactualGroup, find_groups
 from terra.evaluation.measures import Bootstrap
 from terra.evaluation.settings import EvaluationSettings
+from terra.metrics.bootstrap import LEVEL
 from terra.windows import plan_windows
 from terra.world_model import LlamaActionConfig, load_config
 from tokenizer import LFQTokenizerConfig
@@ -26,8 +27,8 @@ class EvaluationPlan:
     """Clips and counterfactual groups to generate, the checkpoints' folders, and what to report of the choice.
 
     Attributes:
-        groups: by the contrast's name.
-        facts: how many there are and what was left out, for metrics.json.
+        groups: counterfactual groups by the contrast's name.
+        facts: numbers of clips and groups, and what was left out and why, for metrics.json.
     """
 
     settings: EvaluationSettings
@@ -41,12 +42,12 @@ class EvaluationPlan:
 
     @property
     def fps(self) -> float:
-        """Frames a second of the model, and so of all recordings."""
+        """Frames per second of the world model and of all recordings."""
         return self.model.fps
 
     @property
     def bootstrap(self) -> Bootstrap:
-        """How intervals are made."""
+        """Settings of the intervals."""
         settings = self.settings
         return Bootstrap(settings.resamples, settings.frechet_resamples, settings.seed)
 
@@ -86,6 +87,7 @@ def make_plan(settings: EvaluationSettings, tokenizer: Path, world_model: Path) 
         "counterfactual_groups": {
             name: {"evaluated": len(groups), "left_out": left_out} for name, (groups, left_out) in found.items()
         },
+        "intervals": {"level": LEVEL, "resampled_by": "place"},
         "damaged_episodes": split.damaged,
     }
     groups = {name: groups for name, (groups, _) in found.items()}

@@ -15,7 +15,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from terra.device import has_fp8, torch_device, torch_dtype
-from terra.engine.base import EngineSpec, check_actions, check_prompt
+from terra.engine.base import EngineCounters, EngineSpec, check_actions, check_prompt
 from terra.engine.graph.lanes import Aim, Lanes, Snapshot
 from terra.errors import ConfigError, EngineError
 from terra.prompt import Action, Actions, FrameTokens, Prompt
@@ -96,6 +96,11 @@ class GraphEngine:
     def failure(self) -> str | None:
         """Why the engine stopped by itself; None while it works."""
         return self._worker.failure
+
+    @property
+    def counters(self) -> EngineCounters:
+        """Tokens that were prefilled and sampled, and the share of slots that open sessions hold."""
+        return self._worker.counters
 
     async def open(self, prompt: Prompt, sampling: SamplingParams, seed: int) -> "GraphSession":
         """See `terra.engine.base.Engine.open`."""
@@ -208,6 +213,12 @@ class _Worker:
         # Tokens that lanes lack, or fewer: as if all drafts had been right since the device was asked.
         self._left: dict[int, int] = {}
         self.failure: str | None = None
+        self._prefilled = self._sampled = 0
+
+    @property
+    def counters(self) -> EngineCounters:
+        held = sum(holder is not None and not holder.closed for holder in self._holders)
+        return EngineCounters(self._prefilled, 0, self._sampled, held / len(self._holders))
 
     def run(self) -> None:
         """Work until None comes; what fails, fails every frame that is asked for, with its reason."""
@@ -222,7 +233,7 @@ class _Worker:
             self._fail(EngineError("the engine is closed"))
         except Exception as error:
             logger.exception("the engine failed")
-            self.failure = f"the engine failed: {type(error).__name__}: {error}"
+            self.failure = f"the engine failed: {type(error).__name__}: {error}".splitlines()[0]
             self._fail(EngineError(self.failure))
         finally:
             del self._lanes  # the weights
@@ -287,6 +298,7 @@ class _Worker:
                 holder.snapshot = self._lanes.save(lane, holder.last)
         if window.snapshot is None:
             self._lanes.begin(lane, window.prompt, window.seed)
+            self._prefilled += window.prompt.num_frames * self._lanes.frame_length
         else:
             self._lanes.load(lane, window.snapshot)
         window.lane, window.snapshot, self._holders[lane] = lane, None, window
@@ -312,6 +324,7 @@ class _Worker:
     def _hand_out(self) -> None:
         if self._made:
             for frame, grid in zip(self._made.frames, self._made.tokens(), strict=True):
+                self._sampled += grid.numel()
                 rows = frame.window.prompt.tokens.shape[1]
                 frame.made.set_result(rearrange(grid.clone(), "(rows cols) -> rows cols", rows=rows))
             self._made = None
