@@ -13,12 +13,26 @@ from tokenizer.types import Frames, TokenGrid
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
-@runtime_checkable
-class Decoder(Protocol):
-    """Turns token grids into frames, one frame for each grid; it may use several grids for a frame."""
+class DecodesTokens(Protocol):
+    """Anything that turns token grids into as many frames, such as an `LFQTokenizer`."""
 
     def decode(self, tokens: TokenGrid) -> Frames:
         """Decode int64 token grids to frames in [-1, 1]; raise `ValueError` for grids that are not the tokenizer's."""
+        ...
+
+
+@runtime_checkable
+class Decoder(DecodesTokens, Protocol):
+    """Turns the tokens of a rollout into its frames, one frame for each grid."""
+
+    @property
+    def framewise(self) -> bool:
+        """Whether each frame depends on its own tokens alone, so that frames of several rollouts may be mixed."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where frames are decoded."""
         ...
 
 
@@ -47,7 +61,9 @@ class FramewiseDecoder:
         ConfigError: an unknown data type, or a tokenizer without a module `decoder` to compile.
     """
 
-    def __init__(self, tokenizer: Decoder, dtype: Dtype = "float32", *, compiled: bool = False) -> None:
+    framewise = True
+
+    def __init__(self, tokenizer: DecodesTokens, dtype: Dtype = "float32", *, compiled: bool = False) -> None:
         element = element_type(dtype)
         self.tokenizer = tokenizer
         if (element != torch.float32 or compiled) and isinstance(tokenizer, torch.nn.Module):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import imageio.v3 as iio
 import numpy as np
@@ -118,8 +118,7 @@ def to_uint8(frames: "Frames") -> UInt8[np.ndarray, "frames height width 3"]:
     frames = frames.detach().float()
     if not torch.isfinite(frames).all():
         raise VideoError("expected frames in [-1, 1], got values that are not finite")
-    steps = ((frames + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
-    return rearrange(steps, "f c h w -> f h w c").contiguous().cpu().numpy()
+    return rearrange(to_8_bit(frames), "f c h w -> f h w c").contiguous().cpu().numpy()
 
 
 def to_frames(frames: UInt8[np.ndarray, "frames height width 3"]) -> "Frames":
@@ -127,7 +126,17 @@ def to_frames(frames: UInt8[np.ndarray, "frames height width 3"]) -> "Frames":
     import torch
 
     _check_stack(frames, "frames")
-    return torch.from_numpy(rearrange(frames, "f h w c -> f c h w").astype(np.float32, order="C")) / 127.5 - 1
+    return to_unit_range(torch.from_numpy(np.ascontiguousarray(rearrange(frames, "f h w c -> f c h w"))))
+
+
+def to_8_bit(frames: "Frames") -> UInt8[Any, "frames 3 height width"]:
+    """Frames in [-1, 1] as a uint8 tensor on their device: rounded to the nearest of 256 steps, and clamped."""
+    return ((frames.clamp(-1.0, 1.0) + 1.0) * 127.5).round().byte()
+
+
+def to_unit_range(frames: UInt8[Any, "frames 3 height width"]) -> "Frames":
+    """A uint8 tensor as float32 frames in [-1, 1] on its device: x / 127.5 - 1. `to_8_bit` undoes it exactly."""
+    return frames.float() / 127.5 - 1.0
 
 
 class VideoWriter:

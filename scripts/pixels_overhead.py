@@ -29,6 +29,7 @@ from terra.context import load_context
 from terra.device import torch_device
 from terra.models import Models
 from terra.pipeline import RolloutRequest
+from terra.rollout import drive_actions
 from terra.trajectory import load_trajectory
 from tokenizer import TokenGrid
 
@@ -57,8 +58,8 @@ def measure(config: DictConfig, rounds: int) -> dict[str, Any]:
     """Seconds of both ways, and what the first takes longer."""
     pipeline = Models.check(config).build()
     spec, size = pipeline.engine.spec, pipeline.tokenizer.config.image_size
-    trajectory = load_trajectory(Path(config.trajectory), sample_id=config.sample_id).resample(spec.fps)
-    actions = torch.from_numpy(trajectory.actions(config.num_frames - 1, spec.waypoint_times))
+    trajectory = load_trajectory(Path(config.trajectory), sample_id=config.sample_id)
+    actions, _ = drive_actions(trajectory, config.num_frames, spec)
     sampling = build_sampling(config.sampling)
 
     def read() -> torch.Tensor:
@@ -71,19 +72,12 @@ def measure(config: DictConfig, rounds: int) -> dict[str, Any]:
             (rollout,) = pipeline.generate([request], sampling, on_pixels=encode)
         return rollout.tokens
 
-    async def tokens(context: TokenGrid) -> TokenGrid:
-        given = config.num_context - 1
-        session = await pipeline.open(context, actions[:given], sampling, config.seed)
-        frames = [frame async for frame in session.run(actions[given:])]
-        await session.close()
-        return torch.cat([context, torch.stack(frames)])
-
     seconds: dict[str, list[float]] = {"tokens": [], "video": []}
     with pipeline, tempfile.TemporaryDirectory() as folder:
-        context = pipeline.tokenizer.encode(read()).cpu()
+        context = pipeline.wait(pipeline.encode(read()))
         for turn in range(rounds + 1):
             begun = time.perf_counter()
-            alone = pipeline.wait(tokens(context))
+            alone = pipeline.wait(pipeline.rollout_tokens(context, actions, sampling, config.seed))
             between = time.perf_counter()
             beside = video(Path(folder) / "video.mp4")
             if not torch.equal(alone, beside):

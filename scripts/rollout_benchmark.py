@@ -113,7 +113,7 @@ async def run_bare(pipeline: Any, settings: Any, *, num_frames: int) -> float:
     async def here(_threads: str, work: Any) -> Any:
         return work()
 
-    inputs = Inputs(pipeline.tokenizer, pipeline.engine.spec, settings.contexts, here)
+    inputs = Inputs(pipeline, settings.contexts, here)
     jobs = [
         replace(job, num_frames=num_frames)
         for line in read_lines(settings.manifest)
@@ -121,15 +121,9 @@ async def run_bare(pipeline: Any, settings: Any, *, num_frames: int) -> float:
     ]
     given = [(await inputs.context(job), await inputs.actions(job), job) for job in jobs]
 
-    async def one(context: Any, actions: Any, job: Any) -> None:
-        split = job.num_context - 1
-        session = await pipeline.open(context, actions[:split], job.sampling, job.seed)
-        async for _ in session.run(actions[split:]):
-            pass
-        await session.close()
-
     begun = time.perf_counter()
-    await asyncio.gather(*(one(*each) for each in given))
+    made = (pipeline.rollout_tokens(context, actions, job.sampling, job.seed) for context, actions, job in given)
+    await asyncio.gather(*made)
     return time.perf_counter() - begun
 
 

@@ -11,18 +11,11 @@ from omegaconf import DictConfig
 from decoder import Decoder
 from decoder.overlay import Camera
 from terra.engine.base import Engine
-from terra.errors import CheckpointError, ConfigError, TerraError
+from terra.errors import ConfigError, TerraError
+from terra.extras import install_hint
 from terra.sampling import SamplingParams
-from terra.world_model.published import TOKENIZERS, tokenizer_of
-from tokenizer import LFQTokenizer, LFQTokenizerConfig
-from tokenizer.checkpoint import checkpoint_sha256, resolve_checkpoint
-from tokenizer.lineage import makes_tokens_of
-
-_EXTRAS = {
-    "vllm": '"terra-world-model[vllm]" on an NVIDIA GPU, "terra-world-model[cpu]" on a CPU',
-    "ray": '"terra-world-model[ray]"',
-    "diffusers": '"terra-world-model[refiner]"',
-}
+from tokenizer import LFQTokenizer
+from tokenizer.checkpoint import resolve_checkpoint
 
 
 def checkpoint_folder(node: DictConfig) -> Path:
@@ -73,8 +66,7 @@ def check_extra(node: DictConfig) -> None:
             if error.name and module.startswith(error.name):
                 continue  # a class, or a part of the path that is none
             name = (error.name or "").partition(".")[0]
-            hint = _EXTRAS.get(name, name)
-            raise ConfigError(f"{node._target_}: needs the package {name}: pip install {hint}") from None
+            raise ConfigError(f"{node._target_}: needs the package {name}: {install_hint(name)}") from None
         return
 
 
@@ -95,42 +87,6 @@ def build_decoder(node: DictConfig, tokenizer: LFQTokenizer) -> Decoder:
         ConfigError: an argument that the decoder does not take.
     """
     return _build(node, "decoder", tokenizer=tokenizer)
-
-
-def check_pairing(tokenizer: Path, world_model: Any) -> None:
-    """Refuse a tokenizer that the world model was not trained with.
-
-    Args:
-        tokenizer: its checkpoint folder.
-        world_model: the world model's `LlamaActionConfig`.
-
-    Raises:
-        CheckpointError: another number of tokens a frame, another codebook, another encoder than recorded or, where
-            nothing is recorded, the other one of the two published tokenizers, which differ in weights alone.
-    """
-    config = LFQTokenizerConfig.load(tokenizer / "config.json")
-    got = (config.num_tokens, config.quantizer_config.codebook_size)
-    expected = (world_model.num_image_patches, world_model.image_vocab_size)
-    if got != expected:
-        raise CheckpointError(
-            f"tokenizer {tokenizer}: the world model expects {expected[0]} tokens a frame of a codebook of "
-            f"{expected[1]}, got {got[0]} of {got[1]}"
-        )
-    recorded = world_model.tokenizer_sha256
-    if recorded is None:
-        _check_published_pair(tokenizer, world_model)
-    elif not makes_tokens_of(tokenizer, recorded):
-        raise CheckpointError(
-            f"tokenizer {tokenizer}: the world model was trained with tokenizer {recorded[:12]}, "
-            f"got {checkpoint_sha256(tokenizer)[:12]}"
-        )
-
-
-def _check_published_pair(tokenizer: Path, world_model: Any) -> None:
-    architecture = (world_model.architectures or [""])[0]
-    expected = tokenizer_of(architecture)
-    if tokenizer.name in TOKENIZERS and tokenizer.name != expected:
-        raise CheckpointError(f"tokenizer {tokenizer}: the published {architecture} was trained with {expected}")
 
 
 def _build(node: DictConfig, what: str, **arguments: Any) -> Any:

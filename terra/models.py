@@ -1,5 +1,8 @@
 """Tokenizer, world model, engine and decoder of a configuration: checked where a run begins, built where it works."""
 
+import functools
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -7,9 +10,12 @@ from typing import Any, Self
 from omegaconf import DictConfig, OmegaConf
 
 from decoder import Decoder
-from terra.config import build_decoder, build_engine, check_extra, check_pairing, checkpoint_folder
+from terra.config import build_decoder, build_engine, check_extra, checkpoint_folder
+from terra.config_files import config_dir
 from terra.device import torch_device, torch_dtype
 from terra.engine.base import EngineSpec
+from terra.errors import ConfigError
+from terra.pairing import check_pairing
 from terra.pipeline import Pipeline
 from terra.windows import check_overlap
 from terra.world_model import load_config
@@ -43,8 +49,8 @@ class Models:
         """Check all that can be without loading weights. Raises TerraError."""
         tokenizer, world_model = checkpoint_folder(config.tokenizer), checkpoint_folder(config.world_model)
         model = load_config(world_model)
-        check_pairing(tokenizer, model)
         spec = EngineSpec.of(model)
+        check_pairing(tokenizer, spec)
         check_overlap(config.overlap, spec.layout.max_frames)
         torch_device(config.tokenizer.device)
         for name, check in (("dtype", torch_dtype), ("device", torch_device)):
@@ -62,7 +68,8 @@ class Models:
         tokenizer = self._build_tokenizer()
         decoder = self._build_decoder(tokenizer)
         engine = build_engine(DictConfig(self.values["engine"]), self.world_model)
-        return Pipeline(tokenizer, engine, decoder, overlap=self.values["overlap"])
+        overlap, provenance = self.values["overlap"], self.provenance()
+        return Pipeline(tokenizer, engine, decoder, overlap=overlap, provenance=provenance)
 
     def build_decoder(self) -> Decoder:
         """The decoder alone. Raises TerraError."""
@@ -75,10 +82,47 @@ class Models:
 
     def hashes(self) -> dict[str, str]:
         """Which weights these are, as JSON has it."""
+        return dict(self._hashes)
+
+    @functools.cached_property
+    def _hashes(self) -> dict[str, str]:
         return {
             "tokenizer_sha256": checkpoint_sha256(self.tokenizer),
             "world_model_sha256": checkpoint_sha256(self.world_model),
         }
+
+    def provenance(self) -> dict[str, Any]:
+        """What a rollout's record says of the models, see `terra.rollout`; `from_provenance` takes it."""
+        hashes = self.hashes()
+        return {
+            "checkpoints": {
+                name: _checkpoint_names(self.values[name]) | {"sha256": hashes[f"{name}_sha256"]}
+                for name in ("tokenizer", "world_model")
+            },
+            "engine": _named("engine", self.values["engine"]),
+            "decoder": _named("decoder", self.values["decoder"]),
+            "tokenizer_device": self.values["tokenizer"]["device"],
+        }
+
+    @classmethod
+    def from_provenance(cls, record: Mapping[str, Any], device: str | None = None) -> Self:
+        """The models of a rollout's record, checked as in `check`.
+
+        Args:
+            record: see `terra.rollout`; its names of engine and decoder are those of files of conf/.
+            device: in place of the recorded ones.
+
+        Raises:
+            TerraError: an engine or decoder that is none of Terra's own, or a checkpoint that is not there.
+        """
+        checkpoints = record["checkpoints"]
+        places = {name: _checkpoint_names(checkpoints[name]) for name in ("tokenizer", "world_model")}
+        places["tokenizer"]["device"] = device or record["tokenizer_device"]
+        engine, decoder = _settings("engine", record["engine"]), _settings("decoder", record["decoder"])
+        if device is not None:
+            engine |= {"device": device} if "device" in engine else {}
+            decoder |= {"device": device} if "device" in decoder else {}
+        return cls.check(DictConfig({**places, "engine": engine, "decoder": decoder, "overlap": record["overlap"]}))
 
     def made_with(self) -> dict[str, Any]:
         """What all rollouts depend on, as JSON has it."""
@@ -96,3 +140,32 @@ class Models:
 
     def _build_decoder(self, tokenizer: LFQTokenizer) -> Decoder:
         return build_decoder(DictConfig(self.values["decoder"]), tokenizer)
+
+
+def _checkpoint_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a checkpoint is: a local folder by its whole path."""
+    pretrained = values["pretrained"]
+    if Path(pretrained).is_dir():
+        pretrained = str(Path(pretrained).absolute())
+    return {"pretrained": pretrained, "subfolder": values["subfolder"], "revision": values["revision"]}
+
+
+def _targets(group: str) -> dict[str, str]:
+    """The `_target_` of each choice of a configuration group, by the choice's name."""
+    choices = sorted((config_dir() / group).glob("*.yaml"))
+    return {path.stem: OmegaConf.to_container(OmegaConf.load(path))["_target_"] for path in choices}  # pyright: ignore
+
+
+def _named(group: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with the choice's name in place of its `_target_`, which stays as the name if it is the user's own."""
+    names = {target: name for name, target in _targets(group).items()}
+    settings = {key: value for key, value in values.items() if key != "_target_"}
+    return {"name": names.get(values["_target_"], values["_target_"]), **settings}
+
+
+def _settings(group: str, record: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that `_named` made. A record is a stranger's file: what it names is not imported."""
+    targets, name = _targets(group), record["name"]
+    if name not in targets or "_target_" in json.dumps(record):
+        raise ConfigError(f"{group}: expected one of {', '.join(targets)}, got {name!r}")
+    return {"_target_": targets[name], **{key: value for key, value in record.items() if key != "name"}}

@@ -18,10 +18,11 @@ from terra.check import check
 from terra.check.bit_order import next_frame_loss
 from terra.check.synthetic import tokenizer_config, world_model_config, world_model_layout
 from terra.cli import command
-from terra.config import check_pairing
 from terra.context import load_context
+from terra.engine.base import EngineSpec
 from terra.errors import CheckpointError
-from terra.prompt import interleave
+from terra.pairing import check_pairing
+from terra.prompt import pack_blocks
 from terra.trajectory import load_trajectory
 from terra.world_model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM, load_config
 from terra.world_model.published import TOKENIZERS, WORLD_MODELS
@@ -273,7 +274,7 @@ def test_the_published_tokenizers_are_not_mistaken_for_each_other(known, reposit
     recorded = load_config(repository / "world_model_v2")
     recorded.tokenizer_sha256 = "0" * 64
     with pytest.raises(CheckpointError, match="was trained with tokenizer 000000000000, got"):
-        check_pairing(repository / "lfq_tokenizer_B_256_ema", recorded)
+        check_pairing(repository / "lfq_tokenizer_B_256_ema", EngineSpec.of(recorded))
 
 
 def test_a_tokenizer_of_another_size_does_not_fit(known, repository, terra_check):
@@ -338,7 +339,7 @@ def train(bit_order: BitOrder, num_steps: int) -> LlamaActionV2ForCausalLM:
         top, left = (int(torch.randint(0, side - scale * part + 1, ())) for side, part in ((72, 16), (128, 28)))
         crops = pictures[:, :, top : top + 16 * scale, left : left + 28 * scale]
         tokens = tokenizer.encode(F.interpolate(crops, (16, 28), mode="area")).unflatten(0, (len(names), 3))
-        ids = torch.tensor([interleave(list(window), 6, num_actions=3) for window in tokens])
+        ids = pack_blocks(tokens, 6)
         model(input_ids=ids, actions=actions.expand(len(names), -1, -1, -1), labels=ids).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -394,7 +395,7 @@ def test_next_frame_loss_is_that_of_the_logits(architecture):
     torch.manual_seed(0)
     model = architecture(tiny_config()).eval()
     tokens, actions = torch.randint(0, 64, (3, 3, 4)), torch.randn(2, 6, 3)
-    ids = torch.tensor([interleave(list(tokens), 6, num_actions=2)])
+    ids = pack_blocks(tokens, 6)[None]
     logits = model(input_ids=ids, actions=actions[None]).logits[0, :, :64]
     predicting = [frame * 18 + token - 1 for frame in (1, 2) for token in range(12)]
     expected = F.cross_entropy(logits[predicting], tokens[1:].flatten())

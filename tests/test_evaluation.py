@@ -48,6 +48,7 @@ from tokenizer import EncoderDecoderConfig, LFQTokenizer, LFQTokenizerConfig, Qu
 
 FPS = 10.0
 IMAGE_SIZE, PATCHES = (32, 48), 4 * 6
+SMALL_ESTIMATOR = EstimatorConfig(fps=FPS, image_size=IMAGE_SIZE, width=8, reach=1, features=8)
 
 
 def poses_of(steps: np.ndarray) -> Poses:
@@ -538,7 +539,7 @@ def test_estimator_learns_and_is_stored(driving: Path, tokenizer_folder: Path, t
     )
     assert recordings.frames.shape == (2, 8 * 12, 3, *IMAGE_SIZE)
     held_out = load_recordings(driving, "held_out", IMAGE_SIZE, max_frames=500, tokenizer=None, **options)
-    model = EstimatorConfig(FPS, IMAGE_SIZE, 8, 2, 16)
+    model = EstimatorConfig(fps=FPS, image_size=IMAGE_SIZE, width=8, reach=2, features=16)
     loop = LoopConfig(output=tmp_path, batch_size=8, max_steps=40, learning_rate=3e-3, warmup_steps=5, ema_decay=0.9)
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -561,14 +562,14 @@ def test_differentiable_positions_are_the_integrated_path() -> None:
 
 
 def test_estimator_refuses_another_checkpoint(tmp_path: Path) -> None:
-    MotionEstimator(EstimatorConfig(FPS, IMAGE_SIZE, 8, 1, 8)).save_pretrained(tmp_path)
+    MotionEstimator(SMALL_ESTIMATOR).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     assert MotionEstimator.from_pretrained(tmp_path).config.reach == 1
     (tmp_path / "config.json").write_text(json.dumps({**config, "features": 9}))
     with pytest.raises(CheckpointError, match="differs in"):
         MotionEstimator.from_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**config, "width": 9}))
-    with pytest.raises(CheckpointError, match="expected a width divisible by 8"):
+    with pytest.raises(CheckpointError, match="width: expected a whole number divisible by 8"):
         MotionEstimator.from_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "llama"}))
     with pytest.raises(CheckpointError, match="terra_motion_estimator"):
@@ -578,7 +579,7 @@ def test_estimator_refuses_another_checkpoint(tmp_path: Path) -> None:
 def test_evaluation_writes_its_files_and_a_second_run_makes_nothing_new(
     driving: Path, model_folder: Path, tokenizer_folder: Path, tmp_path: Path
 ) -> None:
-    MotionEstimator(EstimatorConfig(FPS, IMAGE_SIZE, 8, 1, 8)).save_pretrained(tmp_path / "estimator")
+    MotionEstimator(SMALL_ESTIMATOR).save_pretrained(tmp_path / "estimator")
     settings = [
         *(f"data={driving}", f"output={tmp_path / 'out'}", f"estimator={tmp_path / 'estimator'}", "engine=persistence"),
         *(f"tokenizer.pretrained={tokenizer_folder}", f"world_model.pretrained={model_folder}"),

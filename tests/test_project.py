@@ -79,8 +79,8 @@ def test_every_choice_composes(override):
 def test_help_is_quick_and_complete():
     code = (
         "import sys; sys.argv = ['terra-generate', '--help']\n"
-        "from terra.cli import generate\n"
-        "try: generate()\n"
+        "from terra.cli import main\n"
+        "try: main()\n"
         "finally: assert not {'torch', 'transformers', 'vllm'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -204,11 +204,11 @@ def test_a_saved_refiner_is_the_same(tokenizer, refiner, tokens, tmp_path):
     [
         ({"model_type": "llama"}, "expected the configuration of a video_refiner"),
         ({"color": 1}, "differs in color"),
-        ({"num_steps": 0}, "num_steps: expected 1 or more, got 0"),
+        ({"num_steps": 0}, "num_steps: expected a whole number of at least 1, got 0"),
         ({"overlap": 5}, "overlap: expected 0 to 4, got 5"),
-        ({"guidance": [1.5]}, "guidance: expected two numbers"),
+        ({"guidance": [1.5]}, "guidance: expected two finite numbers"),
         ({"image_size": [11, 20]}, r"image_size: expected two multiples of 2, got \[11, 20\]"),
-        ({"sigma_max": 0.001}, "expected 0 < sigma_min < sigma_max"),
+        ({"sigma_max": 0.001}, "sigma_min: expected less than sigma_max=0.001, got 0.002"),
         ({"unet": {"color": 1}}, "expected networks of diffusers, got: .*color"),
         ({"unet": {}}, "of another shape"),
         ({"vae": {}}, "block_out_channels"),
@@ -247,7 +247,7 @@ def test_a_pipeline_decodes_with_it(tokenizer, refiner, tiny_model, tmp_path):
     assert torch.equal(rollout.frames, RefinerDecoder(tokenizer, refiner, seed=3).decode(rollout.tokens))
     for change, message in (
         ("decoder.dtype=int8", "dtype: expected one of float32, bfloat16, float16, got 'int8'"),
-        ("decoder.guidance=[2]", "guidance: expected two numbers"),
+        ("decoder.guidance=[2]", "guidance: expected two finite numbers"),
         ("decoder.seed=-1", "seed: expected 0 to"),
         ("+decoder.steps=3", "decoder: .*steps"),
     ):

@@ -19,7 +19,6 @@ from terra.engine.vllm.processing import render
 from terra.engine.vllm.pump import Stream
 from terra.engine.vllm.sampling import request_params
 from terra.errors import CheckpointError, ConfigError, EngineError
-from terra.prompt import interleave
 from terra.sampling import sample_tokens
 from terra.world_model import LlamaActionForCausalLM
 
@@ -225,7 +224,7 @@ def test_a_stream_whose_event_loop_is_closed_harms_nobody(v1_engine, wait):
     prompt, actions = make_prompt(6)
 
     async def leave():
-        ids = interleave(list(prompt.tokens), 6, num_actions=3)
+        ids = prompt.ids(6).tolist()
         rendered = render(ids, torch.cat([prompt.actions, actions[:1]]), [12, 30, 48])
         v1_engine._pump.add(Stream("left", 12, 12), rendered, 12, request_params(PLAIN, 0, native=False), more=False)
 

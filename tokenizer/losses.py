@@ -5,7 +5,6 @@ configuration of the "B" tokenizer for the weights 0.1 (entropy) and 0.25 (commi
 """
 
 import math
-from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import torch
@@ -16,6 +15,7 @@ from torch.nn import functional as F
 
 from tokenizer.config import QuantizerConfig
 from tokenizer.quantizer import quantize, tokens_from_signs
+from tokenizer.settings import NonNegative, Positive, Settings
 from tokenizer.types import Frames
 
 Scalar = Float[Tensor, ""]
@@ -25,27 +25,18 @@ PreQuantized = Float[Tensor, "frames dim rows cols"]
 MAX_GROUP_BITS = 18
 
 
-@dataclass(frozen=True, kw_only=True)
-class LossWeights:
+class LossWeights(Settings):
     """Weights of the terms of `tokenizer_loss`, and the temperature of the entropies' soft assignment.
 
-    The two entropies' weights against each other stand in the tokenizer's `quantizer_config`. Raises ValueError on a
+    The two entropies' weights against each other stand in the tokenizer's `quantizer_config`. Raises ConfigError on a
     negative weight or a temperature that is not positive.
     """
 
-    pixel: float = 1.0
-    gradient: float = 1.0
-    entropy: float = 0.1
-    commitment: float = 0.25
-    temperature: float = 0.01
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"expected a finite {field.name} of at least 0, got {value}")
-        if self.temperature == 0:
-            raise ValueError(f"expected a positive temperature, got {self.temperature}")
+    pixel: NonNegative = 1.0
+    gradient: NonNegative = 1.0
+    entropy: NonNegative = 0.1
+    commitment: NonNegative = 0.25
+    temperature: Positive = 0.01
 
 
 class EntropyTerms(NamedTuple):

@@ -38,9 +38,12 @@ class LFQTokenizer(nn.Module):
     whole may be moved `to(memory_format=torch.channels_last)`.
     """
 
+    checkpoint: Path | None
+    """The folder that the weights were read from; None for a tokenizer that was not."""
+
     def __init__(self, config: LFQTokenizerConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.checkpoint = config, None
         self.encoder = Encoder(config.encoder_decoder_config)
         self.decoder = Decoder(config.encoder_decoder_config)
         self.codebook_size = config.quantizer_config.codebook_size
@@ -116,6 +119,7 @@ class LFQTokenizer(nn.Module):
         for name, tensor in tensors.items():
             if not tensor.is_floating_point():
                 raise CheckpointError(f"{folder}: expected {name} in a floating-point dtype, got {tensor.dtype}")
+        tokenizer.checkpoint = folder
         tokenizer.load_state_dict({name: tensor.to(dtype) for name, tensor in tensors.items()}, assign=True)
         # Convolutions on channels_last memory are several times faster on a CPU (eight times, measured on two cores).
         return tokenizer.to(memory_format=torch.channels_last).eval()  # pyright: ignore[reportCallIssue]

@@ -5,8 +5,7 @@ from typing import final
 
 import torch
 
-from decoder.framewise import Decoder, Dtype, element_type
-from decoder.refiner.config import check_guidance
+from decoder.framewise import DecodesTokens, Dtype, element_type
 from decoder.refiner.model import Latents, Refiner
 from decoder.refiner.windows import frame_noise, refined_windows
 from tokenizer.errors import ConfigError
@@ -30,19 +29,21 @@ class RefinerDecoder:
         ConfigError: a seed or guidance out of range.
     """
 
+    framewise = False
+
     def __init__(
-        self, tokenizer: Decoder, refiner: Refiner, *, seed: int = 0, guidance: tuple[float, float] | None = None
+        self, tokenizer: DecodesTokens, refiner: Refiner, *, seed: int = 0, guidance: tuple[float, float] | None = None
     ) -> None:
         if not 0 <= seed < 2**64:
             raise ConfigError(f"refiner: seed: expected 0 to 2^64 - 1, got {seed}")
         self.tokenizer, self.refiner, self.seed = tokenizer, refiner, seed
-        self.guidance = refiner.config.guidance if guidance is None else guidance
-        check_guidance(self.guidance)
+        config = refiner.config if guidance is None else refiner.config.replace(guidance=guidance)
+        self.guidance = config.guidance
 
     @classmethod
     def from_pretrained(
         cls,
-        tokenizer: Decoder,
+        tokenizer: DecodesTokens,
         pretrained: str | Path,
         *,
         seed: int = 0,
@@ -53,6 +54,11 @@ class RefinerDecoder:
         """Load the refiner from a folder or a Hub repository. Raises CheckpointError, ConfigError."""
         refiner = Refiner.from_pretrained(pretrained, element_type(dtype)).to(device)
         return cls(tokenizer, refiner, seed=seed, guidance=guidance)
+
+    @property
+    def device(self) -> torch.device:
+        """Where frames are refined."""
+        return self.refiner.device
 
     @torch.no_grad()
     def decode(self, tokens: TokenGrid) -> Frames:

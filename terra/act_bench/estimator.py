@@ -9,28 +9,28 @@ published code has some oddities, with which the weights were trained; they are 
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Literal, Self
 
 import torch
 from einops import rearrange
 from jaxtyping import Float, UInt8
+from pydantic import ConfigDict, Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from terra.act_bench.i3d import CHANNELS, TIME_STRIDE, inception_i3d
 from terra.errors import CheckpointError, EngineError
 from tokenizer.checkpoint import CONFIG_NAME, load_tensors, read_json, read_layout, verify_layout
+from tokenizer.settings import Count, Settings, checked
 
 MODEL_TYPE = "ACT-Estimator"
 FPS = 10.0
 _WRAPPER = "model."
 _ENCODER_WIDTH, _ENCODER_LAYERS = 512, 2
-_KEYS = ("input_shape", "num_classes", "max_seq_len", "timestamp_dim", "d_model", "num_heads", "feature_map_size")
 
 
-@dataclass(frozen=True)
-class ActEstimatorConfig:
-    """The sizes of an ACT-Estimator; the defaults are those of the published one.
+class ActEstimatorConfig(Settings):
+    """The size of an ACT-Estimator; by default that of the published one.
 
     Attributes:
         num_frames: number of a video's frames; videos of other lengths are not accepted.
@@ -40,12 +40,18 @@ class ActEstimatorConfig:
         feature_map_size: cells along each side of the pooled feature map.
     """
 
-    num_frames: int = 44
-    side: int = 224
-    num_classes: int = 9
-    d_model: int = 512
-    num_heads: int = 8
-    feature_map_size: int = 4
+    num_frames: Count = 44
+    side: Count = 224
+    num_classes: Count = 9
+    d_model: Count = 512
+    num_heads: Count = 8
+    feature_map_size: Count = 4
+
+    @model_validator(mode="after")
+    def _heads(self) -> Self:
+        if self.d_model % (2 * self.num_heads):
+            raise ValueError(f"d_model: expected a multiple of 2 num_heads = {2 * self.num_heads}, got {self.d_model}")
+        return self
 
     @property
     def memory_length(self) -> int:
@@ -62,22 +68,31 @@ class ActEstimatorConfig:
         content = read_json(path)
         if content.get("model_type") != MODEL_TYPE:
             raise CheckpointError(f"{path}: expected the model_type {MODEL_TYPE}, got {content.get('model_type')!r}")
-        missing = [key for key in _KEYS if key not in content]
-        if missing:
-            raise CheckpointError(f"{path}: expected {', '.join(_KEYS)}, got no {missing[0]}")
-        shape, frames = content["input_shape"], content["max_seq_len"]
-        if not isinstance(shape, list) or len(shape) != 4 or shape != [3, frames, shape[3], shape[3]]:
-            raise CheckpointError(f"{path}: input_shape: expected [3, max_seq_len, side, side], got {shape}")
-        if content["timestamp_dim"] != 1:
-            raise CheckpointError(f"{path}: timestamp_dim: expected 1, got {content['timestamp_dim']!r}")
-        sizes = [
-            frames,
-            shape[3],
-            *(content[key] for key in ("num_classes", "d_model", "num_heads", "feature_map_size")),
-        ]
-        if not all(type(size) is int and size > 0 for size in sizes) or content["d_model"] % (2 * content["num_heads"]):
-            raise CheckpointError(f"{path}: expected sizes above 0, and d_model divisible by 2 num_heads, got {sizes}")
-        return cls(*sizes)
+        published = checked(_PublishedConfig, content, str(path), CheckpointError)
+        sizes = {name: getattr(published, name) for name in cls.model_fields if name in content}
+        sizes |= {"num_frames": published.max_seq_len, "side": published.input_shape[3]}
+        return checked(cls, sizes, str(path), CheckpointError)
+
+
+class _PublishedConfig(Settings):
+    """The keys of the published config.json that say something about the architecture."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    input_shape: Annotated[tuple[Literal[3], Count, Count, Count], Field(strict=False)]
+    num_classes: Count
+    max_seq_len: Count
+    timestamp_dim: Literal[1]
+    d_model: Count
+    num_heads: Count
+    feature_map_size: Count
+
+    @model_validator(mode="after")
+    def _square(self) -> Self:
+        _, frames, height, width = self.input_shape
+        if frames != self.max_seq_len or height != width:
+            raise ValueError(f"input_shape: expected [3, max_seq_len, side, side], got {list(self.input_shape)}")
+        return self
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from terra.act_bench.scores import score_videos, summarize
 from terra.act_bench.settings import ActBenchSettings
 from terra.act_bench.videos import find_videos
 from terra.config import checkpoint_folder
+from terra.device import torch_device, torch_dtype
 from terra.errors import ConfigError, VideoError
 from terra.output import check_output, package_versions
 from terra.rollouts.batch import ALL_DONE, INTERRUPTED, SOME_FAILED
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 _NEEDED_BYTES = 64 << 20
 
 
-def run(config: DictConfig, console: Console) -> int:
+def run(config: DictConfig, console: Console | None = None) -> int:
     """Generate what is not there yet, score all, and return the exit code.
 
     0 all is scored, 3 some samples are left out, 128 + n interrupted by signal n while generating.
@@ -44,9 +45,11 @@ def run(config: DictConfig, console: Console) -> int:
         TerraError: anything wrong with the configuration, the manifest, the checkpoints, the engine or the output; or
             no video that can be scored.
     """
-    started = time.perf_counter()
+    started, console = time.perf_counter(), console or Console(stderr=True)
     settings = ActBenchSettings.from_config(config)
     manifest, output = settings.rollouts.manifest, settings.rollouts.output
+    device = torch_device(settings.estimator.device)
+    dtype = torch_dtype(settings.estimator.dtype, device)
     checkpoint = checkpoint_folder(config.estimator)
     shape = ActEstimator.check(checkpoint)
     if shape.num_classes != len(CLASSES):
@@ -61,11 +64,11 @@ def run(config: DictConfig, console: Console) -> int:
     else:
         videos, left_out = _find(settings.videos, settings, samples)
     estimated = estimate_videos(
-        ActEstimator.from_pretrained(checkpoint).to(settings.device),
+        ActEstimator.from_pretrained(checkpoint).to(device),
         [sample for sample in samples if sample.sample_id in videos],
         videos,
-        dtype=settings.dtype,
-        batch_size=settings.batch_size,
+        dtype=dtype,
+        batch_size=settings.estimator.batch_size,
         workers=settings.rollouts.workers,
     )
     left_out |= estimated.failed
@@ -76,7 +79,7 @@ def run(config: DictConfig, console: Console) -> int:
         "manifest": {"path": str(manifest), "sha256": file_sha256(manifest, ConfigError), "samples": num_in_manifest},
         "videos": str(settings.videos or output / "videos"),
         "other_frame_rates": estimated.other_rates,
-        "estimator": {"path": str(checkpoint), "sha256": checkpoint_sha256(checkpoint), "dtype": str(settings.dtype)},
+        "estimator": {"path": str(checkpoint), "sha256": checkpoint_sha256(checkpoint), "dtype": str(dtype)},
         "versions": package_versions(),
         "seconds": time.perf_counter() - started,
     }

@@ -60,7 +60,7 @@ def score_videos(
 
 
 def summarize(scores: VideoScores, num_resamples: int) -> list[Row]:
-    """The row "all", and one for each class; NaN where no video counts. Intervals are of a bootstrap over drives."""
+    """Average all videos (row "all") and each class, with bootstrap intervals over drives; NaN without videos."""
     every = np.ones(len(scores.wanted), dtype=bool)
     rows = [_row(ALL, scores, every, num_resamples)]
     for class_id, name in enumerate(CLASSES):

@@ -1,29 +1,43 @@
 """What to score, and how: conf/act_bench.yaml."""
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-import torch
 from omegaconf import DictConfig, OmegaConf
+from pydantic import model_validator
 
 from terra.act_bench.estimator import ActEstimatorConfig
-from terra.device import torch_device, torch_dtype
 from terra.errors import ConfigError
 from terra.rollouts.batch import read_settings
-from terra.rollouts.settings import RolloutSettings, check_whole
+from terra.rollouts.settings import RolloutSettings
+from tokenizer.settings import Count, FilePath, Settings, Text
 
 
-@dataclass(frozen=True, kw_only=True)
-class ActBenchSettings:
+class EstimatorSettings(Settings):
+    """The group `estimator` of conf/act_bench.yaml.
+
+    Attributes:
+        pretrained, subfolder, revision: the checkpoint, as a tokenizer's.
+        device, dtype: see `terra.act_bench.estimator.ActEstimator.estimate`; None takes a GPU if there is one, and
+            bfloat16 there.
+        batch_size: videos that it looks at together.
+    """
+
+    pretrained: Text
+    subfolder: str | None
+    revision: str | None
+    device: str | None
+    dtype: Literal["float32", "bfloat16", "float16"] | None
+    batch_size: Count
+
+
+class ActBenchSettings(Settings):
     """The whole of conf/act_bench.yaml but the models.
 
     Attributes:
         rollouts: what terra-rollout takes; `manifest` is the benchmark's file, `output` this command's folder.
         videos: a folder of videos to score; None to generate them.
         limit: how many samples, evenly spread over those that can be scored; None for all.
-        device, dtype: of the estimator, see `terra.act_bench.estimator.ActEstimator.estimate`.
-        batch_size: videos that it looks at together.
+        estimator: the checkpoint, and where it works.
         resamples: of the bootstrap over drives.
 
     Raises:
@@ -31,35 +45,22 @@ class ActBenchSettings:
     """
 
     rollouts: RolloutSettings
-    videos: Path | None
-    limit: int | None
-    device: torch.device
-    dtype: torch.dtype
-    batch_size: int
-    resamples: int
+    videos: FilePath | None
+    limit: Count | None
+    estimator: EstimatorSettings
+    resamples: Count
 
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "resamples"):
-            check_whole(getattr(self, name), 1, name)
-        if self.limit is not None:
-            check_whole(self.limit, 1, "limit")
+    @model_validator(mode="after")
+    def _one_sample(self) -> Self:
         if self.rollouts.num_samples != 1:
-            raise ConfigError(f"num_samples: expected 1, the benchmark's, got {self.rollouts.num_samples}")
+            raise ValueError(f"num_samples: expected 1, the benchmark's, got {self.rollouts.num_samples}")
+        return self
 
     @classmethod
     def from_config(cls, config: DictConfig) -> Self:
         """Out of the configuration, which holds more. Raises ConfigError."""
         values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-        estimator = values["estimator"]
-        return cls(
-            rollouts=read_settings(config),
-            videos=None if values["videos"] is None else Path(str(values["videos"])),
-            limit=values["limit"],
-            device=torch_device(estimator["device"]),
-            dtype=torch_dtype(estimator["dtype"]),
-            batch_size=estimator["batch_size"],
-            resamples=values["resamples"],
-        )
+        return cls.from_values({**values, "rollouts": read_settings(config)})
 
     def check_length(self, estimator: ActEstimatorConfig) -> None:
         """Refuse rollouts of which the estimator would not see exactly what was generated. Raises ConfigError."""

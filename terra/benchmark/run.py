@@ -3,22 +3,35 @@
 import dataclasses
 import json
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from omegaconf import DictConfig
+
 from terra.benchmark.case import BANDWIDTH, result_path, write_json
 from terra.benchmark.plan import CASES, Amount, Case, plan_cases
 from terra.benchmark.report import write_report
+from terra.config import checkpoint_folder
+from terra.config_files import plain
 from terra.device import has_fp8, torch_device, torch_dtype
 from terra.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 
-def run(values: dict[str, Any]) -> str:
+def run(config: DictConfig) -> None:
+    """Measure as conf/benchmark.yaml says, and print the table. Raises ConfigError and CheckpointError."""
+    values = plain(config)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    given = config.get("world_model")
+    print(benchmark(values | {"world_model": None if given is None else str(checkpoint_folder(given))}))
+
+
+def benchmark(values: dict[str, Any]) -> str:
     """Measure what `values` (conf/benchmark.yaml) ask for and return the table as text.
 
     The output folder holds plan.json, results/, logs/, benchmark.json, benchmark.txt and benchmark.png. Results that

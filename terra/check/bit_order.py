@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from terra.prompt import interleave
+from terra.prompt import pack_blocks
 from terra.world_model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
 from terra.world_model.model import IGNORED_LABEL
 from tokenizer import Frames, LFQTokenizer, TokenGrid
@@ -85,7 +85,7 @@ def next_frame_loss(
 ) -> float:
     """Mean cross-entropy in nats of the image tokens of all frames but the first, given all tokens before each."""
     layout = model.config.layout
-    ids = torch.tensor([interleave(list(tokens), layout.action_slots, num_actions=len(tokens))], device=model.device)
+    ids = pack_blocks(tokens, layout.action_slots)[None].to(model.device)
     labels = ids.clone()
     labels[:, : layout.block] = IGNORED_LABEL
     # The last frame gets slots because the model takes whole blocks; nothing is predicted from them.

@@ -9,8 +9,10 @@ from omegaconf import DictConfig
 from safetensors.torch import save
 
 from terra.check.report import PAIR, Findings
-from terra.config import check_pairing, checkpoint_folder
+from terra.config import checkpoint_folder
+from terra.engine.base import EngineSpec
 from terra.errors import CheckpointError
+from terra.pairing import check_pairing
 from terra.world_model import LlamaActionConfig, load_config
 from terra.world_model.published import TOKENIZERS, WORLD_MODELS, PublishedTokenizer, PublishedWorldModel
 from tokenizer import LFQTokenizerConfig
@@ -76,7 +78,7 @@ def check_pair(tokenizer: Tokenizer, world_model: WorldModel, findings: Findings
     """Check that the world model's tokens are the tokenizer's."""
     with findings.catch(PAIR, FIT):
         model = world_model.config
-        check_pairing(tokenizer.folder, model)
+        check_pairing(tokenizer.folder, EngineSpec.of(model))
         sha256 = checkpoint_sha256(tokenizer.folder)
         recorded = {None: "no tokenizer is recorded", sha256: "the one recorded"}.get(
             model.tokenizer_sha256, "with the encoder of the one recorded"

@@ -4,17 +4,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from terra.check.bit_order import MIN_MARGIN, BitOrderLosses, measure_bit_orders
 from terra.check.checkpoints import Tokenizer, WorldModel, check_pair, check_tokenizer, check_world_model
 from terra.check.report import PAIR, Findings, print_findings, write_findings
-from terra.context import load_context
 from terra.device import torch_device, torch_dtype
+from terra.engine.base import EngineSpec
 from terra.errors import ConfigError
-from terra.trajectory import load_trajectory
+from terra.rollout import load_inputs
 from terra.world_model import load_world_model
 from tokenizer import LFQTokenizer
 
@@ -68,15 +67,21 @@ def _check_bit_order(
     model, num_frames = world_model.config, values["num_frames"]
     if values["window"] > model.layout.max_frames:
         raise ConfigError(f"window: expected at most the model's {model.layout.max_frames}, got {values['window']}")
-    trajectory = load_trajectory(Path(values["trajectory"]), sample_id=values["sample_id"]).resample(model.fps)
-    trajectory.require(num_frames)
-    image_size = tokenizer.config.image_size
+    inputs = load_inputs(
+        values["context"],
+        values["trajectory"],
+        sample_id=values["sample_id"],
+        num_frames=num_frames,
+        num_context=num_frames,
+        image_size=tokenizer.config.image_size,
+        spec=EngineSpec.of(model),
+    )
     device = torch_device(values["device"])
     losses = measure_bit_orders(
         load_world_model(world_model.folder, dtype=torch_dtype(values["dtype"]), device=device),
         LFQTokenizer.from_pretrained(tokenizer.folder).to(device),
-        load_context(values["context"], num_frames=num_frames, image_size=image_size, fps=model.fps),
-        torch.from_numpy(trajectory.actions(num_frames - 1, model.waypoint_times)),
+        inputs.context_frames,
+        inputs.actions,
         window=values["window"],
         num_windows=values["num_windows"],
     )

@@ -7,18 +7,58 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import UInt8
+from omegaconf import DictConfig
 
+from terra.config_files import plain
 from terra.dataset.card import save_pictures
+from terra.dataset.checks import check_workload
 from terra.dataset.format import read_dataset
 from terra.dataset.importing.alignment import fit_picture
+from terra.dataset.importing.kinds import KINDS, open_source
 from terra.dataset.importing.source import DriveSource, SourceDrive
 from terra.dataset.motion import MotionReport, check_motion
 from terra.dataset.pictures import SHEET_PICTURES, contact_sheet, draw_paths, spread, tile
 from terra.dataset.reading import read_splits
 from terra.dataset.statistics import split_statistics, tabulate
-from terra.errors import DatasetError, TerraError
+from terra.dataset.verify import verify_dataset
+from terra.errors import ConfigError, DatasetError, TerraError
 
 _SHEET_SIZE = (90, 160)
+
+
+def run(config: DictConfig) -> int:
+    """Inspect driving as conf/inspect.yaml says, verify if asked to, and print what was found.
+
+    Returns:
+        The exit code: 0 nothing is wrong, 2 something is damaged or implausible.
+
+    Raises:
+        ConfigError: a setting that is not possible.
+        DatasetError: there is no driving in the folder.
+        OutputError: the pictures can't be written.
+    """
+    values = plain(config)
+    data, output, kind = Path(str(values["data"])), Path(str(values["output"])), values["kind"]
+    if kind not in ("dataset", *KINDS):
+        raise ConfigError(f"kind: expected one of dataset, {', '.join(KINDS)}, got {kind!r}")
+    if not isinstance(values["verify"], bool):
+        raise ConfigError(f"verify: expected true or false, got {values['verify']!r}")
+    check_workload(values["workers"])
+    if kind != "dataset" and values["verify"]:
+        raise ConfigError(f"verify: expected kind=dataset, got kind={kind}: a source is checked by its import")
+    if kind == "dataset":
+        inspection = inspect_dataset(data)
+    else:
+        inspection = inspect_source(open_source(kind, data, values["lerobot"]))
+    inspection.save(output)
+    print("\n".join(inspection.lines))
+    doubts = list(inspection.doubts)
+    if values["verify"]:
+        doubts = list(dict.fromkeys([*doubts, *verify_dataset(data, workers=values["workers"])]))
+    for doubt in doubts:
+        print(f"doubt: {doubt}")
+    print(f"{len(doubts)} doubts; pictures in {output}")
+    return 2 if doubts else 0
 
 
 @dataclass(frozen=True, eq=False)

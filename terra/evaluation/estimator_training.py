@@ -10,17 +10,21 @@ import torch
 from accelerate import Accelerator
 from einops import rearrange
 from jaxtyping import Float, Float32, Int, UInt8
+from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from decoder.video import to_8_bit, to_unit_range
+from terra.config_files import plain
 from terra.dataset import Episode, read_split
 from terra.errors import ConfigError, DatasetError
 from terra.evaluation.estimator import EstimatorConfig, MotionEstimator, resize, step_scale
 from terra.evaluation.fidelity import motion_errors
 from terra.evaluation.motion import Steps, steps_of
 from terra.progress import ProgressLine
-from terra.training.data import decode_episodes, same_kind, to_8_bit, to_unit_range
+from terra.training.data import decode_episodes, same_kind
 from terra.training.loop import Batch, TrainingResult, train
+from terra.training.processes import start_processes
 from terra.training.randomness import StepRandom, draw_indices
 from terra.training.settings import LoopConfig
 from terra.training.state import Ema
@@ -32,6 +36,48 @@ logger = logging.getLogger(__name__)
 FOLDER = "estimator"
 _FRAMES_AT_ONCE = 128
 _PATH_WEIGHT = 0.2  # weight of the path's displacement (m) in the loss, beside the steps' loss
+
+
+def run(config: DictConfig) -> None:
+    """Train the motion estimator as conf/train_estimator.yaml says. The same command resumes an interrupted run.
+
+    Raises:
+        ConfigError, CheckpointError, DatasetError, OutputError: see `load_recordings` and `train_estimator`.
+    """
+    values = plain(config)
+    loop = LoopConfig.from_values(values)
+    accelerator = start_processes(values["device"])
+    tokenizer = None
+    if values["checkpoint"] is not None:
+        tokenizer = LFQTokenizer.from_pretrained(Path(values["checkpoint"])).to(accelerator.device)
+    size = (int(values["estimator"]["image_size"][0]), int(values["estimator"]["image_size"][1]))
+    recordings, held_out = (
+        load_recordings(
+            Path(values["data"]),
+            values[split],
+            size,
+            window=values["window"],
+            tokenizer=tokenizer,
+            corruption=corruption,
+            max_frames=count,
+            device=accelerator.device,
+            workers=values["workers"],
+        )
+        for split, count, corruption in (
+            ("train_split", values["max_frames"], values["corruption"]),
+            ("held_out_split", values["held_out_frames"], 0.0),
+        )
+    )
+    model = EstimatorConfig(fps=recordings.fps, **{**values["estimator"], "image_size": size})
+    train_estimator(
+        recordings,
+        held_out,
+        model,
+        loop,
+        accelerator,
+        window=values["window"],
+        evaluation_windows=values["evaluation_windows"],
+    )
 
 
 @dataclass(frozen=True)

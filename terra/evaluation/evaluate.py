@@ -40,7 +40,7 @@ from terra.evaluation.motion import CLASSES
 from terra.evaluation.plan import EvaluationPlan, make_plan
 from terra.evaluation.plots import Pixels, plot_curves, write_grid
 from terra.evaluation.report import print_report, write_metrics
-from terra.evaluation.rollouts import KeptRollouts, TokensOnly
+from terra.evaluation.rollouts import KeptRollouts
 from terra.evaluation.scores import GENERATED, PERSISTENCE, RE_ENCODED, TRUE, ClipScores, Scorer
 from terra.evaluation.settings import EvaluationSettings
 from terra.metrics.networks import load_feature_network
@@ -67,13 +67,13 @@ class _Found:
     shown: list[dict[str, Pixels]] = field(default_factory=list)
 
 
-def run(config: DictConfig, console: Console) -> Path:
+def run(config: DictConfig, console: Console | None = None) -> Path:
     """Evaluate and return the folder of results. A repeated run reads the rollouts that an interrupted run has kept.
 
     Raises:
         TerraError: anything wrong with the data, the checkpoints or the configuration.
     """
-    started = time.perf_counter()
+    started, console = time.perf_counter(), console or Console(stderr=True)
     values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     settings = EvaluationSettings.from_values(values)
     plan = make_plan(settings, checkpoint_folder(config.tokenizer), checkpoint_folder(config.world_model))
@@ -84,7 +84,7 @@ def run(config: DictConfig, console: Console) -> Path:
     tokenizer = LFQTokenizer.from_pretrained(plan.tokenizer).to(torch_device(config.tokenizer.device))
     engine = build_engine(config.engine, plan.world_model)
     decoder = build_decoder(config.decoder, tokenizer)
-    with Pipeline(tokenizer, engine, TokensOnly(), overlap=settings.overlap) as pipeline:
+    with Pipeline(tokenizer, engine, decoder, overlap=settings.overlap) as pipeline:
         # Tokenizers that differ in their decoders alone make the same rollouts, so the key is the tokens' hash.
         weights = {**plan.facts["checkpoints"], "tokenizer": tokens_sha256(plan.tokenizer)}
         made_with = {"engine": values["engine"], "overlap": settings.overlap, **weights}

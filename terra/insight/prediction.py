@@ -8,8 +8,7 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from terra.insight.window import LastFrame, WorldModel, check_window
-from terra.prompt import Action, Prompt
-from terra.training.prediction import pack_windows
+from terra.prompt import Action, Prompt, pack_blocks
 
 _BIT = math.log(2)  # nats
 
@@ -22,8 +21,8 @@ def token_entropy(model: WorldModel, window: Prompt) -> Float[Tensor, "frames ro
     Raises ValueError for fewer than two frames, or more than the model's window holds.
     """
     check_window(model, window)
-    actions = torch.cat([window.actions, window.actions[-1:]])  # the last action is a filler: nothing follows it
-    ids = pack_windows(window.tokens[None], model.config.layout.action_slots)
+    actions = torch.cat([window.actions, window.actions[-1:]])  # nothing follows the last frame: any will do
+    ids = pack_blocks(window.tokens[None], model.config.layout.action_slots)
     (states,) = model.predicting_states(ids.to(model.device), actions[None].to(model.device))
     entropies = []
     for frame in states:  # one at a time: all logits of a window of the published size are 15 GB

@@ -3,10 +3,14 @@
 from collections.abc import Mapping
 from io import BytesIO
 
-import ipywidgets
 import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
+
+from terra.extras import extras_named
+
+with extras_named("terra.insight.widgets"):
+    import ipywidgets
 
 _WIDTH = 512  # pixels on the screen
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from terra.prompt import SLOT_FILLER, Action, Prompt, interleave
+from terra.prompt import SLOT_FILLER, Action, Prompt
 from terra.world_model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
 
 WorldModel = LlamaActionForCausalLM | LlamaActionV2ForCausalLM
@@ -31,8 +31,8 @@ class LastFrame:
         self._model = model
         past = window.num_frames - 1
         self._slots = model.config.num_action_tokens
-        ids = interleave(list(window.tokens[:past]), self._slots, num_actions=past - 1)
-        embeds = self._embed(ids, window.actions[: past - 1], 0)
+        seen = Prompt(window.tokens[:past], window.actions[: past - 1])
+        embeds = self._embed(seen.ids(self._slots).tolist(), seen.actions, 0)
         self._past = model.model(inputs_embeds=embeds, use_cache=True).past_key_values
         # The last token is left out, because it predicts no token of this frame.
         self._ids = [SLOT_FILLER] * self._slots + window.tokens[-1].flatten()[:-1].tolist()

@@ -8,12 +8,11 @@ from jaxtyping import Float, UInt8
 
 from decoder.camera import Camera
 from terra.errors import ConfigError
+from terra.extras import extras_named
 from terra.recording.weather import Weather
 
-try:
+with extras_named("terra.recording"):
     import moderngl
-except ImportError as error:
-    raise ConfigError(f'recording needs moderngl ({error}): pip install "terra-world-model[record]"') from error
 
 NEAR, FAR = 0.25, 3000.0
 NUM_SAMPLES = 4

@@ -5,7 +5,6 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from hydra.errors import InstantiationException
@@ -100,13 +99,10 @@ def _build_cluster(node: DictConfig) -> Any:
 def read_settings(config: DictConfig) -> RolloutSettings:
     """The settings of conf/rollout.yaml. Raises ConfigError."""
     values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    picked: dict[str, Any] = {name: values[name] for name in RolloutSettings.__annotations__}
-    for name in ("manifest", "output", "context_root", "metrics"):
-        picked[name] = None if picked[name] is None else Path(str(picked[name]))
-    picked["sampling"] = build_sampling(config.sampling)
-    if picked["workers"] is None:
-        picked["workers"] = max(2, (os.cpu_count() or 1) // 2)
-    return RolloutSettings(**picked)
+    values["sampling"] = build_sampling(config.sampling)
+    if values["workers"] is None:
+        values["workers"] = max(2, (os.cpu_count() or 1) // 2)
+    return RolloutSettings.from_values(values)
 
 
 def _defaults(settings: RolloutSettings) -> dict[str, Any]:

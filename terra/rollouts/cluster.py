@@ -17,7 +17,6 @@ import resource
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 # Before Ray is imported: no report of use, and no devices taken away from workers that ask for none.
@@ -34,15 +33,23 @@ from terra.rollouts.folder import RolloutFolder
 from terra.rollouts.locks import Claim
 from terra.rollouts.manifest import Job
 from terra.rollouts.runner import first_error
-from terra.rollouts.settings import RolloutSettings, check_whole
+from terra.rollouts.settings import RolloutSettings
 from terra.rollouts.signals import Stopping
 from terra.rollouts.source import ClaimedJobs, Tally, note_done, note_failure
 from terra.rollouts.worker import Outcome, Worker
+from tokenizer.settings import Count, Natural, NonNegative, Settings, checked
 
 logger = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 60.0
 _SPARE_FILES = 256
+
+
+class _Numbers(Settings):
+    workers: Count | None
+    gpus: Natural | None
+    cpus: NonNegative
+    max_restarts: Natural
 
 
 class RayCluster:
@@ -55,11 +62,8 @@ class RayCluster:
     def __init__(
         self, *, address: str | None, workers: int | None, gpus: int | None, cpus: float, max_restarts: int
     ) -> None:
-        for name, value, least in (("workers", workers, 1), ("gpus", gpus, 0), ("max_restarts", max_restarts, 0)):
-            if value is not None:
-                check_whole(value, least, f"cluster.{name}")
-        if isinstance(cpus, bool) or not isinstance(cpus, int | float) or not 0 <= cpus < math.inf:
-            raise ConfigError(f"cluster.cpus: expected a number of 0 or more, got {cpus!r}")
+        numbers = {"workers": workers, "gpus": gpus, "cpus": cpus, "max_restarts": max_restarts}
+        checked(_Numbers, numbers, "cluster.")
         self._address, self._workers, self._gpus, self._cpus = address, workers, gpus, cpus
         self._max_restarts = max_restarts
 
@@ -147,7 +151,7 @@ class _Run:
     ) -> None:
         paths = {name: getattr(settings, name).absolute() for name in ("manifest", "output")}
         root = None if settings.context_root is None else settings.context_root.absolute()
-        settings = replace(settings, **paths, context_root=root)
+        settings = settings.replace(**paths, context_root=root)
         self._arguments = (models, settings, folder.settings)
         self._options, self._num_workers, self._max_restarts = options, num_workers, max_restarts
         self._folder, self._tally, self._on_progress = folder, tally, on_progress

@@ -143,7 +143,7 @@ class BatchRunner:
         if taken is None:
             return None
         work = Work(*taken)
-        self._works.add(work)  # here, lest a claim be forgotten when nobody waits for this any more
+        self._works.add(work)  # before returning: the awaiting task may be canceled, and its claim must be released
         return work
 
     async def _attempt(self, work: Work, step: Callable[[Work], Coroutine[Any, Any, None]]) -> bool:

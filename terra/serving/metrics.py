@@ -73,7 +73,7 @@ class Metrics:
         self._seconds.labels(route).observe(seconds)
 
     def text(self, engine: Engine, jobs: Mapping[str, int]) -> bytes:
-        """All of it, with the engine's own `counters` and `failure`, and the number of jobs by status.
+        """Format all metrics, with the engine's own (`counters` and `failure`) and the number of jobs by status.
 
         Call this method in the event loop, because it counts the loop's tasks.
         """

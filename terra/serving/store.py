@@ -1,7 +1,7 @@
 """Video jobs on disk: a SQLite table with each job's request and status; killing the server at any moment loses none.
 
-DATA/jobs.sqlite3      one row per job, inputs included (safetensors bytes)
-DATA/results/ID/       video.mp4, video.gif, tokens.safetensors of a completed job; appears by renaming
+DATA/jobs.sqlite3      one row a job, inputs included (safetensors bytes)
+DATA/results/ID/       a completed job's files, see `terra.rollout`; appears by renaming
 """
 
 import asyncio

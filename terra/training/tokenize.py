@@ -14,20 +14,59 @@ import numpy as np
 import torch
 from einops import rearrange
 from jaxtyping import Int, UInt8
+from omegaconf import DictConfig
 from torch import Tensor
 from torch.nn import functional as F
 
-from terra.dataset import Episode, Split
+from decoder.video import to_unit_range
+from terra.config_files import plain
+from terra.dataset import Episode, Split, read_split
 from terra.dataset.tokens import ShardFacts, read_shard_facts, save_shard, write_index
+from terra.device import torch_dtype
 from terra.errors import ConfigError, DatasetError
 from terra.progress import ProgressLine
-from terra.training.data import DecodedEpisode, decode_episodes, report_damage, same_kind, to_unit_range
+from terra.training.data import DecodedEpisode, decode_episodes, report_damage, same_kind
+from terra.training.processes import start_processes
 from terra.trajectory import WAYPOINT_TIMES
 from tokenizer import LFQTokenizer
+from tokenizer.checkpoint import resolve_checkpoint
 from tokenizer.config import BitOrder
+from tokenizer.lineage import tokens_sha256
 from tokenizer.quantizer import tokens_from_signs
 
 logger = logging.getLogger(__name__)
+
+
+def run(config: DictConfig) -> None:
+    """Tokenize the splits that conf/tokenize.yaml names, shard by shard, then write the index of each.
+
+    Each process of a run takes its share of the shards.
+
+    Raises:
+        ConfigError, CheckpointError, DatasetError, OutputError: see `tokenize_split` and `finish_split`.
+    """
+    values = plain(config)
+    dtype, data, output = torch_dtype(values["dtype"]), Path(values["data"]), Path(values["output"])
+    processes = start_processes(values["device"])
+    splits = {split: read_split(data, split) for split in values["splits"]}
+    checkpoint = resolve_checkpoint(Path(values["checkpoint"]))
+    tokenizer, sha256 = LFQTokenizer.from_pretrained(checkpoint), tokens_sha256(checkpoint)
+    encoder = FrameEncoder(tokenizer, processes.device, dtype, values["batch_size"], compiled=values["compile_model"])
+    for split, found in splits.items():
+        tokenize_split(
+            found,
+            output / split,
+            encoder,
+            sha256,
+            workers=values["workers"],
+            rank=processes.process_index,
+            num_processes=processes.num_processes,
+        )
+    # Once for all splits: a process that is done early would otherwise wait at every one.
+    processes.wait_for_everyone()
+    if processes.is_main_process:
+        for split, found in splits.items():
+            finish_split(found, output / split)
 
 
 class FrameEncoder:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float, Float32, Float64
@@ -95,8 +95,8 @@ class Trajectory:
             poses, fps=fps, source=source, locate=lambda row: f"{source}: pose {row}", horizon=horizon, step=step
         )
 
-    def resample(self, fps: float) -> "Trajectory":
-        """Return the same drive at another frame rate, from its first frame to its last.
+    def resample(self, fps: float, max_frames: int | None = None) -> "Trajectory":
+        """Return the same drive at another frame rate, from its first frame to its last or to `max_frames` frames.
 
         A frame between two others gets the linear blend of their paths, point by point, because in the moving ego frame
         the point t seconds ahead changes smoothly with time. Nothing is extrapolated. The same rate returns `self`.
@@ -106,10 +106,10 @@ class Trajectory:
         """
         fps = check_fps(fps, self.source)
         if fps == self.fps:
-            return self
+            return self if max_frames is None else replace(self, paths=self.paths[:max_frames])
         last = (self.num_frames - 1) / self.fps
         frame_times = np.arange(self.num_frames) / self.fps
-        wanted = np.arange(math.floor((last + TIME_TOLERANCE) * fps) + 1) / fps
+        wanted = (np.arange(math.floor((last + TIME_TOLERANCE) * fps) + 1) / fps)[:max_frames]
         return Trajectory(interpolate(frame_times, self.paths, wanted), self.times, fps, self.source)
 
     def require(self, num_frames: int) -> None:

@@ -159,7 +159,7 @@ class _LlamaAction(LlamaForCausalLM):
         return self._image_parts(predicting)
 
     def _embed_blocks(self, input_ids: Tensor, actions: Tensor) -> Float[Tensor, "batch length hidden"]:
-        """What `embed` gives for whole blocks, put side by side, so that training compiles to one graph."""
+        """Compute `embed` of whole blocks by concatenation, so that training compiles to one graph."""
         image = self.model.embed_tokens(self._image_parts(input_ids))
         slots = self.action_projection(actions.to(self.action_projection_dtype)).to(image.dtype)
         embeds = rearrange(torch.cat([image, slots], dim=2), "batch steps block hidden -> batch (steps block) hidden")

@@ -18,7 +18,7 @@ from terra.engine.graph.attention import CACHE_STEP, attend, attend_causally
 from terra.engine.graph.capture import captured
 from terra.engine.graph.layers import PLAIN, Layers, gpu_steps
 from terra.engine.graph.matrix import linear
-from terra.prompt import Action, Prompt, interleave
+from terra.prompt import Action, Prompt
 from terra.sampling import SamplingParams, sample_tokens
 from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
 
@@ -99,8 +99,8 @@ class Lanes:
     def begin(self, lane: int, prompt: Prompt, seed: int) -> None:
         """Read a context, all but its last token, into a lane's KV cache."""
         layout, device = self._layout, self._ids.device
-        ids = interleave(list(prompt.tokens), layout.action_slots, num_actions=prompt.num_frames - 1)
-        self._ids[lane, : len(ids)] = torch.tensor(ids, device=device)
+        ids = prompt.ids(layout.action_slots)
+        self._ids[lane, : len(ids)] = ids.to(device)
         self._slot_rows[lane] = 0
         if len(prompt.actions):
             frames = torch.arange(len(prompt.actions), device=device)
