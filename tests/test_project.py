@@ -31,9 +31,10 @@ def test_readme_file_map_is_the_tree():
     block = README.split("## The files")[1].split("```")[1]
     named, folder = set(), ""
     for line in block.strip().splitlines():
-        name = line.split()[0]
-        folder = folder if line.startswith(" ") else name
-        named.add(folder + name if line.startswith(" ") else name)
+        names = re.split(r" {2,}", line.strip())[0].split()  # two spaces or more stand before the explanation
+        if not line.startswith(" "):
+            (folder,) = names
+        named.update(folder + name if line.startswith(" ") else name for name in names)
     for name in named:
         assert (ROOT / name).exists(), name
     for path in (ROOT / "terra").iterdir():
