@@ -1,4 +1,4 @@
-"""The camera that took the frames, and where it sees a point of the ground."""
+"""The camera that took the frames, and the projection of ground points into its picture."""
 
 import json
 import math
@@ -40,14 +40,14 @@ class Camera:
             raise ValueError(f"pitch_radians: expected less than a right angle (1.57), got {self.pitch_radians}")
 
     def to_dict(self) -> dict[str, float]:
-        """The fields as JSON has them."""
+        """The fields as a JSON object."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str = "camera") -> "Camera":
-        """Undo `to_dict`; only `x_forward_meters` may be left out. `ConfigError` names `where` the values stood.
+        """Undo `to_dict`; only `x_forward_meters` may be left out. Raises `ConfigError`, which begins with `where`.
 
-        Keys that end in `_metres`, as they did in datasets before version 0.1, are read too.
+        Keys that end in `_metres`, as in datasets made before version 0.1, are read too.
         """
         values = {re.sub("_metres$", "_meters", name): value for name, value in values.items()}
         known = {field.name for field in fields(cls)}
@@ -76,7 +76,7 @@ class Camera:
 def project(
     points_xy: Float[np.ndarray, "points 2"], camera: Camera, image_size: tuple[int, int]
 ) -> Float[np.ndarray, "points 2"]:
-    """Ground points in meters to (column, row) in pixels of a picture of `image_size` (width, height).
+    """Project ground points (m) to (column, row) in pixels of a picture of `image_size` (width, height).
 
     (0, 0) is the picture's top left corner, (0.5, 0.5) the center of its first pixel; points may land outside.
     With x' = x - x_forward, height h, pitch p and f = width / (2 tan(fov / 2)):

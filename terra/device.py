@@ -1,4 +1,4 @@
-"""Devices and element types by the names that settings give them."""
+"""Devices and data types by the names that settings use."""
 
 import torch
 
@@ -8,10 +8,10 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The element type that `name` ("float32", "bfloat16", "float16") means.
+    """The torch data type of a name: "float32", "bfloat16" or "float16".
 
     Raises:
-        ConfigError: no such type.
+        ConfigError: an unknown name.
     """
     if name not in _DTYPES:
         raise ConfigError(f"dtype: expected one of {', '.join(_DTYPES)}, got {name!r}")
@@ -19,10 +19,10 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def torch_device(name: str) -> torch.device:
-    """The device that `name` ("cpu", "cuda", "cuda:1") means.
+    """The torch device of a name such as "cpu", "cuda" or "cuda:1".
 
     Raises:
-        ConfigError: no such device here.
+        ConfigError: the machine has no such device.
     """
     try:
         device = torch.device(name)
@@ -34,5 +34,5 @@ def torch_device(name: str) -> torch.device:
 
 
 def has_fp8(device: torch.device) -> bool:
-    """Whether the device multiplies matrices in 8 bits (E4M3); a CPU does it by way of float32."""
+    """Whether the device can multiply 8-bit (E4M3) matrices; a CPU emulates that in float32."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)

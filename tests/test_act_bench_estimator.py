@@ -168,7 +168,7 @@ class TestParts:
         with pytest.raises(EngineError, match="expected finite numbers"):
             model.estimate(clips(TINY), torch.float32)
 
-    def test_a_video_is_seen_alike_alone_and_among_others(self, tiny):
+    def test_estimates_do_not_depend_on_the_batch(self, tiny):
         model = ActEstimator.from_pretrained(tiny)
         videos = clips(TINY)
         together, alone = model.estimate(videos, torch.float32), model.estimate(videos[1:], torch.float32)

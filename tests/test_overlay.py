@@ -95,6 +95,11 @@ def test_a_camera_survives_json(tmp_path):
     assert Camera.from_json(path) == DEMO
 
 
+def test_a_camera_of_an_older_dataset_is_read():
+    older = {"fov_degrees": 75.0, "height_metres": 1.4, "pitch_radians": -0.03, "x_forward_metres": 0.0}
+    assert Camera.from_dict(older) == DEMO
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -122,7 +122,7 @@ def test_clips_are_summarized_with_intervals():
     less = found["refined"]["less_than_baseline"]
     assert less["value"] == pytest.approx(1.25)
     assert -1 <= less["low"] < 1.25 < less["high"] <= 3
-    assert found["refined"]["psnr"] == {"value": 31.0, "low": 31.0, "high": 31.0, "count": 4}
+    assert found["refined"]["psnr"] == {"value": 31.0, "low": 31.0, "high": 31.0, "count": 4, "units": 4}
 
 
 def test_the_first_episodes_alone_can_be_loaded(tmp_path):

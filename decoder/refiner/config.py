@@ -1,4 +1,4 @@
-"""What a refiner is made of and how it samples: the content of its config.json."""
+"""The refiner's configuration, the content of its config.json: networks and sampling."""
 
 import math
 from collections.abc import Mapping
@@ -17,20 +17,21 @@ class RefinerConfig:
     """The refiner's networks and its sampling; defaults are those of the published one.
 
     Attributes:
-        image_size: (height, width) in pixels of what it makes.
+        image_size: (height, width) in pixels of the refined frames.
         unet: arguments of diffusers' UNetSpatioTemporalConditionModel; {} is Stable Video Diffusion's network.
         vae: arguments of diffusers' AutoencoderKLTemporalDecoder.
-        num_frames: refined at once.
-        overlap: frames that a window shares with the one before.
-        num_steps: Euler steps.
-        sigma_min, sigma_max: the noise levels between which they lie (EDM's spacing, rho 7).
-        guidance: how far to go from the prediction without the condition to that with it, for the first and the last
-            frame of a window, linearly between; 1 is the prediction with it, for which the other isn't computed.
-        residual: the networks make changes, not frames: latents to be added to the frames' own are denoised, and what
-            they change in the VAE's pictures is added to the frames to be refined. So these need not be learnt, and
-            what the VAE loses of them is not lost. False, as published: latents of frames are denoised and decoded.
-        time_ids: numbers that the network is told: the noise on the condition, the frame rate's id, the motion bucket.
-        frames_at_once: that go through the VAE together.
+        num_frames: frames of a window, which are refined together.
+        overlap: frames that a window shares with the previous window.
+        num_steps: number of Euler steps.
+        sigma_min, sigma_max: smallest and largest noise level of the steps (EDM's spacing, rho 7).
+        guidance: classifier-free guidance scale at the first and the last frame of a window, linear between them; 1 is
+            the conditional prediction, for which the unconditional one is not computed.
+        residual: whether the networks predict changes instead of frames. If True, the denoised latents are added to
+            the latents of the input frames, and the change that they cause in the VAE's pictures is added to the input
+            frames; the networks then need not learn to copy, and losses of the VAE do not show. If False, as published,
+            the latents of the refined frames are denoised and decoded.
+        time_ids: the network's extra inputs: the noise on the condition, the frame rate's id, the motion bucket.
+        frames_at_once: frames of one call of the VAE.
 
     Raises:
         ConfigError: a value out of range.
@@ -65,11 +66,11 @@ class RefinerConfig:
 
     @property
     def latent_factor(self) -> int:
-        """Pixels along a side of one latent vector's cell."""
+        """Side of a latent cell in pixels."""
         return 2 ** (len(self.vae["block_out_channels"]) - 1)
 
     def to_dict(self) -> dict[str, Any]:
-        """What config.json holds."""
+        """The content of config.json."""
         return {"model_type": MODEL_TYPE, **asdict(self)}
 
     @classmethod

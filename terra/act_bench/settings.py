@@ -24,7 +24,7 @@ class ActBenchSettings:
         limit: how many samples, evenly spread over those that can be scored; None for all.
         device, dtype: of the estimator, see `terra.act_bench.estimator.ActEstimator.estimate`.
         batch_size: videos that it looks at together.
-        resamples: of the bootstrap.
+        resamples: of the bootstrap over drives.
 
     Raises:
         ConfigError: a value of another type or out of its range.

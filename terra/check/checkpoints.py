@@ -1,4 +1,4 @@
-"""The findings on each checkpoint, from its headers and hashes, and on the two together."""
+"""Checks of each checkpoint, by its headers and hashes, and of the pair."""
 
 import hashlib
 import math
@@ -39,7 +39,7 @@ class WorldModel:
 
 
 def check_tokenizer(node: DictConfig, findings: Findings, *, hashes: bool) -> Tokenizer | None:
-    """Check the checkpoint of a `tokenizer` setting; None if it can't be used."""
+    """Check the checkpoint of the setting `tokenizer`; return None if it can't be used."""
     with findings.catch(TOKENIZER, LAYOUT):
         folder = checkpoint_folder(node)
         config = load_tokenizer_config(folder)
@@ -56,7 +56,7 @@ def check_tokenizer(node: DictConfig, findings: Findings, *, hashes: bool) -> To
 
 
 def check_world_model(node: DictConfig, findings: Findings, *, hashes: bool) -> WorldModel | None:
-    """Check the checkpoint of a `world_model` setting; None if it can't be used."""
+    """Check the checkpoint of the setting `world_model`; return None if it can't be used."""
     with findings.catch(WORLD_MODEL, LAYOUT):
         folder = checkpoint_folder(node)
         config = load_config(folder)
@@ -88,7 +88,7 @@ def check_pair(tokenizer: Tokenizer, world_model: WorldModel, findings: Findings
 
 
 def _count(folder: Path) -> tuple[int, int]:
-    """Tensors and parameters, by the headers."""
+    """Count tensors and parameters from the headers."""
     layout = read_layout(folder)
     return len(layout), sum(math.prod(shape) for shape in layout.values())
 
@@ -127,7 +127,7 @@ def _compare_tensors(folder: Path, published: PublishedTokenizer, findings: Find
     elif hashlib.sha256(save(load_tensors(folder))).hexdigest() == published.plain_sha256:
         findings.add(TOKENIZER, HASHES, "passed", "the tensors give the SHA-256 of the file as it was first published")
     else:
-        # No proof of other weights: the same ones, with their entries in another order, give another hash.
+        # A different hash proves nothing: the same weights with entries in another order have another hash.
         findings.add(
             TOKENIZER, HASHES, "unknown", "the tensors don't give the SHA-256 of the file as it was first published"
         )

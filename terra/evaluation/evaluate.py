@@ -93,7 +93,7 @@ def run(config: DictConfig, console: Console) -> Path:
         bench = Bench(tokenizer, decoder, rollouts, scorer, waypoint_times=plan.model.waypoint_times, **limits)
         found = _examine(bench, plan.clips, settings.pictures, "rollouts")
         drift = _examine(bench, plan.drift, min(settings.pictures, 2), "drift")
-        ordered, futures = _examine_groups(bench, plan)
+        ordered, places, futures = _examine_groups(bench, plan)
     facts = plan.facts | {"rollouts_reused": rollouts.num_reused, "damaged": bench.damaged}
     facts["teacher_forced"] = _teacher_forced(found, plan)
     codebook_used = _codebook_used(found.tokens, tokenizer.codebook_size)
@@ -101,7 +101,7 @@ def run(config: DictConfig, console: Console) -> Path:
     measures = _measure("rollouts", found.scores, network, _ROLLOUT_BIN_SECONDS, plan)
     measures += _measure("drift", drift.scores, network, _DRIFT_BIN_SECONDS, plan)
     for contrast, by_variant in ordered.items():
-        measures += order_measures(contrast, by_variant, plan.bootstrap)
+        measures += order_measures(contrast, by_variant, places[contrast], plan.bootstrap)
     if scorer.estimator is not None:
         facts["confusion"] = {"classes": CLASSES, **confusions(found.scores, plan.fps)}
     criteria = evaluate_criteria(measures, network, codebook_used)
@@ -150,13 +150,15 @@ def _show(examined: Examined) -> dict[str, Pixels]:
 
 def _examine_groups(
     bench: Bench, plan: EvaluationPlan
-) -> tuple[dict[str, dict[str, list[bool]]], dict[str, list[dict[str, Pixels]]]]:
-    """Return whether each group has the right order (by contrast, variant), and some groups' generated videos."""
+) -> tuple[dict[str, dict[str, list[bool]]], dict[str, list[str]], dict[str, list[dict[str, Pixels]]]]:
+    """By contrast whether each group has the right order, for each variant; its place; and some groups' videos."""
     ordered: dict[str, dict[str, list[bool]]] = {}
+    places: dict[str, list[str]] = {}
     shown: dict[str, list[dict[str, Pixels]]] = {}
     for name, groups in plan.groups.items():
         with ProgressLine(name, len(groups)) as line:
             for index, each in enumerate(bench.examine_groups(groups), start=1):
+                places.setdefault(name, []).append(each.group.clips[0].place)
                 for variant, steps in each.steps.items():
                     ordered.setdefault(name, {}).setdefault(variant, []).append(each.group.is_ordered(steps))
                 if index <= plan.settings.pictures:
@@ -164,7 +166,7 @@ def _examine_groups(
                     videos = [to_uint8(frames) for frames in each.generated]
                     shown.setdefault(name, []).append(dict(zip(maneuvers, videos, strict=True)))
                 line.show(index, f"{index} of {len(groups)} groups")
-    return ordered, shown
+    return ordered, places, shown
 
 
 def _teacher_forced(found: _Found, plan: EvaluationPlan) -> dict[str, Any]:

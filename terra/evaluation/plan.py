@@ -13,6 +13,7 @@ from terra.evaluation.clips import Clip, choose_clips
 from terra.evaluation.contrasts import CONTRASTS, CounterfactualGroup, find_groups
 from terra.evaluation.measures import Bootstrap
 from terra.evaluation.settings import EvaluationSettings
+from terra.metrics.bootstrap import LEVEL
 from terra.windows import plan_windows
 from terra.world_model import LlamaActionConfig, load_config
 from tokenizer import LFQTokenizerConfig
@@ -86,6 +87,7 @@ def make_plan(settings: EvaluationSettings, tokenizer: Path, world_model: Path) 
         "counterfactual_groups": {
             name: {"evaluated": len(groups), "left_out": left_out} for name, (groups, left_out) in found.items()
         },
+        "intervals": {"level": LEVEL, "resampled_by": "place"},
         "damaged_episodes": split.damaged,
     }
     groups = {name: groups for name, (groups, _) in found.items()}

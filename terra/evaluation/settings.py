@@ -26,7 +26,7 @@ class EvaluationSettings:
             leaves them out.
         network, network_path, video_network, video_network_path: see `terra.metrics.networks` and
             `terra.metrics.video_networks`.
-        resamples, frechet_resamples: of the bootstrap.
+        resamples, frechet_resamples: of the bootstrap over places, of means and of Frechet distances.
         pictures: clips and groups that are shown.
     """
 

@@ -145,7 +145,7 @@ def open_context(device_index: int = 0) -> "moderngl.Context":
         # The stub takes `**settings: Dict` for the type of each setting.
         return moderngl.create_standalone_context(backend="egl", require=330, device_index=device_index)  # pyright: ignore[reportArgumentType]
     except Exception as error:
-        # glcontext raises the bare class, so nothing narrower can be caught; anything else is a bug of ours.
+        # glcontext raises the bare class Exception; any subclass is a bug in this package.
         if type(error) is not Exception:
             raise
         raise ConfigError(

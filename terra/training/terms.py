@@ -15,7 +15,7 @@ from tokenizer import LossWeights
 class EntropyAnneal:
     """The entropy weight falls linearly from `start` times its final value to it over the first `until` of a run.
 
-    A high weight early spreads the vectors over all ids before the decoder has learnt to live with few of them
+    A high weight early in the run spreads the vectors over all ids before the decoder learns to use only a few of them
     (Open-MAGVIT2 anneals it likewise).
     """
 
