@@ -76,7 +76,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command(
             "serve", "terra.serving.run:run", "drive in the browser; videos and live sessions by HTTP", ("scenes",)
         ),
-        Command("replay", "terra.replay:run", "make a rollout again from its rollout.json, and compare", ("rollout",)),
+        Command("replay", "terra.replay:run", "make a rollout again from its rollout.json, and compare", ("folder",)),
     ),
     "Data": (
         Command("record", "terra.recording.run:run", "driving in the procedural town"),

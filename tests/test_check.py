@@ -21,7 +21,7 @@ from terra.context import load_context
 from terra.engine.base import EngineSpec
 from terra.errors import CheckpointError
 from terra.pairing import check_pairing
-from terra.prompt import pack_blocks
+from terra.prompt import Prompt, pack_blocks
 from terra.trajectory import load_trajectory
 from terra.world_model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM, load_config
 from terra.world_model.published import TOKENIZERS, WORLD_MODELS
@@ -387,7 +387,7 @@ def test_next_frame_loss_is_that_of_the_logits(architecture):
     torch.manual_seed(0)
     model = architecture(tiny_config()).eval()
     tokens, actions = torch.randint(0, 64, (3, 3, 4)), torch.randn(2, 6, 3)
-    ids = pack_blocks(tokens, 6)[None]
+    ids = Prompt(tokens, actions).ids(6)[None]
     logits = model(input_ids=ids, actions=actions[None]).logits[0, :, :64]
     predicting = [frame * 18 + token - 1 for frame in (1, 2) for token in range(12)]
     expected = F.cross_entropy(logits[predicting], tokens[1:].flatten())

@@ -12,6 +12,7 @@ from hypothesis import given, settings, strategies as st
 from rich.console import Console
 from tiny import save_tiny
 
+from decoder import FramewiseDecoder
 from terra.dataset import NUM_FUTURE_POSES, Episode, Poses, ShardWriter, create_dataset, read_split
 from terra.engine.persistence import PersistenceEngine
 from terra.errors import CheckpointError, ConfigError, DatasetError, EngineError
@@ -443,7 +444,9 @@ def test_kept_rollouts_are_not_made_again_and_equal_the_first(
     tiny_model: Path, tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
     tokenizer = LFQTokenizer.from_pretrained(tiny_tokenizer)
-    pipeline = Pipeline(tokenizer, PersistenceEngine.from_pretrained(tiny_model), tokenizer, overlap=1)
+    pipeline = Pipeline(
+        tokenizer, PersistenceEngine.from_pretrained(tiny_model), FramewiseDecoder(tokenizer), overlap=1
+    )
     sampling = SamplingParams()
     frames = torch.rand(3, 3, *tokenizer.image_size) * 2 - 1
     requests = [RolloutRequest(frames, torch.rand(6, 6, 3), seed) for seed in (1, 2)]
@@ -464,7 +467,9 @@ def test_kept_rollouts_are_not_made_again_and_equal_the_first(
 
 def test_a_rollout_is_kept_as_soon_as_it_is_made(tiny_model: Path, tiny_tokenizer: Path, tmp_path: Path) -> None:
     tokenizer = LFQTokenizer.from_pretrained(tiny_tokenizer)
-    pipeline = Pipeline(tokenizer, PersistenceEngine.from_pretrained(tiny_model), tokenizer, overlap=1)
+    pipeline = Pipeline(
+        tokenizer, PersistenceEngine.from_pretrained(tiny_model), FramewiseDecoder(tokenizer), overlap=1
+    )
     frames = torch.rand(3, 3, *tokenizer.image_size) * 2 - 1
     good = RolloutRequest(frames, torch.rand(4, 6, 3), 1)
     late = torch.rand(40, 6, 3)

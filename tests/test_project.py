@@ -31,9 +31,10 @@ def test_readme_file_map_is_the_tree():
     block = README.split("## The files")[1].split("```")[1]
     named, folder = set(), ""
     for line in block.strip().splitlines():
-        name = line.split()[0]
-        folder = folder if line.startswith(" ") else name
-        named.add(folder + name if line.startswith(" ") else name)
+        names = re.split(r" {2,}", line.strip())[0].split()  # two spaces or more stand before the explanation
+        if not line.startswith(" "):
+            (folder,) = names
+        named.update(folder + name if line.startswith(" ") else name for name in names)
     for name in named:
         assert (ROOT / name).exists(), name
     for path in (ROOT / "terra").iterdir():
@@ -99,10 +100,14 @@ def test_wheel_holds_configuration_and_weights(tmp_path):
     tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
     assert tops == {"terra", "tokenizer", "decoder"}
     assert "terra/conf/generate.yaml" in names
+    assert "terra/conf/hydra/help/generate.yaml" in names
     assert "terra/demo/world_model/config.json" in names
+    assert not [name for name in names if name.endswith(".gif") or name.startswith("terra/benchmark/h200")]
+    assert wheel.stat().st_size < 90e6
     (entries,) = (name for name in names if name.endswith("entry_points.txt"))
     text = zipfile.ZipFile(wheel).read(entries).decode()
-    assert "terra-generate = terra.cli:generate" in text
+    assert "terra = terra.cli:main" in text
+    assert "terra-generate = terra.cli:main" in text
     assert "terra = terra.engine.vllm.plugin:register" in text
 
 

@@ -1,5 +1,6 @@
 """What `terra record` does: check the settings, then record what `kind` names."""
 
+import importlib
 import logging
 from typing import Literal
 
@@ -45,7 +46,8 @@ def run(settings: RecordCommand) -> int:
         The exit code: 0 all that there was time for is recorded, 2 a place failed, 130 interrupted.
 
     Raises:
-        ConfigError, DatasetError, OutputError: see `terra.recording.record`.
+        ConfigError: also where moderngl is not installed.
+        DatasetError, OutputError: see `terra.recording.record`.
     """
     maneuvers, num_context = parse_maneuvers(settings.kind, settings.maneuvers, settings.num_context)
     recording = RecordSettings(
@@ -60,6 +62,7 @@ def run(settings: RecordCommand) -> int:
         maneuvers=maneuvers,
         num_context=num_context,
     )
+    importlib.import_module("terra.recording.canvas")  # a missing moderngl is said now, not by every worker
     try:
         outcome = record(recording, workers=settings.workers, max_seconds=settings.max_seconds)
     except KeyboardInterrupt:

@@ -40,8 +40,11 @@ _STALLED_STEPS = 16
 More than the steps that a core with asynchronous scheduling has in flight.
 """
 
-_DEAD_STEPS = 20_000
-"""Engine core steps in a row without any token after which the engine has failed; prefills need far fewer."""
+_DEAD_STEPS = 200_000
+"""Engine core steps in a row without any token after which the engine has failed: half a minute of empty steps.
+
+Prefills need far fewer steps, however long each of them takes.
+"""
 
 _usage_of = attrgetter("engine_core.scheduler.kv_cache_manager.usage")
 
