@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from terra import __version__
 from terra.errors import ConfigError, TerraError
@@ -27,8 +27,8 @@ class Command:
 
     Attributes:
         name: as it is typed.
-        function: "module:name" of what runs, with the settings as a `DictConfig`. A whole number that the function
-            returns is the exit code.
+        function: "module:name" of what runs. The annotation of its parameter `settings` is the pydantic model that the
+            command's settings are checked with. A whole number that the function returns is the exit code.
         job: one line of help.
         inputs: settings that are paths of input, which have to exist.
     """
@@ -43,15 +43,26 @@ class Command:
         """The command's configuration, conf/CONFIG_NAME.yaml."""
         return self.name.replace("-", "_")
 
+    def load(self) -> Callable[..., Any]:
+        """Import the function."""
+        module, _, name = self.function.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+    def check(self, config: "DictConfig") -> Any:
+        """The settings that the function takes. Raises ConfigError."""
+        from terra.config.files import plain
+        from tokenizer.settings import checked
+
+        return checked(get_type_hints(self.load())["settings"], plain(config))
+
     def run(self, config: "DictConfig") -> None:
         """Check paths, import the function, and call it. Raises TerraError, and SystemExit with its exit code."""
-        from terra.config_files import check_paths
+        from terra.config.files import check_paths
 
         check_paths(config, self.inputs)
-        module, _, function = self.function.partition(":")
         # A function imports some packages only when it needs them, so its own work is looked at, too.
         with extras_named(f"terra {self.name}"):
-            code = getattr(importlib.import_module(module), function)(config)
+            code = self.load()(self.check(config))
         if isinstance(code, int) and code:
             sys.exit(code)
 
@@ -148,7 +159,7 @@ def command(config_name: str, job: Callable[["DictConfig"], None]) -> None:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from terra.config_files import check_keys, config_dir, register_resolvers
+    from terra.config.files import check_keys, config_dir, register_resolvers
 
     register_resolvers()
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # raise instead of printing several lines

@@ -17,7 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Self, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from decoder import Decoder
 from decoder.thread import Decoding, RolloutDecoding
+from terra.config.spec import PipelineSpec
 from terra.engine.base import Engine
 from terra.pairing import check_pairing
 from terra.prompt import Action, Actions, FrameTokens, build_prompt
@@ -108,6 +110,58 @@ class Pipeline:
         self.decoding = RolloutDecoding(decoder)
         self._encoding = ThreadPoolExecutor(1, "terra-encode", torch.set_num_threads, (torch.get_num_threads(),))
         self._loop: asyncio.AbstractEventLoop | None = None
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained: str | Path,
+        *,
+        engine: str = "auto",
+        device: str | None = None,
+        dtype: str | None = None,
+        overlap: int = 3,
+        sessions: int = 1,
+        **engine_settings: Any,
+    ) -> Self:
+        """Load a tokenizer and the world model that was trained with it, and start an engine.
+
+            with terra.Pipeline.from_pretrained("demo") as pipeline:
+                (rollout,) = pipeline.generate([request], terra.SamplingParams())
+
+        Args:
+            pretrained: "demo" (the model that ships with Terra), "terra_v1" or "terra_v2" (the published models); or a
+                folder that holds tokenizer/ and world_model/; or the Hub id (owner/name) of a repository that holds
+                them. Hub files are downloaded once; weights are read from safetensors, and no code of a repository
+                runs. "./demo" is a folder of that name.
+            engine: "auto" takes the fastest engine that is installed and that the device can run (`graph` on an NVIDIA
+                GPU of compute capability 8.0 or higher, else `jacobi`); or the name of an engine: graph, jacobi, hf,
+                vllm, persistence.
+            device: "cpu", "cuda" or "cuda:1"; None takes a GPU if there is one.
+            dtype: "float32" or "bfloat16"; None takes bfloat16 on a GPU and float32 on a CPU.
+            overlap: frames read again when the window slides.
+            sessions: how many rollouts will be made at once, for an engine with slots for sessions.
+            engine_settings: further settings of the engine, such as `drafts`; see conf/engine/.
+
+        Raises:
+            ConfigError: an argument that is not possible, or an engine whose package is not installed.
+            CheckpointError: no such checkpoint, damaged weights, or a tokenizer and a world model that are no pair.
+        """
+        spec = PipelineSpec.from_pretrained(
+            pretrained,
+            engine=engine,
+            device=device,
+            dtype=dtype,
+            overlap=overlap,
+            sessions=sessions,
+            **engine_settings,
+        )
+        return cls.from_spec(spec)
+
+    @classmethod
+    def from_spec(cls, spec: PipelineSpec) -> Self:
+        """Load the weights of a checked `PipelineSpec`, and start its engine. Raises TerraError."""
+        tokenizer, engine, decoder = spec.build()
+        return cls(tokenizer, engine, decoder, overlap=spec.settings.overlap, provenance=spec.provenance())
 
     async def stream(
         self, context: TokenGrid, actions: Actions, sampling: SamplingParams, seed: int

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig
 from PIL import Image
 from rich.console import Console
 from safetensors import SafetensorError
@@ -22,10 +21,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from decoder.video import read_video, to_uint8
+from terra.config.groups import Dtype
+from terra.config.spec import PipelineSpec
 from terra.context import context_files, load_context, natural_key
 from terra.engine.base import EngineSpec
 from terra.errors import ConfigError, OutputError
-from terra.models import Models
 from terra.pipeline import Pipeline
 from terra.prompt import Actions
 from terra.rollout import (
@@ -43,6 +43,7 @@ from terra.rollout import (
 from terra.sampling import SamplingParams
 from terra.trajectory import load_trajectory
 from tokenizer import Frames, TokenGrid
+from tokenizer.settings import FilePath, Settings
 
 SAME, DIFFERENT = 0, 1
 
@@ -63,27 +64,44 @@ class PixelDifference:
         return f"differ by up to {self.levels} levels in {self.share:.4%} of the numbers, {limit} 1/255{where}"
 
 
-def run(config: DictConfig, console: Console) -> int:
+class ReplaySettings(Settings):
+    """The whole of conf/replay.yaml.
+
+    Attributes:
+        folder: of the rollout, which holds rollout.json.
+        engine, device, dtype: in place of the recorded ones; None takes those.
+    """
+
+    folder: FilePath
+    engine: str | None
+    device: str | None
+    dtype: Dtype | None
+
+
+def run(settings: ReplaySettings, console: Console) -> int:
     """Make the rollout of conf/replay.yaml's `folder` again; 0 if its tokens came out the same, 1 if not.
 
     Raises:
         TerraError: no record that can be replayed, inputs or weights that are missing or have changed, or anything
             wrong with the engine.
     """
-    folder = Path(str(config.folder))
+    folder = settings.folder
     record = read_record(folder)
     try:
         stored = load_file(folder / TOKENS)
-        models = Models.from_provenance(record, config.device)
+        spec = PipelineSpec.from_provenance(
+            record, engine=settings.engine, device=settings.device, dtype=settings.dtype
+        )
         sampling = SamplingParams(**record["sampling"])
-        _check_weights(models, record)
-        context, actions = _find_inputs(folder, record, models.spec, models.image_size, stored["actions"])
+        _check_weights(spec, record)
+        context, actions = _find_inputs(folder, record, spec.spec, spec.image_size, stored["actions"])
     except (SafetensorError, OSError) as error:
         raise OutputError(f"{folder / TOKENS}: expected the tokens of the rollout, got: {error}") from None
     except (KeyError, TypeError, ValueError) as error:
         raise OutputError(f"{folder / RECORD}: expected a whole record, got: {error!r}") from None
+    spec.announce()
     with console.status("loading the model"):
-        pipeline = models.build()
+        pipeline = Pipeline.from_spec(spec)
     with pipeline, console.status("making the rollout again"):
         given = stored["tokens"][: record["num_context"]]
         tokens, pixels = pipeline.wait(_make(pipeline, context, given, actions, sampling, record["seed"]))
@@ -103,8 +121,8 @@ async def _make(
     return tokens, np.concatenate(await decoding.finish())
 
 
-def _check_weights(models: Models, record: dict[str, Any]) -> None:
-    for name, sha256 in models.hashes().items():
+def _check_weights(spec: PipelineSpec, record: dict[str, Any]) -> None:
+    for name, sha256 in spec.hashes().items():
         part = name.removesuffix("_sha256")
         recorded = record["checkpoints"][part]["sha256"]
         if sha256 != recorded:

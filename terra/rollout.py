@@ -240,7 +240,7 @@ def rollout_record(
     """A record as the module has it, all but `pixels_sha256`.
 
     Args:
-        provenance: the pipeline's, see `terra.models.Models.provenance`.
+        provenance: the pipeline's, see `terra.config.spec.PipelineSpec.provenance`.
         spec: the engine's.
         inputs: see `describe_inputs`.
         num_frames, num_context, seed, sampling, overlap: the rollout's.

@@ -16,7 +16,6 @@ from decoder.video import probe_video
 from terra import cli
 from terra.act_bench.estimator import ActEstimator, Estimates
 from terra.act_bench.published import NUM_SAMPLES, NUM_SCORED
-from terra.act_bench.run import run
 from terra.act_bench.samples import CLASSES, read_samples
 from terra.errors import TerraError
 from terra.rollouts.manifest import sample_seed
@@ -179,7 +178,7 @@ class TestBadInput:
             raise AssertionError("weights were loaded")
 
         monkeypatch.setattr("terra.act_bench.estimator.load_tensors", refuse)
-        monkeypatch.setattr("terra.models.Models.build", refuse)
+        monkeypatch.setattr("terra.config.spec.PipelineSpec.build", refuse)
         with pytest.raises(TerraError) as caught:
             bench.run(**changes)
         assert expected in str(caught.value)
@@ -189,7 +188,7 @@ class TestBadInput:
         bench.write({"sample_id": 1, "label": "starting"})
         monkeypatch.setattr(sys, "argv", ["terra-act-bench", *bench.overrides()])
         with pytest.raises(SystemExit) as caught:
-            cli.command("act_bench", lambda config: sys.exit(run(config, None)))  # pyright: ignore[reportArgumentType]
+            cli.command("act_bench", cli.COMMANDS["act-bench"].run)
         assert caught.value.code == 2
         error = capsys.readouterr().err
         assert error == f"error: {bench.manifest}: line 1: label: expected category/subcategory, got 'starting'\n"

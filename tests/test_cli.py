@@ -11,7 +11,7 @@ from entry import compose
 
 import terra
 from terra.cli import COMMANDS, GROUPS, main
-from terra.config_files import config_dir
+from terra.config.files import config_dir
 from terra.errors import ConfigError
 from terra.extras import EXTRAS, extras_named
 

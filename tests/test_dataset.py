@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from entry import compose, load_script
+from entry import load_script, read_settings
 from hypothesis import given, settings, strategies as st
 from tiny_driving import CAMERA, SIZE, drive_frames, drive_poses, shard_writer, write_driving
 
@@ -469,7 +469,9 @@ def test_the_script_cuts_and_the_command_inspects(dataset, tmp_path, capsys):
     ]
     expected = episode_actions(read_episode(video))[1:]
     np.testing.assert_allclose(load_trajectory(tmp_path / "cut" / "trajectory.json").actions(3), expected, atol=1e-5)
-    config = compose("inspect", [f"data={dataset}", "verify=true", "workers=0", f"output={tmp_path / 'pictures'}"])
+    config = read_settings(
+        "inspect", [f"data={dataset}", "verify=true", "workers=0", f"output={tmp_path / 'pictures'}"]
+    )
     assert run_inspection(config) == 0
     assert re.search(r"^frames +8 +8$", capsys.readouterr().out, re.MULTILINE)
     assert (tmp_path / "pictures" / "paths.png").is_file()

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from entry import compose
+from entry import compose, read_settings
 from hypothesis import given, settings, strategies as st
 from PIL import Image
 from tiny_driving import drive_poses
@@ -436,7 +436,7 @@ def test_the_command_and_its_configuration_agree(tmp_path):
         "held_out=[04]",
         "workers=0",
     ]
-    run(compose("import", [*overrides, "image_size=[16,32]"]))
+    run(read_settings("import", [*overrides, "image_size=[16,32]"]))
     assert read_split(tmp_path / "out", "held_out").episodes[0].id == "kitti_04_000"
     for name in ("state", "l2d"):
         config = compose("import", ["kind=lerobot", "input=a", "output=b", f"lerobot={name}"])

@@ -7,13 +7,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
+from entry import read_settings
 from hypothesis import given, settings, strategies as st
 from rich.console import Console
 from tiny import save_tiny
 
 from decoder import FramewiseDecoder
-from terra.config_files import config_dir, register_resolvers
 from terra.dataset import NUM_FUTURE_POSES, Episode, Poses, ShardWriter, create_dataset, read_split
 from terra.engine.persistence import PersistenceEngine
 from terra.errors import CheckpointError, ConfigError, DatasetError, EngineError
@@ -591,9 +590,7 @@ def test_evaluation_writes_its_files_and_a_second_run_makes_nothing_new(
         *("num_clips=4", "num_frames=6", "num_context=2", "overlap=1", "drift_clips=2", "drift_frames=10"),
         *("group_frames=8", "at_once=3", "workers=0", "resamples=20", "frechet_resamples=3"),
     ]
-    register_resolvers()
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        config = compose("evaluate", settings)
+    config = read_settings("evaluate", settings)
     run(config, Console(quiet=True))
     out = tmp_path / "out"
     written = {path.name for path in out.iterdir()}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from entry import compose
+from entry import read_settings
 from hypothesis import given, settings, strategies as st
 from PIL import Image
 from tiny_driving import drive_poses
@@ -228,5 +228,5 @@ def test_any_table_is_read_as_json_reads_it(tmp_path_factory, rows, indent, asci
 def test_the_script_imports_nuscenes(tmp_path):
     root = write_nuscenes(tmp_path / "in")
     names = [f"input={root}", f"output={tmp_path / 'out'}", "held_out=[log-b]", "workers=0", "image_size=[18,32]"]
-    run(compose("import", ["kind=nuscenes", *names]))
+    run(read_settings("import", ["kind=nuscenes", *names]))
     assert [episode.place for episode in read_split(tmp_path / "out", "held_out").episodes] == ["scene-0003"]

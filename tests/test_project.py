@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_dir
 
 import decoder
 import tokenizer
-from terra.config_files import config_dir, register_resolvers
+from terra.config.files import config_dir, register_resolvers
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -65,7 +65,7 @@ def test_every_root_config_composes(root):
     "override",
     [
         f"{group}={path.stem}"
-        for group in ("engine", "tokenizer", "world_model", "sampling", "decoder", "camera", "experiment")
+        for group in ("engine", "model", "sampling", "decoder", "camera", "experiment")
         for path in sorted((ROOT / "conf" / group).glob("*.yaml"))
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from entry import compose
+from entry import read_settings
 from tiny_driving import CAMERA, SIZE, drive_frames, drive_poses
 
 from terra.dataset import Poses, read_frames, read_split
@@ -231,7 +231,7 @@ def test_the_number_of_processes_changes_no_byte_of_a_town(tmp_path):
         pytest.skip(f"no OpenGL here: {error}")
     overrides = ["towns=2", "episodes_per_place=1", "frames_per_episode=3", "image_size=[36,64]"]
     for name, workers in (("one", 0), ("two", 2)):
-        run(compose("record", [*overrides, f"output={tmp_path / name}", f"workers={workers}"]))
+        run(read_settings("record", [*overrides, f"output={tmp_path / name}", f"workers={workers}"]))
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     episode = read_split(tmp_path / "one", "train").episodes[0]
     assert np.ptp(read_frames(episode)) > 50
@@ -245,9 +245,9 @@ def test_the_command_says_what_failed(fake, tmp_path):
         ("workers=-1", "workers: expected a whole number from 0"),
     ):
         with pytest.raises(ConfigError, match=message):
-            run(compose("record", [f"output={tmp_path / 'none'}", wrong]))
+            run(read_settings("record", [f"output={tmp_path / 'none'}", wrong]))
     assert not (tmp_path / "none").exists()
-    config = compose(
+    config = read_settings(
         "record", [f"output={tmp_path}", "towns=3", "frames_per_episode=3", "image_size=[16,32]", "workers=0"]
     )
     assert run(config) == 2

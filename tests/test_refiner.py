@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from decoder import Decoder
 from decoder.refiner import Refiner, RefinerDecoder
 from decoder.refiner.windows import frame_noise, refined_windows
-from terra.config import build_decoder, check_extra
+from terra.config.files import plain
+from terra.config.groups import build_part
 from terra.engine.base import EngineSpec
 from terra.engine.persistence import PersistenceEngine
 from terra.errors import CheckpointError, ConfigError
@@ -233,10 +234,9 @@ def test_damaged_weights_are_one_line(refiner, tmp_path):
 
 def test_a_pipeline_decodes_with_it(tokenizer, refiner, tiny_model, tmp_path):
     refiner.save_pretrained(tmp_path)
-    overrides = ["decoder=refiner", f"decoder.pretrained={tmp_path}", "decoder.seed=3"]
+    overrides = ["dtype=float32", "device=cpu", "decoder=refiner", f"decoder.pretrained={tmp_path}", "decoder.seed=3"]
     config = compose("generate", [*overrides, "context=a", "trajectory=b"])
-    check_extra(config.decoder)
-    decoder = build_decoder(config.decoder, tokenizer)
+    decoder = build_part("decoder", plain(config)["decoder"], tokenizer=tokenizer)
     assert isinstance(decoder, RefinerDecoder)
     generator = torch.Generator().manual_seed(0)
     context = torch.rand(3, 3, 4 * ROWS, 4 * COLS, generator=generator) * 2 - 1
@@ -253,4 +253,4 @@ def test_a_pipeline_decodes_with_it(tokenizer, refiner, tiny_model, tmp_path):
     ):
         bad = compose("generate", [*overrides, "context=a", "trajectory=b", change])
         with pytest.raises(ConfigError, match=message):
-            build_decoder(bad.decoder, tokenizer)
+            build_part("decoder", plain(bad)["decoder"], tokenizer=tokenizer)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from entry import compose
+from entry import read_settings
 from tiny_refiner import tiny_refiner, tiny_refiner_config
 
 from decoder.refiner import Refiner
@@ -257,7 +257,7 @@ def test_the_command_converts_a_pickle_without_executing_it(tmp_path, monkeypatc
     state = {f"_forward_module.{name}": tensor.bfloat16() for name, tensor in synthetic(TINY).items()}
     torch.save({"module": state | {"metric.total": torch.zeros(1)}, "ds_version": "0.15"}, tmp_path / "model.pt")
     overrides = [f"input={tmp_path / 'model.pt'}", f"output={tmp_path / 'refiner'}"]
-    run(compose("convert", ["kind=refiner", *overrides]))
+    run(read_settings("convert", ["kind=refiner", *overrides]))
     assert "1 beside it" in capsys.readouterr().out
     refiner = Refiner.from_pretrained(tmp_path / "refiner")
     assert refiner.state_dict().keys() == tiny_refiner().state_dict().keys()
@@ -271,6 +271,6 @@ def test_the_command_converts_a_pickle_without_executing_it(tmp_path, monkeypatc
     torch.save({"module": Trap()}, tmp_path / "trap.pt")
     overrides = ["kind=refiner", f"input={tmp_path / 'trap.pt'}", f"output={tmp_path / 'other'}"]
     with pytest.raises(CheckpointError, match=r"trap\.pt: expected tensors and plain values, got a pickle that names"):
-        run(compose("convert", overrides))
+        run(read_settings("convert", overrides))
     assert not (tmp_path / "sprung").exists()
     assert pickle.dumps(Trap())  # the trap is one

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from entry import compose
+from entry import read_settings
 from PIL import Image
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from tiny_rollouts import Batch
 from tiny_serving import Served, scene_folder
 
-from terra.config_files import register_resolvers
+from terra.config.files import register_resolvers
 from terra.errors import CheckpointError, ConfigError, OutputError
 from terra.generate import run as generate
 from terra.replay import run as replay
@@ -41,12 +41,14 @@ def made(batch: Batch) -> Path:
         "output": batch.folder / "made",
     }
     register_resolvers()
-    return generate(compose("generate", [f"{key}={value}" for key, value in settings.items()]), Console(quiet=True))
+    return generate(
+        read_settings("generate", [f"{key}={value}" for key, value in settings.items()]), Console(quiet=True)
+    )
 
 
 def told(folder: Path, **changes: Any) -> tuple[int, str]:
     output = io.StringIO()
-    config = compose("replay", [f"folder={folder}", *(f"{key}={value}" for key, value in changes.items())])
+    config = read_settings("replay", [f"folder={folder}", *(f"{key}={value}" for key, value in changes.items())])
     return replay(config, Console(file=output, width=200)), output.getvalue()
 
 

@@ -555,12 +555,10 @@ def test_a_second_signal_stops_at_once(batch, monkeypatch):
 
 
 def test_surveying_a_manifest_takes_little_memory(batch):
-    from tiny_rollouts import compose
-
-    from terra.rollouts.batch import read_settings
+    from entry import read_settings
 
     batch.write(*(batch.line(index) for index in range(10_000)))
-    settings = read_settings(compose("rollout", batch.overrides()))
+    settings = read_settings("rollout", batch.overrides())
     tracemalloc.start()
     try:
         assert count_rollouts(settings) == 10_000

@@ -12,17 +12,17 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from tiny_rollouts import Batch, compose
+from entry import read_settings
+from tiny_rollouts import Batch
 
 pytest.importorskip("ray")
 
 import ray
 from ray.exceptions import RayActorError
 
+from terra.config.spec import PipelineSpec
 from terra.errors import CheckpointError, ConfigError, EngineError, OutputError
-from terra.models import Models
 from terra.rollouts import cluster
-from terra.rollouts.batch import read_settings
 from terra.rollouts.cluster import RayCluster, _ask, _Seat, _start
 from terra.rollouts.manifest import Job, parse_line, read_lines
 from terra.rollouts.source import ClaimedJobs
@@ -180,8 +180,8 @@ def test_a_broken_engine_is_a_death_and_a_broken_disk_ends_the_run():
 
 
 def test_a_worker_tells_what_went_wrong(batch):
-    settings = read_settings(compose("rollout", batch.overrides(num_frames=4)))
-    models = Models.check(compose("rollout", batch.overrides()))
+    settings = read_settings("rollout", batch.overrides(num_frames=4))
+    models = PipelineSpec.from_settings(settings)
     gone = Worker(replace(models, world_model=batch.folder / "nowhere"), settings, {"made_with": {}})
     jobs = [job for line in read_lines(batch.manifest) for job in parse_line(line, settings)]
 

@@ -12,8 +12,8 @@ from tiny_serving import OVERLAP, FailingEngine, Served, wait_until
 from websockets.exceptions import ConnectionClosed
 
 from terra.cli import main
+from terra.config.spec import PipelineSpec
 from terra.engine.persistence import PersistenceEngine
-from terra.models import Models
 
 pytest_plugins = ["serving_fixtures"]
 
@@ -43,7 +43,7 @@ def refused(tiny_model, tiny_tokenizer, scenes, tmp_path, monkeypatch, capsys):
         }
         arguments = [f"{key}={value}" for key, value in (settings | changes).items()]
         monkeypatch.setattr(sys, "argv", ["terra-serve", "hydra/job_logging=none", *arguments])
-        monkeypatch.setattr(Models, "build", weights)
+        monkeypatch.setattr(PipelineSpec, "build", weights)
         with pytest.raises(SystemExit) as ended:
             main()
         assert ended.value.code == 2

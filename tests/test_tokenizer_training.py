@@ -19,7 +19,7 @@ from tiny_driving import record
 from tiny_training import read_log, read_state, tokenized
 from torch import nn
 
-from terra.config_files import register_resolvers
+from terra.config.files import register_resolvers
 from terra.engine.base import EngineSpec
 from terra.errors import CheckpointError, ConfigError, DatasetError
 from terra.metrics.frames import PSNR_CAP

@@ -5,11 +5,10 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from omegaconf import DictConfig
 from safetensors.torch import save
 
 from terra.check.report import PAIR, Findings
-from terra.config import checkpoint_folder
+from terra.config.groups import CheckpointSettings
 from terra.engine.base import EngineSpec
 from terra.errors import CheckpointError
 from terra.pairing import check_pairing
@@ -40,16 +39,16 @@ class WorldModel:
     config: LlamaActionConfig
 
 
-def check_tokenizer(node: DictConfig, findings: Findings, *, hashes: bool) -> Tokenizer | None:
+def check_tokenizer(settings: CheckpointSettings, findings: Findings, *, hashes: bool) -> Tokenizer | None:
     """Check the checkpoint of the setting `tokenizer`; return None if it can't be used."""
     with findings.catch(TOKENIZER, LAYOUT):
-        folder = checkpoint_folder(node)
+        folder = settings.folder()
         config = load_tokenizer_config(folder)
         counts = _count(folder)
         (height, width), bits = config.image_size, config.quantizer_config.dim
         geometry = f"{height} x {width} pixels as {config.rows} x {config.cols} tokens of {bits} bits"
         findings.add(TOKENIZER, LAYOUT, "passed", f"{_text(counts)}, {geometry}")
-        if published := TOKENIZERS.get(node.subfolder):
+        if published := TOKENIZERS.get(settings.subfolder or ""):
             _compare_counts(TOKENIZER, published, counts, findings)
             if hashes:
                 _compare_tensors(folder, published, findings)
@@ -57,16 +56,16 @@ def check_tokenizer(node: DictConfig, findings: Findings, *, hashes: bool) -> To
     return None
 
 
-def check_world_model(node: DictConfig, findings: Findings, *, hashes: bool) -> WorldModel | None:
+def check_world_model(settings: CheckpointSettings, findings: Findings, *, hashes: bool) -> WorldModel | None:
     """Check the checkpoint of the setting `world_model`; return None if it can't be used."""
     with findings.catch(WORLD_MODEL, LAYOUT):
-        folder = checkpoint_folder(node)
+        folder = settings.folder()
         config = load_config(folder)
         counts = _count(folder)
         window = f"{config.layout.max_frames} frames of {config.layout.image_tokens} + {config.layout.action_slots}"
         model = f"{(config.architectures or [''])[0]}, {config.num_hidden_layers} layers, windows of {window}"
         findings.add(WORLD_MODEL, LAYOUT, "passed", f"{_text(counts)}, {model}")
-        if published := WORLD_MODELS.get(node.subfolder):
+        if published := WORLD_MODELS.get(settings.subfolder or ""):
             _compare_counts(WORLD_MODEL, published, counts, findings)
             if hashes:
                 _compare_files(folder, published, findings)

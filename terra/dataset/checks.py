@@ -40,16 +40,6 @@ Names = Annotated[tuple[Text, ...], Field(strict=False), AfterValidator(_each_on
 """Names, each once. A number such as 10 is the name that it was written as."""
 
 
-def check_image_size(value: object) -> tuple[int, int]:
-    """Return (height, width) if they are an `ImageSize`; else ConfigError."""
-    return checked(ImageSize, value, "image_size")
-
-
-def check_names(name: str, value: object) -> tuple[str, ...]:
-    """Return the names if they are `Names`; else ConfigError."""
-    return checked(Names, value, name)
-
-
 def check_workload(workers: object, max_seconds: object = None) -> None:
     """ConfigError unless `workers` can be a number of processes (0: none but this), `max_seconds` a limit or None."""
     checked(Workers, workers, "workers")

@@ -29,22 +29,26 @@ _STEPS_AT_ONCE = 256
 _GROUPS = 8
 
 
-class EstimatorConfig(Settings):
-    """The estimator's frame rate and sizes.
+class EstimatorSize(Settings):
+    """The estimator's free sizes.
 
     Attributes:
-        fps: frames per second of the videos.
         image_size: (height, width) of the network's input.
         width: channels of a frame's feature map, which has a quarter of the frame's sides; divisible by 8.
         reach: search radius in the next frame's feature map, in cells.
         features: length of the vector that describes a step (two consecutive frames).
     """
 
-    fps: Positive
     image_size: Annotated[tuple[Count, Count], Field(strict=False)] = (72, 128)
     width: Annotated[int, Field(ge=_GROUPS, multiple_of=_GROUPS)] = 32
     reach: Natural = 4
     features: Count = 128
+
+
+class EstimatorConfig(EstimatorSize):
+    """The estimator's sizes, and `fps`, frames per second of the videos."""
+
+    fps: Positive
 
 
 class MotionEstimator(nn.Module):

@@ -10,15 +10,13 @@ import torch
 from accelerate import Accelerator
 from einops import rearrange
 from jaxtyping import Float, Float32, Int, UInt8
-from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from decoder.video import to_8_bit, to_unit_range
-from terra.config_files import plain
 from terra.dataset import Episode, read_split
 from terra.errors import ConfigError, DatasetError
-from terra.evaluation.estimator import EstimatorConfig, MotionEstimator, resize, step_scale
+from terra.evaluation.estimator import EstimatorConfig, EstimatorSize, MotionEstimator, resize, step_scale
 from terra.evaluation.fidelity import motion_errors
 from terra.evaluation.motion import Steps, steps_of
 from terra.progress import ProgressLine
@@ -30,6 +28,7 @@ from terra.training.settings import LoopConfig
 from terra.training.state import Ema
 from tokenizer import LFQTokenizer
 from tokenizer.files import write_json
+from tokenizer.settings import Count, FilePath, Fraction, Natural, Text
 
 logger = logging.getLogger(__name__)
 
@@ -38,45 +37,71 @@ _FRAMES_AT_ONCE = 128
 _PATH_WEIGHT = 0.2  # weight of the path's displacement (m) in the loss, beside the steps' loss
 
 
-def run(config: DictConfig) -> None:
+class TrainEstimatorSettings(LoopConfig):
+    """The whole of conf/train_estimator.yaml.
+
+    Attributes:
+        data: a dataset with its true poses.
+        train_split, held_out_split: names of the two splits.
+        checkpoint: folder of a tokenizer that half of the windows go through; None leaves all windows as recorded.
+        corruption: largest share of random tokens in such windows.
+        device: where the estimator is trained; None takes a GPU if there is one.
+        workers: videos decoded at once.
+        max_frames, held_out_frames: of the two splits, kept on the device.
+        window: frames of a window.
+        estimator: sizes of the network.
+        evaluation_windows: held-out windows that the errors are measured on.
+    """
+
+    data: FilePath
+    train_split: Text
+    held_out_split: Text
+    checkpoint: FilePath | None
+    corruption: Fraction
+    device: str | None
+    workers: Natural
+    max_frames: Count
+    held_out_frames: Count
+    window: Count
+    estimator: EstimatorSize
+    evaluation_windows: Count
+
+
+def run(settings: TrainEstimatorSettings) -> None:
     """Train the motion estimator as conf/train_estimator.yaml says. The same command resumes an interrupted run.
 
     Raises:
         ConfigError, CheckpointError, DatasetError, OutputError: see `load_recordings` and `train_estimator`.
     """
-    values = plain(config)
-    loop = LoopConfig.from_values(values)
-    accelerator = start_processes(values["device"])
+    accelerator = start_processes(settings.device)
     tokenizer = None
-    if values["checkpoint"] is not None:
-        tokenizer = LFQTokenizer.from_pretrained(Path(values["checkpoint"])).to(accelerator.device)
-    size = (int(values["estimator"]["image_size"][0]), int(values["estimator"]["image_size"][1]))
+    if settings.checkpoint is not None:
+        tokenizer = LFQTokenizer.from_pretrained(settings.checkpoint).to(accelerator.device)
     recordings, held_out = (
         load_recordings(
-            Path(values["data"]),
-            values[split],
-            size,
-            window=values["window"],
+            settings.data,
+            split,
+            settings.estimator.image_size,
+            window=settings.window,
             tokenizer=tokenizer,
             corruption=corruption,
             max_frames=count,
             device=accelerator.device,
-            workers=values["workers"],
+            workers=settings.workers,
         )
         for split, count, corruption in (
-            ("train_split", values["max_frames"], values["corruption"]),
-            ("held_out_split", values["held_out_frames"], 0.0),
+            (settings.train_split, settings.max_frames, settings.corruption),
+            (settings.held_out_split, settings.held_out_frames, 0.0),
         )
     )
-    model = EstimatorConfig(fps=recordings.fps, **{**values["estimator"], "image_size": size})
     train_estimator(
         recordings,
         held_out,
-        model,
-        loop,
+        EstimatorConfig(fps=recordings.fps, **vars(settings.estimator)),
+        settings,
         accelerator,
-        window=values["window"],
-        evaluation_windows=values["evaluation_windows"],
+        window=settings.window,
+        evaluation_windows=settings.evaluation_windows,
     )
 
 

@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from decoder.video import to_uint8
-from terra.config import build_decoder, build_engine, build_sampling, check_extra, checkpoint_folder
+from terra.config.spec import PipelineSpec
 from terra.dataset.tokens import TokenizedDriving
 from terra.device import torch_device
 from terra.errors import ConfigError
@@ -49,7 +48,6 @@ from terra.pipeline import Pipeline
 from terra.progress import ProgressLine
 from terra.training.prediction import evaluate_world_model
 from terra.world_model import load_world_model
-from tokenizer import LFQTokenizer
 from tokenizer.lineage import tokens_sha256
 
 logger = logging.getLogger(__name__)
@@ -67,28 +65,24 @@ class _Found:
     shown: list[dict[str, Pixels]] = field(default_factory=list)
 
 
-def run(config: DictConfig, console: Console | None = None) -> Path:
+def run(settings: EvaluationSettings, console: Console | None = None) -> Path:
     """Evaluate and return the folder of results. A repeated run reads the rollouts that an interrupted run has kept.
 
     Raises:
         TerraError: anything wrong with the data, the checkpoints or the configuration.
     """
     started, console = time.perf_counter(), console or Console(stderr=True)
-    values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    settings = EvaluationSettings.from_values(values)
-    plan = make_plan(settings, checkpoint_folder(config.tokenizer), checkpoint_folder(config.world_model))
+    spec = PipelineSpec.from_settings(settings, sessions=settings.at_once)
+    plan = make_plan(settings, spec.tokenizer, spec.world_model)
     scorer = _load_scorer(settings, plan.fps)
     network = scorer.network.name
-    sampling = build_sampling(config.sampling)
-    check_extra(config.engine)
-    tokenizer = LFQTokenizer.from_pretrained(plan.tokenizer).to(torch_device(config.tokenizer.device))
-    engine = build_engine(config.engine, plan.world_model)
-    decoder = build_decoder(config.decoder, tokenizer)
-    with Pipeline(tokenizer, engine, decoder, overlap=settings.overlap) as pipeline:
+    spec.announce()
+    with Pipeline.from_spec(spec) as pipeline:
+        tokenizer, decoder = pipeline.tokenizer, pipeline.decoder
         # Tokenizers that differ in their decoders alone make the same rollouts, so the key is the tokens' hash.
         weights = {**plan.facts["checkpoints"], "tokenizer": tokens_sha256(plan.tokenizer)}
-        made_with = {"engine": values["engine"], "overlap": settings.overlap, **weights}
-        rollouts = KeptRollouts(pipeline, sampling, settings.output / "rollouts", made_with)
+        made_with = {"engine": spec.settings.engine, "overlap": settings.overlap, **weights}
+        rollouts = KeptRollouts(pipeline, settings.sampling, settings.output / "rollouts", made_with)
         limits = {"at_once": settings.at_once, "workers": settings.workers}
         bench = Bench(tokenizer, decoder, rollouts, scorer, waypoint_times=plan.model.waypoint_times, **limits)
         found = _examine(bench, plan.clips, settings.pictures, "rollouts")

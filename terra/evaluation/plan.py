@@ -80,7 +80,7 @@ def make_plan(settings: EvaluationSettings, tokenizer: Path, world_model: Path) 
         "format": "terra-evaluation",
         "tokenizer": str(tokenizer),
         "world_model": str(world_model),
-        "settings": {name: str(value) if isinstance(value, Path) else value for name, value in vars(settings).items()},
+        "settings": settings.model_dump(mode="json"),
         "checkpoints": {"tokenizer": checkpoint_sha256(tokenizer), "world_model": checkpoint_sha256(world_model)},
         "clips": len(clips),
         "moving_clips": sum(clip.is_moving for clip in clips),

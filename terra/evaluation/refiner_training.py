@@ -1,20 +1,19 @@
 """Does a refiner flicker less than framewise decoding? Trained on recorded driving, judged on held-out driving."""
 
-from dataclasses import replace
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from einops import rearrange
-from omegaconf import DictConfig
+from pydantic import Field
 from torch.nn import functional as F
 
 from decoder import to_uint8, write_video
 from decoder.refiner import Refiner, RefinerConfig, RefinerDecoder
 from decoder.video import to_unit_range
-from terra.config import checkpoint_folder
-from terra.config_files import plain
+from terra.config.groups import PairSettings
 from terra.metrics.flicker import compare_flicker, summarize_flicker
 from terra.training.data import load_driving
 from terra.training.processes import start_processes
@@ -22,11 +21,50 @@ from terra.training.refiner import train_refiner
 from terra.training.settings import LoopConfig
 from tokenizer import Frames, LFQTokenizer
 from tokenizer.files import write_json
+from tokenizer.settings import Count, FilePath, Natural, Positive, Seed
 
 _SHOWN = 4  # clips in comparison.mp4
 
 
-def run(config: DictConfig) -> None:
+class LoopChanges(LoopConfig):
+    """Settings of one of the two trainings; the folder and the seed are those of the whole run."""
+
+    output: FilePath = Path()
+
+
+class TrainRefinerSettings(PairSettings):
+    """The whole of conf/train_refiner.yaml.
+
+    Attributes:
+        data: folder of driving.
+        output: folder of the results.
+        seed: of both trainings and of the refiner's noise.
+        workers: videos decoded at once; 0 decodes one after another.
+        episodes, clips: how many training episodes are used and held-out episodes compared; None for all.
+        frames: of each clip, from its start.
+        num_steps: numbers of the sampler's steps, which are compared.
+        refiner: the networks.
+        crop: (height, width) of the frames in the training of the VAE.
+        log_sigma: mean and deviation of ln(sigma) in the training of the UNet.
+        autoencoder, denoiser: how the VAE and the UNet are trained.
+    """
+
+    data: FilePath
+    output: FilePath
+    seed: Seed
+    workers: Natural
+    episodes: Count | None
+    clips: Count | None
+    frames: Count
+    num_steps: Annotated[tuple[Count, ...], Field(strict=False, min_length=1)]
+    refiner: RefinerConfig
+    crop: Annotated[tuple[Count, Count], Field(strict=False)]
+    log_sigma: Annotated[tuple[float, Positive], Field(strict=False)]
+    autoencoder: LoopChanges
+    denoiser: LoopChanges
+
+
+def run(settings: TrainRefinerSettings) -> None:
     """Train a refiner as conf/train_refiner.yaml says, then compare its videos with others of the same tokens.
 
     Held-out driving is decoded with the refiner, without it, and in other cheap ways, all compared in the refiner's
@@ -36,18 +74,18 @@ def run(config: DictConfig) -> None:
     Raises:
         ConfigError, CheckpointError, DatasetError, OutputError: see `load_driving` and `train_refiner`.
     """
-    values = plain(config)
-    accelerator, output = start_processes(values["device"]), Path(values["output"])
+    accelerator, output = start_processes(settings.device), settings.output
     autoencoder, denoiser = (
-        LoopConfig(**values[part], output=output / part, seed=values["seed"]) for part in ("autoencoder", "denoiser")
+        LoopConfig(**vars(part) | {"output": output / name, "seed": settings.seed})
+        for name, part in (("autoencoder", settings.autoencoder), ("denoiser", settings.denoiser))
     )
-    refiner_config = RefinerConfig(**{**values["refiner"], "image_size": tuple(values["refiner"]["image_size"])})
-    data, device, workers = Path(values["data"]), accelerator.device, values["workers"]
+    refiner_config = settings.refiner
+    data, device, workers = settings.data, accelerator.device, settings.workers
     driving, held_out = (
         load_driving(data, split, device=device, workers=workers, max_episodes=most)
-        for split, most in (("train", values["episodes"]), ("held_out", values["clips"]))
+        for split, most in (("train", settings.episodes), ("held_out", settings.clips))
     )
-    tokenizer = _tokenizer(checkpoint_folder(config.tokenizer), driving.frames.shape[2:], device)
+    tokenizer = _tokenizer(settings.tokenizer.folder(), driving.frames.shape[2:], device)
     refiner = train_refiner(
         driving,
         tokenizer,
@@ -55,16 +93,16 @@ def run(config: DictConfig) -> None:
         autoencoder,
         denoiser,
         accelerator,
-        crop=tuple(values["crop"]),
-        log_sigma=tuple(values["log_sigma"]),
+        crop=settings.crop,
+        log_sigma=settings.log_sigma,
     )
     clips, shown = [], []
     for start, end in pairwise(held_out.episode_start.tolist()):
-        recorded = to_unit_range(held_out.frames[start : min(end, start + values["frames"])])
-        truth, videos = _videos(recorded, tokenizer, refiner, refiner_config, values["num_steps"], values["seed"])
+        recorded = to_unit_range(held_out.frames[start : min(end, start + settings.frames)])
+        truth, videos = _videos(recorded, tokenizer, refiner, refiner_config, settings.num_steps, settings.seed)
         clips.append(compare_flicker(videos, truth))
         if len(shown) < _SHOWN:
-            refined = videos[f"refined, {values['num_steps'][0]} steps"]
+            refined = videos[f"refined, {settings.num_steps[0]} steps"]
             shown.append(torch.cat([truth, videos["framewise"], refined], dim=2))
     means = summarize_flicker(clips, "framewise")
     write_json(output / "metrics.json", {"means": means, "clips": clips})
@@ -76,13 +114,18 @@ def _tokenizer(checkpoint: Path, image_size: torch.Size, device: torch.device) -
     trained = LFQTokenizer.from_pretrained(checkpoint)
     # Its nets are convolutional, and work at the data's size too, if not as well as at their own.
     height, width = image_size
-    tokenizer = LFQTokenizer(replace(trained.config, image_size=(height, width))).eval().requires_grad_(False)
+    tokenizer = LFQTokenizer(trained.config.replace(image_size=(height, width))).eval().requires_grad_(False)
     tokenizer.load_state_dict(trained.state_dict())
     return tokenizer.to(device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
 
 def _videos(
-    recorded: Frames, tokenizer: LFQTokenizer, refiner: Refiner, config: RefinerConfig, num_steps: list[int], seed: int
+    recorded: Frames,
+    tokenizer: LFQTokenizer,
+    refiner: Refiner,
+    config: RefinerConfig,
+    num_steps: Sequence[int],
+    seed: int,
 ) -> tuple[Frames, dict[str, Frames]]:
     """The recording in the refiner's size, and the videos that are compared with it."""
     tokens = tokenizer.encode(recorded)
@@ -97,7 +140,7 @@ def _videos(
         "framewise through the VAE": through_vae[1],
     }
     for steps in num_steps:
-        refiner.config = replace(config, num_steps=steps, vae=refiner.config.vae)
+        refiner.config = config.replace(num_steps=steps, vae=refiner.config.vae)
         videos[f"refined, {steps} steps"] = RefinerDecoder(tokenizer, refiner, seed=seed).decode(tokens)
     return truth, videos
 

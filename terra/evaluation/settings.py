@@ -4,10 +4,11 @@ from typing import Self
 
 from pydantic import model_validator
 
-from tokenizer.settings import Count, FilePath, Natural, Positive, Seed, Settings, Text
+from terra.config.groups import PipelineSettings, Sampling
+from tokenizer.settings import Count, FilePath, Natural, Positive, Seed, Text
 
 
-class EvaluationSettings(Settings):
+class EvaluationSettings(PipelineSettings):
     """The whole of conf/evaluate.yaml but tokenizer, world model, engine, sampling and decoder.
 
     Attributes:
@@ -31,12 +32,11 @@ class EvaluationSettings(Settings):
     split: Text
     estimator: FilePath | None
     output: FilePath
-    device: str
     num_clips: Count
     num_frames: Count
     num_context: Count
-    overlap: Natural
     seed: Seed
+    sampling: Sampling
     at_once: Count
     workers: Natural
     drift_clips: Natural

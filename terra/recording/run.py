@@ -2,19 +2,44 @@
 
 import importlib
 import logging
-from pathlib import Path
-
-from omegaconf import DictConfig
+from typing import Literal
 
 from decoder.camera import Camera
-from terra.config_files import plain
-from terra.dataset.checks import check_image_size
+from terra.dataset.checks import ImageSize, Names, Seconds, Workers
 from terra.recording.record import RecordSettings, parse_maneuvers, record, town_places
+from tokenizer.settings import Count, FilePath, Natural, Settings
 
 logger = logging.getLogger(__name__)
 
 
-def run(config: DictConfig) -> int:
+class RecordCommand(Settings):
+    """The whole of conf/record.yaml; see `RecordSettings` for what is not said here.
+
+    Attributes:
+        kind: plain drives, or counterfactuals (several futures of each start).
+        seed: number of the first town, counted from the split's first.
+        towns: how many towns, each a shard.
+        workers: processes; 0 records in this one.
+        max_seconds: no town is begun after so long; None for no limit.
+    """
+
+    output: FilePath
+    kind: Literal["drives", "counterfactuals"]
+    split: Literal["train", "held_out"]
+    source: Literal["town"]
+    seed: Natural
+    towns: Count
+    episodes_per_place: Count
+    frames_per_episode: Count
+    image_size: ImageSize
+    camera: Camera
+    num_context: Count
+    maneuvers: Names
+    workers: Workers
+    max_seconds: Seconds | None
+
+
+def run(settings: RecordCommand) -> int:
     """Record as conf/record.yaml says; the same command goes on with an interrupted recording.
 
     Returns:
@@ -24,20 +49,22 @@ def run(config: DictConfig) -> int:
         ConfigError: also where moderngl is not installed.
         DatasetError, OutputError: see `terra.recording.record`.
     """
-    values = plain(config)
-    maneuvers, num_context = parse_maneuvers(values["kind"], values["maneuvers"], values["num_context"])
-    settings = RecordSettings(
-        **{name: values[name] for name in ("split", "source", "episodes_per_place", "frames_per_episode")},
-        output=Path(str(values["output"])),
-        places=town_places(values["split"], values["seed"], values["towns"]),
-        image_size=check_image_size(values["image_size"]),
-        camera=Camera.from_dict(values["camera"]),
+    maneuvers, num_context = parse_maneuvers(settings.kind, settings.maneuvers, settings.num_context)
+    recording = RecordSettings(
+        output=settings.output,
+        split=settings.split,
+        source=settings.source,
+        places=town_places(settings.split, settings.seed, settings.towns),
+        episodes_per_place=settings.episodes_per_place,
+        frames_per_episode=settings.frames_per_episode,
+        image_size=settings.image_size,
+        camera=settings.camera,
         maneuvers=maneuvers,
         num_context=num_context,
     )
     importlib.import_module("terra.recording.canvas")  # a missing moderngl is said now, not by every worker
     try:
-        outcome = record(settings, workers=values["workers"], max_seconds=values["max_seconds"])
+        outcome = record(recording, workers=settings.workers, max_seconds=settings.max_seconds)
     except KeyboardInterrupt:
         logger.warning("interrupted: what is complete is kept; the same command goes on")
         return 130

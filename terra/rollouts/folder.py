@@ -33,6 +33,16 @@ from tokenizer.files import make_folder, read_json, replacing, write_json
 FORMAT = "terra-rollouts"
 
 
+def recorded_settings(path: Path) -> dict[str, Any] | None:
+    """What the rollouts of an earlier run's folder were made with, see `RolloutFolder`; None in a new folder.
+
+    Raises:
+        OutputError: the folder's run.json is damaged.
+    """
+    file = path / "run.json"
+    return read_json(file, OutputError) if file.exists() else None
+
+
 class RolloutFolder:
     """The output of a batch; use `open` before anything else.
 

@@ -1,12 +1,17 @@
 """What rollouts to make, how many at once, and what to do when something is not as it was: conf/rollout.yaml."""
 
+import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from terra.sampling import SamplingParams
+from terra.config.groups import PipelineSettings, Sampling
 from tokenizer.settings import Count, FilePath, Natural, Seed, Settings, expecting
+
+
+def _half_of_the_cores(workers: object) -> object:
+    return max(2, (os.cpu_count() or 1) // 2) if workers is None else workers
 
 
 class RolloutSettings(Settings):
@@ -19,7 +24,7 @@ class RolloutSettings(Settings):
         num_frames, num_context, seed, sampling, num_samples: of lines that don't say; as `terra-generate` has them.
         overlap: frames read again when the window slides.
         at_once: sessions open in the engine at once.
-        workers: lines prepared, and rollouts written, at once.
+        workers: lines prepared, and rollouts written, at once; None takes half as many as there are cores.
         contexts: tokenized contexts remembered, for the lines that share them.
         retries: how often a line that failed is tried again.
         retry_seconds: how long to wait before that.
@@ -38,11 +43,11 @@ class RolloutSettings(Settings):
     num_frames: Count
     num_context: Count
     seed: Seed
-    sampling: SamplingParams
+    sampling: Sampling
     num_samples: Count
     overlap: Count
     at_once: Count
-    workers: Count
+    workers: Annotated[Count, BeforeValidator(_half_of_the_cores)]
     contexts: Count
     retries: Natural
     retry_seconds: Annotated[float, Field(ge=0, le=3600)]
@@ -55,3 +60,13 @@ class RolloutSettings(Settings):
     def root(self) -> Path:
         """Where relative paths of contexts start from."""
         return self.manifest.parent if self.context_root is None else self.context_root
+
+
+class BatchSettings(RolloutSettings, PipelineSettings):
+    """The whole of conf/rollout.yaml.
+
+    Attributes:
+        cluster: `_target_` and arguments of what runs the workers: this process, or Ray.
+    """
+
+    cluster: dict[str, Any]

@@ -1,12 +1,11 @@
 """The settings of conf/serve.yaml, checked."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
 from decoder.camera import Camera
-from terra.sampling import SamplingParams
+from terra.config.groups import PipelineSettings, Sampling
 from tokenizer.settings import Count, FilePath, Natural, NonNegative, Positive, Settings, Text, expecting
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -59,7 +58,7 @@ class UploadSettings(Settings):
     receive_seconds: Positive
 
 
-class ServeSettings(Settings):
+class ServeSettings(PipelineSettings):
     """All settings of a server; conf/serve.yaml says what each means."""
 
     host: Text
@@ -72,14 +71,13 @@ class ServeSettings(Settings):
     scenes: FilePath
     model_name: Text
     num_context: Count
-    overlap: Count
     start_speed: NonNegative
     decode_threads: Count
     drain_seconds: NonNegative
     jobs: JobSettings
     live: LiveSettings
     uploads: UploadSettings
-    sampling: SamplingParams
+    sampling: Sampling
     camera: Camera
 
     @property
@@ -91,12 +89,3 @@ class ServeSettings(Settings):
         if self.allowed_hosts is not None:
             return self.allowed_hosts
         return LOOPBACK if self.host in LOOPBACK else None
-
-
-def read_settings(values: Mapping[str, Any], sampling: SamplingParams, camera: Camera) -> ServeSettings:
-    """The settings of plain values, as YAML has them.
-
-    Raises:
-        ConfigError: a value of another type, negative, or zero where there must be one.
-    """
-    return ServeSettings.from_values({**values, "sampling": sampling, "camera": camera})

@@ -16,8 +16,8 @@ _GLOB = re.compile(r"[*?\[]")
 
 def config_dir() -> Path:
     """The folder of YAML files: `terra/conf` in an installed package, `conf` in a checkout."""
-    inside = Path(__file__).parent / "conf"
-    return inside if inside.is_dir() else Path(__file__).parent.parent / "conf"
+    root = Path(__file__).parent.parent  # terra/
+    return root / "conf" if (root / "conf").is_dir() else root.parent / "conf"
 
 
 def register_resolvers() -> None:
@@ -25,7 +25,9 @@ def register_resolvers() -> None:
 
     `${terra_choices:CHOICES}` is the part of a help page that lists the options of a command's groups.
     """
-    OmegaConf.register_new_resolver("terra_demo", lambda name: str(Path(__file__).parent / "demo" / name), replace=True)
+    OmegaConf.register_new_resolver(
+        "terra_demo", lambda name: str(Path(__file__).parent.parent / "demo" / name), replace=True
+    )
     OmegaConf.register_new_resolver("terra_choices", _list_choices, replace=True)
 
 
@@ -40,6 +42,35 @@ def compose(config_name: str, overrides: Sequence[str] = ()) -> DictConfig:
     register_resolvers()
     with hydra.initialize_config_dir(str(config_dir()), version_base="1.3"):
         return hydra.compose(config_name, list(overrides))
+
+
+def choices(group: str) -> list[str]:
+    """The names of a group's choices, such as those of `engine`."""
+    return sorted(path.stem for path in (config_dir() / group).glob("*.yaml"))
+
+
+def compose_groups(groups: Mapping[str, str], values: Mapping[str, Any], *, resolve: bool = True) -> dict[str, Any]:
+    """Settings with one choice of each of some groups, as plain values.
+
+    Args:
+        groups: names of choices by names of groups.
+        values: further settings, which the choices may refer to.
+        resolve: replace `${...}` by values.
+
+    Raises:
+        ConfigError: no such choice.
+    """
+    register_resolvers()
+    config = OmegaConf.create(dict(values))
+    for group, name in groups.items():
+        path = config_dir() / group / f"{name}.yaml"
+        if not path.is_file():
+            raise ConfigError(f"{group}: expected one of {', '.join(choices(group))}, got {name!r}")
+        is_global = path.read_text(encoding="utf-8").startswith("# @package _global_")
+        node = OmegaConf.load(path)
+        config = OmegaConf.merge(node, config) if is_global else OmegaConf.merge(config, {group: node})
+    plain: Any = OmegaConf.to_container(config, resolve=resolve)
+    return plain
 
 
 def plain(config: DictConfig) -> dict[str, Any]:
