@@ -3,7 +3,7 @@
     OUTPUT/world_model/ or world_model_v2/           config.json, generation_config.json, 7 shards and their index
     OUTPUT/lfq_tokenizer_B_256/ or ..._256_ema/      config.json, model.safetensors
 
-Use them as `world_model=terra_v2 world_model.pretrained=OUTPUT tokenizer=terra_ema tokenizer.pretrained=OUTPUT`.
+Use them as `model=terra_v2 model.path=OUTPUT`.
 """
 
 from collections.abc import Mapping
