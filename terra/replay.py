@@ -78,14 +78,14 @@ class ReplaySettings(Settings):
     dtype: Dtype | None
 
 
-def run(settings: ReplaySettings, console: Console) -> int:
+def run(settings: ReplaySettings, console: Console | None = None) -> int:
     """Make the rollout of conf/replay.yaml's `folder` again; 0 if its tokens came out the same, 1 if not.
 
     Raises:
         TerraError: no record that can be replayed, inputs or weights that are missing or have changed, or anything
             wrong with the engine.
     """
-    folder = settings.folder
+    console, folder = console or Console(), settings.folder
     record = read_record(folder)
     try:
         stored = load_file(folder / TOKENS)
