@@ -15,7 +15,7 @@ from tiny_driving import drive_poses
 from decoder.camera import project
 from decoder.video import VideoWriter
 from terra.dataset import Poses, read_frames, read_split
-from terra.dataset.checks import check_names
+from terra.dataset.checks import Names
 from terra.dataset.importing import (
     ImportSettings,
     KittiSource,
@@ -33,6 +33,7 @@ from terra.dataset.importing.source import Intrinsics, motion
 from terra.dataset.inspect import inspect_source
 from terra.errors import ConfigError, DatasetError, TrajectoryError
 from terra.trajectory import save_poses
+from tokenizer.settings import checked
 
 PICTURE = (36, 96)  # wider than ours, as road pictures are
 SIZE = (16, 32)
@@ -441,9 +442,9 @@ def test_the_command_and_its_configuration_agree(tmp_path):
     for name in ("state", "l2d"):
         config = compose("import", ["kind=lerobot", "input=a", "output=b", f"lerobot={name}"])
         LeRobotColumns.from_dict(dict(config.lerobot))
-    assert check_names("drives", ["07", 10]) == ("07", "10")
+    assert checked(Names, ["07", 10], "drives") == ("07", "10")
     with pytest.raises(ConfigError, match=r"drives\[0\]: expected text, got 1\.5"):
-        check_names("drives", [1.5])
+        checked(Names, [1.5], "drives")
     with pytest.raises(ConfigError, match="kind: expected one of video_poses, lerobot, kitti"):
         open_source("rosbag", tmp_path)
     with pytest.raises(DatasetError, match="expected a folder with driving, got nothing"):

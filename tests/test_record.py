@@ -172,12 +172,20 @@ def test_splits_never_share_a_town():
     for changes in (("test", 0, 1), ("train", -1, 1), ("train", 450_000, 1), ("train", 0, 0)):
         with pytest.raises(ConfigError):
             town_places(*changes)
-    with pytest.raises(ConfigError, match="kind: expected drives or counterfactuals, got 'films'"):
-        parse_maneuvers("films", ["left"], 3)
-    assert parse_maneuvers("drives", ["left"], 3) == ((), 0)
-    for maneuvers in ("left", ["left", "left"], [], None):
-        with pytest.raises(ConfigError, match="maneuvers: expected"):
-            parse_maneuvers("counterfactuals", maneuvers, 3)
+    assert parse_maneuvers("drives", ("left",), 3) == ((), 0)
+    with pytest.raises(ConfigError, match="maneuvers: expected some of left, .*, got none"):
+        parse_maneuvers("counterfactuals", (), 3)
+    wrong = {
+        "kind=films": "kind: expected drives or counterfactuals, got 'films'",
+        "maneuvers=left": r"maneuvers: expected a list such as \[a,b\], got 'left'",
+        "maneuvers=[left,left]": "maneuvers: expected each once, got left, left",
+        "maneuvers=null": r"maneuvers: expected a list such as \[a,b\], got None",
+        "workers=-1": "workers: expected a whole number from 0 to 1024, got -1",
+        "max_seconds=0": "max_seconds: expected a number of at least 1 or null, got 0",
+    }
+    for override, message in wrong.items():
+        with pytest.raises(ConfigError, match=message):
+            read_settings("record", ["output=out", override])
 
 
 # Processes and the script
