@@ -46,7 +46,8 @@ class GraphEngine:
         fp8_cache: hold keys and values in 8 bits.
 
     Raises:
-        ConfigError: fewer than 0 drafts or 1 session, no such dtype or device, or a GPU without what is needed.
+        ConfigError: fewer than 0 drafts or 1 session, no such dtype or device, a GPU without what is needed, or an
+            option that this engine does not have.
         CheckpointError: see `terra.world_model.load_config`.
     """
 
@@ -60,7 +61,11 @@ class GraphEngine:
         device: str = "cuda",
         fp8_weights: bool = False,
         fp8_cache: bool = False,
+        **unknown: object,
     ) -> None:
+        for name in unknown:
+            reason = ": it is always batch-invariant on a GPU" if name == "batch_invariant" else ""
+            raise ConfigError(f"engine.{name}: engine=graph has no such option{reason}")
         if drafts < 0:
             raise ConfigError(f"engine.drafts: expected 0 or more, got {drafts}")
         if max_sessions < 1:
