@@ -85,7 +85,7 @@ def experiment(config: DictConfig) -> None:
     means = summarize_flicker(clips, "framewise")
     write_json(output / "metrics.json", {"means": means, "clips": clips})
     for name, of in means.items():
-        flicker, less = of["flicker"], of["less_than_rival"]
+        flicker, less = of["flicker"], of["less_than_baseline"]
         print(
             f"{name:28} flicker {flicker['value']:6.3f} [{flicker['low']:.3f}, {flicker['high']:.3f}] levels, "
             f"less than framewise {less['value']:6.3f} [{less['low']:.3f}, {less['high']:.3f}], "

@@ -51,10 +51,6 @@ class Layout:
         """Position of the first action slot of a frame of the window."""
         return frame * self.block + self.image_tokens
 
-    def slots_before(self, position: int) -> int:
-        """How many action slots stand before a position."""
-        return position // self.block * self.action_slots + max(position % self.block - self.image_tokens, 0)
-
     def is_slot(self, position: int) -> bool:
         """Whether a position is an action slot."""
         return position % self.block >= self.image_tokens

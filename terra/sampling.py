@@ -6,6 +6,7 @@ picks `argmax(logits / temperature + noise)` among the tokens that top-k and top
 
 import math
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 import numpy as np
 from einops import rearrange
@@ -14,8 +15,11 @@ from torch import Tensor
 
 from terra.noise import gumbel_noise, vocabulary_noise
 
-_HEAD = 1024
-"""Of a large vocabulary, the likeliest tokens that top-p looks at before it sorts all."""
+_TOP_P_CANDIDATES = 1024
+"""How many of the likeliest tokens of a large vocabulary top-p looks at before it sorts them all."""
+
+_LEAST_TEMPERATURE = 1e-6
+"""Above 0 the lowest temperature: logits divided by a much lower one overflow float32."""
 
 _SUM_TOLERANCE = 1e-5
 """Far above what float32 sums of probabilities differ by when their order does."""
@@ -27,12 +31,12 @@ class SamplingParams:
 
     Attributes:
         temperature: 0 takes the likeliest token (greedy); 1 samples the model's distribution. The released Terra
-            samples at 0.9.
+            samples at 0.9. 0, or 1e-6 to 100.
         top_k: keep the k likeliest tokens; 0 keeps all.
-        top_p: keep the smallest set of likeliest tokens whose probabilities reach this sum; 1 keeps all.
+        top_p: keep the smallest set of likeliest tokens whose probabilities reach this sum; above 0, and 1 keeps all.
 
     Raises:
-        ValueError: a value out of its range.
+        ValueError: a value of another type or out of its range.
     """
 
     temperature: float = 0.9
@@ -40,8 +44,13 @@ class SamplingParams:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and 0.0 <= self.temperature <= 100.0):
+        _check_type("temperature", self.temperature, Real, "a number")
+        _check_type("top_k", self.top_k, Integral, "a whole number")
+        _check_type("top_p", self.top_p, Real, "a number")
+        if not 0.0 <= self.temperature <= 100.0:
             raise ValueError(f"temperature: expected 0 to 100, got {self.temperature}")
+        if 0.0 < self.temperature < _LEAST_TEMPERATURE:
+            raise ValueError(f"temperature: expected 0 (greedy) or at least 1e-6, got {self.temperature}")
         if self.top_k < 0:
             raise ValueError(f"top_k: expected 0 (all tokens) or more, got {self.top_k}")
         if not 0.0 < self.top_p <= 1.0:
@@ -56,6 +65,11 @@ class SamplingParams:
     def filters(self) -> bool:
         """Whether top-k or top-p may leave tokens out; a greedy choice is the same without."""
         return not self.greedy and (self.top_k > 0 or self.top_p < 1.0)
+
+
+def _check_type(name: str, value: object, kind: type, expected: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, kind):
+        raise ValueError(f"{name}: expected {expected}, got {value!r}")
 
 
 def window_seed(seed: int, window: int) -> int:
@@ -75,9 +89,9 @@ def sample_tokens(
     seeds: Int[Tensor, " rows"],
     positions: Int[Tensor, " rows"],
 ) -> Int[Tensor, " rows"]:
-    """Choose a token in each row; rows share `params` and have their own seed and position.
+    """Sample a token in each row; rows share `params` and have their own seed and position.
 
-    Noise is computed for the candidates alone that top-k and top-p leave.
+    Noise is computed only for the candidates that top-k and top-p leave.
     """
     logits = logits.float()
     if params.greedy:
@@ -86,19 +100,19 @@ def sample_tokens(
     vocab = scaled.shape[-1]
     if not (0 < params.top_k < vocab or params.top_p < 1.0):
         return scaled.add_(vocabulary_noise(seeds, positions, vocab)).argmax(-1)
-    if params.top_k or vocab < 2 * _HEAD:
-        return _pick(*_sorted(scaled, params), seeds, positions)
-    values, candidates = scaled.topk(_HEAD, dim=-1)
+    if params.top_k or vocab < 2 * _TOP_P_CANDIDATES:
+        return _sample_candidates(*_sorted(scaled, params), seeds, positions)
+    values, candidates = scaled.topk(_TOP_P_CANDIDATES, dim=-1)
     highest = values[:, :1]
     before = _before((values - highest).exp() / (scaled - highest).exp().sum(-1, keepdim=True))
-    chosen = _pick(values.masked_fill(before >= params.top_p, -math.inf), candidates, seeds, positions)
-    left = ~_head_decides(values, before, params.top_p)
+    chosen = _sample_candidates(values.masked_fill(before >= params.top_p, -math.inf), candidates, seeds, positions)
+    left = ~_candidates_decide(values, before, params.top_p)
     if left.any():
-        chosen[left] = _pick(*_sorted(scaled[left], params), seeds[left], positions[left])
+        chosen[left] = _sample_candidates(*_sorted(scaled[left], params), seeds[left], positions[left])
     return chosen
 
 
-def _pick(
+def _sample_candidates(
     values: Float[Tensor, "rows candidates"],
     candidates: Int[Tensor, "rows candidates"],
     seeds: Int[Tensor, " rows"],
@@ -118,16 +132,16 @@ def _sorted(
 
 
 def _before(probabilities: Float[Tensor, "rows candidates"]) -> Float[Tensor, "rows candidates"]:
-    """Of each candidate the probability of all that are likelier."""
+    """For each candidate the probability of all that are likelier."""
     before = probabilities.cumsum(-1).roll(1, -1)
     before[:, 0] = 0.0
     return before
 
 
-def _head_decides(
+def _candidates_decide(
     values: Float[Tensor, "rows candidates"], before: Float[Tensor, "rows candidates"], top_p: float
 ) -> Bool[Tensor, " rows"]:
-    """Whether the set of tokens that reaches `top_p` ends within the head, whatever the rounding.
+    """Whether the set of tokens that reaches `top_p` ends within the candidates, whatever the rounding.
 
     It does not if a sum comes too close to `top_p`, or if tokens on both sides of the cut are equally likely.
     """

@@ -24,6 +24,16 @@ settings.register_profile("terra", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("terra")
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests marked `needs_cuda` run where TERRA_TEST_DEVICE says that there is a GPU, and fail where there is none."""
+    if item.get_closest_marker("needs_cuda") is None:
+        return
+    if DEVICE == "cpu":
+        pytest.skip("needs an NVIDIA GPU, and TERRA_TEST_DEVICE=cuda")
+    if not torch.cuda.is_available():
+        pytest.fail(f"TERRA_TEST_DEVICE={DEVICE}, but no CUDA device is available", pytrace=False)
+
+
 @pytest.fixture(autouse=True)
 def _restore_torch_rng() -> Iterator[None]:
     state = torch.get_rng_state()

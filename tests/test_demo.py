@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_engines import ran, stepped
+from engine_rollouts import ran, stepped
 
 import terra
 from decoder.video import to_uint8
@@ -146,16 +146,15 @@ def test_rollouts_of_one_context_share_its_kv_blocks(tokenizer, vllm_demo, wait)
     prompt, actions = window(tokenizer, num_frames=4)
     changed = build_prompt((prompt.tokens + 4) % tokenizer.codebook_size, prompt.actions)
     wait(ran(vllm_demo, changed, actions, SAMPLED, 0))
-    counters = vllm_demo.counters
-    prefilled, cached = counters.prefilled, counters.cached
+    before = vllm_demo.counters
 
     async def together():
         await asyncio.gather(*(ran(vllm_demo, changed, actions, SAMPLED, seed) for seed in range(1, 5)))
 
     wait(together())
     shared = 450 // KV_BLOCK * KV_BLOCK
-    assert counters.cached - cached == 4 * shared
-    assert counters.prefilled - prefilled == 4 * (450 - shared)
+    assert vllm_demo.counters.cached - before.cached == 4 * shared
+    assert vllm_demo.counters.prefilled - before.prefilled == 4 * (450 - shared)
 
 
 def turn(frames: np.ndarray) -> float:

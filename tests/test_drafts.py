@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, strategies as st
 from tiny import COLS, ROWS
 
-from terra.engine.drafts import decode_frame, from_both, num_right
+from terra.engine.drafts import decode_frame, draft_from_last_pass_or_previous_frame, num_accepted
 from terra.prompt import build_prompt, interleave
 from terra.sampling import SamplingParams, sample_tokens
 from terra.world_model import load_world_model
-from terra.world_model.window import Head, WindowReader
+from terra.world_model.window import FramePrefix, WindowReader
 
 TOKENS = ROWS * COLS
 VOCAB = 64
@@ -77,7 +77,7 @@ def from_last_pass(before):
 
 def head_after(drive, frame, previous, layout):
     """The head of the frame after number `frame`, whose tokens are `previous` (a batch of them)."""
-    return Head.after_frame(previous[:, -1, -1], drive[1][frame].expand(len(previous), 6, 3), frame, layout)
+    return FramePrefix.after_frame(previous[:, -1, -1], drive[1][frame].expand(len(previous), 6, 3), frame, layout)
 
 
 def first_head(drive, layout):
@@ -96,7 +96,7 @@ def test_drafted_frames_are_the_engines(model, hf_engine, wait, drive, temperatu
         drafter = {
             "previous": from_known(previous),
             "own": from_last_pass(previous[-1]),
-            "both": from_both(previous),
+            "both": draft_from_last_pass_or_previous_frame(previous),
         }[name]
         pick = frame_sampler(temperature, CONTEXT + index, layout)
         tokens, lengths = decode_frame(reader, head, pick, drafter, num_drafts)
@@ -134,7 +134,7 @@ def test_own_picks_are_kept_from_one_pass_to_the_next(model, drive):
 
 @given(st.lists(st.integers(0, 1), max_size=9), st.lists(st.integers(0, 1), min_size=9, max_size=9))
 def test_drafts_are_right_up_to_the_first_that_differs(drafts, picks):
-    right = num_right(drafts, picks)
+    right = num_accepted(drafts, picks)
     assert drafts[:right] == picks[:right]
     assert right == len(drafts) or drafts[right] != picks[right]
 

@@ -2,7 +2,7 @@ import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,12 +13,12 @@ from rich.console import Console
 from tiny import save_tiny
 
 from terra.config_files import config_dir, register_resolvers
-from terra.dataset import NUM_FUTURE_POSES, Episode, Poses, ShardWriter, create_dataset
+from terra.dataset import NUM_FUTURE_POSES, Episode, Poses, ShardWriter, create_dataset, read_split
 from terra.engine.persistence import PersistenceEngine
 from terra.errors import CheckpointError, ConfigError, DatasetError, EngineError
-from terra.evaluation.bars import judge
-from terra.evaluation.clips import choose_clips
+from terra.evaluation.clips import Clip, LoadedClip, choose_clips, load_clips
 from terra.evaluation.contrasts import CONTRASTS, find_groups
+from terra.evaluation.criteria import evaluate_criteria
 from terra.evaluation.estimator import EstimatorConfig, MotionEstimator
 from terra.evaluation.estimator_training import evaluate_estimator, load_recordings, positions, train_estimator
 from terra.evaluation.evaluate import run
@@ -26,10 +26,11 @@ from terra.evaluation.fidelity import confusion, motion_errors
 from terra.evaluation.measures import Bootstrap, Measure, frame_bins, frame_measures, frechet_measures
 from terra.evaluation.motion import CLASSES, classify, integrate, steps_of
 from terra.evaluation.rollouts import KeptRollouts
-from terra.evaluation.scores import GENERATED, PERSISTENCE, RE_ENCODED, TRUE, ClipScores
+from terra.evaluation.scores import GENERATED, PERSISTENCE, RE_ENCODED, TRUE, ClipScores, Scorer
 from terra.metrics.bootstrap import Estimate, mean_estimate
 from terra.metrics.frames import PSNR_CAP, psnr, ssim
 from terra.metrics.frechet import clip_features, frechet_distance, frechet_estimate, halves_distance
+from terra.metrics.networks import FeatureNetwork
 from terra.pipeline import Pipeline, RolloutRequest
 from terra.sampling import SamplingParams
 from terra.training.processes import start_processes
@@ -119,6 +120,15 @@ def test_frame_metrics_of_equal_and_of_known_frames() -> None:
     assert psnr(black, gray).item() == pytest.approx(20 * np.log10(255 / 10), abs=1e-4)
 
 
+def test_each_frame_of_a_clip_has_a_psnr_of_its_own() -> None:
+    levels_apart = [1, 10, 100]
+    truth = torch.full((3, 3, 16, 16), -1.0)
+    ours = torch.stack([frame + levels / 127.5 for frame, levels in zip(truth, levels_apart, strict=True)])
+    assert psnr(ours, truth).tolist() == pytest.approx([20 * np.log10(255 / levels) for levels in levels_apart], 1e-4)
+    ours[0, :, :8] = -1.0  # within a frame it is the squared errors that are averaged: half the pixels are right
+    assert psnr(ours, truth)[0].item() == pytest.approx(20 * np.log10(255) + 10 * np.log10(2), 1e-4)
+
+
 def gaussian(count: int, mean: float, deviation: float, seed: int, size: int = 4) -> torch.Tensor:
     return torch.randn(count, size, generator=torch.Generator().manual_seed(seed)) * deviation + mean
 
@@ -176,6 +186,73 @@ def test_clips_are_spread_over_long_enough_episodes_and_lie_inside() -> None:
     assert choose_clips(episodes, 7, num_frames=25, num_context=3, seed=1)[0].seed != clips[0].seed
     with pytest.raises(DatasetError, match="got at most 101"):
         choose_clips(episodes, 1, num_frames=200, num_context=3, seed=0)
+
+
+GREY_STEP = 8  # levels from a frame of `speeding_up` to the next, more than H.264 adds or takes
+
+
+def speeding_up(num_frames: int) -> np.ndarray:
+    """Steps straight ahead of which no two are equal: the first of 0.2 m, each 0.05 m longer than the one before."""
+    return np.column_stack([0.2 + 0.05 * np.arange(num_frames - 1), np.zeros(num_frames - 1)])
+
+
+@pytest.fixture
+def marked(tmp_path: Path) -> Episode:
+    """A recorded drive of 20 frames that speeds up; frame i is grey of level 40 + 8 i."""
+    create_dataset(tmp_path, FPS, IMAGE_SIZE, "grey")
+    facts: dict[str, Any] = {"split": "held_out", "source": "grey", "place": "a", "fps": FPS, "camera": None}
+    with ShardWriter(tmp_path, image_size=IMAGE_SIZE, **facts) as writer:
+        frames = [np.full((*IMAGE_SIZE, 3), 40 + GREY_STEP * index, np.uint8) for index in range(20)]
+        writer.add("drive", frames, poses_of(speeding_up(20 + NUM_FUTURE_POSES)))
+    (episode,) = read_split(tmp_path, "held_out").episodes
+    return episode
+
+
+def indices(frames: torch.Tensor) -> np.ndarray:
+    """Which frames of `marked` these are, by how light they are."""
+    levels = (frames.mean(dim=(1, 2, 3)).numpy() + 1) * 127.5
+    return ((levels - 40) / GREY_STEP).round().astype(int)
+
+
+class PerfectEstimator(MotionEstimator):
+    """Knows from a frame's grey where on its drive the car is."""
+
+    def __init__(self, episode: Episode) -> None:
+        super().__init__(EstimatorConfig(FPS, IMAGE_SIZE, 8, 1, 8))
+        self.x = episode.poses.x
+
+    def estimate(self, frames: torch.Tensor) -> torch.Tensor:
+        forward = np.diff(self.x[indices(frames)])
+        return torch.from_numpy(np.column_stack([forward, 0 * forward]))
+
+
+def test_an_action_of_a_clip_lies_between_its_frame_and_the_next(marked: Episode) -> None:
+    start, num_frames, ahead = 5, 8, (0.1, 1.0)
+    (loaded,) = load_clips([Clip("clip", marked, start, num_frames, 3, 0)], 0, ahead)
+    assert isinstance(loaded, LoadedClip)
+    assert indices(loaded.frames).tolist() == list(range(start, start + num_frames))
+    x = marked.poses.x
+    expected = [
+        [[0.0, x[frame + round(seconds * FPS)] - x[frame], seconds] for seconds in ahead]
+        for frame in range(start, start + num_frames - 1)
+    ]
+    assert np.allclose(loaded.actions.numpy(), expected, atol=1e-5)
+
+
+def test_instructed_motion_goes_from_the_last_context_frame_to_the_last_frame() -> None:
+    steps = speeding_up(40)
+    clip = Clip("clip", episode_of(steps), start=5, num_frames=12, num_context=3, seed=0)
+    assert np.allclose(clip.instructed, steps[5 + 3 - 1 : 5 + 12 - 1])
+
+
+def test_motion_recovered_without_error_is_the_instructed_motion(marked: Episode) -> None:
+    clip = Clip("clip", marked, start=5, num_frames=8, num_context=3, seed=0)
+    (loaded,) = load_clips([clip], 0, (0.1,))
+    assert isinstance(loaded, LoadedClip)
+    scorer = Scorer(cast(FeatureNetwork, None), PerfectEstimator(marked))
+    recovered = scorer.recover(clip, loaded.frames)
+    assert np.allclose(recovered, speeding_up(20)[7:12])
+    assert not any(error.round(6).any() for error in motion_errors(recovered, clip.instructed, FPS).values())
 
 
 def futures(turns: dict[str, float], group: str = "g0", straight_on: int = 12, count: int = 60) -> list[Episode]:
@@ -239,13 +316,13 @@ def test_measures_and_bars_follow_from_the_scores() -> None:
     scores = [scored_clip(index, 2.0) for index in range(5)]
     bootstrap = Bootstrap(50, 4, 0)
     measures = frame_measures("rollouts", scores, bootstrap) + frechet_measures("rollouts", scores, "N", 5, bootstrap)
-    bars = {bar.name: bar for bar in judge(measures, "N", 0.5)}
-    assert bars["tokenizer PSNR (dB)"].value == pytest.approx(32.0)
-    gain = bars["PSNR over persistence when moving, worst of frames 1 to 22 (dB)"]
+    criteria = {criterion.name: criterion for criterion in evaluate_criteria(measures, "N", 0.5)}
+    assert criteria["tokenizer PSNR (dB)"].value == pytest.approx(32.0)
+    gain = criteria["PSNR over persistence when moving, worst of frames 1 to 22 (dB)"]
     assert gain.value == pytest.approx(2.0)
     assert gain.passed is True
-    assert bars["codebook use"].passed is False
-    assert bars["ADE, generated / persistence"].passed is None
+    assert criteria["codebook use"].passed is False
+    assert criteria["ADE, generated / persistence"].passed is None
     whole = {(m.metric, m.variant): m.estimate for m in measures if m.first_frame is None}
     assert whole["FD-N", RE_ENCODED].value < whole["FD-N", GENERATED].value < whole["FD-N", PERSISTENCE].value
     assert whole["FD-N", GENERATED].count == 5 * 22
@@ -257,9 +334,9 @@ def test_drift_compares_the_last_bin_with_the_first() -> None:
         Measure("drift", "FD-N", GENERATED, first, first + 19, Estimate(value, 0.0, 9.0, 3))
         for first, value in ((21, 3.0), (1, 2.0), (41, 5.0))
     ]
-    (bar,) = (bar for bar in judge(points, "N", 1.0) if "long rollouts" in bar.name)
-    assert bar.value == 2.5
-    assert bar.passed is False
+    (criterion,) = (criterion for criterion in evaluate_criteria(points, "N", 1.0) if "long rollouts" in criterion.name)
+    assert criterion.value == 2.5
+    assert criterion.passed is False
 
 
 def test_kept_rollouts_are_not_made_again_and_equal_the_first(

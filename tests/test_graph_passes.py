@@ -80,7 +80,7 @@ def test_attention_gives_the_same_bits_in_any_company(tmp_path):
     run_interpreted(tmp_path, COMPANY)
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="a GPU's instructions sum in orders of their own")
+@pytest.mark.needs_cuda
 def test_attention_gives_the_same_bits_in_any_company_on_a_gpu():
     check_company(DEVICE, 64)
 

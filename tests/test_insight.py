@@ -85,7 +85,7 @@ def test_attention_is_that_of_a_forward_over_the_whole_window(model):
     ids = interleave(list(prompt.tokens), 6, num_actions=3)[:-1]
     model.set_attn_implementation("eager")
     with torch.no_grad():
-        embeds = model.embed(torch.tensor([ids]), prompt.actions[None], 0)
+        embeds = model.embed(torch.tensor([ids]), prompt.actions[None], torch.arange(len(ids)))
         whole = torch.cat(model.model(inputs_embeds=embeds, output_attentions=True).attentions)
     model.set_attn_implementation("sdpa")
     torch.testing.assert_close(attention, whole[:, :, -ROWS * COLS :], atol=1e-5, rtol=1e-4)

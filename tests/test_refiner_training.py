@@ -119,7 +119,7 @@ def test_clips_are_summarized_with_intervals():
     found = summarize_flicker(clips, "framewise")
     assert found["framewise"]["won"] == 0
     assert found["refined"]["won"] == 0.75
-    less = found["refined"]["less_than_rival"]
+    less = found["refined"]["less_than_baseline"]
     assert less["value"] == pytest.approx(1.25)
     assert -1 <= less["low"] < 1.25 < less["high"] <= 3
     assert found["refined"]["psnr"] == {"value": 31.0, "low": 31.0, "high": 31.0, "count": 4}

@@ -132,6 +132,32 @@ def test_nothing_is_done_twice(batch, monkeypatch):
     assert len(batch.index()) == len(batch.log()) == 4
 
 
+def test_a_rollout_that_another_process_ends_between_the_look_and_the_claim_is_not_made_again(batch, monkeypatch):
+    batch.write(*(batch.line(index) for index in range(3)))
+    assert batch.run() == 0
+    theirs = batch.output / "rollouts" / "r1"
+    aside = theirs.rename(batch.folder / "r1")
+    inode = aside.stat().st_ino
+    claim = RolloutFolder.claim
+
+    def claim_late(folder, job):
+        """The other process publishes its rollout and lets its claim go right before this one takes it."""
+        assert not folder.is_done(job)
+        aside.rename(theirs)
+        return claim(folder, job)
+
+    monkeypatch.setattr(RolloutFolder, "claim", claim_late)
+    opened = []
+    open_session = HFEngine.open
+    monkeypatch.setattr(HFEngine, "open", lambda *args: opened.append(args) or open_session(*args))
+    assert batch.run() == 0
+    assert opened == []
+    assert theirs.stat().st_ino == inode
+    assert [row["status"] for row in batch.index()] == ["done"] * 3
+    assert len(batch.log()) == 3
+    assert not (batch.output / "claims").exists()
+
+
 def test_samples_have_seeds_by_rule_and_can_be_added(batch):
     batch.write(batch.line(0, seed=7))
     assert batch.run() == 0

@@ -47,6 +47,23 @@ def test_noise_is_standard_gumbel():
     assert torch.isfinite(drawn).all()
 
 
+# Where Philox gives the words 0 and 2**32 - 1 for seed 0, which both fold to the uniform number 0: found by trying all
+# token ids of a vocabulary of 2**18 at one position after the other. It is one pair in 2**31.
+SMALLEST_UNIFORM = [(17165, 214903, 0), (14267, 167894, 0xFFFFFFFF)]
+
+
+@pytest.mark.parametrize(("position", "token", "word"), SMALLEST_UNIFORM)
+def test_the_smallest_uniform_number_is_no_infinite_noise(position, token, word):
+    assert philox(token, philox(position, 0, 0), 0) == word
+    seed, at = torch.tensor([0]), torch.tensor([position])
+    noise = gumbel_noise(seed, at, torch.tensor([[token]])).item()
+    assert noise == pytest.approx(-math.log(4.6566127342e-10), abs=1e-3)
+    logits = torch.zeros(1, 1 << 18)
+    assert sample_tokens(logits, SamplingParams(temperature=1.0), seed, at).tolist() == [token]
+    logits[0, 7] = 40.0  # e**40 times as likely as each of the others: no noise may outweigh it
+    assert sample_tokens(logits, SamplingParams(temperature=1.0), seed, at).tolist() == [7]
+
+
 def test_noise_of_a_row_does_not_depend_on_the_others():
     tokens = torch.arange(100)[None].expand(3, -1)
     rows = gumbel_noise(torch.tensor([1, 2, 3]), torch.tensor([4, 5, 6]), tokens)
@@ -106,11 +123,28 @@ def test_half_precision_logits_are_sampled_in_float32():
 
 
 @pytest.mark.parametrize(
-    "bad", [{"temperature": -1.0}, {"temperature": math.nan}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.1}]
+    "bad",
+    [
+        *({"temperature": value} for value in (-1.0, math.nan, math.inf, 100.1, "0.9", True, None, [1.0])),
+        *({"top_k": value} for value in (-1, 2.5, 2.0, True, "2", None)),
+        *({"top_p": value} for value in (0.0, 1.1, math.nan, "0.5", True, None)),
+    ],
 )
 def test_bad_parameters_are_refused(bad):
     with pytest.raises(ValueError, match=f"{next(iter(bad))}: expected"):
         SamplingParams(**bad)
+
+
+@pytest.mark.parametrize("temperature", [1e-37, 1e-38, 1e-39, 9e-7])
+def test_temperatures_whose_logits_overflow_are_refused(temperature):
+    with pytest.raises(ValueError, match=r"temperature: expected 0 \(greedy\) or at least 1e-6, got"):
+        SamplingParams(temperature=temperature)
+
+
+def test_the_lowest_temperature_takes_the_likeliest_token():
+    logits = torch.tensor([[1.0, 5.0, 9.0, -3.0], [1e4, -1e4, 1e4 - 1, 0.0]])
+    for params in (SamplingParams(temperature=1e-6), SamplingParams(temperature=1e-6, top_k=3, top_p=0.9)):
+        assert sample_tokens(logits, params, SEED.expand(2), AT.expand(2)).tolist() == [2, 0]
 
 
 @given(seed=st.integers(0, 2**40), windows=st.integers(2, 20))

@@ -168,6 +168,7 @@ class TestVideos:
             (job(seed=-1), (400, "invalid_request")),
             (job(seed=2**63), (400, "invalid_request")),
             (job(sampling={"top_p": 0}), (400, "invalid_request")),
+            (job(sampling={"temperature": 1e-40}), (400, "invalid_request")),
             (job(sampling={"heat": 1}), (400, "invalid_request")),
             (job(nonsense=1), (400, "invalid_request")),
             (job(trajectory={}), (400, "invalid_request")),

@@ -171,7 +171,7 @@ def test_vllm_tells_its_kv_use_and_its_end(vllm_engine, tiny_model, tiny_tokeniz
         with served.open() as talk:
             talk.step()
             one = kv_use()
-            assert 0 < one == vllm_engine.kv_cache_usage
+            assert 0 < one == vllm_engine.counters.kv_cache_usage
             with served.open(seed=1) as other:
                 other.step()
                 assert kv_use() > one  # the context's blocks are shared, the frame's are not
@@ -182,5 +182,5 @@ def test_vllm_tells_its_kv_use_and_its_end(vllm_engine, tiny_model, tiny_tokeniz
             assert talk.skip_to("error")["message"] == "the vLLM engine failed: RuntimeError: out of memory"
         assert httpx.get(f"{served.url}/health").status_code == 503
         assert vllm_engine.failure == "the vLLM engine failed: RuntimeError: out of memory"
-        assert vllm_engine.kv_cache_usage is None
+        assert vllm_engine.counters.kv_cache_usage is None
         assert math.isnan(kv_use())

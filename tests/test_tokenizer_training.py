@@ -28,8 +28,8 @@ from terra.training.adversarial import (
     AdversarialConfig,
     PatchDiscriminator,
     adaptive_weight,
-    discriminator_loss,
     generator_loss,
+    hinge_loss,
     lecam_loss,
 )
 from terra.training.autoencoding import (
@@ -115,18 +115,18 @@ def gradients(module: nn.Module) -> dict[str, torch.Tensor]:
 def test_hinge_and_generator_losses_by_hand():
     recorded = torch.tensor([2.0, 0.0]).view(2, 1, 1, 1)
     reconstructed = torch.tensor([-3.0, 1.0]).view(2, 1, 1, 1)
-    assert discriminator_loss(recorded, reconstructed).item() == pytest.approx(0.5 * (0.5 + 1.0))
-    assert discriminator_loss(0 * recorded, 0 * recorded).item() == 1.0
+    assert hinge_loss(recorded, reconstructed).item() == pytest.approx(0.5 * (0.5 + 1.0))
+    assert hinge_loss(0 * recorded, 0 * recorded).item() == 1.0
     assert generator_loss(reconstructed).item() == pytest.approx(1.0)
 
 
 def test_lecam_draws_each_side_to_the_other_s_average():
-    rival = PatchDiscriminator(8)
+    discriminator = PatchDiscriminator(8)
     recorded, reconstructed = torch.full((2, 1, 1, 1), 3.0), torch.full((2, 1, 1, 1), -1.0)
-    assert lecam_loss(rival, recorded, reconstructed, decay=0.0).item() == pytest.approx((3 + 1) ** 2 * 2)
-    assert (rival.recorded_average.item(), rival.reconstructed_average.item()) == (3.0, -1.0)
-    lecam_loss(rival, 0 * recorded, reconstructed, decay=0.5)
-    assert rival.recorded_average.item() == pytest.approx(1.5)
+    assert lecam_loss(discriminator, recorded, reconstructed, decay=0.0).item() == pytest.approx((3 + 1) ** 2 * 2)
+    assert (discriminator.recorded_average.item(), discriminator.reconstructed_average.item()) == (3.0, -1.0)
+    lecam_loss(discriminator, 0 * recorded, reconstructed, decay=0.5)
+    assert discriminator.recorded_average.item() == pytest.approx(1.5)
 
 
 def test_adaptive_weight_is_the_ratio_of_gradient_norms_and_bounded():
@@ -139,11 +139,11 @@ def test_adaptive_weight_is_the_ratio_of_gradient_norms_and_bounded():
 
 def test_discriminator_sees_frames_one_by_one():
     torch.manual_seed(0)
-    rival = PatchDiscriminator(8)
+    discriminator = PatchDiscriminator(8)
     frames = torch.randn(3, 3, 32, 48)
-    scores = rival(frames)
+    scores = discriminator(frames)
     assert scores.shape == (3, 1, 2, 4)
-    torch.testing.assert_close(scores[1:2], rival(frames[1:2]))
+    torch.testing.assert_close(scores[1:2], discriminator(frames[1:2]))
 
 
 @pytest.mark.parametrize(
@@ -166,18 +166,20 @@ def test_each_term_reaches_what_it_should():
     found = {}
     for name, progress, perceptual in (("all", 0.5, 0.5), ("early", 0.49, 0.5), ("plain", 0.49, 0.0)):
         trained._terms = replace(settings, perceptual=perceptual)
-        trained.rival.requires_grad_(False)
+        trained.discriminator.requires_grad_(False)
         parts = trained.loss(batch, progress)
         parts["loss"].backward()
         found[name] = gradients(trained.model)
-        assert not gradients(trained.rival)
-        trained.rival.requires_grad_(True)
-        rival_parts = trained.rival_loss(batch, progress)
-        rival_parts["rival_loss"].backward()
+        assert not gradients(trained.discriminator)
+        trained.discriminator.requires_grad_(True)
+        discriminator_parts = trained.discriminator_loss(batch, progress)
+        discriminator_parts["discriminator_loss"].backward()
         assert not gradients(trained.model)
-        assert len(gradients(trained.rival)) == (len(list(trained.rival.parameters())) if name == "all" else 0)
-        assert [key for key, value in (parts | rival_parts).items() if value.requires_grad] == ["loss", "rival_loss"]
-        assert ("adversarial" in parts) == ("recorded_score" in rival_parts) == (name == "all")
+        num_trained = len(list(trained.discriminator.parameters())) if name == "all" else 0
+        assert len(gradients(trained.discriminator)) == num_trained
+        differentiable = [key for key, value in (parts | discriminator_parts).items() if value.requires_grad]
+        assert differentiable == ["loss", "discriminator_loss"]
+        assert ("adversarial" in parts) == ("recorded_score" in discriminator_parts) == (name == "all")
     names = {name for name, _ in trained.model.named_parameters()}
     assert all(gradient.keys() == names for gradient in found.values())
     for one, other in (("all", "early"), ("early", "plain")):
@@ -535,11 +537,11 @@ def test_the_published_size_is_a_recipe():
     model = small_config(image_size=(288, 512), **values["tokenizer"])
     with torch.device("meta"):
         tokenizer = LFQTokenizer(model)
-        rival = PatchDiscriminator(AdversarialConfig(**values["adversarial"]).width)
+        discriminator = PatchDiscriminator(AdversarialConfig(**values["adversarial"]).width)
     assert sum(parameter.numel() for parameter in tokenizer.parameters()) == 65_490_709
     assert len(tokenizer.state_dict()) == 175
     assert (tokenizer.rows, tokenizer.cols, tokenizer.codebook_size) == (18, 32, 2**18)
-    assert rival.layers[0].out_channels == 64
+    assert discriminator.layers[0].out_channels == 64
     assert LoopConfig.from_values(values).max_steps == 300_000
     assert flops_per_frame(model) == pytest.approx(2.18e12, rel=0.01)
 

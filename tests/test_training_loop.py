@@ -25,7 +25,7 @@ from torch import nn
 
 from terra.device import torch_device
 from terra.errors import CheckpointError, ConfigError, OutputError
-from terra.training import agreement as agreement_module, loop as loop_module
+from terra.training import coordination as coordination_module, loop as loop_module
 from terra.training.log import TrainingLog
 from terra.training.loop import train
 from terra.training.processes import start_processes
@@ -55,17 +55,17 @@ def test_resumed_training_equals_uninterrupted_bit_for_bit(name, accumulate, tmp
     assert len(list((tmp_path / "parts" / "state").iterdir())) == 2
 
 
-def test_rival_is_trained_saved_and_free_of_the_model_s_gradients(tmp_path, accelerator):
+def test_discriminator_is_trained_saved_and_free_of_the_model_s_gradients(tmp_path, accelerator):
     objective = Contest()
-    before = {name: tensor.clone() for name, tensor in objective.rival.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in objective.discriminator.state_dict().items()}
     train(objective, config(tmp_path, learning_rate=1e-2, max_steps=60), accelerator)
-    assert objective.rival is objective.judge
+    assert objective.discriminator is objective.judge
     state = read_state(tmp_path)
-    for name, tensor in objective.rival.state_dict().items():
+    for name, tensor in objective.discriminator.state_dict().items():
         assert not torch.equal(tensor, before[name])
         assert torch.equal(state[f"rival.{name}"], tensor)
     (line,) = read_log(tmp_path)
-    assert {"loss", "rival_loss", "gradient_norm", "rival_gradient_norm"} <= line.keys()
+    assert {"loss", "discriminator_loss", "gradient_norm", "discriminator_gradient_norm"} <= line.keys()
     made = objective.model(torch.tensor([[0.5]])).item()
     assert made > 1.6  # drawn from 1.5 towards the numbers that the judge knows
 
@@ -103,7 +103,7 @@ def test_two_processes_equal_one_with_twice_the_batch(tmp_path, accelerator):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    program = Path(__file__).with_name("tiny_training.py")
+    program = Path(__file__).parent / "support" / "tiny_training.py"
     processes = []
     for rank in ("0", "1"):
         ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
@@ -160,7 +160,7 @@ def test_finished_run_returns_at_once_and_keeps_its_weights(tmp_path, accelerato
 
 def test_time_schedule_follows_the_clock_over_resumed_parts(tmp_path, monkeypatch, accelerator):
     clock = [0.0]
-    monkeypatch.setattr(agreement_module, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(coordination_module, "monotonic", lambda: clock[0])
     monkeypatch.setattr(loop_module, "monotonic", lambda: clock[0])
     objective = Numbers()
     draw = objective.draw

@@ -137,7 +137,7 @@ def test_training_compiles_to_one_graph():
         "loss.backward()\n"
         "assert all(parameter.grad is not None for parameter in objective.model.parameters())\n"
     )
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")])
     environment = os.environ | {"TORCHDYNAMO_DISABLE": "0", "PYTHONPATH": paths}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

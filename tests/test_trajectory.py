@@ -139,6 +139,22 @@ class TestFromPoses:
         other = Trajectory.from_poses(times + dt, moved, wrapped, fps=10.0)
         np.testing.assert_allclose(other.paths, original.paths, atol=1e-6)
 
+    @pytest.mark.parametrize("turning", [0.5, -0.5])  # rad/s, across +pi and across -pi
+    @pytest.mark.parametrize("shift", [0.0, 0.03])
+    def test_a_heading_that_wraps_between_two_poses_off_the_frame_grid(self, turning, shift):
+        # Poses are 0.3 s apart and frames 0.1 s: most frames' headings are interpolated, some of them across the jump.
+        speed, rate = 8.0, 1 / 0.3
+        start = math.copysign(math.pi - 0.7 + shift, turning)
+        times, positions, headings = arc(speed, turning / speed, duration=9.0, rate=rate, heading=start)
+        wrapped = np.arctan2(np.sin(headings), np.cos(headings))
+        assert (np.abs(np.diff(wrapped)) > 6).sum() == 1
+        expected = Trajectory.from_poses(times, positions, headings, fps=10.0)
+        found = Trajectory.from_poses(times, positions, wrapped, fps=10.0)
+        np.testing.assert_allclose(found.actions(50, WAYPOINT_TIMES), expected.actions(50, WAYPOINT_TIMES), atol=1e-5)
+        # A car on a circle of 16 m is 15.2 m ahead after 2 s, whatever its heading is: a chord of 0.3 s is 5 cm off.
+        ahead = found.paths[:, 40, 0]
+        np.testing.assert_allclose(ahead, speed / 0.5 * math.sin(2.0 * 0.5), atol=0.1)
+
     @given(duration=st.floats(2.95, 8.0), fps=st.sampled_from([1.0, 3.0, 10.0, 12.5, 30.0]))
     def test_takes_every_frame_whose_whole_path_is_covered(self, duration, fps):
         times = np.linspace(0.0, duration, 200)

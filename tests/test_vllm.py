@@ -1,11 +1,13 @@
-"""What the contract of all engines does not see: the v1 architecture on vLLM, its samplers, an engine that fails."""
+"""What the contract of all engines does not see: the v1 architecture on vLLM, its samplers, seats, failures."""
 
 import asyncio
+import re
+import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
-from test_engines import FILTERED, GREEDY, PLAIN, make_prompt, ran, stepped
+from engine_rollouts import FILTERED, GREEDY, PATIENCE, PLAIN, check_closing, make_prompt, ran, soon, stepped
 from tiny import save_tiny, tiny_config
 from vllm import SamplingParams as VllmSamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
@@ -13,7 +15,11 @@ from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 from terra.engine.hf import HFEngine
 from terra.engine.vllm import sampling, sampling_v2
 from terra.engine.vllm.engine import VllmEngine
-from terra.errors import CheckpointError, EngineError
+from terra.engine.vllm.processing import render
+from terra.engine.vllm.pump import Stream
+from terra.engine.vllm.sampling import request_params
+from terra.errors import CheckpointError, ConfigError, EngineError
+from terra.prompt import interleave
 from terra.sampling import sample_tokens
 from terra.world_model import LlamaActionForCausalLM
 
@@ -46,6 +52,30 @@ def test_more_sessions_than_seats_wait_for_each_other(v1_engine, wait):
     assert len(wait(many())) == 10
 
 
+def test_live_sessions_that_drive_leave_seats_to_runs(v1_engine, wait):
+    """As many sessions as there are seats, each of which goes on stepping for as long as the runs are not done."""
+    prompt, actions = make_prompt(2)
+    expected = wait(stepped(v1_engine, prompt, actions))
+
+    async def drive(seed: int, stop: asyncio.Event) -> int:
+        rounds = 0
+        while not stop.is_set():
+            frames = await stepped(v1_engine, prompt, actions, seed=seed)
+            assert seed != 1 or torch.equal(frames, expected)
+            rounds += 1
+        return rounds
+
+    async def together():
+        stop = asyncio.Event()
+        drives = [asyncio.create_task(drive(seed, stop)) for seed in range(4)]
+        made = await soon(asyncio.gather(*(ran(v1_engine, prompt, actions) for _ in range(3))))
+        stop.set()
+        await soon(asyncio.gather(*drives))
+        return made
+
+    assert all(torch.equal(frames, expected) for frames in wait(together()))
+
+
 def test_a_cancelled_step_can_be_taken_again(v1_engine, wait):
     prompt, actions = make_prompt(1)
     expected = wait(stepped(v1_engine, prompt, actions))
@@ -66,7 +96,7 @@ def test_a_cancelled_step_can_be_taken_again(v1_engine, wait):
 
 
 def row_params(seed: int) -> VllmSamplingParams:
-    return VllmSamplingParams(**sampling.request_params(FILTERED, seed, native=False))
+    return VllmSamplingParams(**request_params(FILTERED, seed, native=False))
 
 
 def chosen(logits: torch.Tensor) -> list[int | None]:
@@ -79,8 +109,8 @@ def expected_tokens(logits: torch.Tensor, seeds: list[int], positions: list[int]
 
 
 def test_request_params_of_each_kind():
-    assert sampling.request_params(GREEDY, 5, native=True) == {"temperature": 0.0}
-    native = sampling.request_params(FILTERED, 5, native=True)
+    assert request_params(GREEDY, 5, native=True) == {"temperature": 0.0}
+    native = request_params(FILTERED, 5, native=True)
     assert native == {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "seed": 5}
     assert sampling.read_params(row_params(5)) == (FILTERED, 5)
     assert sampling.read_params(VllmSamplingParams(temperature=0.0)) is None
@@ -137,21 +167,141 @@ def test_mismatched_weights_never_reach_vllm(v1_model, tmp_path):
         VllmEngine(tmp_path)
 
 
+def test_a_request_that_vllm_refuses_fails_alone(v1_engine, wait, monkeypatch):
+    prompt, actions = make_prompt(3)
+    expected = wait(stepped(v1_engine, prompt, actions))
+    process = v1_engine._pump._llm.input_processor.process_inputs
+    refused = []
+
+    def picky(request_id, rendered, params, **rest):
+        if len(rendered["prompt_token_ids"]) == len(whole_window):
+            refused.append(request_id)
+            raise ValueError("too long for me\nand for you")
+        return process(request_id, rendered, params, **rest)
+
+    long_prompt, long_actions = make_prompt(4, num_context=7, num_actions=1)
+    whole_window = [0] * (7 * 18)
+    monkeypatch.setattr(v1_engine._pump._llm.input_processor, "process_inputs", picky)
+
+    async def together():
+        bad = [way(v1_engine, long_prompt, long_actions) for way in (stepped, ran)]
+        good = [way(v1_engine, prompt, actions) for way in (stepped, ran)]
+        return await soon(asyncio.gather(*bad, *good, return_exceptions=True))
+
+    *errors, first, second = wait(together())
+    assert len(refused) == 2
+    for error in errors:
+        assert isinstance(error, EngineError)
+        assert str(error) == "vLLM refused the request: ValueError: too long for me"
+    assert torch.equal(first, expected)
+    assert torch.equal(second, expected)
+    assert v1_engine.failure is None
+    monkeypatch.undo()
+    assert wait(soon(ran(v1_engine, long_prompt, long_actions))).shape[0] == 1
+
+
+def test_a_request_that_vllm_ends_early_fails_alone(v1_engine, wait, monkeypatch):
+    prompt, actions = make_prompt(5)
+    expected = wait(stepped(v1_engine, prompt, actions[:1]))
+
+    async def together():
+        runs = [ran(v1_engine, prompt, actions), stepped(v1_engine, prompt, actions)]
+        good = [way(v1_engine, prompt, actions[:1]) for way in (ran, stepped)]
+        return await soon(asyncio.gather(*runs, *good, return_exceptions=True))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(v1_engine._pump._core.engine_core.scheduler, "max_model_len", 4 * 18 + 6)
+        *errors, first, second = wait(together())
+    for error in errors:
+        assert isinstance(error, EngineError)
+        assert re.fullmatch(r"vLLM ended the request \d+ tokens early: length", str(error))
+    assert torch.equal(first, expected)
+    assert torch.equal(second, expected)
+    assert v1_engine.failure is None
+    assert len(wait(soon(ran(v1_engine, prompt, actions)))) == len(actions)
+
+
+def test_a_stream_whose_event_loop_is_closed_harms_nobody(v1_engine, wait):
+    prompt, actions = make_prompt(6)
+
+    async def leave():
+        ids = interleave(list(prompt.tokens), 6, num_actions=3)
+        rendered = render(ids, torch.cat([prompt.actions, actions[:1]]), [12, 30, 48])
+        v1_engine._pump.add(Stream("left", 12, 12), rendered, 12, request_params(PLAIN, 0, native=False), more=False)
+
+    asyncio.run(leave())
+    assert len(wait(soon(ran(v1_engine, prompt, actions)))) == len(actions)
+    assert v1_engine.failure is None
+
+
 def test_a_failed_engine_tells_everyone_who_waits(v1_engine, wait, monkeypatch):
-    """Last in this file: the engine is gone afterwards."""
+    """Who steps, who is idle, who is still in the queue and who comes later. The engine is gone afterwards."""
+    prompt, actions = make_prompt(0)
+    reason = "the vLLM engine failed: RuntimeError: out of memory"
+    queued = threading.Event()
 
     def broken():
-        raise RuntimeError("out of memory")
+        assert queued.wait(PATIENCE)
+        raise RuntimeError("out of memory\non every device")
 
-    monkeypatch.setattr(v1_engine._pump._core, "get_output", broken)
-    with pytest.raises(EngineError, match="the vLLM engine failed: RuntimeError: out of memory"):
-        wait(ran(v1_engine, *make_prompt(0)))
-    with pytest.raises(EngineError, match="the engine is closed"):
-        wait(stepped(v1_engine, *make_prompt(0)))
+    async def fails():
+        idle = await v1_engine.open(prompt, PLAIN, 0)
+        await soon(idle.step(actions[0]))
+        monkeypatch.setattr(v1_engine._pump._core, "get_output", broken)
+        work = [asyncio.create_task(way(v1_engine, prompt, actions)) for way in (stepped, ran)]
+        await asyncio.sleep(0.5)  # the core is at work by now
+        work += [asyncio.create_task(way(v1_engine, prompt, actions)) for way in (stepped, ran)]
+        await asyncio.sleep(0.1)
+        assert not any(task.done() for task in work)
+        queued.set()
+        errors = await soon(asyncio.gather(*work, return_exceptions=True))
+        assert [(type(error), str(error)) for error in errors] == [(EngineError, reason)] * 4
+        for late in (idle.step(actions[1]), stepped(v1_engine, prompt, actions), ran(v1_engine, prompt, actions)):
+            with pytest.raises(EngineError, match=reason):
+                await soon(late)
+
+    wait(fails())
+    assert v1_engine.failure == reason
+    assert v1_engine.counters.kv_cache_usage is None
     wait(v1_engine.close())
     wait(v1_engine.close())
 
 
-def test_an_engine_that_cannot_start_says_why(v1_model):
-    with pytest.raises(EngineError, match="vLLM could not start: "):
-        VllmEngine(v1_model, engine_args={"block_size": 7})
+def test_sessions_share_few_kv_blocks_and_a_closed_engine_fails_those_who_wait(v1_model, wait):
+    """Live sessions and runs on a KV cache that holds two windows, on as many seats as there are sessions."""
+    engine = VllmEngine(v1_model, max_sessions=16, engine_args={"num_gpu_blocks_override": 12})
+    reference = HFEngine(v1_model)
+    rollouts = [(*make_prompt(500 + index), PLAIN, index) for index in range(7)]
+    expected = [wait(ran(reference, *rollout)) for rollout in rollouts]
+
+    async def together():
+        sessions = [await engine.open(prompt, sampling, seed) for prompt, _, sampling, seed in rollouts]
+        frames = [[] for _ in sessions]
+        for turn in range(5):
+            runs = [asyncio.create_task(ran(engine, *rollout)) for rollout in rollouts[:2]]
+            for index, session in enumerate(sessions[:4]):  # one by one
+                frames[index].append(await soon(session.step(rollouts[index][1][turn])))
+            steps = (session.step(rollouts[index][1][turn]) for index, session in enumerate(sessions[4:], 4))
+            for index, frame in enumerate(await soon(asyncio.gather(*steps)), 4):  # all at once
+                frames[index].append(frame)
+            for made, right in zip(await soon(asyncio.gather(*runs)), expected, strict=False):
+                assert torch.equal(made, right)
+        for session in sessions:
+            await session.close()
+        return [torch.stack(each) for each in frames]
+
+    for frames, right in zip(wait(together()), expected, strict=True):
+        assert torch.equal(frames, right)
+    wait(check_closing(engine))
+
+
+@pytest.mark.parametrize("length", [-1, 100, 143, None, "4k"])
+def test_a_window_longer_than_vllm_takes_is_refused(v1_model, length):
+    with pytest.raises(ConfigError, match=r"engine_args\.max_model_len: expected 144 tokens \(a window\) or more, got"):
+        VllmEngine(v1_model, engine_args={"max_model_len": length})
+
+
+@pytest.mark.parametrize(("arguments", "message"), [({"block_size": 7}, ""), ({"num_gpu_blocks_override": 4}, "")])
+def test_an_engine_that_cannot_start_says_why(v1_model, arguments, message):
+    with pytest.raises(EngineError, match=f"vLLM could not start: {message}"):
+        VllmEngine(v1_model, engine_args=arguments)

@@ -126,7 +126,7 @@ def test_ids_in_slots_are_ignored(model):
 @torch.no_grad()
 def test_token_zero_has_its_embedding(model):
     ids, actions = random_batch(1)
-    embedded = model.embed(torch.zeros_like(ids), actions, 0)
+    embedded = model.embed(torch.zeros_like(ids), actions, torch.arange(ids.shape[1]))
     positions = model.pos_embedding_spatio_temporal(torch.arange(ids.shape[1]))
     expected = model.model.embed_tokens.weight[0] + positions[0]
     torch.testing.assert_close(embedded[0, 0], expected)
@@ -179,14 +179,16 @@ def test_gradients_reach_every_parameter(model):
 def test_slots_must_be_filled(model, steps):
     ids, actions = random_batch(2)
     given = actions.repeat(1, 2, 1, 1)[:, :steps]
-    with pytest.raises(ValueError, match=f"expected 12 rows for the slots at start = 0, length = 36, got {6 * steps}"):
+    message = rf"expected 12 rows for the slots, got {6 * steps} \(36 positions from 0 on\)"
+    with pytest.raises(ValueError, match=message):
         model(input_ids=ids, actions=given)
 
 
 @given(position=st.integers(0, 500), image_tokens=st.integers(1, 30), slots=st.integers(1, 8))
-def test_layout_counts_slots(position, image_tokens, slots):
+def test_layout_knows_its_slots(position, image_tokens, slots):
     layout = Layout(image_tokens, slots, 25)
-    assert layout.slots_before(position) == sum(layout.is_slot(earlier) for earlier in range(position))
+    frame = position // layout.block
+    assert layout.is_slot(position) == (position in range(layout.slot_start(frame), layout.slot_start(frame) + slots))
     assert layout.is_slot(layout.slot_start(3))
     assert not layout.is_slot(layout.slot_start(3) - 1)
 

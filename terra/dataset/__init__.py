@@ -1,9 +1,9 @@
-"""Driving on disk, in one format whatever it came from: read, written, checked, described and imported.
+"""Recorded driving on disk in one format for all sources: reading, writing, checking, describing and importing.
 
     record, import --ShardWriter--> DIR/<split>/<source>_<place>/ --read_split--> Episode --read_frames--> frames
                                                                                    +------episode_actions--> actions
 
-`terra.dataset.format` says what the files hold.
+`terra.dataset.format` documents the files.
 """
 
 from terra.dataset.episode import Episode, Split

@@ -1,4 +1,4 @@
-"""A dataset's card: README.md with its numbers, a contact sheet of its frames, and the paths that were driven."""
+"""A dataset's card: README.md with statistics, a contact sheet of frames, and a picture of the driven paths."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +20,7 @@ def write_card(folder: Path) -> None:
     """Write README.md, contact_sheet.png and paths.png of a dataset.
 
     Raises:
-        DatasetError: no dataset, or nothing of it can be read.
+        DatasetError: no dataset, or none of its episodes can be read.
         OutputError: the files can't be written.
     """
     facts, splits = read_dataset(folder), read_splits(folder)

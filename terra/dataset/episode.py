@@ -1,4 +1,4 @@
-"""What a reader of a dataset gets: checked episodes, whose video is decoded only when asked for."""
+"""The episodes of a dataset as its reader returns them: facts and poses are checked, videos are not yet decoded."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,25 +9,25 @@ from terra.dataset.poses import Poses
 
 @dataclass(frozen=True, eq=False)
 class Episode:
-    """One drive, or a part of one: its facts and its poses, checked; the video is not read.
+    """One drive, or a part of one: its facts and poses have been checked, its video has not been read.
 
     Attributes:
-        id: its name, once in a dataset; also that of its video.
+        id: name of the episode, unique in the dataset; its video has the same stem.
         split: "train" or "held_out".
-        source: where it came from ("town", "kitti", ...).
-        place: the town or drive; with `source` the name of its shard.
-        weather: a word of the source's, or "unknown".
-        num_frames: frames of the video.
-        fps: frames a second.
+        source: name of the source ("town", "kitti", ...).
+        place: the town or drive; `source` and `place` name the shard.
+        weather: the source's word for the weather, or "unknown".
+        num_frames: number of the video's frames.
+        fps: frames per second.
         image_size: (height, width) in pixels.
-        events: (frame, what) in the order of the frames: left, right, straight (into a junction), stop, ...
-        poses: those of the frames, and of 3 s more.
-        video: the MP4.
-        video_sha256: of the MP4's bytes, in hexadecimal.
-        group: the start that this is one future of, or None.
-        maneuver: which future of the group, or None.
-        num_context: the first frames that all futures of the group share; 0 without a group.
-        camera: that of all frames of the shard; None if the source doesn't say.
+        events: (frame, event) in the order of the frames: left, right, straight (into a junction), stop, ...
+        poses: the vehicle's pose at each frame and for 3 s after the last frame.
+        video: path of the MP4.
+        video_sha256: SHA-256 of the MP4's bytes, in hexadecimal.
+        group: name of the start that several futures share, or None.
+        maneuver: name of this future in its group, or None.
+        num_context: number of first frames that all futures of the group share; 0 without a group.
+        camera: the camera of all the shard's frames; None if the source does not describe it.
     """
 
     id: str
@@ -49,7 +49,7 @@ class Episode:
 
     @property
     def seconds(self) -> float:
-        """How long the video is."""
+        """Duration of the video."""
         return self.num_frames / self.fps
 
 
@@ -57,7 +57,7 @@ class Episode:
 class Split:
     """The readable episodes of a split, ordered by shard, then as they were recorded.
 
-    `damaged` says, a line each, why something was left out.
+    `damaged` has one line for each shard or episode that was left out, which says why.
     """
 
     episodes: tuple[Episode, ...]

@@ -1,35 +1,36 @@
 """The dataset's format on disk, version 2.
 
-    DIR/dataset.json                        what all episodes share
-    DIR/README.md, contact_sheet.png, paths.png    what is in it, in numbers and in pictures
+    DIR/dataset.json                        the facts that all episodes share
+    DIR/README.md, contact_sheet.png, paths.png    the dataset in numbers and in pictures
     DIR/<split>/<source>_<place>/           a SHARD: one town, one imported drive
-        shard.json                          its episodes' facts, and the SHA-256 of its files
-        <episode id>.mp4                    H.264 (crf 16), the frames
-        poses.parquet                       the motion of all its episodes
-        camera.json                         the camera of all its frames
-        <group>/frame_0000.png ...          several futures of one start: the frames they share, lossless,
-        <episode id>.json                   and each one's poses as `terra.trajectory` reads them
+        shard.json                          the facts of the shard's episodes, and the SHA-256 of its files
+        <episode id>.mp4                    the frames, H.264 (crf 16)
+        poses.parquet                       the motion in all the shard's episodes
+        camera.json                         the camera of all the shard's frames
+        <group>/frame_0000.png ...          if several futures share a start: the shared frames, lossless,
+        <episode id>.json                   and each future's poses as `terra.trajectory` reads them
 
-A shard is written under a hidden name (a dot first) and renamed: it is there complete or not at all. Splits (train,
-held_out) differ in their places, so that no place is in both. The shard of several futures is named
-<source>_<place>_futures. Names are made of letters, digits, dots, underscores and hyphens.
+A shard is written under a hidden name (a dot first) and renamed when it is complete. No place is in both splits (train,
+held_out). A shard of futures that share starts is named <source>_<place>_futures. Names are made of letters, digits,
+dots, underscores and hyphens.
 
 dataset.json: {"format": "terra-driving", "version": 2, "fps", "image_size": [height, width], "frame": "world", "axes":
 "x_y_z_up_heading_ccw_pitch_up", "units": {"position": "m", "angle": "rad", "time": "s", "speed": "m/s"}, "sources":
-[...], "notices": {source: the terms of its frames}}. The frame rate and the size are those of every episode.
+[...], "notices": {source: the license terms of its frames}}. All episodes have this frame rate and size.
 
 poses.parquet: columns episode (text), frame (int32), time_s, x_m, y_m, z_m, heading_rad, pitch_rad, speed_m_s
 (float64). Row k of an episode is the pose of the vehicle when frame k was taken: x, y, z in one frame fixed to the
-place, heading counter-clockwise from +x and never wrapped, pitch up positive. Rows are 1 / fps s apart, one a frame and
-those of 3 s more (30 at 10 frames a second), so that every frame knows its future path.
+place, heading counter-clockwise from +x and never wrapped, pitch up positive. Rows are 1 / fps s apart: one per frame,
+and then those of 3 s more (30 at 10 frames per second), so that the future path of every frame is known.
 
 camera.json: {"frame": "vehicle", "axes": "x_forward_y_left_z_up", "units": {"length": "m", "angle": "rad", "image":
 "px", "fov": "deg"}, "fps", "image_size", "mount": the fields of `decoder.camera.Camera` or null, "intrinsics":
-{"fx", "fy", "cx", "cy"} of the stored frames or null}. Null is for what the source doesn't say.
+{"fx", "fy", "cx", "cy"} of the stored frames or null}. Null stands for a value that the source does not give.
 
 shard.json: {"format": "terra-driving-shard", "version": 2, "split", "source", "place", "fps", "image_size", "recipe":
-what was asked for, "sha256": {file: its hash, for all files but the videos}, "episodes": [{"id", "weather",
-"num_frames", "events": [[frame, what], ...], "group", "maneuver", "num_context", "sha256" of the video}, ...]}.
+the settings that made the shard, "sha256": {file: its hash, for all files but the videos}, "episodes": [{"id",
+"weather", "num_frames", "events": [[frame, event], ...], "group", "maneuver", "num_context", "sha256" of the video},
+...]}.
 """
 
 import math
@@ -57,7 +58,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def num_future_poses(fps: float) -> int:
-    """Rows of poses that an episode has beyond its last frame: 3 s of them."""
+    """Number of poses that an episode has after its last frame: those of 3 s."""
     return math.ceil(FUTURE_SECONDS * fps - 1e-9)
 
 
@@ -74,7 +75,7 @@ def shard_name(source: str, place: str, *, futures: bool = False) -> str:
 
 
 def list_shards(folder: Path, split: str) -> list[Path]:
-    """The shards of a split, by name; whether they are whole is not checked."""
+    """The folders of a split's shards, sorted by name; their content is not checked."""
     found = sorted(path for path in (folder / split).glob("*") if path.is_dir())
     return [path for path in found if not path.name.startswith(".")]
 
@@ -91,7 +92,7 @@ def read_dataset(folder: Path) -> dict[str, Any]:
         check_image_size(facts.get("image_size"))
     except ConfigError as error:
         raise DatasetError(f"{path}: {error}") from None
-    facts.setdefault("notices", {})  # not every source has terms to tell of
+    facts.setdefault("notices", {})  # a source without license terms has no notice
     for name, kind in {"sources": list, "notices": dict}.items():
         if not isinstance(facts.get(name), kind):
             raise DatasetError(f"{path}: {name}: expected {kind.__name__}, got {facts.get(name)!r}")

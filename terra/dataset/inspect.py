@@ -1,4 +1,4 @@
-"""A look at driving, ours or a source's before its import: numbers, doubts about its axes, and two pictures."""
+"""Inspection of a dataset, or of a source before its import: statistics, doubts about its axes, and two pictures."""
 
 import math
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _SHEET_SIZE = (90, 160)
 
 @dataclass(frozen=True, eq=False)
 class Inspection:
-    """`lines` are what to print; `doubts` what is damaged or implausible; the pictures are RGB in [0, 255]."""
+    """`lines` are to be printed; `doubts` name what is damaged or implausible; both pictures are RGB in [0, 255]."""
 
     lines: tuple[str, ...]
     doubts: tuple[str, ...]
@@ -36,7 +36,7 @@ class Inspection:
 
 
 def inspect_dataset(folder: Path) -> Inspection:
-    """A dataset of ours, without decoding more than the contact sheet. Raises DatasetError if there is none."""
+    """Inspect a dataset in Terra's format; only the contact sheet's frames are decoded. Raises DatasetError if none."""
     facts, splits = read_dataset(folder), read_splits(folder)
     height, width = facts["image_size"]
     lines = [f"{folder}: {facts['fps']:g} frames a second of {width}x{height} from {', '.join(facts['sources'])}"]
@@ -53,7 +53,7 @@ def inspect_dataset(folder: Path) -> Inspection:
 
 
 def inspect_source(source: DriveSource) -> Inspection:
-    """A foreign source, as it is: nothing is resampled or cut. Raises DatasetError if it isn't what it should be."""
+    """Inspect a source before its import, without resampling or cutting it. Raises DatasetError if it is invalid."""
     names = source.list_drives()
     drives: list[SourceDrive] = []
     doubts: list[str] = []
@@ -83,7 +83,7 @@ def inspect_source(source: DriveSource) -> Inspection:
 
 
 def summarize(reports: Sequence[MotionReport]) -> list[str]:
-    """The numbers of all drives in a few lines."""
+    """Summarize the motion of all drives in a few lines."""
     lines = [f"driven: {sum(report.meters for report in reports) / 1000:.2f} km"]
     columns = {
         "poses a second": ("rate", 1.0, ".2f"),
@@ -106,7 +106,7 @@ def _rate(times: np.ndarray) -> float:
 
 
 def _first_frame(drive: SourceDrive) -> tuple[UInt8[np.ndarray, "height width 3"] | None, str | None]:
-    """The first frame of a drive, or why there is none."""
+    """Return the first frame of a drive or, if it can't be read, None and the reason."""
     frames = drive.frames()
     try:
         picture = next(iter(frames), None)

@@ -1,4 +1,4 @@
-"""Does a drive's motion make sense: do axes, signs and units agree with each other?"""
+"""Plausibility of a drive's motion: whether its axes, signs and units agree with one another."""
 
 import math
 from dataclasses import dataclass
@@ -19,19 +19,20 @@ _MIN_ROWS = 10
 
 @dataclass(frozen=True)
 class MotionReport:
-    """What the poses of one drive say.
+    """Statistics of the poses of one drive.
 
     Attributes:
-        seconds: how long the poses are.
-        rate: poses a second, the median.
-        largest_gap: seconds between two poses.
-        meters: the way driven.
-        top_speed: the fastest move between two poses, m/s.
-        misalignment: radians from heading to direction of motion, the median of its size while moving; NaN if never.
-        turn_agreement: correlation of the turning of the heading with that of the motion, in [-1, 1]: -1 means a
-            mirrored axis or a clockwise heading; NaN if there is no turn.
-        speed_error: the stored speed against the moves, the median share; NaN if the car never moves.
-        warnings: what is implausible, a line each.
+        seconds: time from the first pose to the last.
+        rate: median number of poses per second.
+        largest_gap: longest time between two consecutive poses, in seconds.
+        meters: distance driven.
+        top_speed: highest speed between two consecutive poses, m/s.
+        misalignment: median angle (radians) between heading and direction of motion while the car moves; NaN if it
+            never moves.
+        turn_agreement: correlation, in [-1, 1], of the heading's turning rate with that of the direction of motion; -1
+            means a mirrored axis or a clockwise heading; NaN if there is no turn.
+        speed_error: median relative error of the stored speed against the positions; NaN if the car never moves.
+        warnings: one line for each implausible value.
     """
 
     seconds: float
@@ -46,7 +47,7 @@ class MotionReport:
 
 
 def check_motion(poses: Poses, name: str) -> MotionReport:
-    """Compare positions, headings, speeds and times with each other; `name` begins each warning."""
+    """Compare positions, headings, speeds and times with one another; each warning begins with `name`."""
     gaps = np.diff(poses.time)
     if len(gaps) < 1 or (gaps <= 0).any():
         nan = math.nan
@@ -57,7 +58,7 @@ def check_motion(poses: Poses, name: str) -> MotionReport:
     heading = np.unwrap(poses.heading)
     middle = (heading[1:] + heading[:-1]) / 2
     moving = rates > MOVING_SPEED
-    # Backwards is along the heading too.
+    # A car that reverses also moves along its heading.
     backwards = (poses.speed[1:] + poses.speed[:-1]) < 0
     course = np.arctan2(moves[:, 1], moves[:, 0]) + np.pi * backwards
     off = np.abs(np.mod(course - middle + np.pi, 2 * np.pi) - np.pi)[moving]
@@ -85,7 +86,7 @@ def _turn_agreement(
     heading: Float[np.ndarray, " poses"],
     moving: np.ndarray,
 ) -> float:
-    """Correlation, about zero, of both turning rates where the car moves and turns."""
+    """Correlation (without subtracting means) of the two turning rates while the car moves and turns."""
     middle = (times[1:] + times[:-1]) / 2
     spans = np.diff(middle)
     course_rate = np.mod(np.diff(course) + np.pi, 2 * np.pi) - np.pi

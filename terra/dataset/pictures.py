@@ -1,4 +1,4 @@
-"""Pictures to judge driving by: a frame of some episodes, and the paths that were driven."""
+"""Two pictures of a dataset: a contact sheet with a frame of some episodes, and the driven paths."""
 
 import math
 from collections.abc import Sequence
@@ -16,9 +16,10 @@ from terra.errors import TerraError
 SHEET_NAME, PATHS_NAME = "contact_sheet.png", "paths.png"
 SHEET_COLUMNS, SHEET_PICTURES = 5, 20
 _MAX_PATHS = 60
-# Seconds into an episode, or after several futures part: something has begun to happen, and little is decoded.
+# The contact sheet shows the frame at this time in an episode, or this time after several futures part: late enough
+# that something happens, early enough that little must be decoded.
 _SECONDS_IN, _SECONDS_APART = 2.0, 4.0
-_LEAST_WIDTH = 192  # pixels; a label's
+_LEAST_WIDTH = 192  # pixels that a label needs
 _LABEL_HEIGHT = 26
 _MISSING_SIZE = (90, 160)
 
@@ -27,15 +28,15 @@ Picture = UInt8[np.ndarray, "_ _ 3"]
 
 
 def spread(items: Sequence[Item], count: int) -> list[Item]:
-    """Up to `count` of some items, evenly spread."""
+    """Choose at most `count` evenly spread items."""
     count = min(count, len(items))
     return [items[index * len(items) // count] for index in range(count)]
 
 
 def contact_sheet(episodes: Sequence[Episode]) -> tuple[Picture, list[str]]:
-    """A frame each of up to 20 episodes, and why others are missing on it, a line each.
+    """Tile one frame of up to 20 episodes over their names, splits, weathers and maneuvers.
 
-    Under each stand its name, split, weather and maneuver. What can't be read stays gray.
+    Also returns one line for each frame that can't be read, which stays gray in the picture.
     """
     labeled: list[tuple[str, Picture | None]] = []
     damaged: list[str] = []
@@ -51,14 +52,14 @@ def contact_sheet(episodes: Sequence[Episode]) -> tuple[Picture, list[str]]:
 
 
 def tile(labeled: Sequence[tuple[str, Picture | None]]) -> Picture:
-    """Pictures of one size in rows of 5, each over its label of up to two lines; a missing one (None) is gray."""
+    """Tile pictures of one size in rows of 5, each over its label of up to two lines; None becomes a gray picture."""
     height, width = next((picture.shape[:2] for _, picture in labeled if picture is not None), _MISSING_SIZE)
     scale = math.ceil(_LEAST_WIDTH / width)
     width, height = scale * width, scale * height
     rows = math.ceil(len(labeled) / SHEET_COLUMNS)
     sheet = Image.new("RGB", (min(SHEET_COLUMNS, len(labeled)) * width, rows * (height + _LABEL_HEIGHT)), "white")
     for index, (label, picture) in enumerate(labeled):
-        # A picture of its own, so that a long label is cut off where the next one begins.
+        # Each cell is drawn as a picture of its own, so that a long label is cut off at the cell's edge.
         cell = Image.new("RGB", (width, height + _LABEL_HEIGHT), "white")
         image = Image.new("RGB", (1, 1), "gray") if picture is None else Image.fromarray(picture)
         cell.paste(image.resize((width, height)), (0, 0))
@@ -74,9 +75,9 @@ def _one_frame(episode: Episode) -> Picture:
 
 
 def draw_paths(drives: Sequence[Poses], side: int = 640) -> UInt8[np.ndarray, "side side 3"]:
-    """Up to 60 drives' paths from one start, each turned so that it begins straight up; left is left.
+    """Draw the paths of up to 60 drives from a common start, turned so that each begins upwards, not mirrored.
 
-    One color a drive; one scale for all.
+    Each drive has its own color; all drives have one scale.
     """
     paths = [_from_start(poses) for poses in spread(drives, _MAX_PATHS)]
     corners = np.concatenate([*paths, np.zeros((1, 2))])
@@ -103,7 +104,7 @@ def draw_paths(drives: Sequence[Poses], side: int = 640) -> UInt8[np.ndarray, "s
 
 
 def _from_start(poses: Poses) -> Float[np.ndarray, "poses 2"]:
-    """[forward, left] of the first pose's heading, in meters."""
+    """Positions [forward, left] in meters, relative to the first pose and its heading."""
     x, y = poses.x - poses.x[0], poses.y - poses.y[0]
     cos, sin = math.cos(poses.heading[0]), math.sin(poses.heading[0])
     return np.stack([x * cos + y * sin, y * cos - x * sin], axis=1)

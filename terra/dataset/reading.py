@@ -1,4 +1,4 @@
-"""Datasets from disk: the episodes of a split, and each one's frames, path and actions."""
+"""Reading a dataset from disk: the episodes of a split, and an episode's frames, path and actions."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,12 +43,12 @@ _EPISODE_FACTS: _Types = {
 
 
 def read_split(folder: Path | str, split: str) -> Split:
-    """The episodes of a split: facts and poses, whose files' hashes are checked, but no video.
+    """Read the facts and poses of a split's episodes and check the hashes of those files; videos are not read.
 
     A damaged shard or episode is left out, and `Split.damaged` says why.
 
     Raises:
-        DatasetError: no dataset there, of another version, no such split in it, or nothing of it can be read.
+        DatasetError: no dataset in `folder`, a dataset of another version, no such split, or no readable episode in it.
     """
     folder = Path(folder)
     facts = read_dataset(folder)
@@ -65,10 +65,10 @@ def read_split(folder: Path | str, split: str) -> Split:
 
 
 def read_splits(folder: Path) -> dict[str, Split]:
-    """What there is of all splits, even where all of one is damaged.
+    """Read all splits of a dataset; a split may be damaged as a whole.
 
     Raises:
-        DatasetError: no dataset there, of another version, or nothing of it can be read.
+        DatasetError: no dataset in `folder`, a dataset of another version, or no readable episode in any split.
     """
     facts = read_dataset(folder)
     splits = {split: _read_shards(folder, split, facts) for split in SPLITS if list_shards(folder, split)}
@@ -90,7 +90,7 @@ def _read_shards(folder: Path, split: str, dataset: dict[str, Any]) -> Split:
 
 
 def read_shard(folder: Path, dataset: dict[str, Any]) -> tuple[list[Episode], list[str]]:
-    """The episodes of one shard of the dataset with these facts (dataset.json), and what is damaged, a line each."""
+    """Read one shard's episodes, and one line for each damaged episode; `dataset` is the content of dataset.json."""
     try:
         facts = _read_facts(folder, dataset)
         poses = read_poses(check_hash(folder / POSES_FILE, facts["sha256"].get(POSES_FILE)))
@@ -110,7 +110,7 @@ def read_shard(folder: Path, dataset: dict[str, Any]) -> tuple[list[Episode], li
 
 
 def read_episode(video: Path | str) -> Episode:
-    """The episode of one MP4 of a dataset. Raises DatasetError if it is none, or damaged."""
+    """Read the episode of one MP4 of a dataset. Raises DatasetError if the file is no such MP4, or damaged."""
     video = Path(video)
     episodes, damaged = read_shard(video.parent, read_dataset(video.parent.parent.parent))
     for episode in episodes:
@@ -121,14 +121,14 @@ def read_episode(video: Path | str) -> Episode:
 
 
 def read_frames(episode: Episode) -> UInt8[np.ndarray, "frames height width 3"]:
-    """Decode an episode's video: RGB in [0, 255].
+    """Decode an episode's video to RGB in [0, 255].
 
     Raises:
-        DatasetError: the file is missing or not the one that was written, or holds other frames than it should.
-        VideoError: it can't be decoded.
+        DatasetError: the file is missing, its hash is wrong, or its frames have another number or size.
+        VideoError: the video can't be decoded.
     """
     check_hash(episode.video, episode.video_sha256)
-    # One thread: episodes are read side by side.
+    # One thread, because several episodes are read in parallel.
     frames = read_video(episode.video, threads=1)
     expected = (episode.num_frames, *episode.image_size, 3)
     if frames.shape != expected:
@@ -137,7 +137,7 @@ def read_frames(episode: Episode) -> UInt8[np.ndarray, "frames height width 3"]:
 
 
 def trajectory_of(episode: Episode) -> Trajectory:
-    """The future path of each frame of an episode. Raises TrajectoryError for poses that no car has."""
+    """The future path at each frame of an episode. Raises TrajectoryError if the poses are not a car's motion."""
     poses = episode.poses
     positions = np.column_stack([poses.x, poses.y])
     where = f"{episode.video.parent / POSES_FILE}: {episode.id}"
@@ -147,10 +147,10 @@ def trajectory_of(episode: Episode) -> Trajectory:
 def episode_actions(
     episode: Episode, waypoint_times: Sequence[float] = WAYPOINT_TIMES
 ) -> Float32[np.ndarray, "frames slots 3"]:
-    """The action of each frame: rows of [lateral y (left positive), forward x, time t] in meters and seconds.
+    """The action at each frame: rows of [lateral y (left positive), forward x, time t] in meters and seconds.
 
     Raises:
-        TrajectoryError: poses that no car has.
+        TrajectoryError: the poses are not a car's motion.
         ConfigError: waypoint times that don't increase.
     """
     return trajectory_of(episode).actions(episode.num_frames, waypoint_times)
@@ -212,7 +212,7 @@ def _check_types(facts: dict[str, Any], types: _Types, where: str) -> None:
 
 
 def check_hash(path: Path, expected: object) -> Path:
-    """`path`, if its bytes have the hash that was noted when it was written; else DatasetError."""
+    """Return `path` if its SHA-256 is the `expected` one; raise DatasetError otherwise."""
     actual = file_sha256(path, DatasetError)
     if actual != expected:
         raise DatasetError(f"{path}: expected the file with SHA-256 {expected}, got {actual}: damaged")

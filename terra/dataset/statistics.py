@@ -1,4 +1,4 @@
-"""What a split holds, in numbers: a table for the card and for the terminal."""
+"""Statistics of a dataset's splits, as a table for the card and the terminal."""
 
 import math
 from collections import Counter
@@ -16,10 +16,16 @@ SPEED_EDGES = (0.0, 0.5, 5.0, 10.0, 15.0, 20.0, 30.0, math.inf)  # m/s
 
 @dataclass(frozen=True)
 class Statistics:
-    """What a split holds. `speeds` are frames in each range of `SPEED_EDGES`; the counters are of episodes or events.
+    """Statistics of one split.
 
-    `meters` is the way driven while frames were taken; `turning` are frames that turn (left, right) faster than
-    `MIN_TURNING`; `lengths` are the least, the median and the most frames of an episode; `places` are by source.
+    Attributes:
+        meters: distance driven in the episodes' videos.
+        lengths: smallest, median and largest number of an episode's frames.
+        speeds: number of frames in each range between `SPEED_EDGES`.
+        turning: number of frames in which the car turns (left, right) faster than `MIN_TURNING`.
+        places: number of places of each source.
+        weathers, maneuvers: number of episodes of each kind.
+        events: number of events of each kind.
     """
 
     num_shards: int
@@ -37,7 +43,7 @@ class Statistics:
 
 
 def split_statistics(episodes: Sequence[Episode]) -> Statistics:
-    """Count what is in some episodes, from their facts and poses."""
+    """Compute the statistics of episodes from their facts and poses."""
     speeds = np.zeros(len(SPEED_EDGES) - 1, np.int64)
     meters, left, right = 0.0, 0, 0
     for episode in episodes:
@@ -64,7 +70,7 @@ def split_statistics(episodes: Sequence[Episode]) -> Statistics:
 
 
 def tabulate(splits: Mapping[str, Statistics]) -> dict[str, list[str]]:
-    """The rows of a table by their labels, with a cell for each split; rows of nothing are left out."""
+    """Make a table of statistics: label of a row -> one cell per split; rows without any count are left out."""
     columns = list(splits.values())
     rows = {
         "shards": [f"{stats.num_shards:,}" for stats in columns],
@@ -94,5 +100,5 @@ def tabulate(splits: Mapping[str, Statistics]) -> dict[str, list[str]]:
 
 
 def _rounded(value: float) -> str:
-    """To three digits, and whole from a hundred on."""
+    """Format with three significant digits, and without decimals from 100 on."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

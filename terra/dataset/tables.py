@@ -1,4 +1,4 @@
-"""poses.parquet and camera.json: the motion and the camera of a shard, as files."""
+"""Reading and writing of poses.parquet and camera.json: the motion and the camera of a shard."""
 
 import math
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from terra.dataset.poses import Poses
 from terra.errors import ConfigError, DatasetError
 from tokenizer.files import read_json, replacing, write_json
 
-# The columns of numbers, in the order of the fields of `Poses`.
+# The numeric columns of poses.parquet and the fields of `Poses` that they hold.
 POSE_COLUMNS = {
     "time": "time_s",
     "x": "x_m",
@@ -42,9 +42,9 @@ def write_poses(path: Path, poses: Mapping[str, Poses]) -> None:
 
 
 def read_poses(path: Path) -> dict[str, Poses]:
-    """The poses of a shard's episodes, by id; DatasetError unless the table is whole and all its numbers finite."""
+    """Read the poses of a shard's episodes, by id. Raises DatasetError on a damaged table or a number not finite."""
     try:
-        # No threads: several processes read several shards, and one has a hundred thousand rows at most.
+        # No threads: processes read shards in parallel, and a shard has a hundred thousand rows at most.
         table = pq.read_table(path, use_threads=False)
     except (OSError, pa.ArrowException) as error:
         reason = str(error).partition("\n")[0]
@@ -69,7 +69,7 @@ def read_poses(path: Path) -> dict[str, Poses]:
 
 
 def check_spacing(poses: Poses, num_poses: int, fps: float, where: str) -> None:
-    """DatasetError unless there are `num_poses` rows, 1 / fps s apart."""
+    """Raise DatasetError unless there are `num_poses` rows, 1 / fps s apart."""
     if len(poses.time) != num_poses:
         raise DatasetError(
             f"{where}: expected {num_poses} poses (those of the frames and 3 s more), got {len(poses.time)}"
@@ -81,7 +81,7 @@ def check_spacing(poses: Poses, num_poses: int, fps: float, where: str) -> None:
 
 
 def write_camera(path: Path, camera: Camera | None, image_size: tuple[int, int], fps: float) -> None:
-    """Write camera.json; a camera that is not known is null. Raises OutputError."""
+    """Write camera.json, with null for an unknown camera. Raises OutputError."""
     facts: dict[str, Any] = {"frame": CAMERA_FRAME, "axes": CAMERA_AXES, "units": CAMERA_UNITS, "fps": fps}
     facts |= {"image_size": list(image_size), "mount": None, "intrinsics": None}
     if camera is not None:
@@ -93,7 +93,7 @@ def write_camera(path: Path, camera: Camera | None, image_size: tuple[int, int],
 
 
 def read_camera(path: Path) -> Camera | None:
-    """The camera of a shard, or None if its source didn't say. Raises DatasetError."""
+    """Read the camera of a shard; None if camera.json has null. Raises DatasetError."""
     facts = read_json(path, DatasetError, "the camera of a shard")
     declared = {"frame": CAMERA_FRAME, "axes": CAMERA_AXES, "units": CAMERA_UNITS}
     for name, value in declared.items():

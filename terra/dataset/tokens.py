@@ -1,9 +1,9 @@
-"""Recorded driving as token ids: one file for each shard of the dataset, read as one and in windows.
+"""Recorded driving as token ids: one file per shard of the dataset; a split is loaded whole and read in windows.
 
     DIR/<split>/<shard>.safetensors    tokens (frames, rows, cols), the smallest of uint8, int16 and int32 that holds
                                        the codebook; actions (frames, slots, 3) float32; episode_start (episodes + 1)
-                                       int64; in its header where it comes from (see `ShardFacts`)
-    DIR/<split>/tokens.json            written last: what all files share, their names, frames and SHA-256
+                                       int64; `ShardFacts` in the header
+    DIR/<split>/tokens.json            written last: the facts that all files share, their names, frames and SHA-256
 
 `terra.training.tokenize` writes them.
 """
@@ -39,10 +39,10 @@ class TokenizedDriving:
         tokens: ids in [0, codebook_size), as the smallest of uint8, int16 and int32 that holds them.
         actions: float32 rows of [lateral y (left positive), forward x, time t], meters and seconds.
         episode_start: int64 on the CPU; episode i is frames episode_start[i] to episode_start[i + 1].
-        fps: frames a second.
-        codebook_size: of the tokenizer.
+        fps: frames per second.
+        codebook_size: number of ids of the tokenizer.
         tokenizer_sha256: `tokenizer.lineage.tokens_sha256` of the tokenizer that made the tokens.
-        waypoint_times: seconds ahead of an action's rows.
+        waypoint_times: for each row of an action, its time ahead of the frame, in seconds.
     """
 
     tokens: Int[Tensor, "frames rows cols"]
@@ -77,18 +77,18 @@ class TokenizedDriving:
         return self.tokens[frames].long(), self.actions[frames]
 
     def to(self, device: torch.device) -> "TokenizedDriving":
-        """The same with tokens and actions on `device`."""
+        """Return a copy with tokens and actions on `device`."""
         return replace(self, tokens=self.tokens.to(device), actions=self.actions.to(device))
 
 
 @dataclass(frozen=True)
 class ShardFacts:
-    """Where the tokens of one file come from, and what is needed to read them.
+    """The origin of one file's tokens, and the facts needed to read them.
 
     Attributes:
         fps, codebook_size, tokenizer_sha256, waypoint_times: as in `TokenizedDriving`.
-        source_sha256: of the ids, lengths and video hashes of the shard's episodes; whether a file is up to date.
-        precision: the element type that the tokenizer computed in.
+        source_sha256: SHA-256 of the ids, lengths and video hashes of the shard's episodes; tells if the file is stale.
+        precision: data type in which the tokenizer computed.
     """
 
     fps: float
@@ -99,12 +99,12 @@ class ShardFacts:
     precision: str
 
     def header(self) -> dict[str, str]:
-        """As a safetensors file carries it: strings only; one, because safetensors writes several in any order."""
+        """The header of a safetensors file, as one string, because safetensors writes several in no fixed order."""
         return {FORMAT: json.dumps({"version": VERSION, **asdict(self)})}
 
     @property
     def shared(self) -> dict[str, Any]:
-        """What must be equal in all files of a split."""
+        """The facts that must be equal in all files of a split."""
         return {name: value for name, value in asdict(self).items() if name != "source_sha256"}
 
 
@@ -133,10 +133,10 @@ def save_shard(
 
 
 def read_shard_facts(path: Path) -> ShardFacts:
-    """What the header of a file written by `save_shard` says.
+    """Read the header of a file written by `save_shard`.
 
     Raises:
-        DatasetError: it is missing, damaged or of another format.
+        DatasetError: the file is missing, damaged or of another format.
     """
     try:
         with safe_open(path, "pt") as file:
@@ -155,7 +155,7 @@ def write_index(folder: Path, names: Sequence[str]) -> None:
     """Write tokens.json over the files `names` of a split, which must come from one tokenizer.
 
     Raises:
-        DatasetError: a file is missing or damaged, or they differ in what they must share.
+        DatasetError: a file is missing or damaged, or two files differ in `ShardFacts.shared`.
         OutputError: the folder can't be written.
     """
     shared: dict[str, Any] | None = None
@@ -189,7 +189,7 @@ def load_tokens(folder: Path, device: torch.device | str = "cpu") -> TokenizedDr
         files: Mapping[str, Mapping[str, Any]] = dict(index["files"])
     except (KeyError, TypeError, ValueError) as error:
         raise DatasetError(f"{folder / INDEX}: expected an index of token files, got {error!r}") from error
-    # Filled in place: a list of all parts and their concatenation would take twice the memory.
+    # The tensors are filled in place, because a list of parts and their concatenation would take twice the memory.
     whole: dict[str, Tensor] = {}
     bounds, done = [0], 0
     for name, described in files.items():

@@ -1,4 +1,4 @@
-"""The whole check of a dataset: every video is decoded."""
+"""The full check of a dataset, which decodes every video."""
 
 import logging
 from collections.abc import Callable
@@ -22,17 +22,17 @@ class _Shard:
 
 
 def verify_dataset(folder: Path, *, workers: int = 0) -> tuple[str, ...]:
-    """Read all that a dataset holds and return what is damaged, a line each.
+    """Read a whole dataset and return one line for each damage.
 
-    Of each shard: all hashes, the counts, sizes and times, that every video decodes, that the poses give a path to
-    every frame (which refuses jumps); of the splits: that they share no place and no name.
+    In each shard it checks the hashes, counts, sizes and times, decodes every video, and derives every frame's future
+    path from the poses (which refuses jumps). It also checks that the splits have no place and no name in common.
 
     Args:
-        folder: the dataset's.
-        workers: processes; 0 reads in this one.
+        folder: folder of the dataset.
+        workers: number of worker processes; 0 reads in this process.
 
     Raises:
-        DatasetError: there is no dataset.
+        DatasetError: there is no dataset in `folder`.
     """
     read_dataset(folder)
     shards = [_Shard(folder, shard) for split in SPLITS for shard in list_shards(folder, split)]
@@ -56,7 +56,7 @@ def verify_dataset(folder: Path, *, workers: int = 0) -> tuple[str, ...]:
 
 
 def verify_shard(shard: _Shard, worker: int, advance: Callable[[int], None]) -> None:
-    """Read all of a shard. Raises DatasetError with all that is damaged, a line each."""
+    """Read a whole shard. Raises DatasetError with one line for each damage."""
     episodes, damaged = read_shard(shard.folder, read_dataset(shard.dataset))
     if episodes:
         damaged += _check_files(shard.folder)
@@ -77,7 +77,7 @@ def verify_shard(shard: _Shard, worker: int, advance: Callable[[int], None]) -> 
 
 
 def _check_files(folder: Path) -> list[str]:
-    """What is wrong with the files that reading episodes does not look at, a line each."""
+    """Check the files of a shard that reading its episodes does not open; return one line for each damage."""
     facts = read_json(folder / SHARD_FILE, DatasetError)
     found = []
     for name, expected in facts["sha256"].items():

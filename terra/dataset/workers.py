@@ -1,4 +1,4 @@
-"""Jobs in parallel processes, of which one may fail, or its process die, while the others go on."""
+"""Jobs in parallel worker processes; a job that fails, or whose process dies, does not stop the others."""
 
 import logging
 import multiprocessing
@@ -20,17 +20,17 @@ from terra.errors import TerraError
 logger = logging.getLogger(__name__)
 
 Job = TypeVar("Job")
-# Does one job. It gets the job, the number of its worker, and a function to call with each further part done.
+# Does one job, given the job, the index of its worker, and a function to call with the number of parts just done.
 Work = Callable[[Job, int, Callable[[int], None]], None]
-# Called with the number of all parts done so far, and with that of the jobs done or failed.
+# Shows progress, given the number of parts done so far and the number of jobs done or failed.
 Show = Callable[[int, int], None]
 
-_STOPPED = 143  # exit status of a worker that was told to stop, as a shell would give it
+_STOPPED = 143  # exit status of a worker ended by SIGTERM, as a shell reports it
 
 
 @dataclass
 class Outcome:
-    """How many jobs were done; why others failed, a line each; and how many were not begun, for lack of time."""
+    """The number of jobs done, one line for each failed job, and the number of jobs not begun for lack of time."""
 
     num_done: int = 0
     failed: list[str] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Outcome:
 
     @property
     def num_ended(self) -> int:
-        """Jobs done or failed."""
+        """Number of jobs done or failed."""
         return self.num_done + len(self.failed)
 
 
@@ -58,18 +58,17 @@ def run_jobs(
     show: Show = lambda parts, done: None,
     describe: Callable[[Job], str] = str,
 ) -> Outcome:
-    """Do all jobs; a `TerraError` in one is noted and the rest goes on.
+    """Do all jobs; a `TerraError` in one job is recorded in the outcome, and the other jobs go on.
 
-    On SIGINT or SIGTERM the workers are stopped where they are, their `with` blocks end, and KeyboardInterrupt is
-    raised.
+    SIGINT or SIGTERM stops the workers, whose `with` blocks still exit, and raises KeyboardInterrupt.
 
     Args:
-        jobs: what to do, in this order; picklable.
-        work: a function of a module, which processes can import.
-        workers: processes; 0 does all in this one.
-        max_seconds: no job is begun after so long; None for no limit.
-        show: told of the progress.
-        describe: the name of a job in messages.
+        jobs: picklable jobs, begun in this order.
+        work: a module-level function that does one job; worker processes import it.
+        workers: number of worker processes; 0 does all jobs in this process.
+        max_seconds: seconds after which no further job is begun; None for no limit.
+        show: shows progress.
+        describe: names a job in messages.
     """
     deadline = time.monotonic() + (float("inf") if max_seconds is None else max_seconds)
     outcome = Outcome()
@@ -144,7 +143,7 @@ def _run_apart(
         raise
     finally:
         for worker in pool.values():
-            worker.connection.close()  # an idle worker ends when it finds its pipe closed
+            worker.connection.close()  # an idle worker exits when its pipe is closed
             worker.process.join()
 
 
@@ -155,7 +154,7 @@ def _note_failure(outcome: Outcome, reason: str) -> None:
 
 
 def _start_worker(work: Work[Job], index: int, job: Job) -> "_Worker[Job]":
-    # forkserver: modules are imported once for all workers, and unlike a fork nothing of this process is shared.
+    # forkserver imports modules once for all workers and, unlike fork, copies nothing of this process.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__", work.__module__])
     ours, theirs = context.Pipe()
@@ -175,7 +174,7 @@ def _give(worker: "_Worker[Job]", work: Work[Job], index: int, job: Job) -> "_Wo
 
 
 def _receive(worker: "_Worker[Job]", describe: Callable[[Job], str]) -> int | str | None:
-    """The number of parts that a worker has done more, None for a job done, or why the job failed."""
+    """Receive a worker's message: the number of parts just done, None if the job is done, or why the job failed."""
     try:
         return worker.connection.recv()
     except (EOFError, ConnectionError):
@@ -186,7 +185,7 @@ def _receive(worker: "_Worker[Job]", describe: Callable[[Job], str]) -> int | st
 
 
 def _serve(connection: Connection, work: Work[Job], index: int) -> None:
-    # Ctrl-C reaches all processes of a terminal; who started this one decides what happens.
+    # Ctrl-C reaches all processes of a terminal; the parent process decides what to do with its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_STOPPED))
     while True:
@@ -204,7 +203,7 @@ def _serve(connection: Connection, work: Work[Job], index: int) -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGTERM as KeyboardInterrupt, where a signal handler can be set: in the main thread."""
+    """Make SIGTERM raise KeyboardInterrupt inside the context, if this is the main thread (others may not set handlers)."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""Datasets to disk: a shard is written under a hidden name and renamed when all of it is there."""
+"""Writing a dataset to disk: a shard is written under a hidden name and renamed when it is complete."""
 
 import logging
 import shutil
@@ -42,16 +42,16 @@ logger = logging.getLogger(__name__)
 
 
 def create_dataset(folder: Path, fps: float, image_size: tuple[int, int], source: str, notice: str = "") -> None:
-    """Write dataset.json, or add `source` to the one that is there; `notice` is under what terms its frames are.
+    """Write dataset.json, or add `source` to an existing one; `notice` gives the license terms of the source's frames.
 
     Raises:
-        DatasetError: the dataset there has frames of another rate or size.
+        DatasetError: the existing dataset has frames of another rate or size.
         OutputError: the folder can't be written.
     """
     facts: dict[str, Any] = {"format": FORMAT, "version": VERSION, "fps": fps, "image_size": list(image_size)}
     facts |= {"frame": FRAME, "axes": AXES, "units": UNITS, "sources": [check_name(source, "source")]}
     facts["notices"] = {source: notice} if notice else {}
-    # One without a shard says what was meant to be; nothing depends on it.
+    # A dataset.json without any shard is overwritten, because nothing depends on it yet.
     if (folder / DATASET_FILE).exists() and any(list_shards(folder, split) for split in SPLITS):
         present = read_dataset(folder)
         for name in facts.keys() - {"sources", "notices"}:
@@ -66,7 +66,7 @@ def create_dataset(folder: Path, fps: float, image_size: tuple[int, int], source
 
 
 class ShardWriter:
-    """Write one shard, for use in a `with` statement: it appears when the block ends well, and never otherwise."""
+    """Writes one shard as a context manager; the shard appears if and only if the block ends without an exception."""
 
     def __init__(
         self,
@@ -81,21 +81,21 @@ class ShardWriter:
         futures: bool = False,
         recipe: Mapping[str, Any] | None = None,
     ) -> None:
-        """Check the names.
+        """Check the names; nothing is written yet.
 
         Args:
-            folder: the dataset's, which `create_dataset` made.
+            folder: folder of the dataset, made by `create_dataset`.
             split: "train" or "held_out".
-            source: a word for where the frames come from.
+            source: name of the frames' source.
             place: the town or drive.
-            fps: frames a second.
+            fps: frames per second.
             image_size: (height, width) in pixels, both even.
-            camera: that of all frames, or None if it is not known.
-            futures: whether the episodes are several futures of each of some starts.
-            recipe: what was asked for, as JSON; `is_complete` compares it.
+            camera: the camera of all frames, or None if it is unknown.
+            futures: whether groups of episodes share a start.
+            recipe: the settings that make the shard, as JSON; `is_complete` compares them.
 
         Raises:
-            DatasetError: a split or name that no dataset has.
+            DatasetError: an unknown split, or a name with characters that are not allowed.
         """
         if split not in SPLITS:
             raise DatasetError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}")
@@ -112,14 +112,14 @@ class ShardWriter:
 
     @property
     def name_prefix(self) -> str:
-        """How the ids of its episodes begin, so that none is twice in a dataset: the shard's name."""
+        """The prefix of the episodes' ids that makes them unique in the dataset: the shard's name."""
         return self.folder.name
 
     def is_complete(self) -> bool:
-        """Whether the shard is there already, made by the same recipe.
+        """Whether the shard exists already and was made by the same recipe.
 
         Raises:
-            DatasetError: it is there by another recipe or without its facts, or its place is in the other split.
+            DatasetError: the shard has another recipe or no shard.json, or its place is in the other split.
         """
         for split in SPLITS:
             other = self.folder.parent.parent / split / self.folder.name
@@ -140,7 +140,7 @@ class ShardWriter:
     def __enter__(self) -> "ShardWriter":
         make_folder(self.folder.parent)
         if self._unfinished.exists():
-            # Of a process that was killed: nobody else writes this shard.
+            # A killed process left these files; no other process writes this shard.
             shutil.rmtree(self._unfinished)
         make_folder(self._unfinished)
         self._episodes, self._poses, self._context = [], {}, None
@@ -158,20 +158,20 @@ class ShardWriter:
         maneuver: str | None = None,
         num_context: int = 0,
     ) -> int:
-        """Write one episode, frame by frame; returns their number.
+        """Write one episode, frame by frame, and return the number of frames.
 
         Args:
-            name: its id.
-            frames: RGB in [0, 255], taken one by one.
-            poses: those of the frames and of 3 s more.
-            events: (frame, what), in order.
-            weather: a word.
-            group: the start that this is one future of; its shared frames are kept lossless.
-            maneuver: which future of the group.
-            num_context: the first frames that all futures of the group share.
+            name: id of the episode.
+            frames: RGB in [0, 255], consumed one by one.
+            poses: poses at the frames and for 3 s after the last frame.
+            events: (frame, event), in order.
+            weather: the source's word for the weather.
+            group: name of the start that several futures share; its shared frames are stored lossless.
+            maneuver: name of this future in its group.
+            num_context: number of first frames that all futures of the group share.
 
         Raises:
-            DatasetError: a name twice, frames that don't fit the poses, or shared frames that differ.
+            DatasetError: a repeated name, frames that don't fit the poses, or shared frames that differ.
             OutputError: the files can't be written.
         """
         if check_name(name, "episode") in self._poses:
@@ -179,7 +179,7 @@ class ShardWriter:
         video = self._unfinished / f"{name}.mp4"
         height, width = self._image_size
         num_frames, context = 0, []
-        # One thread: shards are written side by side, and the bytes then don't depend on the number of cores.
+        # One thread, because shards are written in parallel, and so that the bytes don't depend on the number of cores.
         with VideoWriter(video, fps=self._fps, size=(width, height), crf=CRF, threads=1) as writer:
             for frame in frames:
                 writer.append(frame)

@@ -23,8 +23,12 @@ if TYPE_CHECKING:
 class EngineSpec:
     """What the pipeline must know of an engine's model.
 
-    `layout` gives the window; `vocab_size` the image tokens (ids 0 to this minus 1); `fps` and `waypoint_times`
-    (seconds) say how actions are made; `tokenizer_sha256` names the tokenizer the model was trained with, if known.
+    Attributes:
+        layout: where the image tokens and action slots of a window stand.
+        vocab_size: number of image tokens; their ids are 0 to `vocab_size` - 1.
+        fps: frames a second.
+        waypoint_times: seconds from a frame to each of its action's waypoints.
+        tokenizer_sha256: hash of the tokenizer's weights that the model was trained with; None where it is not known.
     """
 
     layout: Layout
@@ -46,8 +50,25 @@ class EngineSpec:
 
     @property
     def action_shape(self) -> tuple[int, int]:
-        """Of one action: rows of [y, x, t], one a slot."""
+        """Shape of one action: (slots, 3), a row of [y, x, t] for each slot."""
         return self.layout.action_slots, 3
+
+
+@dataclass(frozen=True)
+class EngineCounters:
+    """What an engine has computed since it started; engines leave at their defaults what they do not count.
+
+    Attributes:
+        prefilled: tokens of prompts (context frames with their action slots) that were computed when a window began.
+        cached: tokens of prompts whose keys and values were found in a prefix cache instead.
+        sampled: tokens that were sampled.
+        kv_cache_usage: share of the KV cache that open sessions hold, 0 to 1; None where the engine does not say.
+    """
+
+    prefilled: int = 0
+    cached: int = 0
+    sampled: int = 0
+    kv_cache_usage: float | None = None
 
 
 @runtime_checkable
@@ -86,17 +107,33 @@ class Engine(Protocol):
         """The model's geometry and rates."""
         ...
 
+    @property
+    def failure(self) -> str | None:
+        """Why the engine stopped by itself, in one line; None while it works, and after a `close`.
+
+        An engine that has failed serves nobody any more: whoever waits and whoever comes gets an `EngineError`.
+        """
+        ...
+
+    @property
+    def counters(self) -> EngineCounters:
+        """What the engine has computed so far. May be read from any thread."""
+        ...
+
     async def open(self, prompt: Prompt, sampling: SamplingParams, seed: int) -> Session:
         """Start a session from context frames. `seed` (0 to 2**63 - 1) is the window's, see `window_seed`.
 
         Raises:
             ValueError: the prompt does not fit the model.
-            EngineError: the engine is closed.
+            EngineError: the engine is closed or has failed.
         """
         ...
 
     async def close(self) -> None:
-        """Free the weights and the device. Open sessions fail. Closing twice does nothing."""
+        """Free the weights and the device, without blocking the event loop. Closing twice does nothing.
+
+        Whoever waits for a frame gets an `EngineError` at once.
+        """
         ...
 
 

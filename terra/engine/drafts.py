@@ -1,7 +1,7 @@
-"""Several tokens from one pass of the world model, losslessly: drafts are kept as far as the pass itself picks them.
+"""Several tokens from one pass of the world model, losslessly: drafts are accepted as far as the pass samples the same.
 
-With position-keyed noise a pick depends on nothing but the tokens before it, so a draft is right exactly when it equals
-the pick at its place, and the frame is the one that sequential decoding makes.
+With position-keyed noise a sampled token depends on nothing but the tokens before it, so a draft is right exactly when
+it equals the token sampled at its place, and the frame is the one that sequential decoding makes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,62 +10,67 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from terra.world_model.window import Head, WindowReader
+from terra.world_model.window import FramePrefix, WindowReader
 
-Pick = Callable[[Float[Tensor, "batch n vocab"], Sequence[int]], Int[Tensor, "batch n"]]
-"""The tokens for some places of a frame, from the logits that predict them."""
+TokenSampler = Callable[[Float[Tensor, "batch n vocab"], Sequence[int]], Int[Tensor, "batch n"]]
+"""Samples the tokens at some places of a frame (0 is its first token), from the logits that predict them."""
 
 Drafter = Callable[[Sequence[int], Mapping[int, int], range], list[int]]
-"""Drafts for a range of places, from the frame's tokens so far and the last pass's picks by place."""
+"""Drafts for a range of places, from the frame's tokens so far and what the last pass sampled, by place."""
 
 
-def from_both(previous: Sequence[int]) -> Drafter:
-    """Drafts: the last pass's own picks, and the previous frame's tokens at places that it did not reach."""
+def draft_from_last_pass_or_previous_frame(previous: Sequence[int]) -> Drafter:
+    """Draft what the last pass sampled, and the previous frame's tokens at places that the pass did not reach."""
 
-    def draft(made: Sequence[int], own: Mapping[int, int], places: range) -> list[int]:
-        return [own.get(place, previous[place]) for place in places]
+    def draft(decoded: Sequence[int], last_pass: Mapping[int, int], places: range) -> list[int]:
+        return [last_pass.get(place, previous[place]) for place in places]
 
     return draft
 
 
 def decode_frame(
-    reader: WindowReader, head: Head, pick: Pick, drafter: Drafter, num_drafts: int
+    reader: WindowReader, prefix: FramePrefix, sample: TokenSampler, drafter: Drafter, num_drafts: int
 ) -> tuple[Int[Tensor, " image_tokens"], list[int]]:
-    """One frame, and how many tokens each pass gave.
+    """Decode one frame; returns its tokens, and how many of them each pass gave.
 
-    A pass feeds what is not in the cache yet (at first `head`, then the last token) and up to `num_drafts` drafts, none
-    beyond the frame's end. Its first pick is always kept; the next ones as long as the draft before equals its pick.
-    The frame's last token is left for the next head. With no drafts this is sequential decoding.
+    A pass feeds what is not in the cache yet (at first `prefix`, then the last token) and up to `num_drafts` drafts,
+    none beyond the frame's end. Its first sampled token is always kept; each of the next ones is kept as long as the
+    draft before it was accepted. The frame's last token is left for the next prefix. With no drafts this is sequential
+    decoding.
 
     Args:
-        reader: of one window (a batch of one), which holds everything before `head`.
+        reader: one window (a batch of one), which holds everything before `prefix`.
+        prefix: what stands before the frame's first token and is not in the cache yet.
+        sample: samples tokens from logits.
+        drafter: drafts tokens.
+        num_drafts: drafts a pass, at most.
     """
     total = reader.layout.image_tokens
-    start = int(head.positions[-1]) + 1
-    ids, positions, actions = head.ids, head.positions, head.actions
-    made: list[int] = []
+    start = int(prefix.positions[-1]) + 1
+    ids, positions, actions = prefix.ids, prefix.positions, prefix.actions
+    decoded: list[int] = []
     lengths: list[int] = []
-    own: dict[int, int] = {}
-    while len(made) < total:
-        done = len(made)
+    last_pass: dict[int, int] = {}
+    while len(decoded) < total:
+        done = len(decoded)
         drafted = range(done, min(done + num_drafts, total - 1))
-        drafts = drafter(made, own, drafted)
+        drafts = drafter(decoded, last_pass, drafted)
         fed = torch.cat([ids, torch.tensor([drafts], dtype=torch.int64)], dim=1)
         where = torch.cat([positions, torch.tensor(drafted, dtype=torch.int64) + start])
         places = range(done, done + len(drafts) + 1)
-        picks = pick(reader.feed(fed, where, actions, last=len(places)), places)[0].tolist()
-        right = num_right(drafts, picks)
-        reader.drop(len(drafts) - right)
-        made += picks[: right + 1]
-        lengths.append(right + 1)
-        own = dict(zip(places[right + 1 :], picks[right + 1 :], strict=True))
-        ids, positions, actions = torch.tensor([made[-1:]]), torch.tensor([start + len(made) - 1]), None
-    return torch.tensor(made), lengths
+        sampled = sample(reader.feed(fed, where, actions, last=len(places)), places)[0].tolist()
+        accepted = num_accepted(drafts, sampled)
+        reader.drop(len(drafts) - accepted)
+        decoded += sampled[: accepted + 1]
+        lengths.append(accepted + 1)
+        last_pass = dict(zip(places[accepted + 1 :], sampled[accepted + 1 :], strict=True))
+        ids, positions, actions = torch.tensor([decoded[-1:]]), torch.tensor([start + len(decoded) - 1]), None
+    return torch.tensor(decoded), lengths
 
 
-def num_right(drafts: Sequence[int], picks: Sequence[int]) -> int:
-    """How many drafts, from the first on, equal the picks at their places; `picks` may be longer."""
+def num_accepted(drafts: Sequence[int], sampled: Sequence[int]) -> int:
+    """How many drafts, from the first on, equal the tokens sampled at their places; `sampled` may be longer."""
     for index, draft in enumerate(drafts):
-        if draft != picks[index]:
+        if draft != sampled[index]:
             return index
     return len(drafts)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from einops import rearrange
@@ -11,15 +12,127 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from terra.device import torch_device, torch_dtype
-from terra.engine.base import EngineSpec, check_actions, check_prompt
+from terra.engine.base import EngineCounters, EngineSpec, check_actions, check_prompt
 from terra.errors import EngineError
 from terra.prompt import SLOT_FILLER, Action, Actions, FrameTokens, Prompt, interleave
 from terra.sampling import SamplingParams, sample_tokens
 from terra.world_model import load_world_model
 
 
+class Window(Protocol):
+    """The decoding of one window: a KV cache, and the frames that are sampled into it one after the other."""
+
+    def next_frame(self, action: Action) -> FrameTokens:
+        """Apply the last frame's action and sample the tokens of the next frame (in the model's thread)."""
+        ...
+
+
+class ModelThread:
+    """A world model and the one thread that runs it: sessions take turns, a frame each, and the event loop stays free.
+
+    Args:
+        checkpoint: a checkpoint folder.
+        dtype: element type of the weights, "float32" or "bfloat16".
+        device: a torch device, such as "cpu" or "cuda".
+
+    Attributes:
+        model: the world model.
+        spec: its geometry and rates.
+
+    Raises:
+        ConfigError: no such dtype or device.
+        CheckpointError: see `terra.world_model.load_config`.
+    """
+
+    def __init__(self, checkpoint: Path, dtype: str, device: str) -> None:
+        self.model = load_world_model(checkpoint, dtype=torch_dtype(dtype), device=torch_device(device))
+        self.spec = EngineSpec.of(self.model.config)
+        self._worker = ThreadPoolExecutor(1, "terra-hf", torch.set_num_threads, (torch.get_num_threads(),))
+        self._closed = False
+        self._prefilled = self._sampled = 0
+
+    @property
+    def counters(self) -> EngineCounters:
+        """Tokens that were prefilled and sampled."""
+        return EngineCounters(prefilled=self._prefilled, sampled=self._sampled)
+
+    def check_open(self) -> None:
+        """Refuse to go on after `close`.
+
+        Raises:
+            EngineError: the engine is closed.
+        """
+        if self._closed:
+            raise EngineError("the engine is closed")
+
+    async def decode(self, window: Window, action: Action, prefill: int) -> FrameTokens:
+        """Wait for the thread and let it decode a window's next frame, which prefills `prefill` tokens of a prompt.
+
+        Raises:
+            EngineError: the engine is closed.
+        """
+        self.check_open()
+        frame = await asyncio.get_running_loop().run_in_executor(self._worker, self._decode, window, action)
+        self._prefilled += prefill
+        self._sampled += frame.numel()
+        return frame
+
+    def _decode(self, window: Window, action: Action) -> FrameTokens:
+        self.check_open()
+        return window.next_frame(action)
+
+    async def close(self) -> None:
+        """Stop the frame that is being decoded, fail those that wait, and free the weights."""
+        self._closed = True
+        await asyncio.to_thread(self._free)
+
+    def _free(self) -> None:
+        self._worker.shutdown()
+        self.model.to("meta")  # pyright: ignore[reportArgumentType]
+
+
+class HFSession:
+    """One rollout within one window of a model that has a `ModelThread`.
+
+    Args:
+        thread: runs the model.
+        prompt: what the window begins with.
+        window: made from the prompt, with an empty KV cache.
+    """
+
+    def __init__(self, thread: ModelThread, prompt: Prompt, window: Window) -> None:
+        self._thread = thread
+        self._window: Window | None = window
+        self._num_frames = prompt.num_frames
+        self._unread = prompt.num_frames * thread.spec.layout.block  # tokens to prefill, the first action's included
+
+    async def step(self, action: Action) -> FrameTokens:
+        """See `terra.engine.base.Session.step`."""
+        check_actions(action[None], self._num_frames, self._thread.spec)
+        if self._window is None:
+            raise EngineError("the session is closed")
+        try:
+            frame = await self._thread.decode(self._window, action, self._unread)
+        except BaseException:
+            self._window = None  # a frame was left in the middle, or still is being decoded: nothing can follow it
+            raise
+        self._num_frames += 1
+        self._unread = 0
+        return frame
+
+    async def run(self, actions: Actions) -> AsyncIterator[FrameTokens]:
+        """See `terra.engine.base.Session.run`."""
+        check_actions(actions, self._num_frames, self._thread.spec)
+        for action in actions:
+            yield await self.step(action)
+
+    async def close(self) -> None:
+        """See `terra.engine.base.Session.close`."""
+        self._window = None
+
+
 class HFEngine:
-    """Runs the world model with a KV cache for each session, one session's frame at a time.
+    """Runs the world model with a KV cache for each session, one token a pass, one session's frame at a time.
 
     Args:
         checkpoint: a checkpoint folder.
@@ -31,78 +144,50 @@ class HFEngine:
         CheckpointError: see `terra.world_model.load_config`.
     """
 
+    failure = None
+
     def __init__(self, checkpoint: Path, *, dtype: str = "float32", device: str = "cpu") -> None:
-        self._model = load_world_model(checkpoint, dtype=torch_dtype(dtype), device=torch_device(device))
-        self._spec = EngineSpec.of(self._model.config)
-        # One thread: sessions take turns, a frame each, and the event loop stays free.
-        cores = torch.get_num_threads()
-        self._worker = ThreadPoolExecutor(1, "terra-hf", torch.set_num_threads, (cores,))
-        self._closed = False
+        self._thread = ModelThread(checkpoint, dtype, device)
 
     @property
     def spec(self) -> EngineSpec:
         """The model's geometry and rates."""
-        return self._spec
+        return self._thread.spec
 
-    async def open(self, prompt: Prompt, sampling: SamplingParams, seed: int) -> "HFSession":
+    @property
+    def counters(self) -> EngineCounters:
+        """Tokens that were prefilled and sampled."""
+        return self._thread.counters
+
+    async def open(self, prompt: Prompt, sampling: SamplingParams, seed: int) -> HFSession:
         """See `terra.engine.base.Engine.open`."""
-        if self._closed:
-            raise EngineError("the engine is closed")
-        check_prompt(prompt, self._spec, seed)
-        return self._session(prompt, sampling, seed)
-
-    def _session(self, prompt: Prompt, sampling: SamplingParams, seed: int) -> "HFSession":
-        return HFSession(self, prompt, sampling, seed)
+        self._thread.check_open()
+        check_prompt(prompt, self.spec, seed)
+        return HFSession(self._thread, prompt, _SequentialWindow(self._thread, prompt, sampling, seed))
 
     async def close(self) -> None:
         """See `terra.engine.base.Engine.close`."""
-        self._closed = True
-        self._worker.shutdown()
-        self._model.to("meta")  # pyright: ignore[reportArgumentType]
+        await self._thread.close()
 
 
-class HFSession:
-    """One rollout with its own KV cache."""
+class _SequentialWindow:
+    """Decodes one token a pass."""
 
-    def __init__(self, engine: HFEngine, prompt: Prompt, sampling: SamplingParams, seed: int) -> None:
-        self._engine = engine
-        self._model = engine._model
-        self._layout = engine.spec.layout
+    def __init__(self, thread: ModelThread, prompt: Prompt, sampling: SamplingParams, seed: int) -> None:
+        self._thread = thread
+        self._layout = thread.spec.layout
         self._sampling = sampling
         self._seed = seed
-        self._grid = prompt.tokens.shape[1:]
-        self._num_frames = prompt.num_frames
+        self._rows = prompt.tokens.shape[1]
         # What the cache has not seen yet: at first the whole prompt, later the last token of the last frame.
         self._unseen_ids = interleave(list(prompt.tokens), self._layout.action_slots, num_actions=prompt.num_frames - 1)
         self._unseen_actions = prompt.actions
-        self._cache = DynamicCache(config=self._model.config)
-        self._closed = False
-
-    async def step(self, action: Action) -> FrameTokens:
-        """See `terra.engine.base.Session.step`."""
-        check_actions(action[None], self._num_frames, self._engine.spec)
-        if self._closed or self._engine._closed:
-            raise EngineError("the session is closed")
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._engine._worker, self._next_frame, action)
-        except asyncio.CancelledError:
-            self._closed = True  # the thread goes on into the cache: nothing can continue from there
-            raise
-
-    async def run(self, actions: Actions) -> AsyncIterator[FrameTokens]:
-        """See `terra.engine.base.Session.run`."""
-        check_actions(actions, self._num_frames, self._engine.spec)
-        for action in actions:
-            yield await self.step(action)
-
-    async def close(self) -> None:
-        """See `terra.engine.base.Session.close`."""
-        self._closed = True
-        self._cache = DynamicCache(config=self._model.config)
+        self._cache = DynamicCache(config=thread.model.config)
 
     @torch.inference_mode()
-    def _next_frame(self, action: Action) -> FrameTokens:
-        device = self._model.device
+    def next_frame(self, action: Action) -> FrameTokens:
+        """See `Window.next_frame`."""
+        device = self._thread.model.device
         seed = torch.tensor([self._seed], device=device)
         ids = self._unseen_ids + [SLOT_FILLER] * self._layout.action_slots
         actions = torch.cat([self._unseen_actions, action[None]]).to(device)
@@ -116,12 +201,12 @@ class HFSession:
             logits = self._feed(tokens[-1][None], None)
         frame = torch.cat(tokens).cpu()
         self._unseen_ids, self._unseen_actions = [int(frame[-1])], self._unseen_actions[:0]
-        self._num_frames += 1
-        return rearrange(frame, "(rows cols) -> rows cols", rows=self._grid[0])
+        return rearrange(frame, "(rows cols) -> rows cols", rows=self._rows)
 
     def _feed(self, ids: Tensor, actions: Tensor | None) -> Tensor:
         """Logits over the image tokens after the last of `ids`, which join the cache."""
-        output = self._model(
+        self._thread.check_open()
+        output = self._thread.model(
             input_ids=ids, actions=actions, past_key_values=self._cache, use_cache=True, logits_to_keep=1
         )
-        return output.logits[:, -1, : self._engine.spec.vocab_size]
+        return output.logits[:, -1, : self._thread.spec.vocab_size]

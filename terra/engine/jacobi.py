@@ -1,8 +1,8 @@
 """The engine for one rollout at a time: Hugging Face's model, several tokens a pass, the same tokens.
 
-Each pass reads the last token and drafts for the next ones: what the pass before picked at their places (Jacobi
-decoding, Santilli et al. 2023, https://arxiv.org/abs/2305.10427), else the previous frame's tokens. A draft that equals
-what the pass picks is kept, so the frame is the one that sequential decoding makes, whatever the drafts are.
+Each pass reads the last token and drafts for the next ones: what the pass before sampled at their places (Jacobi
+decoding, Santilli et al. 2023, https://arxiv.org/abs/2305.10427), else the previous frame's tokens. A draft is accepted
+if the pass samples the same token, so the frame is the one that sequential decoding makes, whatever the drafts are.
 """
 
 from collections.abc import Sequence
@@ -13,62 +13,89 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from terra.engine.drafts import decode_frame, from_both
-from terra.engine.hf import HFEngine, HFSession
+from terra.engine.base import EngineCounters, EngineSpec, check_prompt
+from terra.engine.drafts import decode_frame, draft_from_last_pass_or_previous_frame
+from terra.engine.hf import HFSession, ModelThread
 from terra.errors import ConfigError
-from terra.prompt import SLOT_FILLER, Action, FrameTokens, Prompt
+from terra.prompt import SLOT_FILLER, Action, FrameTokens, Prompt, interleave
 from terra.sampling import SamplingParams, sample_tokens
-from terra.world_model.window import Head, WindowReader
+from terra.world_model.window import FramePrefix, WindowReader
 
 
-class JacobiEngine(HFEngine):
-    """Runs the world model as `HFEngine` does, with drafts.
+class JacobiEngine:
+    """Runs the world model with a KV cache for each session and with drafts, one session's frame at a time.
 
     Args:
-        checkpoint, dtype, device: see `HFEngine`.
+        checkpoint: a checkpoint folder.
         drafts: tokens a pass reads beyond those that are certain; 0 is sequential decoding.
+        dtype: element type of the weights, "float32" or "bfloat16".
+        device: a torch device, such as "cpu" or "cuda".
 
     Raises:
-        ConfigError: fewer than 0 drafts, or as `HFEngine`.
-        CheckpointError: as `HFEngine`.
+        ConfigError: fewer than 0 drafts, no such dtype or device.
+        CheckpointError: see `terra.world_model.load_config`.
     """
+
+    failure = None
 
     def __init__(self, checkpoint: Path, *, drafts: int, dtype: str = "float32", device: str = "cpu") -> None:
         if drafts < 0:
             raise ConfigError(f"engine.drafts: expected 0 or more, got {drafts}")
-        super().__init__(checkpoint, dtype=dtype, device=device)
-        self.drafts = drafts
+        self._thread = ModelThread(checkpoint, dtype, device)
+        self._drafts = drafts
 
-    def _session(self, prompt: Prompt, sampling: SamplingParams, seed: int) -> "JacobiSession":
-        return JacobiSession(self, prompt, sampling, seed)
+    @property
+    def spec(self) -> EngineSpec:
+        """The model's geometry and rates."""
+        return self._thread.spec
 
+    @property
+    def counters(self) -> EngineCounters:
+        """Tokens that were prefilled and sampled; of drafts those that were accepted."""
+        return self._thread.counters
 
-class JacobiSession(HFSession):
-    """One rollout with its own KV cache."""
-
-    def __init__(self, engine: JacobiEngine, prompt: Prompt, sampling: SamplingParams, seed: int) -> None:
-        super().__init__(engine, prompt, sampling, seed)
-        self._drafts = engine.drafts
-        self._reader = WindowReader(self._model)
-        self._previous = prompt.tokens[-1].flatten().tolist()
+    async def open(self, prompt: Prompt, sampling: SamplingParams, seed: int) -> HFSession:
+        """See `terra.engine.base.Engine.open`."""
+        self._thread.check_open()
+        check_prompt(prompt, self.spec, seed)
+        return HFSession(self._thread, prompt, _DraftedWindow(self._thread, prompt, sampling, seed, self._drafts))
 
     async def close(self) -> None:
-        """See `terra.engine.base.Session.close`."""
-        await super().close()
-        self._reader = WindowReader(self._model)
+        """See `terra.engine.base.Engine.close`."""
+        await self._thread.close()
 
-    def _next_frame(self, action: Action) -> FrameTokens:
+
+class _DraftedWindow:
+    """Decodes several tokens a pass."""
+
+    def __init__(self, thread: ModelThread, prompt: Prompt, sampling: SamplingParams, seed: int, drafts: int) -> None:
+        self._thread = thread
+        self._layout = thread.spec.layout
+        self._sampling = sampling
+        self._seed = seed
+        self._drafts = drafts
+        self._rows = prompt.tokens.shape[1]
+        self._reader = WindowReader(thread.model)
+        # What the cache has not seen yet: at first the whole prompt, later the last token of the last frame.
+        self._unseen_ids = interleave(list(prompt.tokens), self._layout.action_slots, num_actions=prompt.num_frames - 1)
+        self._unseen_actions = prompt.actions
+        self._previous = prompt.tokens[-1].flatten().tolist()
+
+    def next_frame(self, action: Action) -> FrameTokens:
+        """See `terra.engine.hf.Window.next_frame`."""
         ids = self._unseen_ids + [SLOT_FILLER] * self._layout.action_slots
-        positions = torch.arange(len(ids)) + self._reader.length
-        head = Head(torch.tensor([ids]), positions, torch.cat([self._unseen_actions, action[None]])[None])
-        frame, _ = decode_frame(self._reader, head, self._pick, from_both(self._previous), self._drafts)
+        start = self._reader.length + len(ids)
+        positions = torch.arange(self._reader.length, start)
+        prefix = FramePrefix(torch.tensor([ids]), positions, torch.cat([self._unseen_actions, action[None]])[None])
+
+        def sample(logits: Float[Tensor, "1 n vocab"], places: Sequence[int]) -> Int[Tensor, "1 n"]:
+            self._thread.check_open()
+            # The noise of a token is that of the position before it.
+            before = torch.tensor(places, device=logits.device) + start - 1
+            return sample_tokens(logits[0], self._sampling, torch.full_like(before, self._seed), before)[None]
+
+        drafter = draft_from_last_pass_or_previous_frame(self._previous)
+        frame, _ = decode_frame(self._reader, prefix, sample, drafter, self._drafts)
         self._previous = frame.tolist()
         self._unseen_ids, self._unseen_actions = self._previous[-1:], self._unseen_actions[:0]
-        self._num_frames += 1
-        return rearrange(frame, "(rows cols) -> rows cols", rows=self._grid[0])
-
-    def _pick(self, logits: Float[Tensor, "1 n vocab"], places: Sequence[int]) -> Int[Tensor, "1 n"]:
-        # The noise of a token is that of the position before it.
-        before = self._num_frames * self._layout.block - 1
-        positions = torch.tensor(places, device=logits.device) + before
-        return sample_tokens(logits[0], self._sampling, torch.full_like(positions, self._seed), positions)[None]
+        return rearrange(frame, "(rows cols) -> rows cols", rows=self._rows)

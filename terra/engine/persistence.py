@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from terra.engine.base import EngineSpec, check_actions, check_prompt
+from terra.engine.base import EngineCounters, EngineSpec, check_actions, check_prompt
 from terra.errors import EngineError
 from terra.prompt import Action, Actions, FrameTokens, Prompt
 from terra.sampling import SamplingParams
@@ -11,7 +11,10 @@ from terra.world_model import load_config
 
 
 class PersistenceEngine:
-    """Predicts that nothing changes. Sampling and seed are of no effect."""
+    """Predicts that nothing changes. Sampling and seed have no effect, and nothing is counted."""
+
+    failure: str | None = None
+    counters = EngineCounters()
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec

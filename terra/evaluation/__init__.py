@@ -1,1 +1,1 @@
-"""How good a world model is on held-out driving: `terra-evaluate`, drawn in `terra.evaluation.evaluate`."""
+"""Evaluation of a tokenizer and a world model on held-out driving: the command `terra-evaluate`."""

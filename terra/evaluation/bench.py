@@ -1,4 +1,4 @@
-"""Where clips are generated and measured: several at once by the engine, one by one by the networks."""
+"""Generation and measurement of clips: the engine generates several clips at once, the networks measure one by one."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Examined:
-    """One clip when all is known of it: its scores, its true tokens and actions, and its videos, context included."""
+    """The results of one clip: its scores, its true tokens and actions, and its videos, context included."""
 
     scores: ClipScores
     truth_tokens: TokenGrid
@@ -33,7 +33,7 @@ class Examined:
 
 @dataclass(frozen=True)
 class ExaminedGroup:
-    """A counterfactual group: by variant each future's recovered motion, and the generated futures' videos."""
+    """The results of a counterfactual group: each future's recovered motion by variant, and the generated videos."""
 
     group: CounterfactualGroup
     steps: dict[str, list[Steps]]
@@ -41,15 +41,15 @@ class ExaminedGroup:
 
 
 class Bench:
-    """Generates and measures; a few clips' frames are in memory at a time.
+    """Generates clips and measures them; only a few clips' frames are in memory at a time.
 
     Args:
-        tokenizer, decoder: make the re-encoded recordings; the decoder also shows what is generated.
-        waypoint_times: seconds ahead of an action's rows, as the world model takes them.
-        rollouts: makes and keeps the generated tokens.
-        scorer: measures.
-        at_once: rollouts generated together.
-        workers: videos decoded at once.
+        tokenizer, decoder: encode and decode the recordings; the decoder also decodes the generated tokens.
+        waypoint_times: for each row of the world model's actions, its time ahead of the frame, in seconds.
+        rollouts: generates tokens and keeps them in files.
+        scorer: measures the videos of a clip.
+        at_once: number of rollouts generated together.
+        workers: number of videos decoded at once.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Bench:
         self.damaged: list[str] = []
 
     def examine(self, clips: Sequence[Clip]) -> Iterator[Examined]:
-        """Generate and measure each clip, in order; `damaged` gets a line for each that can't be read."""
+        """Generate and measure each clip, in order; `damaged` gets a line for each clip that can't be read."""
         for part in _parts(self._load(clips), self._at_once):
             requests = [_request(loaded, loaded.frames) for loaded in part]
             generated = self._rollouts.tokens([loaded.clip.name for loaded in part], requests)
@@ -80,7 +80,7 @@ class Bench:
                 yield Examined(self._scorer.score(clip, variants), truth_tokens, loaded.actions, variants)
 
     def examine_groups(self, groups: Sequence[CounterfactualGroup]) -> Iterator[ExaminedGroup]:
-        """Generate each group's futures from the first one's context; groups with a damaged recording are left out."""
+        """Generate each group's futures from the first one's context; a group with a damaged recording is left out."""
         num_futures = max((len(group.clips) for group in groups), default=1)
         for part in _parts(groups, max(self._at_once // num_futures, 1)):
             loaded = list(self._load_all(part))
@@ -128,7 +128,7 @@ def _request(loaded: LoadedClip, context: Frames) -> RolloutRequest:
 
 
 def _parts(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
-    """Lists of `size` items, the last one shorter."""
+    """Split items into lists of `size`; the last list may be shorter."""
     iterator = iter(items)
     while part := list(islice(iterator, size)):
         yield part

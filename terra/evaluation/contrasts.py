@@ -1,4 +1,4 @@
-"""Counterfactual sets: one start, several instructed futures; do the generated ones differ the right way round?"""
+"""Counterfactual groups: one start with several instructed futures, whose generated motions must keep their order."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ from terra.evaluation.motion import Steps
 
 @dataclass(frozen=True)
 class Contrast:
-    """Maneuvers by falling `measure` of their motion, of which two neighbors differ by `gap` or more in the truth."""
+    """Maneuvers in falling order of `measure`, which differs by `gap` or more between neighbors in the recordings."""
 
     name: str
     maneuvers: tuple[str, ...]
@@ -39,13 +39,13 @@ CONTRASTS = (
 
 @dataclass(frozen=True, eq=False)
 class CounterfactualGroup:
-    """A start and two or more futures, as clips in the contrast's order; their context is the first one's."""
+    """Two or more futures of one start, as clips in the contrast's order; all begin with the first clip's context."""
 
     contrast: Contrast
     clips: tuple[Clip, ...]
 
     def is_ordered(self, steps: Sequence[Steps]) -> bool:
-        """Whether these motions of the futures have the contrast's order, strictly."""
+        """Whether the measure of the futures' motions falls strictly in the contrast's order."""
         values = [self.contrast.measure(each) for each in steps]
         return all(before > after for before, after in pairwise(values))
 
@@ -60,12 +60,12 @@ def find_groups(
     max_groups: int,
     seed: int,
 ) -> tuple[list[CounterfactualGroup], dict[str, int]]:
-    """Groups that show the contrast, evenly spread over all there are, and how many were left out for which reason.
+    """Choose at most `max_groups` groups that show the contrast, evenly spread; count those left out, by reason.
 
-    The last context frame is the latest at which the true positions of the contrast's futures have agreed within
-    `agree_within` meters in all frames so far: as late as possible before the decision, so that the futures differ in
-    the few frames that are generated. A group is left out if a recording ends before `num_frames` frames, if the
-    context would begin before the recording, or if the recorded futures don't differ by the contrast's gap in order.
+    The last context frame is the latest frame up to which the true positions of the futures agree within
+    `agree_within` meters. It is as late as possible before the decision, so that the futures differ within the few
+    frames that are generated. A group is left out if a recording has fewer than `num_frames` frames, if the context
+    would begin before the recording, or if the recorded futures do not differ by the contrast's gap in its order.
     """
     futures: dict[tuple[str, str, str], dict[str, Episode]] = {}
     for episode in episodes:
@@ -97,7 +97,7 @@ def find_groups(
 def _group(
     contrast: Contrast, futures: Sequence[Episode], name: str, start: int, lengths: Mapping[str, int], seed: int
 ) -> CounterfactualGroup:
-    # One seed for all futures: what differs is the instruction alone.
+    # All futures share one seed, so that they differ in their instructions alone.
     clips = (
         Clip(f"{name}_{episode.maneuver}", episode, start, **lengths, seed=clip_seed(seed, name)) for episode in futures
     )
@@ -105,7 +105,7 @@ def _group(
 
 
 def _last_common_frame(futures: Sequence[Episode], agree_within: float) -> int:
-    """The last frame up to which all positions agree, -1 if the first ones don't."""
+    """The last frame up to which all positions agree; -1 if the first positions differ already."""
     length = min(episode.num_frames for episode in futures)
     places = [np.stack([episode.poses.x[:length], episode.poses.y[:length]]) for episode in futures]
     apart = np.max([np.hypot(*(a - b)) for a, b in combinations(places, 2)], axis=0) > agree_within

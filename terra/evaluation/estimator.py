@@ -1,7 +1,7 @@
-"""The motion estimator: a small convolutional network that tells a car's movement from its video.
+"""The motion estimator: a small convolutional network that recovers a car's movement from its video.
 
-It compares each place of a frame with the places around it in the next one (a correlation layer, as in FlowNet:
-Dosovitskiy et al. 2015, arXiv 1504.06852), so that motion is what it sees first.
+A correlation layer (as in FlowNet: Dosovitskiy et al. 2015, arXiv 1504.06852) compares the features of each cell of a
+frame with those of the cells around it in the next frame, so that the network sees motion directly.
 """
 
 from dataclasses import asdict, dataclass
@@ -20,23 +20,23 @@ from tokenizer.checkpoint import CONFIG_NAME, WEIGHTS_NAME, read_json, write_jso
 
 MODEL_TYPE = "terra_motion_estimator"
 
-# What an output of 1 means; about one standard deviation at 10 frames a second in town.
-_FORWARD_SCALE = 0.5  # m a step
-_HEADING_SCALE = 0.02  # rad a step
+# The movement that an output of 1 means: about one standard deviation at 10 frames per second in town.
+_FORWARD_SCALE = 0.5  # m per step
+_HEADING_SCALE = 0.02  # rad per step
 _STEPS_AT_ONCE = 256
 _GROUPS = 8
 
 
 @dataclass(frozen=True)
 class EstimatorConfig:
-    """What it was trained at, and its size.
+    """The estimator's frame rate and sizes.
 
     Attributes:
-        fps: frames a second.
-        image_size: (height, width) that it looks at.
-        width: channels of a frame's features, at a quarter of the frame's sides; divisible by 8.
-        reach: how many of those quarter cells away the next frame is searched, to each side.
-        features: numbers that describe a step.
+        fps: frames per second of the videos.
+        image_size: (height, width) of the network's input.
+        width: channels of a frame's feature map, which has a quarter of the frame's sides; divisible by 8.
+        reach: search radius in the next frame's feature map, in cells.
+        features: length of the vector that describes a step (two consecutive frames).
     """
 
     fps: float
@@ -75,13 +75,13 @@ class MotionEstimator(nn.Module):
             ),
         )
         rows, cols = (-(-side // 16) for side in config.image_size)
-        # Not pooled over the picture: where something moves says whether the car drives or turns.
+        # The features are not pooled over the picture: the location of a motion tells driving from turning.
         self.features = nn.Linear(2 * width * rows * cols, features)
         self.over_time = nn.ModuleList(nn.Conv1d(features, features, 5, padding=2) for _ in range(2))
         self.output = nn.Linear(features, 2)
 
     def forward(self, frames: Float[Tensor, "batch frames 3 height width"]) -> Float[Tensor, "batch steps 2"]:
-        """Forward movement and heading change a step, in the network's units, from frames in [-1, 1] of its size."""
+        """Forward movement and heading change per step, in units of `step_scale`; frames: `image_size`, in [-1, 1]."""
         batch = frames.shape[0]
         flat = rearrange(frames, "b f c h w -> (b f) c h w")
         seen = torch.cat([F.normalize(self.look(part), dim=1) for part in flat.split(_STEPS_AT_ONCE)])
@@ -110,9 +110,9 @@ class MotionEstimator(nn.Module):
 
     @torch.no_grad()
     def estimate(self, frames: Frames) -> Float[Tensor, "steps 2"]:
-        """Forward movement (m) and heading change (rad, counter-clockwise) between frames in [-1, 1] of any size.
+        """Forward movement (m) and heading change (rad, counter-clockwise) between frames, float64 on the CPU.
 
-        Two frames or more; float64 on the CPU.
+        `frames` are two or more, in [-1, 1], of any size.
         """
         steps = self(resize(frames, self.config.image_size)[None])[0]
         return steps.double().cpu() * step_scale()
@@ -135,12 +135,12 @@ class MotionEstimator(nn.Module):
 
 
 def step_scale() -> Float[Tensor, " 2"]:
-    """Meters and radians of an output of 1."""
+    """The forward movement (m) and the heading change (rad) of a network output of 1."""
     return torch.tensor([_FORWARD_SCALE, _HEADING_SCALE], dtype=torch.float64)
 
 
 def resize(frames: Frames, image_size: tuple[int, int]) -> Frames:
-    """Frames at the (height, width) that the estimator looks at, smoothed as they shrink."""
+    """Resize frames to (height, width), with antialiasing."""
     if tuple(frames.shape[-2:]) == tuple(image_size):
         return frames
     return F.interpolate(frames, image_size, mode="bilinear", align_corners=False, antialias=True)

@@ -1,4 +1,4 @@
-"""Training of the motion estimator on recordings, as they are and through the tokenizer, and its error on others."""
+"""Training of the motion estimator on recorded and re-encoded driving, and its error on held-out driving."""
 
 import logging
 from collections.abc import Sequence
@@ -31,19 +31,19 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "estimator"
 _FRAMES_AT_ONCE = 128
-_PATH_WEIGHT = 0.2  # of a meter of displacement against the steps' loss
+_PATH_WEIGHT = 0.2  # weight of the path's displacement (m) in the loss, beside the steps' loss
 
 
 @dataclass(frozen=True)
 class MotionRecordings:
-    """Small frames of some episodes, one after another, on one device, and the motion between them.
+    """Frames of several episodes, one episode after another, at the estimator's size, and the motion between them.
 
     Attributes:
-        frames: 8-bit, at the estimator's size; `variants` ways of seeing each: as recorded, and re-encoded if a
-            tokenizer was given.
-        steps: forward movement (m) and heading change (rad) to the next frame; 0 for an episode's last one.
+        frames: 8-bit frames on one device; the variants are the recorded frames and, if there is a tokenizer, the
+            re-encoded frames.
+        steps: forward movement (m) and heading change (rad) to the next frame; 0 at an episode's last frame.
         starts: first frames of all windows that lie inside one episode.
-        fps: frames a second.
+        fps: frames per second.
     """
 
     frames: UInt8[Tensor, "variants frames 3 height width"]
@@ -68,8 +68,9 @@ def load_recordings(
     """Decode whole episodes, evenly spread over the split, up to `max_frames` frames.
 
     Args:
-        tokenizer: on `device`; the second variant of each frame goes through it.
-        corruption: up to this share of a re-encoded frame's tokens is random, as a world model errs.
+        tokenizer: a tokenizer on `device` that makes the second variant of each frame; None makes no second variant.
+        corruption: largest share of a re-encoded frame's tokens that is replaced by random ids, to imitate a world
+            model's errors.
 
     Raises:
         DatasetError: no dataset, no such split, or no readable episode of `window` frames.
@@ -104,7 +105,7 @@ def load_recordings(
 
 
 def _spread(episodes: Sequence[Episode], max_frames: int) -> list[Episode]:
-    """As many whole episodes as have `max_frames` frames together, evenly spread; at least one if there is one."""
+    """Choose evenly spread episodes with at most `max_frames` frames in all, but at least one episode."""
     total = sum(episode.num_frames for episode in episodes)
     count = len(episodes) if total <= max_frames else max(1, len(episodes) * max_frames // total)
     chosen = np.linspace(0, len(episodes) - 1, count).round().astype(int) if episodes else []
@@ -134,19 +135,19 @@ def _see(
 
 
 class EstimatorObjective:
-    """Windows of either variant, mirrored, held, and changed in light, sharpness and noise at random."""
+    """Random windows of either variant, with random mirroring, standstill, light, blur and noise."""
 
     samples = "windows"
     tokens_per_sample: int | None = None
     flops_per_sample: float | None = None
-    rival: nn.Module | None = None
+    discriminator: nn.Module | None = None
 
     def __init__(self, model: MotionEstimator, recordings: MotionRecordings, window: int) -> None:
         self.model: nn.Module = model
         self._recordings, self._window = recordings, window
 
     def draw(self, random: StepRandom, batch_size: int) -> Batch:
-        """Changed frames in [-1, 1], and their steps in the network's units."""
+        """Draw augmented frames in [-1, 1], and their steps in units of `step_scale`."""
         recordings, device = self._recordings, self._recordings.frames.device
         chosen = draw_indices(random, len(recordings.starts), batch_size, torch.device("cpu"))
         frames = recordings.starts[chosen][:, None] + torch.arange(self._window)
@@ -158,7 +159,7 @@ class EstimatorObjective:
         return {"frames": change_look(pixels, random.device), "steps": steps}
 
     def loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
-        """Huber loss of the steps, and the mean distance (m) between the paths that they add up to."""
+        """The Huber loss of the steps, plus the weighted mean distance (m) between the integrated paths."""
         ours = self.model(batch["frames"]).float()
         steps = F.smooth_l1_loss(ours, batch["steps"], beta=0.1)
         scale = step_scale().to(ours.device, torch.float32)
@@ -167,17 +168,17 @@ class EstimatorObjective:
         loss = steps + _PATH_WEIGHT * displacement
         return {"loss": loss, "steps": steps.detach(), "displacement": displacement.detach()}
 
-    def rival_loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
-        """There is no rival."""
-        raise NotImplementedError("the estimator has no rival")
+    def discriminator_loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
+        """There is no discriminator."""
+        raise NotImplementedError("the estimator has no discriminator")
 
     def previews(self, ema: Ema) -> dict[str, Tensor]:
-        """None."""
+        """Return no previews."""
         return {}
 
 
 def positions(steps: Float[Tensor, "batch steps 2"]) -> Float[Tensor, "batch steps 2"]:
-    """x forward and y left (m) after each step; `terra.evaluation.motion.integrate`, differentiable."""
+    """x forward and y left (m) after each step: a differentiable `terra.evaluation.motion.integrate`."""
     middle = steps[..., 1].cumsum(dim=1) - steps[..., 1] / 2
     moves = steps[..., :1] * torch.stack([middle.cos(), middle.sin()], dim=-1)
     return moves.cumsum(dim=1)
@@ -186,7 +187,7 @@ def positions(steps: Float[Tensor, "batch steps 2"]) -> Float[Tensor, "batch ste
 def _hold_and_mirror(
     frames: UInt8[Tensor, "batch frames 3 height width"], steps: Float[Tensor, "batch steps 2"], random: torch.Generator
 ) -> tuple[UInt8[Tensor, "batch frames 3 height width"], Float[Tensor, "batch steps 2"]]:
-    """One window in seven holds a frame to its end (a video may get stuck); every other one is mirrored."""
+    """Freeze one window in seven at a frame until its end (a video may get stuck), and mirror every other window."""
     batch, num_frames = frames.shape[:2]
     device = frames.device
     last = torch.randint(num_frames, (batch, 1), generator=random, device=device)
@@ -202,7 +203,7 @@ def _hold_and_mirror(
 def change_look(
     frames: Float[Tensor, "batch frames 3 height width"], random: torch.Generator
 ) -> Float[Tensor, "batch frames 3 height width"]:
-    """Contrast within 0.75 to 1.25 and brightness within 0.15 of each window, flicker, and in some blur or noise."""
+    """Change each window's contrast (0.75 to 1.25) and brightness (+-0.15), add flicker; blur or add noise to some."""
 
     def uniform(*shape: int) -> Tensor:
         return torch.rand((*shape, 1, 1, 1), generator=random, device=frames.device)
@@ -221,10 +222,10 @@ def change_look(
 def evaluate_estimator(
     model: MotionEstimator, recordings: MotionRecordings, *, window: int, num_windows: int
 ) -> dict[str, dict[str, float]]:
-    """Errors on windows spread evenly, by variant ("recorded", "re-encoded"), over the last `window` - 3 steps.
+    """Errors on evenly spread windows, by variant ("recorded", "re-encoded"), over the last `window` - 3 steps.
 
-    ADE, FDE (m), heading error at the end (degrees) and speed error (m/s), as `terra.evaluation.fidelity` has them;
-    "still" are those of the guess that nothing moves.
+    The errors are ADE and FDE (m), heading error at the end (degrees) and speed error (m/s), as in
+    `terra.evaluation.fidelity`; "still" has the errors of the guess that nothing moves.
     """
     num_windows = min(num_windows, len(recordings.starts))
     starts = recordings.starts[torch.linspace(0, len(recordings.starts) - 1, num_windows).round().long()].tolist()
@@ -258,11 +259,11 @@ def train_estimator(
     window: int,
     evaluation_windows: int,
 ) -> TrainingResult:
-    """Train, then write `estimator/` (averaged weights, float16) and `metrics.json` with what those weights reach.
+    """Train, then write `estimator/` (averaged weights, float16) and those weights' errors as `metrics.json`.
 
     Raises:
-        ConfigError: a window of fewer than 4 frames, or see `terra.training.loop.train`.
-        CheckpointError, OutputError: see there.
+        ConfigError: a window of fewer than 4 frames; see also `terra.training.loop.train`.
+        CheckpointError, OutputError: see `terra.training.loop.train`.
     """
     if window < 4:
         raise ConfigError(f"window: expected 4 frames or more, got {window}")

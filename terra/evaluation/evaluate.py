@@ -1,9 +1,9 @@
-"""What `terra-evaluate` does, for a tokenizer and a world model on driving that neither was trained on:
+"""The run of `terra-evaluate`, for a tokenizer and a world model on driving that neither was trained on:
 
 held-out episodes --choose_clips--> clips --Bench.examine--> generated | re-encoded | persistence | true
                +--find_groups--> counterfactual futures            |
                                                                    v
-scores a clip --> measures with intervals --> bars --> metrics.json, metrics.csv, plots, videos, a table
+scores of clips --> measures with intervals --> criteria --> metrics.json, metrics.csv, plots, videos, a table
 """
 
 import logging
@@ -23,9 +23,9 @@ from terra.config import build_decoder, build_engine, build_sampling, check_extr
 from terra.dataset.tokens import TokenizedDriving
 from terra.device import torch_device
 from terra.errors import ConfigError
-from terra.evaluation.bars import Bar, judge
 from terra.evaluation.bench import Bench, Examined
 from terra.evaluation.clips import Clip
+from terra.evaluation.criteria import Criterion, evaluate_criteria
 from terra.evaluation.estimator import MotionEstimator
 from terra.evaluation.measures import (
     Measure,
@@ -59,7 +59,7 @@ _ROLLOUT_BIN_SECONDS, _DRIFT_BIN_SECONDS = 0.5, 2.0
 
 @dataclass
 class _Found:
-    """What one run over clips leaves: scores, and of the rollouts also tokens and a few videos."""
+    """Results of one run over clips: scores, the true tokens and actions, and the videos of a few clips."""
 
     scores: list[ClipScores] = field(default_factory=list)
     tokens: list[torch.Tensor] = field(default_factory=list)
@@ -68,7 +68,7 @@ class _Found:
 
 
 def run(config: DictConfig, console: Console) -> Path:
-    """Evaluate and return the folder of results. An interrupted run goes on from the rollouts that it has kept.
+    """Evaluate and return the folder of results. A repeated run reads the rollouts that an interrupted run has kept.
 
     Raises:
         TerraError: anything wrong with the data, the checkpoints or the configuration.
@@ -85,7 +85,7 @@ def run(config: DictConfig, console: Console) -> Path:
     engine = build_engine(config.engine, plan.world_model)
     decoder = build_decoder(config.decoder, tokenizer)
     with Pipeline(tokenizer, engine, TokensOnly(), overlap=settings.overlap) as pipeline:
-        # A decoder that was trained further changes no token.
+        # Tokenizers that differ in their decoders alone make the same rollouts, so the key is the tokens' hash.
         weights = {**plan.facts["checkpoints"], "tokenizer": tokens_sha256(plan.tokenizer)}
         made_with = {"engine": values["engine"], "overlap": settings.overlap, **weights}
         rollouts = KeptRollouts(pipeline, sampling, settings.output / "rollouts", made_with)
@@ -104,10 +104,10 @@ def run(config: DictConfig, console: Console) -> Path:
         measures += order_measures(contrast, by_variant, plan.bootstrap)
     if scorer.estimator is not None:
         facts["confusion"] = {"classes": CLASSES, **confusions(found.scores, plan.fps)}
-    bars = judge(measures, network, codebook_used)
+    criteria = evaluate_criteria(measures, network, codebook_used)
     facts["seconds"] = time.perf_counter() - started
-    _write(plan, measures, bars, facts, {"clips": found.shown, "drift_clips": drift.shown, **futures})
-    print_report(console, measures, bars)
+    _write(plan, measures, criteria, facts, {"clips": found.shown, "drift_clips": drift.shown, **futures})
+    print_report(console, measures, criteria)
     console.print(f"metrics, plots and videos: {settings.output}", highlight=False, soft_wrap=True)
     return settings.output
 
@@ -128,7 +128,7 @@ def _load_scorer(settings: EvaluationSettings, fps: float) -> Scorer:
 
 
 def _examine(bench: Bench, clips: Sequence[Clip], pictures: int, name: str) -> _Found:
-    """Run the bench over clips and keep what is needed later; `pictures` clips, evenly spread, are kept to be shown."""
+    """Run the bench over clips and keep the results, with the videos of `pictures` evenly spread clips."""
     moving = [clip.name for clip in clips if clip.is_moving] or [clip.name for clip in clips]
     shown = {moving[index] for index in np.linspace(0, len(moving) - 1, min(pictures, len(moving))).round().astype(int)}
     found = _Found()
@@ -151,7 +151,7 @@ def _show(examined: Examined) -> dict[str, Pixels]:
 def _examine_groups(
     bench: Bench, plan: EvaluationPlan
 ) -> tuple[dict[str, dict[str, list[bool]]], dict[str, list[dict[str, Pixels]]]]:
-    """By contrast and variant whether each group has the right order; by contrast some groups' generated videos."""
+    """Return whether each group has the right order (by contrast, variant), and some groups' generated videos."""
     ordered: dict[str, dict[str, list[bool]]] = {}
     shown: dict[str, list[dict[str, Pixels]]] = {}
     for name, groups in plan.groups.items():
@@ -168,7 +168,7 @@ def _examine_groups(
 
 
 def _teacher_forced(found: _Found, plan: EvaluationPlan) -> dict[str, Any]:
-    """How well the world model predicts the clips' true tokens from the true ones before; each clip is a window."""
+    """Measure how well the world model predicts each true token from the true tokens before it; a clip is a window."""
     if not found.tokens:
         return {}
     window = min(plan.settings.num_frames, plan.model.layout.max_frames)
@@ -190,7 +190,7 @@ def _teacher_forced(found: _Found, plan: EvaluationPlan) -> dict[str, Any]:
 
 
 def _codebook_used(tokens: Sequence[torch.Tensor], codebook_size: int) -> float:
-    """Distinct ids in the true clips, as a share of the codebook."""
+    """The number of distinct ids in the true clips, as a share of the codebook."""
     return len(torch.cat(list(tokens)).unique()) / codebook_size if tokens else 0.0
 
 
@@ -211,12 +211,12 @@ def _measure(
 def _write(
     plan: EvaluationPlan,
     measures: Sequence[Measure],
-    bars: Sequence[Bar],
+    criteria: Sequence[Criterion],
     facts: dict[str, Any],
     videos: dict[str, list[dict[str, Pixels]]],
 ) -> None:
     output = plan.settings.output
-    write_metrics(output, measures, bars, facts)
+    write_metrics(output, measures, criteria, facts)
     for name in dict.fromkeys(measure.run for measure in measures if measure.first_frame is not None):
         plot_curves(measures, name, plan.fps, output / f"{name}.png")
     for name, rows in videos.items():

@@ -1,4 +1,4 @@
-"""Action fidelity: does the car in the video go where it was told? Recovered against instructed motion."""
+"""Action fidelity: errors of the motion recovered from a video against the instructed motion."""
 
 from collections.abc import Sequence
 
@@ -9,10 +9,10 @@ from terra.evaluation.motion import CLASSES, Steps, classify, integrate
 
 
 def motion_errors(recovered: Steps, instructed: Steps, fps: float) -> dict[str, Float[np.ndarray, " steps"]]:
-    """By frame after the start, in which both paths agree.
+    """Errors at each frame after the start, where both paths coincide.
 
-    `displacement` (m) between the two positions: its mean over frames is the ADE, its last the FDE. `heading`
-    (degrees) and `speed` (m/s): absolute differences.
+    `displacement` (m) is the distance between the two positions; its mean over frames is the ADE, its last value the
+    FDE. `heading` (degrees) and `speed` (m/s) are absolute differences.
     """
     ours, theirs = integrate(recovered)[1:], integrate(instructed)[1:]
     return {
@@ -25,7 +25,7 @@ def motion_errors(recovered: Steps, instructed: Steps, fps: float) -> dict[str, 
 def confusion(
     recovered: Sequence[Steps], instructed: Sequence[Steps], fps: float
 ) -> tuple[Float[np.ndarray, " clips"], Float[np.ndarray, "instructed_class recovered_class"]]:
-    """Whether each clip's class (`terra.evaluation.motion.classify`) is the instructed one, and the counts by class."""
+    """Return 1 for each clip whose class (see `terra.evaluation.motion`) is the instructed one, and counts by class."""
     counts = np.zeros((len(CLASSES), len(CLASSES)))
     agree = np.zeros(len(recovered))
     for index, (ours, theirs) in enumerate(zip(recovered, instructed, strict=True)):

@@ -1,4 +1,4 @@
-"""From the scores of many clips to measures: one number each, with its interval and how many clips are behind it."""
+"""Measures from the scores of many clips: each is one number with its interval and the number of clips."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ class Measure:
 
     Attributes:
         run: "rollouts", "drift" or "counterfactual".
-        metric: its name; metrics of a network carry the network's name.
-        variant: whose video it is of, see `terra.evaluation.scores`.
-        first_frame, last_frame: the generated frames that it is of, from 1; both None for all of a clip.
+        metric: name of the metric, with the name of its network if it has one.
+        variant: the kind of video that was measured, see `terra.evaluation.scores`.
+        first_frame, last_frame: range of generated frames that were measured, from 1; both None for whole clips.
         estimate: value, 95 % interval, and the number of clips (of samples, for a Frechet distance).
     """
 
@@ -38,7 +38,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """How many resamples intervals are made of: of means, and of Frechet distances, which are dear; and the seed."""
+    """Numbers of resamples for the intervals of means and of Frechet distances (which cost more), and the seed."""
 
     resamples: int
     frechet_resamples: int
@@ -46,9 +46,10 @@ class Bootstrap:
 
 
 def frame_measures(run: str, scores: Sequence[ClipScores], bootstrap: Bootstrap) -> list[Measure]:
-    """The frame metrics by frame and over clips; PSNR also of moving clips alone, and its gain over persistence there.
+    """The frame metrics by frame and over clips: `psnr`, `ssim`, `psnr-moving` and `psnr-gain-moving`.
 
-    Higher is better for `psnr`, `psnr-moving` and `ssim`; `psnr-gain-moving` is the model's PSNR less persistence's.
+    `psnr-moving` is the PSNR of the clips in which the car moves; `psnr-gain-moving` is the model's minus that of
+    persistence. Higher is better for all four.
     """
     measures = []
     moving = [each for each in scores if each.clip.is_moving]
@@ -70,9 +71,10 @@ def frame_measures(run: str, scores: Sequence[ClipScores], bootstrap: Bootstrap)
 def frechet_measures(
     run: str, scores: Sequence[ClipScores], network: str, bin_frames: int, bootstrap: Bootstrap
 ) -> list[Measure]:
-    """Distances to the true recordings: of frames by bin (FD-NETWORK) and of clips (FD-NETWORK-T); none under 4 clips.
+    """Frechet distances to the recordings, of frames by bin (FD-NETWORK) and of clips (FD-NETWORK-T); [] under 4 clips.
 
-    All sets have the same clips; `true halves` is the floor, at half as many samples and so biased upwards more.
+    All sets have the same clips. `true halves` is the floor; its two halves have half as many samples, which biases it
+    upwards more.
     """
     if len(scores) < MIN_FRECHET_CLIPS:
         return []
@@ -90,7 +92,7 @@ def frechet_measures(
 
 
 def video_measures(run: str, scores: Sequence[ClipScores], network: str, bootstrap: Bootstrap) -> list[Measure]:
-    """Distances of clips by a video network's features (FD-NETWORK); none under 4 clips."""
+    """Frechet distances of clips by a video network's features (FD-NETWORK); [] under 4 clips."""
     if len(scores) < MIN_FRECHET_CLIPS:
         return []
     sets = {name: torch.stack([each.video_features[name] for each in scores]) for name in (TRUE, *VARIANTS)}
@@ -98,11 +100,11 @@ def video_measures(run: str, scores: Sequence[ClipScores], network: str, bootstr
 
 
 def fidelity_measures(run: str, scores: Sequence[ClipScores], fps: float, bootstrap: Bootstrap) -> list[Measure]:
-    """Errors of recovered against instructed motion; of `TRUE` they are the estimator's own.
+    """Errors of recovered against instructed motion; the errors of `TRUE` are the estimator's own.
 
-    `ADE` and `FDE` (m): mean and last distance between the paths. `heading-error` (degrees, at the last frame) and
-    `speed-error` (m/s, mean). `displacement` (m) and `heading-difference` (degrees) by frame. `class-agreement`: share
-    of clips whose class is the instructed one.
+    `ADE` and `FDE` are the mean and the last distance (m) between the paths, `heading-error` the difference at the last
+    frame (degrees), `speed-error` the mean difference (m/s); `displacement` (m) and `heading-difference` (degrees) are
+    given by frame. `class-agreement` is the share of clips whose class is the instructed one.
     """
     measures = []
     for variant in (TRUE, *VARIANTS):
@@ -124,7 +126,7 @@ def fidelity_measures(run: str, scores: Sequence[ClipScores], fps: float, bootst
 
 
 def confusions(scores: Sequence[ClipScores], fps: float) -> dict[str, list[list[int]]]:
-    """By variant the counts of clips: rows are instructed classes, columns recovered ones, in `motion.CLASSES`."""
+    """Confusion matrix of each variant, in clips: rows are instructed, columns recovered `motion.CLASSES`."""
     instructed = [each.clip.instructed for each in scores]
     return {
         variant: confusion([each.steps[variant] for each in scores], instructed, fps)[1].astype(int).tolist()
@@ -133,7 +135,7 @@ def confusions(scores: Sequence[ClipScores], fps: float) -> dict[str, list[list[
 
 
 def order_measures(contrast: str, ordered: dict[str, list[bool]], bootstrap: Bootstrap) -> list[Measure]:
-    """By variant the share of counterfactual groups whose futures have the right order."""
+    """The share of counterfactual groups whose futures have the right order, for each variant."""
     return [
         Measure("counterfactual", f"{contrast}-order", variant, None, None, _mean(np.array(each, float), bootstrap))
         for variant, each in ordered.items()
@@ -141,7 +143,7 @@ def order_measures(contrast: str, ordered: dict[str, list[bool]], bootstrap: Boo
 
 
 def frame_bins(num_frames: int, bin_frames: int) -> list[tuple[int, int]]:
-    """First and last frames, from 1, of bins of `bin_frames`; a rest of less than half a bin joins the last one."""
+    """First and last frames, from 1, of bins of `bin_frames`; a remainder below half a bin joins the last bin."""
     firsts = list(range(1, num_frames + 1, bin_frames))
     if len(firsts) > 1 and num_frames - firsts[-1] + 1 < bin_frames / 2:
         firsts.pop()
@@ -149,13 +151,13 @@ def frame_bins(num_frames: int, bin_frames: int) -> list[tuple[int, int]]:
 
 
 def find(measures: Iterable[Measure], run: str, metric: str, variant: str) -> Measure | None:
-    """The measure over all frames of a clip; None if there is none."""
+    """Find the measure over whole clips; None if there is none."""
     same = (each for each in measures if (each.run, each.metric, each.variant) == (run, metric, variant))
     return next((each for each in same if each.first_frame is None), None)
 
 
 def curve(measures: Iterable[Measure], run: str, metric: str, variant: str) -> list[Measure]:
-    """The measures by frame or bin, in order."""
+    """Find the measures by frame or by bin, in order."""
     same = (each for each in measures if (each.run, each.metric, each.variant) == (run, metric, variant))
     return sorted((each for each in same if each.first_frame is not None), key=lambda each: each.first_frame or 0)
 

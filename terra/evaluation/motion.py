@@ -10,7 +10,7 @@ Path2D = Float[np.ndarray, "points 3"]
 
 CLASSES = ("stopped", "starting", "stopping", "left", "right", "accelerating", "decelerating", "straight")
 
-STOPPED_SPEED = 1.0  # m/s; below in the mean over half a second, a car is taken to stand
+STOPPED_SPEED = 1.0  # m/s; a car whose mean speed over half a second is lower counts as standing
 TURN_DEGREES = 10.0
 SPEED_CHANGE = 1.5  # m/s over the path
 _ENDS_SECONDS = 0.5  # the first and last speeds are means over this long
@@ -31,7 +31,7 @@ def steps_of(poses: Poses, first: int, num_frames: int) -> Steps:
 
 
 def integrate(steps: Steps) -> Path2D:
-    """x forward (m), y left (m) and heading (rad) after 0, 1, 2, ... steps, from (0, 0, 0) on: `steps_of` undone."""
+    """x forward (m), y left (m), heading (rad) after 0, 1, 2, ... steps from (0, 0, 0): the inverse of `steps_of`."""
     steps = np.asarray(steps, dtype=np.float64)
     heading = np.concatenate([[0.0], np.cumsum(steps[:, 1])])
     middle = heading[:-1] + steps[:, 1] / 2
@@ -40,11 +40,11 @@ def integrate(steps: Steps) -> Path2D:
 
 
 def classify(steps: Steps, fps: float) -> str:
-    """One of `CLASSES`, by the first rule that holds; speeds are means over the first and the last half second.
+    """Classify a motion by the first rule that holds; speeds are means over the first and the last half second.
 
     stopped: both speeds below 1 m/s. starting: the first below 1. stopping: the last below 1. left, right: the
     heading turns by more than 10 degrees. accelerating, decelerating: the speed changes by more than 1.5 m/s. straight:
-    the rest. ACT-Bench's high-level classes (arXiv 2412.05337), but for its two of constant speed, which are one here.
+    the rest. The classes are ACT-Bench's high-level ones (arXiv 2412.05337), with its two of constant speed merged.
     """
     speeds = steps[:, 0] * fps
     ends = max(1, min(round(_ENDS_SECONDS * fps), len(speeds)))

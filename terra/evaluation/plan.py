@@ -1,4 +1,4 @@
-"""What is to be evaluated: all of it chosen and checked before a weight is loaded."""
+"""The plan of an evaluation: clips and groups are chosen, and everything is checked, before any weight is loaded."""
 
 import logging
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ class EvaluationPlan:
     """Clips and counterfactual groups to generate, the checkpoints' folders, and what to report of the choice.
 
     Attributes:
-        groups: by the contrast's name.
-        facts: how many there are and what was left out, for metrics.json.
+        groups: counterfactual groups by the contrast's name.
+        facts: numbers of clips and groups, and what was left out and why, for metrics.json.
     """
 
     settings: EvaluationSettings
@@ -41,12 +41,12 @@ class EvaluationPlan:
 
     @property
     def fps(self) -> float:
-        """Frames a second of the model, and so of all recordings."""
+        """Frames per second of the world model and of all recordings."""
         return self.model.fps
 
     @property
     def bootstrap(self) -> Bootstrap:
-        """How intervals are made."""
+        """Settings of the intervals."""
         settings = self.settings
         return Bootstrap(settings.resamples, settings.frechet_resamples, settings.seed)
 

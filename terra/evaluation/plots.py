@@ -18,7 +18,7 @@ from tokenizer.files import replacing
 
 Pixels = UInt8[np.ndarray, "frames height width 3"]
 
-# Okabe and Ito's, which the color-blind tell apart.
+# Colors of Okabe and Ito, which are safe for the color-blind.
 _COLORS = {GENERATED: "#0072B2", RE_ENCODED: "#009E73", PERSISTENCE: "#D55E00", TRUE: "black", HALVES: "black"}
 _UNITS = {
     "psnr": "dB",
@@ -45,7 +45,7 @@ def plot_curves(measures: Sequence[Measure], run: str, fps: float, path: Path) -
 
 
 def draw_curves(measures: Sequence[Measure], run: str, fps: float, metrics: Sequence[str]) -> Figure:
-    """One plot for each of these metrics of `run` against time, with 95 % bands."""
+    """Plot each of `metrics` of `run` against time, with 95 % bands."""
     by_frame = [each for each in measures if each.run == run and each.first_frame is not None]
     cols = min(3, len(metrics)) or 1
     rows = -(-len(metrics) // cols) or 1
@@ -65,7 +65,7 @@ def draw_curves(measures: Sequence[Measure], run: str, fps: float, metrics: Sequ
 
 
 def draw_paths(scores: Sequence[ClipScores]) -> Figure:
-    """A plot for each clip: where the car was told to go, seen from above, and where it went in each video."""
+    """Plot for each clip, seen from above, the instructed path and the path recovered from each video."""
     cols = min(3, len(scores))
     rows = -(-len(scores) // cols)
     figure = Figure(figsize=(3.2 * cols, 3.0 * rows), layout="constrained")
@@ -89,9 +89,9 @@ def draw_paths(scores: Sequence[ClipScores]) -> Figure:
 
 
 def draw_strip(videos: Mapping[str, Pixels], fps: float, num_context: int) -> Figure:
-    """A row for each labeled video of equal size, six frames from the last context frame to the end in each.
+    """Draw a row of six frames, from the last context frame to the end, for each labeled video; all have one size.
 
-    The seconds above count from the last context frame.
+    The titles are seconds after the last context frame.
     """
     first = next(iter(videos.values()))
     chosen = np.unique(np.linspace(num_context - 1, len(first) - 1, _STRIP_COLUMNS).round().astype(int))
@@ -113,7 +113,7 @@ def _draw_curve(axes: Axes, points: Sequence[Measure], variant: str, fps: float)
     if not points:
         return
     seconds = [((each.first_frame or 0) + (each.last_frame or 0)) / 2 / fps for each in points]
-    # Dots, because a curve may have one point only; what is judged is not to lie under what it is compared with.
+    # Markers, because a curve may have one point only; the baselines are drawn below the measured videos.
     style = {HALVES: ".:", PERSISTENCE: ".--"}.get(variant, ".-")
     order = 3 if variant == GENERATED else 2
     values = [each.estimate.value for each in points]
@@ -135,7 +135,7 @@ def write_grid(rows: Sequence[Mapping[str, Pixels]], folder: Path, name: str, fp
     shape = next(iter(rows[0].values())).shape
     length = max(len(video) for row in rows for video in row.values())
     cols = max(len(row) for row in rows)
-    # H.264 wants even sides.
+    # H.264 with 4:2:0 chroma needs even sides.
     height, width = shape[1] + _BAR + shape[1] % 2, shape[2] + shape[2] % 2
     grid = np.zeros((length, len(rows), cols, height, width, 3), np.uint8)
     for row_index, row in enumerate(rows):

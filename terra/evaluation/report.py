@@ -1,4 +1,4 @@
-"""The evaluation's numbers as files and as a table: metrics.json, metrics.csv, and what a terminal shows."""
+"""The evaluation's numbers as files (metrics.json, metrics.csv) and as tables in a terminal."""
 
 import csv
 import json
@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from terra.evaluation.bars import Bar
+from terra.evaluation.criteria import Criterion
 from terra.evaluation.measures import HALVES, Measure
 from terra.evaluation.scores import TRUE, VARIANTS
 from terra.metrics.bootstrap import Estimate
@@ -20,10 +20,12 @@ from tokenizer.files import make_folder, replacing
 _COLUMNS = ("run", "metric", "variant", "first_frame", "last_frame", "value", "low", "high", "count")
 
 
-def write_metrics(folder: Path, measures: Sequence[Measure], bars: Sequence[Bar], facts: dict[str, Any]) -> None:
-    """Write metrics.json (facts, measures by run, metric and variant, bars) and metrics.csv (a row a measure).
+def write_metrics(
+    folder: Path, measures: Sequence[Measure], criteria: Sequence[Criterion], facts: dict[str, Any]
+) -> None:
+    """Write metrics.json (facts, criteria, measures by run, metric and variant) and metrics.csv (a row per measure).
 
-    NaN, which JSON lacks, is null. Raises OutputError.
+    NaN, which JSON lacks, is written as null. Raises OutputError.
     """
     make_folder(folder)
     tree: dict[str, Any] = {}
@@ -35,7 +37,7 @@ def write_metrics(folder: Path, measures: Sequence[Measure], bars: Sequence[Bar]
         else:
             frames = {"first_frame": measure.first_frame, "last_frame": measure.last_frame}
             node.setdefault("by_frame", []).append(frames | numbers)
-    content = {**facts, "bars": [asdict(bar) for bar in bars], "measures": tree}
+    content = {**facts, "criteria": [asdict(criterion) for criterion in criteria], "measures": tree}
     with replacing(folder / "metrics.json") as temporary:
         temporary.write_text(json.dumps(_without_nan(content), indent=1, allow_nan=False) + "\n", encoding="utf-8")
     with replacing(folder / "metrics.csv") as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
@@ -48,18 +50,19 @@ def write_metrics(folder: Path, measures: Sequence[Measure], bars: Sequence[Bar]
             writer.writerow(row)
 
 
-def print_report(console: Console, measures: Sequence[Measure], bars: Sequence[Bar]) -> None:
-    """The measures over whole clips, a row a metric, and the bars."""
+def print_report(console: Console, measures: Sequence[Measure], criteria: Sequence[Criterion]) -> None:
+    """Print the measures over whole clips, a row per metric, and the criteria."""
     print_measures(console, measures)
     table = Table("requirement", "value", "limit", "", title="requirements")
-    for bar in bars:
-        mark = {True: "[green]passed", False: "[red]failed", None: "unknown"}[bar.passed]
-        table.add_row(bar.name, "-" if bar.value is None else f"{bar.value:.3g}", bar.limit, mark)
+    for criterion in criteria:
+        mark = {True: "[green]passed", False: "[red]failed", None: "unknown"}[criterion.passed]
+        value = "-" if criterion.value is None else f"{criterion.value:.3g}"
+        table.add_row(criterion.name, value, criterion.limit, mark)
     console.print(table)
 
 
 def print_measures(console: Console, measures: Sequence[Measure]) -> None:
-    """The measures over whole clips: a table for each run, a row a metric."""
+    """Print the measures over whole clips: a table for each run, a row per metric."""
     variants = (*VARIANTS, TRUE, HALVES)
     whole = [each for each in measures if each.first_frame is None]
     for run in dict.fromkeys(each.run for each in whole):

@@ -1,4 +1,4 @@
-"""What is measured on one clip: frame metrics, features and recovered motion of each variant of it."""
+"""Scores of one clip: frame metrics, features and recovered motion of each of its variants."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,20 +19,20 @@ from tokenizer import Frames, TokenGrid
 
 TRUE, RE_ENCODED, GENERATED, PERSISTENCE = "true", "re-encoded", "generated", "persistence"
 VARIANTS = (GENERATED, RE_ENCODED, PERSISTENCE)
-"""The world model's video, the ceiling (the true recording through the tokenizer), and the last context frame held."""
+"""The world model's video, the re-encoded recording (a ceiling), and the last context frame repeated (the baseline)."""
 
 _FRAMES_AT_ONCE = 32
 
 
 @dataclass
 class ClipScores:
-    """Of the generated frames of one clip, by variant (and `TRUE`, where it makes sense).
+    """Scores of the frames of one clip that follow its context, by variant (and for `TRUE` where that has a meaning).
 
     Attributes:
-        metrics: by name, one number a frame.
-        features: pooled features a frame, float32 on the CPU.
-        video_features: of a `VideoNetwork`, one row; empty without one.
-        steps: recovered motion, one step a frame; empty without an estimator.
+        metrics: frame metrics by variant and name, one number per frame.
+        features: pooled features by variant, one row per frame, float32 on the CPU.
+        video_features: features of a `VideoNetwork` by variant, one row; empty without such a network.
+        steps: recovered motion by variant, one step per frame; empty without an estimator.
     """
 
     clip: Clip
@@ -45,7 +45,7 @@ class ClipScores:
 def decode_variants(
     truth: Frames, truth_tokens: TokenGrid, generated_tokens: TokenGrid, num_context: int, decoder: Decoder
 ) -> dict[str, Frames]:
-    """The true clip and its variants, context included, on the decoder's device. All variants begin alike, decoded."""
+    """The true clip and its variants, on the decoder's device; all variants begin with the same decoded context."""
     re_encoded = decoder.decode(truth_tokens)
     context, held = re_encoded[:num_context], re_encoded[num_context - 1]
     persistence = torch.cat([context, held.expand(len(truth) - num_context, *held.shape)])
@@ -58,7 +58,7 @@ def decode_variants(
 
 
 class Scorer:
-    """Measures clips with frozen networks, which are on one device."""
+    """Measures clips with frozen networks, all on one device."""
 
     def __init__(
         self, network: FeatureNetwork, estimator: MotionEstimator | None, video_network: VideoNetwork | None = None
@@ -67,7 +67,7 @@ class Scorer:
 
     @torch.no_grad()
     def score(self, clip: Clip, variants: Mapping[str, Frames]) -> ClipScores:
-        """Everything there is to measure on the variants of one clip, of which one is `TRUE`."""
+        """Measure the variants of one clip, one of which must be `TRUE`."""
         scores = ClipScores(clip)
         generated = {name: frames[clip.num_context :] for name, frames in variants.items()}
         self._score_frames(scores, generated)
@@ -79,7 +79,7 @@ class Scorer:
         return scores
 
     def recover(self, clip: Clip, frames: Frames) -> Steps:
-        """The motion from the last context frame on, as the estimator sees it in all frames.
+        """Estimate the motion in all frames, context included, and return it from the last context frame on.
 
         Raises:
             ValueError: there is no estimator.

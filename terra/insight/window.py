@@ -60,5 +60,5 @@ class LastFrame:
         return output
 
     def _embed(self, ids: list[int], actions: Tensor, start: int) -> Float[Tensor, "1 length hidden"]:
-        device = self._model.device
-        return self._model.embed(torch.tensor([ids], device=device), actions[None].to(device), start)
+        positions = torch.arange(start, start + len(ids))
+        return self._model.embed(torch.tensor([ids], device=self._model.device), actions[None], positions)

@@ -1,4 +1,4 @@
-"""Confidence intervals by the bootstrap over clips: frames of one clip are no independent samples, clips are."""
+"""Confidence intervals by the bootstrap over clips, because the frames of one clip are not independent samples."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its 95 % interval and the number of clips behind it; NaN where no clip counts."""
+    """A number with its 95 % interval and the number of clips that it comes from; NaN if that number is 0."""
 
     value: float
     low: float
@@ -19,14 +19,14 @@ class Estimate:
 
 
 def resample(num_clips: int, num_resamples: int, seed: int) -> Int[np.ndarray, "resamples clips"]:
-    """Indices of clips drawn with replacement, as many as there are, the same for a seed."""
+    """Draw `num_clips` indices of clips with replacement, `num_resamples` times; the seed fixes the draws."""
     return np.random.default_rng(seed).integers(num_clips, size=(num_resamples, num_clips))
 
 
 def mean_estimates(values: Float[np.ndarray, "clips points"], *, num_resamples: int, seed: int = 0) -> list[Estimate]:
-    """For each point the mean over clips with its percentile interval (Efron and Tibshirani 1993, chapter 13).
+    """The mean over clips at each point, with its percentile interval (Efron and Tibshirani 1993, chapter 13).
 
-    One draw of clips serves all points, so that a curve's points move together.
+    Each resample draws the same clips for all points, so that the points of a curve stay correlated.
     """
     num_clips, num_points = values.shape
     if num_clips == 0:

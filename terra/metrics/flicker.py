@@ -1,4 +1,4 @@
-"""How much decoded video flickers: what changes from frame to frame that does not change in the recording."""
+"""Flicker of decoded video: changes from frame to frame that the recording does not have."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -12,12 +12,12 @@ from tokenizer import Frames
 
 
 def flicker(frames: Frames, truth: Frames) -> float:
-    """The mean absolute error of the difference between a frame and the next, in 8-bit levels, from [-1, 1]."""
+    """The mean absolute error, in 8-bit levels, of the difference between consecutive frames; frames are in [-1, 1]."""
     return 127.5 * (frames.diff(dim=0) - truth.diff(dim=0)).abs().mean().item()
 
 
 def compare_flicker(videos: Mapping[str, Frames], truth: Frames) -> dict[str, dict[str, float]]:
-    """Of each video, its `flicker` and mean `psnr` (dB) against the recording."""
+    """Measure each video's `flicker` (8-bit levels) and mean `psnr` (dB) against the recording."""
     return {
         name: {"flicker": flicker(frames, truth), "psnr": psnr(frames, truth).mean().item()}
         for name, frames in videos.items()
@@ -25,22 +25,22 @@ def compare_flicker(videos: Mapping[str, Frames], truth: Frames) -> dict[str, di
 
 
 def summarize_flicker(
-    clips: Sequence[Mapping[str, Mapping[str, float]]], rival: str, *, num_resamples: int = 5000
+    clips: Sequence[Mapping[str, Mapping[str, float]]], baseline: str, *, num_resamples: int = 5000
 ) -> dict[str, dict[str, Any]]:
-    """Of each video in `compare_flicker`'s results for several clips: means with their intervals over clips.
+    """Average `compare_flicker`'s results over clips: for each video the means with 95 % intervals.
 
-    `less_than_rival` is the mean difference of flicker to that of the video named `rival`, above 0 where it flickers
-    less, and `won` the share of clips in which it does.
+    `less_than_baseline` is the flicker of the video named `baseline` minus that of this video (positive: this video
+    flickers less); `won` is the share of clips in which that difference is positive.
     """
     summary = {}
     for name in clips[0]:
         values = np.array(
-            [[c[name]["flicker"], c[name]["psnr"], c[rival]["flicker"] - c[name]["flicker"]] for c in clips]
+            [[c[name]["flicker"], c[name]["psnr"], c[baseline]["flicker"] - c[name]["flicker"]] for c in clips]
         )
         estimates = mean_estimates(values, num_resamples=num_resamples)
         summary[name] = {
             key: asdict(estimate)
-            for key, estimate in zip(("flicker", "psnr", "less_than_rival"), estimates, strict=True)
+            for key, estimate in zip(("flicker", "psnr", "less_than_baseline"), estimates, strict=True)
         }
         summary[name]["won"] = float((values[:, 2] > 0).mean())
     return summary

@@ -1,4 +1,4 @@
-"""How close a frame is to the true one, pixel by pixel: PSNR and SSIM."""
+"""Similarity of a frame to the true frame: PSNR and SSIM."""
 
 import torch
 from jaxtyping import Float
@@ -7,17 +7,17 @@ from torchmetrics.functional.image import structural_similarity_index_measure
 
 from tokenizer import Frames
 
-PSNR_CAP = 100.0  # dB, of equal frames
+PSNR_CAP = 100.0  # dB; the value for equal frames
 
 
 def psnr(ours: Frames, truth: Frames) -> Float[Tensor, " frames"]:
-    """Peak signal-to-noise ratio in dB of 8-bit pictures, at most 100; from frames in [-1, 1]."""
+    """Peak signal-to-noise ratio in dB, at most 100, of frames in [-1, 1] after rounding to 8 bits."""
     error = (_levels(ours) - _levels(truth)).square().mean(dim=(1, 2, 3)) / 255.0**2
     return -10 * torch.log10(error.clamp_min(10 ** (-PSNR_CAP / 10)))
 
 
 def ssim(ours: Frames, truth: Frames) -> Float[Tensor, " frames"]:
-    """Structural similarity (Wang et al. 2004, torchmetrics' defaults) of 8-bit pictures, 1 for equal ones."""
+    """Structural similarity (Wang et al. 2004, torchmetrics' defaults), at most 1, of frames rounded to 8 bits."""
     pictures = (_levels(ours) / 255.0, _levels(truth) / 255.0)
     similarity = structural_similarity_index_measure(*pictures, data_range=1.0, reduction="none")
     return similarity.reshape(len(ours))  # pyright: ignore[reportAttributeAccessIssue]

@@ -15,10 +15,10 @@ ClipFeatures = Float[Tensor, "clips frames features"]
 
 
 def frechet_estimate(ours: ClipFeatures, theirs: ClipFeatures, *, num_resamples: int, seed: int = 0) -> Estimate:
-    """The distance of all clips' frames, with an interval by the bootstrap over clips, drawn for both sets alike.
+    """The Frechet distance between two sets, with a bootstrap interval; a resample draws the same clips in both sets.
 
-    A resample has fewer distinct clips, which biases its distance upwards; so the resamples' deviations from their own
-    mean are laid around the estimate. `count` is the number of samples, clips x frames, in each set.
+    A resample has fewer distinct clips, which biases its distance upwards; the interval is therefore the estimate plus
+    the resamples' deviations from their own mean. `count` is the number of samples, clips x frames, in each set.
     """
     value = frechet_distance(_samples(ours), _samples(theirs))
     draws = [
@@ -30,7 +30,7 @@ def frechet_estimate(ours: ClipFeatures, theirs: ClipFeatures, *, num_resamples:
 
 
 def halves_distance(features: ClipFeatures, seed: int = 0) -> float:
-    """The distance between two random halves of one set's clips: what no generator gets below at half as many samples.
+    """The distance between two random halves of one set's clips: a floor for any generator at that number of samples.
 
     Raises:
         ValueError: too few clips for two halves of two samples.
@@ -41,15 +41,15 @@ def halves_distance(features: ClipFeatures, seed: int = 0) -> float:
 
 
 def clip_features(frames: ClipFeatures) -> ClipFeatures:
-    """A clip as one sample: [mean over its frames, mean absolute difference of consecutive frames], (clips, 1, 2 d).
+    """Reduce each clip to one sample of 2 d numbers: [mean of frames, mean absolute difference of consecutive frames].
 
-    The second half sees flicker and standstill, which no single frame shows.
+    The differences measure flicker and standstill, which no single frame shows.
     """
     return torch.cat([frames.mean(dim=1), frames.diff(dim=1).abs().mean(dim=1)], dim=-1)[:, None]
 
 
 def _distinct_draws(num_clips: int, num_resamples: int, seed: int) -> Iterator[Tensor]:
-    """Resamples that hold two different clips or more: of one clip alone there is no covariance."""
+    """Draw resamples with at least two different clips, because one clip alone has no covariance."""
     for chosen in resample(num_clips, num_resamples, seed):
         if len(np.unique(chosen)) > 1:
             yield torch.from_numpy(chosen)

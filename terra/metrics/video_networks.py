@@ -1,4 +1,4 @@
-"""Networks that see a whole clip at once, from a file of torchvision's weights: for Frechet distances near FVD."""
+"""Feature networks over whole clips, with torchvision's weights from a file, for Frechet distances similar to FVD."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from tokenizer import Frames
 
 NETWORKS = ("r3d_18", "mc3_18", "r2plus1d_18")
 _SIDE = 112
-# Of Kinetics' videos in [0, 1], as torchvision's video models take them.
+# Mean and standard deviation of Kinetics' videos in [0, 1], as torchvision's video models take them.
 _MEAN, _STD = (0.43216, 0.394666, 0.37645), (0.22803, 0.22145, 0.216989)
 
 
@@ -31,14 +31,14 @@ class VideoNetwork(nn.Module):
         self.eval().requires_grad_(False)
 
     def pooled(self, frames: Frames) -> Float[Tensor, "1 features"]:
-        """512 numbers for one clip of frames in [-1, 1], two or more; resized to 112 x 112."""
+        """512 features of one clip: two or more frames in [-1, 1], which are resized to 112 x 112."""
         small = F.interpolate(frames, (_SIDE, _SIDE), mode="bilinear", align_corners=False, antialias=True)
         x = ((small + 1) / 2 - self.mean) / self.std
         return self.model(rearrange(x, "frames rgb height width -> 1 rgb frames height width")).float()
 
 
 def load_video_network(name: str, path: Path) -> VideoNetwork:
-    """One of `NETWORKS` with the weights of a safetensors file that has torchvision's names.
+    """Build one of `NETWORKS` with the weights of a safetensors file that has torchvision's names.
 
     Raises:
         ConfigError: no such network.

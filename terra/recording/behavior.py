@@ -1,26 +1,27 @@
-"""What the recorded car wants: varied town driving drawn from a seed, or one scripted maneuver."""
+"""Intentions of the recorded car: varied town driving drawn from a seed, or one scripted maneuver."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-# Meters that a swerve leaves the lane's center by; the car stays inside its lane.
-SWERVE_OFFSET = 0.8
-# Most that it leaves the center by in junctions.
-JUNCTION_OFFSET = 0.4
-# Going straight on is drawn so much less often than each turn that the junction offers.
-STRAIGHT_WEIGHT = 0.5
-# How often a driver is in no hurry.
-SLOW_SHARE = 0.12
-# m/s^2, to come to rest on the way.
-REST_BRAKING = 2.0
+SWERVE_OFFSET = 0.8  # m from the lane's center in a swerve; the car stays inside its lane
+JUNCTION_OFFSET = 0.4  # m from the lane's center in a junction, at most
+STRAIGHT_WEIGHT = 0.5  # probability of going straight on, relative to that of each possible turn
+SLOW_SHARE = 0.12  # share of slow drivers
+REST_BRAKING = 2.0  # m/s^2, for a stop between junctions
 
 
 @dataclass(frozen=True)
 class RoadAhead:
-    """What a behavior knows: the road lane, the speed (m/s), the meters from the front bumper to the stop line ahead
-    (negative inside the junction), and the maneuvers that the junction ahead offers from any lane of the road."""
+    """The input of a behavior.
+
+    Attributes:
+        lane: the road lane that the car is in.
+        speed: the car's speed, m/s.
+        to_line: meters from the front bumper to the stop line ahead, negative inside the junction.
+        options: maneuvers possible at the junction ahead, from any lane of the road.
+    """
 
     lane: int
     speed: float
@@ -30,10 +31,14 @@ class RoadAhead:
 
 @dataclass(frozen=True)
 class Wish:
-    """What the car should do where road and traffic allow it.
+    """The output of a behavior: what the car does if road and traffic allow it.
 
-    `speed` m/s, `offset` meters left of the lane's center, `braking` m/s^2 of deliberate braking (0: none),
-    `maneuver` at the next junction, `stop_at_line` whether to stop before it.
+    Attributes:
+        speed: desired speed, m/s.
+        offset: desired meters to the left of the lane's center.
+        braking: deliberate braking, m/s^2; 0 for none.
+        maneuver: maneuver at the next junction.
+        stop_at_line: whether to stop before the next junction.
     """
 
     speed: float
@@ -44,7 +49,7 @@ class Wish:
 
 
 class Behavior(Protocol):
-    """Says what the car wants, once a step."""
+    """Decides what the car does, once per step."""
 
     def wish(self, step: int, road: RoadAhead) -> Wish:
         """The wish for step `step`; called for 0, 1, 2, ... in order."""
@@ -68,8 +73,8 @@ class ScriptedBehavior:
 class RandomBehavior:
     """Varied driving: 2 to 14 m/s, wandering in the lane, swerves, hard braking, stops at lines and on the way.
 
-    `starts_at_rest` tells whether the car should stand at first. `events` collects (step, what) of what was done on
-    purpose: swerve_left, swerve_right, hard_brake.
+    `starts_at_rest` tells whether the car begins at standstill. `events` collects the deliberate (step, event):
+    swerve_left, swerve_right, hard_brake.
     """
 
     def __init__(self, rng: np.random.Generator) -> None:
@@ -86,7 +91,7 @@ class RandomBehavior:
         self._rest_steps = int(rng.integers(5, 30)) if self.starts_at_rest else 0
 
     def wish(self, step: int, road: RoadAhead) -> Wish:
-        """Drawn from the seed; intentions last for seconds."""
+        """Draw intentions from the seed; an intention lasts for seconds."""
         rng = self._rng
         if road.lane != self._lane and road.to_line > 0:
             self._lane = road.lane

@@ -1,4 +1,4 @@
-"""What both renderers draw on: a windowless OpenGL context, a picture of one size, and the camera's view of a frame."""
+"""An offscreen OpenGL context with a picture to render into, and the camera's view matrices."""
 
 import math
 from typing import TypeVar
@@ -34,8 +34,8 @@ def camera_axes(camera: Camera, heading: float) -> Float[np.ndarray, "3 3"]:
     return np.stack([right, np.cross(right, ahead), ahead])
 
 
-def camera_place(camera: Camera, x: float, y: float, heading: float) -> tuple[float, float, float]:
-    """Where the camera of a car at x, y (m) is in the world."""
+def camera_position(camera: Camera, x: float, y: float, heading: float) -> tuple[float, float, float]:
+    """The world position (m) of the camera of a car at x, y (m)."""
     forward = camera.x_forward_meters
     return x + forward * math.cos(heading), y + forward * math.sin(heading), camera.height_meters
 
@@ -50,7 +50,7 @@ def view_projection(
     axes = camera_axes(camera, pose[2])
     view = np.eye(4)
     view[:3, :3] = axes * [[1.0], [1.0], [-1.0]]
-    view[:3, 3] = -view[:3, :3] @ camera_place(camera, *pose)
+    view[:3, 3] = -view[:3, :3] @ camera_position(camera, *pose)
     scale = 1.0 / math.tan(math.radians(camera.fov_degrees) / 2)
     lens = np.zeros((4, 4))
     lens[0, 0], lens[1, 1] = scale, scale * size[1] / size[0]
@@ -77,28 +77,28 @@ class Canvas:
 
     @property
     def device(self) -> str:
-        """What draws, in the driver's words."""
+        """The OpenGL driver's name for its renderer."""
         return str(self.context.info["GL_RENDERER"])
 
     def clear(self) -> None:
-        """Draw on the picture from now on, which is black."""
+        """Bind the picture for drawing and clear it to black."""
         self.target.use()
         self.target.clear(0.0, 0.0, 0.0, 1.0)
 
     def read(self) -> UInt8[np.ndarray, "height width 3"]:
-        """What is on the picture, the top row first."""
+        """Read the picture, top row first."""
         self.context.copy_framebuffer(self._resolved, self.target)
         height, width = self.size
         pixels = np.frombuffer(self._resolved.read(components=3, alignment=1), np.uint8)
         return pixels.reshape(height, width, 3)[::-1]
 
     def sky(self, program: "moderngl.Program") -> "moderngl.VertexArray":
-        """Four corners behind everything, a triangle strip for a program of `SKY_VERTEX`."""
+        """A full-screen quad behind everything, for a program whose vertex shader is `SKY_VERTEX`."""
         corners = self.context.buffer(np.array([-1, -1, 1, -1, -1, 1, 1, 1], np.float32).tobytes())
         return self.context.vertex_array(program, [(corners, "2f", "in_corner")])
 
     def filtered(self, texture: AnyTexture) -> AnyTexture:
-        """The texture, smooth at any distance."""
+        """Build mipmaps and enable filtering, so that the texture is smooth at any distance."""
         texture.build_mipmaps()
         texture.filter = (moderngl.LINEAR_MIPMAP_LINEAR, moderngl.LINEAR)
         # Anisotropic filtering costs software rendering far more than it gains.
@@ -113,7 +113,7 @@ def set_view(
     eye: tuple[float, ...],
     view: Float[np.ndarray, "4 4"],
 ) -> None:
-    """Tell the programs the light, where the camera is (`eye`), where it looks (`axes`) and the clip space (`view`)."""
+    """Set the programs' uniforms: light, the camera's position (`eye`) and axes, and the view-projection (`view`)."""
     light = {
         "eye": eye,
         "ahead": tuple(axes[2]),
@@ -133,7 +133,7 @@ def set_view(
 
 
 def sky_rays(axes: Float[np.ndarray, "3 3"], camera: Camera, size: tuple[int, int]) -> tuple[float, ...]:
-    """The uniform `rays` of a sky: what turns a corner of a picture of `size` into a direction, column by column."""
+    """The uniform `rays` of a sky: the matrix, column by column, from clip coordinates to directions in the world."""
     wide = math.tan(math.radians(camera.fov_degrees) / 2)
     spread = np.array([wide, wide * size[0] / size[1], 1.0])
     return tuple((axes * spread[:, None]).reshape(-1))

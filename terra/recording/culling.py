@@ -1,4 +1,4 @@
-"""Which parts of a place a view may see: those whose bounding circles reach into it."""
+"""View culling: the parts of a scene whose bounding circles reach into the view."""
 
 import math
 
@@ -12,10 +12,10 @@ def parts_in_view(
     view: tuple[float, float, float, float],
     sight: float,
 ) -> tuple[Int[np.ndarray, " seen"], Float[np.ndarray, " seen"]]:
-    """The circles that `view` (x, y, heading, horizontal field of view in rad) may see within `sight` meters.
+    """Find the circles that `view` (x, y, heading, horizontal field of view in rad) may see within `sight` meters.
 
-    Their indices in rising order, and the distances of their centers. A circle is left out only if it lies outside the
-    view's half-planes, which are those of its two sides and of its back.
+    Returns the circles' indices in rising order, and the distances (m) of their centers. A circle is left out only if
+    it lies outside one of three half-planes: those of the view's two sides and of its back.
     """
     x, y, heading, fov = view
     offsets = centers - np.array([x, y])

@@ -1,4 +1,4 @@
-"""Which EGL devices a machine has: recording spreads its processes over its GPUs."""
+"""The EGL devices of a machine, over which recording spreads its processes."""
 
 import ctypes
 from functools import lru_cache
@@ -9,9 +9,10 @@ _MAX_DEVICES = 64
 
 @lru_cache(maxsize=1)
 def egl_devices() -> tuple[int, ...]:
-    """The indices of the EGL devices worth drawing on, counted as EGL_EXT_device_enumeration does; at least (0,).
+    """The indices, as in EGL_EXT_device_enumeration, of the EGL devices to render on; at least (0,).
 
-    Those of NVIDIA's driver if there are any (Mesa lists the same GPUs again), else GPUs, else software.
+    The devices are those of NVIDIA's driver if there are any (Mesa lists the same GPUs again), else all GPUs, else the
+    software renderers.
     """
     extensions = _device_extensions()
     for wanted in (

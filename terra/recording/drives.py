@@ -1,4 +1,4 @@
-"""Whole drives without graphics: the recorded car among traffic, and several futures of one start."""
+"""Simulation of whole drives, without graphics: the recorded car among traffic, and several futures of one start."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,8 +14,7 @@ from terra.recording.pedestrians import Pedestrians, Walkways
 from terra.recording.traffic import STEP_SECONDS, Occupant, Traffic
 
 FPS = 10.0
-# One moving car for so many meters of lane.
-METERS_PER_CAR = 140.0
+METERS_PER_CAR = 140.0  # m of lane per moving car
 COUNTERFACTUAL_MANEUVERS = (*MANEUVERS, "stop")
 # Meters between the front bumper and the stop line when the futures of one start part.
 DECISION_DISTANCE = 8.0
@@ -23,9 +22,16 @@ DECISION_DISTANCE = 8.0
 
 @dataclass(frozen=True, eq=False)
 class Moment:
-    """All that a frame shows beside the town: the recorded car's `pose` (x, y, heading); for each other car [x, y,
-    heading, braking (0 or 1)], its model and its color; for each pedestrian [x, y, heading, walk phase in [0, 1)], the
-    number of the clothes, and whether the sidewalk raises the pedestrian."""
+    """The moving parts of one frame.
+
+    Attributes:
+        pose: x, y (m) and heading (rad) of the recorded car.
+        cars: [x, y, heading, braking (0 or 1)] of each other car.
+        models, colors: each car's index of a model and of a color.
+        pedestrians: [x, y, heading, walk phase in [0, 1)] of each pedestrian.
+        clothes: each pedestrian's index of a color.
+        raised: whether a pedestrian stands on a sidewalk, which is higher than the road.
+    """
 
     pose: tuple[float, float, float]
     cars: Float[np.ndarray, "cars 4"]
@@ -38,11 +44,12 @@ class Moment:
 
 @dataclass(frozen=True, eq=False)
 class TownDrive:
-    """`poses` of all frames and 30 more; for each frame the other cars' [x, y, heading, braking (0 or 1)] and the
-    pedestrians' [x, y, heading, walk phase in [0, 1)].
+    """A simulated drive in a town.
 
-    `models` and `colors` say how each car looks, `clothes` how each pedestrian does, `raised` who is on a sidewalk;
-    `events` are (frame, what) in order.
+    Attributes:
+        poses: the recorded car's poses at all frames and at 30 instants after the last frame.
+        cars, models, colors, pedestrians, clothes, raised: as in `Moment`, for all frames.
+        events: (frame, event) in order.
     """
 
     poses: Poses
@@ -56,11 +63,11 @@ class TownDrive:
 
     @property
     def num_frames(self) -> int:
-        """Frames to render."""
+        """Number of frames to render."""
         return len(self.cars)
 
     def moment(self, index: int) -> Moment:
-        """What frame `index` shows."""
+        """The moving parts of frame `index`."""
         poses = self.poses
         pose = (float(poses.x[index]), float(poses.y[index]), float(poses.heading[index]))
         cars = (self.cars[index], self.models, self.colors)
@@ -69,12 +76,12 @@ class TownDrive:
 
 @lru_cache(maxsize=4)
 def _walkways(graph: LaneGraph) -> Walkways:
-    """Of a town; its drives share them."""
+    """The walkways of a town, cached because all its drives share them."""
     return Walkways(graph)
 
 
 def simulate_drive(graph: LaneGraph, episode: int, num_frames: int) -> TownDrive:
-    """Drive number `episode` of a town: varied behavior from a random start, among traffic that minds the car."""
+    """Simulate drive number `episode` of a town: varied behavior from a random start, among traffic that yields."""
     rngs = [np.random.default_rng([graph.town.seed, 1, episode, stream]) for stream in range(4)]
     lane = int(rngs[0].integers(graph.num_road_lanes))
     position = float(rngs[0].uniform(4.0, 0.4 * graph.lengths[lane]))
@@ -96,11 +103,11 @@ def simulate_drive(graph: LaneGraph, episode: int, num_frames: int) -> TownDrive
 def simulate_counterfactual(
     graph: LaneGraph, group: int, maneuver: str, num_frames: int, num_context: int
 ) -> TownDrive:
-    """One future of start number `group` of a town: the car approaches a junction, then takes `maneuver`.
+    """Simulate one future of start number `group`: the car approaches a junction, then takes `maneuver`.
 
     The poses of the first `num_context` frames, and all other cars and pedestrians in all frames, are equal for every
-    maneuver. For that these don't see this car; the junctions about it are closed to the cars, and their crosswalks to
-    the pedestrians, so that nobody meets it.
+    maneuver. Therefore the other cars and the pedestrians do not react to this car; the junctions around it are closed
+    to the cars, and their crosswalks to the pedestrians, so that none meets it.
 
     Raises:
         ValueError: `maneuver` is not one of left, straight, right, stop.

@@ -1,4 +1,4 @@
-"""The recorded car: a kinematic bicycle that follows lane centers by pure pursuit, minding traffic and the road."""
+"""The recorded car: a kinematic bicycle that follows lane centers by pure pursuit and yields to traffic."""
 
 import math
 from dataclasses import dataclass
@@ -20,12 +20,10 @@ TAIL_BEHIND = CAR_LENGTH / 2 - MIDDLE_AHEAD
 LATERAL_ACCELERATION = 2.8
 CURVE_BRAKING = 2.2
 LINE_BRAKING = 2.2
-# Slower than this a braking car stands.
-STANDSTILL_SPEED = 0.03
-# A car that got slower than the one has stopped; it has started again once it is faster than the other.
+STANDSTILL_SPEED = 0.03  # m/s; a braking car that is slower is set to 0
+# A car below the first speed (m/s) has stopped; above the second it has started again.
 STOPPED_SPEED, STARTED_SPEED = 0.1, 0.5
-# A car so far ahead (m) does not matter yet.
-FREE_GAP = 70.0
+FREE_GAP = 70.0  # m; cars farther ahead are ignored
 MAX_STEER = 0.6
 MAX_STEER_STEP = 0.08
 NUM_SUBSTEPS = 5
@@ -34,9 +32,9 @@ NUM_SUBSTEPS = 5
 def roll(
     pose: tuple[float, float, float], speeds: tuple[float, float], steers: tuple[float, float]
 ) -> tuple[float, float, float]:
-    """Where a kinematic bicycle's rear axle is (x, y in m, heading in rad) 0.1 s after `pose`.
+    """The pose (x, y in m, heading in rad) of a kinematic bicycle's rear axle 0.1 s after `pose`.
 
-    Speed (m/s) and steering angle (rad) change evenly between their two values.
+    Speed (m/s) and steering angle (rad) change linearly between their two values.
     """
     x, y, heading = pose
     for k in range(NUM_SUBSTEPS):
@@ -50,14 +48,14 @@ def roll(
 
 
 class Admission(Protocol):
-    """Who may enter a junction; `Traffic` is one."""
+    """Decides whether the recorded car may enter a junction; `Traffic` implements it."""
 
     def admit(self, turn: int, waits_behind: bool) -> bool:
         """Whether the car may now take `turn`."""
         ...
 
     def leave(self) -> None:
-        """The car has left the junction."""
+        """Release the turn after the car has left the junction."""
         ...
 
 
@@ -65,11 +63,11 @@ class OpenJunctions:
     """Admits the car everywhere; for drives whose junctions are closed to traffic."""
 
     def admit(self, turn: int, waits_behind: bool) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def leave(self) -> None:
-        """Nothing to give back."""
+        """Do nothing, because `admit` reserves nothing."""
 
 
 class Route:
@@ -90,16 +88,16 @@ class Route:
         curvature = np.abs(np.gradient(self._headings, self._along))
         self._limits = np.sqrt(LATERAL_ACCELERATION / np.maximum(curvature, 1e-3))
 
-    def at(self, place: float) -> tuple[float, float, float]:
-        """x, y and heading at `place` meters along."""
-        x = float(np.interp(place, self._along, self._points[:, 0]))
-        y = float(np.interp(place, self._along, self._points[:, 1]))
-        return x, y, float(np.interp(place, self._along, self._headings))
+    def at(self, position: float) -> tuple[float, float, float]:
+        """x, y (m) and heading (rad) at `position` meters along the route."""
+        x = float(np.interp(position, self._along, self._points[:, 0]))
+        y = float(np.interp(position, self._along, self._points[:, 1]))
+        return x, y, float(np.interp(position, self._along, self._headings))
 
-    def allowed_speed(self, place: float) -> float:
-        """The speed from which every curve within 60 m can be reached slowly enough."""
-        first, last = np.searchsorted(self._along, [place, place + 60.0])
-        ahead = self._along[first:last] - place
+    def allowed_speed(self, position: float) -> float:
+        """The highest speed (m/s) from which the car can still slow down for every curve within 60 m."""
+        first, last = np.searchsorted(self._along, [position, position + 60.0])
+        ahead = self._along[first:last] - position
         return float(np.sqrt(self._limits[first:last] ** 2 + 2 * CURVE_BRAKING * ahead).min(initial=60.0))
 
 
@@ -112,24 +110,23 @@ class LaneChange:
     length: float
     side: int
 
-    def offset(self, place: float) -> float:
+    def offset(self, position: float) -> float:
         """Meters to the left of the old lane's center."""
-        share = min(1.0, max(0.0, (place - self.begin) / self.length))
+        share = min(1.0, max(0.0, (position - self.begin) / self.length))
         return self.side * LANE_WIDTH * share * share * (3 - 2 * share)
 
 
 class Driver:
-    """Drives one car through a lane graph, 0.1 s a step; `behavior` says what it wants.
+    """Drives one car through a lane graph in steps of 0.1 s, as its `behavior` decides.
 
-    `x`, `y` (m), `heading` (rad, counter-clockwise from +x, never wrapped) and `speed` (m/s) are its exact state.
-    `events` collects (step, what) as they happen: left, straight, right, stop, start, lane_change_left,
-    lane_change_right.
+    `x`, `y` (m), `heading` (rad, counter-clockwise from +x, never wrapped) and `speed` (m/s) are the car's exact state.
+    `events` collects (step, event): left, straight, right, stop, start, lane_change_left, lane_change_right.
     """
 
     def __init__(self, graph: LaneGraph, behavior: Behavior, lane: int, position: float, speed: float) -> None:
         self._graph, self._behavior = graph, behavior
         self._route = Route(graph, lane, graph.turns[lane][0])
-        self._place, self._offset, self._steer, self._acceleration = position, 0.0, 0.0, 0.0
+        self._position, self._offset, self._steer, self._acceleration = position, 0.0, 0.0, 0.0
         self._change: LaneChange | None = None
         self._admitted = self._turning = self._leaving = False
         self.x, self.y, self.heading = self._route.at(position)
@@ -138,8 +135,8 @@ class Driver:
         self.events: list[tuple[int, str]] = []
 
     def occupants(self) -> list[Occupant]:
-        """Where traffic has to expect this car: its lane and, while it changes lanes, the other one too."""
-        middle = self._place + MIDDLE_AHEAD
+        """This car as traffic sees it: in its lane and, during a lane change, in the other lane too."""
+        middle = self._position + MIDDLE_AHEAD
         part = int(np.searchsorted(self._route.starts[1:3], middle, side="right"))
         found = [Occupant(self._route.lanes[part], middle - float(self._route.starts[part]), self.speed)]
         if self._change is not None:
@@ -149,7 +146,7 @@ class Driver:
     def step(self, index: int, traffic: Traffic, junctions: Admission) -> None:
         """Advance by 0.1 s: ask the behavior, choose the way, then steer and brake along it."""
         wish = self._behavior.wish(index, self._look())
-        if self._place + FRONT_AHEAD < self._route.starts[1] and self._change is None and not self._leaving:
+        if self._position + FRONT_AHEAD < self._route.starts[1] and self._change is None and not self._leaving:
             self._choose_turn(index, wish, traffic, junctions)
         gap, lead_speed, waits_behind = self._leader(traffic)
         acceleration = self._accelerate(wish, gap, lead_speed, self._may_enter(wish, junctions, waits_behind))
@@ -164,7 +161,7 @@ class Driver:
         this = graph.lanes[lane]
         beside = [graph.beside(lane, k) for k in range(graph.town.edges[this.edge].kind.lanes)]
         options = {graph.lanes[turn].maneuver for other in beside for turn in graph.turns[other]}
-        to_line = float(self._route.starts[1]) - self._place - FRONT_AHEAD
+        to_line = float(self._route.starts[1]) - self._position - FRONT_AHEAD
         return RoadAhead(lane, self.speed, to_line, tuple(sorted(options)))
 
     def _choose_turn(self, index: int, wish: Wish, traffic: Traffic, junctions: Admission) -> None:
@@ -184,27 +181,27 @@ class Driver:
         graph, lane = self._graph, self._route.lanes[0]
         this = graph.lanes[lane]
         length = max(22.0, 2.6 * self.speed)
-        if float(self._route.starts[1]) - self._place - FRONT_AHEAD < length + 8.0:
+        if float(self._route.starts[1]) - self._position - FRONT_AHEAD < length + 8.0:
             return
         for k in range(graph.town.edges[this.edge].kind.lanes):
             other = graph.beside(lane, k)
             if graph.turn(other, maneuver) is not None and self._is_free(other, traffic):
                 side = 1 if k < this.index else -1
-                self._change = LaneChange(other, self._place, length, side)
+                self._change = LaneChange(other, self._position, length, side)
                 self.events.append((index, f"lane_change_{'left' if side > 0 else 'right'}"))
                 return
 
     def _is_free(self, lane: int, traffic: Traffic) -> bool:
-        ahead = traffic.position[traffic.lane == lane] - self._across(self._place + MIDDLE_AHEAD, lane)
+        ahead = traffic.position[traffic.lane == lane] - self._across(self._position + MIDDLE_AHEAD, lane)
         closing = np.where(ahead > 0, -1, 1) * (traffic.speed[traffic.lane == lane] - self.speed)
         return bool((np.abs(ahead) > CAR_LENGTH + 5.0 + 2.5 * np.maximum(0.0, closing)).all())
 
-    def _across(self, place: float, lane: int) -> float:
-        return place * float(self._graph.lengths[lane] / self._graph.lengths[self._route.lanes[0]])
+    def _across(self, position: float, lane: int) -> float:
+        return position * float(self._graph.lengths[lane] / self._graph.lengths[self._route.lanes[0]])
 
     def _leader(self, traffic: Traffic) -> tuple[float, float, bool]:
         """Gap and speed of the nearest car ahead, and whether one stands between this car and its stop line."""
-        middle = self._place + MIDDLE_AHEAD
+        middle = self._position + MIDDLE_AHEAD
         ahead = np.full(len(traffic.lane), np.inf)
         for start, lane in zip(self._route.starts, self._route.lanes, strict=False):
             ahead = np.where(traffic.lane == lane, start + traffic.position - middle, ahead)
@@ -219,7 +216,7 @@ class Driver:
         return float(ahead[nearest]) - CAR_LENGTH, float(traffic.speed[nearest]), before_line
 
     def _may_enter(self, wish: Wish, junctions: Admission, waits_behind: bool) -> bool:
-        to_line = float(self._route.starts[1]) - self._place - FRONT_AHEAD
+        to_line = float(self._route.starts[1]) - self._position - FRONT_AHEAD
         if self._admitted or to_line > max(18.0, self.speed**2 / 4 + 8.0) or self._change is not None:
             return self._admitted
         if not wish.stop_at_line:
@@ -228,17 +225,17 @@ class Driver:
 
     def _accelerate(self, wish: Wish, gap: float, lead_speed: float, may_enter: bool) -> float:
         cruise = min(2.2, max(-2.0, 0.9 * (wish.speed - self.speed)))
-        curves = max(-5.0, 2.0 * (self._route.allowed_speed(self._place) - self.speed))
+        curves = max(-5.0, 2.0 * (self._route.allowed_speed(self._position) - self.speed))
         following = math.inf
         if gap < FREE_GAP:
             following = float(follow(*(np.array(value) for value in (self.speed, 60.0, gap, lead_speed))))
         wanted = min(cruise, curves, following, -wish.braking if wish.braking > 0 else math.inf)
         if not may_enter:
-            to_line = float(self._route.starts[1]) - self._place - FRONT_AHEAD - 0.6
+            to_line = float(self._route.starts[1]) - self._position - FRONT_AHEAD - 0.6
             wanted = min(wanted, 2.0 * (math.sqrt(2 * LINE_BRAKING * max(0.0, to_line)) - self.speed))
         if wanted < -5.0:
             return max(wanted, -8.0)
-        # No more jerk than a passenger would stand.
+        # The change of acceleration per step bounds the jerk to what passengers accept.
         return min(self._acceleration + 0.5, max(self._acceleration - 1.0, wanted))
 
     def _move(self, acceleration: float, wanted_offset: float) -> None:
@@ -252,14 +249,14 @@ class Driver:
             steer += min(MAX_STEER_STEP, max(-MAX_STEER_STEP, self._pursue() - steer))
         self.x, self.y, self.heading = roll((self.x, self.y, self.heading), (self.speed, speed), (self._steer, steer))
         self._acceleration = (speed - self.speed) / STEP_SECONDS
-        ahead = self._place + (self.speed + speed) / 2 * STEP_SECONDS
+        ahead = self._position + (self.speed + speed) / 2 * STEP_SECONDS
         self.speed, self._steer = speed, steer
         x, y, heading = self._route.at(ahead)
-        self._place = ahead + (self.x - x) * math.cos(heading) + (self.y - y) * math.sin(heading)
+        self._position = ahead + (self.x - x) * math.cos(heading) + (self.y - y) * math.sin(heading)
 
     def _pursue(self) -> float:
         """The steering angle (rad) of the arc to a point of the wanted path one look-ahead distance away."""
-        ahead = self._place + min(12.0, max(4.5, 0.9 * self.speed))
+        ahead = self._position + min(12.0, max(4.5, 0.9 * self.speed))
         x, y, heading = self._route.at(ahead)
         offset = self._offset + (self._change.offset(ahead) if self._change else 0.0)
         dx, dy = x - offset * math.sin(heading) - self.x, y + offset * math.cos(heading) - self.y
@@ -270,16 +267,16 @@ class Driver:
     def _progress(self, index: int, junctions: Admission) -> None:
         graph, route = self._graph, self._route
         lane = route.lanes[0]
-        if self._change is not None and self._place > self._change.begin + self._change.length:
-            lane, place = self._change.lane, self._across(self._place, self._change.lane)
-            self._route, self._place, self._change = Route(graph, lane, graph.turns[lane][0]), place, None
-        elif self._place >= route.starts[2]:
+        if self._change is not None and self._position > self._change.begin + self._change.length:
+            lane, position = self._change.lane, self._across(self._position, self._change.lane)
+            self._route, self._position, self._change = Route(graph, lane, graph.turns[lane][0]), position, None
+        elif self._position >= route.starts[2]:
             lane = route.lanes[2]
-            self._place -= float(route.starts[2])
+            self._position -= float(route.starts[2])
             self._route, self._turning, self._leaving = Route(graph, lane, graph.turns[lane][0]), False, self._admitted
-        elif self._place >= route.starts[1] and not self._turning:
+        elif self._position >= route.starts[1] and not self._turning:
             self._turning = True
             self.events.append((index, graph.lanes[route.lanes[1]].maneuver))
-        if self._leaving and self._place > TAIL_BEHIND + 0.5:
+        if self._leaving and self._position > TAIL_BEHIND + 0.5:
             junctions.leave()
             self._admitted = self._leaving = False

@@ -15,7 +15,7 @@ SWINGS = (0.34, 0.0, -0.34, 0.0)
 
 
 def build_figure(phase: int, ground: float) -> Vertices:
-    """A person in phase 0 to 3 of a stride on `ground` (m); what is PAINT takes the clothes' color."""
+    """A person in phase 0 to 3 of a stride at height `ground` (m); PAINT triangles take the clothes' color."""
     mesh, swing = Mesh(), SWINGS[phase]
     for side, ahead in ((1, swing), (-1, -swing)):
         y = side * 0.1

@@ -12,7 +12,7 @@ from terra.recording.town import LANE_WIDTH, STOP_LINE_SETBACK, Edge, Node, Town
 SAMPLE_STEP = 0.5
 MAX_RIGHT_RADIUS = 9.0
 MAX_LEFT_RADIUS = 13.0
-# Two turns conflict where their center lines come closer than a car's width and what it sweeps when it turns.
+# Two turns conflict if their center lines come closer (m) than a turning car is wide.
 CONFLICT_DISTANCE = 3.0
 
 MANEUVERS = ("left", "straight", "right")
@@ -40,8 +40,8 @@ class LaneGraph:
 
     `lanes[k]` describes lane k and `lengths[k]` is its length in meters; the first `num_road_lanes` are road lanes, the
     rest turns. `turns[k]` are the turns that leave road lane k, `exits[k]` the road lane that turn k ends in (else -1),
-    `bends[k]` whether lane k is a turn to the left or right, `conflicts[j, k]` whether two turns get in each other's
-    way.
+    `bends[k]` tells whether lane k is a turn to the left or right, `conflicts[j, k]` whether two turns come closer
+    than `CONFLICT_DISTANCE`.
     """
 
     def __init__(self, town: Town) -> None:
@@ -97,7 +97,8 @@ class LaneGraph:
 
     def _add_turns(self, lane: int) -> None:
         found = list(self._turns_from(lane))
-        # The right lane goes right or straight, the left lane left or straight; at a junction without those, anywhere.
+        # From the right lane a car turns right or goes straight, from the left lane it turns left or goes straight; if
+        # the junction offers neither, it may take any turn.
         this, lanes = self.lanes[lane], self.town.edges[self.lanes[lane].edge].kind.lanes
         kept = [(m, e) for m, e in found if m == "straight" or lanes == 1 or (m == "left") == (this.index == 0)]
         self.turns[lane] = []
@@ -114,7 +115,7 @@ class LaneGraph:
                 continue
             direction = 1 if edge.start == this.node else -1
             maneuver = ("straight", "left", "back", "right")[(_compass(edge, direction) - inward) % 4]
-            # A left turn arrives in the lane at the center line, a right turn in the one at the kerb.
+            # A left turn ends in the lane at the center line, a right turn in the lane at the kerb.
             index = {"straight": this.index, "left": 0, "right": edge.kind.lanes - 1}[maneuver]
             yield maneuver, self._by_place[edge_index, direction, index]
 

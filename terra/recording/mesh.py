@@ -16,7 +16,7 @@ Color = Sequence[float]
 
 
 class Material(IntEnum):
-    """What the fragment shader draws; the comment names the four surface values."""
+    """Materials of the fragment shader; each comment names the four surface values."""
 
     PLAIN = 0
     ROAD = 1  # meters left of the center line, meters along, length, lanes each way + 0.5 if cars park (0: no markings)
@@ -40,7 +40,7 @@ class Mesh:
 
     @property
     def vertices(self) -> Vertices:
-        """All vertices, three a triangle, float32."""
+        """All vertices, three per triangle, float32."""
         if not self._parts:
             return np.zeros((0, VERTEX_FLOATS), np.float32)
         return np.concatenate(self._parts)
@@ -119,7 +119,7 @@ def polygon(center: Sequence[float], radius: float, sides: int, turn: float = 0.
 def place(
     vertices: Vertices, x: float, y: float, z: float, heading: float, *, scale: float = 1.0, color: Color | None = None
 ) -> Vertices:
-    """A copy turned by `heading`, scaled and moved; `color` dyes what is PAINT, which becomes PLAIN."""
+    """Copy vertices, scaled, turned by `heading` and moved; with `color`, PAINT becomes PLAIN of that color."""
     out = vertices.copy()
     cosine, sine = math.cos(heading), math.sin(heading)
     turn = np.array([[cosine, sine], [-sine, cosine]], np.float32)

@@ -1,4 +1,4 @@
-"""People on foot: they walk around the blocks of a town and cross roads at crosswalks, where cars mind them."""
+"""Pedestrians: they walk around the blocks of a town and cross roads at crosswalks, where cars yield to them."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -26,20 +26,18 @@ CLOTHES: tuple[Color, ...] = (
 # Meters from the kerb to the middle of the walking band, behind lamps and trees, and half the band's width.
 WALK_DEPTH = 2.3
 WALK_SPREAD = 0.35
-# Meters behind the kerb at which those wait who want to cross.
-WAIT_DEPTH = 0.7
+WAIT_DEPTH = 0.7  # m behind the kerb, where pedestrians wait to cross
 # From a junction's end to the middle of its crosswalk, and how far from that middle people cross.
 CROSSWALK_MIDDLE = 1.8
 CROSSWALK_SPREAD = 0.7
-# One person for so many meters of sidewalk, by what the block is for.
+# Meters of sidewalk per pedestrian, by the use of the block.
 METERS_PER_PERSON = {"downtown": 30.0, "park": 70.0, "houses": 90.0}
 MAX_PEOPLE = 160
 WALKING_SPEEDS = (1.0, 1.6)  # m/s
 CROSSING_SHARE = 0.15
-# Of those who are there at first, how many will cross within so many meters.
+# Share of the initial pedestrians who take their next crosswalk if it is within this many meters.
 EAGER_SHARE, EAGER_METERS = 0.12, 30.0
-# Meters that two steps take.
-STRIDE = 1.4
+STRIDE = 1.4  # m; a stride is two steps
 SAMPLE_STEP = 0.25
 
 _WALKING, _APPROACHING, _WAITING, _CROSSING, _LEAVING = range(5)
@@ -47,15 +45,22 @@ _WALKING, _APPROACHING, _WAITING, _CROSSING, _LEAVING = range(5)
 
 @dataclass(frozen=True)
 class Crosswalk:
-    """One crosswalk: its middle, the unit vector across (from the left of the edge to the right), the `half` width of
-    the road (m), its junction, and the loop and place along it where its left and its right end meet a sidewalk."""
+    """One crosswalk.
+
+    Attributes:
+        middle: x + iy (m) of its middle.
+        across: unit vector across the road, from the left of the edge to the right.
+        half: half the width of the road (m).
+        node: its junction.
+        loops, positions: walking loops at its left and right end, and meters along each loop where the end lies.
+    """
 
     middle: complex
     across: complex
     half: float
     node: Node
     loops: tuple[int, int]
-    places: tuple[float, float]
+    positions: tuple[float, float]
 
 
 class Walkways:
@@ -82,11 +87,11 @@ class Walkways:
         for lane in graph.lanes[graph.num_road_lanes :]:
             roads = (graph.lanes[lane.entry].edge, graph.lanes[lane.exit].edge)
             self.turn_crossings.append(tuple(ends[edge, lane.node] for edge in roads if (edge, lane.node) in ends))
-        # Of each loop: place, crosswalk and side (+1: the left end) of what begins there.
+        # For each loop the ends of crosswalks on it: position (m), index of the crosswalk, side (+1: its left end).
         self.anchors: list[list[tuple[float, int, int]]] = [[] for _ in town.uses]
         for number, crosswalk in enumerate(self.crosswalks):
-            for loop, place, side in zip(crosswalk.loops, crosswalk.places, (1, -1), strict=True):
-                self.anchors[loop].append((place, number, side))
+            for loop, position, side in zip(crosswalk.loops, crosswalk.positions, (1, -1), strict=True):
+                self.anchors[loop].append((position, number, side))
 
     def _lay_crosswalks(self, town: Town, points: Sequence[np.ndarray]) -> dict[tuple[int, Node], int]:
         numbers = {block: k for k, block in enumerate(town.uses)}
@@ -105,12 +110,12 @@ class Walkways:
                 (point,), (heading,) = edge.at(np.array([along]))
                 middle, across = complex(*point), -1j * complex(math.cos(heading), math.sin(heading))
                 reach = edge.kind.half_width + WALK_DEPTH
-                places = (
+                positions = (
                     self._project(points[loops[0]], loops[0], middle - across * reach),
                     self._project(points[loops[1]], loops[1], middle + across * reach),
                 )
                 ends[index, node] = len(self.crosswalks)
-                self.crosswalks.append(Crosswalk(middle, across, edge.kind.half_width, node, loops, places))
+                self.crosswalks.append(Crosswalk(middle, across, edge.kind.half_width, node, loops, positions))
         return ends
 
     def _project(self, points: np.ndarray, loop: int, target: complex) -> float:
@@ -119,10 +124,10 @@ class Walkways:
         return float(nearest * self._steps[loop] + np.real((target - points[nearest]) * np.conj(ahead)) / abs(ahead))
 
     def on_loops(
-        self, loops: Int[np.ndarray, "..."], places: Float[np.ndarray, "..."], offsets: Float[np.ndarray, "..."]
+        self, loops: Int[np.ndarray, "..."], positions: Float[np.ndarray, "..."], offsets: Float[np.ndarray, "..."]
     ) -> tuple[np.ndarray, Float[np.ndarray, "..."]]:
-        """x + iy (m) of what is `places` meters along `loops` and `offsets` left of them, and the loops' headings."""
-        along = np.mod(places, self.lengths[loops]) / self._steps[loops]
+        """x + iy (m) of points `positions` meters along `loops` and `offsets` meters left, and the loops' headings."""
+        along = np.mod(positions, self.lengths[loops]) / self._steps[loops]
         below = along.astype(np.int64)
         first = self._firsts[loops] + below
         share = along - below
@@ -147,20 +152,20 @@ def _loop(town: Town, block: Node) -> tuple[np.ndarray, Float[np.ndarray, " poin
 
 
 class Pedestrians:
-    """The people of a town, stepped at 10 Hz.
+    """The pedestrians of a town, stepped at 10 Hz.
 
-    Nobody begins to cross at `closed` junctions. Who wants to cross waits at the kerb until no car has a turn over
-    the crosswalk; from then on until the other kerb is reached, `blocks` such turns.
+    No pedestrian begins to cross at `closed` junctions. A pedestrian who wants to cross waits at the kerb until no car
+    has reserved a turn over the crosswalk, and then blocks those turns until reaching the other kerb.
     """
 
     def __init__(self, walkways: Walkways, rng: np.random.Generator, *, closed: Collection[Node] = ()) -> None:
         self._ways, self._rng, self._closed = walkways, rng, frozenset(closed)
         counts = [round(n / METERS_PER_PERSON[use]) for n, use in zip(walkways.lengths, walkways.uses, strict=True)]
         path = np.repeat(np.arange(len(counts)), counts)
-        # Fewer everywhere, if there are too many.
+        # Above MAX_PEOPLE, a random selection keeps the density even.
         path = np.sort(rng.permutation(path)[:MAX_PEOPLE])
         count = len(path)
-        self._path, self._place = path, rng.uniform(0.0, 1.0, count) * walkways.lengths[path]
+        self._path, self._position = path, rng.uniform(0.0, 1.0, count) * walkways.lengths[path]
         self._direction = np.where(rng.random(count) < 0.5, 1.0, -1.0)
         self._depth = rng.uniform(-WALK_SPREAD, WALK_SPREAD, count)
         self._aside = rng.uniform(-CROSSWALK_SPREAD, CROSSWALK_SPREAD, count)
@@ -172,16 +177,16 @@ class Pedestrians:
         self._to_go = np.zeros(count)
         self._moving = np.ones(count)
         self._waiting: list[int] = []
-        self._claims: list[int] = []  # the crosswalk of each one who waits or crosses
+        self._claims: list[int] = []  # the crosswalk of each pedestrian who waits or crosses
         self._claimed: frozenset[int] = frozenset()
         self._notes: list[tuple[np.ndarray, ...]] = []
         self._crosses = [False] * count  # whether the next crosswalk will be taken
         for person in range(count):
             self._walk_on(person)
-        # At first some are about to cross, as later there always are.
+        # Some pedestrians are about to cross at the start, as at any later time.
         for person in np.flatnonzero(rng.random(count) < EAGER_SHARE).tolist():
             skipped = max(0.0, float(self._to_go[person]) - float(rng.uniform(0.5, EAGER_METERS)))
-            self._place[person] += self._direction[person] * skipped
+            self._position[person] += self._direction[person] * skipped
             self._to_go[person] -= skipped
             self._crosses[person] = True
 
@@ -192,7 +197,7 @@ class Pedestrians:
     def step(self, taken: Collection[int]) -> None:
         """Advance by 0.1 s; `taken` are the turns that cars have been admitted to."""
         move = self._stride * self._moving
-        self._place += self._direction * move
+        self._position += self._direction * move
         self._walked += move
         self._to_go -= move
         if self._waiting:
@@ -204,26 +209,26 @@ class Pedestrians:
             self._arrive(person)
 
     def note(self) -> None:
-        """Keep where everybody is for `poses`."""
-        self._notes.append((self._path.copy(), self._place.copy(), self._direction.copy(), self._walked.copy()))
+        """Record the pedestrians' current state for `poses`."""
+        self._notes.append((self._path.copy(), self._position.copy(), self._direction.copy(), self._walked.copy()))
 
     def poses(self) -> tuple[Float[np.ndarray, "notes pedestrians 4"], Bool[np.ndarray, "notes pedestrians"]]:
-        """Of each `note`: x, y (m), heading (rad) and walk phase in [0, 1), and who stands on a sidewalk.
+        """The recorded states: x, y (m), heading (rad), walk phase in [0, 1); and whether each is on a sidewalk.
 
-        A stride begins with phase 0; who stands has phase 0.25, when the legs are side by side.
+        A stride begins with phase 0; a standing pedestrian has phase 0.25, in which the legs are side by side.
         """
-        path, place, direction, walked = (np.stack(values) for values in zip(*self._notes, strict=True))
+        path, position, direction, walked = (np.stack(values) for values in zip(*self._notes, strict=True))
         num_loops = len(self._ways.lengths)
         on_loop = path < num_loops
         depths = np.broadcast_to(self._depth, path.shape)
-        point, heading = self._ways.on_loops(np.where(on_loop, path, 0), place, depths)
+        point, heading = self._ways.on_loops(np.where(on_loop, path, 0), position, depths)
         raised = np.ones(path.shape, bool)
         note, person = np.nonzero(~on_loop)
         if len(note):
             crosswalks = self._ways.crosswalks
             crossing = path[note, person] - num_loops
             middle, across = (np.array([getattr(c, name) for c in crosswalks]) for name in ("middle", "across"))
-            along = place[note, person]
+            along = position[note, person]
             point[note, person] = middle[crossing] + across[crossing] * (along + 1j * self._aside[person])
             heading[note, person] = np.angle(across[crossing])
             raised[note, person] = np.abs(along) > np.array([c.half for c in crosswalks])[crossing]
@@ -233,29 +238,33 @@ class Pedestrians:
         return np.stack([np.real(point), np.imag(point), heading, phase], axis=-1), raised
 
     def _walk_on(self, person: int) -> None:
-        """Head for the next place where one may cross, past where the person is."""
-        loop, place, direction = int(self._path[person]), float(self._place[person]), float(self._direction[person])
+        """Choose the next crosswalk ahead as the person's target."""
+        loop, position, direction = (
+            int(self._path[person]),
+            float(self._position[person]),
+            float(self._direction[person]),
+        )
         length, aside = float(self._ways.lengths[loop]), float(self._aside[person])
         best = length
         for at, crosswalk, side in self._ways.anchors[loop]:
-            distance = (at + side * aside - place) * direction % length
+            distance = (at + side * aside - position) * direction % length
             if 0.05 < distance < best:
                 best, self._target[person] = distance, (crosswalk, side)
         self._stage[person], self._to_go[person] = _WALKING, best
         self._crosses[person] = bool(self._rng.random() < CROSSING_SHARE)
 
     def _arrive(self, person: int) -> None:
-        """Begin what comes after what is done."""
+        """Begin the person's next activity at the end of the current one."""
         stage, (number, side) = self._stage[person], self._target[person]
         crosswalk = self._ways.crosswalks[number]
         depth = float(self._depth[person])
-        self._place[person] += self._direction[person] * self._to_go[person]
+        self._position[person] += self._direction[person] * self._to_go[person]
         if stage == _WALKING:
             if not self._crosses[person] or crosswalk.node in self._closed:
                 self._walk_on(person)
                 return
             self._path[person] = len(self._ways.lengths) + number
-            self._place[person] = -side * (crosswalk.half + WALK_DEPTH + depth)
+            self._position[person] = -side * (crosswalk.half + WALK_DEPTH + depth)
             self._direction[person] = side
             self._stage[person], self._to_go[person] = _APPROACHING, WALK_DEPTH + depth - WAIT_DEPTH
         elif stage == _APPROACHING:
@@ -270,7 +279,7 @@ class Pedestrians:
         else:
             end = 1 if side > 0 else 0
             self._path[person] = crosswalk.loops[end]
-            self._place[person] = crosswalk.places[end] - side * float(self._aside[person])
+            self._position[person] = crosswalk.positions[end] - side * float(self._aside[person])
             self._direction[person] = 1.0 if self._rng.random() < 0.5 else -1.0
             self._walk_on(person)
 

@@ -1,4 +1,4 @@
-"""Plans a procedural town from one seed: a bowed grid of roads, and what is built and grows along them."""
+"""Plans a procedural town from one seed: a bowed grid of roads with buildings, lamps, trees and parked cars."""
 
 import math
 from collections.abc import Iterator
@@ -94,7 +94,7 @@ def _lay_edges(
 
 
 def _draw_uses(rng: np.random.Generator, num_lines: int) -> dict[Node, str]:
-    """What each block between the roads is for: dense around one spot, houses and parks away from it."""
+    """Draw the use of each block between the roads: downtown around one spot, houses and parks away from it."""
     heart = rng.uniform(1.0, num_lines - 2.0, 2)
     uses = {}
     for i in range(num_lines - 1):
@@ -122,7 +122,7 @@ def _furnish(town: Town, frontage: Frontage, rng: np.random.Generator) -> None:
 
 def _line_buildings(frontage: Frontage, rng: np.random.Generator) -> Iterator[Building]:
     edge, dense = frontage.edge, frontage.use == "downtown"
-    # Streets along x build on the corners; streets along y keep out of their way.
+    # Buildings of streets along x take the corners; those of streets along y leave the corners free.
     inset = SIDEWALK_WIDTH + 1.0 + (0.0 if edge.axis == 0 else 19.0)
     along, end = edge.start_reach + inset - KERB_RADIUS, edge.length - edge.end_reach - inset + KERB_RADIUS
     while True:
@@ -193,7 +193,7 @@ def _park_trees(town: Town, block: Node, rng: np.random.Generator) -> Iterator[T
 
 
 def _wood(town: Town, rng: np.random.Generator) -> Iterator[Tree]:
-    """Trees in a belt around the town, so that roads which end at its edge face something."""
+    """Trees in a belt around the town, so that roads that end at its edge do not face an empty meadow."""
     corners = [
         (town.xs[0], town.ys[0]),
         (town.xs[-1], town.ys[0]),

@@ -1,4 +1,4 @@
-"""Records drives to disk: one shard for each place, in parallel processes, skipping those that are complete."""
+"""Records drives to disk: each place becomes a shard; places run in parallel processes, complete shards are skipped."""
 
 import logging
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from terra.recording.source import SceneSource
 
 logger = logging.getLogger(__name__)
 
-# Under what terms the frames are, for the card.
+# License terms of each source's frames, for the dataset's card.
 NOTICES = {
     "town": "drawn by this project's own code; nobody else's pictures or models are in the frames",
 }
@@ -30,17 +30,17 @@ MAX_NUM_CONTEXT = 25  # frames; the run-up to the junction must fit into the sho
 
 @dataclass(frozen=True, kw_only=True)
 class RecordSettings:
-    """What to record, and where.
+    """Settings of a recording.
 
     Attributes:
-        output: folder of the dataset; what is complete there is kept.
+        output: folder of the dataset; complete shards in it are kept.
         split: "train" or "held_out".
         source: "town".
         places: seeds of towns, see `town_places`; each becomes a shard.
-        episodes_per_place: drives, or starts with one episode for each maneuver.
-        frames_per_episode: at 10 frames a second.
+        episodes_per_place: number of drives, or of starts with one episode for each maneuver.
+        frames_per_episode: number of frames, at 10 frames per second.
         image_size: (height, width), both even.
-        camera: what the frames are seen by.
+        camera: the camera that takes the frames.
         maneuvers: the futures of each start; () records plain drives.
         num_context: frames that the futures of a start share; 0 for plain drives.
 
@@ -78,12 +78,12 @@ class RecordSettings:
 
     @property
     def frames_per_shard(self) -> int:
-        """Frames that one place gives."""
+        """Number of frames of one place."""
         return self.episodes_per_place * max(1, len(self.maneuvers)) * self.frames_per_episode
 
 
 def town_places(split: str, seed: int, towns: int) -> tuple[str, ...]:
-    """The places of `towns` towns of a split, from its town number `seed` on. Raises ConfigError."""
+    """Names of `towns` places of a split, beginning with the split's town number `seed`. Raises ConfigError."""
     if split not in SPLIT_SEEDS:
         raise ConfigError(f"split: expected one of {', '.join(SPLIT_SEEDS)}, got {split!r}")
     check_count("towns", towns, 1, 100_000)
@@ -95,13 +95,13 @@ def record(settings: RecordSettings, *, workers: int, max_seconds: float | None 
     """Record what is missing, then describe the dataset (README.md and its pictures).
 
     Args:
-        settings: what.
-        workers: processes; 0 records in this one. The files don't depend on it.
-        max_seconds: no place is begun after so long; None for no limit.
+        settings: what to record, and where.
+        workers: number of worker processes; 0 records in this process. The files don't depend on the number.
+        max_seconds: seconds after which no further place is begun; None for no limit.
 
     Raises:
-        ConfigError: `workers` or `max_seconds` out of range, or maneuvers that the source has not.
-        DatasetError: the output holds frames of another kind, or a shard made by other settings.
+        ConfigError: `workers` or `max_seconds` out of range, or maneuvers that the source does not have.
+        DatasetError: the output has frames of another rate or size, or a shard made by other settings.
         OutputError: the output can't be written.
     """
     check_workload(workers, max_seconds)
@@ -140,7 +140,7 @@ def _describe(shard: _Shard) -> str:
 
 
 def record_shard(shard: _Shard, worker: int, advance: Callable[[int], None]) -> None:
-    """Record one place in worker number `worker`; `advance` is told of the frames of each episode."""
+    """Record one place in worker number `worker`; call `advance` with the number of frames of each episode."""
     settings = shard.settings
     source = _open_source(settings, shard.place, worker)
     unknown = set(settings.maneuvers) - set(source.maneuvers)
@@ -192,7 +192,7 @@ def _writer(settings: RecordSettings, place: str) -> ShardWriter:
 
 
 def _open_source(settings: RecordSettings, place: str, worker: int) -> SceneSource:
-    """The place, drawn on the EGL device of the worker's turn, or on the first one if that can't be used."""
+    """Open a place on the EGL device of the worker (round robin), or on the first device if that one can't be used."""
     devices = egl_devices()
     device = devices[worker % len(devices)]
     try:
@@ -205,7 +205,7 @@ def _open_source(settings: RecordSettings, place: str, worker: int) -> SceneSour
 
 
 def _open_on(settings: RecordSettings, place: str, device: int) -> SceneSource:
-    # Imported only now, because settings can be checked without moderngl.
+    # The import is here, because settings must be checkable without moderngl.
     from terra.recording.town_source import town_source
 
     return town_source(int(place), settings.image_size, settings.camera, device_index=device)

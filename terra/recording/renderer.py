@@ -1,4 +1,4 @@
-"""Draws a town from the driver's place through EGL: one process, one GPU (or Mesa's software) context, no window."""
+"""Renders a town from the driver's view through EGL: one GPU (or Mesa software) context per process, no window."""
 
 import math
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from terra.recording.canvas import (
     Canvas,
     assign,
     camera_axes,
-    camera_place,
+    camera_position,
     set_view,
     sky_rays,
     view_projection,
@@ -36,7 +36,7 @@ DETAIL_SIGHT = 200.0
 DECAL_SIGHT = 150.0
 # People are less than two pixels wide beyond this distance.
 PEOPLE_SIGHT = 90.0
-# The heights that people walk at: the road and the sidewalk.
+# Heights (m) of the road and of the sidewalk.
 LEVELS = (0.0, KERB_HEIGHT)
 FARTHEST_SIGHT = 3000.0
 LAYOUT = "3f 3f 4f 3f 1f"
@@ -52,7 +52,7 @@ class _Cells:
         self._array = context.vertex_array(program, [(self._buffer, LAYOUT, *ATTRIBUTES)], skip_errors=True)
 
     def draw(self, view: tuple[float, float, float, float], sight: float) -> None:
-        """Draw what `view` (x, y, heading, horizontal field of view) may see, the nearest first."""
+        """Draw the cells that `view` (x, y, heading, horizontal field of view) may see, nearest first."""
         for cell in visible_cells(self._mesh, view, sight):
             first, count = int(self._mesh.firsts[cell]), int(self._mesh.counts[cell])
             self._array.render(self._array.ctx.TRIANGLES, vertices=count, first=first)
@@ -81,8 +81,7 @@ class _Instances:
 class Renderer:
     """Renders frames of one town at a time; `load` changes the town.
 
-    `size` is (height, width) in pixels. Frames are equal, byte for byte, whenever town and moment are equal on the
-    same machine.
+    `size` is (height, width) in pixels. On one machine, equal towns and moments give equal frames, byte for byte.
 
     Raises:
         ConfigError: EGL can't give a context.
@@ -106,7 +105,7 @@ class Renderer:
         self._town: Town | None = None
 
     def load(self, town: Town) -> None:
-        """Build `town`, unless it is the one that is loaded, and forget the one before."""
+        """Build `town` in place of the loaded town, unless it is loaded already."""
         if town is self._town:
             return
         for cells in self._scene or ():
@@ -120,7 +119,7 @@ class Renderer:
         )
 
     def render(self, weather: Weather, moment: Moment) -> UInt8[np.ndarray, "height width 3"]:
-        """The frame that shows `moment` in the loaded town."""
+        """Render `moment` in the loaded town."""
         if self._scene is None:
             raise RuntimeError("expected a town, got none: call load first")
         cars, models = moment.cars, moment.models
@@ -179,13 +178,13 @@ class Renderer:
         axes = camera_axes(camera, pose[2])
         programs = (self._solid_program, self._car_program, self._decal_program, self._car_decal_program)
         view = view_projection(camera, pose, size)
-        set_view((*programs, self._sky_program), weather, axes, camera_place(camera, *pose), view)
+        set_view((*programs, self._sky_program), weather, axes, camera_position(camera, *pose), view)
         sky = {"zenith": weather.zenith, "cover": weather.clouds, "cloud_color": weather.cloud_color}
         assign(self._sky_program, **sky, rays=sky_rays(axes, camera, size))
 
 
 def _car_decals() -> Vertices:
-    """A car's shadow and the pool of light before it."""
+    """A car's shadow and the pool of light of its headlights."""
     decals = Mesh()
     shadow(decals, (0.0, 0.0), 5.0, 2.4, 0.0, DECAL_HEIGHT, strength=0.65)
     corners = np.array([[[2.0, -3.0, 0.025], [14.0, -3.0, 0.025], [14.0, 3.0, 0.025], [2.0, 3.0, 0.025]]])
@@ -202,7 +201,7 @@ def _person_decal(ground: float) -> Vertices:
 
 
 def _people_places(moment: Moment, sight: float) -> list[Float[np.ndarray, "pedestrians 7"]]:
-    """For each of `LEVELS`, who is within `sight`: x, y, heading, which figure, color."""
+    """For each of `LEVELS`, the pedestrians within `sight`: x, y, heading, index of the figure, color."""
     people, (x, y, _) = moment.pedestrians, moment.pose
     near = np.hypot(people[:, 0] - x, people[:, 1] - y) < sight
     figure = np.round(people[:, 3] * len(SWINGS)) % len(SWINGS)

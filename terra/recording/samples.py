@@ -1,4 +1,4 @@
-"""A folder of videos with poses, as somebody may have one: short drives to try the import with."""
+"""Sample data for the import: a folder of short videos with poses."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ _HAZE = 50.0  # m, over which the squares fade to a third
 
 
 def opengl_problem() -> str | None:
-    """Why no town can be drawn here, in one line; None if it can."""
+    """One line that says why no town can be rendered on this machine; None if it can."""
     return _apart(_try_opengl)
 
 
@@ -39,15 +39,15 @@ def write_samples(
     """Write drive_00.mp4 and drive_00.json (poses), drive_01.mp4, ... at 10 frames a second, a town each, by day.
 
     Args:
-        folder: is made if missing.
-        drives: how many.
-        num_frames: of each; the poses go on for 3 s more.
+        folder: output folder; it is made if missing.
+        drives: number of drives.
+        num_frames: frames of each drive; its poses continue for 3 s.
         image_size: (height, width), both even.
-        camera: what the frames are seen by.
-        scenery: what is around the car; "plane", a plane of colored squares, needs no OpenGL.
+        camera: the camera that takes the frames.
+        scenery: the car's surroundings; "plane", a plane of colored squares, needs no OpenGL.
 
     Raises:
-        ConfigError: the town can't be drawn here.
+        ConfigError: no town can be rendered on this machine.
         OutputError: a file can't be written.
     """
     make_folder(folder)
@@ -56,7 +56,7 @@ def write_samples(
 
 
 def _apart(work: Callable[..., _T], *arguments: object) -> _T:
-    """Do something with OpenGL in a process of its own: Mesa's LLVM and triton's crash each other in one."""
+    """Call a function that uses OpenGL in a new process: the LLVMs of Mesa and Triton crash each other in one."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(work, *arguments).result()
 
@@ -94,7 +94,7 @@ def _write(
 def draw_plane(
     poses: Poses, num_frames: int, image_size: tuple[int, int], camera: Camera
 ) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
-    """The first `num_frames` frames of a drive over squares in colors of their own, which fade far ahead."""
+    """The first `num_frames` frames of a drive over a plane of colored squares, whose colors fade with distance."""
     ahead, left = _ground(image_size, camera)
     on_ground = np.isfinite(ahead)
     haze = np.array([190.0, 200.0, 210.0])
@@ -104,7 +104,7 @@ def draw_plane(
         east = x + ahead[on_ground] * cosine - left[on_ground] * sine
         north = y + ahead[on_ground] * sine + left[on_ground] * cosine
         column, row = np.floor(east / _CELL), np.floor(north / _CELL)
-        # Incommensurable frequencies: no two squares nearby are alike.
+        # Incommensurable frequencies give neighboring squares different colors.
         phases = np.stack([2.4 * column + 3.9 * row, 4.1 * column - 1.7 * row, 1.3 * column + 5.3 * row], axis=-1)
         frame = np.broadcast_to(haze, (*image_size, 3)).copy()
         frame[on_ground] = near * (120 + 90 * np.sin(phases)) + (1 - near) * haze
@@ -114,9 +114,9 @@ def draw_plane(
 def _ground(
     image_size: tuple[int, int], camera: Camera
 ) -> tuple[Float[np.ndarray, "height width"], Float[np.ndarray, "height width"]]:
-    """Meters ahead and to the left of the car where each pixel's center sees the ground, NaN above the horizon.
+    """Meters ahead of and left of the car where each pixel's center sees the ground, NaN above the horizon.
 
-    `decoder.camera.project` undone.
+    The function is the inverse of `decoder.camera.project`.
     """
     height, width = image_size
     focal = width / (2 * math.tan(math.radians(camera.fov_degrees) / 2))

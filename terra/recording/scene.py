@@ -28,8 +28,7 @@ WINDOW_PITCH = 4.0
 DECAL_HEIGHT = 0.02
 LAMP_HEIGHT = 6.0
 LAMP_ARM = 1.9
-# Meters from the pool's middle, below the lamp's head, to its edge.
-LAMP_POOL = 8.0
+LAMP_POOL = 8.0  # m, radius of the pool of light below a lamp's head
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class CellMesh:
 
 @dataclass(frozen=True)
 class Scene:
-    """A town's meshes: what shows from afar, what is too small for that, and the decals that shade the ground."""
+    """A town's meshes: large parts (`solid`), details too small to see from afar, and decals that shade the ground."""
 
     solid: CellMesh
     details: CellMesh
@@ -53,7 +52,7 @@ class Scene:
 
 
 def build_scene(town: Town) -> Scene:
-    """The whole town as triangles."""
+    """Turn a town plan into meshes."""
     solid, details, decals = Mesh(), Mesh(), Mesh()
     add_meadow(solid, town)
     for edge in town.edges:
@@ -77,7 +76,7 @@ def build_scene(town: Town) -> Scene:
 
 
 def sort_cells(vertices: Vertices) -> CellMesh:
-    """Group triangles by the square cell that their middle is in."""
+    """Group triangles by the square cell that contains their middle."""
     triangles = vertices.reshape(-1, 3, vertices.shape[1])
     cells = np.floor(triangles[:, :, :2].mean(axis=1) / CELL_METERS).astype(np.int64)
     _, which = np.unique(cells, axis=0, return_inverse=True)
@@ -95,7 +94,7 @@ def sort_cells(vertices: Vertices) -> CellMesh:
 
 
 def visible_cells(mesh: CellMesh, view: tuple[float, float, float, float], sight: float) -> Int[np.ndarray, " visible"]:
-    """Cells that `view` (x, y, heading, horizontal field of view in rad) may see within `sight`, nearest first."""
+    """The cells that `view` (x, y, heading, horizontal field of view in rad) may see within `sight`, nearest first."""
     cells, distances = parts_in_view(mesh.centers, mesh.radii, view, sight)
     return cells[np.argsort(distances, kind="stable")]
 
@@ -111,7 +110,7 @@ def shadow(
     roundness: float = 0.0,
     strength: float = 0.5,
 ) -> None:
-    """A soft dark patch; `roundness` 1 makes it an ellipse."""
+    """Add a soft dark patch; `roundness` 1 makes it an ellipse."""
     values = [[-1, -1, roundness, strength], [1, -1, roundness, strength], [1, 1, roundness, strength]]
     values.append([-1, 1, roundness, strength])
     _decal(decals, rectangle(center, length, width, heading), z, Material.SHADOW, np.array(values))

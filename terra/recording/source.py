@@ -1,4 +1,4 @@
-"""What a recording needs of a place to drive in: a town, or anything else that simulates and renders."""
+"""The interface of a scene source: a place, such as a town, that simulates and renders drives."""
 
 from collections.abc import Iterator
 from typing import Protocol, TypeVar
@@ -10,19 +10,16 @@ from terra.dataset.poses import Poses
 
 
 class Drive(Protocol):
-    """One simulated drive. A source's own drives also hold what it needs to render them.
-
-    `poses` are those of all frames and 3 s more; `events` are (frame, what) in order of the frames.
-    """
+    """One simulated drive; a source's own type of drive also holds the data for its rendering."""
 
     @property
     def poses(self) -> Poses:
-        """The camera's motion."""
+        """The car's poses at all frames and for 3 s after the last frame."""
         ...
 
     @property
     def events(self) -> tuple[tuple[int, str], ...]:
-        """What the car did, by frame."""
+        """The car's maneuvers as (frame, event), in order of the frames."""
         ...
 
 
@@ -30,33 +27,29 @@ AnyDrive = TypeVar("AnyDrive", bound=Drive)
 
 
 class SceneSource(Protocol[AnyDrive]):
-    """One place to drive in. All it gives is byte for byte the same whenever place and numbers are, on one machine.
-
-    `source` ("town") and `place` ("000012") name the place; `maneuvers` are the futures that a
-    counterfactual set may ask for, () if none.
-    """
+    """One place to drive in. On one machine, equal places and numbers give equal drives and frames, byte for byte."""
 
     @property
     def source(self) -> str:
-        """The kind of place."""
+        """The kind of the place, such as "town"."""
         ...
 
     @property
     def place(self) -> str:
-        """Its name among those of its kind."""
+        """The name of the place among those of its kind, such as "000012"."""
         ...
 
     @property
     def maneuvers(self) -> tuple[str, ...]:
-        """The futures that a counterfactual set may ask for."""
+        """The futures that `simulate_counterfactual` knows; () if none."""
         ...
 
     def simulate(self, episode: int, num_frames: int) -> AnyDrive:
-        """Drive number `episode` of this place."""
+        """Simulate drive number `episode` of this place."""
         ...
 
     def simulate_counterfactual(self, group: int, maneuver: str, num_frames: int, num_context: int) -> AnyDrive:
-        """One future of start number `group`: its first `num_context` frames are equal for every maneuver.
+        """Simulate one future of start number `group`; its first `num_context` frames are equal for every maneuver.
 
         Raises:
             ValueError: `maneuver` is not one of `maneuvers`.
@@ -64,9 +57,9 @@ class SceneSource(Protocol[AnyDrive]):
         ...
 
     def weather(self, episode: int) -> str:
-        """The weather of a drive, by a rule from place and episode."""
+        """The weather of a drive, which depends on place and episode alone."""
         ...
 
     def render(self, drive: AnyDrive, weather: str) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
-        """The frames of a drive, in order."""
+        """Render the frames of a drive, in order."""
         ...

@@ -1,4 +1,4 @@
-"""The two small tileable textures: mild noise for the ground, and clouds. All else is drawn from plain colors."""
+"""The two small tileable textures, mild noise for the ground and clouds; everything else has plain colors."""
 
 import numpy as np
 from jaxtyping import Float, UInt8

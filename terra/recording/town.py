@@ -1,4 +1,4 @@
-"""What a town consists of: roads and all that stands beside them, in meters and without any graphics."""
+"""The plan of a town: roads and the objects beside them, in meters and without any graphics."""
 
 import math
 from dataclasses import dataclass, field
@@ -18,8 +18,7 @@ STOREY_HEIGHT = 3.2
 # Meters from the kerb to a lamp post.
 LAMP_DEPTH = 0.6
 
-# A bow never turns tighter than this, so that cruising through it stays comfortable.
-BOW_RADIUS = 60.0
+BOW_RADIUS = 60.0  # m, smallest radius of a road's bow, so that cruising through it stays comfortable
 # Roads stay straight this far from a junction's center; past every stop line.
 STRAIGHT_APPROACH = 24.0
 
@@ -41,7 +40,7 @@ NUM_CAR_MODELS = 3
 
 @dataclass(frozen=True)
 class RoadKind:
-    """How a road is laid out: `lanes` each way, and whether cars park along both kerbs."""
+    """The layout of a road: the number of lanes each way, and whether cars park along both kerbs."""
 
     name: str
     lanes: int
@@ -63,8 +62,9 @@ ROAD_KINDS = (STREET, PARKING_STREET, AVENUE)
 class Edge:
     """A road between two neighboring junctions, drawn along +x (`axis` 0) or +y (`axis` 1).
 
-    Positions along it are meters of straight distance from the first junction's center; `bow` meters is how far its
-    middle swings to the left. `start_reach` and `end_reach` are where the junctions end and the road proper begins.
+    Positions along the road are meters of straight distance from the first junction's center. `bow` is how far (m) the
+    middle of the road swings to the left. The road proper lies between `start_reach` and `end_reach`, at which the
+    junctions end.
     """
 
     start: Node
@@ -90,14 +90,14 @@ class Edge:
         return np.stack([self.origin[0] + x, self.origin[1] + y], axis=-1), turn + self.axis * np.pi / 2
 
     def samples(self) -> Scalars:
-        """Positions about every 4 m from one junction's end to the other's, shared by all that borders the road."""
+        """Positions about every 4 m from one junction's end to the other's; all geometry beside the road uses them."""
         span = self.length - self.start_reach - self.end_reach
         return np.linspace(self.start_reach, self.length - self.end_reach, max(2, math.ceil(span / 4.0)))
 
 
 @dataclass(frozen=True)
 class Frontage:
-    """One side of one edge: `side` +1 is left of the edge's direction; `use` says what is built there."""
+    """One side of one edge: `side` +1 is left of the edge's direction; `use` is the use of the block there."""
 
     edge: Edge
     side: int
@@ -158,7 +158,7 @@ class ParkedCar:
 class Town:
     """The plan: junction (i, j) is at `xs[i]`, `ys[j]`, where the roads `column_kinds[i]` and `row_kinds[j]` cross.
 
-    `uses[i, j]` is what the block between junctions (i, j) and (i + 1, j + 1) is for: downtown, houses or park.
+    `uses[i, j]` is the use of the block between junctions (i, j) and (i + 1, j + 1): downtown, houses or park.
     """
 
     seed: int

@@ -1,4 +1,4 @@
-"""A procedural town as a place to record in."""
+"""A procedural town as a scene source."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -15,7 +15,7 @@ from terra.recording.weather import WEATHERS, draw_weather
 
 
 class TownSource:
-    """The town of a seed, drawn by `renderer`, which several towns may share one after the other."""
+    """The town of a seed, rendered by `renderer`, which several towns may use in turn."""
 
     source = "town"
     maneuvers = COUNTERFACTUAL_MANEUVERS
@@ -26,11 +26,11 @@ class TownSource:
         self._graph = LaneGraph(plan_town(seed))
 
     def simulate(self, episode: int, num_frames: int) -> TownDrive:
-        """Drive number `episode` of the town."""
+        """Simulate drive number `episode` of the town."""
         return simulate_drive(self._graph, episode, num_frames)
 
     def simulate_counterfactual(self, group: int, maneuver: str, num_frames: int, num_context: int) -> TownDrive:
-        """One future of start number `group`; ValueError for a maneuver that towns don't have."""
+        """Simulate one future of start number `group`; raise ValueError for a maneuver that towns don't have."""
         return simulate_counterfactual(self._graph, group, maneuver, num_frames, num_context)
 
     def weather(self, episode: int) -> str:
@@ -38,14 +38,14 @@ class TownSource:
         return draw_weather(self._seed, episode)
 
     def render(self, drive: TownDrive, weather: str) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
-        """The frames of a drive; `weather` is a name of `WEATHERS`."""
+        """Render the frames of a drive; `weather` is a name of `WEATHERS`."""
         for index in range(drive.num_frames):
             self._renderer.load(self._graph.town)
             yield self._renderer.render(WEATHERS[weather], drive.moment(index))
 
 
 def town_source(seed: int, size: tuple[int, int], camera: Camera, device_index: int = 0) -> TownSource:
-    """The town of `seed` seen by `camera` in frames of `size` (height, width), drawn on EGL device `device_index`.
+    """Open the town of `seed`, seen by `camera` in frames of `size` (height, width), on EGL device `device_index`.
 
     Raises:
         ConfigError: EGL can't give a context.
@@ -55,5 +55,5 @@ def town_source(seed: int, size: tuple[int, int], camera: Camera, device_index: 
 
 @lru_cache(maxsize=1)
 def _renderer(size: tuple[int, int], camera: Camera, device_index: int) -> Renderer:
-    """One a process: contexts are costly to open."""
+    """The renderer, one per process, because opening a context is slow."""
     return Renderer(size, camera, device_index)

@@ -1,4 +1,4 @@
-"""The other cars: each follows its lane, keeps its distance, and enters a junction only when its way is free."""
+"""The other cars: each follows its lane, keeps its distance, and enters a junction only when its turn is free."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ BRAKE_LIGHT_FROM = 0.8
 
 @dataclass(frozen=True)
 class Occupant:
-    """A car that traffic has to mind but that drives itself: its lane, its middle's position there, and its speed."""
+    """A car that `Traffic` sees but does not drive: its lane, the position (m) of its middle there, its speed (m/s)."""
 
     lane: int
     position: float
@@ -36,7 +36,7 @@ class Occupant:
 
 
 class Crossings(Protocol):
-    """Who crosses the roads on foot; `Pedestrians` are."""
+    """Tells which turns pedestrians block; `Pedestrians` implements it."""
 
     def blocks(self, turn: int) -> bool:
         """Whether someone crosses, or is about to, where `turn` passes."""
@@ -61,8 +61,8 @@ class Traffic:
     """`num_cars` cars spread over a town's road lanes, stepped at 10 Hz.
 
     `closed` junctions admit no car. `clear` lists occupants near whom no car starts. Cars wait before turns that
-    `crossings` block. They know `Occupant`s that are passed to `step`, and nothing else of the world. Arrays run over
-    cars: `lane`, `position`, `speed`, `braking`.
+    `crossings` block, and react to the occupants passed to `step`. The arrays `lane`, `position`, `speed` and `braking`
+    have one element per car.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Traffic:
         return self.graph.poses(self.lane, self.position)
 
     def admit(self, turn: int, waits_behind: bool) -> bool:
-        """Ask for `turn` on behalf of the one car that drives itself; True once the turn is its own until `leave`."""
+        """Request `turn` for the recorded car; True once the turn is reserved for it, until `leave`."""
         if self._visitor == turn:
             return True
         if waits_behind or self._crossed(turn) or self.graph.conflicts[turn, self._held[self._held >= 0]].any():
@@ -104,7 +104,7 @@ class Traffic:
         return True
 
     def leave(self) -> None:
-        """Give back what `admit` granted."""
+        """Release the turn that `admit` reserved."""
         self._visitor = -1
 
     def taken(self) -> list[int]:
@@ -160,7 +160,7 @@ class Traffic:
     ) -> tuple[
         Float[np.ndarray, " cars"], Float[np.ndarray, " cars"], Bool[np.ndarray, " cars"], Int[np.ndarray, " lanes"]
     ]:
-        """Gap and speed of the car ahead within two lanes, who is first in his lane, and each lane's last car."""
+        """Gap and speed of each car's leader within two lanes, whether a car leads its lane, and each lane's last car."""
         graph, count = self.graph, len(self.lane)
         order = np.lexsort((positions, lanes))
         first = np.full(len(graph.lanes), -1)

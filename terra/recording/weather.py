@@ -1,4 +1,4 @@
-"""Five kinds of light and air, as the numbers that the renderer needs."""
+"""Five kinds of weather, as the light and fog values that the renderer needs."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,10 @@ Color = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Weather:
-    """Colors are linear light. `sun` points to the sun. `fog_density` is the share of light lost in a meter.
+    """Light and air of one kind of weather; colors are linear light.
 
-    `clouds` (0 to 1) is the cover; `lamps` (0 to 1) how much street lamps, windows and headlights count.
+    `sun` is the direction to the sun, `fog_density` the share of light lost per meter, `clouds` (0 to 1) the cloud
+    cover, and `lamps` (0 to 1) the strength of street lamps, windows and headlights.
     """
 
     sun: tuple[float, float, float]
@@ -88,7 +89,7 @@ WEATHERS: dict[str, Weather] = {
         lamps=1.0,
     ),
 }
-# How often each comes in a recording: mostly plain daylight.
+# Share of drives with each kind of weather.
 WEATHER_SHARES: dict[str, float] = {"day": 0.4, "overcast": 0.2, "fog": 0.1, "dusk": 0.15, "night": 0.15}
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from terra.driving.control import MAX_PATH_POINTS, MAX_SPEED, MAX_STEERING
+from terra.sampling import SamplingParams
 
 MAX_SEED = 2**63 - 1
 _MAX_METERS = 1000.0  # that a waypoint lies away
@@ -31,6 +32,11 @@ class Sampling(_Model):
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_k: Annotated[int, Field(ge=0, le=2**31)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> "Sampling":
+        SamplingParams(**self.model_dump(exclude_none=True))  # a ValueError is the client's
+        return self
 
 
 class Open(_Model):

@@ -73,20 +73,17 @@ class Metrics:
         self._seconds.labels(route).observe(seconds)
 
     def text(self, engine: Engine, jobs: Mapping[str, int]) -> bytes:
-        """All of it, with what the engine says itself (`counters`, `kv_cache_usage`, `failure`) and jobs by status.
+        """All of it, with the engine's own `counters` and `failure`, and the number of jobs by status.
 
         Called in the event loop, whose tasks are counted.
         """
         self._tasks.set(len(asyncio.all_tasks()))
         for status, count in jobs.items():
             self._jobs.labels(status).set(count)
-        for kind, count in vars(getattr(engine, "counters", None) or _Nothing()).items():
-            self._tokens.labels(kind).set(count)
-        usage = getattr(engine, "kv_cache_usage", None)
-        self._kv.set(math.nan if usage is None else usage)
-        self._up.set(getattr(engine, "failure", None) is None)
+        counters = engine.counters
+        for kind, count in vars(counters).items():
+            if kind != "kv_cache_usage":
+                self._tokens.labels(kind).set(count)
+        self._kv.set(math.nan if counters.kv_cache_usage is None else counters.kv_cache_usage)
+        self._up.set(engine.failure is None)
         return generate_latest(self._registry)
-
-
-class _Nothing:
-    """Counters of an engine that has none."""

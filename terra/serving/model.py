@@ -57,8 +57,8 @@ class Model:
 
     @property
     def failure(self) -> str | None:
-        """Why the engine stopped by itself, of engines that can; None while it works."""
-        return getattr(self.pipeline.engine, "failure", None)
+        """Why the engine stopped by itself, in one line; None while it works."""
+        return self.pipeline.engine.failure
 
     async def run(self, kind: Literal["encode", "decode", "finish", "files"], work: Callable[[], _T]) -> _T:
         """Do work in the threads of that kind: "finish" decodes whole videos, "files" reads and writes."""

@@ -1,5 +1,5 @@
-"""Training: recorded driving to tokenizer weights, to token files, to world-model weights.
+"""Training: recorded driving becomes tokenizer weights, then token files, then world-model weights.
 
-The trainers are imported by module (`terra.training.tokenizer`, `terra.training.world_model`), so that the processes
-which decode video import neither model.
+This package imports nothing; import the trainers by module (`terra.training.tokenizer`, `terra.training.world_model`),
+so that the processes that decode video load neither model.
 """

@@ -1,4 +1,4 @@
-"""The optional adversarial term of the tokenizer's training: a network that learns to tell frames from reconstructions.
+"""The tokenizer's optional adversarial loss: a discriminator learns to tell recorded frames from reconstructions.
 
 Sources: the patch discriminator of Isola et al. 2017 (pix2pix, arXiv 1611.07004); its use on an autoencoder with an
 adaptive weight, Esser et al. 2021 (VQGAN, arXiv 2012.09841); the hinge loss of Lim and Ye 2017 (arXiv 1705.02894);
@@ -25,14 +25,14 @@ _MAX_ADAPTIVE_WEIGHT = 1e4
 
 @dataclass(frozen=True, kw_only=True)
 class AdversarialConfig:
-    """How much the adversarial term counts, and from when on.
+    """Weights and schedule of the adversarial loss.
 
     Attributes:
-        weight: of the tokenizer's side; 0 leaves the term and its network out.
-        start: fraction of the run from which on both sides are trained.
-        adaptive: multiply `weight` by the ratio of the gradients' norms (see `adaptive_weight`).
-        lecam: weight of the LeCam regularization of the discriminator; 0 leaves it out.
-        lecam_decay: of its moving averages.
+        weight: weight of the adversarial loss in the tokenizer's loss; 0 trains without a discriminator.
+        start: fraction of the run, in [0, 1], after which the adversarial loss and the discriminator's training begin.
+        adaptive: whether `weight` is multiplied by the ratio of the gradients' norms (see `adaptive_weight`).
+        lecam: weight of the LeCam regularization in the discriminator's loss; 0 leaves the regularization out.
+        lecam_decay: decay per step of LeCam's moving averages.
         width: channels of the discriminator's first layer.
     """
 
@@ -79,12 +79,12 @@ class PatchDiscriminator(nn.Module):
         self.register_buffer("reconstructed_average", torch.zeros(()))
 
     def forward(self, frames: Frames) -> Scores:
-        """Unbounded scores of frames in [-1, 1], sides 32 or more."""
+        """Return an unbounded score for each patch of frames in [-1, 1] whose sides are 32 pixels or more."""
         return self.layers(frames)
 
 
 def generator_loss(reconstructed: Scores) -> Scalar:
-    """What the tokenizer minimizes: minus the mean score of its reconstructions. In float32."""
+    """The tokenizer's adversarial loss: minus the mean score of its reconstructions, in float32."""
     return -reconstructed.float().mean()
 
 
@@ -101,15 +101,16 @@ def adaptive_weight(reconstruction_loss: Scalar, adversarial_loss: Scalar, recon
     return (ours / (theirs + 1e-4)).clamp(0.0, _MAX_ADAPTIVE_WEIGHT).detach()
 
 
-def discriminator_loss(recorded: Scores, reconstructed: Scores) -> Scalar:
-    """What the discriminator minimizes: the hinge loss, 1 while it cannot tell the two apart. In float32."""
+def hinge_loss(recorded: Scores, reconstructed: Scores) -> Scalar:
+    """The discriminator's loss (Lim and Ye 2017), in float32: 1 while all its scores are 0."""
     return 0.5 * (F.relu(1.0 - recorded.float()).mean() + F.relu(1.0 + reconstructed.float()).mean())
 
 
 def lecam_loss(discriminator: PatchDiscriminator, recorded: Scores, reconstructed: Scores, decay: float) -> Scalar:
-    """Mean squared distance of each side's scores to the other side's moving average, which is brought up to date.
+    """The LeCam loss: squared distance of each side's scores (recorded, reconstructed) to the other's moving average.
 
-    With several processes each keeps the averages of its own frames, and the saved ones are the first process's.
+    The call also updates both moving averages. Each process of a run averages the scores of its own frames; the
+    saved state holds the first process's averages.
     """
     recorded, reconstructed = recorded.float(), reconstructed.float()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What a tokenizer's training minimizes: of all of it, or of its decoder alone, so that its tokens stay the same."""
+"""Training objectives of the tokenizer: the whole autoencoder, or its decoder alone (the tokens then stay the same)."""
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
@@ -14,8 +14,8 @@ from terra.metrics.networks import perceptual_distance
 from terra.training.adversarial import (
     PatchDiscriminator,
     adaptive_weight,
-    discriminator_loss,
     generator_loss,
+    hinge_loss,
     lecam_loss,
 )
 from terra.training.data import to_unit_range
@@ -29,21 +29,22 @@ from tokenizer import Frames, LFQTokenizer, LFQTokenizerConfig, tokenizer_loss
 from tokenizer.losses import reconstruction_loss
 from tokenizer.quantizer import quantize
 
-MIN_SIDE = 32  # that `FeatureNetwork` takes
+MIN_SIDE = 32  # the smallest side, in pixels, that `FeatureNetwork` takes
 
 EightBit = UInt8[Tensor, "frames 3 height width"]
 
 
 class _Autoencoding(ABC):
-    """Random frames, each alone, never mirrored (left and right carry meaning in driving), and the terms of the loss
-    that see nothing but them and their reconstructions.
+    """An objective on single random frames with a reconstruction loss, a perceptual loss and an adversarial loss.
+
+    Frames are never mirrored, because left and right carry meaning in driving.
 
     Args:
         trained: the tokenizer, or the part of it that is trained.
-        tokenizer: for frames of its `image_size`.
-        frames: that this process draws from, on the device where training runs.
-        terms: of the loss.
-        pictured: held-out frames for the previews; None if there are none.
+        tokenizer: the whole tokenizer; `frames` must have its `image_size`.
+        frames: this process's training frames, on the device where training runs.
+        terms: weights and networks of the loss's terms.
+        pictured: held-out frames for the previews; None shows none.
     """
 
     samples = "frames"
@@ -57,19 +58,19 @@ class _Autoencoding(ABC):
                 f"got {tuple(tokenizer.image_size)}"
             )
         self.model: nn.Module = trained
-        self.rival: nn.Module | None = None
+        self.discriminator: nn.Module | None = None
         if terms.adversarial.weight:
-            rival = PatchDiscriminator(terms.adversarial.width)
-            self.rival = rival.to(frames.device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+            discriminator = PatchDiscriminator(terms.adversarial.width)
+            self.discriminator = discriminator.to(frames.device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         self.tokens_per_sample: int | None = tokenizer.rows * tokenizer.cols
         self._tokenizer, self._frames, self._terms, self._pictured = tokenizer, frames, terms, pictured
-        # A whole stride of the network's layers but the last; small pictures are not cut below what it takes.
+        # 16 is the stride of all the perceptual network's layers but the last; a small picture keeps MIN_SIDE pixels.
         self._margin = min(16, max(0, min(frames.shape[2:]) - MIN_SIDE))
         self._reconstruction: Tensor | None = None
 
     @abstractmethod
     def reconstruct(self, frames: Frames, progress: float) -> tuple[Frames, dict[str, Tensor]]:
-        """The reconstruction, not clamped, and the loss's parts but the perceptual and adversarial terms.
+        """Return the reconstruction, not clamped, and the loss's parts without the perceptual and adversarial terms.
 
         The reconstruction and the part `total` carry gradients; the other parts are for the log.
         """
@@ -81,7 +82,7 @@ class _Autoencoding(ABC):
         return {"frames": to_unit_range(chosen).to(memory_format=torch.channels_last), "corner": corner}
 
     def loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
-        """What `reconstruct` gives, and the perceptual and adversarial terms that are on."""
+        """The loss of `reconstruct` plus the perceptual and adversarial terms whose weight is not 0."""
         frames, terms = batch["frames"], self._terms
         reconstruction, parts = self.reconstruct(frames, progress)
         loss = parts.pop("total")
@@ -91,38 +92,38 @@ class _Autoencoding(ABC):
             loss = loss + terms.perceptual * distance
             parts["perceptual"] = distance.detach()
         self._reconstruction = None
-        if self.rival is not None and progress >= terms.adversarial.start:
+        if self.discriminator is not None and progress >= terms.adversarial.start:
             self._reconstruction = reconstruction.detach()
-            adversarial = generator_loss(unwrapped(self.rival)(reconstruction))
+            adversarial = generator_loss(unwrapped(self.discriminator)(reconstruction))
             factor = adaptive_weight(loss, adversarial, reconstruction) if terms.adversarial.adaptive else 1.0
             loss = loss + terms.adversarial.weight * factor * adversarial
             parts["adversarial"] = adversarial.detach()
         return {"loss": loss, **parts}
 
     def _crop(self, frames: Frames, corner: Int[Tensor, " two"]) -> Frames:
-        """All but `_margin` rows and columns, from `corner` on.
+        """Cut frames to (height - margin, width - margin) pixels whose top left pixel is `corner`.
 
-        The network's strided layers look harder at some rows and columns than at others, and the decoder would learn
-        stripes for them; so the picture lies elsewhere at each step.
+        The strided layers of the perceptual network weigh some rows and columns more than others, and the decoder would
+        learn stripes there; a random corner at each step evens the weights out.
         """
         height, width = (side - self._margin for side in frames.shape[2:])
         top, left = corner.tolist()
         return frames[..., top : top + height, left : left + width].contiguous(memory_format=torch.channels_last)
 
-    def rival_loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
-        """The discriminator's loss on the frames and what `loss` made of them; a constant before the term begins."""
+    def discriminator_loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
+        """The discriminator's loss on recorded frames and on `loss`'s reconstructions; 0 before the term begins."""
         frames, terms = batch["frames"], self._terms.adversarial
-        if self.rival is None or self._reconstruction is None:
-            return {"rival_loss": torch.zeros((), device=frames.device, requires_grad=True)}
+        if self.discriminator is None or self._reconstruction is None:
+            return {"discriminator_loss": torch.zeros((), device=frames.device, requires_grad=True)}
         # One forward pass for both: the wrapper that averages gradients over processes expects one.
-        scores = self.rival(torch.cat([frames, self._reconstruction.to(frames.dtype)]))
+        scores = self.discriminator(torch.cat([frames, self._reconstruction.to(frames.dtype)]))
         recorded, reconstructed = scores.chunk(2)
-        loss = discriminator_loss(recorded, reconstructed)
+        loss = hinge_loss(recorded, reconstructed)
         parts = {"recorded_score": recorded.detach().mean(), "reconstructed_score": reconstructed.detach().mean()}
         if terms.lecam:
-            discriminator = cast(PatchDiscriminator, unwrapped(self.rival))
+            discriminator = cast(PatchDiscriminator, unwrapped(self.discriminator))
             loss = loss + terms.lecam * lecam_loss(discriminator, recorded, reconstructed, terms.lecam_decay)
-        return {"rival_loss": loss, **parts}
+        return {"discriminator_loss": loss, **parts}
 
     def previews(self, ema: Ema) -> dict[str, Tensor]:
         """Held-out frames above their reconstruction by the averaged weights."""
@@ -134,7 +135,7 @@ class _Autoencoding(ABC):
 
 @final
 class TokenizerObjective(_Autoencoding):
-    """A whole tokenizer; the arguments are those of `_Autoencoding`.
+    """Training of a whole tokenizer; the arguments are those of `_Autoencoding`.
 
     With several processes the entropy of the mean distribution is that of each process's batch, not of all processes':
     a batch has thousands of vectors, each softly assigned to all ids, and exchanging distributions would cost a wait.
@@ -147,7 +148,7 @@ class TokenizerObjective(_Autoencoding):
         self.flops_per_sample: float | None = flops_per_frame(tokenizer.config)
 
     def reconstruct(self, frames: Frames, progress: float) -> tuple[Frames, dict[str, Tensor]]:
-        """With `tokenizer_loss`, whose entropy weight is annealed."""
+        """Reconstruct frames; the loss is `tokenizer_loss` with an annealed entropy weight."""
         reconstruction, z = self.model(frames)
         terms = self._terms
         weights = replace(terms.weights, entropy=terms.weights.entropy * terms.anneal.factor(progress))
@@ -157,10 +158,10 @@ class TokenizerObjective(_Autoencoding):
 
 @final
 class DecoderObjective(_Autoencoding):
-    """The decoder of a tokenizer whose encoder is frozen; the arguments are those of `_Autoencoding`.
+    """Training of a tokenizer's decoder while its encoder is frozen; the arguments are those of `_Autoencoding`.
 
-    `model` is the decoder, so that the encoder is in no optimizer, average or saved state, and waits for no gradient.
-    The terms of entropy and commitment, which only an encoder can lower, are left out.
+    `model` is the decoder alone, so that no optimizer, moving average or saved state contains the encoder. The entropy
+    and commitment terms, which only an encoder can lower, are left out.
     """
 
     def __init__(
@@ -171,7 +172,7 @@ class DecoderObjective(_Autoencoding):
         self.flops_per_sample: float | None = decoder_flops_per_frame(tokenizer.config)
 
     def reconstruct(self, frames: Frames, progress: float) -> tuple[Frames, dict[str, Tensor]]:
-        """From the frames' tokens, with `reconstruction_loss`."""
+        """Decode the frames' tokens; the loss is `reconstruction_loss`."""
         with torch.no_grad():
             signs = quantize(self._tokenizer.encoder(frames))
         reconstruction = self.model(signs)
@@ -187,18 +188,18 @@ class DecoderObjective(_Autoencoding):
 
 
 def flops_per_frame(config: LFQTokenizerConfig) -> float:
-    """Floating-point operations of one frame forward (counted) and backward (twice that), convolutions only."""
+    """Floating-point operations of a training step per frame: the convolutions forward, and twice as many backward."""
     return 3.0 * sum(_forward_flops(config))
 
 
 def decoder_flops_per_frame(config: LFQTokenizerConfig) -> float:
-    """`flops_per_frame` where the encoder runs forward alone."""
+    """Floating-point operations of a training step per frame if the encoder has no backward pass."""
     encoder, decoder = _forward_flops(config)
     return encoder + 3.0 * decoder
 
 
 def _forward_flops(config: LFQTokenizerConfig) -> tuple[int, int]:
-    """Of the encoder and of the decoder."""
+    """Floating-point operations of the forward passes of encoder and decoder, for one frame."""
     with torch.device("meta"):
         model, frame = LFQTokenizer(config), torch.empty(1, 3, *config.image_size)
     with torch.no_grad():

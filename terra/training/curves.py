@@ -1,4 +1,4 @@
-"""A run's log.jsonl as curves."""
+"""Plots of a training run's log.jsonl."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ _COLOR = "#0072B2"
 
 
 def read_log(run: Path, name: str) -> tuple[list[int], list[float]]:
-    """Steps, and the number that the log of a run's folder has under `name` for them.
+    """Read from a run's log.jsonl the steps that logged a number called `name`, and those numbers.
 
     Raises:
         OutputError: no log, or nothing of that name in it.
@@ -30,7 +30,7 @@ def read_log(run: Path, name: str) -> tuple[list[int], list[float]]:
 
 
 def draw_log(run: Path, curves: Mapping[str, str]) -> Figure:
-    """A plot for each name in the log that `curves` has, against the step; its value is the label of the axis.
+    """Plot logged numbers against the step, one plot for each item of `curves` (name in the log: label of the y axis).
 
     Raises:
         OutputError: see `read_log`.

@@ -31,12 +31,12 @@ class DrivingFrames:
     """Frames of the readable episodes of one split, one episode after another.
 
     Attributes:
-        frames: 8-bit RGB on a device, channels_last in memory; `to_unit_range` makes `Frames` of a part.
+        frames: 8-bit RGB on a device, channels_last in memory; `to_unit_range` turns a slice into `Frames`.
         actions: float32 on the CPU, one for each frame: rows of [lateral y (left positive), forward x, time t].
         episode_start: int64 on the CPU; episode i is frames episode_start[i] to episode_start[i + 1].
-        fps: frames a second of the recording (of what is kept, only without `max_frames`).
-        waypoint_times: seconds ahead of an action's rows.
-        damaged: why an episode was left out, one line each.
+        fps: frames per second of the recording (of `frames` too, unless `max_frames` left some out).
+        waypoint_times: for each row of an action, its time ahead of the frame, in seconds.
+        damaged: for each episode that was left out, one line that says why.
     """
 
     frames: UInt8[Tensor, "frames 3 height width"]
@@ -59,7 +59,7 @@ def to_8_bit(frames: Frames) -> UInt8[Tensor, "frames 3 height width"]:
 
 @dataclass(frozen=True)
 class DecodedEpisode:
-    """All frames of one episode (8-bit RGB) and the action of each, float32."""
+    """All frames of one episode (8-bit RGB) and the action at each frame (float32)."""
 
     frames: UInt8[np.ndarray, "frames height width 3"]
     actions: Float32[np.ndarray, "frames slots action_dim"]
@@ -68,12 +68,13 @@ class DecodedEpisode:
 def decode_episodes(
     episodes: Sequence[Episode], workers: int, waypoint_times: Sequence[float] = WAYPOINT_TIMES
 ) -> Iterator[DecodedEpisode | str]:
-    """Of each episode, in order, its frames and actions or, if it is damaged, one line that says why.
+    """Decode episodes in order; a damaged episode yields one line that says why instead of its frames and actions.
 
     Args:
-        episodes: of `terra.dataset.read_split`.
-        workers: videos decoded at once; 0 decodes each when it is asked for. At most `workers` + 1 episodes are held.
-        waypoint_times: seconds ahead of an action's rows.
+        episodes: episodes that `terra.dataset.read_split` found.
+        workers: number of videos decoded at once; 0 decodes a video when the iterator reaches it. At most
+            `workers` + 1 episodes are in memory.
+        waypoint_times: for each row of an action, its time ahead of the frame, in seconds.
 
     Raises:
         ConfigError: `workers` below 0.
@@ -111,16 +112,16 @@ def load_driving(
     num_processes: int = 1,
     waypoint_times: Sequence[float] = WAYPOINT_TIMES,
 ) -> DrivingFrames:
-    """Decode a split onto `device`: of several processes, each takes every `num_processes`-th episode.
+    """Decode a split onto `device`; each process of a run decodes every `num_processes`-th episode.
 
-    Damaged episodes, and those whose frame rate or size is not the first one's, are left out: each is logged as a
-    warning, and at the end their number.
+    Damaged episodes, and episodes whose frame rate or size differs from the first episode's, are left out with a
+    warning each; a last warning gives their number.
 
     Args:
-        max_frames: keep at most so many of all processes' frames, evenly spaced over the whole split; None keeps all.
-            An episode of which one frame is kept is decoded in full.
-        max_episodes: of the split, the first of so many; None for all.
-        rank: which of the `num_processes` this is.
+        max_frames: bound on the frames of all processes together, evenly spaced over the split; None keeps all frames.
+            An episode is decoded in full even if one of its frames is kept.
+        max_episodes: bound on the episodes, taken from the split's start; None takes all.
+        rank: index of this process, in [0, num_processes).
 
     Raises:
         DatasetError: no dataset or no such split in `folder`, or no episode of this process's can be read.
@@ -131,12 +132,12 @@ def load_driving(
             raise ConfigError(f"{name}: expected at least 1 or null, got {most}")
     found = read_split(folder, split)
     episodes, odd = same_kind(found.episodes)
-    # What can be seen without decoding is every process's to see, and the first one's to report.
+    # Every process finds the damage that shows without decoding; only the first one reports it.
     damaged = [*found.damaged, *odd] if rank == 0 else []
     episodes = episodes[:max_episodes]
     frames_kept = kept_frames(episodes, max_frames)
     chosen = [(episode, kept) for episode, kept in zip(episodes, frames_kept, strict=True) if len(kept)]
-    if len(chosen) < num_processes:  # raised by all of them: one alone would leave the others waiting for it
+    if len(chosen) < num_processes:  # every process raises: if only one did, the others would wait for it forever
         raise DatasetError(
             f"{folder}: expected an episode of split {split} for each of {num_processes} processes, got {len(chosen)}"
         )
@@ -177,7 +178,7 @@ def load_driving(
 
 
 def same_kind(episodes: Sequence[Episode]) -> tuple[list[Episode], list[str]]:
-    """The episodes of the first one's frame rate and size, and one line for each other one."""
+    """Split episodes into those with the first episode's frame rate and size, and one line about each of the others."""
     expected = (episodes[0].fps, episodes[0].image_size) if episodes else None
     alike = [episode for episode in episodes if (episode.fps, episode.image_size) == expected]
     odd = [
@@ -204,7 +205,7 @@ def _decode(episode: Episode, waypoint_times: tuple[float, ...]) -> DecodedEpiso
 
 
 def kept_frames(episodes: Sequence[Episode], max_frames: int | None) -> list[np.ndarray]:
-    """Of each episode, which frames: evenly spaced over all of them, from the first to the last."""
+    """Indices of the frames to keep in each episode: at most `max_frames` in all, evenly spaced over the split."""
     bounds = np.cumsum([0, *(episode.num_frames for episode in episodes)])
     total = int(bounds[-1])
     count = total if max_frames is None else min(max_frames, total)

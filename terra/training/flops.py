@@ -1,7 +1,7 @@
-"""Floating-point operations of the world model's training, for the model FLOPs utilisation (MFU).
+"""Floating-point operations of the world model's training, for the model FLOPs utilization (MFU).
 
-MFU is samples/s x operations a sample / the device's peak (Chowdhery et al. 2022, "PaLM", arXiv 2204.02311, appendix
-B). Only what the model needs counts: what activation checkpointing computes again does not.
+MFU is samples/s x operations per sample / the device's peak (Chowdhery et al. 2022, "PaLM", arXiv 2204.02311, appendix
+B). Operations that activation checkpointing repeats do not count.
 """
 
 from torch import nn

@@ -39,7 +39,7 @@ class TrainingLog:
         if self._writes:
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                # Steps after the one that is resumed from were logged by a part of the run that is lost.
+                # An interrupted run may have logged steps after its last saved state; TensorBoard forgets them.
                 self._board = SummaryWriter(str(self._path.with_name("tensorboard")), purge_step=self._first_step + 1)
             except OSError as error:
                 raise OutputError(f"{self._path.parent}: expected a writable folder, got: {error.strerror}") from error
@@ -52,7 +52,7 @@ class TrainingLog:
             self._board.close()
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Log numbers by their names."""
+        """Append one line of named numbers at `step` to log.jsonl, and to TensorBoard."""
         if self._board is None:
             return
         with self._path.open("a") as file:

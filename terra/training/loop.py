@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from terra.errors import ConfigError
 from terra.progress import ProgressLine
-from terra.training.agreement import Agreement, StopReason, catch_sigterm
+from terra.training.coordination import LoopCoordinator, StopReason, catch_sigterm
 from terra.training.log import TrainingLog
 from terra.training.network import Network
 from terra.training.processes import convolution_search
@@ -28,55 +28,57 @@ Batch = dict[str, Tensor]
 
 
 class Objective(Protocol):
-    """What is trained: a model, the batches it sees and the loss on them.
+    """A training objective: a model, its batches and its loss.
 
-    During `train` the loop puts `model` and `rival` on the device and replaces them by wrapped modules that average
-    gradients over processes: call them only as `self.model(...)`; `terra.training.processes.unwrapped` gives the module
-    inside, for everything else. Afterwards they are the plain modules again.
+    During `train` the loop moves `model` and `discriminator` to the device and replaces them by wrappers that average
+    gradients over processes. Call a wrapper only as `self.model(...)`; for everything else take the module inside from
+    `terra.training.processes.unwrapped`. After `train` both attributes are the plain modules again.
+
+    An objective keeps what it must remember between steps in buffers of the two modules, because these are saved.
 
     Attributes:
-        model: what is trained; float32 parameters, equal in every process at the start.
-        rival: a second network trained against it (a discriminator), or None. Its parameters take no gradient in
-            `loss`. What an objective must remember between steps, it keeps in buffers of the two: they are saved.
-        samples: what one element of a batch is called in logs, in the plural.
-        tokens_per_sample: how many tokens the model predicts or makes of a sample, for tokens/s; None if it is no
-            measure.
+        model: the trained network; its parameters are float32 and start equal in every process.
+        discriminator: a second network that is trained against `model`, or None. Its parameters take no gradient in
+            `loss`.
+        samples: name of a batch's elements in logs, in the plural.
+        tokens_per_sample: tokens of a sample, for the log's tokens/s; None logs no such rate.
         flops_per_sample: floating-point operations of one sample's forward and backward pass; None if not known.
     """
 
     model: nn.Module
-    rival: nn.Module | None
+    discriminator: nn.Module | None
     samples: str
     tokens_per_sample: int | None
     flops_per_sample: float | None
 
     def draw(self, random: StepRandom, batch_size: int) -> Batch:
-        """This process's next batch, on the model's device; depends on `random` alone."""
+        """Draw this process's next batch onto the model's device; the batch depends on `random` alone."""
         ...
 
     def loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
-        """Scalars to log, of which "loss" is minimized over the model; `progress` in [0, 1] is how far the run is."""
+        """Compute the scalars to log; the loop minimizes "loss" over `model`. `progress` of the run is in [0, 1]."""
         ...
 
-    def rival_loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
-        """Scalars to log, of which "rival_loss" is minimized over the rival; called after `loss` on the same batch.
+    def discriminator_loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
+        """Compute the scalars to log; the loop minimizes "discriminator_loss" over `discriminator`.
 
-        Only called if there is a rival. What `loss` computed may be kept for it, detached.
+        The loop calls this method after `loss`, on the same batch, and only if there is a discriminator. `loss` may
+        keep detached results for it.
         """
         ...
 
     def previews(self, ema: Ema) -> dict[str, Tensor]:
-        """What to log at each save, by the first process alone, in eval mode, not compiled, without gradients.
+        """Make what each save logs: numbers (0-d), pictures (uint8, 3 x height x width), videos (frames x a picture).
 
-        Numbers (no axes), pictures (uint8, 3 x height x width) or videos (uint8, frames x 3 x height x width); {} if
-        none. `ema.averaged()` is a context in which the model has its averaged weights.
+        Only the first process calls this method: in eval mode, not compiled, without gradients. In the context
+        `ema.averaged()` the model has its averaged weights.
         """
         ...
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """The end of a run: the steps done in all its parts, its loop time, why it stopped, and the averaged weights."""
+    """A run's end: its steps and loop time since the first start, the reason for the stop, and the averaged weights."""
 
     step: int
     elapsed_seconds: float
@@ -87,10 +89,9 @@ class TrainingResult:
 def train(objective: Objective, config: LoopConfig, accelerator: Accelerator) -> TrainingResult:
     """Train from the state in `config.output`, or from the start if there is none, until a limit or SIGTERM.
 
-    The model is left with its last weights; `TrainingResult.ema.copy_to_model()` puts in the averaged ones. With
-    `schedule="steps"` an interrupted and resumed run equals an uninterrupted one, bit for bit on the CPU. Every process
-    of the run calls this; only the first writes, so what is to be done once afterwards, do `if
-    accelerator.is_main_process`.
+    The model is left with its last weights; `TrainingResult.ema.copy_to_model()` replaces them by the averaged weights.
+    With `schedule="steps"` an interrupted and resumed run equals an uninterrupted one, bit for bit on the CPU. Every
+    process of the run must call this function, but only the first process writes files.
 
     Raises:
         CheckpointError: the saved state is damaged or belongs to another model.
@@ -105,32 +106,32 @@ def train(objective: Objective, config: LoopConfig, accelerator: Accelerator) ->
 
 
 class Trainer:
-    """One run of the loop; `train` is its public face."""
+    """The state and the steps of one run; `train` is the public function around this class."""
 
     def __init__(self, objective: Objective, config: LoopConfig, accelerator: Accelerator):
         self.objective, self.config, self.accelerator = objective, config, accelerator
         self._model = Network.prepare(objective.model, config, accelerator)
         if config.compile_model:
             self._model.compile()
-        self._rival = None
-        if objective.rival is not None:
-            self._rival = Network.prepare(objective.rival, config, accelerator)
+        self._discriminator = None
+        if objective.discriminator is not None:
+            self._discriminator = Network.prepare(objective.discriminator, config, accelerator)
         self.ema = Ema(self._model.raw, config.ema_decay, config.ema_every_steps)
         self.step = 0
         elapsed, starting = self._resume()
         objective.model = self._model.wrapped
-        if self._rival is not None:
-            objective.rival = self._rival.wrapped
-        self._agreement = Agreement(accelerator, config, self.step, elapsed, starting)
+        if self._discriminator is not None:
+            objective.discriminator = self._discriminator.wrapped
+        self._coordinator = LoopCoordinator(accelerator, config, self.step, elapsed, starting)
         self._sums: dict[str, Tensor] = {}
         self._steps_summed = 0
         self._summed_since = monotonic()
 
     def release(self) -> None:
-        """Give the objective its plain networks back."""
+        """Put the plain modules back into the objective in place of the wrappers."""
         self.objective.model = self._model.raw
-        if self._rival is not None:
-            self.objective.rival = self._rival.raw
+        if self._discriminator is not None:
+            self.objective.discriminator = self._discriminator.raw
         self.accelerator.free_memory()
 
     def run(self) -> TrainingResult:
@@ -142,7 +143,7 @@ class Trainer:
             terminated = stack.enter_context(catch_sigterm())
             self._log = stack.enter_context(TrainingLog(self.config.output, self.step, self.accelerator))
             line = stack.enter_context(ProgressLine("training", total, every_seconds=0.0))
-            while (decision := self._agreement.decide(self.step, terminated)).stop is None:
+            while (decision := self._coordinator.decide(self.step, terminated)).stop is None:
                 if decision.report and self._steps_summed:
                     line.show(total * self._completed(), self._report())
                 if decision.save and self._steps_summed:
@@ -156,7 +157,7 @@ class Trainer:
         return TrainingResult(self.step, decision.elapsed, decision.stop, self.ema)
 
     def _train_step(self) -> None:
-        """One update; nothing here waits for the device."""
+        """Update the networks once, without waiting for the device."""
         progress = self._progress()
         for network in self._networks().values():
             network.set_learning_rate(learning_rate_at(self.config, self.step, progress))
@@ -164,7 +165,7 @@ class Trainer:
             self._accumulate(part, progress)
         norms = {
             f"{name}gradient_norm": network.update(self.accelerator, self.config.clip_norm)
-            for name, network in (("", self._model), ("rival_", self._rival))
+            for name, network in (("", self._model), ("discriminator_", self._discriminator))
             if network is not None
         }
         self._add(norms, 1)
@@ -173,7 +174,7 @@ class Trainer:
         self.step += 1
 
     def _accumulate(self, part: int, progress: float) -> None:
-        """Add one batch's gradients to both networks'; processes exchange them with the step's last batch only."""
+        """Add one batch's gradients; processes exchange gradients only with the step's last batch (`part`)."""
         accelerator, count = self.accelerator, self.config.accumulate
         draw = self.step * count + part
         random = step_random(self.config.seed, draw, accelerator.device, accelerator.process_index)
@@ -182,17 +183,17 @@ class Trainer:
             if part < count - 1:
                 for network in self._networks().values():
                     stack.enter_context(accelerator.no_sync(network.wrapped))
-            if self._rival is not None:
-                self._rival.raw.requires_grad_(False)
+            if self._discriminator is not None:
+                self._discriminator.raw.requires_grad_(False)
             with self._autocast():
                 parts = self.objective.loss(batch, progress)
             accelerator.backward(parts["loss"] / count)
-            if self._rival is not None:
-                self._rival.raw.requires_grad_(True)
+            if self._discriminator is not None:
+                self._discriminator.raw.requires_grad_(True)
                 with self._autocast():
-                    rival_parts = self.objective.rival_loss(batch, progress)
-                accelerator.backward(rival_parts["rival_loss"] / count)
-                parts = parts | rival_parts
+                    discriminator_parts = self.objective.discriminator_loss(batch, progress)
+                accelerator.backward(discriminator_parts["discriminator_loss"] / count)
+                parts = parts | discriminator_parts
         self._add(parts, count)
 
     def _autocast(self) -> torch.autocast:
@@ -205,11 +206,11 @@ class Trainer:
             self._sums[name] = self._sums[name] + value if name in self._sums else value
 
     def _progress(self) -> float:
-        agreement = self._agreement
-        return progress_at(self.config, self.step, agreement.elapsed_at(self.step), agreement.starting)
+        coordinator = self._coordinator
+        return progress_at(self.config, self.step, coordinator.elapsed_at(self.step), coordinator.starting)
 
     def _completed(self) -> float:
-        return completed_at(self.config, self.step, self._agreement.elapsed_at(self.step))
+        return completed_at(self.config, self.step, self._coordinator.elapsed_at(self.step))
 
     def _report(self) -> str:
         """Log the means since the last report over all processes (this waits for the device); returns the text."""
@@ -218,12 +219,12 @@ class Trainer:
         now = monotonic()
         rates = self._rates(now - self._summed_since)
         self._summed_since, self._sums, self._steps_summed = now, {}, 0
-        if not all(math.isfinite(means[name]) for name in ("loss", "rival_loss") if name in means):
+        if not all(math.isfinite(means[name]) for name in ("loss", "discriminator_loss") if name in means):
             raise ConfigError(
                 f"{self.config.output}: expected a finite loss, got {means['loss']} before step {self.step}: "
                 f"lower learning_rate={self.config.learning_rate:g}; the last saved state is from before"
             )
-        elapsed, completed = self._agreement.elapsed_at(self.step), self._completed()
+        elapsed, completed = self._coordinator.elapsed_at(self.step), self._completed()
         record = {
             "elapsed_seconds": elapsed,
             "learning_rate": learning_rate_at(self.config, self.step, self._progress()),
@@ -234,7 +235,7 @@ class Trainer:
         return f"step {self.step} {numbers} eta {eta:.0f} s"
 
     def _rates(self, seconds: float) -> dict[str, float]:
-        """Samples and tokens a second of all processes, and the model FLOPs utilisation of one device."""
+        """Samples and tokens per second of all processes, and the model FLOPs utilization of one device."""
         objective, config = self.objective, self.config
         samples = self._steps_summed * config.batch_size * config.accumulate / max(seconds, 1e-9)
         rates: dict[str, float] = {f"{objective.samples}_per_second": samples * self.accelerator.num_processes}
@@ -248,14 +249,14 @@ class Trainer:
         if self._steps_summed:
             self._report()  # refuses to save weights that have gone to NaN
         if self.accelerator.is_main_process:
-            times = {"elapsed_seconds": self._agreement.elapsed(), "starting_seconds": self._agreement.starting}
+            times = {"elapsed_seconds": self._coordinator.elapsed(), "starting_seconds": self._coordinator.starting}
             scalars = {"step": self.step, **times, "seed": self.config.seed}
             networks = {name: (network.raw, network.optimizer) for name, network in self._networks().items()}
             save_state(self.config.output / "state", networks, self.ema, scalars)
             if with_previews:
                 self._preview()
         self.accelerator.wait_for_everyone()
-        self._agreement.saved()
+        self._coordinator.saved()
         self._summed_since = monotonic()
 
     def _preview(self) -> None:
@@ -266,10 +267,11 @@ class Trainer:
         model.train()
 
     def _networks(self) -> dict[str, Network]:
-        return {"model": self._model} | ({"rival": self._rival} if self._rival is not None else {})
+        """The networks by their names in the state file, where the discriminator has always been called "rival"."""
+        return {"model": self._model} | ({"rival": self._discriminator} if self._discriminator is not None else {})
 
     def _resume(self) -> tuple[float, float]:
-        """Restore the saved state if there is one; returns the seconds so far, and those of the parts' first steps."""
+        """Restore the saved state if there is one; return `Decision.elapsed` and `Decision.starting` at its step."""
         networks = {name: (network.raw, network.optimizer) for name, network in self._networks().items()}
         scalars = load_state(self.config.output / "state", networks, self.ema)
         if scalars is None:

@@ -1,4 +1,4 @@
-"""A network under training: as it is, as an objective calls it, and its optimizer."""
+"""A network under training: the plain module, the wrapper that an objective calls, and the optimizer."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from terra.training.settings import LoopConfig
 
 @dataclass(frozen=True)
 class Network:
-    """`raw` is the plain module on its device; `wrapped` also averages gradients over processes, if there are many."""
+    """`raw` is the plain module on its device; `wrapped` is `raw` or, in a run of several processes, DDP around it."""
 
     raw: nn.Module
     wrapped: nn.Module
@@ -34,12 +34,12 @@ class Network:
         self.raw.compile()
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """The learning rate of the next update."""
+        """Set the learning rate of the next update."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
 
     def update(self, accelerator: Accelerator, clip_norm: float) -> Tensor:
-        """Step and forget the gradients; returns their norm before clipping."""
+        """Clip the gradients, step the optimizer and clear the gradients; return their norm before clipping."""
         norm = accelerator.clip_grad_norm_(self.raw.parameters(), clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -1,4 +1,4 @@
-"""How well a world model predicts held-out driving from the truth before each token (teacher forcing)."""
+"""How well a world model predicts each token of held-out driving from the true tokens before it (teacher forcing)."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +19,7 @@ EVALUATION_BATCH = 4
 
 
 def pack_windows(tokens: Int[Tensor, "batch window rows cols"], slots: int) -> Int[Tensor, "batch length"]:
-    """Ids as they stand in the model's context: [tokens of frame 1][slots][tokens of frame 2][slots] ..."""
+    """Lay windows out as prompts: [tokens of frame 1][slots][tokens of frame 2][slots] ..., slots after every frame."""
     flat = rearrange(tokens, "batch window rows cols -> batch window (rows cols)")
     return rearrange(F.pad(flat, (0, slots), value=SLOT_FILLER), "batch window block -> batch (window block)")
 
@@ -31,13 +31,14 @@ def evaluate_world_model(
     window: int,
     num_windows: int,
 ) -> dict[str, Any]:
-    """Predict each image token from all true tokens and actions before it, over windows spread evenly.
+    """Predict each image token from all true tokens and actions before it, over evenly spread windows.
 
-    Returns lists by the frame's index in the window: `cross_entropy_by_frame` (nats a token, over the image
-    vocabulary), `accuracy_by_frame` (of the most probable id), `copy_accuracy_by_frame` (of repeating the previous
-    frame; 0 for the first), and, with two windows or more, `other_actions_cross_entropy_by_frame` with the actions of
-    another window, which a model that listens to actions predicts worse from. `cross_entropy`, `accuracy`,
-    `copy_accuracy` and `other_actions_cross_entropy` are their means without the first frame, which nothing precedes.
+    Returns lists with one number for each frame of a window: `cross_entropy_by_frame` (nats per token, over the image
+    vocabulary), `accuracy_by_frame` (share of tokens that are the most probable id), `copy_accuracy_by_frame` (share of
+    tokens that equal the previous frame's; 0 for the first frame) and, with two windows or more,
+    `other_actions_cross_entropy_by_frame`: the cross-entropy with the actions of another window, which is higher if the
+    model uses its actions. `cross_entropy`, `accuracy`, `copy_accuracy` and `other_actions_cross_entropy` are the means
+    of these lists without the first frame, which nothing precedes.
     """
     device = next(model.parameters()).device
     all_starts = held_out.window_starts(window)
@@ -69,7 +70,7 @@ def _score(
     tokens: Int[Tensor, "batch window rows cols"],
     actions: Tensor,
 ) -> tuple[Float[Tensor, "batch window patches"], Float[Tensor, "batch window patches"]]:
-    """Cross-entropy and hit of each image token; 0 for the window's first one."""
+    """Cross-entropy (nats) of each image token, and 1 where it is the likeliest id; 0 for a window's first token."""
     states = model.predicting_states(pack_windows(tokens, actions.shape[2]), actions)
     targets = rearrange(tokens, "batch window rows cols -> batch window (rows cols)")
     losses, hits = [], []

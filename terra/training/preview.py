@@ -1,4 +1,4 @@
-"""What a world model under training shows of itself: held-out prediction, and short rollouts beside the truth."""
+"""Previews of a world model under training: its prediction of held-out driving, and short rollouts beside the truth."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,13 +28,14 @@ EVALUATED_WINDOWS = 16
 
 @dataclass(frozen=True)
 class HeldOutPreview:
-    """Held-out windows to show and the means to show them.
+    """Held-out windows, and what is needed to predict, roll out and decode them.
 
     Attributes:
         held_out: tokens on the CPU.
-        window: frames of the windows that are predicted.
-        num_frames: frames that a rollout generates after its context; with 0, or without a tokenizer, none is shown.
-        tokenizer: makes pictures of tokens; on the device of the model.
+        window: frames of a predicted window.
+        num_frames: frames that a rollout generates after its context; with 0, or without a tokenizer, there are no
+            rollouts.
+        tokenizer: decodes the rollouts' tokens; lies on the model's device.
     """
 
     held_out: TokenizedDriving
@@ -50,7 +51,7 @@ class HeldOutPreview:
             )
 
     def show(self, ema: Ema) -> dict[str, Tensor]:
-        """Cross-entropy and accuracy of the averaged weights, and a video of rollouts: truth on the left."""
+        """Cross-entropy and accuracy of the averaged weights, and a video with the truth left of each rollout."""
         # cuDNN's attention, though the fastest in training, takes tens of milliseconds for each new length.
         backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
         with ema.averaged() as model, sdpa_kernel(backends):
@@ -82,7 +83,7 @@ def roll_out(
     context: Int[Tensor, "batch context rows cols"],
     actions: Float[Tensor, "batch steps slots action_dim"],
 ) -> Int[Tensor, "batch frames rows cols"]:
-    """Context frames and what the model makes of them: frame t + 1 follows action t, within one window.
+    """Continue context frames, within one window, to one frame more than actions: action t leads to frame t + 1.
 
     Rollout i is sampled with seed i, as an engine would sample it.
     """
@@ -108,7 +109,7 @@ def roll_out(
 
 
 def load_preview_tokenizer(checkpoint: Path, tokenized: TokenizedDriving, device: torch.device) -> LFQTokenizer:
-    """The tokenizer that made the tokens, or one of the same encoder, to show them.
+    """Load, for decoding, the tokenizer that made the tokens or one with the same encoder.
 
     Raises:
         CheckpointError: no such checkpoint.

@@ -15,8 +15,8 @@ from terra.errors import ConfigError
 def start_processes(device: str) -> Accelerator:
     """Join the run's processes; `device` is "cpu" or "cuda" (each process then has a GPU of its own).
 
-    Only the first process logs below warnings. Mixed precision is not asked of accelerate: its patch of `forward`
-    breaks the compiled graph; the loop opens the autocast itself.
+    Processes other than the first log warnings and errors only. The training loop opens autocast itself, because
+    accelerate's mixed precision patches `forward`, which breaks the compiled graph.
 
     Raises:
         ConfigError: no such device here, or more processes on this machine than GPUs.
@@ -38,7 +38,7 @@ def start_processes(device: str) -> Accelerator:
 
 @contextmanager
 def convolution_search(on: bool) -> Iterator[None]:
-    """Whether cuDNN tries all its algorithms for each new shape of a convolution: slow at first, worth it in a loop."""
+    """Turn cuDNN's benchmark mode on or off: it times all algorithms at each new shape, which pays off in a loop."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = on
     try:

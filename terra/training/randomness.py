@@ -1,4 +1,4 @@
-"""Counter-based random numbers: what is drawn depends on (seed, draw, rank) alone, so a resumed run needs no state."""
+"""Counter-based random numbers: a batch depends on (seed, draw, rank) alone, so that a resumed run needs no state."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,11 @@ import torch
 
 @dataclass(frozen=True)
 class StepRandom:
-    """The generators of one batch of one process.
+    """The random generators of one batch of one process.
 
     Attributes:
-        host: draws that choose samples; on the CPU, so that a run draws the same samples on every device.
-        device: draws of the size of a batch, made where the batch lies.
+        host: generator on the CPU that chooses samples, so that a run draws the same samples on every device.
+        device: generator on the batch's device, for noise of a batch's size.
     """
 
     host: torch.Generator
@@ -29,12 +29,12 @@ def step_random(seed: int, draw: int, device: torch.device, rank: int = 0) -> St
 
 
 def draw_indices(random: StepRandom, high: int, size: int, device: torch.device) -> torch.Tensor:
-    """`size` indices in [0, high), with replacement, int64 on `device`, sent there without waiting for the device."""
+    """Draw `size` indices in [0, high) with replacement, int64, and send them to `device` without waiting for it."""
     return send(torch.randint(high, (size,), generator=random.host), device)
 
 
 def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A CPU tensor on `device`, without waiting for the device."""
+    """Copy a CPU tensor to `device` without waiting for the device."""
     if device.type == "cuda":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)

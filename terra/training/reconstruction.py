@@ -1,4 +1,4 @@
-"""What a tokenizer's reconstructions of held-out frames are worth: numbers, and a picture to look at."""
+"""Quality of a tokenizer's reconstructions of held-out frames: numbers, and a picture."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +22,7 @@ EightBit = UInt8[Tensor, "frames 3 height width"]
 
 
 def evenly_spaced(frames: EightBit, count: int) -> UInt8[Tensor, "some 3 height width"]:
-    """At most `count` frames, from the first to the last."""
+    """Pick at most `count` evenly spaced frames, the first and the last among them."""
     chosen = np.unique(np.linspace(0, len(frames) - 1, min(count, len(frames))).round().astype(np.int64))
     return frames[torch.from_numpy(chosen).to(frames.device)]
 
@@ -36,13 +36,13 @@ def packaged_network() -> FeatureNetwork | None:
 def evaluate_tokenizer(
     tokenizer: LFQTokenizer, frames: EightBit, network: FeatureNetwork | None
 ) -> dict[str, float | int]:
-    """Encode and decode frames; means over them.
+    """Encode and decode frames, and measure the reconstructions.
 
-    Returns `psnr` (dB) and `ssim` (see `terra.metrics.frames`), with a network `perceptual_<its name>`
-    (`terra.metrics.networks.perceptual_distance`) and, of two frames or more, `frechet_<its name>`
-    (`frechet_distance` of its pooled features, which falls as frames are more), and of the ids used:
-    `codebook_used` (distinct ids / codebook size), `codebook_perplexity` (exp of the ids' entropy) and
-    `evaluated_frames`.
+    Returns means over the frames: `psnr` (dB) and `ssim` (see `terra.metrics.frames`) and, if there is a network,
+    `perceptual_<its name>` (`terra.metrics.networks.perceptual_distance`). With a network and two frames or more,
+    `frechet_<its name>` is the `frechet_distance` of the pooled features; it falls as the number of frames rises.
+    `codebook_used` is the number of distinct ids / codebook size, `codebook_perplexity` is exp of the ids' entropy, and
+    `evaluated_frames` is the number of frames.
     """
     measured: dict[str, list[Tensor]] = {"psnr": [], "ssim": []}
     features: list[tuple[Tensor, Tensor]] = []
@@ -73,7 +73,7 @@ def evaluate_tokenizer(
 
 @torch.no_grad()
 def comparison(tokenizer: LFQTokenizer, frames: EightBit) -> UInt8[Tensor, "3 rows cols"]:
-    """One picture on the CPU: frames in the top row, their reconstructions below."""
+    """Make one picture, on the CPU, with the frames in the top row and their reconstructions below."""
     decoded = to_8_bit(tokenizer.decode(tokenizer.encode(to_unit_range(frames))))
     return rearrange(torch.stack([frames, decoded]), "row f channel h w -> channel (row h) (f w)").cpu()
 

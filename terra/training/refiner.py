@@ -24,31 +24,31 @@ from tokenizer import Frames, LFQTokenizer
 logger = logging.getLogger(__name__)
 
 FOLDER = "refiner"
-# Of ln(sigma) in training: mean and deviation, as in the published refiner's configuration.
+# Mean and standard deviation of ln(sigma), sigma being the noise level in training; from the published refiner.
 LOG_SIGMA = (1.0, 1.6)
-FRAMES_AT_ONCE = 32  # float32, on their way to latents
+FRAMES_AT_ONCE = 32  # frames, in float32, that one call of the VAE's encoder takes
 
 Latents = Float[Tensor, "frames channels rows cols"]
 
 
 class _Plain:
-    """What the two objectives have in common: no rival, and nothing to show."""
+    """The part that both objectives share: they have no discriminator and log no previews."""
 
-    rival: nn.Module | None = None
+    discriminator: nn.Module | None = None
     tokens_per_sample: int | None = None
     flops_per_sample: float | None = None
 
-    def rival_loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
-        """There is no rival."""
-        raise NotImplementedError("the refiner has no rival")
+    def discriminator_loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
+        """There is no discriminator."""
+        raise NotImplementedError("the refiner has no discriminator")
 
     def previews(self, ema: Ema) -> dict[str, Tensor]:
-        """None."""
+        """Return no previews."""
         return {}
 
 
 class AutoencoderObjective(_Plain):
-    """The VAE on crops of single frames: the mean absolute error. The refiner uses the latents' mode alone."""
+    """The VAE's mean absolute error on crops of single frames; the latents are the mode of the VAE's posterior."""
 
     samples = "frames"
 
@@ -56,27 +56,27 @@ class AutoencoderObjective(_Plain):
         self.model, self._frames, self._crop = vae, frames, crop
 
     def draw(self, random: StepRandom, batch_size: int) -> Batch:
-        """Frames in [-1, 1], all cropped at one place."""
+        """Draw frames in [-1, 1], all cropped to the same rectangle."""
         chosen = self._frames[draw_indices(random, len(self._frames), batch_size, self._frames.device)]
         room = [side - cut + 1 for side, cut in zip(chosen.shape[2:], self._crop, strict=True)]
         top, left = (int(torch.randint(most, (), generator=random.host)) for most in room)
         return {"frames": to_unit_range(chosen[..., top : top + self._crop[0], left : left + self._crop[1]])}
 
     def loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
-        """How far the reconstruction is from the frames."""
+        """The mean absolute error of the reconstruction."""
         (reconstruction,) = self.model(batch["frames"], return_dict=False)
         return {"loss": F.l1_loss(reconstruction, batch["frames"])}
 
 
 class DenoisingObjective(_Plain):
-    """The UNet on clips: the squared error of its velocity, which is EDM's loss with v-weighting.
+    """The squared error of the UNet's velocity on clips (EDM's loss with v-weighting).
 
     Args:
-        refiner: of which the UNet is trained.
-        latents: what is to be denoised, scaled; see `RefinerConfig.residual`.
+        refiner: the refiner whose UNet is trained.
+        latents: the scaled latents to denoise; see `RefinerConfig.residual`.
         condition: the latents of the decoded frames, not scaled.
         episode_start: see `terra.training.data.DrivingFrames`.
-        log_sigma: mean and deviation of ln(sigma), sigma being the noise's level.
+        log_sigma: mean and standard deviation of ln(sigma), sigma being the noise level.
     """
 
     samples = "clips"
@@ -100,7 +100,7 @@ class DenoisingObjective(_Plain):
             raise DatasetError(f"expected an episode of {self._length} frames or more, got none")
 
     def draw(self, random: StepRandom, batch_size: int) -> Batch:
-        """Clips, noise and its level."""
+        """Draw clips of latents, noise, and a noise level for each clip."""
         device = self._latents.device
         starts = self._starts[draw_indices(random, len(self._starts), batch_size, device)]
         frames = starts[:, None] + torch.arange(self._length, device=device)
@@ -112,7 +112,7 @@ class DenoisingObjective(_Plain):
         return {"latents": latents, "condition": self._condition[frames], "noise": noise, "sigma": sigma}
 
     def loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
-        """How far the predicted velocity is from (noise - sigma x latents) / sqrt(sigma^2 + 1)."""
+        """The mean squared error of the predicted velocity to (noise - sigma x latents) / sqrt(sigma^2 + 1)."""
         sigma = batch["sigma"][:, None, None, None, None]
         spread = (sigma.square() + 1).sqrt()
         scaled = (batch["latents"] + sigma * batch["noise"]) / spread
@@ -132,12 +132,13 @@ def train_refiner(
     crop: tuple[int, int],
     log_sigma: tuple[float, float] = LOG_SIGMA,
 ) -> Refiner:
-    """Train a refiner from nothing for what a tokenizer decodes, and write it to `refiner/` in `denoiser.output`.
+    """Train a refiner of a tokenizer's decoded frames from random weights; write it to `denoiser.output`/refiner.
 
-    Recorded frames are of the tokenizer's size; the latents' scale is found from them. `crop` is (height, width) of the
-    parts of them, in the refiner's size, that the VAE is trained on; `log_sigma` as in `DenoisingObjective`: the levels
-    that the sampler visits should be common in it. In one process; all frames in 8 bits and their latents twice, those
-    of the recorded and of the decoded frames, must fit on its device.
+    The recorded frames must have the tokenizer's size; the scale of the latents is measured on them. `crop` is the
+    (height, width), in pixels of the refiner's size, of the crops on which the VAE is trained. `log_sigma` is as in
+    `DenoisingObjective`; noise levels that the sampler visits should be frequent in it. The training runs in one
+    process, and its device must hold all frames in 8 bits, the latents of the recorded frames and those of the decoded
+    frames.
 
     Raises:
         ConfigError, CheckpointError, OutputError: see `terra.training.loop.train`.
@@ -146,7 +147,7 @@ def train_refiner(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(denoiser.seed)
         refiner = Refiner(config).to(accelerator.device)
-    # A VAE learns to pass pictures through much sooner if what residual blocks and attention add begins at 0.
+    # A VAE learns to pass pictures through much sooner if its residual and attention branches output 0 at first.
     _silence(refiner.vae, (".conv2", ".to_out.0"))
     frames = driving.frames
     with torch.no_grad():
@@ -175,10 +176,10 @@ def train_refiner(
 def _encode(
     refiner: Refiner, frames: UInt8[Tensor, "frames 3 height width"], change: Callable[[Frames], Frames]
 ) -> Latents:
-    """Latents (not scaled) of frames that went through `change`, in the refiner's size."""
+    """Apply `change` to frames, resize them to the refiner's size and encode them; the latents are not scaled."""
     started = monotonic()
     parts = (refiner.fit(change(to_unit_range(part))) for part in frames.split(FRAMES_AT_ONCE))
-    # The VAE encodes each frame alone, so that more of them at once than in decoding make no difference.
+    # The VAE encodes each frame by itself, so the number of frames in a call does not change the latents.
     latents = torch.cat([refiner.vae.encode(part, return_dict=False)[0].mode() for part in parts])
     logger.info("%d frames encoded in %.0f s", len(frames), monotonic() - started)
     return latents
@@ -186,9 +187,9 @@ def _encode(
 
 @torch.no_grad()
 def _begin_unchanged(refiner: Refiner) -> None:
-    """Let a residual refiner give the frames that it is given, and what it makes of them not depend on the noise.
+    """Make a residual refiner start as the identity: its output is the decoded frame and does not depend on the noise.
 
-    Noise that gets through differs from frame to frame, and to forget it takes longer than to learn what it is for.
+    Noise that passes through at first differs between frames, and unlearning it takes longer than learning to use it.
     """
     _silence(refiner.unet, ("conv_out",))
     # See `Refiner.predict`: the noised latents are the first channels.
@@ -197,7 +198,7 @@ def _begin_unchanged(refiner: Refiner) -> None:
 
 @torch.no_grad()
 def _silence(network: nn.Module, ends: tuple[str, ...]) -> None:
-    """Let the layers whose names end so give 0 at first."""
+    """Zero the parameters of the layers whose names end with one of `ends`, so that they output 0 at first."""
     for name, part in network.named_modules():
         if name.endswith(ends):
             for parameter in part.parameters():

@@ -1,4 +1,4 @@
-"""What a step's place in the run says about its learning rate."""
+"""The learning-rate schedule: the progress of a run, and the learning rate at a step."""
 
 import math
 
@@ -6,10 +6,10 @@ from terra.training.settings import LoopConfig
 
 
 def progress_at(config: LoopConfig, step: int, elapsed: float, starting: float) -> float:
-    """How far the schedule is when `step` begins after `elapsed` seconds, in [0, 1].
+    """Progress of the schedule in [0, 1] when `step` begins after `elapsed` seconds.
 
-    `starting` of them went into the first steps of the run's parts; under schedule=time these don't count, for
-    compilation alone would take a short run's high learning rate away from it.
+    With schedule=time, `starting` (the seconds of first steps, which compile) is subtracted; otherwise compilation
+    would use up a short run's time at a high learning rate.
     """
     if config.schedule == "time":
         left = (config.max_seconds or math.inf) - elapsed
@@ -19,12 +19,12 @@ def progress_at(config: LoopConfig, step: int, elapsed: float, starting: float) 
 
 
 def completed_at(config: LoopConfig, step: int, elapsed: float) -> float:
-    """How far the run is to the first limit it will meet, in [0, 1]."""
+    """Progress of the run in [0, 1] towards the first limit (steps or seconds) that it will reach."""
     return min(max(elapsed / (config.max_seconds or math.inf), step / (config.max_steps or math.inf)), 1.0)
 
 
 def learning_rate_at(config: LoopConfig, step: int, progress: float) -> float:
-    """Linear warm-up over steps, under both schedules, times a cosine from the peak to its final fraction."""
+    """The learning rate: linear warm-up over steps, times a cosine from the peak to `final_learning_rate` of it."""
     warmup = min(1.0, (step + 1) / (config.warmup_steps + 1))
     low = config.final_learning_rate
     return config.learning_rate * warmup * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress)))

@@ -23,7 +23,7 @@ Networks = Mapping[str, tuple[nn.Module, Optimizer]]
 class Ema:
     """An exponential moving average of a model's parameters, kept in float32.
 
-    The decay grows as min(decay, (1 + step) / (10 + step)), so that the average soon forgets the random start
+    The decay at a step is min(decay, (1 + step) / (10 + step)), so that the average soon forgets the random start
     (the warm-up of TensorFlow's ExponentialMovingAverage with num_updates).
     """
 
@@ -34,7 +34,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take in the parameters after step `step` (from 0), if its turn has come."""
+        """Average in the parameters after step `step` (from 0), if `every_steps` divides the number of steps done."""
         if (step + 1) % self.every_steps:
             return
         keep = min(self.decay, (1 + step) / (10 + step)) ** self.every_steps
@@ -49,7 +49,7 @@ class Ema:
 
     @contextmanager
     def averaged(self) -> Iterator[nn.Module]:
-        """The model with its averaged weights; afterwards it has its own again, bit for bit."""
+        """Give the model its averaged weights inside the context, and its own weights, bit for bit, afterwards."""
         own = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
         self.copy_to_model()
         try:
@@ -63,9 +63,8 @@ class Ema:
 def save_state(folder: Path, networks: Networks, ema: Ema, scalars: Scalars) -> None:
     """Write the state so that a crash at any moment leaves the previous one readable.
 
-    `networks` holds "model", whose average `ema` is, and perhaps others; `scalars` must hold "step", "seed",
-    "elapsed_seconds" and "starting_seconds". The tensor file's name carries the step; `state.json` names that file and
-    is replaced last.
+    `networks` must hold "model", whose moving average is `ema`; `scalars` must hold "step", "seed", "elapsed_seconds"
+    and "starting_seconds". The tensor file's name carries the step; `state.json` names that file and is replaced last.
 
     Raises:
         OutputError: the folder can't be written.
@@ -109,7 +108,7 @@ def load_state(folder: Path, networks: Networks, ema: Ema) -> Scalars | None:
 
 @torch.no_grad()
 def _restore(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], where: Path) -> None:
-    """Copy into the targets, whose names and shapes the file must have."""
+    """Copy tensors into the targets of the same names; raise CheckpointError if names or shapes differ."""
     got = {name for name in tensors if "_optimizer." not in name.partition(".")[0] + "."}
     if targets.keys() != got:
         missing, unexpected = sorted(targets.keys() - got), sorted(got - targets.keys())

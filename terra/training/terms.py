@@ -1,4 +1,4 @@
-"""What the tokenizer's training minimizes: the weights of the loss's terms, and when they hold."""
+"""The terms of the tokenizer's loss: their weights, schedules and networks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class EntropyAnneal:
             )
 
     def factor(self, progress: float) -> float:
-        """What to multiply the final weight by when `progress` in [0, 1] of the run is done."""
+        """The factor on the final entropy weight at `progress` in [0, 1] of the run."""
         if progress >= self.until:
             return 1.0
         return self.start + (1.0 - self.start) * progress / self.until
@@ -37,14 +37,14 @@ class EntropyAnneal:
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What the tokenizer's loss is made of.
+    """The terms of the tokenizer's loss.
 
     Attributes:
-        weights: of the terms that need nothing but the tokenizer.
-        anneal: of the entropy's weight.
+        weights: weights of the terms of `tokenizer.losses.tokenizer_loss`.
+        anneal: schedule of the entropy weight.
         perceptual: weight of the perceptual distance; 0 leaves it out.
-        network: that the perceptual distance is measured with; None if `perceptual` is 0.
-        adversarial: of the adversarial term.
+        network: feature network of the perceptual distance; None if `perceptual` is 0.
+        adversarial: weights and schedule of the adversarial loss.
     """
 
     weights: LossWeights
@@ -61,11 +61,11 @@ class Terms:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "Terms":
-        """From the sections `loss`, `entropy_anneal`, `perceptual` and `adversarial` of conf/train_tokenizer.yaml.
+        """Build the terms from `loss`, `entropy_anneal`, `perceptual` and `adversarial` of conf/train_tokenizer.yaml.
 
         Raises:
-            ConfigError: a value that is not allowed, or a perceptual network that can't be had.
-            CheckpointError: its file is damaged.
+            ConfigError: a value that is not allowed, or a perceptual network whose package is not installed.
+            CheckpointError: the file of the perceptual network's weights is damaged.
         """
         perceptual = values["perceptual"]
         path = None if perceptual["path"] is None else Path(perceptual["path"])
@@ -80,7 +80,7 @@ class Terms:
 
 
 def loss_weights(values: Mapping[str, float]) -> LossWeights:
-    """`LossWeights`, with ConfigError for a value that is not allowed."""
+    """Build `LossWeights`; raise ConfigError for a value that is not allowed."""
     try:
         return LossWeights(**values)
     except (TypeError, ValueError) as error:

@@ -1,7 +1,7 @@
-"""Recorded driving through a trained tokenizer, shard by shard: decoded, encoded, written, forgotten.
+"""Tokenize recorded driving shard by shard: decode the videos, encode the frames, write the tokens.
 
-Never more than some episodes are in memory, so a dataset may be larger than any machine's. A shard's file appears whole
-or not at all, and the files that are there and up to date are kept, so the same command goes on where it was stopped.
+Only a few episodes are in memory at a time, so a dataset may be larger than memory. A shard's token file appears whole
+or not at all, and a file that is up to date is kept, so that the same command resumes where it was stopped.
 """
 
 import hashlib
@@ -31,17 +31,17 @@ logger = logging.getLogger(__name__)
 
 
 class FrameEncoder:
-    """A tokenizer's encoding half for 8-bit frames, always in batches of one size.
+    """Encodes 8-bit frames with a tokenizer in batches of one fixed size.
 
-    One size, filled up at a shard's end, is what a compiled network wants, and makes a shard's tokens depend on the
-    shard alone.
+    The last batch of a shard is padded to that size, so that a compiled network sees one shape, and a shard's tokens
+    depend on the shard alone.
 
     Args:
-        tokenizer: is moved to `device` and `dtype`, in channels_last memory.
-        dtype: that it computes in. Of the shipped tokenizer's tokens bfloat16 changes 0.2 % (float16 none), all of them
-            at vectors that lie on a threshold.
-        batch_size: frames sent through it at once.
-        compiled: torch.compile it, which takes about a minute once.
+        tokenizer: the tokenizer; the constructor moves it to `device` and `dtype`, in channels_last memory.
+        dtype: data type of the encoder. bfloat16 changes 0.2 % of the shipped tokenizer's tokens, all of them where a
+            channel lies on the sign's threshold; float16 changes none.
+        batch_size: frames of a batch.
+        compiled: whether to torch.compile the encoder, which takes about a minute once.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class FrameEncoder:
 
     @torch.no_grad()
     def __call__(self, frames: UInt8[Tensor, "frames height width 3"]) -> Int[Tensor, "frames rows cols"]:
-        """Ids, int64 on the CPU, of frames of `image_size` on the CPU."""
+        """Encode frames of `image_size` on the CPU to ids (int64) on the CPU."""
         grids = []
         for chunk in frames.split(self.batch_size):
             filling = self.batch_size - len(chunk)
@@ -87,12 +87,12 @@ def tokenize_split(
     num_processes: int = 1,
     waypoint_times: Sequence[float] = WAYPOINT_TIMES,
 ) -> None:
-    """Write this process's token files of a split into `output`; each takes every `num_processes`-th of its shards.
+    """Write this process's token files of a split into `output`; each process takes every `num_processes`-th shard.
 
-    A file that is there for the same episodes is kept. When all processes are done, `finish_split` completes the split.
+    An existing file of the same episodes is kept. When all processes are done, `finish_split` completes the split.
 
     Raises:
-        DatasetError: a file there comes from another tokenizer.
+        DatasetError: a file in `output` comes from another tokenizer.
         ConfigError: the tokenizer takes frames of another size, or `workers` below 0.
         OutputError: the output can't be written.
     """
@@ -141,7 +141,7 @@ def finish_split(found: Split, output: Path) -> None:
 
 
 def shards_of(episodes: Iterable[Episode]) -> list[tuple[str, list[Episode]]]:
-    """The episodes by the folder they lie in, with the name of its token file, in the order of the names."""
+    """Group episodes by their folder (a shard): (name of the shard's token file, its episodes), sorted by name."""
     ordered = sorted(episodes, key=lambda episode: episode.video.parent.name)
     grouped = groupby(ordered, key=lambda episode: episode.video.parent.name)
     return [(f"{name}.safetensors", list(members)) for name, members in grouped]
@@ -150,7 +150,7 @@ def shards_of(episodes: Iterable[Episode]) -> list[tuple[str, list[Episode]]]:
 def _write_shard(
     path: Path, facts: ShardFacts, encoder: FrameEncoder, decoded: Iterable[DecodedEpisode | str]
 ) -> list[str]:
-    """Encode one shard and write its file; returns why episodes were left out. Writes none if all of them were."""
+    """Encode one shard and write its file, unless every episode is damaged; return why episodes were left out."""
     damaged: list[str] = []
     actions: list[np.ndarray] = []
     grids: list[Tensor] = []
@@ -162,7 +162,7 @@ def _write_shard(
             continue
         actions.append(episode.actions)
         bounds.append(bounds[-1] + len(episode.frames))
-        # Whole batches go through at once; what is left over waits for the next episode.
+        # Whole batches are encoded now; the remaining frames wait for the next episode.
         frames = np.concatenate([*rest, episode.frames])
         full = len(frames) - len(frames) % encoder.batch_size
         if full:
@@ -176,7 +176,7 @@ def _write_shard(
 
 
 def _is_done(path: Path, facts: ShardFacts) -> bool:
-    """Whether a file of the same episodes is there. Raises DatasetError if it is of another tokenizer or precision."""
+    """Whether `path` holds the tokens of these episodes; raise DatasetError if its tokenizer or precision differs."""
     if not path.is_file():
         return False
     present = read_shard_facts(path)

@@ -40,7 +40,7 @@ NUM_PICTURE_FRAMES = 6
 def small_config(
     *, image_size: tuple[int, int], ch: int, ch_mult: Sequence[int], num_res_blocks: int, dim: int
 ) -> LFQTokenizerConfig:
-    """The tokenizer's configuration from the few numbers that one chooses. Raises CheckpointError if they don't fit."""
+    """Build a tokenizer's configuration from its free numbers; raise CheckpointError if they don't fit one another."""
     return LFQTokenizerConfig(
         encoder_decoder_config=EncoderDecoderConfig(
             ch=ch, ch_mult=tuple(ch_mult), num_res_blocks=num_res_blocks, z_channels=dim
@@ -63,8 +63,8 @@ def train_tokenizer(
 ) -> TrainingResult:
     """Train, then write `tokenizer/` (averaged weights in `dtype`), `metrics.json` and `reconstruction.png`.
 
-    What is measured and pictured are the stored weights, read back. A run that SIGTERM stops writes only its state.
-    `held_out` is needed in the first process only; without it nothing is measured.
+    Metrics and picture come from the stored weights, read back from disk. A run that SIGTERM stops writes only its
+    state. Only the first process uses `held_out`; if it is None, nothing is measured.
 
     Raises:
         ConfigError, CheckpointError, OutputError: see `terra.training.loop.train`; ConfigError also if the frames'
@@ -95,8 +95,8 @@ def train_decoder(
 ) -> TrainingResult:
     """Train the decoder of the tokenizer in the folder `source` further; all else is as in `train_tokenizer`.
 
-    The encoder is stored as it was, bit for bit and in its own precision, so that the tokens are the same; the
-    checkpoint's `same_tokens_as` says so. `dtype` is the decoder's.
+    The encoder is stored unchanged, bit for bit and in its own precision, so that the tokens stay the same; the new
+    checkpoint's `same_tokens_as` records that. `dtype` is the data type of the stored decoder.
 
     Raises:
         ConfigError, CheckpointError, OutputError: as `train_tokenizer`; CheckpointError also if `source` holds no
@@ -126,13 +126,13 @@ def _pictured(held_out: DrivingFrames | None) -> EightBit | None:
 
 
 def _train(objective: Objective, terms: Terms, config: LoopConfig, accelerator: Accelerator) -> TrainingResult:
-    """Train; where there are results, the model is left with its averaged weights."""
+    """Train; unless SIGTERM stopped the run, leave the model with its averaged weights."""
     if terms.network is not None:
         terms.network.to(accelerator.device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         if config.compile_model:
             terms.network.compile()
     if terms.adversarial.weight and terms.adversarial.adaptive:
-        # `adaptive_weight` goes back through the compiled networks twice, so that their buffers must outlive the first.
+        # `adaptive_weight` runs the compiled backward pass twice, so its buffers must not be donated to the first run.
         functorch_config.donated_buffer = False
     with convolution_search(True):
         result = train(objective, config, accelerator)
@@ -142,14 +142,14 @@ def _train(objective: Objective, terms: Terms, config: LoopConfig, accelerator: 
 
 
 def _has_results(result: TrainingResult, accelerator: Accelerator) -> bool:
-    """Whether the run is to be written and measured by this process: unless SIGTERM stopped it, by the first."""
+    """Whether this process writes and measures the result: it must be the first, and the run not stopped by SIGTERM."""
     return result.stopped_by != "sigterm" and accelerator.is_main_process
 
 
 def _evaluate(
     held_out: DrivingFrames | None, terms: Terms, output: Path, result: TrainingResult, num_frames: int
 ) -> None:
-    """Measure and picture the stored weights. Not compiled: it would take longer than the few batches there are."""
+    """Measure and picture the stored weights, without compiling them: there are too few batches to gain from it."""
     if held_out is None:
         return
     frames = evenly_spaced(held_out.frames, num_frames)

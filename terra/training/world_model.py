@@ -34,7 +34,7 @@ FOLDER = "world_model"
 
 @dataclass(frozen=True, kw_only=True)
 class WorldModelSize:
-    """The free choices of an architecture; everything else follows from the tokens. Names are those of config.json."""
+    """The free sizes of the architecture, named as in config.json; all other sizes follow from the tokens."""
 
     hidden_size: int = 512
     intermediate_size: int = 1408
@@ -45,20 +45,20 @@ class WorldModelSize:
 
 @dataclass(frozen=True, kw_only=True)
 class WorldModelTraining:
-    """What the world model's training adds to the loop's settings.
+    """Settings of the world model's training besides those of the loop.
 
     Attributes:
         window: frames of a training window, and of the model's context.
         max_corruption: each window draws a rate uniformly from 0 to this, and that fraction of its input tokens is
             replaced by random ids.
-        z_loss: see `LlamaActionV2ForCausalLM.forward`; 0 leaves it out.
-        checkpoint_layers: keep only the layers' inputs for the backward pass; a third more computation, a fraction of
-            the memory.
+        z_loss: weight of the z-loss (see `LlamaActionV2ForCausalLM.forward`); 0 leaves it out.
+        checkpoint_layers: whether the backward pass recomputes each layer from its input (activation checkpointing):
+            a third more computation, a fraction of the memory.
         attention: "fastest" (see `attention_kernels`), or "flash", torch's own flash kernels.
         evaluation_windows: held-out windows that are predicted at the end.
         preview_frames: frames of the rollouts that each save logs, where `preview_tokenizer` is given; 0: none.
-        preview_tokenizer: folder of the tokenizer that made the tokens, to show rollouts; None shows none.
-        max_shard_size: of the stored weights' files, as transformers writes it ("45MB").
+        preview_tokenizer: folder of the tokenizer that made the tokens, which decodes the rollouts; None: no rollouts.
+        max_shard_size: largest size of a file of the stored weights, as transformers writes sizes ("45MB").
     """
 
     window: int = 25
@@ -80,7 +80,7 @@ class WorldModelTraining:
 
 
 def build_config(tokenized: TokenizedDriving, window: int, size: WorldModelSize) -> LlamaActionConfig:
-    """The configuration of a model over windows of `window` frames of these tokens and actions."""
+    """The configuration of a model for windows of `window` frames, with the shapes of the tokens and actions given."""
     _, rows, cols = tokenized.tokens.shape
     _, slots, action_dim = tokenized.actions.shape
     block = rows * cols + slots
@@ -102,13 +102,13 @@ def build_config(tokenized: TokenizedDriving, window: int, size: WorldModelSize)
 class WorldModelObjective:
     """Next-token prediction on random windows; the loss counts image tokens only.
 
-    Corrupted input tokens (`WorldModelTraining.max_corruption`) leave the labels clean: in a rollout the model reads
-    its own mistakes (Valevski et al. 2024, "Diffusion Models Are Real-Time Game Engines", arXiv 2408.14837, does so
-    with noise).
+    `WorldModelTraining.max_corruption` corrupts input tokens and leaves the labels clean, because in a rollout the
+    model reads its own mistakes (Valevski et al. 2024, "Diffusion Models Are Real-Time Game Engines", arXiv 2408.14837,
+    corrupt with noise).
     """
 
     samples = "windows"
-    rival: nn.Module | None = None
+    discriminator: nn.Module | None = None
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class WorldModelObjective:
         self.tokens_per_sample: int | None = model.config.layout.max_length
 
     def draw(self, random: StepRandom, batch_size: int) -> Batch:
-        """Windows drawn with replacement from all that lie inside one episode, gathered on the tokens' device."""
+        """Draw windows, each within one episode, with replacement; gather them on the device of the tokens."""
         chosen = torch.randint(len(self._starts), (batch_size,), generator=random.host)
         tokens, actions = self._tokenized.windows(self._starts[chosen], self._training.window)
         labels = send(pack_windows(tokens, actions.shape[2]), self._device)
@@ -137,11 +137,11 @@ class WorldModelObjective:
         }
 
     def loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
-        """Mean cross-entropy over image tokens, in nats, and the z-loss if there is one."""
+        """The mean cross-entropy over image tokens, in nats, plus the z-loss if its weight is not 0."""
         return {"loss": self.model(**batch, z_loss=self._training.z_loss).loss}
 
-    def rival_loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
-        """There is no rival."""
+    def discriminator_loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
+        """There is no discriminator."""
         raise NotImplementedError
 
     def previews(self, ema: Ema) -> dict[str, Tensor]:
@@ -190,11 +190,11 @@ def train_world_model(
 ) -> TrainingResult:
     """Train, then write `world_model/` (averaged weights, bfloat16), `metrics.json` and `metrics.png`.
 
-    Tokens stay on the CPU; batches are sent to the device. What is measured are the stored weights, read back. A run
-    that SIGTERM stops writes only its state.
+    Tokens stay on the CPU; batches are sent to the device. The metrics come from the stored weights, read back from
+    disk. A run that SIGTERM stops writes only its state.
 
     Raises:
-        ConfigError: the two token files or the tokenizer do not belong together, or see `terra.training.loop.train`.
+        ConfigError: the two token files or the tokenizer do not belong together; see also `terra.training.loop.train`.
         DatasetError: no episode of `window` frames.
         CheckpointError, OutputError: see `terra.training.loop.train`.
     """
@@ -223,10 +223,10 @@ def train_world_model(
 
 
 def attention_kernels(choice: Literal["fastest", "flash"], device: torch.device) -> AbstractContextManager[Any]:
-    """A context in which attention takes the chosen kernels; "fastest" leaves torch's order but on Hopper GPUs.
+    """A context that chooses attention kernels: "fastest" puts cuDNN's first on Hopper GPUs, else keeps torch's order.
 
-    There cuDNN's come first, 1.7 to 2.3 times as fast as the flash kernels that torch ships, forward and backward; on
-    other generations they are slower (huggingface/transformers, pull request 48163).
+    On Hopper, cuDNN's kernels are 1.7 to 2.3 times as fast as the flash kernels that torch ships, forward and backward;
+    on other generations they are slower (huggingface/transformers, pull request 48163).
     """
     order = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     if choice == "flash":
@@ -237,7 +237,7 @@ def attention_kernels(choice: Literal["fastest", "flash"], device: torch.device)
 
 
 def save_world_model(model: LlamaActionV2ForCausalLM, folder: Path, max_shard_size: str = "45MB") -> None:
-    """Write the weights in bfloat16 (the model is left so), under `folder` when complete."""
+    """Convert the model to bfloat16 and write its weights; `folder` appears when all files are complete."""
     temporary, old = (folder.with_name(f".{folder.name}.{state}") for state in ("tmp", "old"))
     for leftover in (temporary, old):
         shutil.rmtree(leftover, ignore_errors=True)

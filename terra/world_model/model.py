@@ -51,33 +51,32 @@ class _LlamaAction(LlamaForCausalLM):
         self,
         input_ids: Int[Tensor, "batch length"],
         actions: Float32[Tensor, "batch steps slots action_dim"] | None,
-        start: int,
+        positions: Int[Tensor, " length"],
     ) -> Float[Tensor, "batch length hidden"]:
-        """Embeddings of a chunk of the window that begins at position `start`.
+        """Embeddings of a chunk of the window: tokens, and actions in the slots.
+
+        Args:
+            input_ids: token ids; those at slots are ignored.
+            actions: the actions whose slots are among `positions`, in order.
+            positions: the tokens' places in the window, in any order; on the CPU, so that no device is waited for.
 
         Raises:
             ValueError: the chunk's slots are not filled by exactly the actions given.
         """
-        layout = self.config.layout
-        length = input_ids.shape[1]
-        first_slot = layout.slots_before(start)
-        num_slots = layout.slots_before(start + length) - first_slot
+        slots = (positions % self.config.layout.block >= self.config.layout.image_tokens).nonzero()[:, 0]
         given = 0 if actions is None else actions.shape[1] * actions.shape[2]
-        if given != num_slots:
+        if given != len(slots):
             raise ValueError(
-                f"actions: expected {num_slots} rows for the slots at {start = }, {length = }, got {given}"
+                f"actions: expected {len(slots)} rows for the slots, got {given} "
+                f"({len(positions)} positions from {int(positions[0])} on)"
             )
-        positions = torch.arange(start, start + length, device=input_ids.device)
+        device = input_ids.device
         embeds = self.model.embed_tokens(input_ids)
-        if actions is not None and num_slots:
-            # Fixed shapes only (a gather and a select), so that the forward compiles to one graph.
-            rows = rearrange(actions, "batch steps slots action_dim -> batch (steps slots) action_dim")
+        if actions is not None and given:
+            rows = rearrange(actions, "batch steps slots action_dim -> batch (steps slots) action_dim").to(device)
             projected = self.action_projection(rows.to(self.action_projection_dtype))
-            within = positions % layout.block - layout.image_tokens
-            row = positions // layout.block * layout.action_slots + within.clamp(min=0) - first_slot
-            row = row.clamp(0, num_slots - 1)
-            embeds = torch.where((within >= 0)[:, None], projected[:, row].to(embeds.dtype), embeds)
-        return embeds + self.pos_embedding_spatio_temporal(positions)
+            embeds = embeds.index_copy(1, slots.to(device), projected.to(embeds.dtype))
+        return embeds + self.pos_embedding_spatio_temporal(positions.to(device))
 
     @property
     def action_projection_dtype(self) -> torch.dtype:
@@ -113,7 +112,7 @@ class _LlamaAction(LlamaForCausalLM):
             return CausalLMOutputWithPast(loss=self._loss(input_ids, actions, labels, z_loss))  # pyright: ignore[reportArgumentType]
         start = 0 if past_key_values is None else past_key_values.get_seq_length()
         hidden = self.model(
-            inputs_embeds=self.embed(input_ids, actions, start),
+            inputs_embeds=self.embed(input_ids, actions, torch.arange(start, start + input_ids.shape[1])),
             past_key_values=past_key_values,
             use_cache=use_cache,
             **kwargs,
@@ -160,7 +159,7 @@ class _LlamaAction(LlamaForCausalLM):
         return self._image_parts(predicting)
 
     def _embed_blocks(self, input_ids: Tensor, actions: Tensor) -> Float[Tensor, "batch length hidden"]:
-        """What `embed` gives for whole blocks, put side by side: the gradient of its gather would be a slow scatter."""
+        """What `embed` gives for whole blocks, put side by side, so that training compiles to one graph."""
         image = self.model.embed_tokens(self._image_parts(input_ids))
         slots = self.action_projection(actions.to(self.action_projection_dtype)).to(image.dtype)
         embeds = rearrange(torch.cat([image, slots], dim=2), "batch steps block hidden -> batch (steps block) hidden")

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from terra.config import build_camera, build_sampling
 from terra.config_files import register_resolvers
-from terra.engine.base import EngineSpec
+from terra.engine.base import EngineCounters, EngineSpec
 from terra.pipeline import Pipeline
 from terra.prompt import Action, Actions, FrameTokens, Layout, Prompt
 from terra.sampling import SamplingParams
@@ -51,6 +51,9 @@ class MosaicTokenizer:
 
 class TurningEngine:
     """The last frame again, moved to the side by as much as the action turns the car."""
+
+    failure = None
+    counters = EngineCounters()
 
     def __init__(self, seconds: float) -> None:
         layout = Layout(image_tokens=MosaicTokenizer.rows * MosaicTokenizer.cols, action_slots=6, max_frames=25)

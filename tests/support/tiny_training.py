@@ -56,7 +56,7 @@ class Numbers:
     samples = "numbers"
     tokens_per_sample: int | None = 3
     flops_per_sample: float | None = None
-    rival: nn.Module | None = None
+    discriminator: nn.Module | None = None
 
     def __init__(self, scale: float = 1.0):
         self.model: nn.Module = nn.Linear(1, 1)
@@ -72,7 +72,7 @@ class Numbers:
     def loss(self, batch: Batch, progress: float) -> Batch:
         return {"loss": self.scale * self.model(batch["x"]).square().mean(), "progress": torch.tensor(progress)}
 
-    def rival_loss(self, batch: Batch, progress: float) -> Batch:
+    def discriminator_loss(self, batch: Batch, progress: float) -> Batch:
         raise NotImplementedError
 
     def previews(self, ema: object) -> Batch:
@@ -100,20 +100,20 @@ class Contest(Numbers):
         super().__init__()
         with torch.random.fork_rng():
             torch.manual_seed(1)
-            self.rival = Judge()
-        self.judge = self.rival
+            self.discriminator = Judge()
+        self.judge = self.discriminator
 
     def loss(self, batch: Batch, progress: float) -> Batch:
         made = self.model(batch["x"])
         self.made = made.detach()
         assert not any(parameter.requires_grad for parameter in self.judge.parameters())
-        return {"loss": -self.rival(made).mean()}
+        return {"loss": -self.discriminator(made).mean()}
 
-    def rival_loss(self, batch: Batch, progress: float) -> Batch:
-        real, made = self.rival(batch["x"] + 2), self.rival(self.made)
+    def discriminator_loss(self, batch: Batch, progress: float) -> Batch:
+        real, made = self.discriminator(batch["x"] + 2), self.discriminator(self.made)
         loss = (1 - real).relu().mean() + (1 + made).relu().mean() + (real - self.judge.average).square().mean()
         self.judge.average.lerp_(real.mean().detach(), 0.1)
-        return {"rival_loss": loss}
+        return {"discriminator_loss": loss}
 
 
 def tokenized(lengths: tuple[int, ...] = (7, 9), seed: int = 0) -> TokenizedDriving:

@@ -1,4 +1,4 @@
-"""Driving from elsewhere: each source says what it declares, and `run` brings it into our format.
+"""Import of driving from other formats: each source opens its drives, and `run` writes them in Terra's format.
 
 {VideoPoses, Kitti, LeRobot, NuScenes}Source --open_drive--> SourceDrive --align, fit_picture--> ShardWriter
 """

@@ -1,4 +1,4 @@
-"""A foreign drive at our frame rate and size: which of its frames, which poses, which part of its pictures."""
+"""Alignment of a source's drive to the dataset's frame rate and image size: choice of frames, poses and crop."""
 
 import math
 from dataclasses import dataclass
@@ -15,16 +15,20 @@ from terra.dataset.poses import Poses
 from terra.errors import DatasetError
 from terra.trajectory.checks import check_poses, stack_poses
 
-# Frames that come a little slower than asked for are shown as they are, one now and then twice: KITTI's come at 9.6 a
-# second and are used at 10.
+# A drive may have up to this factor fewer frames per second than the dataset; some of its frames are then used twice.
+# KITTI, for example, has 9.6 frames per second and is used at 10.
 RATE_TOLERANCE = 1.05
 
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """`frame_index` is the source's frame for each of ours; `poses` has the 3 s more; `num_repeated` were used again.
+    """A drive's frames and poses at the dataset's frame rate.
 
-    `largest_offset` is how far, in seconds, a frame was from the instant that its pose is of.
+    Attributes:
+        frame_index: index of the source's frame for each frame of the dataset.
+        poses: the pose at each frame of the dataset and for 3 s after the last frame.
+        num_repeated: number of frames that repeat the previous frame of the source.
+        largest_offset: largest time, in seconds, between a frame and its pose.
     """
 
     frame_index: Int[np.ndarray, " frames"]
@@ -34,13 +38,13 @@ class Alignment:
 
 
 def align(drive: SourceDrive, fps: float) -> Alignment:
-    """Take a drive's nearest frame each 1 / fps s, and the poses then, for as long as the next 3 s are known.
+    """Take a drive's nearest frame and its pose each 1 / fps s, as long as the poses of the next 3 s are known.
 
-    Poses between two of the source's are interpolated linearly.
+    Poses are interpolated linearly between those of the source.
 
     Raises:
-        TrajectoryError: poses that no vehicle has.
-        DatasetError: too short, fewer frames a second than `fps`, or frames missing in between.
+        TrajectoryError: the poses are not the motion of a vehicle.
+        DatasetError: the drive is too short, has fewer frames per second than `fps`, or lacks frames in between.
     """
     poses, times = drive.poses, drive.frame_times
     rows = stack_poses(poses.time, np.column_stack([poses.x, poses.y]), poses.heading, drive.origin)
@@ -70,14 +74,14 @@ def align(drive: SourceDrive, fps: float) -> Alignment:
 
 
 def cut(poses: Poses, num_frames: int, fps: float, most: int) -> list[tuple[int, Poses]]:
-    """Cut a drive into parts of at most `most` frames and nearly equal length: each one's frames, and its poses."""
+    """Cut a drive into parts of nearly equal length, at most `most` frames: (number of frames, poses) of each part."""
     num_parts = math.ceil(num_frames / most)
     bounds = [num_frames * part // num_parts for part in range(num_parts + 1)]
     parts = []
     for start, end in pairwise(bounds):
         rows = slice(start, end + num_future_poses(fps))
         columns = {name: values[rows] for name, values in vars(poses).items()}
-        # Exactly as a drive of its own would have them.
+        # Each part's time starts at 0, as a drive's does.
         columns["time"] = np.arange(rows.stop - rows.start) / fps
         parts.append((end - start, Poses(**columns)))
     return parts
@@ -86,9 +90,10 @@ def cut(poses: Poses, num_frames: int, fps: float, most: int) -> list[tuple[int,
 def crop_box(
     picture_size: tuple[int, int], image_size: tuple[int, int], intrinsics: Intrinsics | None
 ) -> tuple[float, float, float, float]:
-    """The largest part of a picture with our aspect ratio, as (left, top, right, bottom).
+    """The largest crop of a picture with the dataset's aspect ratio, as (left, top, right, bottom) in pixels.
 
-    It is centered, or as near as possible to where the camera looks if that is known. Sizes are (height, width).
+    The crop is centered on the picture or, if the intrinsics are known, as near as possible on the principal point.
+    Sizes are (height, width).
     """
     (height, width), aspect = picture_size, image_size[1] / image_size[0]
     box_width, box_height = min(float(width), height * aspect), min(float(height), width / aspect)
@@ -101,7 +106,7 @@ def crop_box(
 def fit_picture(
     picture: UInt8[np.ndarray, "height width 3"], image_size: tuple[int, int], intrinsics: Intrinsics | None
 ) -> UInt8[np.ndarray, "rows cols 3"]:
-    """Crop a picture to our aspect ratio and resize it (bicubic, antialiased)."""
+    """Crop a picture to the aspect ratio of `image_size` and resize it (bicubic, antialiased)."""
     box = crop_box((picture.shape[0], picture.shape[1]), image_size, intrinsics)
     size = (image_size[1], image_size[0])
     return np.asarray(Image.fromarray(picture).resize(size, Image.Resampling.BICUBIC, box=box, reducing_gap=3.0))
@@ -116,7 +121,7 @@ def fitted_camera(
     pitch_radians: float,
     x_forward_meters: float,
 ) -> Camera:
-    """The camera of the fitted pictures; one whose horizon is not half way up is a camera that looks up or down."""
+    """The camera of the fitted pictures; a horizon that is not half way up becomes the pitch of the camera."""
     left, top, right, bottom = crop_box(picture_size, image_size, intrinsics)
     tilt = math.atan((intrinsics.center_y - (top + bottom) / 2) / intrinsics.focal)
     fov = 2 * math.atan((right - left) / 2 / intrinsics.focal)

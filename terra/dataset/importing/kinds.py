@@ -1,4 +1,4 @@
-"""The kinds of sources by name, as configuration has them."""
+"""The kinds of sources by the names that the configuration uses."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ KINDS = ("video_poses", "lerobot", "kitti", "nuscenes")
 
 
 def open_source(kind: str, folder: Path, lerobot: dict[str, Any] | None = None) -> DriveSource:
-    """The source of a kind in a folder; `lerobot` are the columns that a LeRobot dataset needs declared.
+    """Open the source of a kind in a folder; `lerobot` declares the columns of a LeRobot dataset (`LeRobotColumns`).
 
     Raises:
         ConfigError: an unknown kind, or columns that are not declared in full.

@@ -17,21 +17,22 @@ PICTURES = "image_2"  # the left color camera
 class KittiSource:
     """ROOT/poses/NN.txt, and for each ROOT/sequences/NN/{image_2/*.png, times.txt, calib.txt}.
 
-    A line of poses is a 3x4 matrix [R | t], row by row: the camera's place in the frame of the first camera, whose axes
-    are x right, y down, z forward. Of it become x forward, y left, z up; heading and pitch are those of the camera's
-    z axis. The vehicle's origin is the camera. calib.txt, if it is there, gives the intrinsics (P2).
+    A line of poses is a 3x4 matrix [R | t], row by row: the camera's position in the frame of the first camera, whose
+    axes are x right, y down, z forward. The import converts positions to x forward, y left, z up; heading and pitch are
+    those of the camera's z axis. The vehicle's origin is the camera. P2 of calib.txt, if there is one, gives the
+    intrinsics.
     """
 
     folder: Path
 
     @property
     def declared(self) -> dict[str, str | None]:
-        """Nothing: the files say all."""
+        """Return {}: the files declare their own units and axes."""
         return {}
 
     @property
     def recordings(self) -> dict[str, tuple[str, ...]]:
-        """None: each drive stands alone."""
+        """Return {}: each drive is a recording of its own."""
         return {}
 
     def list_drives(self) -> tuple[str, ...]:
@@ -42,7 +43,7 @@ class KittiSource:
         return names
 
     def open_drive(self, name: str) -> SourceDrive:
-        """One sequence."""
+        """Open one sequence."""
         path, sequence = self.folder / "poses" / f"{name}.txt", self.folder / "sequences" / name
         matrices = _read_numbers(path, 12).reshape(-1, 3, 4)
         times = _read_numbers(sequence / "times.txt", 1)[:, 0]
@@ -72,7 +73,7 @@ class KittiSource:
 
 
 def _read_intrinsics(path: Path) -> Intrinsics | None:
-    """P2 of calib.txt: a 3x4 projection matrix; None without the file."""
+    """Read the intrinsics from P2 of calib.txt, a 3x4 projection matrix; None without the file."""
     if not path.exists():
         return None
     for line in _read_lines(path):

@@ -1,4 +1,4 @@
-"""LeRobot datasets, version 3 (huggingface.co/docs/lerobot/lerobot-dataset-v3): several episodes a file."""
+"""Import of LeRobot datasets, version 3 (huggingface.co/docs/lerobot/lerobot-dataset-v3): several episodes per file."""
 
 import math
 import re
@@ -19,7 +19,7 @@ from terra.dataset.importing.source import SourceDrive, motion
 from terra.errors import ConfigError, DatasetError
 from tokenizer.files import read_json
 
-METERS_PER_DEGREE = 111_320.0  # of latitude, and of longitude at the equator: 40,075 km / 360
+METERS_PER_DEGREE = 111_320.0  # a degree of latitude, or of longitude at the equator: 40,075 km / 360
 POSITION_UNITS = ("m", "deg")
 HEADING_UNITS = {"rad": 1.0, "deg": math.pi / 180}
 HEADINGS_FROM = ("x_ccw", "north_cw")
@@ -30,20 +30,20 @@ _COLUMN = re.compile(r"(?P<feature>[^\[\]]+)(\[(?P<entry>[^\[\]]+)\])?")
 
 @dataclass(frozen=True, kw_only=True)
 class LeRobotColumns:
-    """Which columns hold the motion, and in what units and axes: LeRobot declares neither.
+    """The columns that hold the motion, with their units and axes, which LeRobot's format does not declare.
 
     Attributes:
         video: the feature with the frames, such as "observation.images.front".
         heading: a column: "feature", "feature[3]", or "feature[name]" by the names in info.json.
         heading_unit: "rad" or "deg".
         heading_from: "x_ccw" (counter-clockwise from +x) or "north_cw" (clockwise from north, which is +y).
-        x, y: columns; None, both, if the path is to be integrated from speed and heading.
+        x, y: columns; both None if the path is to be integrated from speed and heading.
         position_unit: "m", or "deg" for degrees of longitude (x, to the east) and latitude (y, to the north).
-        speed: a column, or None if the speed is to be found from the positions.
+        speed: a column, or None if the speed is to be derived from the positions.
         speed_unit: "m/s" or "km/h".
 
     Raises:
-        ConfigError: no name of a column, an unknown unit, or neither positions nor a speed.
+        ConfigError: an invalid column name, an unknown unit, or neither positions nor a speed.
     """
 
     video: str
@@ -72,7 +72,7 @@ class LeRobotColumns:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any] | None) -> "LeRobotColumns":
-        """The fields by name, all of them. Raises ConfigError."""
+        """Build the columns from a mapping that must name every field. Raises ConfigError."""
         names = {field.name for field in fields(cls)}
         if values is None or values.keys() != names:
             raise ConfigError(f"lerobot: expected {', '.join(sorted(names))}, got {sorted(values or {})}")
@@ -81,27 +81,27 @@ class LeRobotColumns:
 
 @dataclass(frozen=True)
 class LeRobotSource:
-    """A folder with meta/info.json (codebase_version v3.x), data, videos and meta/episodes; drives are its episodes."""
+    """A folder with meta/info.json (codebase_version v3.x), data, videos and meta/episodes; its episodes are drives."""
 
     folder: Path
     columns: LeRobotColumns
 
     @property
     def declared(self) -> dict[str, str | None]:
-        """The columns."""
+        """Return the declared columns."""
         return asdict(self.columns)
 
     @property
     def recordings(self) -> dict[str, tuple[str, ...]]:
-        """None: each drive stands alone."""
+        """Return {}: each drive is a recording of its own."""
         return {}
 
     def list_drives(self) -> tuple[str, ...]:
-        """Names such as episode_000012."""
+        """The episodes' names, such as episode_000012."""
         return tuple(f"episode_{index:06d}" for index in sorted(_read_episodes(self.folder)))
 
     def open_drive(self, name: str) -> SourceDrive:
-        """One episode."""
+        """Open one episode."""
         info, columns = _read_info(self.folder), self.columns
         if columns.video not in info["features"]:
             known = [key for key, value in info["features"].items() if value.get("dtype") == "video"]
@@ -126,7 +126,7 @@ class LeRobotSource:
         start = _number(episode, f"videos/{columns.video}/from_timestamp", where)
 
         def frames() -> Iterator[UInt8[np.ndarray, "height width 3"]]:
-            # Half a frame early: time stamps in the file are rounded.
+            # Seek half a frame early, because time stamps in the file are rounded.
             return islice(stream_video(video, start - 0.5 / float(info["fps"])), len(times))
 
         return SourceDrive(
@@ -147,7 +147,7 @@ class LeRobotSource:
         info: dict[str, Any],
         where: str,
     ) -> Float[np.ndarray, "rows 2"]:
-        """x and y in meters from the episode's first place: as stored, or integrated by the trapezoidal rule."""
+        """x and y in meters from the episode's first position: as stored, or integrated by the trapezoidal rule."""
         if self.columns.x is None or self.columns.y is None:
             assert speeds is not None
             rates = speeds[:, None] * np.stack([np.cos(heading), np.sin(heading)], axis=1)
@@ -156,7 +156,7 @@ class LeRobotSource:
         places = [_column(rows, name, info, where) for name in (self.columns.x, self.columns.y)]
         positions = np.stack(places, axis=1)
         if self.columns.position_unit == "deg":
-            # A drive is short against the earth, so that its map is flat.
+            # A drive is short compared with the earth's radius, so a flat map is exact enough.
             latitude = math.radians(float(positions[0, 1]))
             positions = (positions - positions[0]) * METERS_PER_DEGREE * [math.cos(latitude), 1.0]
         return positions - positions[0]
@@ -193,7 +193,7 @@ def _read_episodes(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def _without_statistics(table: pa.Table) -> pa.Table:
-    # Most columns are statistics of each feature, which nobody reads here.
+    # Most columns are statistics of each feature, which the import does not need.
     return table.select([name for name in table.column_names if not name.startswith("stats/")])
 
 
@@ -215,7 +215,7 @@ def _episode_rows(path: Path, episode_index: int) -> dict[str, Any]:
 
 
 def _fill(info: dict[str, Any], template: str, episode: dict[str, Any], prefix: str, video_key: str = "") -> str:
-    """A path of info.json with the episode's chunk and file."""
+    """Fill the episode's chunk and file into a path template of info.json."""
     numbers = {
         name: int(_number(episode, f"{prefix}/{name}", "meta/episodes")) for name in ("chunk_index", "file_index")
     }
@@ -233,7 +233,7 @@ def _number(row: dict[str, Any], name: str, where: str) -> float:
 
 
 def _column(rows: dict[str, Any], name: str, info: dict[str, Any], where: str) -> Float[np.ndarray, " rows"]:
-    """One column of numbers, by "feature", "feature[3]" or "feature[name]"."""
+    """Read one column of numbers by "feature", "feature[3]" or "feature[name]"."""
     match = _COLUMN.fullmatch(name)
     if match is None or match["feature"] not in rows:
         raise DatasetError(f"{where}: expected a column {name}, got {', '.join(rows)}")

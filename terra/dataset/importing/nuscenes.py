@@ -1,4 +1,4 @@
-"""nuScenes (nuscenes.org): the front camera's frames and the car's poses, scene by scene, from its own tables."""
+"""Import of nuScenes (nuscenes.org): the front camera's frames and the car's poses, scene by scene, from its tables."""
 
 import math
 from collections import defaultdict
@@ -20,18 +20,18 @@ CHANNEL = "CAM_FRONT"
 
 @dataclass(frozen=True)
 class NuScenesSource:
-    """ROOT/v1.0-*/ with the tables beside ROOT/samples and ROOT/sweeps; drives are scenes, recordings their logs.
+    """ROOT/v1.0-*/ with the tables beside ROOT/samples and ROOT/sweeps; drives are scenes, recordings are logs.
 
-    `folder` is ROOT, or the tables' folder where ROOT has several. Frames are key frames and sweeps, about 12 a second,
-    each with the pose of the instant that it was taken at: the ego frame (x forward, y left, z up, between the rear
-    wheels) in the map's. The camera sits 1.70 m before that and 1.51 m above the ground.
+    `folder` is ROOT, or the tables' folder if ROOT has several. Frames are key frames and sweeps, about 12 per second.
+    A frame's pose is that of the ego frame (x forward, y left, z up, origin between the rear wheels) in the map at the
+    time of the frame. The camera sits 1.70 m ahead of the ego frame's origin and 1.51 m above the ground.
     """
 
     folder: Path
 
     @property
     def declared(self) -> dict[str, str | None]:
-        """Nothing: the tables say all."""
+        """Return {}: nuScenes defines its own units and axes."""
         return {}
 
     @property
@@ -47,7 +47,7 @@ class NuScenesSource:
         return tuple(_read_scenes(_table_folder(self.folder)))
 
     def open_drive(self, name: str) -> SourceDrive:
-        """One scene."""
+        """Open one scene."""
         folder = _table_folder(self.folder)
         frames, ego_poses, calibrations = _read_frames(folder)
         origin = f"{folder / 'sample_data.json'}: {name}"
@@ -57,7 +57,7 @@ class NuScenesSource:
         if not rows or missing:
             got = f"no {missing[0]} ({len(missing)} missing)" if missing else "no row of it"
             raise DatasetError(f"{origin}: expected the pictures of {CHANNEL}, got {got}")
-        # From the first frame on: microseconds since 1970 need most of a float64's digits.
+        # Times count from the first frame, because microseconds since 1970 need most of a float64's digits.
         times = np.array([row["timestamp"] - rows[0]["timestamp"] for row in rows]) / 1e6
         poses = [ego_poses[row["ego_pose_token"]] for row in rows]
         ahead = _forward(np.array([pose["rotation"] for pose in poses], np.float64))
@@ -87,7 +87,7 @@ class _Scene:
 
 
 def _table_folder(folder: Path) -> Path:
-    """The folder with the tables: the one named, or the only one in it."""
+    """The folder with the tables: `folder` itself, or its only subfolder v1.0-*."""
     if (folder / "scene.json").is_file():
         return folder
     found = sorted(path.parent for path in folder.glob("v*/scene.json"))
@@ -114,7 +114,7 @@ def _read_scenes(folder: Path) -> dict[str, _Scene]:
 
 @lru_cache(maxsize=2)
 def _read_frames(folder: Path) -> tuple[dict[str, list[Row]], Table, Table]:
-    """The front camera's rows of sample_data by the token of their scene, and their ego poses and calibrations."""
+    """Read the front camera's rows of sample_data by scene token, and the tables of ego poses and calibrations."""
     sensors, samples = read_table(folder, "sensor"), read_table(folder, "sample")
     calibrations = read_table(
         folder, "calibrated_sensor", lambda row: sensors[row["sensor_token"]]["channel"] == CHANNEL
@@ -128,7 +128,7 @@ def _read_frames(folder: Path) -> tuple[dict[str, list[Row]], Table, Table]:
 
 
 def _forward(rotations: Float[np.ndarray, "poses 4"]) -> Float[np.ndarray, "poses 3"]:
-    """Where the x axis points after rotation by unit quaternions [w, x, y, z]."""
+    """The direction of the x axis after rotation by unit quaternions [w, x, y, z]."""
     w, x, y, z = (rotations / np.linalg.norm(rotations, axis=1, keepdims=True)).T
     return np.stack([1 - 2 * (y * y + z * z), 2 * (x * y + w * z), 2 * (x * z - w * y)], axis=1)
 

@@ -1,7 +1,7 @@
 """nuScenes' tables (nuscenes.org): JSON files, each a list of rows that refer to each other by tokens.
 
-Read directly, since nuscenes-devkit (1.2.0) requires numpy below 2. Rows come one at a time: sample_data.json and
-ego_pose.json have 2.6 million of them in the full dataset.
+The tables are read without nuscenes-devkit, whose version 1.2.0 requires numpy below 2. They are read row by row,
+because sample_data.json and ego_pose.json have 2.6 million rows in the full dataset.
 """
 
 import json
@@ -24,7 +24,7 @@ _OPENING, _SEPARATOR = re.compile(r"\s*\[\s*"), re.compile(r"\s*([,\]])\s*")
 
 @dataclass(frozen=True)
 class Kind:
-    """What a column holds: in words, and as a check of a value."""
+    """The kind of value that a column holds: in words for messages, and as a check of a value."""
 
     words: str
     accepts: Callable[[Any], bool]
@@ -68,7 +68,7 @@ TABLES: dict[str, dict[str, Kind]] = {
 
 @dataclass(frozen=True)
 class Table:
-    """Rows by their tokens, with the columns that `TABLES` names."""
+    """The rows of one table by their tokens, reduced to the columns that `TABLES` names."""
 
     path: Path
     rows: dict[str, Row]
@@ -80,11 +80,11 @@ class Table:
 
 
 def read_table(folder: Path, name: str, keep: Callable[[Row], bool] = lambda row: True) -> Table:
-    """The rows of FOLDER/`name`.json that `keep` wants; all rows are checked.
+    """Read `folder`/NAME.json, check all rows, and return those for which `keep` is true.
 
     Raises:
-        DatasetError: no such file, no list of objects, a column that is missing or of another kind; a token that two
-            of the kept rows share.
+        DatasetError: no such file, no list of objects, a column that is missing or of another kind, or a token that two
+            of the returned rows share.
     """
     path, kinds = folder / f"{name}.json", TABLES[name]
     rows: dict[str, Row] = {}
@@ -101,7 +101,7 @@ def read_table(folder: Path, name: str, keep: Callable[[Row], bool] = lambda row
 
 
 def _stream_rows(path: Path) -> Iterator[Row]:
-    """The objects in a JSON list, without holding the file."""
+    """Yield the objects of a JSON list without holding the whole file in memory."""
     decoder, number = json.JSONDecoder(), 0
     try:
         with path.open(encoding="utf-8") as file:

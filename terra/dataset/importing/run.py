@@ -1,4 +1,4 @@
-"""The import: drive by drive, each a shard, in parallel processes, skipping those that are complete."""
+"""The import: each drive becomes a shard; drives run in parallel processes, and complete shards are skipped."""
 
 import logging
 import math
@@ -28,10 +28,10 @@ _NOTICE = "imported; the terms of the source's makers go for its frames and pose
 
 @dataclass(frozen=True)
 class Mount:
-    """Where the camera sits, if that is known: None for `height_meters` means that no camera is noted.
+    """The camera's field of view and mounting position; without `height_meters` the dataset describes no camera.
 
-    `fov_degrees` is that of the source's whole pictures; None if the source has its own calibration. Raises ConfigError
-    for numbers that no camera has.
+    `fov_degrees` is the horizontal field of view of the source's uncropped pictures; None takes the source's own
+    calibration. Raises ConfigError for values that no camera has.
     """
 
     fov_degrees: float | None = None
@@ -41,25 +41,25 @@ class Mount:
 
     def __post_init__(self) -> None:
         values = asdict(self)
-        # Its numbers are those of a camera; any stand for those that are not known.
+        # `Camera` checks the known numbers; valid stand-ins replace the unknown ones.
         known = {"fov_degrees": 90.0, "height_meters": 1.0} | {k: v for k, v in values.items() if v is not None}
         Camera.from_dict(known)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportSettings:
-    """What to import, and into what.
+    """Settings of an import.
 
     Attributes:
-        source: where the drives are.
-        name: a word for the source, in the names of the shards.
-        output: folder of the dataset; what is complete there is kept.
-        fps: frames a second of the dataset.
+        source: the source of the drives.
+        name: name of the source in the names of the shards.
+        output: folder of the dataset; complete shards in it are kept.
+        fps: frames per second of the dataset.
         image_size: (height, width), both even; pictures are cropped to this aspect ratio and resized.
-        frames_per_episode: a drive is cut into episodes of at most so many.
-        held_out: drives, or recordings with all of theirs, of the split held_out; all others are of train.
-        drives: the drives or recordings to import; None for all.
-        mount: the camera.
+        frames_per_episode: most frames of an episode; longer drives are cut.
+        held_out: drives, or recordings with all their drives, of the split held_out; all others are of the split train.
+        drives: the drives or recordings to import; None imports all.
+        mount: the camera's field of view and mounting position.
 
     Raises:
         ConfigError: a value out of range.
@@ -85,15 +85,15 @@ class ImportSettings:
 def import_drives(settings: ImportSettings, *, workers: int, max_seconds: float | None = None) -> Outcome:
     """Import the drives that are missing, then describe the dataset (README.md and its pictures).
 
-    A drive that can't be imported is noted, and the rest goes on.
+    A drive that can't be imported is reported in the outcome, and the other drives are still imported.
 
     Args:
-        settings: what, and into what.
-        workers: processes; 0 imports in this one.
-        max_seconds: no drive is begun after so long; None for no limit.
+        settings: the source, the dataset and the conversion.
+        workers: number of worker processes; 0 imports in this process.
+        max_seconds: seconds after which no further drive is begun; None for no limit.
 
     Raises:
-        DatasetError: the source isn't what it should be, or the output holds other frames.
+        DatasetError: the source is invalid, or the output has frames of another rate or size.
         ConfigError: drives that the source doesn't have, or `workers` or `max_seconds` out of range.
         OutputError: the output can't be written.
     """
@@ -138,7 +138,7 @@ class _Drive:
 
 
 def import_drive(job: _Drive, worker: int, advance: Callable[[int], None]) -> None:
-    """Import one drive; `advance` is told of the frames of each episode."""
+    """Import one drive; call `advance` with the number of frames of each episode written."""
     settings = job.settings
     drive = settings.source.open_drive(job.name)
     alignment = align(drive, settings.fps)
@@ -157,7 +157,7 @@ def import_drive(job: _Drive, worker: int, advance: Callable[[int], None]) -> No
 
 
 def chosen_frames(drive: SourceDrive, alignment: Alignment) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
-    """The frames of a drive that its alignment takes, in order. DatasetError if the drive has fewer."""
+    """Yield the frames that the alignment takes from a drive, in order. Raises DatasetError if the drive has fewer."""
     wanted = iter(alignment.frame_index.tolist())
     index = next(wanted, None)
     for number, frame in enumerate(drive.frames()):
@@ -170,12 +170,12 @@ def chosen_frames(drive: SourceDrive, alignment: Alignment) -> Iterator[UInt8[np
 
 
 def _expand(names: tuple[str, ...], recordings: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """The drives that are named, themselves or by their recordings, each once."""
+    """Replace the names of recordings by those of their drives, each drive once."""
     return tuple(dict.fromkeys(drive for name in names for drive in recordings.get(name, (name,))))
 
 
 def _intrinsics(drive: SourceDrive, mount: Mount, picture: UInt8[np.ndarray, "height width 3"]) -> Intrinsics | None:
-    """The source's own calibration, or that of the field of view that the user names."""
+    """The source's own calibration, or one from the user's field of view."""
     if mount.fov_degrees is None:
         return drive.intrinsics
     if drive.intrinsics is not None:

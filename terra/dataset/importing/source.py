@@ -1,4 +1,4 @@
-"""What a source of foreign driving gives: drives, each with its frames, their times, and the vehicle's motion."""
+"""The interface of an import source: it opens drives, each with frames, their times, and the vehicle's motion."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,15 +24,15 @@ class Intrinsics:
 
 @dataclass(frozen=True, eq=False)
 class SourceDrive:
-    """One drive as its source has it, at the source's own rate and size; nothing is checked yet.
+    """One drive at the source's own frame rate and size; its values are not checked yet.
 
     Attributes:
-        name: of letters, digits, '.', '_' and '-'.
-        poses: in our axes and units, at the source's times; speed is along the heading.
-        frame_times: seconds, by the clock of the poses, one for each frame.
-        frames: gives the frames from the first on, RGB in [0, 255].
-        intrinsics: the camera, or None if the source doesn't say.
-        origin: the file that the poses are from, the beginning of messages.
+        name: letters, digits, '.', '_' and '-'.
+        poses: poses at the source's times, in the axes and units of `terra.dataset.format`; speed is along the heading.
+        frame_times: time of each frame in seconds, by the same clock as the poses.
+        frames: returns an iterator over all frames, RGB in [0, 255].
+        intrinsics: the camera's intrinsics, or None if the source does not give them.
+        origin: name of the file with the poses, with which error messages begin.
     """
 
     name: str
@@ -44,24 +44,24 @@ class SourceDrive:
 
 
 class DriveSource(Protocol):
-    """Where drives are; small and picklable, since worker processes open drives by name."""
+    """A collection of drives; small and picklable, because worker processes open drives by name."""
 
     @property
     def declared(self) -> Mapping[str, str | None]:
-        """What the user says of the source because its files don't; what is imported depends on it."""
+        """Facts that the user declares because the source's files lack them; the imported data depend on them."""
         ...
 
     @property
     def recordings(self) -> Mapping[str, tuple[str, ...]]:
-        """Drives that were cut from one recording, by its name: they belong in one split."""
+        """Recordings and the drives that were cut from each; all drives of a recording belong in one split."""
         ...
 
     def list_drives(self) -> tuple[str, ...]:
-        """The names of all drives, in order. Raises DatasetError if the source isn't what it should be."""
+        """The names of all drives, in order. Raises DatasetError if the source is invalid."""
         ...
 
     def open_drive(self, name: str) -> SourceDrive:
-        """One drive, without decoding its frames. Raises DatasetError, TrajectoryError or VideoError."""
+        """Open one drive without decoding its frames. Raises DatasetError, TrajectoryError or VideoError."""
         ...
 
 
@@ -72,7 +72,7 @@ def motion(
     pitches: Float[np.ndarray, " poses"] | None = None,
     speeds: Float[np.ndarray, " poses"] | None = None,
 ) -> Poses:
-    """Poses of x, y and maybe z. Headings are unwrapped; a speed that is not given is the rate along the heading."""
+    """Make poses from 2-D or 3-D positions; headings are unwrapped, and missing speeds derived along the heading."""
     headings = np.unwrap(headings)
     pitches = np.zeros_like(headings) if pitches is None else pitches
     places = np.zeros((len(times), 3))
@@ -84,7 +84,7 @@ def motion(
 
 
 def read_picture(path: Path) -> UInt8[np.ndarray, "height width 3"]:
-    """A picture of a format that its name's suffix says, as RGB in [0, 255]. Raises DatasetError."""
+    """Read a picture, whose format the file's suffix tells, as RGB in [0, 255]. Raises DatasetError."""
     try:
         with path.open("rb") as file:
             return iio.imread(file, plugin="pillow", extension=path.suffix, mode="RGB")

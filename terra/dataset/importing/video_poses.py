@@ -19,31 +19,30 @@ _RATE_TOLERANCE = 0.01
 class VideoPosesSource:
     """FOLDER/drive.mp4 beside FOLDER/drive.csv or drive.json, as `terra.trajectory.load_poses` reads them.
 
-    Frame k was taken k / fps seconds after the first pose, with the fps that the poses declare, which must be the
-    video's own.
+    Frame k was taken k / fps seconds after the first pose; the fps that the poses declare must be the video's.
     """
 
     folder: Path
 
     @property
     def declared(self) -> dict[str, str | None]:
-        """Nothing: the files say all."""
+        """Return {}: the files declare their own units and axes."""
         return {}
 
     @property
     def recordings(self) -> dict[str, tuple[str, ...]]:
-        """None: each drive stands alone."""
+        """Return {}: each drive is a recording of its own."""
         return {}
 
     def list_drives(self) -> tuple[str, ...]:
-        """The stems of the videos. DatasetError if there are none."""
+        """The stems of the videos. Raises DatasetError if there are no videos."""
         videos = sorted(self.folder.glob("*.mp4"))
         if not videos:
             raise DatasetError(f"{self.folder}: expected a folder with videos (*.mp4), got none")
         return tuple(video.stem for video in videos)
 
     def open_drive(self, name: str) -> SourceDrive:
-        """The drive of one stem."""
+        """Open the video and the poses of one stem."""
         video = self.folder / f"{name}.mp4"
         found = [path for path in (video.with_suffix(".csv"), video.with_suffix(".json")) if path.is_file()]
         if len(found) != 1:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from terra.device import has_fp8, torch_device, torch_dtype
-from terra.engine.base import EngineSpec, check_actions, check_prompt
+from terra.engine.base import EngineCounters, EngineSpec, check_actions, check_prompt
 from terra.engine.graph.scheduler import Frame, Scheduler, Window
 from terra.engine.graph.slots import Slots
 from terra.engine.graph.step import Backend, DecodeSteps, TorchBackend
@@ -94,10 +94,15 @@ class GraphEngine:
         """Why the engine stopped by itself; None while it works."""
         return self._scheduler.failure
 
+    @property
+    def counters(self) -> EngineCounters:
+        """Tokens that were prefilled and sampled, and the share of slots that open sessions hold."""
+        return self._scheduler.counters
+
     async def open(self, prompt: Prompt, sampling: SamplingParams, seed: int) -> "GraphSession":
         """See `terra.engine.base.Engine.open`."""
-        if self._closed:
-            raise EngineError("the engine is closed")
+        if self._closed or self.failure is not None:
+            raise EngineError(self.failure or "the engine is closed")
         check_prompt(prompt, self._spec, seed)
         return GraphSession(self, prompt, sampling, seed)
 

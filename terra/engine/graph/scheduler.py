@@ -12,6 +12,7 @@ from einops import rearrange
 from jaxtyping import Int
 from torch import Tensor
 
+from terra.engine.base import EngineCounters
 from terra.engine.graph.slots import FrameRequest, Slots, Snapshot
 from terra.engine.graph.step import DecodeSteps
 from terra.errors import EngineError
@@ -87,6 +88,13 @@ class Scheduler:
         self._frames: list[Frame] = []
         self._copy: _Copy | None = None
         self.failure: str | None = None
+        self._prefilled = self._sampled = 0
+
+    @property
+    def counters(self) -> EngineCounters:
+        """Tokens that were prefilled and sampled, and the share of slots that open sessions hold."""
+        held = sum(window is not None and not window.closed for window in self._windows)
+        return EngineCounters(self._prefilled, 0, self._sampled, held / len(self._windows))
 
     def run(self) -> None:
         """Work until None comes. An error fails all frames that are not handed out, with its reason."""
@@ -101,7 +109,7 @@ class Scheduler:
             self._fail(EngineError("the engine is closed"))
         except Exception as error:
             logger.exception("the engine failed")
-            self.failure = f"the engine failed: {type(error).__name__}: {error}"
+            self.failure = f"the engine failed: {type(error).__name__}: {error}".splitlines()[0]
             self._fail(EngineError(self.failure))
         finally:
             del self._slots, self._steps  # the weights
@@ -165,6 +173,7 @@ class Scheduler:
                 before.snapshot = self._slots.swap_out(slot, before.last)
         if window.snapshot is None:
             self._slots.prefill(slot, window.prompt, window.seed)
+            self._prefilled += window.prompt.num_frames * self._slots.layout.block
         else:
             self._slots.swap_in(slot, window.snapshot)
         window.slot, window.snapshot, self._windows[slot] = slot, None, window
@@ -197,6 +206,7 @@ class Scheduler:
         """Give away the frames whose copy was begun in the turn before, and forget all that are done."""
         if self._copy:
             for frame, tokens in zip(self._copy.frames, self._copy.tokens(), strict=True):
+                self._sampled += tokens.numel()
                 rows = frame.window.prompt.tokens.shape[1]
                 frame.result.set_result(rearrange(tokens.clone(), "(rows cols) -> rows cols", rows=rows))
             self._copy = None

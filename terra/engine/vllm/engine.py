@@ -7,9 +7,11 @@ A session knows its history (token ids and actions) and reaches the engine core 
 - `step`, when actions arrive live: a streaming-input request. Each step continues it with the last token and the
   slots; the KV of everything before stays where it is.
 
-Both give the same tokens. Going from one way to the other submits the history again, which the prefix cache holds.
+Both give the same tokens. Going from one way to the other submits the history again, which the prefix cache holds; so
+does a session whose request was ended between two steps because others needed its seat or its KV blocks.
 """
 
+import asyncio
 import itertools
 import os
 from collections.abc import AsyncIterator, Sequence
@@ -27,12 +29,12 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 
 from terra.device import torch_dtype
-from terra.engine.base import EngineSpec, check_actions, check_prompt
+from terra.engine.base import EngineCounters, EngineSpec, check_actions, check_prompt
 from terra.engine.vllm import model
 from terra.engine.vllm.processing import render
-from terra.engine.vllm.pump import Counters, Pump, Stream
+from terra.engine.vllm.pump import Pump, RequestEndedError, Stream
 from terra.engine.vllm.sampling import request_params
-from terra.errors import EngineError
+from terra.errors import ConfigError, EngineError
 from terra.prompt import SLOT_FILLER, Action, Actions, FrameTokens, Prompt, interleave
 from terra.sampling import SamplingParams
 from terra.world_model import load_config
@@ -44,7 +46,8 @@ class VllmEngine:
     Args:
         checkpoint: a checkpoint folder.
         dtype: element type of the weights, "float32" or "bfloat16".
-        max_sessions: sessions computed at once; further ones wait.
+        max_sessions: sessions computed at once. Further ones wait for a seat, and take that of a session that is
+            between two steps; its window is submitted again when it goes on.
         enforce_eager: run without torch.compile and CUDA graphs; None does so on a CPU alone, where compiling takes
             longer than most rollouts.
         cpu_kv_cache_gib: memory for the KV cache on a CPU.
@@ -53,9 +56,9 @@ class VllmEngine:
         engine_args: further arguments of vLLM's EngineArgs, such as `quantization="fp8"`.
 
     Raises:
-        ConfigError: no such dtype.
+        ConfigError: no such dtype, or a `max_model_len` in `engine_args` that is shorter than a window.
         CheckpointError: see `terra.world_model.load_config`.
-        EngineError: a vLLM whose noise is unknown.
+        EngineError: vLLM could not start, its KV cache has no room for a window, or its noise is unknown.
     """
 
     def __init__(
@@ -98,6 +101,10 @@ class VllmEngine:
             "seed": 0,
             **(engine_args or {}),
         }
+        length = arguments["max_model_len"]
+        if not isinstance(length, int) or length < layout.max_length:
+            expected = f"expected {layout.max_length} tokens (a window) or more"
+            raise ConfigError(f"engine.engine_args.max_model_len: {expected}, got {length!r}")
         self.native_noise = False
         self._pump = Pump(EngineArgs(**{k: v for k, v in arguments.items() if v is not None}), self._set_sampler)
         self._names = itertools.count()
@@ -127,17 +134,12 @@ class VllmEngine:
         return self._spec
 
     @property
-    def counters(self) -> Counters:
-        """The engine core's own count of prefilled, cached and sampled tokens."""
-        return self._pump.counters
+    def counters(self) -> EngineCounters:
+        """The engine core's own count of its tokens.
 
-    @property
-    def kv_cache_usage(self) -> float | None:
-        """Share of the KV cache that open requests hold, 0 to 1; what is merely kept for others counts as free.
-
-        None where vLLM doesn't say.
+        `kv_cache_usage` counts blocks that open requests hold; blocks that are only kept for others count as free.
         """
-        return self._pump.kv_cache_usage
+        return self._pump.counters
 
     @property
     def failure(self) -> str | None:
@@ -146,12 +148,13 @@ class VllmEngine:
 
     async def open(self, prompt: Prompt, sampling: SamplingParams, seed: int) -> "VllmSession":
         """See `terra.engine.base.Engine.open`."""
+        self._pump.check_running()
         check_prompt(prompt, self._spec, seed)
         return VllmSession(self, prompt, sampling, seed)
 
     async def close(self) -> None:
         """See `terra.engine.base.Engine.close`."""
-        self._pump.close()
+        await asyncio.to_thread(self._pump.close)
 
 
 class VllmSession:
@@ -175,16 +178,12 @@ class VllmSession:
         self._check(action[None])
         layout = self._layout
         slots = [SLOT_FILLER] * layout.action_slots
-        if self._live is None:
-            self._live = self._new_stream(layout.image_tokens, layout.image_tokens)
-            chunk, actions = self._ids + slots, [*self._actions, action]
-            offsets = [layout.slot_start(frame) for frame in range(len(actions))]
-        else:
-            # The last token was sampled but never fed: it has no KV yet.
-            chunk, actions, offsets = [self._ids[-1], *slots], [action], [1]
         try:
-            self._submit(self._live, chunk, actions, offsets, layout.image_tokens, more=True)
-            tokens = await self._live.next_piece()
+            try:
+                tokens = await self._next_live(action, slots)
+            except RequestEndedError:  # between two steps, to make room; a request that is not idle is never ended so
+                self._live = None
+                tokens = await self._next_live(action, slots)
         except BaseException:
             self._end_live()  # cancelled or failed: the history stands, and the next step submits it again
             raise
@@ -216,7 +215,7 @@ class VllmSession:
                 self._num_frames += 1
                 yield self._grid(tokens)
         finally:
-            self._pump.drop(stream.request_id)
+            self._pump.drop(stream)
 
     async def close(self) -> None:
         """See `terra.engine.base.Session.close`."""
@@ -227,6 +226,19 @@ class VllmSession:
         if self._closed:
             raise EngineError("the session is closed")
         check_actions(actions, self._num_frames, self._engine.spec)
+
+    async def _next_live(self, action: Action, slots: list[int]) -> list[int]:
+        """The next frame's tokens from the streaming request, which begins with the whole history if there is none."""
+        layout = self._layout
+        if self._live is None:
+            self._live = self._new_stream(layout.image_tokens, layout.image_tokens)
+            chunk, actions = self._ids + slots, [*self._actions, action]
+            offsets = [layout.slot_start(frame) for frame in range(len(actions))]
+        else:
+            # The last token was sampled but never fed: it has no KV yet.
+            chunk, actions, offsets = [self._ids[-1], *slots], [action], [1]
+        self._submit(self._live, chunk, actions, offsets, layout.image_tokens, more=True)
+        return await self._live.next_piece()
 
     def _new_stream(self, first: int, later: int) -> Stream:
         return Stream(f"terra-{next(self._engine._names)}", first, later)
@@ -246,7 +258,7 @@ class VllmSession:
 
     def _end_live(self) -> None:
         if self._live is not None:
-            self._pump.drop(self._live.request_id)
+            self._pump.drop(self._live)
             self._live = None
 
     def _grid(self, tokens: list[int]) -> FrameTokens:

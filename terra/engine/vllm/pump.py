@@ -1,7 +1,12 @@
-"""A thread that owns vLLM's engine core: requests go in, token ids come out, frame by frame.
+"""The thread that owns vLLM's engine core: requests go in, token ids come out, frame by frame.
 
 The core runs in this process (or, for tensor parallelism, drives worker processes of its own), so nothing is encoded
 between the sessions and the scheduler, and an engine starts in seconds.
+
+vLLM never preempts a streaming request that waits for its next chunk: such an idle request keeps its seat (one of
+`max_num_seqs`) and its KV blocks until somebody ends it. So the pump counts seats and blocks itself and ends idle
+requests, the longest idle first, when others need the room. The prefix cache keeps the ended requests' blocks until
+they are overwritten, and whoever continues an ended request is told to submit its whole window again.
 """
 
 import asyncio
@@ -11,7 +16,9 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from vllm import SamplingParams as VllmSamplingParams
@@ -22,31 +29,38 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from terra.engine.base import EngineCounters
 from terra.errors import EngineError
 
 logger = logging.getLogger(__name__)
 
+_STALLED_STEPS = 16
+"""Engine core steps in a row without any token after which an idle request is ended, whatever the pump has counted.
 
-@dataclass
-class Counters:
-    """The engine core's own count of its work, since it started.
+More than the steps that a core with asynchronous scheduling has in flight.
+"""
 
-    Attributes:
-        prefilled: prompt tokens that were computed.
-        cached: prompt tokens whose KV was found in the prefix cache.
-        sampled: tokens that were sampled.
-    """
+_DEAD_STEPS = 20_000
+"""Engine core steps in a row without any token after which the engine has failed; prefills need far fewer."""
 
-    prefilled: int = 0
-    cached: int = 0
-    sampled: int = 0
+_usage_of = attrgetter("engine_core.scheduler.kv_cache_manager.usage")
+
+
+class RequestEndedError(EngineError):
+    """An idle request was ended to make room: the session has to submit its whole window again."""
 
 
 @dataclass
 class Stream:
     """Receives one request's tokens and hands them over in pieces that each end with a frame.
 
-    `first` and `later` are the lengths of the first piece and of those after it.
+    Attributes:
+        request_id: the engine core's name of the request.
+        first: length of the first piece in tokens.
+        later: length of each piece after the first.
+        loop: the event loop of whoever waits.
+        pieces: what was handed over and not yet taken.
+        begun: whether the request has reached the engine core (set in the pump's thread).
     """
 
     request_id: str
@@ -54,6 +68,7 @@ class Stream:
     later: int
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     pieces: "asyncio.Queue[list[int] | EngineError]" = field(default_factory=asyncio.Queue)
+    begun: bool = False
     _tokens: list[int] = field(default_factory=list)
     _given: bool = False
 
@@ -66,24 +81,40 @@ class Stream:
             self._hand_over(piece)
 
     def fail(self, error: EngineError) -> None:
-        """Let whoever waits know (in the pump's thread)."""
+        """Raise an error in whoever waits for the next piece (called in the pump's thread)."""
         self._hand_over(error)
 
     def _hand_over(self, piece: "list[int] | EngineError") -> None:
-        # The waiting side may be gone with its event loop, and then nobody misses the piece.
-        if not self.loop.is_closed():
+        with suppress(RuntimeError):  # the event loop is closed, and with it whoever waited
             self.loop.call_soon_threadsafe(self.pieces.put_nowait, piece)
 
     async def next_piece(self) -> list[int]:
         """Wait for the next piece (in the event loop).
 
         Raises:
-            EngineError: the engine stopped.
+            RequestEndedError: the request gave way to others while it was idle.
+            EngineError: vLLM refused the request or ended it early, or the engine stopped.
         """
         piece = await self.pieces.get()
         if isinstance(piece, EngineError):
             raise piece
         return piece
+
+
+@dataclass
+class _Request:
+    """A request in the engine core.
+
+    Attributes:
+        length: tokens of the window once all that is wanted so far is sampled.
+        owed: tokens to come; 0 of an idle request.
+        more: whether further chunks may follow.
+    """
+
+    stream: Stream
+    more: bool
+    length: int = 0
+    owed: int = 0
 
 
 class Pump:
@@ -94,20 +125,21 @@ class Pump:
         prepare: called with vLLM's configuration before the engine is built, in the pump's thread.
 
     Attributes:
-        counters: of the engine core.
         failure: why the engine core stopped by itself, in one line; None otherwise.
 
     Raises:
-        EngineError: vLLM could not start.
+        EngineError: vLLM could not start, or its KV cache is smaller than one window.
     """
 
     def __init__(self, engine_args: EngineArgs, prepare: Callable[[Any], None]) -> None:
-        self.counters = Counters()
         self.failure: str | None = None
-        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._streams: dict[str, Stream] = {}
-        self._waiting: set[str] = set()  # requests with tokens to come; a paused session is not among them
-        self._owed: dict[str, int] = {}  # tokens to come, of each request
+        self._core: Any = None
+        self._prefilled = self._cached = self._sampled = 0
+        # Each command with the stream that is told if nobody executes it; None ends the thread.
+        self._commands: queue.SimpleQueue[tuple[Stream, Callable[[], None]] | None] = queue.SimpleQueue()
+        self._requests: dict[str, _Request] = {}  # all that hold or want a seat
+        self._waiting: set[str] = set()  # those with tokens to come
+        self._idle: dict[str, None] = {}  # those that wait for their next chunk, the longest idle first
         self._stopped = False
         started: Future[None] = Future()
         self._thread = threading.Thread(target=self._main, args=(engine_args, prepare, started), daemon=True)
@@ -118,21 +150,41 @@ class Pump:
         except EngineError:
             raise
         except Exception as error:  # whatever vLLM meets: memory, a device, an argument
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise EngineError(f"vLLM could not start: {reason}") from error
+            raise EngineError(f"vLLM could not start: {_line(error)}") from error
         # A process that ends while the core computes would be aborted.
         atexit.register(self.close)
 
     @property
-    def kv_cache_usage(self) -> float | None:
-        """Share of the KV cache's blocks that requests hold; None if the core has stopped or is in another process."""
-        core = getattr(self._core, "engine_core", None)
-        return None if self._stopped or core is None else core.scheduler.kv_cache_manager.usage
+    def counters(self) -> EngineCounters:
+        """Tokens as the engine core counts them, and the share of KV blocks that requests hold.
+
+        `kv_cache_usage` is None if the core has stopped, runs in another process or does not say.
+        """
+        usage = None
+        if not self._stopped:
+            with suppress(AttributeError):
+                usage = float(_usage_of(self._core))
+        return EngineCounters(self._prefilled, self._cached, self._sampled, usage)
+
+    def check_running(self) -> None:
+        """Refuse work when the engine core has stopped.
+
+        Raises:
+            EngineError: with the reason.
+        """
+        if self._stopped:
+            raise EngineError(self.failure or "the engine is closed")
 
     def add(
         self, stream: Stream, rendered: MultiModalInput, max_tokens: int, params: dict[str, Any], *, more: bool
     ) -> None:
-        """Submit a request, or the next chunk of one (`more` keeps it open for further chunks)."""
+        """Submit a request, or the next chunk of one (`more` keeps it open for further chunks).
+
+        Whatever goes wrong later is raised by `Stream.next_piece`.
+
+        Raises:
+            EngineError: the engine has stopped.
+        """
         sampling = VllmSamplingParams(
             **params,
             max_tokens=max_tokens,
@@ -140,25 +192,21 @@ class Pump:
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
-        self._do(lambda: self._add(stream, rendered, sampling, more))
+        self.check_running()
+        self._commands.put((stream, lambda: self._add(stream, rendered, sampling, more)))
+        self.check_running()  # the thread may have looked at its commands for the last time in between
 
-    def drop(self, request_id: str) -> None:
+    def drop(self, stream: Stream) -> None:
         """End a request, whatever its state; its KV blocks stay in the prefix cache until they are needed."""
-        if not self._stopped:
-            self._do(lambda: self._drop(request_id))
+        self._commands.put((stream, lambda: self._end(stream.request_id)))
 
     def close(self) -> None:
-        """Stop the engine core and free its device. Closing twice does nothing."""
+        """Stop the engine core and free its device; blocks until that is done. Closing twice does nothing."""
         if not self._stopped:
             self._stopped = True
             self._commands.put(None)
         self._thread.join()
         atexit.unregister(self.close)
-
-    def _do(self, command: Callable[[], None]) -> None:
-        if self._stopped:
-            raise EngineError("the engine is closed")
-        self._commands.put(command)
 
     def _main(self, engine_args: EngineArgs, prepare: Callable[[Any], None], started: "Future[None]") -> None:
         try:
@@ -167,7 +215,17 @@ class Pump:
             self._llm = LLMEngine.from_vllm_config(config)
             self._core = self._llm.engine_core
             self._tasks = self._llm.get_supported_tasks()
+            self._seats = config.scheduler_config.max_num_seqs
+            self._block_size = config.cache_config.block_size
+            self._num_blocks = config.cache_config.num_gpu_blocks - 1  # vLLM keeps one for padding
+            window = config.model_config.max_model_len
+            if self._blocks(window) > self._num_blocks:
+                raise EngineError(
+                    f"the KV cache: expected room for a window of {window} tokens, "
+                    f"got {self._num_blocks * self._block_size}"
+                )
         except BaseException as error:
+            self._free()
             started.set_exception(error)
             return
         started.set_result(None)
@@ -175,53 +233,120 @@ class Pump:
             self._loop()
         except BaseException as error:
             logger.exception("the vLLM engine failed")
-            self.failure = f"the vLLM engine failed: {type(error).__name__}: {error}".splitlines()[0]
+            self.failure = f"the vLLM engine failed: {type(error).__name__}: {_line(error)}"
         finally:
             self._stopped = True
-            for stream in self._streams.values():
-                stream.fail(EngineError(self.failure or "the engine is closed"))
+            self._fail_all(EngineError(self.failure or "the engine is closed"))
+            self._free()
+
+    def _free(self) -> None:
+        if self._core is not None:
             self._core.shutdown()
             cleanup_dist_env_and_memory()
 
     def _loop(self) -> None:
+        silent = 0  # steps without a token, in a row
         while True:
             # Block while there is nothing to compute; otherwise take what is there and go on.
             while not self._waiting or not self._commands.empty():
                 command = self._commands.get()
                 if command is None:
                     return
-                command()
-            for output in self._core.get_output().outputs:
+                command[1]()
+            outputs = self._core.get_output().outputs
+            for output in outputs:
                 self._receive(output)
+            silent = 0 if outputs else silent + 1
+            if self._idle and silent >= _STALLED_STEPS:
+                self._end(next(iter(self._idle)))
+                silent = 0
+            elif silent >= _DEAD_STEPS:
+                raise RuntimeError(f"vLLM samples nothing for {len(self._waiting)} requests that wait")
+
+    def _fail_all(self, error: EngineError) -> None:
+        for request in self._requests.values():
+            request.stream.fail(error)
+        while not self._commands.empty():
+            command = self._commands.get()
+            if command is not None:
+                command[0].fail(error)
 
     def _receive(self, output: EngineCoreOutput) -> None:
         tokens = list(output.new_token_ids)
         stats = output.prefill_stats
         if stats is not None:
-            self.counters.prefilled += stats.num_computed_tokens
-            self.counters.cached += stats.num_cached_tokens
-        self.counters.sampled += len(tokens)
+            self._prefilled += stats.num_computed_tokens
+            self._cached += stats.num_cached_tokens
+        self._sampled += len(tokens)
         request_id = output.request_id
-        if request_id not in self._streams:
+        request = self._requests.get(request_id)
+        if request is None:
             return
-        self._owed[request_id] -= len(tokens)
-        if self._owed[request_id] <= 0:
-            self._waiting.discard(request_id)
-        self._streams[request_id].take(tokens)
+        request.owed -= len(tokens)
+        request.stream.take(tokens)
+        if request.owed > 0:
+            if output.finish_reason is not None:
+                reason = f"vLLM ended the request {request.owed} tokens early: {output.finish_reason!s}"
+                request.stream.fail(EngineError(reason))
+                self._end(request_id)
+            return
+        self._waiting.discard(request_id)
+        if request.more:
+            self._idle[request_id] = None
+            self._make_room()
+        else:
+            del self._requests[request_id]
 
     def _add(self, stream: Stream, rendered: MultiModalInput, sampling: VllmSamplingParams, more: bool) -> None:
         request_id = stream.request_id
-        request = self._llm.input_processor.process_inputs(
-            request_id, rendered, sampling, supported_tasks=self._tasks, resumable=more
-        )
-        request.external_req_id = request_id
-        self._streams[request_id] = stream
-        self._owed[request_id] = sampling.max_tokens or 0
-        self._waiting.add(request_id)
-        self._core.add_request(request)
+        try:
+            request = self._requests.get(request_id)
+            if request is None:
+                if stream.begun:
+                    raise RequestEndedError("the request was ended while it was idle")
+                stream.begun = True
+                request = self._requests[request_id] = _Request(stream, more)
+            else:
+                request.length -= 1  # the last token sampled comes again, as the first of the chunk
+            core_request = self._llm.input_processor.process_inputs(
+                request_id, rendered, sampling, supported_tasks=self._tasks, resumable=more
+            )
+            core_request.external_req_id = request_id
+            wanted = sampling.max_tokens or 0
+            request.owed += wanted
+            request.length += len(rendered["prompt_token_ids"]) + wanted
+            self._idle.pop(request_id, None)
+            self._waiting.add(request_id)
+            self._make_room()
+            self._core.add_request(core_request)
+        except EngineError as error:
+            stream.fail(error)
+        except Exception as error:  # whatever vLLM checks: the others' requests are not concerned
+            stream.fail(EngineError(f"vLLM refused the request: {type(error).__name__}: {_line(error)}"))
+            self._end(request_id)
 
-    def _drop(self, request_id: str) -> None:
-        if self._streams.pop(request_id, None) is not None:
-            self._waiting.discard(request_id)
-            del self._owed[request_id]
+    def _make_room(self) -> None:
+        """End idle requests, the longest idle first, until those that wait fit beside those that stay.
+
+        A request counts with all the blocks that it will need, as if it shared none with others.
+        """
+        while self._waiting and self._idle and self._is_short():
+            self._end(next(iter(self._idle)))
+
+    def _is_short(self) -> bool:
+        wanted = sum(self._blocks(request.length) for request in self._requests.values())
+        return len(self._requests) > self._seats or wanted > self._num_blocks
+
+    def _blocks(self, length: int) -> int:
+        return -(-length // self._block_size)
+
+    def _end(self, request_id: str) -> None:
+        self._waiting.discard(request_id)
+        self._idle.pop(request_id, None)
+        if self._requests.pop(request_id, None) is not None:
             self._core.abort_requests([request_id])
+
+
+def _line(error: BaseException) -> str:
+    """The first line of what an error says, or its kind."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,4 +1,4 @@
-"""What a demo world model is held to, and whether it gets there."""
+"""Acceptance criteria of a demo world model, and whether its measures meet them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from terra.evaluation.scores import GENERATED, PERSISTENCE, RE_ENCODED, TRUE
 
 
 @dataclass(frozen=True)
-class Bar:
-    """One requirement: what is compared, the value, the limit ("at least 27"), and whether it holds; None: unknown."""
+class Criterion:
+    """One requirement: the quantity's name, its value, its limit ("at least 27"), whether it is met; None: unknown."""
 
     name: str
     value: float | None
@@ -19,11 +19,11 @@ class Bar:
     passed: bool | None
 
 
-def judge(measures: Iterable[Measure], network: str, codebook_used: float) -> list[Bar]:
-    """All requirements on held-out driving; those whose measures are missing are unknown.
+def evaluate_criteria(measures: Iterable[Measure], network: str, codebook_used: float) -> list[Criterion]:
+    """Compare measures on held-out driving with all criteria; a criterion whose measures are missing is unknown.
 
-    The Frechet distance that must beat persistence is the clips' (-T): persistence's single frames are as real as
-    re-encoded ones, what it lacks is motion.
+    The Frechet distance that is compared with persistence's is that of clips (-T), because persistence repeats a real
+    frame: its single frames look real, and only its motion is wrong.
     """
     measures = list(measures)
     return [
@@ -55,13 +55,13 @@ def judge(measures: Iterable[Measure], network: str, codebook_used: float) -> li
     ]
 
 
-def _psnr_gain(measures: list[Measure]) -> Bar:
+def _psnr_gain(measures: list[Measure]) -> Criterion:
     gains = [each.estimate.value for each in curve(measures, "rollouts", "psnr-gain-moving", GENERATED)]
     name = f"PSNR over persistence when moving, worst of frames 1 to {len(gains)} (dB)"
     return _at_least(name, min(gains) if gains else None, 0.0)
 
 
-def _drift(measures: list[Measure], network: str) -> Bar:
+def _drift(measures: list[Measure], network: str) -> Criterion:
     bins = [each.estimate.value for each in curve(measures, "drift", f"FD-{network}", GENERATED)]
     return _at_most(
         f"FD-{network} of the long rollouts, last bin / first bin", _ratio(bins[-1], bins[0]) if bins else None, 2.0
@@ -77,9 +77,9 @@ def _ratio(above: float | None, below: float | None) -> float | None:
     return None if above is None or below is None or below == 0 else above / below
 
 
-def _at_least(name: str, value: float | None, limit: float) -> Bar:
-    return Bar(name, value, f"at least {limit:g}", None if value is None else value >= limit)
+def _at_least(name: str, value: float | None, limit: float) -> Criterion:
+    return Criterion(name, value, f"at least {limit:g}", None if value is None else value >= limit)
 
 
-def _at_most(name: str, value: float | None, limit: float) -> Bar:
-    return Bar(name, value, f"at most {limit:g}", None if value is None else value <= limit)
+def _at_most(name: str, value: float | None, limit: float) -> Criterion:
+    return Criterion(name, value, f"at most {limit:g}", None if value is None else value <= limit)

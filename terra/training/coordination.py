@@ -1,4 +1,4 @@
-"""What all processes of a run must do at the same step: stop, report, save, and which time they take it to be."""
+"""Coordination of a run's processes: at which step they all stop, report and save, and the clock that they share."""
 
 import signal
 import threading
@@ -27,12 +27,12 @@ class Decision:
 
     Attributes:
         stop: why the run ends here; None if it goes on.
-        report: log the means since the last report.
-        save: write the state.
-        steps: how many steps to take before the next decision.
-        elapsed: seconds of the run so far, as the first process counts them.
-        starting: how many of them went into the first steps of the run's parts, which compile.
-        seconds_per_step: of the steps since the last decision.
+        report: whether to log the means since the last report.
+        save: whether to write the state.
+        steps: number of steps to take before the next decision.
+        elapsed: seconds of the run so far, by the first process's clock.
+        starting: seconds, out of `elapsed`, spent in the first step of the run and of each resumption; these compile.
+        seconds_per_step: mean duration of the steps since the last decision.
     """
 
     stop: StopReason | None
@@ -44,18 +44,18 @@ class Decision:
     seconds_per_step: float
 
 
-class Agreement:
-    """The first process decides by its clock, the others follow; any process may ask to stop.
+class LoopCoordinator:
+    """Makes the same `Decision` in every process: the first decides by its clock, and any process may stop the run.
 
-    A process alone decides before each step. Several exchange seven numbers about once a second, because an exchange
-    waits for the device; between decisions they count time by steps, so that all of them use one learning rate. The
-    first step is a decision of its own, so that all know what it took.
+    A single process decides before each step. Several processes exchange seven numbers about once a second, because an
+    exchange waits for the device; between decisions they estimate the time from the number of steps, so that all of
+    them use the same learning rate. The first step has a decision of its own, so that all processes know its duration.
 
     Args:
-        accelerator: of the run's processes.
-        config: the limits, and how often to report and save.
-        step: at which this part of the run begins.
-        elapsed, starting: of the parts before, see `Decision`.
+        accelerator: accelerate's view of the run's processes.
+        config: the run's limits, and the intervals between reports and between saves.
+        step: the step at which this process starts or resumes the run.
+        elapsed, starting: the seconds before `step`, as in `Decision`.
     """
 
     def __init__(self, accelerator: Accelerator, config: LoopConfig, step: int, elapsed: float, starting: float):
@@ -66,7 +66,7 @@ class Agreement:
         self._last_step = step
 
     def decide(self, step: int, terminated: threading.Event) -> Decision:
-        """The decision for all processes; each calls this at the same steps."""
+        """Return the decision that all processes share; every process must call this method at the same steps."""
         mine = self._by_own_clock(step, terminated)
         self._last = mine if self._accelerator.num_processes == 1 else self._exchange(mine)
         self._last_step = step
@@ -76,7 +76,7 @@ class Agreement:
         return self._last
 
     def saved(self) -> None:
-        """Count the time to the next save from now: saving itself may take long."""
+        """Restart the interval to the next save, so that the duration of a save does not count."""
         self._last_save = monotonic()
 
     def elapsed_at(self, step: int) -> float:
@@ -85,11 +85,11 @@ class Agreement:
 
     @property
     def starting(self) -> float:
-        """Seconds of the run that went into the first steps of its parts, the same in all processes."""
+        """Seconds of the run spent in compiling first steps (see `Decision.starting`), the same in all processes."""
         return self._last.starting
 
     def elapsed(self) -> float:
-        """Seconds of the run by this process's own clock, all resumed parts together."""
+        """Seconds of the run by this process's own clock, including the time before each resumption."""
         return self._elapsed_before + monotonic() - self._start
 
     def _by_own_clock(self, step: int, terminated: threading.Event) -> Decision:
@@ -123,7 +123,7 @@ class Agreement:
         )
 
     def _exchange(self, mine: Decision) -> Decision:
-        """The largest of each number over the processes, of which only the first gives any but its wish to stop."""
+        """Reduce the decisions with a maximum; processes other than the first contribute only a request to stop."""
         reason = _REASONS.index(mine.stop) if self._accelerator.is_main_process or mine.stop == "sigterm" else 0
         rest = (mine.report, mine.save, mine.steps, mine.elapsed, mine.starting, mine.seconds_per_step)
         own = (reason, *(rest if self._accelerator.is_main_process else (0,) * len(rest)))
@@ -135,7 +135,10 @@ class Agreement:
 
 @contextmanager
 def catch_sigterm() -> Iterator[threading.Event]:
-    """An event that SIGTERM sets, instead of ending the process; Python lets only the main thread ask for that."""
+    """While the context is open, SIGTERM sets the yielded event instead of ending the process.
+
+    Python lets only the main thread install a signal handler; in another thread the event is never set.
+    """
     terminated = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield terminated

@@ -1,0 +1,75 @@
+"""Rollouts straight from an engine, for tests that compare engines; every wait has an end."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+import pytest
+import torch
+from tiny import COLS, ROWS
+
+from terra.engine.base import Engine
+from terra.errors import EngineError
+from terra.prompt import Prompt, build_prompt
+from terra.sampling import SamplingParams
+
+GREEDY = SamplingParams(temperature=0.0)
+PLAIN = SamplingParams(temperature=1.0)
+FILTERED = SamplingParams(temperature=0.9, top_k=20, top_p=0.9)
+SAMPLINGS = [GREEDY, PLAIN, FILTERED]
+
+WINDOW = 8
+"""Frames of a window of the tiny models."""
+
+PATIENCE = 60.0
+"""Seconds after which a test fails instead of waiting on; what is waited for takes far less."""
+
+_T = TypeVar("_T")
+
+
+async def soon(work: Awaitable[_T]) -> _T:
+    """Wait for `work`, and fail with TimeoutError if nothing comes."""
+    return await asyncio.wait_for(work, PATIENCE)
+
+
+def make_prompt(seed: int, num_context: int = 3, num_actions: int = WINDOW - 3) -> tuple[Prompt, torch.Tensor]:
+    """A random prompt for the tiny models, and the actions that follow it."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, 64, (num_context, ROWS, COLS), generator=generator)
+    actions = torch.randn(num_context - 1 + num_actions, 6, 3, generator=generator)
+    return build_prompt(tokens, actions[: num_context - 1]), actions[num_context - 1 :]
+
+
+async def stepped(engine: Engine, prompt: Prompt, actions: torch.Tensor, sampling=PLAIN, seed: int = 1) -> torch.Tensor:
+    """The frames of a session that takes one action at a time."""
+    session = await engine.open(prompt, sampling, seed)
+    frames = [await session.step(action) for action in actions]
+    await session.close()
+    return torch.stack(frames)
+
+
+async def ran(engine: Engine, prompt: Prompt, actions: torch.Tensor, sampling=PLAIN, seed: int = 1) -> torch.Tensor:
+    """The frames of a session that is given all actions at once."""
+    session = await engine.open(prompt, sampling, seed)
+    frames = [frame async for frame in session.run(actions)]
+    await session.close()
+    return torch.stack(frames)
+
+
+async def check_closing(engine: Engine) -> None:
+    """Close an engine on which many wait for frames: all of them fail at once, and so do those who come later."""
+    prompt, actions = make_prompt(14)
+    idle = await engine.open(prompt, PLAIN, 0)
+    await soon(idle.step(actions[0]))
+    waiting = [
+        asyncio.create_task(way(engine, prompt, actions, seed=seed)) for way in (stepped, ran) for seed in range(20)
+    ]
+    await asyncio.sleep(0)
+    await soon(engine.close())
+    errors = await soon(asyncio.gather(*waiting, return_exceptions=True))
+    assert [(type(error), str(error)) for error in errors] == [(EngineError, "the engine is closed")] * 40
+    for late in (idle.step(actions[1]), engine.open(prompt, PLAIN, 0)):
+        with pytest.raises(EngineError, match="the engine is closed"):
+            await soon(late)
+    await soon(engine.close())
+    assert engine.failure is None  # nobody but its user has stopped it
