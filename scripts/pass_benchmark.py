@@ -92,7 +92,10 @@ def constants_of(text: str) -> dict[str, Constant]:
             path, value = part.split("=")
             module, name, *fields = path.split(".")
             constant = Constant(
-                importlib.import_module(f"terra.engine.graph.kernels.{module}"), name, next(iter(fields), None), int(value)
+                importlib.import_module(f"terra.engine.graph.kernels.{module}"),
+                name,
+                next(iter(fields), None),
+                int(value),
             )
             getattr(getattr(constant.module, name), constant.field or "__class__")
         except (ValueError, AttributeError, ImportError) as error:

@@ -1,4 +1,4 @@
-"""Decode steps (passes) of `engine=graph` apart from the engine: for timing them, and for seeing what they consist of."""
+"""Decode steps (passes) of `engine=graph` without the engine, for timing them and for tracing their kernels."""
 
 import argparse
 import itertools

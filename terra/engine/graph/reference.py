@@ -1,4 +1,4 @@
-"""The operations of prefill and decode steps in plain torch: what a CPU runs, and what the Triton kernels must equal."""
+"""The operations of prefill and decode steps in torch: what a CPU runs, and what the Triton kernels must equal."""
 
 import torch
 from einops import rearrange

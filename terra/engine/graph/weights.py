@@ -113,7 +113,7 @@ class DecoderWeights:
         self._action_projection, self._action_dtype = model.action_projection, model.action_projection_dtype
 
     def project_actions(self, actions: Actions) -> Float[Tensor, "n slots hidden"]:
-        """The embeddings of actions, one action at a time: a library's GEMM of more rows may reduce in another order."""
+        """The embeddings of actions, one action at a time: a library's GEMM of more rows may sum in another order."""
         given = actions.to(self.device, self._action_dtype)
         projected = torch.cat([self._action_projection(action) for action in given.split(1)])
         return projected.to(self.dtype)

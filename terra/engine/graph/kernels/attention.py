@@ -3,9 +3,9 @@ https://pytorch.org/blog/flash-decoding/).
 
 How much of a cache is filled is known to the device alone. Its keys are split over CTAs, so that all SMs read at once,
 and the partial results are combined afterwards. How many CTAs there are follows from the number of queries; a query's
-bits must not (batch invariance). So each block of keys is one partial result of the online softmax, and these are merged
-one after the other in the order of the keys, wherever that is done: by the CTA that has all blocks, or by a kernel
-behind many CTAs. What merging scales by is a power of two, which rounds nothing.
+bits must not (batch invariance). So each block of keys is one partial result of the online softmax, and these are
+merged one after the other in the order of the keys, wherever that is done: by the CTA that has all blocks, or by a
+kernel behind many CTAs. Merging scales by powers of two, which rounds nothing.
 """
 
 # A kernel's launch is beyond the type checker.

@@ -26,8 +26,7 @@ class TritonBackend:
     """
 
     def __init__(self, limits: DeviceLimits, capture: Capture = cuda_graph.capture) -> None:
-        self._limits = limits
-        self.capture = capture
+        self._limits, self._capture = limits, capture
 
     def embed(self, weights: DecoderWeights, batch: Batch) -> tuple[Int64[Tensor, "slots width"], Tensor]:
         """See `terra.engine.graph.step.Backend`."""
@@ -71,6 +70,8 @@ class TritonBackend:
         """See `terra.engine.graph.step.Backend`."""
         layout = weights.layout
         sampling.gumbel_argmax(logits, batch.temperature, batch.seed, batch.start, batch.best, self._limits)
-        sampling.accept(
-            batch.best, batch.ids, batch.start, batch.last, layout.block, layout.image_tokens, self._limits
-        )
+        sampling.accept(batch.best, batch.ids, batch.start, batch.last, layout.block, layout.image_tokens, self._limits)
+
+    def capture(self, work: Callable[[], None], mutated: Sequence[Tensor]) -> Callable[[], None]:
+        """See `terra.engine.graph.step.Backend`."""
+        return self._capture(work, mutated)
