@@ -157,11 +157,12 @@ def check_part(group: str, part: Mapping[str, Any], given: Iterable[str] = ()) -
         if parameter.name not in given:
             annotation = Any if parameter.annotation is parameter.empty else parameter.annotation
             fields[parameter.name] = (annotation, ... if parameter.default is parameter.empty else parameter.default)
-    model = create_model("Arguments", __base__=_Arguments, **fields)
+    model: Any = create_model("Arguments", __base__=_Arguments, **fields)
+    whole, values = create_model("Part", __base__=_Arguments, **{group: (model, ...)}), {group: arguments}
     try:
-        model.model_validate_json(json.dumps(arguments))  # YAML's lists may be tuples, and its text paths, as in JSON
+        whole.model_validate_json(json.dumps(values))  # YAML's lists may be tuples, and its text paths, as in JSON
     except ValidationError as error:
-        raise ConfigError(f"{group}.{first_problem(error, model, arguments)}") from None
+        raise ConfigError(first_problem(error, whole, values)) from None
     return arguments
 
 

@@ -21,7 +21,7 @@ from terra.training.refiner import train_refiner
 from terra.training.settings import LoopConfig
 from tokenizer import Frames, LFQTokenizer
 from tokenizer.files import write_json
-from tokenizer.settings import Count, FilePath, Natural, Positive, Seed
+from tokenizer.settings import Count, FilePath, Natural, NonNegative, Seed
 
 _SHOWN = 4  # clips in comparison.mp4
 
@@ -59,7 +59,7 @@ class TrainRefinerSettings(PairSettings):
     num_steps: Annotated[tuple[Count, ...], Field(strict=False, min_length=1)]
     refiner: RefinerConfig
     crop: Annotated[tuple[Count, Count], Field(strict=False)]
-    log_sigma: Annotated[tuple[float, Positive], Field(strict=False)]
+    log_sigma: Annotated[tuple[float, NonNegative], Field(strict=False)]
     autoencoder: LoopChanges
     denoiser: LoopChanges
 
