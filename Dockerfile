@@ -1,4 +1,4 @@
-# terra-serve in a container, on a CPU or on an NVIDIA GPU.
+# terra serve in a container, on a CPU or on an NVIDIA GPU.
 #
 #   CPU    docker build -t terra .
 #          docker run --rm -p 127.0.0.1:8000:8000 -v terra-data:/data terra
@@ -7,7 +7,7 @@
 #              engine.dtype=bfloat16 tokenizer.device=cuda
 #
 # With EXTRA=vllm the wheels of PyTorch bring CUDA's libraries: the host needs the NVIDIA driver and its container
-# toolkit alone. Further settings of terra-serve follow the image's name. Inside, it listens on all addresses: publish the
+# toolkit alone. Further settings of terra serve follow the image's name. Inside, it listens on all addresses: publish the
 # port to 127.0.0.1 as above, or set TERRA_API_KEY.
 
 FROM python:3.11-slim-bookworm AS build
@@ -42,4 +42,4 @@ ENV PATH=/opt/terra/bin:$PATH HOME=/home/terra PYTHONUNBUFFERED=1
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=30s --timeout=5s --start-period=300s \
     CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
-ENTRYPOINT ["terra-serve", "host=0.0.0.0", "port=8000", "data=/data"]
+ENTRYPOINT ["terra", "serve", "host=0.0.0.0", "port=8000", "data=/data"]

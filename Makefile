@@ -1,4 +1,4 @@
-# make demo and make test set up everything they need, in .venv.
+# make demo, make test and make test-fast set up everything they need, in .venv.
 
 PYTHON ?= python3
 ENGINE ?= jacobi
@@ -6,13 +6,13 @@ VENV := .venv
 UV := $(VENV)/bin/uv
 READY := $(VENV)/.ready
 
-.PHONY: help demo test coverage clean
+.PHONY: help demo test test-fast coverage clean
 
 help:            ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/' | expand -t 12
 
 demo: $(READY)   ## a video of the shipped model on this machine's CPU, in outputs/demo; ENGINE=vllm for vLLM
-	$(VENV)/bin/terra-generate experiment=demo engine=$(ENGINE) output=outputs/demo overwrite=true
+	$(VENV)/bin/terra generate experiment=demo engine=$(ENGINE) output=outputs/demo overwrite=true
 
 test: $(READY)   ## lint, types, import contracts, tests
 	$(VENV)/bin/ruff check .
@@ -20,6 +20,9 @@ test: $(READY)   ## lint, types, import contracts, tests
 	$(VENV)/bin/pyright
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/pytest --numprocesses 2 --dist loadfile
+
+test-fast: $(READY)  ## the tests without vLLM, browser, training and notebooks: two minutes
+	$(VENV)/bin/pytest -m "not slow" --numprocesses 2 --dist loadfile
 
 coverage: $(READY)  ## the tests again, and the lines that they reach; slower
 	$(VENV)/bin/pytest --cov --cov-report=term:skip-covered

@@ -1,4 +1,4 @@
-"""Tokens to frames to files: framewise decoding, video reading and writing, drawings over frames.
+"""From tokens to frames to files: decoding, reading and writing of videos, and drawings over frames.
 
 Names are imported on first use, so that a command's `--help` does not pay for importing torch.
 """

@@ -1,4 +1,4 @@
-"""Tokens to frames: what a decoder is, and the one that shows each frame by itself."""
+"""From tokens to frames: the Decoder protocol, and the decoder that decodes each frame by itself."""
 
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
@@ -13,40 +13,57 @@ from tokenizer.types import Frames, TokenGrid
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
-@runtime_checkable
-class Decoder(Protocol):
-    """Turns tokens into frames. It may look at several frames at once, but gives one frame for each grid."""
+class DecodesTokens(Protocol):
+    """Anything that turns token grids into as many frames, such as an `LFQTokenizer`."""
 
     def decode(self, tokens: TokenGrid) -> Frames:
-        """Frames in [-1, 1] for int64 token grids; `ValueError` for grids that are not the tokenizer's."""
+        """Decode int64 token grids to frames in [-1, 1]; raise `ValueError` for grids that are not the tokenizer's."""
+        ...
+
+
+@runtime_checkable
+class Decoder(DecodesTokens, Protocol):
+    """Turns the tokens of a rollout into its frames, one frame for each grid."""
+
+    @property
+    def framewise(self) -> bool:
+        """Whether each frame depends on its own tokens alone, so that frames of several rollouts may be mixed."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where frames are decoded."""
         ...
 
 
 def element_type(name: Dtype) -> torch.dtype:
-    """The element type of a decoder's setting. Raises ConfigError for another name."""
+    """The torch data type of the setting `decoder.dtype`. Raises ConfigError for an unknown name."""
     if name not in get_args(Dtype):
         raise ConfigError(f"decoder.dtype: expected one of {', '.join(get_args(Dtype))}, got {name!r}")
     return getattr(torch, name)
 
 
 class FramewiseDecoder:
-    """Decodes each frame alone, with the tokenizer's own decoder (anything that has `decode`, as LFQTokenizer).
+    """Decodes each frame by itself, with the tokenizer's `decode` method.
 
-    So a frame looks the same wherever it stands in a rollout, and a rollout can be shown while it grows. Another type,
-    or compiling, works on a copy of the tokenizer.
+    A frame therefore does not depend on its index in the rollout, and a rollout can be shown while it grows. With
+    another `dtype` than float32, or `compiled`, the decoder works on a copy of the tokenizer.
 
     Args:
-        tokenizer: a module, unless `dtype` is float32.
-        dtype: element type to decode in. "bfloat16" is several times faster on a GPU, and on a CPU that multiplies it.
-        compiled: torch.compile the tokenizer's module `decoder`: twice as fast on a GPU, no faster on a CPU. A GPU gets
-            lots of 1, 4 and 16 frames then, filled up with the last one, of which the first of each size waits some
-            20 s.
+        tokenizer: an object with `decode`, such as LFQTokenizer; it must be a torch module unless `dtype` is float32.
+        dtype: data type of the decoding. "bfloat16" is several times faster on a GPU, and on a CPU with instructions
+            for it.
+        compiled: whether to torch.compile the tokenizer's module `decoder`: twice as fast on a GPU, no faster on a CPU.
+            On a GPU, frames are then decoded in batches of 1, 4 or 16, padded with copies of the last frame; the first
+            batch of each size takes some 20 s.
 
     Raises:
-        ConfigError: another type, or a tokenizer with no such module to compile.
+        ConfigError: an unknown data type, or a tokenizer without a module `decoder` to compile.
     """
 
-    def __init__(self, tokenizer: Decoder, dtype: Dtype = "float32", *, compiled: bool = False) -> None:
+    framewise = True
+
+    def __init__(self, tokenizer: DecodesTokens, dtype: Dtype = "float32", *, compiled: bool = False) -> None:
         element = element_type(dtype)
         self.tokenizer = tokenizer
         if (element != torch.float32 or compiled) and isinstance(tokenizer, torch.nn.Module):
@@ -56,25 +73,29 @@ class FramewiseDecoder:
             if not isinstance(network, torch.nn.Module):
                 raise ConfigError(f"decoder.compiled: {type(tokenizer).__name__} has no module `decoder` to compile")
             network.compile(dynamic=False)
-        self._lots = [1, 4, MAX_FRAMES_AT_ONCE] if compiled and self.device.type == "cuda" else []
+        self._batch_sizes = [1, 4, MAX_FRAMES_AT_ONCE] if compiled and self.device.type == "cuda" else []
 
     @property
     def device(self) -> torch.device:
-        """Where frames are decoded."""
+        """The device of the tokenizer's weights."""
         if isinstance(self.tokenizer, torch.nn.Module):
             return next(self.tokenizer.parameters()).device
         return torch.device("cpu")
 
     @torch.no_grad()
     def decode(self, tokens: TokenGrid) -> Frames:
-        """float32 frames in [-1, 1] for int64 token grids, on the tokenizer's device; `ValueError` for other tokens."""
-        if not self._lots or not len(tokens):
+        """Decode int64 token grids to float32 frames in [-1, 1] on `device`; ValueError as in `Decoder`."""
+        if not self._batch_sizes or not len(tokens):
             return self.tokenizer.decode(tokens).float()
-        return torch.cat([self.tokenizer.decode(lot)[:count].float() for lot, count in filled(tokens, self._lots)])
+        batches = padded_batches(tokens, self._batch_sizes)
+        return torch.cat([self.tokenizer.decode(batch)[:count].float() for batch, count in batches])
 
 
-def filled(tokens: TokenGrid, sizes: Sequence[int]) -> Iterator[tuple[TokenGrid, int]]:
-    """Grids in lots of these ascending sizes, and how many of each are theirs: the last is filled up with its last."""
+def padded_batches(tokens: TokenGrid, sizes: Sequence[int]) -> Iterator[tuple[TokenGrid, int]]:
+    """Split grids into batches whose sizes are among `sizes` (ascending); yield each with its count before padding.
+
+    Copies of a batch's last grid pad it to the next size.
+    """
     for some in tokens.split(sizes[-1]):
         size = next(size for size in sizes if size >= len(some))
         yield torch.cat([some, *[some[-1:]] * (size - len(some))]), len(some)

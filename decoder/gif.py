@@ -1,4 +1,4 @@
-"""GIF through Pillow: every frame kept, the right total length, and one palette, so that nothing flickers."""
+"""GIF through Pillow: every frame is kept, the total duration is right, and one shared palette avoids flicker."""
 
 import itertools
 import math
@@ -12,11 +12,11 @@ from PIL import Image
 
 from tokenizer.errors import VideoError
 
-_TRANSPARENT = 255  # palette index that leaves a pixel as the frame before had it
+_TRANSPARENT = 255  # palette index that keeps the pixel of the previous frame
 _PALETTE_PIXELS = 1 << 15
 _DITHER_STEPS = 8.0  # peak to peak, in 8-bit steps: about the distance of two colors of a palette
 _BAYER = np.array([[0, 8, 2, 10], [12, 4, 14, 6], [3, 11, 1, 9], [15, 7, 13, 5]]) / 15 - 0.5
-# What Pillow raises on damaged files.
+# The exceptions that Pillow raises on damaged files.
 _PILLOW_ERRORS = (OSError, EOFError, SyntaxError, ValueError, IndexError, Image.DecompressionBombError)
 
 
@@ -32,14 +32,14 @@ def read_gif(path: Path, max_frames: int | None) -> tuple[UInt8[np.ndarray, "fra
             for index in range(min(count, max_frames or count)):
                 gif.seek(index)
                 frames.append(np.asarray(gif.convert("RGB")))
-                milliseconds += gif.info.get("duration", 0) or 100  # what browsers make of 0
+                milliseconds += gif.info.get("duration", 0) or 100  # browsers show a duration of 0 as 100 ms
     except _PILLOW_ERRORS as error:
         raise VideoError(f"{path}: expected a readable GIF: {error}") from error
     return np.stack(frames), 1000 * len(frames) / milliseconds
 
 
 class GifSink:
-    """Frames wait for `finish`, which finds the palette they share and writes the file."""
+    """Collects frames; `finish` computes their shared palette and writes the file."""
 
     def __init__(self, path: Path, fps: float) -> None:
         self._path = path
@@ -69,7 +69,7 @@ class GifSink:
         )
 
     def close(self) -> None:
-        """Let the frames go."""
+        """Free the frames."""
         self._frames.clear()
 
 
@@ -81,10 +81,10 @@ def _shared_palette(frames: Sequence[np.ndarray]) -> Image.Image:
 
 
 def _changes(frames: Sequence[np.ndarray], palette: Image.Image) -> list[np.ndarray]:
-    """Palette indices of each frame, transparent where nothing changes.
+    """Palette indices of each frame, transparent where the frame equals the previous one.
 
-    Pillow merges equal neighbors into one long frame. The corner pixel keeps them apart: where nothing changes it
-    is transparent and drawn in turn.
+    Pillow merges equal consecutive frames into one long frame. To prevent that, the corner pixel of unchanged frames is
+    transparent in every other frame.
     """
     drawn = [_to_palette(frames[0], palette)]
     shown = drawn[0]
@@ -99,7 +99,7 @@ def _changes(frames: Sequence[np.ndarray], palette: Image.Image) -> list[np.ndar
 
 
 def _to_palette(frame: np.ndarray, palette: Image.Image) -> np.ndarray:
-    """The nearest colors after ordered dithering, which, unlike error diffusion, is the same in every frame."""
+    """Map to the nearest colors after ordered dithering, whose pattern, unlike error diffusion's, is fixed."""
     height, width = frame.shape[:2]
     pattern = np.tile(_BAYER, (height // 4 + 1, width // 4 + 1))[:height, :width, None] * _DITHER_STEPS
     dithered = Image.fromarray(np.clip(frame + pattern, 0, 255).round().astype(np.uint8))

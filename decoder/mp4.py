@@ -1,7 +1,7 @@
-"""MP4 through ffmpeg: each stored frame once, damage refused, and H.264 that plays everywhere.
+"""MP4 through ffmpeg: each stored frame is read once, damaged files are refused, and the H.264 plays everywhere.
 
-ffmpeg runs as its own process, from the binary that imageio-ffmpeg brings: only so are its exit status and its words
-known, without which a damaged file reads as a shorter video and a full disk as a finished one.
+ffmpeg, from the binary that imageio-ffmpeg brings, runs as a process, because its exit status and error messages are
+needed: without them a damaged file reads as a shorter video, and a video on a full disk seems complete.
 """
 
 import re
@@ -18,18 +18,18 @@ from jaxtyping import UInt8
 
 from tokenizer.errors import VideoError
 
-# As PPM pictures, which say their own size.
+# Output as PPM pictures, whose headers give their size.
 _AS_PICTURES = (
     *("-map", "0:v:0", "-fps_mode", "passthrough", "-sws_flags", "bicubic+accurate_rnd+full_chroma_int"),
     *("-pix_fmt", "rgb24", "-c:v", "ppm", "-f", "image2pipe"),
 )
-_DISCARDED = 4  # packet flag: an edit list cuts the frame away
+_DISCARDED = 4  # packet flag of a frame that an edit list removes
 
 
 def read_mp4(path: Path, max_frames: int | None, threads: int = 0) -> UInt8[np.ndarray, "frames height width 3"]:
-    """The frames of `path`, or the first `max_frames`. Raises `VideoError` if it is damaged or no MP4.
+    """Read the frames of `path`, or the first `max_frames`. Raises `VideoError` if the file is damaged or no MP4.
 
-    `threads` are the decoder's; 0 leaves it to choose by the number of cores.
+    `threads` is the number of ffmpeg's decoding threads; 0 lets ffmpeg choose by the number of cores.
     """
     _check_boxes(path)
     limit = [] if max_frames is None else ["-frames:v", str(max_frames)]
@@ -43,9 +43,9 @@ def read_mp4(path: Path, max_frames: int | None, threads: int = 0) -> UInt8[np.n
 
 
 def stream_mp4(path: Path, start_seconds: float) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
-    """The frames of `path` from `start_seconds` on, one by one, for videos that memory does not hold.
+    """Yield the frames of `path` from `start_seconds` on, for videos that are larger than memory.
 
-    Raises `VideoError` if it is damaged or no MP4.
+    Raises `VideoError` if the file is damaged or no MP4.
     """
     _check_boxes(path)
     source = ("-v", "error", "-nostdin", "-xerror", "-protocol_whitelist", "file")
@@ -75,7 +75,7 @@ def stream_mp4(path: Path, start_seconds: float) -> Iterator[UInt8[np.ndarray, "
 
 
 def count_mp4(path: Path) -> tuple[int, float]:
-    """The number of frames in `path` and their mean rate (frames a second), found without decoding them."""
+    """Count the frames of `path` and find their mean rate (frames per second), without decoding them."""
     _check_boxes(path)
     listing = _ffmpeg_output(path, "-map", "0:v:0", "-c", "copy", "-f", "framecrc").decode()
     time_base = re.search(r"^#tb 0: (\d+)/(\d+)$", listing, re.MULTILINE)
@@ -90,9 +90,10 @@ def count_mp4(path: Path) -> tuple[int, float]:
 
 
 class Mp4Sink:
-    """Frames go to the encoder at once; `finish` completes the file, `close` frees everything, also after a failure.
+    """Encodes frames as they come; `finish` completes the file, `close` ends the encoder, also after a failure.
 
-    H.264 with 4:2:0 chroma (what browsers and QuickTime play), colors as BT.709, and the index first, for streaming.
+    The video is H.264 with 4:2:0 chroma (which browsers and QuickTime play), BT.709 colors, and its index first, for
+    streaming.
     """
 
     def __init__(self, path: Path, fps: float, size: tuple[int, int], crf: int, threads: int) -> None:
@@ -113,7 +114,7 @@ class Mp4Sink:
         self._pipe = self._process.stdin
 
     def append(self, frame: UInt8[np.ndarray, "height width 3"]) -> None:
-        """Encode one frame. Raises `OSError` with ffmpeg's reason when it has given up."""
+        """Encode one frame. Raises `OSError` with ffmpeg's reason if ffmpeg has exited."""
         rest = np.ascontiguousarray(frame).data.cast("B")
         try:
             while rest:
@@ -123,13 +124,13 @@ class Mp4Sink:
             raise OSError(self._last_words()) from error
 
     def finish(self) -> None:
-        """Wait until the file is complete. Raises `OSError` with ffmpeg's reason when it is not."""
+        """Wait until the file is complete. Raises `OSError` with ffmpeg's reason if ffmpeg fails."""
         self._pipe.close()
         if self._process.wait() != 0:
             raise OSError(self._last_words())
 
     def close(self) -> None:
-        """End the encoder, whatever its state."""
+        """End the ffmpeg process, whatever its state."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
@@ -142,9 +143,10 @@ class Mp4Sink:
 
 
 def _check_boxes(path: Path) -> None:
-    """Refuse what is no MP4 or was cut off, also where ffmpeg would take the rest for a shorter video.
+    """Raise `VideoError` if a file is no MP4 or was cut off, even where ffmpeg would read a shorter video.
 
-    An MP4 is a row of boxes: 4 bytes of size (0: to the end; 1: 8 more bytes hold it), 4 of type (ISO 14496-12).
+    An MP4 is a sequence of boxes: 4 bytes of size (0: to the file's end; 1: the size is in 8 more bytes), 4 bytes of
+    type (ISO 14496-12).
     """
     size = path.stat().st_size
     kinds: list[bytes] = []
@@ -178,7 +180,7 @@ def _ffmpeg() -> str:
 
 
 def _ffmpeg_output(path: Path, *arguments: str, threads: int = 0) -> bytes:
-    """What ffmpeg makes of the video at `path`, on its standard output. Any damage ends it (-xerror)."""
+    """Run ffmpeg on the video at `path` and return its standard output; any damage makes ffmpeg fail (-xerror)."""
     source = ("-v", "error", "-nostdin", "-xerror", "-protocol_whitelist", "file")
     source = (*source, "-filter_threads", str(threads), "-threads", str(threads), "-i", str(path.absolute()))
     done = subprocess.run([_ffmpeg(), *source, *arguments, "pipe:1"], capture_output=True, check=False)

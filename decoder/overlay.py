@@ -1,6 +1,7 @@
-"""Drawings over frames: the path on the road, a map of it from above, and both beside the plain video.
+"""Drawings over frames: the path on the road, a map of the path from above, and both beside the plain video.
 
-Paths are in meters in the frame's own ego frame: x forward, y left, on the ground (z = 0). Pictures are 8-bit RGB.
+A path is in meters in the ego frame of its video frame: x forward, y left, on the ground (z = 0). Pictures are 8-bit
+RGB.
 """
 
 import math
@@ -18,11 +19,11 @@ Color = tuple[int, int, int]
 PATH_COLOR: Color = (45, 212, 191)
 _BACKGROUND, _GRID, _TEXT, _MUTED = (16, 20, 27), (52, 62, 76), (236, 240, 245), (142, 154, 170)
 _CAR_WIDTH, _CAR_LENGTH = 1.8, 4.4  # meters
-_RIBBON_START = 2.0  # meters along the path; nearer ground is under the bonnet
+_RIBBON_START = 2.0  # meters along the path; the hood hides nearer ground
 _RIBBON_STEP = 0.25  # meters
 _FADE_LENGTH = 25.0  # meters
 _SUPERSAMPLING = 3
-_PANEL_WIDTH = 512  # pixels, as are those below
+_PANEL_WIDTH = 512  # pixels, like _GAP and _BAR_HEIGHT
 _GAP = 4
 _BAR_HEIGHT = 40
 
@@ -34,10 +35,10 @@ def draw_path(
     color: Color = PATH_COLOR,
     scale: int = 1,
 ) -> UInt8[np.ndarray, "scaled_height scaled_width 3"]:
-    """The frame, enlarged `scale` times, with the car's path as a ribbon of its width on the ground.
+    """Enlarge the frame `scale` times and draw the path on the ground as a ribbon as wide as the car.
 
-    The ribbon begins 2 m ahead and fades with distance; dots mark the waypoints where they don't crowd. Points that
-    are NaN, and what is not in front of the camera, are left out.
+    The ribbon begins 2 m ahead and fades with distance; dots mark the waypoints unless they are too dense. Points that
+    are NaN or not in front of the camera are left out.
     """
     picture = Image.fromarray(frame)
     size = (picture.width * scale, picture.height * scale)
@@ -49,7 +50,7 @@ def draw_path(
         return np.asarray(picture)
     ribbon, marks = Image.new("L", large), Image.new("L", large)
     edges = [_visible(center + side * _CAR_WIDTH / 2 * normal, camera, large) for side in (1, -1)]
-    # Far to near, so that the nearer and stronger part wins where a path comes back over itself.
+    # Pieces are drawn from far to near, so that the nearer part covers the farther part of a path that crosses itself.
     for index in range(len(center) - 2, -1, -1):
         corners = np.concatenate([edges[0][index : index + 2], edges[1][index : index + 2][::-1]])
         if np.isnan(corners).any():
@@ -71,9 +72,9 @@ def top_down(
     forward_meters: float,
     color: Color = PATH_COLOR,
 ) -> UInt8[np.ndarray, "height width 3"]:
-    """A map of the path, `size` (width, height) pixels: ahead is up, left is left, with a line every 10 m.
+    """Draw a map of the path, `size` (width, height) pixels: ahead is up, left is left, with a grid line every 10 m.
 
-    It shows `forward_meters` ahead of the car, and as much to the sides as fits. NaN points are left out.
+    The map shows `forward_meters` ahead of the car, and as much to the sides as fits. NaN points are left out.
     """
     width, height = (side * _SUPERSAMPLING for side in size)
     pixels_a_meter = height / (forward_meters + 1.5 * _CAR_LENGTH)
@@ -111,9 +112,9 @@ def side_by_side(
     right: UInt8[np.ndarray, "frames height width 3"],
     labels: tuple[str, str],
 ) -> UInt8[np.ndarray, "frames even_height both_widths 3"]:
-    """Two videos of one size beside each other, a thin gap between, each with its label in the top left corner.
+    """Join two videos of one size side by side, each with its label in the top left corner.
 
-    An odd height gets one dark row more, as H.264 needs. Raises `ValueError` for videos of different shapes.
+    An odd height gets one more dark row, because H.264 needs even sides. Raises `ValueError` for different shapes.
     """
     if left.shape != right.shape:
         raise ValueError(f"expected two videos of one shape, got {left.shape} and {right.shape}")
@@ -134,11 +135,11 @@ def compose_rollout(
     num_context: int,
     fps: float,
 ) -> UInt8[np.ndarray, "frames composed_height composed_width 3"]:
-    """The rollout, enlarged to about 512 pixels in width, beside the same with its path on the road and on a map.
+    """Show a rollout, enlarged to a width of about 512 pixels, beside a copy with its path on the road and on a map.
 
-    A bar below tells context from generated frames and how far each generated frame lies ahead of the context.
-    `generated` begins with the `num_context` context frames. Width and height are even, for H.264. Raises
-    `ValueError` when there is not one path for each frame, or not at least one and at most all frames are context.
+    A bar below shows which frames are context, and the time of each generated frame after the context. `generated`
+    begins with the `num_context` context frames. Width and height of the result are even, for H.264. Raises
+    `ValueError` unless there is one path for each frame and `num_context` is between 1 and the number of frames.
     """
     num_frames, _, width = generated.shape[:3]
     if len(paths) != num_frames:
@@ -162,7 +163,7 @@ def _enlarge(frame: np.ndarray, scale: int) -> np.ndarray:
 
 
 def _ribbon(waypoints: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Points every 0.25 m along the path, unit normals to the left, and their distances along it; maybe none."""
+    """Points every 0.25 m along the path, their unit normals to the left and distances along the path; may be empty."""
     line = np.concatenate([np.zeros((1, 2)), waypoints])
     along = _distances(line)
     moving = np.concatenate([[True], np.diff(along) > 1e-6])
@@ -181,7 +182,7 @@ def _distances(line: np.ndarray) -> np.ndarray:
 
 
 def _visible(points: np.ndarray, camera: Camera, size: tuple[int, int]) -> np.ndarray:
-    """`project`, with NaN for what lands so far outside (ground close below the camera) that it can't be drawn."""
+    """Call `project` and replace points too far outside the picture to be drawn (ground below the camera) by NaN."""
     pixels = project(points, camera, size)
     return np.where((np.abs(pixels) < 8 * max(size)).all(axis=1, keepdims=True), pixels, np.nan)
 
@@ -198,7 +199,7 @@ def _draw_dots(draw: ImageDraw.ImageDraw, waypoints: np.ndarray, camera: Camera,
 
 
 def _draw_label(panel: np.ndarray, label: str) -> None:
-    """A small dark plate with the text, on every frame of `panel`, in place."""
+    """Draw the label on a small dark plate on every frame of `panel`, in place."""
     font = _font(14)
     box = font.getbbox(label)
     margin, height, width = 8, round(box[3]) + 8, round(box[2] - box[0]) + 16
@@ -213,7 +214,7 @@ def _draw_label(panel: np.ndarray, label: str) -> None:
 
 
 def _draw_maps(frames: np.ndarray, paths: np.ndarray) -> None:
-    """A framed map in the top right corner of each frame, in place, all of one scale."""
+    """Draw a framed map in the top right corner of each frame, in place; all maps have one scale."""
     height, width = frames.shape[1:3]
     size = (round(width * 0.24), round(height * 0.42))
     reach = np.abs(np.nan_to_num(paths)).reshape(-1, 2).max(axis=0, initial=0.0)
@@ -226,7 +227,7 @@ def _draw_maps(frames: np.ndarray, paths: np.ndarray) -> None:
 
 
 def _bar(index: int, num_frames: int, num_context: int, fps: float, width: int) -> np.ndarray:
-    """What frame `index` is, in words and on a line with one piece for each frame."""
+    """Draw the bar of frame `index`: its kind and time in words, and a line with one piece for each frame."""
     bar = Image.new("RGB", (width * _SUPERSAMPLING, _BAR_HEIGHT * _SUPERSAMPLING), _BACKGROUND)
     draw = ImageDraw.Draw(bar)
     for piece in range(num_frames):

@@ -1,14 +1,15 @@
-"""A thread that turns tokens into pixels while the engine makes more tokens."""
+"""Tokens into frames in a thread of its own: when a rollout is decoded, and with what else."""
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
-from decoder import FramewiseDecoder
+from decoder.framewise import Decoder
 from tokenizer import Frames, TokenGrid
 from tokenizer.model import frames_at_once
 
@@ -17,16 +18,87 @@ _T = TypeVar("_T")
 _Piece = tuple[TokenGrid, Callable[[Frames, float], Any], Future[Any]]
 
 
-class DecodingThread:
-    """Decodes what waits, frames of all rollouts together; on a GPU on a stream of its own, beside the engine's.
+class RolloutDecoding:
+    """Decides when the tokens of rollouts are decoded; the decoder works in one thread, never in an event loop.
+
+    A framewise decoder on a GPU decodes frames while the next ones are generated, on a stream of its own. On a CPU it
+    would take the cores from the engine, and a decoder that is not framewise looks at several frames: such a decoder
+    gets a rollout when all its tokens are there.
 
     Args:
-        decoder: shows each frame by itself, so that frames of several rollouts may go through it at once.
+        decoder: turns tokens into frames.
     """
 
-    def __init__(self, decoder: FramewiseDecoder) -> None:
+    def __init__(self, decoder: Decoder) -> None:
+        self._thread = DecodingThread(decoder)
+        self._at_once = decoder.framewise and decoder.device.type == "cuda"
+
+    def start(self, then: Callable[[Frames], _T]) -> "Decoding[_T]":
+        """Begin to decode a rollout. `then` is called in the thread with some of its frames, on the decoder's device.
+
+        All frames of the rollout reach `then`, in order, in one piece or in several.
+        """
+        return Decoding(self._thread, then, at_once=self._at_once)
+
+    def close(self) -> None:
+        """Wait for the frames that are being decoded; those behind them are given up."""
+        self._thread.close()
+
+
+class Decoding(Generic[_T]):
+    """One rollout that is being decoded; see `RolloutDecoding.start`.
+
+    `seconds` is what the decoder took for its frames so far.
+    """
+
+    def __init__(self, thread: "DecodingThread", then: Callable[[Frames], _T], *, at_once: bool) -> None:
+        self._thread, self._then, self._at_once = thread, then, at_once
+        self._waiting: list[TokenGrid] = []
+        self._pieces: list[Future[_T]] = []
+        self.seconds = 0.0
+
+    def add(self, tokens: TokenGrid) -> None:
+        """The tokens of the rollout's next frames."""
+        self._waiting.append(tokens)
+        if self._at_once:
+            self._submit()
+
+    async def finish(self) -> list[_T]:
+        """Wait until all frames are decoded; what `then` made of each piece. Raises what the decoder or `then` did."""
+        if self._waiting:
+            self._submit()
+        try:
+            return [await asyncio.wrap_future(piece) for piece in self._pieces]
+        except BaseException:
+            self.cancel()
+            raise
+
+    def cancel(self) -> None:
+        """Let what has not begun be decoded no more."""
+        _give_up(self._pieces)
+
+    def _submit(self) -> None:
+        tokens, self._waiting = torch.cat(self._waiting), []
+        self._pieces.append(self._thread.decode(tokens, self._note))
+
+    def _note(self, frames: Frames, seconds: float) -> _T:
+        self.seconds += seconds
+        return self._then(frames)
+
+
+class DecodingThread:
+    """Decodes what waits; on a GPU on a stream of its own, beside the engine's.
+
+    Args:
+        decoder: if it is framewise, frames of several rollouts go through it together.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="terra-decode")
+        # On as many cores as this thread may use: others may have been told otherwise by the time it starts.
+        cores = (torch.get_num_threads(),)
+        self._thread = ThreadPoolExecutor(1, "terra-decode", torch.set_num_threads, cores)
+        self._most = frames_at_once(decoder.device) if decoder.framewise else 1
         self._waiting: deque[_Piece] = deque()
         self._stream: torch.cuda.Stream | None = None
         if torch.cuda.is_available() and decoder.device.type == "cuda":
@@ -46,7 +118,7 @@ class DecodingThread:
     def close(self) -> None:
         """Wait for the frames that are being decoded; those behind them are given up."""
         self._thread.shutdown(cancel_futures=True)
-        give_up(future for _, _, future in self._waiting)
+        _give_up(future for _, _, future in self._waiting)
 
     def _decode_waiting(self) -> None:
         pieces = self._take()
@@ -71,9 +143,9 @@ class DecodingThread:
                     future.set_exception(error)
 
     def _take(self) -> list[_Piece]:
-        """What has waited longest and is still wanted: as many frames as go through the decoder together, or more."""
+        """The pieces that have waited longest and are still wanted, until they fill the decoder."""
         pieces, num_frames = [], 0
-        while self._waiting and num_frames < frames_at_once(self._decoder.device):
+        while self._waiting and num_frames < self._most:
             tokens, then, future = self._waiting.popleft()
             if future.set_running_or_notify_cancel():
                 pieces.append((tokens, then, future))
@@ -81,7 +153,6 @@ class DecodingThread:
         return pieces
 
 
-def give_up(pieces: Iterable[Future[Any]]) -> None:
-    """Let what has not begun of these be decoded no more."""
+def _give_up(pieces: Iterable[Future[Any]]) -> None:
     for piece in pieces:
         piece.cancel()

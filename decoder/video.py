@@ -1,4 +1,4 @@
-"""Frames to and from files. Everyone reads and writes MP4, GIF and PNG through here; only here are frames 8-bit."""
+"""Reading and writing of frames: the only module for MP4, GIF and PNG files, and the border of 8-bit frames."""
 
 import math
 import shutil
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import imageio.v3 as iio
 import numpy as np
@@ -29,7 +29,7 @@ _GIF_MAX_FPS = 50.0  # browsers show a GIF frame of less than 20 ms for 100 ms
 
 @dataclass(frozen=True)
 class VideoInfo:
-    """What a video file holds: the number of frames, their mean rate (frames a second) and their size in pixels."""
+    """Facts about a video file: the number of frames, their mean rate (frames per second) and their size in pixels."""
 
     num_frames: int
     fps: float
@@ -38,7 +38,7 @@ class VideoInfo:
 
 
 def probe_video(path: Path | str) -> VideoInfo:
-    """Count the frames of an MP4 or GIF and find their rate and size; of an MP4 only the first frame is decoded.
+    """Count the frames of an MP4 or GIF and find their rate and size; only the first frame of an MP4 is decoded.
 
     Raises `VideoError` when the file is missing, cut off, or not such a video.
     """
@@ -57,7 +57,7 @@ def read_video(
 ) -> UInt8[np.ndarray, "frames height width 3"]:
     """Read the frames of an MP4 or GIF, each stored frame once and in order, as RGB in [0, 255].
 
-    At most `max_frames` from the start, if given. `threads` are the decoder's; 0 leaves it to choose.
+    `max_frames` bounds the frames, from the start. `threads` is the number of decoding threads; 0 lets ffmpeg choose.
     Raises `VideoError` when the file is missing, damaged within what is read, or not such a video.
     """
     if max_frames is not None and max_frames < 1:
@@ -67,7 +67,7 @@ def read_video(
 
 
 def stream_video(path: Path | str, start_seconds: float = 0.0) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
-    """Read the frames of an MP4 from a time on, one by one, as RGB in [0, 255]; for videos that memory does not hold.
+    """Yield the frames of an MP4 from a time on, as RGB in [0, 255], for videos that are larger than memory.
 
     Raises `VideoError` when the file is missing, damaged, or not such a video.
     """
@@ -80,7 +80,7 @@ def stream_video(path: Path | str, start_seconds: float = 0.0) -> Iterator[UInt8
 def write_video(frames: UInt8[np.ndarray, "frames height width 3"], path: Path | str, fps: float) -> None:
     """Write RGB frames in [0, 255] as H.264 (`.mp4`, even width and height) or as an endless GIF (`.gif`).
 
-    Raises `VideoError` for what can't be stored so, `OutputError` when the file can't be written.
+    Raises `VideoError` if the format can't store the frames, `OutputError` if the file can't be written.
     """
     _check_stack(frames, str(path))
     with VideoWriter(path, fps, size=(frames.shape[2], frames.shape[1])) as writer:
@@ -99,7 +99,7 @@ def write_png_sequence(frames: UInt8[np.ndarray, "frames height width 3"], folde
         unfinished.mkdir()
         for index, frame in enumerate(frames):
             with (unfinished / f"frame_{index:04d}.png").open("wb") as file:
-                # An open file: imageio gives names with "~" or ".zip/" in them a meaning of its own.
+                # imageio gets an open file, because it interprets names that contain "~" or ".zip/".
                 iio.imwrite(file, frame, plugin="pillow", extension=".png")
         unfinished.replace(folder)
     except OSError as error:
@@ -109,7 +109,7 @@ def write_png_sequence(frames: UInt8[np.ndarray, "frames height width 3"], folde
 
 
 def to_uint8(frames: "Frames") -> UInt8[np.ndarray, "frames height width 3"]:
-    """Frames in [-1, 1] as 8-bit RGB, channels last: rounded to the nearest of 256 steps, clamped to [0, 255].
+    """Convert frames in [-1, 1] to 8-bit RGB, channels last: rounded to the nearest of 256 steps, clamped to [0, 255].
 
     Raises `VideoError` for values that are not finite.
     """
@@ -118,31 +118,40 @@ def to_uint8(frames: "Frames") -> UInt8[np.ndarray, "frames height width 3"]:
     frames = frames.detach().float()
     if not torch.isfinite(frames).all():
         raise VideoError("expected frames in [-1, 1], got values that are not finite")
-    steps = ((frames + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
-    return rearrange(steps, "f c h w -> f h w c").contiguous().cpu().numpy()
+    return rearrange(to_8_bit(frames), "f c h w -> f h w c").contiguous().cpu().numpy()
 
 
 def to_frames(frames: UInt8[np.ndarray, "frames height width 3"]) -> "Frames":
-    """8-bit RGB, channels last, as float32 frames in [-1, 1]: x / 127.5 - 1. `to_uint8` undoes it exactly."""
+    """Convert 8-bit RGB, channels last, to float32 frames in [-1, 1]: x / 127.5 - 1; `to_uint8` inverts it exactly."""
     import torch
 
     _check_stack(frames, "frames")
-    return torch.from_numpy(rearrange(frames, "f h w c -> f c h w").astype(np.float32, order="C")) / 127.5 - 1
+    return to_unit_range(torch.from_numpy(np.ascontiguousarray(rearrange(frames, "f h w c -> f c h w"))))
+
+
+def to_8_bit(frames: "Frames") -> UInt8[Any, "frames 3 height width"]:
+    """Frames in [-1, 1] as a uint8 tensor on their device: rounded to the nearest of 256 steps, and clamped."""
+    return ((frames.clamp(-1.0, 1.0) + 1.0) * 127.5).round().byte()
+
+
+def to_unit_range(frames: UInt8[Any, "frames 3 height width"]) -> "Frames":
+    """A uint8 tensor as float32 frames in [-1, 1] on its device: x / 127.5 - 1. `to_8_bit` undoes it exactly."""
+    return frames.float() / 127.5 - 1.0
 
 
 class VideoWriter:
-    """Write a video frame by frame: MP4 frames go straight to the encoder, GIF frames wait for their shared palette.
+    """Writes a video frame by frame, as a context manager: MP4 frames are encoded at once, GIF frames at the end.
 
-    For use in a `with` statement. The file appears under its name when the block ends well; after an exception
-    nothing is left, and a file that had the name before is still there.
+    The file appears under its name when the block ends without an exception; otherwise nothing new is left, and an
+    older file of that name is untouched.
     """
 
     def __init__(self, path: Path | str, fps: float, size: tuple[int, int], crf: int = 18, threads: int = 0) -> None:
         """Check that a video of this rate and size (width, height) can be stored in `path`; else `VideoError`.
 
         `crf` is H.264's constant rate factor, from 0 (lossless) over 18 (visually so,
-        trac.ffmpeg.org/wiki/Encode/H.264) to 51. GIF has none. `threads` are the encoder's; 0 leaves it to choose by
-        the number of cores, on which the file's bytes then depend.
+        trac.ffmpeg.org/wiki/Encode/H.264) to 51; GIF has none. `threads` is the number of encoding threads; 0 lets
+        ffmpeg choose by the number of cores, on which the file's bytes then depend.
         """
         self._path = Path(path)
         self._fps = float(fps)
@@ -178,7 +187,7 @@ class VideoWriter:
         self._num_frames += 1
 
     def extend(self, frames: Iterable[UInt8[np.ndarray, "height width 3"]]) -> None:
-        """Add some frames, see `append`."""
+        """Add frames, see `append`."""
         for frame in frames:
             self.append(frame)
 

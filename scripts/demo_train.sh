@@ -32,7 +32,7 @@ say() { echo "== $SECONDS s: $*"; }
 again() { say "stopped by LIMIT=$LIMIT: run it again"; exit 75; }
 # Run a command for at most the time left; SIGTERM makes a training save its state.
 within() { [ "$(left)" -gt 5 ] || again; timeout --signal TERM --kill-after 30 "$(left)" "$@" || { [ "$(left)" -gt 5 ] && exit 1 || again; }; }
-record() { "$PYTHON" scripts/driving_record.py output="$DATA" workers="$WORKERS" max_seconds="$(left)" $RECORD "$@"; }
+record() { "$PYTHON" -m terra record output="$DATA" workers="$WORKERS" max_seconds="$(left)" $RECORD "$@"; }
 spread() { # over the GPUs
   if [ "$GPUS" -gt 1 ]; then within "$PYTHON" -m torch.distributed.run --nproc_per_node "$GPUS" "$@"; else within "$PYTHON" "$@"; fi
 }
@@ -44,7 +44,7 @@ say "recording"
 record split=held_out towns="$HELD_OUT_TOWNS" episodes_per_place=1 frames_per_episode="$FRAMES"
 record split=held_out kind=counterfactuals seed=1000 towns="$FUTURES" episodes_per_place=1 frames_per_episode=70
 record split=train towns="$FIRST_TOWNS" episodes_per_place=3 frames_per_episode="$FRAMES"
-nice -n 15 "$PYTHON" scripts/driving_record.py output="$DATA" workers="$WORKERS" max_seconds="$(left)" $RECORD \
+nice -n 15 "$PYTHON" -m terra record output="$DATA" workers="$WORKERS" max_seconds="$(left)" $RECORD \
   split=train towns="$TOWNS" episodes_per_place=3 frames_per_episode="$FRAMES" >"$OUTPUT/recording.log" 2>&1 &
 recorder=$!
 estimator=
@@ -60,12 +60,12 @@ while kill -0 $recorder 2>/dev/null; do [ "$(left)" -gt 5 ] || again; sleep 1; d
 
 if [ ! -f "$OUTPUT/estimator/metrics.json" ]; then
   say "motion estimator, beside what follows"
-  timeout --signal TERM "$(left)" "$PYTHON" scripts/estimator_train.py data="$DATA" output="$OUTPUT/estimator" \
+  timeout --signal TERM "$(left)" "$PYTHON" -m terra train-estimator data="$DATA" output="$OUTPUT/estimator" \
     checkpoint="$OUTPUT/tokenizer/tokenizer" device="$DEVICE" workers="$EACH" $ESTIMATOR >"$OUTPUT/estimator.log" 2>&1 &
   estimator=$!
 fi
 say "tokens"
-spread scripts/dataset_tokenize.py data="$DATA" checkpoint="$OUTPUT/tokenizer/tokenizer" output="$OUTPUT/tokens" \
+module terra tokenize data="$DATA" checkpoint="$OUTPUT/tokenizer/tokenizer" output="$OUTPUT/tokens" \
   device="$DEVICE" dtype="$([ "$DEVICE" = cuda ] && echo bfloat16 || echo float32)" workers="$EACH"
 
 if [ ! -f "$OUTPUT/world_model/metrics.json" ]; then

@@ -2,7 +2,7 @@
 
     python scripts/pixels_overhead.py experiment=demo engine=jacobi                           the model that ships
     python scripts/checkpoint_synthesize.py output=outputs/synthetic version=v1               Terra v1's size, on a GPU
-    python scripts/pixels_overhead.py experiment=demo world_model=terra_v1 tokenizer=terra \\
+    python scripts/pixels_overhead.py experiment=demo model=terra_v1 \\
         world_model.pretrained=outputs/synthetic tokenizer.pretrained=outputs/synthetic tokenizer.device=cuda \\
         engine=graph engine.drafts=0 decoder.dtype=bfloat16 num_frames=25
 
@@ -24,13 +24,15 @@ from omegaconf import DictConfig
 
 from decoder.video import VideoWriter, to_uint8
 from terra.cli import command
-from terra.config import build_sampling
+from terra.config.files import plain
+from terra.config.spec import PipelineSpec
 from terra.context import load_context
-from terra.device import torch_device
-from terra.models import Models
-from terra.pipeline import RolloutRequest
+from terra.generate import GenerateSettings
+from terra.pipeline import Pipeline, RolloutRequest
+from terra.rollout import drive_actions
 from terra.trajectory import load_trajectory
 from tokenizer import TokenGrid
+from tokenizer.settings import checked
 
 BAR = 0.05
 
@@ -55,35 +57,29 @@ def main() -> None:
 
 def measure(config: DictConfig, rounds: int) -> dict[str, Any]:
     """Seconds of both ways, and what the first takes longer."""
-    pipeline = Models.check(config).build()
+    settings = checked(GenerateSettings, plain(config))
+    pipeline = Pipeline.from_spec(PipelineSpec.from_settings(settings))
     spec, size = pipeline.engine.spec, pipeline.tokenizer.config.image_size
-    trajectory = load_trajectory(Path(config.trajectory), sample_id=config.sample_id).resample(spec.fps)
-    actions = torch.from_numpy(trajectory.actions(config.num_frames - 1, spec.waypoint_times))
-    sampling = build_sampling(config.sampling)
+    trajectory = load_trajectory(settings.trajectory, sample_id=settings.sample_id)
+    actions, _ = drive_actions(trajectory, settings.num_frames, spec)
+    sampling = settings.sampling
 
     def read() -> torch.Tensor:
-        return load_context(config.context, num_frames=config.num_context, image_size=size, fps=spec.fps)
+        return load_context(settings.context, num_frames=settings.num_context, image_size=size, fps=spec.fps)
 
     def video(path: Path) -> TokenGrid:
-        request = RolloutRequest(read(), actions, config.seed)
+        request = RolloutRequest(read(), actions, settings.seed)
         with VideoWriter(path, spec.fps, (size[1], size[0])) as writer:
             encode = lambda _request, frames: writer.extend(to_uint8(frames))  # noqa: E731
             (rollout,) = pipeline.generate([request], sampling, on_pixels=encode)
         return rollout.tokens
 
-    async def tokens(context: TokenGrid) -> TokenGrid:
-        given = config.num_context - 1
-        session = await pipeline.open(context, actions[:given], sampling, config.seed)
-        frames = [frame async for frame in session.run(actions[given:])]
-        await session.close()
-        return torch.cat([context, torch.stack(frames)])
-
     seconds: dict[str, list[float]] = {"tokens": [], "video": []}
     with pipeline, tempfile.TemporaryDirectory() as folder:
-        context = pipeline.tokenizer.encode(read()).cpu()
+        context = pipeline.wait(pipeline.encode(read()))
         for turn in range(rounds + 1):
             begun = time.perf_counter()
-            alone = pipeline.wait(tokens(context))
+            alone = pipeline.wait(pipeline.rollout_tokens(context, actions, sampling, settings.seed))
             between = time.perf_counter()
             beside = video(Path(folder) / "video.mp4")
             if not torch.equal(alone, beside):
@@ -93,7 +89,7 @@ def measure(config: DictConfig, rounds: int) -> dict[str, Any]:
                 seconds["video"].append(time.perf_counter() - between)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     added = medians["video"] / medians["tokens"] - 1
-    ok = added <= BAR if torch_device(config.tokenizer.device).type == "cuda" else None
+    ok = added <= BAR if next(pipeline.tokenizer.parameters()).device.type == "cuda" else None
     return {**medians, "added": added, "ok": ok, "seconds": seconds}
 
 

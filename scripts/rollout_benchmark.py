@@ -58,31 +58,29 @@ def counts(text: str) -> list[int]:
 
 def measure_speed(output: Path, num: int, num_frames: int, repeats: int, overrides: list[str]) -> dict[str, Any]:
     """Frames a second of the bare engine and of a batch, in turns, and their ratio (medians)."""
-    import hydra
-
-    from terra.config_files import config_dir, register_resolvers
-    from terra.models import Models
-    from terra.rollouts.batch import read_settings
+    from terra.config.files import compose, plain
+    from terra.config.spec import PipelineSpec
+    from terra.pipeline import Pipeline
     from terra.rollouts.folder import RolloutFolder
     from terra.rollouts.manifest import count_rollouts
     from terra.rollouts.runner import BatchRunner
+    from terra.rollouts.settings import BatchSettings
     from terra.rollouts.source import Tally
+    from tokenizer.settings import checked
 
-    register_resolvers()
     manifest = write_manifest(output / "manifest.jsonl", num)
     run = output / "run"
-    settings = [f"manifest={manifest}", f"output={run}", f"num_frames={num_frames}", f"at_once={num}"]
-    with hydra.initialize_config_dir(str(config_dir()), version_base="1.3"):
-        config = hydra.compose("rollout", [*settings, *overrides])
-    settings, models = read_settings(config), Models.check(config)
+    given = [f"manifest={manifest}", f"output={run}", f"num_frames={num_frames}", f"at_once={num}"]
+    settings = checked(BatchSettings, plain(compose("rollout", [*given, *overrides])))
+    spec = PipelineSpec.from_settings(settings, sessions=settings.at_once)
     seconds: dict[str, list[float]] = {"bare": [], "batch": []}
     stages: dict[str, float] = {}
-    with models.build() as pipeline:
+    with Pipeline.from_spec(spec) as pipeline:
         asyncio.run(run_bare(pipeline, settings, num_frames=4))  # warm: contexts in the prefix cache, code compiled
         for _ in range(repeats):
             seconds["bare"].append(asyncio.run(run_bare(pipeline, settings, num_frames=num_frames)))
             shutil.rmtree(run, ignore_errors=True)
-            folder = RolloutFolder(run, {"made_with": models.made_with()}, "refuse")
+            folder = RolloutFolder(run, {"made_with": spec.made_with()}, "refuse")
             tally = Tally(count_rollouts(settings))
             with folder.open():
                 begun = time.perf_counter()
@@ -113,7 +111,7 @@ async def run_bare(pipeline: Any, settings: Any, *, num_frames: int) -> float:
     async def here(_threads: str, work: Any) -> Any:
         return work()
 
-    inputs = Inputs(pipeline.tokenizer, pipeline.engine.spec, settings.contexts, here)
+    inputs = Inputs(pipeline, settings.contexts, here)
     jobs = [
         replace(job, num_frames=num_frames)
         for line in read_lines(settings.manifest)
@@ -121,15 +119,9 @@ async def run_bare(pipeline: Any, settings: Any, *, num_frames: int) -> float:
     ]
     given = [(await inputs.context(job), await inputs.actions(job), job) for job in jobs]
 
-    async def one(context: Any, actions: Any, job: Any) -> None:
-        split = job.num_context - 1
-        session = await pipeline.open(context, actions[:split], job.sampling, job.seed)
-        async for _ in session.run(actions[split:]):
-            pass
-        await session.close()
-
     begun = time.perf_counter()
-    await asyncio.gather(*(one(*each) for each in given))
+    made = (pipeline.rollout_tokens(context, actions, job.sampling, job.seed) for context, actions, job in given)
+    await asyncio.gather(*made)
     return time.perf_counter() - begun
 
 

@@ -60,10 +60,14 @@ def main() -> None:
 
 def measure(config: DictConfig, scene: str, rounds: int, frames: int) -> dict[str, Any]:
     """Serve and measure in one process; the client is another."""
+    from terra.config.files import plain
     from terra.serving.run import Server, listen, load
     from terra.serving.service import Service
+    from terra.serving.settings import ServeSettings
+    from tokenizer.settings import checked
 
-    pipeline, settings, scenes, model_hash = load(config)
+    settings = checked(ServeSettings, plain(config))
+    pipeline, scenes, model_hash = load(settings)
 
     async def turns() -> dict[str, Any]:
         service = Service(pipeline, settings, scenes, model_hash)

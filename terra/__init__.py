@@ -1,1 +1,59 @@
-"""Terra: autoregressive world-model video generation."""
+"""Terra: autoregressive world models. Context frames and actions in, the imagined video out.
+
+    import torch
+    import terra
+
+    trajectory = terra.load_trajectory("drive.csv")
+    context = terra.load_context("frames/", num_frames=3, image_size=(144, 256), fps=10.0)
+
+`Pipeline` generates and drives; the docstrings of the names here are the manual, and `terra --help` lists the commands.
+All names but the version are imported when they are first used: `import terra` itself needs no torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from terra.context import load_context
+    from terra.errors import TerraError
+    from terra.pipeline import Drive, Pipeline, Rollout, RolloutRequest
+    from terra.sampling import SamplingParams
+    from terra.trajectory import Trajectory, load_trajectory
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Drive",
+    "Pipeline",
+    "Rollout",
+    "RolloutRequest",
+    "SamplingParams",
+    "TerraError",
+    "Trajectory",
+    "__version__",
+    "load_context",
+    "load_trajectory",
+]
+
+_MODULES = {
+    "Drive": "terra.pipeline",
+    "Pipeline": "terra.pipeline",
+    "Rollout": "terra.pipeline",
+    "RolloutRequest": "terra.pipeline",
+    "SamplingParams": "terra.sampling",
+    "TerraError": "terra.errors",
+    "Trajectory": "terra.trajectory",
+    "load_context": "terra.context",
+    "load_trajectory": "terra.trajectory",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

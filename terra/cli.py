@@ -1,148 +1,187 @@
-"""The console scripts. What a user can cause ends as one line on stderr and exit code 2."""
+"""The command line: one table of commands, and the way from a command's arguments to its function.
 
+What a user can cause ends as one line on stderr and exit code 2.
+"""
+
+import difflib
 import functools
+import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-import hydra
-from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from terra.config_files import config_dir, register_resolvers
+from terra import __version__
 from terra.errors import ConfigError, TerraError
+from terra.extras import extras_named
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 
-def generate() -> None:
-    """`terra-generate`: see `terra.generate`."""
-    command("generate", _generate)
+@dataclass(frozen=True)
+class Command:
+    """A command of `terra`. Its settings are those of conf/NAME.yaml, its help page is conf/hydra/help/NAME.yaml.
+
+    Attributes:
+        name: as it is typed.
+        function: "module:name" of what runs. The annotation of its parameter `settings` is the pydantic model that the
+            command's settings are checked with. A whole number that the function returns is the exit code.
+        job: one line of help.
+        inputs: settings that are paths of input, which have to exist.
+    """
+
+    name: str
+    function: str
+    job: str
+    inputs: tuple[str, ...] = ()
+
+    @property
+    def config_name(self) -> str:
+        """The command's configuration, conf/CONFIG_NAME.yaml."""
+        return self.name.replace("-", "_")
+
+    def load(self) -> Callable[..., Any]:
+        """Import the function."""
+        module, _, name = self.function.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+    def check(self, config: "DictConfig") -> Any:
+        """The settings that the function takes. Raises ConfigError."""
+        from terra.config.files import plain
+        from tokenizer.settings import checked
+
+        return checked(get_type_hints(self.load())["settings"], plain(config))
+
+    def run(self, config: "DictConfig") -> None:
+        """Check paths, import the function, and call it. Raises TerraError, and SystemExit with its exit code."""
+        from terra.config.files import check_paths
+
+        check_paths(config, self.inputs)
+        # A function imports some packages only when it needs them, so its own work is looked at, too.
+        with extras_named(f"terra {self.name}"):
+            code = self.load()(self.check(config))
+        if isinstance(code, int) and code:
+            sys.exit(code)
 
 
-def _generate(config: DictConfig) -> None:
-    # Only now: `--help` and a mistyped key should not wait for torch.
-    from rich.console import Console
+GROUPS: dict[str, tuple[Command, ...]] = {
+    "Generate": (
+        Command(
+            "generate", "terra.generate:run", "one video of context frames and a trajectory", ("context", "trajectory")
+        ),
+        Command("rollout", "terra.rollouts.batch:run", "many videos of a manifest", ("manifest", "context_root")),
+        Command(
+            "serve", "terra.serving.run:run", "drive in the browser; videos and live sessions by HTTP", ("scenes",)
+        ),
+        Command("replay", "terra.replay:run", "make a rollout again from its rollout.json, and compare", ("folder",)),
+    ),
+    "Data": (
+        Command("record", "terra.recording.run:run", "driving in the procedural town"),
+        Command("import", "terra.dataset.importing.command:run", "driving from elsewhere", ("input",)),
+        Command("inspect", "terra.dataset.inspect:run", "numbers, doubts and pictures of driving", ("data",)),
+        Command("tokenize", "terra.training.tokenize:run", "driving to tokens", ("data", "checkpoint")),
+    ),
+    "Train": (
+        Command("train-tokenizer", "terra.training.tokenizer:run", "a tokenizer on frames", ("data", "decoder_of")),
+        Command("train", "terra.training.world_model:run", "a world model on tokens", ("data", "preview_tokenizer")),
+        Command(
+            "train-estimator",
+            "terra.evaluation.estimator_training:run",
+            "the estimator of ego motion that terra evaluate uses",
+            ("data", "checkpoint"),
+        ),
+        Command(
+            "train-refiner", "terra.evaluation.refiner_training:run", "a video refiner, and its flicker", ("data",)
+        ),
+    ),
+    "Measure": (
+        Command(
+            "evaluate",
+            "terra.evaluation.evaluate:run",
+            "a tokenizer and a world model on held-out driving",
+            ("data", "estimator", "network_path", "video_network_path"),
+        ),
+        Command(
+            "act-bench",
+            "terra.act_bench.run:run",
+            "does a video do what its trajectory says?",
+            ("manifest", "context_root", "videos"),
+        ),
+        Command("benchmark", "terra.benchmark.run:run", "the speed of the engines, side by side", ("drive",)),
+    ),
+    "Checkpoints": (
+        Command(
+            "check", "terra.check:check", "are checkpoints whole, as published, a pair?", ("context", "trajectory")
+        ),
+        Command("convert", "terra.check.convert:run", "others' tokenizers, and the published refiner", ("input",)),
+    ),
+}
+COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
 
-    from terra.generate import run
-
-    run(config, Console(stderr=True))
-
-
-def train() -> None:
-    """`terra-train`: see `terra.training.world_model`."""
-    command("train_world_model", _train)
-
-
-def _train(config: DictConfig) -> None:
-    values = _plain(config)
-    from terra.training.world_model import run
-
-    run(values)
-
-
-def train_tokenizer() -> None:
-    """`terra-train-tokenizer`: see `terra.training.tokenizer`."""
-    command("train_tokenizer", _train_tokenizer)
-
-
-def _train_tokenizer(config: DictConfig) -> None:
-    values = _plain(config)
-    from terra.training.tokenizer import run
-
-    run(values)
-
-
-def _plain(config: DictConfig) -> Any:
-    """The settings as dictionaries and lists, none of them missing."""
-    return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-
-
-def evaluate() -> None:
-    """`terra-evaluate`: see `terra.evaluation.evaluate`."""
-    command("evaluate", _evaluate)
-
-
-def _evaluate(config: DictConfig) -> None:
-    from rich.console import Console
-
-    from terra.evaluation.evaluate import run
-
-    run(config, Console(stderr=True))
-
-
-def rollout() -> None:
-    """`terra-rollout`: see `terra.rollouts.batch`."""
-    command("rollout", _rollout)
-
-
-def _rollout(config: DictConfig) -> None:
-    _plain(config)
-    from terra.rollouts.batch import run
-
-    if code := run(config):
-        sys.exit(code)
+# Settings of Hydra's that all commands share: results have folders of their own, and nothing else is written.
+_HYDRA = ("hydra.run.dir=.", "hydra.output_subdir=null")
+_VALUED = {"-c", "--cfg", "-p", "--package", "-cp", "--config-path", "-cn", "--config-name", "-cd", "--config-dir"}
+_VALUED |= {"-i", "--info", "--experimental-rerun"}
+_FLAGS = _VALUED | {"-h", "--help", "--hydra-help", "--version", "--resolve", "-r", "--run", "-m", "--multirun"}
+_COMPLETION = {"-sc", "--shell-completion"}
 
 
-def serve() -> None:
-    """`terra-serve`: see `terra.serving.run`."""
-    command("serve", _serve)
+def main() -> None:
+    """`terra COMMAND ...`, `terra-COMMAND ...` and `python -m terra COMMAND ...`."""
+    program, arguments = Path(sys.argv[0]).name, sys.argv[1:]
+    name = program.removesuffix(".exe").removeprefix("terra-")
+    if name not in COMMANDS or not program.startswith("terra-"):
+        if not arguments or arguments[0] in ("-h", "--help", "help"):
+            print(_overview())
+            return
+        if arguments[0] == "--version":
+            print(f"terra {__version__}")
+            return
+        name, *arguments = arguments
+        if name not in COMMANDS:
+            close = difflib.get_close_matches(name, COMMANDS, n=1)
+            hint = f"did you mean {close[0]}?" if close else "terra --help lists them"
+            _exit(f"{name}: no such command; {hint}")
+    sys.argv = [f"terra-{name}", *arguments]
+    command(COMMANDS[name].config_name, COMMANDS[name].run)
 
 
-def _serve(config: DictConfig) -> None:
-    with _needing("serve", "fastapi", "prometheus_client", "pydantic", "starlette", "uvicorn"):
-        from terra.serving.run import run
-    run(config)
-
-
-def check() -> None:
-    """`terra-check`: see `terra.check`."""
-    command("check", _check)
-
-
-def _check(config: DictConfig) -> None:
-    from terra.check import check
-
-    if code := check(config):
-        sys.exit(code)
-
-
-def act_bench() -> None:
-    """`terra-act-bench`: see `terra.act_bench.run`."""
-    command("act_bench", _act_bench)
-
-
-def _act_bench(config: DictConfig) -> None:
-    _plain(config)
-    from rich.console import Console
-
-    with _needing("train", "matplotlib"):
-        from terra.act_bench.run import run
-    if code := run(config, Console(stderr=True)):
-        sys.exit(code)
-
-
-@contextmanager
-def _needing(extra: str, *packages: str) -> Iterator[None]:
-    """Name the extra, if one of its packages is not there to be imported in the block. Raises ConfigError."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name not in packages:
-            raise
-        raise ConfigError(f'this needs the package {error.name}: pip install "terra-world-model[{extra}]"') from None
-
-
-def command(config_name: str, job: Callable[[DictConfig], None]) -> None:
+def command(config_name: str, job: Callable[["DictConfig"], None]) -> None:
     """Run `job` as a Hydra application over conf/CONFIG_NAME.yaml: composed settings in, one-line errors out."""
+    arguments = sys.argv[1:]
+    if "--version" in arguments:
+        print(f"terra {__version__}")
+        return
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from terra.config.files import check_keys, config_dir, register_resolvers
+
     register_resolvers()
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # raise instead of printing several lines
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported, which is later
     guarded = _Guarded(job)
+    overrides: list[str] = []
     entry = hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=config_name)(guarded)
     try:
-        entry()
+        if not _COMPLETION.intersection(arguments):
+            overrides, flags = _split(arguments)
+            page = [f"hydra/help={config_name}"] if (config_dir() / f"hydra/help/{config_name}.yaml").is_file() else []
+            if any(override.startswith("+") for override in overrides):
+                check_keys(config_name, overrides)
+            sys.argv[1:] = [*_HYDRA, *page, *overrides, *flags]
+        try:
+            entry()
+        except HydraException:
+            if not guarded.has_begun:
+                check_keys(config_name, overrides)
+            raise
+    except TerraError as error:
+        _exit(str(error))
     except (HydraException, OmegaConfBaseException) as error:
         _exit(_one_line(error))
     except ValueError as error:
@@ -158,12 +197,14 @@ def command(config_name: str, job: Callable[[DictConfig], None]) -> None:
 class _Guarded:
     """The job with its errors turned into exits at once: Hydra would print lines of its own around them."""
 
-    def __init__(self, job: Callable[[DictConfig], None]) -> None:
+    def __init__(self, job: Callable[["DictConfig"], None]) -> None:
         functools.update_wrapper(self, job)
         self._job = job
         self.has_begun = False
 
-    def __call__(self, config: DictConfig) -> None:
+    def __call__(self, config: "DictConfig") -> None:
+        from omegaconf.errors import OmegaConfBaseException
+
         self.has_begun = True
         try:
             self._job(config)
@@ -171,6 +212,32 @@ class _Guarded:
             _exit(str(error))
         except OmegaConfBaseException as error:
             _exit(_one_line(error))
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS)) + 2
+    lines = ["terra: autoregressive world models: record, train, generate, drive, measure.", ""]
+    lines += ["USAGE", "  terra COMMAND [setting=value ...]", "  terra COMMAND --help", "  terra --version", ""]
+    for title, commands in GROUPS.items():
+        lines += [title.upper(), *(f"  {each.name:{width}}{each.job}" for each in commands), ""]
+    return "\n".join([*lines, "A first video: terra generate experiment=demo"])
+
+
+def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Settings, and Hydra's options with their values. Raises ConfigError for an option that is none."""
+    overrides: list[str] = []
+    flags: list[str] = []
+    for argument, before in zip(arguments, ["", *arguments], strict=False):
+        name = argument.partition("=")[0]
+        if before in _VALUED or name in _FLAGS:
+            flags.append(argument)
+        elif argument.startswith("-"):
+            raise ConfigError(f"{argument}: no such option; settings are given as name=value, without dashes")
+        elif "=" in argument or argument.startswith("~"):
+            overrides.append(argument)
+        else:
+            raise ConfigError(f"{argument}: expected setting=value")
+    return overrides, flags
 
 
 def _one_line(error: Exception) -> str:
@@ -183,6 +250,6 @@ def _one_line(error: Exception) -> str:
     return " ".join(dict.fromkeys(lines))
 
 
-def _exit(message: str) -> None:
+def _exit(message: str) -> Any:
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(2)

@@ -5,9 +5,11 @@ import math
 import re
 import struct
 import zlib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from jaxtyping import UInt8
 from PIL import Image, ImageOps
 
@@ -35,15 +37,18 @@ DAMAGED_IMAGE = (
 )
 
 
-def load_context(source: str | Path, *, num_frames: int, image_size: tuple[int, int], fps: float) -> Frames:
-    """Load the first `num_frames` frames of a folder, a glob or a video.
+def load_context(
+    source: str | Path | Sequence[str | Path], *, num_frames: int, image_size: tuple[int, int], fps: float
+) -> Frames:
+    """Load the first `num_frames` frames of a folder, a glob, a video or a list of pictures.
 
     Pictures (PNG and JPEG, RGB, turned as their EXIF says) are taken in natural order of their names, frame_2 before
     frame_10, and are understood to be 1 / fps seconds apart: nothing in them says so. A video is sampled at `fps`, from
     its first frame on, each time at the nearest of its frames. Frames of another size are resized bicubically.
 
     Args:
-        source: a folder, a glob such as "drive/*.png", a picture, or a video (MP4, MOV or GIF).
+        source: a folder, a glob such as "drive/*.png", a picture, or a video (MP4, MOV or GIF); or a list of two or
+            more pictures, which are taken in its order.
         num_frames: how many frames to take.
         image_size: (height, width) in pixels that the tokenizer takes.
         fps: the model's frames a second.
@@ -60,10 +65,13 @@ def load_context(source: str | Path, *, num_frames: int, image_size: tuple[int, 
     """
     if num_frames < 1 or min(image_size) < 1 or not 0 < fps < math.inf:
         raise ConfigError(f"expected positive context settings, got {num_frames = }, {image_size = }, {fps = }")
+    if not isinstance(source, str | Path):
+        if len(source) > 1:
+            return _load_list(source, num_frames, image_size, fps)
+        source = source[0]
     path = Path(source)
     if path.is_dir():
-        paths = [entry for entry in path.iterdir() if is_picture(entry)]
-        return _load_pictures(paths, str(source), num_frames, image_size)
+        return _load_pictures(_pictures(path.iterdir()), str(source), num_frames, image_size)
     if path.is_file() and path.suffix.lower() in VIDEO_SUFFIXES:
         return _load_video(path, num_frames, image_size, fps)
     if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES:
@@ -78,7 +86,31 @@ def load_context(source: str | Path, *, num_frames: int, image_size: tuple[int, 
     for match in matches:
         if not is_picture(match):
             raise ContextError(f"{source}: expected a glob of PNG or JPEG pictures, got {match}")
-    return _load_pictures(matches, str(source), num_frames, image_size)
+    return _load_pictures(sorted(matches, key=natural_key), str(source), num_frames, image_size)
+
+
+def context_files(source: str | Path | Sequence[str | Path], num_frames: int) -> list[Path]:
+    """The files that `load_context` takes the first frames of `source` from; fewer where there are fewer."""
+    if not isinstance(source, str | Path):
+        if len(source) > 1:
+            return [Path(each) for each in source[:num_frames]]
+        source = source[0]
+    path = Path(source)
+    if path.is_file():
+        return [path]
+    entries = path.iterdir() if path.is_dir() else map(Path, glob.glob(str(source), recursive=True))  # noqa: PTH207
+    return _pictures(entries)[:num_frames]
+
+
+def nearest_frames(video_fps: float, fps: float, num_frames: int) -> list[int] | None:
+    """Which frames of a video are the nearest to frames of rate `fps`, from its first on; None if it is slower.
+
+    Rates within 1 % of each other count as the same.
+    """
+    if not 0 < video_fps < math.inf or video_fps < fps * (1 - RATE_TOLERANCE):
+        return None
+    ratio = video_fps / fps if abs(video_fps / fps - 1) > RATE_TOLERANCE else 1.0
+    return [math.floor(index * ratio + 0.5) for index in range(num_frames)]
 
 
 def is_picture(path: Path) -> bool:
@@ -92,10 +124,22 @@ def natural_key(path: Path) -> tuple[list[tuple[int, str]], str]:
     return [(int(part), "") if part[0] in "0123456789" else (-1, part) for part in parts], str(path)
 
 
+def _pictures(entries: Iterable[Path]) -> list[Path]:
+    """The pictures among the files, in natural order of their names."""
+    return sorted(filter(is_picture, entries), key=natural_key)
+
+
+def _load_list(source: Sequence[str | Path], num_frames: int, image_size: tuple[int, int], fps: float) -> Frames:
+    if len(source) < num_frames:
+        raise ContextError(f"context_frames: expected {num_frames} or more pictures, got {len(source)}")
+    frames = [load_context(each, num_frames=1, image_size=image_size, fps=fps) for each in source[:num_frames]]
+    return torch.cat(frames)
+
+
 def _load_pictures(paths: list[Path], source: str, num_frames: int, image_size: tuple[int, int]) -> Frames:
     if len(paths) < num_frames:
         raise ContextError(f"{source}: expected {num_frames} or more PNG or JPEG pictures, got {len(paths)}")
-    paths = sorted(paths, key=natural_key)[:num_frames]
+    paths = paths[:num_frames]
     frames: list[np.ndarray] = []
     first_size: tuple[int, int] | None = None
     for path in paths:
@@ -155,14 +199,11 @@ def _resize(picture: Image.Image, image_size: tuple[int, int]) -> UInt8[np.ndarr
 
 def _load_video(path: Path, num_frames: int, image_size: tuple[int, int], fps: float) -> Frames:
     info = probe_video(path)
-    if not 0 < info.fps < math.inf:
-        raise ContextError(f"{path}: expected a video that states its frame rate, got {info.fps} fps")
-    if info.fps < fps * (1 - RATE_TOLERANCE):
+    wanted = nearest_frames(info.fps, fps, num_frames)
+    if wanted is None:
         raise ContextError(f"{path}: expected a video of {fps:g} or more frames a second, got {info.fps:g}")
     _check_pixels((info.width, info.height), str(path))
     _check_size((info.width, info.height), image_size, str(path))
-    ratio = info.fps / fps if abs(info.fps / fps - 1) > RATE_TOLERANCE else 1.0
-    wanted = [math.floor(index * ratio + 0.5) for index in range(num_frames)]
     frames = read_video(path, max_frames=wanted[-1] + 1)
     if len(frames) <= wanted[-1]:
         available = sum(index < len(frames) for index in wanted)

@@ -16,12 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
-import gymnasium
 import numpy as np
 import torch
-from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
 from jaxtyping import Float, Float32, Int, UInt8
 
 from decoder.video import to_uint8
@@ -29,12 +25,19 @@ from terra.context import load_context
 from terra.driving.control import MAX_SPEED, Driver, Steering
 from terra.engine.base import EngineSpec
 from terra.errors import ConfigError
+from terra.extras import extras_named
 from terra.pipeline import Pipeline
 from terra.prompt import Actions, FrameTokens
+from terra.rollout import load_inputs
 from terra.sampling import SamplingParams
-from terra.trajectory import load_trajectory
 from terra.windows import SlidingSession
 from tokenizer import Frames, TokenGrid
+
+with extras_named("terra.environment"):
+    import gymnasium
+    from gymnasium import spaces
+    from gymnasium.vector import AutoresetMode, VectorEnv
+    from gymnasium.vector.utils import batch_space
 
 MAX_ANGLE = 0.6  # rad at the wheels, of a car
 TOP_SPEED = 30.0  # m/s, of the driver's actions
@@ -65,15 +68,14 @@ class DriveContext:
         """
         spec = pipeline.engine.spec
         size = pipeline.tokenizer.config.image_size
-        frames = load_context(source, num_frames=num_frames, image_size=size, fps=spec.fps)
-        if trajectory is None and num_frames > 1:
-            raise ConfigError(f"trajectory: expected one for {num_frames} context frames, got none")
-        actions = np.zeros((0, *spec.action_shape), np.float32)
         if trajectory is not None:
-            drive = load_trajectory(Path(trajectory)).resample(spec.fps)
-            drive.require(num_frames)
-            actions = drive.actions(num_frames - 1, spec.waypoint_times)
-        return cls(frames, torch.from_numpy(actions))
+            numbers = {"num_frames": num_frames, "num_context": num_frames}
+            inputs = load_inputs(source, trajectory, **numbers, image_size=size, spec=spec)
+            return cls(inputs.context_frames, inputs.actions)
+        if num_frames > 1:
+            raise ConfigError(f"trajectory: expected one for {num_frames} context frames, got none")
+        frames = load_context(source, num_frames=num_frames, image_size=size, fps=spec.fps)
+        return cls(frames, torch.zeros(0, *spec.action_shape))
 
 
 class _Drives:
@@ -83,7 +85,7 @@ class _Drives:
         self._pipeline, self._sampling = pipeline, sampling
         self._sessions: list[SlidingSession | None] = [None] * num
         self._encode: Callable[[DriveContext], TokenGrid] = lru_cache(_REMEMBERED)(
-            lambda context: pipeline.tokenizer.encode(context.frames).cpu()
+            lambda context: pipeline.wait(pipeline.encode(context.frames))
         )
 
     def open(self, places: Sequence[int], contexts: Sequence[DriveContext], seeds: Sequence[int]) -> list[FrameTokens]:

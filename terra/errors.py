@@ -1,4 +1,4 @@
-"""The error tree, where users import it from (drawn in `tokenizer.errors`)."""
+"""The errors that users can cause; `tokenizer.errors` defines and draws the tree."""
 
 from tokenizer.errors import (
     CheckpointError,

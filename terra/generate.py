@@ -1,120 +1,108 @@
 """What `terra-generate` does: check every input, load the weights, make the rollout, write its folder."""
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import torch
-from jaxtyping import UInt8
-from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from decoder.overlay import Camera, compose_rollout
-from decoder.video import VideoWriter, to_uint8, write_png_sequence, write_video
-from terra.config import build_camera, build_sampling
-from terra.context import load_context
-from terra.errors import ConfigError
-from terra.models import Models
-from terra.output import check_output, output_folder, package_versions
-from terra.pipeline import Rollout, RolloutRequest
-from terra.trajectory import load_trajectory
+from decoder.camera import Camera
+from decoder.video import to_uint8
+from terra.config.groups import PipelineSettings, Sampling
+from terra.config.spec import PipelineSpec
+from terra.output import check_output, output_folder
+from terra.pipeline import Pipeline, Rollout, RolloutRequest
+from terra.rollout import RolloutWriter, describe_inputs, inputs_sha256, load_inputs, rollout_record
 from terra.windows import plan_windows
-from tokenizer import Frames, TokenGrid
-from tokenizer.checkpoint import write_tensors
+from tokenizer.settings import Count, FilePath, Seed, Text
 
 _BYTES_A_PIXEL = 8  # of all files together, generously: MP4s, the GIF's palette pixels, tokens
 _SPARE_BYTES = 32 << 20
 
 
-def run(config: DictConfig, console: Console) -> Path:
+class GenerateSettings(PipelineSettings):
+    """The whole of conf/generate.yaml.
+
+    Attributes:
+        context: folder or glob of pictures, or a video.
+        trajectory: the drive's path; `sample_id` chooses a line of a .jsonl.
+        num_context: context frames taken from the start of `context`.
+        num_frames: frames of the video, context included.
+        seed: of the sampling.
+        output: folder of the results; replaced only with `overwrite`.
+        png: whether each frame is written as a PNG, too.
+        sampling: how tokens are chosen.
+        camera: of the overlay.
+    """
+
+    context: Text
+    trajectory: FilePath
+    sample_id: int | str | None
+    num_context: Count
+    num_frames: Count
+    seed: Seed
+    output: FilePath
+    overwrite: bool
+    png: bool
+    sampling: Sampling
+    camera: Camera
+
+
+def run(settings: GenerateSettings, console: Console | None = None) -> Path:
     """Generate one rollout and return its folder.
 
     Raises:
         TerraError: anything wrong with the input or the configuration; nothing is written then.
     """
-    started = time.perf_counter()
-    sampling = build_sampling(config.sampling)
-    png = _flag(config, "png")
-    camera = build_camera(config.camera)
-    num_frames, num_context, seed = (_whole(config, name) for name in ("num_frames", "num_context", "seed"))
-    if seed < 0:
-        raise ConfigError(f"seed: expected 0 or more, got {seed}")
-    overlap = _whole(config, "overlap")
-    models = Models.check(config)
-    spec, image_size = models.spec, models.image_size
-    windows = list(plan_windows(num_frames, num_context, spec.layout.max_frames, overlap))
-    output = Path(_given(config, "output"))
+    started, console = time.perf_counter(), console or Console(stderr=True)
+    spec = PipelineSpec.from_settings(settings)
+    model, image_size = spec.spec, spec.image_size
+    num_frames, num_context = settings.num_frames, settings.num_context
+    list(plan_windows(num_frames, num_context, model.layout.max_frames, settings.overlap))
     needed = num_frames * image_size[0] * image_size[1] * _BYTES_A_PIXEL + _SPARE_BYTES
-    check_output(output, overwrite=_flag(config, "overwrite"), needed_bytes=needed)
-    trajectory = load_trajectory(Path(_given(config, "trajectory")), sample_id=config.sample_id).resample(spec.fps)
-    trajectory.require(num_frames)
-    actions = trajectory.actions(num_frames - 1, spec.waypoint_times)
-    context = load_context(_given(config, "context"), num_frames=num_context, image_size=image_size, fps=spec.fps)
+    check_output(settings.output, overwrite=settings.overwrite, needed_bytes=needed)
+    context, path, sample_id = settings.context, settings.trajectory, settings.sample_id
+    inputs = load_inputs(
+        context,
+        path,
+        sample_id=sample_id,
+        num_frames=num_frames,
+        num_context=num_context,
+        image_size=image_size,
+        spec=model,
+    )
+    described = describe_inputs(context, path, sample_id, inputs_sha256(context, num_context, path))
     checked = time.perf_counter()
+    spec.announce()
 
     with console.status("loading the model"):
-        pipeline = models.build()
+        pipeline = Pipeline.from_spec(spec)
     loaded = time.perf_counter()
-    request = RolloutRequest(context, torch.from_numpy(actions), seed)
-    size = image_size[1], image_size[0]
-    pieces: list[UInt8[np.ndarray, "frames height width 3"]] = []
-    with pipeline, output_folder(output) as folder:
-        with (
-            VideoWriter(folder / "video.mp4", spec.fps, size) as video,
-            _frame_bar(console, num_frames - num_context) as on_frame,
-        ):
-
-            def encode(_request: int, frames: Frames) -> None:
-                """Frames are encoded as they are decoded."""
-                pieces.append(to_uint8(frames))
-                video.extend(pieces[-1])
-
-            (rollout,) = pipeline.generate([request], sampling, on_frame, on_pixels=encode)
-        record = {
-            "format": "terra-rollout",
-            "seed": seed,
-            "num_frames": num_frames,
-            "num_context": num_context,
-            "fps": spec.fps,
-            "windows": [vars(window) for window in windows],
-            "context": str(config.context),
-            "trajectory": str(config.trajectory),
-            **models.hashes(),
-            "config": OmegaConf.to_container(config, resolve=True),
-            "versions": package_versions(),
-            "seconds": {"check": checked - started, "load": loaded - checked, **rollout.seconds},
-        }
-        paths = trajectory.paths[: num_frames - 1]
-        _write(folder, rollout.tokens, np.concatenate(pieces), record, actions, paths, camera, png=png)
-    _report(console, output, rollout, time.perf_counter() - started)
-    return output
-
-
-def _write(
-    folder: Path,
-    tokens: TokenGrid,
-    frames: UInt8[np.ndarray, "frames height width 3"],
-    record: dict[str, Any],
-    actions: np.ndarray,
-    paths: np.ndarray,
-    camera: Camera,
-    *,
-    png: bool,
-) -> None:
-    fps = record["fps"]
-    write_video(frames, folder / "video.gif", fps)
-    # The last frame has no action of its own: nothing follows it.
-    drawn = np.concatenate([paths, paths[-1:]])
-    write_video(compose_rollout(frames, drawn, camera, record["num_context"], fps), folder / "overlay.mp4", fps)
-    if png:
-        write_png_sequence(frames, folder / "frames")
-    write_tensors(folder / "tokens.safetensors", {"tokens": tokens, "actions": torch.from_numpy(actions)})
-    (folder / "rollout.json").write_text(json.dumps(record, indent=2) + "\n")
+    request = RolloutRequest(inputs.context_frames, inputs.actions, settings.seed)
+    with (
+        pipeline,
+        output_folder(settings.output) as folder,
+        RolloutWriter(folder, model.fps, camera=settings.camera, gif=True, png=settings.png) as writer,
+    ):
+        with _frame_bar(console, num_frames - num_context) as on_frame:
+            show = lambda _request, frames: writer.extend(to_uint8(frames))  # noqa: E731
+            (rollout,) = pipeline.generate([request], settings.sampling, on_frame, on_pixels=show)
+        record = rollout_record(
+            pipeline.provenance,
+            model,
+            inputs=described,
+            num_frames=num_frames,
+            num_context=num_context,
+            seed=settings.seed,
+            sampling=settings.sampling,
+            overlap=settings.overlap,
+            seconds={"check": checked - started, "load": loaded - checked, **rollout.seconds},
+        )
+        writer.finish(rollout.tokens, inputs.actions, record, inputs.paths)
+    _report(console, settings.output, rollout, time.perf_counter() - started)
+    return settings.output
 
 
 @contextmanager
@@ -134,23 +122,3 @@ def _report(console: Console, output: Path, rollout: Rollout, seconds: float) ->
     console.print(f"{made} frames generated at {speed:.2f} frames/s, {seconds:.0f} s in all")
     for name in ("video.mp4", "video.gif", "overlay.mp4"):
         console.print(f"  {output / name}", highlight=False, soft_wrap=True)
-
-
-def _given(config: DictConfig, name: str) -> str:
-    if OmegaConf.is_missing(config, name) or config[name] is None:
-        raise ConfigError(f"{name}: expected a path, got nothing: {name}=... is needed (or experiment=demo)")
-    return str(config[name])
-
-
-def _whole(config: DictConfig, name: str) -> int:
-    value = config[name]
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ConfigError(f"{name}: expected a whole number, got {value!r}")
-    return value
-
-
-def _flag(config: DictConfig, name: str) -> bool:
-    value = config[name]
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name}: expected true or false, got {value!r}")
-    return value

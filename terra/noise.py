@@ -1,9 +1,9 @@
-"""Gumbel noise that depends on nothing but (seed, position, token id).
+"""Gumbel noise that depends only on (seed, position, token id).
 
-The numbers are those of the GPU sampler of vLLM 0.26: Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as
-easy as 1, 2, 3") gives a key from (seed, position) and a uniform number from (key, token id); noise is
--log(-log(1 - u)). On a CPU, NumPy computes the words in pieces that stay in a core's cache; the logarithms are torch's
-everywhere.
+The numbers equal those of vLLM 0.26's GPU sampler: Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as
+easy as 1, 2, 3") gives a key from (seed, position) and a uniform number u from (key, token id); the noise is
+-log(-log(1 - u)). On a CPU, NumPy computes the Philox words in pieces that stay in a core's cache; torch computes the
+logarithms on every device.
 """
 
 import functools
@@ -20,7 +20,7 @@ _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 _UNIFORM_STEP = float(np.float32(4.6566127342e-10))  # just below 2**-31, so that the largest product stays under 1
 
-# 256 KiB of 64-bit words: the handful of buffers fits a core's second-level cache. Twice as much is half as fast.
+# 256 KiB of 64-bit words, so that the few buffers fit a core's L2 cache. Twice the size is half as fast.
 _PIECE = 1 << 15
 _MAX_AHEAD = 64
 _PIECES_KEPT = 256  # 128 KiB each: 32 MiB at most
@@ -44,7 +44,7 @@ def _philox(counter: Tensor, key_low: Tensor, key_high: Tensor) -> Tensor:
 
 
 def position_key(seed: int, position: int) -> int:
-    """The 32-bit key of a seed and position: `_philox` on Python's integers, for a few of them faster than arrays."""
+    """The 32-bit key of a seed and position: `_philox` on Python integers, for few keys faster than on arrays."""
     c0, c1, c2, c3 = position & _MASK, 0, 0, 0
     k0, k1 = seed & _MASK, (seed >> 32) & _MASK
     for _ in range(_ROUNDS):
@@ -57,7 +57,7 @@ def position_key(seed: int, position: int) -> int:
 def _token_words(
     keys: UInt64[np.ndarray, "rows 1"], ids: UInt64[np.ndarray, "#rows n"]
 ) -> UInt64[np.ndarray, "rows n"]:
-    """`_philox(ids, keys, 0)` with NumPy. What the first two rounds take of `ids` or `keys` alone is not repeated."""
+    """`_philox(ids, keys, 0)` with NumPy; terms of the first two rounds in `ids` or `keys` alone are computed once."""
     first, second = (np.uint64(multiplier) for multiplier in _MULTIPLIERS)
     mask, half = np.uint64(_MASK), np.uint64(32)
     round_keys = [
@@ -95,7 +95,7 @@ def _noise_of_words(words: Int[Tensor, "*shape"]) -> Float32[Tensor, "*shape"]:
 
 
 def _cpu_noise(keys: Sequence[int], ids: UInt64[np.ndarray, "#rows n"]) -> Float32[Tensor, "rows n"]:
-    """Noise of each key at each id, computed piece by piece."""
+    """The noise of each key at each id, computed piece by piece."""
     rows, length = len(keys), ids.shape[1]
     noise = torch.empty(rows, length)
     column = np.array(keys, np.uint64)[:, None]
@@ -115,7 +115,7 @@ def gumbel_noise(
 ) -> Float32[Tensor, "rows candidates"]:
     """Standard Gumbel noise of (seed, position, token id), each row with its own seed and position.
 
-    `positions` is the place in the window of the token that was fed, the one before the token to be chosen.
+    A position is the index in the window of the token before the one to be sampled.
     """
     if token_ids.device.type == "cpu":
         return _cpu_noise(_keys(seeds, positions), token_ids.numpy().astype(np.uint64))
@@ -127,10 +127,10 @@ def gumbel_noise(
 def vocabulary_noise(
     seeds: Int[Tensor, " rows"], positions: Int[Tensor, " rows"], vocab_size: int
 ) -> Float32[Tensor, "rows vocab"]:
-    """`gumbel_noise` of all token ids. Not to be written to.
+    """`gumbel_noise` of all token ids; callers must not write to the result.
 
-    On a CPU a small vocabulary's rows of few seeds are drawn for several positions at once and kept: what it costs to
-    start some hundred array operations is then shared by a run of tokens, and what is asked for again is there.
+    On a CPU, the noise of a small vocabulary for few seeds is computed for several consecutive positions at once and
+    cached, so that many tokens share the overhead of some hundred array operations.
     """
     if seeds.device.type != "cpu":
         every = torch.arange(vocab_size, device=seeds.device)

@@ -3,26 +3,33 @@
 context frames --tokenizer.encode--> tokens --+
                                               +--> prompt --> engine: a session --> tokens --decoder--> frames
 trajectory --> actions -----------------------+
+
+`Pipeline.stream` is the rollout: all that makes rollouts of known actions reads it. `Pipeline.open` gives the session
+under it to those who choose each action when they see the frame before. Both are asynchronous; `generate` and `drive`
+are their synchronous faces.
 """
 
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Self, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from decoder import Decoder, FramewiseDecoder
-from decoder.thread import DecodingThread, give_up
+from decoder import Decoder
+from decoder.thread import Decoding, RolloutDecoding
+from terra.config.spec import PipelineSpec
 from terra.engine.base import Engine
-from terra.errors import CheckpointError
-from terra.prompt import Action, Actions, build_prompt
+from terra.pairing import check_pairing
+from terra.prompt import Action, Actions, FrameTokens, build_prompt
 from terra.sampling import SamplingParams
 from terra.windows import SlidingSession, plan_windows
 from tokenizer import Frames, LFQTokenizer, TokenGrid
@@ -33,10 +40,7 @@ OnFrame = Callable[[int, int], None]
 """Called with (index of the request, index of the frame in its rollout) when a frame's tokens are there."""
 
 OnPixels = Callable[[int, Frames], None]
-"""Called with (index of the request, its next decoded frames), all of a rollout in order, maybe in another thread."""
-
-OnRollout = Callable[[int, "Rollout"], None]
-"""Called with (index of the request, its rollout) when that is finished, while others may still be under way."""
+"""Called in the decoder's thread with (index of the request, its next decoded frames on the CPU), in order."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,8 @@ class RolloutRequest:
 class Rollout:
     """A finished rollout: context and generated frames, as tokens and as the decoder draws them.
 
-    `seconds` holds what encoding, generating and decoding took; of decoding, what came after generating.
+    `seconds` says what the rollout took to "encode" and to "generate", and how long the decoder was at work for it
+    ("decode"), on a GPU while frames were generated.
     """
 
     tokens: TokenGrid
@@ -76,54 +81,157 @@ class Rollout:
 class Pipeline:
     """Chains tokenizer, engine and decoder.
 
-    A framewise decoder on a GPU decodes each frame while the next is generated. On a CPU it would take the cores from
-    the engine, and any other decoder looks at several frames: these decode a rollout when its tokens are there.
+    Encoding and decoding run in a thread each, so that they hold up no other rollout of the event loop; see
+    `decoder.thread.RolloutDecoding` for when a rollout is decoded.
 
     Args:
         tokenizer: frames to tokens.
         engine: predicts tokens; closed with the pipeline.
         decoder: tokens to frames.
         overlap: frames read again when the window slides.
+        provenance: what the parts were built from, for `rollout.json`: see `terra.rollout`.
 
     Raises:
-        CheckpointError: the tokenizer is not the one that the world model was made for.
+        CheckpointError: the tokenizer is not the one that the world model was trained with.
     """
 
-    def __init__(self, tokenizer: LFQTokenizer, engine: Engine, decoder: Decoder, *, overlap: int = 3) -> None:
-        self.tokenizer = tokenizer
-        _check_pair(tokenizer, engine)
-        self.engine = engine
-        self.decoder = decoder
-        self.overlap = overlap
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._decoding: DecodingThread | None = None
-        if isinstance(decoder, FramewiseDecoder) and decoder.device.type == "cuda":
-            self._decoding = DecodingThread(decoder)
-
-    def generate(
+    def __init__(
         self,
-        requests: Sequence[RolloutRequest],
-        sampling: SamplingParams,
-        on_frame: OnFrame | None = None,
-        on_rollout: OnRollout | None = None,
-        on_pixels: OnPixels | None = None,
-    ) -> list[Rollout]:
-        """Make several rollouts at once; the synchronous face of `rollout`. Works within a running event loop too.
+        tokenizer: LFQTokenizer,
+        engine: Engine,
+        decoder: Decoder,
+        *,
+        overlap: int = 3,
+        provenance: Mapping[str, Any] | None = None,
+    ) -> None:
+        check_pairing(tokenizer, engine.spec)
+        self.tokenizer, self.engine, self.decoder, self.overlap = tokenizer, engine, decoder, overlap
+        self.provenance = dict(provenance or {})
+        self.decoding = RolloutDecoding(decoder)
+        self._encoding = ThreadPoolExecutor(1, "terra-encode", torch.set_num_threads, (torch.get_num_threads(),))
+        self._loop: asyncio.AbstractEventLoop | None = None
 
-        The callbacks are called in the pipeline's thread.
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained: str | Path,
+        *,
+        engine: str = "auto",
+        device: str | None = None,
+        dtype: str | None = None,
+        overlap: int = 3,
+        sessions: int = 1,
+        **engine_settings: Any,
+    ) -> Self:
+        """Load a tokenizer and the world model that was trained with it, and start an engine.
+
+            with terra.Pipeline.from_pretrained("demo") as pipeline:
+                (rollout,) = pipeline.generate([request], terra.SamplingParams())
+
+        Args:
+            pretrained: "demo" (the model that ships with Terra), "terra_v1" or "terra_v2" (the published models); or a
+                folder that holds tokenizer/ and world_model/; or the Hub id (owner/name) of a repository that holds
+                them. Hub files are downloaded once; weights are read from safetensors, and no code of a repository
+                runs. "./demo" is a folder of that name.
+            engine: "auto" takes the fastest engine that is installed and that the device can run (`graph` on an NVIDIA
+                GPU of compute capability 8.0 or higher, else `jacobi`); or the name of an engine: graph, jacobi, hf,
+                vllm, persistence.
+            device: "cpu", "cuda" or "cuda:1"; None takes a GPU if there is one.
+            dtype: "float32" or "bfloat16"; None takes bfloat16 on a GPU and float32 on a CPU.
+            overlap: frames read again when the window slides.
+            sessions: how many rollouts will be made at once, for an engine with slots for sessions.
+            engine_settings: further settings of the engine, such as `drafts`; see conf/engine/.
+
+        Raises:
+            ConfigError: an argument that is not possible, or an engine whose package is not installed.
+            CheckpointError: no such checkpoint, damaged weights, or a tokenizer and a world model that are no pair.
         """
+        spec = PipelineSpec.from_pretrained(
+            pretrained,
+            engine=engine,
+            device=device,
+            dtype=dtype,
+            overlap=overlap,
+            sessions=sessions,
+            **engine_settings,
+        )
+        return cls.from_spec(spec)
 
-        async def one(index: int, request: RolloutRequest) -> Rollout:
-            here = on_frame and partial(on_frame, index), on_pixels and partial(on_pixels, index)
-            rollout = await self.rollout(request, sampling, *here)
-            if on_rollout is not None:
-                on_rollout(index, rollout)
-            return rollout
+    @classmethod
+    def from_spec(cls, spec: PipelineSpec) -> Self:
+        """Load the weights of a checked `PipelineSpec`, and start its engine. Raises TerraError."""
+        tokenizer, engine, decoder = spec.build()
+        return cls(tokenizer, engine, decoder, overlap=spec.settings.overlap, provenance=spec.provenance())
 
-        async def together() -> list[Rollout]:
-            return await asyncio.gather(*(one(index, request) for index, request in enumerate(requests)))
+    async def stream(
+        self, context: TokenGrid, actions: Actions, sampling: SamplingParams, seed: int
+    ) -> AsyncGenerator[FrameTokens, None]:
+        """THE rollout: the tokens of one generated frame after the other, from tokenized context frames.
 
-        return self.wait(together())
+        Iterate within `contextlib.aclosing`: the session is closed when the iteration ends, however it ends.
+
+        Args:
+            context: (frames, rows, cols), see `encode`.
+            actions: one between each two frames of the rollout; the first `frames - 1` lie between context frames.
+            sampling: how tokens are chosen.
+            seed: 0 or more; the same seed gives the same tokens.
+
+        Raises:
+            ConfigError: context or length that no window fits; see `terra.windows.plan_windows`.
+            EngineError: the engine failed.
+        """
+        given = len(context) - 1
+        list(plan_windows(len(actions) + 1, len(context), self.engine.spec.layout.max_frames, self.overlap))
+        session = await self.open(context, actions[:given], sampling, seed)
+        try:
+            async for frame in session.run(actions[given:]):
+                yield frame
+        finally:
+            await session.close()
+
+    async def open(
+        self, context: TokenGrid, actions: Actions, sampling: SamplingParams, seed: int, window: int = 0
+    ) -> SlidingSession:
+        """Start a live rollout from tokenized context frames and the actions between them.
+
+        `window` is the index of the rollout's window that these frames begin, for one that is gone on with: see
+        `terra.windows.window_at`.
+        """
+        prompt = build_prompt(context, actions)
+        return await SlidingSession.open(self.engine, prompt, sampling, seed, self.overlap, window)
+
+    async def rollout_tokens(
+        self,
+        context: TokenGrid,
+        actions: Actions,
+        sampling: SamplingParams,
+        seed: int,
+        on_frame: Callable[[int], None] | None = None,
+        decoding: Decoding[Any] | None = None,
+    ) -> TokenGrid:
+        """The tokens of a whole rollout, context included, from `stream`.
+
+        Args:
+            context, actions, sampling, seed: see `stream`.
+            on_frame: called with the index in the rollout of each frame that is generated.
+            decoding: is given all frames as they come, and cancelled if the rollout fails.
+        """
+        frames = list(context)
+        try:
+            if decoding is not None:
+                decoding.add(context)
+            async with aclosing(self.stream(context, actions, sampling, seed)) as generated:
+                async for frame in generated:
+                    frames.append(frame)
+                    if decoding is not None:
+                        decoding.add(frame[None])
+                    if on_frame is not None:
+                        on_frame(len(frames) - 1)
+        except BaseException:
+            if decoding is not None:
+                decoding.cancel()
+            raise
+        return torch.stack(frames)
 
     async def rollout(
         self,
@@ -132,49 +240,48 @@ class Pipeline:
         on_frame: Callable[[int], None] | None = None,
         on_pixels: Callable[[Frames], None] | None = None,
     ) -> Rollout:
-        """Make one rollout whose actions are known.
-
-        Raises:
-            ConfigError: context or length that no window fits; see `terra.windows.plan_windows`.
-        """
-        num_context = request.context_frames.shape[0]
-        list(plan_windows(request.num_frames, num_context, self.engine.spec.layout.max_frames, self.overlap))
+        """Make one rollout from frames to frames. Raises as `stream`."""
         started = time.perf_counter()
-        context = self.tokenizer.encode(request.context_frames).cpu()
+        context = await self.encode(request.context_frames)
         encoded = time.perf_counter()
-        session = await self.open(context, request.actions[: num_context - 1], sampling, request.seed)
-        frames = list(context)
-        decoded: list[Future[Frames]] = []
-        show = partial(_shown, on_pixels)
-        if self._decoding is not None:
-            decoded.append(self._decoding.decode(context, show))
-        try:
-            try:
-                async for frame in session.run(request.actions[num_context - 1 :]):
-                    frames.append(frame)
-                    if self._decoding is not None:
-                        decoded.append(self._decoding.decode(frame[None], show))
-                    if on_frame is not None:
-                        on_frame(len(frames) - 1)
-            finally:
-                await session.close()
-            generated = time.perf_counter()
-            pieces = [await asyncio.wrap_future(piece) for piece in decoded]
-        except BaseException:
-            give_up(decoded)
-            raise
-        tokens = torch.stack(frames)
-        pixels = torch.cat(pieces) if pieces else show(self.decoder.decode(tokens))
-        seconds = {
-            "encode": encoded - started,
-            "generate": generated - encoded,
-            "decode": time.perf_counter() - generated,
-        }
-        return Rollout(tokens, pixels, num_context, seconds)
+        decoding = self.decoding.start(partial(_shown, on_pixels))
+        tokens = await self.rollout_tokens(context, request.actions, sampling, request.seed, on_frame, decoding)
+        generated = time.perf_counter()
+        pieces = await decoding.finish()
+        seconds = {"encode": encoded - started, "generate": generated - encoded, "decode": decoding.seconds}
+        return Rollout(tokens, pieces[0] if len(pieces) == 1 else torch.cat(pieces), len(context), seconds)
 
-    async def open(self, context: TokenGrid, actions: Actions, sampling: SamplingParams, seed: int) -> SlidingSession:
-        """Start a live rollout from tokenized context frames and the actions between them."""
-        return await SlidingSession.open(self.engine, build_prompt(context, actions), sampling, seed, self.overlap)
+    async def encode(self, frames: Frames) -> TokenGrid:
+        """The tokens of frames in [-1, 1], on the CPU."""
+        encode = lambda: self.tokenizer.encode(frames).cpu()  # noqa: E731
+        return await asyncio.get_running_loop().run_in_executor(self._encoding, encode)
+
+    def generate(
+        self,
+        requests: Sequence[RolloutRequest],
+        sampling: SamplingParams,
+        on_frame: OnFrame | None = None,
+        on_pixels: OnPixels | None = None,
+    ) -> list[Rollout]:
+        """Make several rollouts at once; the synchronous face of `rollout`. Works within a running event loop too.
+
+        `on_frame` is called in the pipeline's thread.
+        """
+
+        async def together() -> list[Rollout]:
+            return await asyncio.gather(
+                *(
+                    self.rollout(
+                        request,
+                        sampling,
+                        on_frame and partial(on_frame, index),
+                        on_pixels and partial(on_pixels, index),
+                    )
+                    for index, request in enumerate(requests)
+                )
+            )
+
+        return self.wait(together())
 
     def drive(self, context_frames: Frames, actions: Actions, sampling: SamplingParams, seed: int) -> "Drive":
         """Start a live rollout to be driven step by step; the synchronous face of `open`.
@@ -185,14 +292,14 @@ class Pipeline:
             sampling: how tokens are chosen.
             seed: 0 or more.
         """
-        context = self.tokenizer.encode(context_frames).cpu()
+        context = self.wait(self.encode(context_frames))
         return Drive(self, self.wait(self.open(context, actions, sampling, seed)))
 
     def close(self) -> None:
         """Close the engine. Closing twice does nothing."""
         self.wait(self.engine.close())
-        if self._decoding is not None:
-            self._decoding.close()
+        self.decoding.close()
+        self._encoding.shutdown(cancel_futures=True)
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -237,17 +344,8 @@ class Drive:
         self._pipeline.wait(self._session.close())
 
 
-def _shown(on_pixels: Callable[[Frames], None] | None, frames: Frames, _seconds: float = 0.0) -> Frames:
+def _shown(on_pixels: Callable[[Frames], None] | None, frames: Frames) -> Frames:
     frames = frames.cpu()
     if on_pixels is not None:
         on_pixels(frames)
     return frames
-
-
-def _check_pair(tokenizer: LFQTokenizer, engine: Engine) -> None:
-    tokens, layout = tokenizer.rows * tokenizer.cols, engine.spec.layout
-    if tokens != layout.image_tokens or tokenizer.codebook_size != engine.spec.vocab_size:
-        raise CheckpointError(
-            f"tokenizer and world model: expected {layout.image_tokens} tokens a frame of a codebook of "
-            f"{engine.spec.vocab_size}, got {tokens} of {tokenizer.codebook_size}"
-        )

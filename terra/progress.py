@@ -1,4 +1,4 @@
-"""How far a long task is: a live bar on a terminal, a log line every few seconds elsewhere."""
+"""Progress of a long task: a live bar on a terminal, a log line every few seconds elsewhere."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 class ProgressLine:
     """Shows `done` of `total` with a text; use it as a context manager.
 
-    Off a terminal, a line is logged when `every_seconds` have passed since the last one, and for the last call.
+    Without a terminal, a line is logged when `every_seconds` have passed since the last one, and at the end.
     """
 
     def __init__(self, task: str, total: float, every_seconds: float = 10.0):
@@ -58,7 +58,7 @@ class ProgressLine:
 
 @contextmanager
 def frames_shown(task: str, num_frames: int) -> Iterator[Callable[[int], None]]:
-    """A line for a task that goes through frames: call what it gives with the frames done so far."""
+    """Show the progress of a task over frames; call the yielded function with the number of frames done so far."""
     start = monotonic()
     with ProgressLine(task, num_frames) as line:
 

@@ -4,12 +4,12 @@ Slots are positions, found by arithmetic on a `Layout`; which token id fills the
 image token like any other.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float32, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from tokenizer import TokenGrid
 
@@ -72,6 +72,11 @@ class Prompt:
         """Context frames."""
         return self.tokens.shape[0]
 
+    def ids(self, action_slots: int) -> Int[Tensor, " length"]:
+        """Token ids as they stand in the context, up to the last frame's last token."""
+        packed = pack_blocks(self.tokens, action_slots)
+        return packed[: len(packed) - action_slots]
+
 
 def build_prompt(tokens: TokenGrid, actions: Actions) -> Prompt:
     """Check context frames and the actions between them, and put them together.
@@ -92,11 +97,9 @@ def build_prompt(tokens: TokenGrid, actions: Actions) -> Prompt:
     return Prompt(tokens.long(), actions.float())
 
 
-def interleave(frames: Sequence[FrameTokens], action_slots: int, *, num_actions: int) -> list[int]:
-    """Token ids of frames as they stand in the context, with fillers in the slots of the first `num_actions` frames."""
-    ids: list[int] = []
-    for index, frame in enumerate(frames):
-        ids += frame.flatten().tolist()
-        if index < num_actions:
-            ids += [SLOT_FILLER] * action_slots
-    return ids
+def pack_blocks(tokens: Int[Tensor, "*batch frames rows cols"], action_slots: int) -> Int[Tensor, "*batch length"]:
+    """Token ids of frames as they stand in the context: [tokens of frame 1][slots][tokens of frame 2][slots] ...
+
+    The last frame has its slots too.
+    """
+    return F.pad(tokens.flatten(-2), (0, action_slots), value=SLOT_FILLER).flatten(-2)

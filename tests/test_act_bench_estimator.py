@@ -168,7 +168,7 @@ class TestParts:
         with pytest.raises(EngineError, match="expected finite numbers"):
             model.estimate(clips(TINY), torch.float32)
 
-    def test_a_video_is_seen_alike_alone_and_among_others(self, tiny):
+    def test_estimates_do_not_depend_on_the_batch(self, tiny):
         model = ActEstimator.from_pretrained(tiny)
         videos = clips(TINY)
         together, alone = model.estimate(videos, torch.float32), model.estimate(videos[1:], torch.float32)
@@ -189,14 +189,14 @@ class TestFiles:
         ("changes", "expected"),
         [
             ({"model_type": "llama"}, "expected the model_type ACT-Estimator, got 'llama'"),
-            ({"num_heads": None}, "got no num_heads"),
-            ({"input_shape": [3, 44, 28]}, r"input_shape: expected \[3, max_seq_len, side, side\]"),
+            ({"num_heads": None}, "num_heads: expected a whole number of at least 1, got none"),
+            ({"input_shape": [3, 44, 28]}, r"input_shape\[3\]: expected a whole number of at least 1, got none"),
             ({"input_shape": [3, 25, 28, 28]}, "input_shape: expected"),
             ({"timestamp_dim": 0}, "timestamp_dim: expected 1, got 0"),
-            ({"d_model": 33}, "d_model divisible by 2 num_heads"),
-            ({"d_model": "wide"}, "expected sizes above 0"),
-            ({"num_heads": 0}, "expected sizes above 0"),
-            ({"feature_map_size": True}, "expected sizes above 0"),
+            ({"d_model": 33}, "d_model: expected a multiple of 2 num_heads = "),
+            ({"d_model": "wide"}, "d_model: expected a whole number of at least 1, got 'wide'"),
+            ({"num_heads": 0}, "num_heads: expected a whole number of at least 1, got 0"),
+            ({"feature_map_size": True}, "feature_map_size: expected a whole number of at least 1, got True"),
             ({"num_classes": 8}, "of another shape: model.classifier.3.weight"),
         ],
     )

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -127,6 +128,30 @@ class TestScores:
         assert rows["stopping"].count == 1
         assert math.isnan(rows["stopped"].ade.value)
         assert rows[ALL].accuracy.low <= 0.75 <= rows[ALL].accuracy.high
+
+    def test_intervals_resample_drives(self):
+        straight = np.stack([np.zeros(44), np.arange(44) * 0.5], axis=1)
+        # Two nuScenes logs of three samples each: all of the first are right, all of the second wrong.
+        samples = [
+            replace(sample(index, 0, straight), context_frames=(f"sweeps/CAM_FRONT/n00{log}__CAM_FRONT__{index}.jpg",))
+            for log in (1, 2)
+            for index in range(3)
+        ]
+        assert [each.drive for each in samples] == ["n001"] * 3 + ["n002"] * 3
+        logits = np.eye(9)[[0, 0, 0, 1, 1, 1]]
+        paths = np.stack([straight] * 3 + [straight + np.array([3.0, 4.0])] * 3)
+        overall, first, *_ = summarize(score_videos(samples, logits, paths), 200)
+        assert overall.accuracy == first.accuracy
+        assert (overall.accuracy.count, overall.accuracy.units) == (6, 2)
+        assert (overall.accuracy.low, overall.accuracy.value, overall.accuracy.high) == (0.0, 0.5, 1.0)
+        assert (overall.ade.low, overall.ade.value, overall.ade.high) == pytest.approx((0.0, 2.5, 5.0))
+
+    def test_an_accuracy_of_all_is_not_certain(self):
+        straight = np.stack([np.zeros(44), np.arange(44) * 0.5], axis=1)
+        samples = [sample(index, 0, straight) for index in range(5)]  # without nuScenes' names each is a drive
+        overall = summarize(score_videos(samples, np.eye(9)[[0] * 5], np.stack([straight] * 5)), 50)[0]
+        assert overall.accuracy.high == 1.0
+        assert overall.accuracy.low**5 == pytest.approx(0.025)
 
     @given(st.integers(1, 30), st.integers(0, 2**32 - 1))
     def test_a_second_computation_agrees(self, count, seed):

@@ -193,13 +193,13 @@ def test_files_that_are_no_drive(model, tmp_path):
     (tmp_path / "text").write_text("text")
     for path in (tmp_path / "none", tmp_path / "text"):
         with pytest.raises(ConfigError, match=r"drive: expected a rollout's tokens\.safetensors, got"):
-            run.run(settings(model, tmp_path / "out", drive=str(path)))
+            run.benchmark(settings(model, tmp_path / "out", drive=str(path)))
     assert not (tmp_path / "out" / "results").exists()
 
 
 def test_a_run_reports_and_goes_on(model, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "_run_process", in_process)
-    text = run.run(settings(model, tmp_path))
+    text = run.benchmark(settings(model, tmp_path))
     assert "Hugging Face generate" in text
     assert "timed for 4 of 12 tokens" in text
     assert (tmp_path / "benchmark.png").stat().st_size > 0
@@ -222,11 +222,11 @@ def test_a_run_reports_and_goes_on(model, tmp_path, monkeypatch):
         raise AssertionError("everything is measured already")
 
     monkeypatch.setattr(run, "_run_process", never)
-    assert run.run(settings(model, tmp_path)) == text
+    assert run.benchmark(settings(model, tmp_path)) == text
     with pytest.raises(ConfigError, match=r"another plan \(differing: rival_tokens\)"):
-        run.run(settings(model, tmp_path, rival_tokens=5))
+        run.benchmark(settings(model, tmp_path, rival_tokens=5))
     with pytest.raises(ConfigError, match=r"another plan \(differing: ours_hf\)"):
-        run.run(settings(model, tmp_path, cases=["ours_hf"], repeats=5))
+        run.benchmark(settings(model, tmp_path, cases=["ours_hf"], repeats=5))
 
 
 def test_a_case_that_fails_loses_only_itself(model, tmp_path, monkeypatch):
@@ -239,7 +239,7 @@ def test_a_case_that_fails_loses_only_itself(model, tmp_path, monkeypatch):
         return in_process(folder, name, limit)
 
     monkeypatch.setattr(run, "_run_process", broken)
-    text = run.run(settings(model, tmp_path))
+    text = run.benchmark(settings(model, tmp_path))
     assert seen == ["bandwidth", "hf_generate", "ours_hf", "jacobi"]
     report = json.loads((tmp_path / "benchmark.json").read_text())
     assert {row["case"] for row in report["rows"]} == {"ours_hf", "jacobi"}
@@ -264,14 +264,14 @@ def test_a_workload_that_fails_is_left_out_and_the_next_is_tried(model, tmp_path
         return "took more than 1 s"
 
     monkeypatch.setattr(run, "_run_process", first_only)
-    run.run(settings(model, tmp_path, cases=["ours_hf", "ours"], rollouts=[1]) | {"cases": ["ours"]})
+    run.benchmark(settings(model, tmp_path, cases=["ours_hf", "ours"], rollouts=[1]) | {"cases": ["ours"]})
     report = json.loads((tmp_path / "benchmark.json").read_text())
     assert [(row["way"], row["place"]) for row in report["rows"]] == [("run", "start"), ("step", "start")]
     assert set(report["failures"]) == {"ours__run_1_end", "ours__step_1_end"}
 
 
 def test_no_time_left_is_said(model, tmp_path):
-    text = run.run(settings(model, tmp_path, max_seconds=0.0))
+    text = run.benchmark(settings(model, tmp_path, max_seconds=0.0))
     assert "not measured: ours_hf__run_1_end: no time was left" in text
 
 
@@ -291,7 +291,7 @@ def test_equal_measurements_are_drawn(model, tmp_path, monkeypatch):
         return ""
 
     monkeypatch.setattr(run, "_run_process", equal)
-    run.run(settings(model, tmp_path, cases=["ours_hf"]))
+    run.benchmark(settings(model, tmp_path, cases=["ours_hf"]))
     assert (tmp_path / "benchmark.png").exists()
 
 

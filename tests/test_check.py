@@ -14,14 +14,14 @@ from tiny_published import SMALL, write_small
 from torch.nn import functional as F
 from trap import Trap
 
-from terra.check import check
 from terra.check.bit_order import next_frame_loss
 from terra.check.synthetic import tokenizer_config, world_model_config, world_model_layout
-from terra.cli import command
-from terra.config import check_pairing
+from terra.cli import COMMANDS, command
 from terra.context import load_context
+from terra.engine.base import EngineSpec
 from terra.errors import CheckpointError
-from terra.prompt import interleave
+from terra.pairing import check_pairing
+from terra.prompt import Prompt, pack_blocks
 from terra.trajectory import load_trajectory
 from terra.world_model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM, load_config
 from terra.world_model.published import TOKENIZERS, WORLD_MODELS
@@ -56,7 +56,7 @@ def terra_check(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["terra-check", f"report={report}", *settings])
         code = 0
         try:
-            command("check", lambda config: sys.exit(check(config)))
+            command("check", COMMANDS["check"].run)
         except SystemExit as stop:
             code = int(stop.code or 0)
         findings = read_json(report)["findings"]
@@ -67,13 +67,8 @@ def terra_check(tmp_path, monkeypatch, capsys):
     return run
 
 
-def paths(repository: Path, world_model: str = "terra_v2", tokenizer: str = "terra_ema") -> list[str]:
-    return [
-        f"world_model={world_model}",
-        f"world_model.pretrained={repository}",
-        f"tokenizer={tokenizer}",
-        f"tokenizer.pretrained={repository}",
-    ]
+def paths(repository: Path, model: str = "terra_v2") -> list[str]:
+    return [f"model={model}", f"model.path={repository}"]
 
 
 def test_the_shipped_pair_passes_and_its_bit_order_is_far_better(terra_check):
@@ -99,10 +94,8 @@ def write_sparse(path: Path, layout: dict[str, tuple[int, ...]], dtype: str, ite
         file.truncate(8 + len(text) + end)
 
 
-@pytest.mark.parametrize(
-    ("choices", "name"), [(("terra_v1", "terra"), "world_model"), (("terra_v2", "terra_ema"), "world_model_v2")]
-)
-def test_the_published_layout_passes_by_its_headers_alone(tmp_path, terra_check, choices, name):
+@pytest.mark.parametrize(("choice", "name"), [("terra_v1", "world_model"), ("terra_v2", "world_model_v2")])
+def test_the_published_layout_passes_by_its_headers_alone(tmp_path, terra_check, choice, name):
     published = WORLD_MODELS[name]
     content = world_model_config(name, {})
     write_json(tmp_path / name / "config.json", content)
@@ -112,7 +105,7 @@ def test_the_published_layout_passes_by_its_headers_alone(tmp_path, terra_check,
     with torch.device("meta"):
         tensors = LFQTokenizer(LFQTokenizerConfig()).state_dict()
     write_sparse(folder / "model.safetensors", {key: tuple(t.shape) for key, t in tensors.items()}, "F32", 4)
-    code, found = terra_check("hashes=false", *paths(tmp_path, *choices))
+    code, found = terra_check("hashes=false", *paths(tmp_path, choice))
     assert code == 0
     assert found["world model", "keys and shapes"] == (
         "passed",
@@ -265,15 +258,15 @@ def test_wrong_files_are_one_line_here_and_where_they_would_be_loaded(known, rep
 
 
 def test_the_published_tokenizers_are_not_mistaken_for_each_other(known, repository, terra_check):
-    assert terra_check(*paths(repository, "terra_v1", "terra"))[0] == 0
-    code, found = terra_check(*paths(repository, "terra_v2", "terra"))
+    assert terra_check(*paths(repository, "terra_v1"))[0] == 0
+    code, found = terra_check(*paths(repository, "terra_v2"), "tokenizer.subfolder=lfq_tokenizer_B_256")
     assert code == 1
     message = "the published LlamaActionV2ForCausalLM was trained with lfq_tokenizer_B_256_ema"
     assert found["pair", "fit"] == ("failed", f"tokenizer {repository / 'lfq_tokenizer_B_256'}: {message}")
     recorded = load_config(repository / "world_model_v2")
     recorded.tokenizer_sha256 = "0" * 64
     with pytest.raises(CheckpointError, match="was trained with tokenizer 000000000000, got"):
-        check_pairing(repository / "lfq_tokenizer_B_256_ema", recorded)
+        check_pairing(repository / "lfq_tokenizer_B_256_ema", EngineSpec.of(recorded))
 
 
 def test_a_tokenizer_of_another_size_does_not_fit(known, repository, terra_check):
@@ -292,15 +285,15 @@ def test_a_tokenizer_of_another_size_does_not_fit(known, repository, terra_check
         ("num_frames=1", "num_frames: expected a whole number of at least 2, got 1"),
         ("num_windows=0", "num_windows: expected a whole number of at least 1, got 0"),
         ("window=4", "window: expected at most num_frames=3, got 4"),
-        ("context=here", "context and trajectory: expected both or neither, got one"),
+        ("context=tests", "context and trajectory: expected both or neither, got one"),
         ("hashes=1", "hashes: expected true or false, got 1"),
-        ("dtype=float8", "dtype: expected one of float32, bfloat16, float16, got 'float8'"),
+        ("dtype=float8", "dtype: expected one of float32, bfloat16, float16 or null, got 'float8'"),
     ],
 )
 def test_unusable_settings_are_one_line(monkeypatch, capsys, setting, message):
     monkeypatch.setattr(sys, "argv", ["terra-check", setting])
     with pytest.raises(SystemExit) as stop:
-        command("check", lambda config: sys.exit(check(config)))
+        command("check", COMMANDS["check"].run)
     assert stop.value.code == 2
     assert capsys.readouterr().err == f"error: {message}\n"
 
@@ -338,7 +331,7 @@ def train(bit_order: BitOrder, num_steps: int) -> LlamaActionV2ForCausalLM:
         top, left = (int(torch.randint(0, side - scale * part + 1, ())) for side, part in ((72, 16), (128, 28)))
         crops = pictures[:, :, top : top + 16 * scale, left : left + 28 * scale]
         tokens = tokenizer.encode(F.interpolate(crops, (16, 28), mode="area")).unflatten(0, (len(names), 3))
-        ids = torch.tensor([interleave(list(window), 6, num_actions=3) for window in tokens])
+        ids = pack_blocks(tokens, 6)
         model(input_ids=ids, actions=actions.expand(len(names), -1, -1, -1), labels=ids).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -394,7 +387,7 @@ def test_next_frame_loss_is_that_of_the_logits(architecture):
     torch.manual_seed(0)
     model = architecture(tiny_config()).eval()
     tokens, actions = torch.randint(0, 64, (3, 3, 4)), torch.randn(2, 6, 3)
-    ids = torch.tensor([interleave(list(tokens), 6, num_actions=2)])
+    ids = Prompt(tokens, actions).ids(6)[None]
     logits = model(input_ids=ids, actions=actions[None]).logits[0, :, :64]
     predicting = [frame * 18 + token - 1 for frame in (1, 2) for token in range(12)]
     expected = F.cross_entropy(logits[predicting], tokens[1:].flatten())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from entry import compose, load_script
+from entry import load_script, read_settings
 from hypothesis import given, settings, strategies as st
 from tiny_driving import CAMERA, SIZE, drive_frames, drive_poses, shard_writer, write_driving
 
@@ -23,7 +23,7 @@ from terra.dataset import (
 )
 from terra.dataset.card import write_card
 from terra.dataset.format import num_future_poses
-from terra.dataset.inspect import inspect_dataset
+from terra.dataset.inspect import inspect_dataset, run as run_inspection
 from terra.dataset.motion import check_motion
 from terra.dataset.pictures import draw_paths
 from terra.dataset.statistics import SPEED_EDGES, split_statistics
@@ -101,7 +101,7 @@ def test_poses_come_back_bit_by_bit(tmp_path_factory, parts):
 
 
 def test_cameras_come_back_and_may_be_unknown(tmp_path):
-    for camera in (CAMERA, replace(CAMERA, x_forward_meters=1.7), None):
+    for camera in (CAMERA, CAMERA.replace(x_forward_meters=1.7), None):
         write_camera(tmp_path / "camera.json", camera, (144, 256), 10.0)
         assert read_camera(tmp_path / "camera.json") == camera
     write_camera(tmp_path / "camera.json", CAMERA, (144, 256), 10.0)
@@ -209,7 +209,7 @@ def test_a_shard_without_its_facts_is_damaged_and_not_recorded_over(dataset):
     [
         ({"fps": "ten"}, r"dataset\.json: fps: expected a number from 1 to 100, got 'ten'"),
         ({"image_size": [16]}, r"dataset\.json: image_size: expected even"),
-        ({"sources": "town"}, r"dataset\.json: sources: expected list"),
+        ({"sources": "town"}, r"dataset\.json: sources: expected a list"),
     ],
 )
 def test_facts_of_the_dataset_are_checked(dataset, changes, message):
@@ -458,7 +458,7 @@ def test_no_job_is_begun_after_the_time_is_over(workers):
     assert (outcome.num_done, outcome.failed, outcome.num_left) == (0, [], 3)
 
 
-def test_scripts_cut_and_inspect(dataset, tmp_path, capsys):
+def test_the_script_cuts_and_the_command_inspects(dataset, tmp_path, capsys):
     cut = load_script("context_cut")
     video = dataset / "train" / "town_000000" / "town_000000_00.mp4"
     cut.cut(video, 1, 2, tmp_path / "cut")
@@ -469,16 +469,12 @@ def test_scripts_cut_and_inspect(dataset, tmp_path, capsys):
     ]
     expected = episode_actions(read_episode(video))[1:]
     np.testing.assert_allclose(load_trajectory(tmp_path / "cut" / "trajectory.json").actions(3), expected, atol=1e-5)
-    script, config = (
-        load_script("dataset_inspect"),
-        compose("dataset_inspect", [f"data={dataset}", "verify=true", "workers=0"]),
+    config = read_settings(
+        "inspect", [f"data={dataset}", "verify=true", "workers=0", f"output={tmp_path / 'pictures'}"]
     )
-    config.output = str(tmp_path / "pictures")
-    script.inspect(config)
+    assert run_inspection(config) == 0
     assert re.search(r"^frames +8 +8$", capsys.readouterr().out, re.MULTILINE)
     assert (tmp_path / "pictures" / "paths.png").is_file()
     damage(video)
-    with pytest.raises(SystemExit) as caught:
-        script.inspect(config)
-    assert caught.value.code == 2
+    assert run_inspection(config) == 2
     assert "doubt: " in capsys.readouterr().out

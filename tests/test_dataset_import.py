@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from entry import compose, load_script
+from entry import compose, read_settings
 from hypothesis import given, settings, strategies as st
 from PIL import Image
 from tiny_driving import drive_poses
@@ -27,6 +27,7 @@ from terra.dataset.importing import (
     import_drives,
 )
 from terra.dataset.importing.alignment import align, crop_box, cut, fit_picture, fitted_camera
+from terra.dataset.importing.command import run
 from terra.dataset.importing.kinds import open_source
 from terra.dataset.importing.source import Intrinsics, motion
 from terra.dataset.inspect import inspect_source
@@ -107,7 +108,7 @@ def test_videos_with_poses_come_in_frame_by_frame(tmp_path):
 def test_an_import_goes_on_where_it_was_and_changes_no_byte(tmp_path):
     source = VideoPosesSource(write_video_poses(tmp_path / "in"))
     one, other = (settings_for(source, tmp_path / name, frames_per_episode=8) for name in ("one", "other"))
-    import_drives(replace(one, drives=("a",)), workers=0)
+    import_drives(one.replace(drives=("a",)), workers=0)
     assert import_drives(one, workers=0).num_done == 1
     assert import_drives(one, workers=0).num_done == 0
     import_drives(other, workers=2)
@@ -116,10 +117,10 @@ def test_an_import_goes_on_where_it_was_and_changes_no_byte(tmp_path):
     for name in files:
         assert (one.output / name).read_bytes() == (other.output / name).read_bytes(), name
     with pytest.raises(DatasetError, match="expected a shard made by"):
-        import_drives(replace(one, frames_per_episode=9), workers=0)
+        import_drives(one.replace(frames_per_episode=9), workers=0)
     # So do shards of another camera, which would be in its camera.json.
     with pytest.raises(DatasetError, match="expected a shard made by"):
-        import_drives(replace(one, mount=Mount(fov_degrees=70.0, height_meters=1.5)), workers=0)
+        import_drives(one.replace(mount=Mount(fov_degrees=70.0, height_meters=1.5)), workers=0)
 
 
 def test_a_damaged_drive_is_noted_and_the_rest_goes_on(tmp_path):
@@ -423,10 +424,10 @@ def test_what_lerobot_does_not_declare_is_not_guessed(tmp_path):
         LeRobotColumns.from_dict({"x": "observation.state[0]"})
 
 
-# The script
+# The command
 
 
-def test_the_script_and_its_configuration_agree(tmp_path):
+def test_the_command_and_its_configuration_agree(tmp_path):
     write_kitti(tmp_path / "kitti")
     overrides = [
         "kind=kitti",
@@ -435,13 +436,13 @@ def test_the_script_and_its_configuration_agree(tmp_path):
         "held_out=[04]",
         "workers=0",
     ]
-    load_script("dataset_import").import_driving(compose("dataset_import", [*overrides, "image_size=[16,32]"]))
+    run(read_settings("import", [*overrides, "image_size=[16,32]"]))
     assert read_split(tmp_path / "out", "held_out").episodes[0].id == "kitti_04_000"
     for name in ("state", "l2d"):
-        config = compose("dataset_import", ["kind=lerobot", "input=a", "output=b", f"lerobot={name}"])
+        config = compose("import", ["kind=lerobot", "input=a", "output=b", f"lerobot={name}"])
         LeRobotColumns.from_dict(dict(config.lerobot))
     assert check_names("drives", ["07", 10]) == ("07", "10")
-    with pytest.raises(ConfigError, match=r"drives: expected names, got \[1\.5\]"):
+    with pytest.raises(ConfigError, match=r"drives\[0\]: expected text, got 1\.5"):
         check_names("drives", [1.5])
     with pytest.raises(ConfigError, match="kind: expected one of video_poses, lerobot, kitti"):
         open_source("rosbag", tmp_path)

@@ -3,7 +3,7 @@ import torch
 from einops import rearrange, repeat
 
 from decoder import Decoder, FramewiseDecoder
-from decoder.framewise import filled
+from decoder.framewise import padded_batches
 from tokenizer import LFQTokenizer
 from tokenizer.errors import ConfigError
 
@@ -87,17 +87,17 @@ def test_a_compiled_decoder_shows_the_same_and_leaves_the_tokenizer_alone(tiny_t
 
 
 @pytest.mark.parametrize(
-    ("num", "lots"),
+    ("num", "batches"),
     [(1, [(1, 1)]), (2, [(4, 2)]), (4, [(4, 4)]), (5, [(16, 5)]), (16, [(16, 16)]), (33, [(16, 16)] * 2 + [(1, 1)])],
 )
-def test_lots_for_a_compiled_decoder_have_few_sizes_and_lose_nothing(num, lots):
+def test_batches_for_a_compiled_decoder_have_few_sizes_and_lose_nothing(num, batches):
     grids = torch.arange(num)[:, None, None].expand(num, 3, 4)
-    found = list(filled(grids, [1, 4, 16]))
-    assert [(len(lot), count) for lot, count in found] == lots
-    assert torch.equal(torch.cat([lot[:count] for lot, count in found]), grids)
+    found = list(padded_batches(grids, [1, 4, 16]))
+    assert [(len(batch), count) for batch, count in found] == batches
+    assert torch.equal(torch.cat([batch[:count] for batch, count in found]), grids)
 
 
-def test_a_gpus_compiled_decoder_shows_all_frames_by_lots(tiny_tokenizer, monkeypatch):
+def test_a_gpus_compiled_decoder_decodes_all_frames_in_batches(tiny_tokenizer, monkeypatch):
     tokenizer = LFQTokenizer.from_pretrained(tiny_tokenizer)
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **_: None)
     monkeypatch.setattr(FramewiseDecoder, "device", torch.device("cuda"))

@@ -1,3 +1,4 @@
+import asyncio
 import threading
 from concurrent.futures import CancelledError
 
@@ -5,7 +6,7 @@ import pytest
 import torch
 
 from decoder import FramewiseDecoder
-from decoder.thread import DecodingThread
+from decoder.thread import DecodingThread, RolloutDecoding
 from tokenizer.errors import VideoError
 
 
@@ -104,3 +105,29 @@ def test_closing_waits_for_what_is_being_decoded_and_gives_up_the_rest():
     closing.join(10)
     assert made[0].result(10) == [0]
     assert all(piece.done() for piece in made)
+
+
+@pytest.mark.parametrize(
+    ("device", "framewise", "sizes"),
+    [("cuda", True, [1, 5]), ("cpu", True, [3, 3]), ("cuda", False, [3, 3])],
+    ids=["framewise on a GPU", "framewise on a CPU", "windowed"],
+)
+def test_when_a_rollout_is_decoded(device, framewise, sizes):
+    """At once and with frames of other rollouts, or when all its tokens are there and alone."""
+    decoder = Gated(device)
+    decoder.framewise = framewise
+    decoding = RolloutDecoding(decoder)
+
+    async def two() -> list[list[list[int]]]:
+        rollouts = [decoding.start(lambda frames: numbers(frames, 0.0)) for _ in range(2)]
+        rollouts[0].add(grids(0))
+        assert decoder.at_work.wait(10 if sizes[0] == 1 else 0) == (sizes[0] == 1)
+        rollouts[1].add(grids(5, 6, 7))
+        rollouts[0].add(grids(1, 2))
+        decoder.gate.set()
+        return list(await asyncio.gather(*(each.finish() for each in rollouts)))
+
+    made = asyncio.run(two())
+    assert [[number for piece in pieces for number in piece] for pieces in made] == [[0, 1, 2], [5, 6, 7]]
+    assert decoder.sizes == sizes
+    decoding.close()

@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from tiny import COLS, ROWS
 
 from terra.engine.drafts import decode_frame, draft_from_last_pass_or_previous_frame, num_accepted
-from terra.prompt import build_prompt, interleave
+from terra.prompt import Prompt, build_prompt
 from terra.sampling import SamplingParams, sample_tokens
 from terra.world_model import load_world_model
 from terra.world_model.window import FramePrefix, WindowReader
@@ -48,8 +48,8 @@ def from_engine(hf_engine, wait, drive, temperature, seed=SEED):
 def open_window(model, drive):
     """A reader that holds the drive's context but for its last token."""
     reader = WindowReader(model)
-    ids = interleave(list(drive[0][:CONTEXT]), reader.layout.action_slots, num_actions=CONTEXT - 1)[:-1]
-    reader.feed(torch.tensor([ids]), torch.arange(len(ids)), drive[1][None, : CONTEXT - 1])
+    ids = Prompt(drive[0][:CONTEXT], drive[1][: CONTEXT - 1]).ids(reader.layout.action_slots)[:-1]
+    reader.feed(ids[None], torch.arange(len(ids)), drive[1][None, : CONTEXT - 1])
     return reader
 
 

@@ -7,12 +7,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
+from entry import read_settings
 from hypothesis import given, settings, strategies as st
 from rich.console import Console
 from tiny import save_tiny
 
-from terra.config_files import config_dir, register_resolvers
+from decoder import FramewiseDecoder
 from terra.dataset import NUM_FUTURE_POSES, Episode, Poses, ShardWriter, create_dataset, read_split
 from terra.engine.persistence import PersistenceEngine
 from terra.errors import CheckpointError, ConfigError, DatasetError, EngineError
@@ -23,11 +23,19 @@ from terra.evaluation.estimator import EstimatorConfig, MotionEstimator
 from terra.evaluation.estimator_training import evaluate_estimator, load_recordings, positions, train_estimator
 from terra.evaluation.evaluate import run
 from terra.evaluation.fidelity import confusion, motion_errors
-from terra.evaluation.measures import Bootstrap, Measure, frame_bins, frame_measures, frechet_measures
+from terra.evaluation.measures import (
+    Bootstrap,
+    Measure,
+    fidelity_measures,
+    frame_bins,
+    frame_measures,
+    frechet_measures,
+    order_measures,
+)
 from terra.evaluation.motion import CLASSES, classify, integrate, steps_of
 from terra.evaluation.rollouts import KeptRollouts
-from terra.evaluation.scores import GENERATED, PERSISTENCE, RE_ENCODED, TRUE, ClipScores, Scorer
-from terra.metrics.bootstrap import Estimate, mean_estimate
+from terra.evaluation.scores import GENERATED, PERSISTENCE, RE_ENCODED, TRUE, VARIANTS, ClipScores, Scorer
+from terra.metrics.bootstrap import Estimate, mean_estimate, share_estimate
 from terra.metrics.frames import PSNR_CAP, psnr, ssim
 from terra.metrics.frechet import clip_features, frechet_distance, frechet_estimate, halves_distance
 from terra.metrics.networks import FeatureNetwork
@@ -40,6 +48,7 @@ from tokenizer import EncoderDecoderConfig, LFQTokenizer, LFQTokenizerConfig, Qu
 
 FPS = 10.0
 IMAGE_SIZE, PATCHES = (32, 48), 4 * 6
+SMALL_ESTIMATOR = EstimatorConfig(fps=FPS, image_size=IMAGE_SIZE, width=8, reach=1, features=8)
 
 
 def poses_of(steps: np.ndarray) -> Poses:
@@ -176,6 +185,78 @@ def test_bootstrap_covers_the_mean_about_as_often_as_it_says() -> None:
     assert mean_estimate(np.array([]), num_resamples=5).count == 0
 
 
+def test_intervals_resample_towns_and_not_their_clips() -> None:
+    random = np.random.default_rng(0)
+    towns = random.normal(3.0, 2.0, 20)
+    names = [f"town_{index // 4}" for index in range(80)]
+    alike = np.repeat(towns, 4)  # a town's four clips say no more than one of them
+    by_town, alone = (
+        mean_estimate(values, units=units, num_resamples=200)
+        for values, units in ((alike, names), (towns, [f"town_{index}" for index in range(20)]))
+    )
+    assert (by_town.value, by_town.low, by_town.high) == pytest.approx((alone.value, alone.low, alone.high))
+    assert (by_town.count, by_town.units) == (80, 20)
+    assert alone == mean_estimate(towns, num_resamples=200)
+    covered = {"town": 0, "clip": 0}
+    for seed in range(200):
+        clips = np.repeat(random.normal(3.0, 2.0, 30), 4) + random.normal(0.0, 0.5, 120)
+        units = [f"town_{index // 4}" for index in range(120)]
+        for name, each in (("town", units), ("clip", None)):
+            estimate = mean_estimate(clips, units=each, num_resamples=200, seed=seed)
+            covered[name] += estimate.low <= 3.0 <= estimate.high
+    assert covered["town"] > 0.88 * 200
+    assert covered["clip"] < 0.75 * 200
+
+
+def test_a_resample_has_all_clips_of_the_towns_that_it_draws() -> None:
+    # Two towns are drawn with replacement: of one clip (0) and of three (4, 5, 6), so the mean is 0, 3.75 or 5.
+    values, units = np.array([4.0, 0.0, 5.0, 6.0]), ["large", "small", "large", "large"]
+    estimate = mean_estimate(values, units=units, num_resamples=500)
+    assert (estimate.value, estimate.low, estimate.high) == (3.75, 0.0, 5.0)
+
+
+def test_of_one_town_no_interval_is_known() -> None:
+    estimate = mean_estimate(np.array([1.0, 2.0]), units=["a", "a"], num_resamples=10)
+    assert (estimate.value, estimate.count, estimate.units) == (1.5, 2, 1)
+    assert np.isnan([estimate.low, estimate.high]).all()
+    clips = gaussian(12 * 5, 0, 1, 0, 6).view(12, 5, 6)
+    distance = frechet_estimate(clips, clips + 1, units=["a"] * 12, num_resamples=5)
+    assert distance.value == pytest.approx(6.0)
+    assert np.isnan([distance.low, distance.high]).all()
+    with pytest.raises(ValueError, match="expected the unit of each of 2 clips, got 1 names"):
+        mean_estimate(np.array([1.0, 2.0]), units=["a"], num_resamples=10)
+
+
+def test_frechet_intervals_resample_towns() -> None:
+    towns = gaussian(8 * 40, 0, 1, 0, 3).view(8, 40, 3) + torch.arange(8.0)[:, None, None]
+    alike, names = towns.repeat_interleave(4, dim=0), [f"town_{index // 4}" for index in range(32)]
+    by_town = frechet_estimate(alike, alike * 2, units=names, num_resamples=100)
+    alone = frechet_estimate(towns, towns * 2, num_resamples=100)
+    by_clip = frechet_estimate(alike, alike * 2, num_resamples=100)
+    assert (by_town.low, by_town.high) == pytest.approx((alone.low, alone.high), rel=0.02)
+    assert by_town.high - by_town.low > 1.5 * (by_clip.high - by_clip.low)
+    assert (by_town.units, by_clip.units) == (8, 32)
+
+
+@pytest.mark.parametrize("num_clips", [1, 5, 24])
+def test_a_share_of_all_or_none_has_an_exact_binomial_bound(num_clips: int) -> None:
+    every, none = (share_estimate(np.full(num_clips, holds), num_resamples=50) for holds in (True, False))
+    assert (every.value, every.high, none.value, none.low) == (1.0, 1.0, 0.0, 0.0)
+    # All of n hold with a chance of 2.5 % if each holds with the chance at the bound.
+    assert every.low**num_clips == pytest.approx(0.025)
+    assert none.high == pytest.approx(1 - every.low)
+
+
+def test_the_bound_of_a_share_counts_towns_and_other_shares_are_resampled() -> None:
+    towns = ["a", "a", "b", "b", "c", "c"]
+    assert share_estimate(np.full(6, True), units=towns, num_resamples=50).low == pytest.approx(0.025 ** (1 / 3))
+    some = np.array([True, True, False, True, False, False])
+    as_numbers = mean_estimate(some.astype(float), units=towns, num_resamples=50)
+    assert share_estimate(some, units=towns, num_resamples=50) == as_numbers
+    assert as_numbers.low < 0.5 < as_numbers.high
+    assert share_estimate(np.array([], bool), num_resamples=50).count == 0
+
+
 def test_clips_are_spread_over_long_enough_episodes_and_lie_inside() -> None:
     episodes = [episode_of(constant(5, 0, count), id=f"e{count}") for count in (10, 60, 80, 100)]
     clips = choose_clips(episodes, 7, num_frames=25, num_context=3, seed=0)
@@ -188,7 +269,7 @@ def test_clips_are_spread_over_long_enough_episodes_and_lie_inside() -> None:
         choose_clips(episodes, 1, num_frames=200, num_context=3, seed=0)
 
 
-GREY_STEP = 8  # levels from a frame of `speeding_up` to the next, more than H.264 adds or takes
+GRAY_STEP = 8  # levels from a frame of `speeding_up` to the next, more than H.264 adds or takes
 
 
 def speeding_up(num_frames: int) -> np.ndarray:
@@ -198,11 +279,11 @@ def speeding_up(num_frames: int) -> np.ndarray:
 
 @pytest.fixture
 def marked(tmp_path: Path) -> Episode:
-    """A recorded drive of 20 frames that speeds up; frame i is grey of level 40 + 8 i."""
-    create_dataset(tmp_path, FPS, IMAGE_SIZE, "grey")
-    facts: dict[str, Any] = {"split": "held_out", "source": "grey", "place": "a", "fps": FPS, "camera": None}
+    """A recorded drive of 20 frames that speeds up; frame i is gray of level 40 + 8 i."""
+    create_dataset(tmp_path, FPS, IMAGE_SIZE, "gray")
+    facts: dict[str, Any] = {"split": "held_out", "source": "gray", "place": "a", "fps": FPS, "camera": None}
     with ShardWriter(tmp_path, image_size=IMAGE_SIZE, **facts) as writer:
-        frames = [np.full((*IMAGE_SIZE, 3), 40 + GREY_STEP * index, np.uint8) for index in range(20)]
+        frames = [np.full((*IMAGE_SIZE, 3), 40 + GRAY_STEP * index, np.uint8) for index in range(20)]
         writer.add("drive", frames, poses_of(speeding_up(20 + NUM_FUTURE_POSES)))
     (episode,) = read_split(tmp_path, "held_out").episodes
     return episode
@@ -211,11 +292,11 @@ def marked(tmp_path: Path) -> Episode:
 def indices(frames: torch.Tensor) -> np.ndarray:
     """Which frames of `marked` these are, by how light they are."""
     levels = (frames.mean(dim=(1, 2, 3)).numpy() + 1) * 127.5
-    return ((levels - 40) / GREY_STEP).round().astype(int)
+    return ((levels - 40) / GRAY_STEP).round().astype(int)
 
 
 class PerfectEstimator(MotionEstimator):
-    """Knows from a frame's grey where on its drive the car is."""
+    """Knows from a frame's gray where on its drive the car is."""
 
     def __init__(self, episode: Episode) -> None:
         super().__init__(EstimatorConfig(FPS, IMAGE_SIZE, 8, 1, 8))
@@ -275,7 +356,7 @@ def test_groups_start_right_before_their_futures_part() -> None:
     alone = futures({"left": 60}, "alone")
     good = futures({"right": -60, "left": 60, "straight": 0}, "good")
     (group,), left_out = find_groups(alike + short + alone + good, turning, **LIMITS)
-    assert left_out == {"recorded futures too alike": 1, "recording too short": 1, "one future only": 1}
+    assert left_out == {"recorded futures too similar": 1, "recording too short": 1, "one future only": 1}
     assert [clip.episode.maneuver for clip in group.clips] == ["left", "straight", "right"]
     assert len({clip.seed for clip in group.clips}) == 1
     last = group.clips[0].start + 2
@@ -300,8 +381,9 @@ def test_bins_tile_the_frames(num_frames: int, bin_frames: int) -> None:
     assert [frame for first, last in bins for frame in range(first, last + 1)] == list(range(1, num_frames + 1))
 
 
-def scored_clip(index: int, gain: float) -> ClipScores:
-    clip = choose_clips([episode_of(constant(5, 0, 60), id=f"e{index}")], 1, num_frames=25, num_context=3, seed=0)[0]
+def scored_clip(index: int, gain: float, place: str = "000001") -> ClipScores:
+    episode = episode_of(constant(5, 0, 60), id=f"e{index}", place=place)
+    clip = choose_clips([episode], 1, num_frames=25, num_context=3, seed=0)[0]
     levels = {GENERATED: 20.0 + gain, RE_ENCODED: 30.0, PERSISTENCE: 20.0}
     metrics = {
         name: {"psnr": np.full(22, level + index), "ssim": np.full(22, level / 30)} for name, level in levels.items()
@@ -329,9 +411,28 @@ def test_measures_and_bars_follow_from_the_scores() -> None:
     assert whole["psnr", GENERATED].count == 5
 
 
+def test_every_interval_of_the_evaluation_is_over_places() -> None:
+    places = ["000001", "000001", "000002", "000003", "000003", "000003"]
+    scores = [scored_clip(index, 2.0, place) for index, place in enumerate(places)]
+    for each in scores:
+        still = each.clip.place == "town_000003"
+        each.steps = dict.fromkeys((TRUE, *VARIANTS), each.clip.instructed * (0.0 if still else 1.0))
+    bootstrap = Bootstrap(50, 4, 0)
+    measures = frame_measures("rollouts", scores, bootstrap) + frechet_measures("rollouts", scores, "N", 5, bootstrap)
+    measures += fidelity_measures("rollouts", scores, FPS, bootstrap)
+    measures += order_measures("turning", {GENERATED: [True] * 6}, places, bootstrap)
+    assert {each.estimate.units for each in measures} == {3}
+    whole = {(m.metric, m.variant): m.estimate for m in measures if m.first_frame is None}
+    clips = np.array([22.0 + index for index in range(6)])
+    assert whole["psnr", GENERATED] == mean_estimate(clips, units=places, num_resamples=50)
+    right = np.array([True, True, True, False, False, False])
+    assert whole["class-agreement", GENERATED] == share_estimate(right, units=places, num_resamples=50)
+    assert whole["turning-order", GENERATED] == share_estimate(np.full(6, True), units=places, num_resamples=50)
+
+
 def test_drift_compares_the_last_bin_with_the_first() -> None:
     points = [
-        Measure("drift", "FD-N", GENERATED, first, first + 19, Estimate(value, 0.0, 9.0, 3))
+        Measure("drift", "FD-N", GENERATED, first, first + 19, Estimate(value, 0.0, 9.0, 3, 3))
         for first, value in ((21, 3.0), (1, 2.0), (41, 5.0))
     ]
     (criterion,) = (criterion for criterion in evaluate_criteria(points, "N", 1.0) if "long rollouts" in criterion.name)
@@ -343,7 +444,9 @@ def test_kept_rollouts_are_not_made_again_and_equal_the_first(
     tiny_model: Path, tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
     tokenizer = LFQTokenizer.from_pretrained(tiny_tokenizer)
-    pipeline = Pipeline(tokenizer, PersistenceEngine.from_pretrained(tiny_model), tokenizer, overlap=1)
+    pipeline = Pipeline(
+        tokenizer, PersistenceEngine.from_pretrained(tiny_model), FramewiseDecoder(tokenizer), overlap=1
+    )
     sampling = SamplingParams()
     frames = torch.rand(3, 3, *tokenizer.image_size) * 2 - 1
     requests = [RolloutRequest(frames, torch.rand(6, 6, 3), seed) for seed in (1, 2)]
@@ -364,7 +467,9 @@ def test_kept_rollouts_are_not_made_again_and_equal_the_first(
 
 def test_a_rollout_is_kept_as_soon_as_it_is_made(tiny_model: Path, tiny_tokenizer: Path, tmp_path: Path) -> None:
     tokenizer = LFQTokenizer.from_pretrained(tiny_tokenizer)
-    pipeline = Pipeline(tokenizer, PersistenceEngine.from_pretrained(tiny_model), tokenizer, overlap=1)
+    pipeline = Pipeline(
+        tokenizer, PersistenceEngine.from_pretrained(tiny_model), FramewiseDecoder(tokenizer), overlap=1
+    )
     frames = torch.rand(3, 3, *tokenizer.image_size) * 2 - 1
     good = RolloutRequest(frames, torch.rand(4, 6, 3), 1)
     late = torch.rand(40, 6, 3)
@@ -438,7 +543,7 @@ def test_estimator_learns_and_is_stored(driving: Path, tokenizer_folder: Path, t
     )
     assert recordings.frames.shape == (2, 8 * 12, 3, *IMAGE_SIZE)
     held_out = load_recordings(driving, "held_out", IMAGE_SIZE, max_frames=500, tokenizer=None, **options)
-    model = EstimatorConfig(FPS, IMAGE_SIZE, 8, 2, 16)
+    model = EstimatorConfig(fps=FPS, image_size=IMAGE_SIZE, width=8, reach=2, features=16)
     loop = LoopConfig(output=tmp_path, batch_size=8, max_steps=40, learning_rate=3e-3, warmup_steps=5, ema_decay=0.9)
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -461,14 +566,14 @@ def test_differentiable_positions_are_the_integrated_path() -> None:
 
 
 def test_estimator_refuses_another_checkpoint(tmp_path: Path) -> None:
-    MotionEstimator(EstimatorConfig(FPS, IMAGE_SIZE, 8, 1, 8)).save_pretrained(tmp_path)
+    MotionEstimator(SMALL_ESTIMATOR).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     assert MotionEstimator.from_pretrained(tmp_path).config.reach == 1
     (tmp_path / "config.json").write_text(json.dumps({**config, "features": 9}))
     with pytest.raises(CheckpointError, match="differs in"):
         MotionEstimator.from_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**config, "width": 9}))
-    with pytest.raises(CheckpointError, match="expected a width divisible by 8"):
+    with pytest.raises(CheckpointError, match="width: expected a whole number divisible by 8"):
         MotionEstimator.from_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "llama"}))
     with pytest.raises(CheckpointError, match="terra_motion_estimator"):
@@ -478,16 +583,14 @@ def test_estimator_refuses_another_checkpoint(tmp_path: Path) -> None:
 def test_evaluation_writes_its_files_and_a_second_run_makes_nothing_new(
     driving: Path, model_folder: Path, tokenizer_folder: Path, tmp_path: Path
 ) -> None:
-    MotionEstimator(EstimatorConfig(FPS, IMAGE_SIZE, 8, 1, 8)).save_pretrained(tmp_path / "estimator")
+    MotionEstimator(SMALL_ESTIMATOR).save_pretrained(tmp_path / "estimator")
     settings = [
         *(f"data={driving}", f"output={tmp_path / 'out'}", f"estimator={tmp_path / 'estimator'}", "engine=persistence"),
         *(f"tokenizer.pretrained={tokenizer_folder}", f"world_model.pretrained={model_folder}"),
         *("num_clips=4", "num_frames=6", "num_context=2", "overlap=1", "drift_clips=2", "drift_frames=10"),
         *("group_frames=8", "at_once=3", "workers=0", "resamples=20", "frechet_resamples=3"),
     ]
-    register_resolvers()
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        config = compose("evaluate", settings)
+    config = read_settings("evaluate", settings)
     run(config, Console(quiet=True))
     out = tmp_path / "out"
     written = {path.name for path in out.iterdir()}
@@ -498,7 +601,10 @@ def test_evaluation_writes_its_files_and_a_second_run_makes_nothing_new(
     assert first["counterfactual_groups"]["turning"]["evaluated"] == 1
     assert len(first["teacher_forced"]["cross_entropy_by_frame"]) == 6
     assert set(first["measures"]["rollouts"]["ADE"]) == {TRUE, RE_ENCODED, GENERATED, PERSISTENCE}
+    assert first["intervals"] == {"level": 0.95, "resampled_by": "place"}
     psnr = first["measures"]["rollouts"]["psnr"]
+    assert (psnr[GENERATED]["count"], psnr[GENERATED]["units"]) == (4, 1)  # of one town, so that no interval is known
+    assert psnr[GENERATED]["low"] is psnr[GENERATED]["high"] is None
     generated, held, re_encoded = (psnr[name]["value"] for name in (GENERATED, PERSISTENCE, RE_ENCODED))
     assert generated == pytest.approx(held, rel=1e-4)  # which is what this engine generates
     assert re_encoded != pytest.approx(held, rel=1e-4)

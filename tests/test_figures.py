@@ -7,7 +7,7 @@ import pytest
 from tiny_driving import drive_poses, write_driving
 
 from terra.benchmark.compare import compare_engines, speed_table
-from terra.config_files import compose
+from terra.config.files import compose
 from terra.dataset import read_split
 from terra.errors import OutputError
 from terra.evaluation.clips import choose_clips

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from tiny import COLS, ROWS
 
 from decoder.video import probe_video, read_video, write_video
-from terra.cli import generate
+from terra.cli import main
 from terra.engine.hf import HFSession
 from terra.errors import EngineError
 from terra.trajectory import save_poses
@@ -63,7 +63,7 @@ def command(works, monkeypatch):
     def run(*overrides: str) -> Path:
         settings = works | dict(override.split("=", 1) for override in overrides)
         monkeypatch.setattr(sys, "argv", ["terra-generate", *(f"{key}={value}" for key, value in settings.items())])
-        generate()
+        main()
         return Path(str(settings["output"]))
 
     return run
@@ -103,12 +103,13 @@ def test_writes_everything(command):
     assert saved["actions"].shape == (11, 6, 3)
     record = json.loads((output / "rollout.json").read_text())
     assert record["seed"] == 0
-    assert len(record["world_model_sha256"]) == len(record["tokenizer_sha256"]) == 64
+    assert [len(each["sha256"]) for each in record["checkpoints"].values()] == [64, 64]
+    assert record["engine"] == {"name": "hf", "dtype": "float32", "device": "cpu"}
     assert record["windows"] == [
         {"start": 0, "num_given": 3, "num_frames": 8},
         {"start": 6, "num_given": 2, "num_frames": 6},
     ]
-    assert record["config"]["sampling"] == {"temperature": 0.9, "top_k": 0, "top_p": 1.0}
+    assert record["sampling"] == {"temperature": 0.9, "top_k": 0, "top_p": 1.0}
     assert torch.__version__.startswith(record["versions"]["torch"])
 
 
@@ -169,39 +170,53 @@ def test_a_sweep_over_seeds_makes_a_folder_each(command, tmp_path, monkeypatch):
         command("seed=0,1")  # without -m a list of seeds is no seed
     swept = [argument for argument in sys.argv if not argument.startswith("output=")]
     monkeypatch.setattr(sys, "argv", [swept[0], "-m", *swept[1:]])
-    generate()
+    main()
     assert sorted(path.name[-6:] for path in (tmp_path / "outputs").iterdir()) == ["_seed0", "_seed1"]
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["engine=warp"], "Could not find 'engine/warp' Available options in 'engine': graph hf jacobi"),
-        (["color=red"], "Key 'color' is not in struct"),
+        (["engine=warp"], "Could not find 'engine/warp' Available options in 'engine': auto graph hf jacobi"),
+        (["color=red"], "color: no such setting"),
         (["camera=null"], "Config group override must be a string or a list. Got NoneType"),
-        (["engine.speed=9"], "Key 'speed' is not in struct"),
+        (["engine.speed=9"], "engine.speed: no such setting"),
         (["engine.dtype=int3"], "dtype: expected one of float32, bfloat16, float16, got 'int3'"),
         (["engine=vllm", "engine.dtype=int3"], "dtype: expected one of float32"),
         (["engine.device=warp"], "device: expected cpu or cuda, got 'warp'"),
         (["tokenizer.device=warp"], "device: expected cpu or cuda, got 'warp'"),
-        (["output=null"], "output: expected a path, got nothing"),
+        (
+            ["tokenizer=terra_ema", "world_model=terra_v2"],
+            "one choice sets tokenizer and world model together: model=terra_v2",
+        ),
+        (["world_model=terra_v1"], "one choice sets tokenizer and world model together: model=terra_v1"),
+        (["num_frames=2.0"], "num_frames: expected a whole number of at least 1, got 2.0"),
+        (["num_frames=true"], "num_frames: expected a whole number of at least 1, got True"),
+        (["seed='3'"], "seed: expected a whole number from 0 to 2**63 - 1, got '3'"),
+        (["png=1"], "png: expected true or false, got 1"),
+        (["engine=jacobi", "engine.drafts=2.5"], "engine.drafts: expected a whole number, got 2.5"),
+        (["device=1"], "device: expected text or null, got 1"),
+        (["camera.fov_degrees=200"], "camera.fov_degrees: expected a number above 0 and below 180, got 200"),
+        (["sampling.top_k=true"], "sampling.top_k: expected a whole number, got True"),
+        (["device=warp"], "device: expected cpu or cuda, got 'warp'"),
+        (["output=null"], "output: expected a path, got null"),
         (["overwrite=maybe"], "overwrite: expected true or false, got 'maybe'"),
         (["png=2"], "png: expected true or false, got 2"),
-        (["+engine.speed=9"], "engine: "),
-        (["+sampling.heat=9"], "sampling: "),
-        (["num_frames=many"], "num_frames: expected a whole number, got 'many'"),
+        (["+engine.speed=9"], "engine.speed: no such setting"),
+        (["+sampling.heat=9"], "sampling.heat: no such setting"),
+        (["num_frames=many"], "num_frames: expected a whole number of at least 1, got 'many'"),
         (["num_frames=3"], "num_frames: expected more than num_context=3, got 3"),
         (["num_context=8"], "num_context: expected 1 to 7"),
         (["overlap=8"], "overlap: expected 1 to 7"),
-        (["seed=-1"], "seed: expected 0 or more, got -1"),
+        (["seed=-1"], "seed: expected a whole number from 0 to 2**63 - 1, got -1"),
         (["sampling.temperature=-1"], "temperature: expected 0 to 100, got -1"),
-        (["sampling.top_p=hot"], "sampling: "),
+        (["sampling.top_p=hot"], "sampling.top_p: expected a number, got 'hot'"),
         (["camera.fov_degrees=0"], "fov_degrees"),
         (["num_frames=200"], "num_frames=200 needs 199"),
-        (["context=null"], "context: expected a path, got nothing"),
+        (["context=null"], "context: expected text, got null"),
         (["context=/no/such/folder"], "/no/such/folder"),
         (["trajectory=/no/such/file.json"], "/no/such/file.json"),
-        (["trajectory=null"], "trajectory: expected a path, got nothing"),
+        (["trajectory=null"], "trajectory: expected a path, got null"),
         (["tokenizer.pretrained=/no/such/tokenizer"], "/no/such/tokenizer"),
         (["world_model.pretrained=/no/such/model"], "/no/such/model"),
         (["num_context=4"], "expected 4 or more PNG or JPEG pictures, got 3"),

@@ -12,7 +12,7 @@ from terra.insight.bits import bit_correlation, bit_importance, decode_bits, fli
 from terra.insight.figures import bars, curves, frame_rows, maps_over_frames, matrix
 from terra.insight.prediction import action_divergence, moved_waypoints, token_entropy
 from terra.insight.widgets import flip_through
-from terra.prompt import build_prompt, interleave
+from terra.prompt import build_prompt
 from terra.world_model import load_world_model
 from tokenizer import LFQTokenizer
 
@@ -39,9 +39,9 @@ def window(num_frames: int = 4):
 def distributions(model, prompt):
     """Of each token, from one plain forward over the whole window: (positions, vocabulary), the first not predicted."""
     slots = model.config.num_action_tokens
-    ids = interleave(list(prompt.tokens), slots, num_actions=prompt.num_frames - 1)
+    ids = prompt.ids(slots)
     with torch.no_grad():
-        logits = model(torch.tensor([ids]), actions=prompt.actions[None]).logits[0, :, :VOCABULARY]
+        logits = model(ids[None], actions=prompt.actions[None]).logits[0, :, :VOCABULARY]
     block = ROWS * COLS + slots
     predicting = [frame * block + place - 1 for frame in range(prompt.num_frames) for place in range(ROWS * COLS)]
     return logits.softmax(-1)[predicting[1:]]
@@ -82,10 +82,10 @@ def test_attention_is_that_of_a_forward_over_the_whole_window(model):
     prompt = window()
     attention = last_frame_attention(model, prompt)
     assert model.config._attn_implementation == "sdpa"
-    ids = interleave(list(prompt.tokens), 6, num_actions=3)[:-1]
+    ids = prompt.ids(6)[:-1]
     model.set_attn_implementation("eager")
     with torch.no_grad():
-        embeds = model.embed(torch.tensor([ids]), prompt.actions[None], torch.arange(len(ids)))
+        embeds = model.embed(ids[None], prompt.actions[None], torch.arange(len(ids)))
         whole = torch.cat(model.model(inputs_embeds=embeds, output_attentions=True).attentions)
     model.set_attn_implementation("sdpa")
     torch.testing.assert_close(attention, whole[:, :, -ROWS * COLS :], atol=1e-5, rtol=1e-4)

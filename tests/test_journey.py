@@ -5,13 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from entry import compose, load_script
+from entry import load_script, read_settings
 from rich.console import Console
 
 from decoder.video import probe_video
-from terra import cli
-from terra.config_files import register_resolvers
+from terra.config.files import register_resolvers
 from terra.errors import TerraError
+from terra.generate import run as generate
+from terra.recording.run import run as record
+from terra.training.tokenize import run as tokenize
+from terra.training.tokenizer import run as train_tokenizer
+from terra.training.world_model import run as train
 from terra.world_model import LlamaActionConfig, LlamaActionV2ForCausalLM
 from tokenizer import LFQTokenizer
 
@@ -38,10 +42,9 @@ def towns(tmp_path_factory: pytest.TempPathFactory) -> Path:
     except TerraError as error:
         pytest.skip(f"no OpenGL here: {error}")
     folder = tmp_path_factory.mktemp("journey") / "towns"
-    script = load_script("driving_record")
     for split, episodes in (("train", 4), ("held_out", 2)):
         overrides = [f"split={split}", "towns=1", f"episodes_per_place={episodes}", "frames_per_episode=60"]
-        script.record(compose("record", [*overrides, "image_size=[48,80]", f"output={folder}", "workers=0"]))
+        record(read_settings("record", [*overrides, "image_size=[48,80]", f"output={folder}", "workers=0"]))
     return folder
 
 
@@ -58,7 +61,7 @@ def evaluate(towns: Path, tokenizer: Path, world_model: Path, output: Path) -> d
     from terra.evaluation.evaluate import run
 
     run(
-        compose(
+        read_settings(
             "evaluate",
             [
                 *(f"data={towns}", f"output={output}", "engine=hf", "sampling=greedy", "workers=1", "pictures=1"),
@@ -78,15 +81,15 @@ def generated(metrics: dict, metric: str) -> float:
 
 def test_from_a_recording_to_a_measured_video(towns: Path, tmp_path: Path) -> None:
     register_resolvers()
-    cli._train_tokenizer(compose("train_tokenizer", [*TOKENIZER, f"data={towns}", f"output={tmp_path / 'tok'}"]))
+    train_tokenizer(read_settings("train_tokenizer", [*TOKENIZER, f"data={towns}", f"output={tmp_path / 'tok'}"]))
     tokenizer = tmp_path / "tok" / "tokenizer"
     assert losses(tmp_path / "tok")[-1] < losses(tmp_path / "tok")[0]
 
     tokens = tmp_path / "tokens"
     settings = [f"data={towns}", f"checkpoint={tokenizer}", f"output={tokens}", "workers=1"]
-    load_script("dataset_tokenize").tokenize_splits(compose("dataset_tokenize", settings))
+    tokenize(read_settings("tokenize", settings))
 
-    cli._train(compose("train_world_model", [*WORLD_MODEL, f"data={tokens}", f"output={tmp_path / 'wm'}"]))
+    train(read_settings("train", [*WORLD_MODEL, f"data={tokens}", f"output={tmp_path / 'wm'}"]))
     world_model = tmp_path / "wm" / "world_model"
     assert losses(tmp_path / "wm")[-1] < losses(tmp_path / "wm")[0]
 
@@ -94,7 +97,7 @@ def test_from_a_recording_to_a_measured_video(towns: Path, tmp_path: Path) -> No
     load_script("context_cut").cut(video, 10, 3, tmp_path / "context")
     settings = [f"tokenizer.pretrained={tokenizer}", f"world_model.pretrained={world_model}", "engine=hf"]
     settings += [f"context={tmp_path / 'context'}", f"trajectory={tmp_path / 'context' / 'trajectory.json'}"]
-    cli._generate(compose("generate", [*settings, "num_frames=8", f"output={tmp_path / 'drive'}"]))
+    generate(read_settings("generate", [*settings, "num_frames=8", f"output={tmp_path / 'drive'}"]))
     assert probe_video(tmp_path / "drive" / "video.mp4").num_frames == 8
 
     torch.manual_seed(0)

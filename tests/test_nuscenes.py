@@ -4,13 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from entry import compose, load_script
+from entry import read_settings
 from hypothesis import given, settings, strategies as st
 from PIL import Image
 from tiny_driving import drive_poses
 
 from terra.dataset import read_frames, read_split
 from terra.dataset.importing import ImportSettings, Mount, NuScenesSource, import_drives
+from terra.dataset.importing.command import run
 from terra.dataset.importing.nuscenes_tables import read_table
 from terra.dataset.inspect import inspect_source
 from terra.errors import DatasetError
@@ -227,5 +228,5 @@ def test_any_table_is_read_as_json_reads_it(tmp_path_factory, rows, indent, asci
 def test_the_script_imports_nuscenes(tmp_path):
     root = write_nuscenes(tmp_path / "in")
     names = [f"input={root}", f"output={tmp_path / 'out'}", "held_out=[log-b]", "workers=0", "image_size=[18,32]"]
-    load_script("dataset_import").import_driving(compose("dataset_import", ["kind=nuscenes", *names]))
+    run(read_settings("import", ["kind=nuscenes", *names]))
     assert [episode.place for episode in read_split(tmp_path / "out", "held_out").episodes] == ["scene-0003"]

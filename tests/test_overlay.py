@@ -8,6 +8,7 @@ from hypothesis import given, strategies as st
 from decoder.overlay import Camera, compose_rollout, draw_path, project, side_by_side, top_down
 from decoder.video import write_video
 from terra.errors import ConfigError
+from tokenizer.settings import checked
 
 LEVEL = Camera(fov_degrees=90.0, height_meters=1.5, pitch_radians=0.0)
 DEMO = Camera(fov_degrees=75.0, height_meters=1.4, pitch_radians=-0.03)
@@ -51,7 +52,7 @@ def test_a_pitched_camera_looks_at_the_ground_where_its_axis_meets_it():
 
 @given(x=st.floats(2, 80), y=st.floats(-20, 20), fov=st.floats(30, 120), pitch=st.floats(-0.3, 0.1))
 def test_projection_agrees_with_rotation_matrices(x, y, fov, pitch):
-    camera = Camera(fov, 1.4, pitch, 0.5)
+    camera = Camera(fov_degrees=fov, height_meters=1.4, pitch_radians=pitch, x_forward_meters=0.5)
     turn = np.array(
         [[math.cos(pitch), 0, math.sin(pitch)], [0, 1, 0], [-math.sin(pitch), 0, math.cos(pitch)]]
     )  # rows: ahead, left and up of the camera
@@ -83,41 +84,55 @@ def test_points_behind_are_nan_and_left_is_left():
     ],
 )
 def test_impossible_cameras_are_refused(change):
-    with pytest.raises(ValueError, match=rf"^{next(iter(change))}: expected"):
+    with pytest.raises(ConfigError, match=rf"^{next(iter(change))}: expected"):
         Camera(**{**DEMO.to_dict(), **change})
 
 
-def test_a_camera_survives_json(tmp_path):
-    path = tmp_path / "camera.json"
-    path.write_text(json.dumps(DEMO.to_dict()))
-    assert Camera.from_json(path) == DEMO
-    path.write_text(json.dumps({"fov_degrees": 75, "height_meters": 1.4, "pitch_radians": -0.03}))
-    assert Camera.from_json(path) == DEMO
+def test_a_camera_survives_json():
+    assert Camera.from_dict(json.loads(json.dumps(DEMO.to_dict()))) == DEMO
+    assert Camera.from_dict({"fov_degrees": 75, "height_meters": 1.4, "pitch_radians": -0.03}) == DEMO
+    assert Camera.from_dict({"fov_degrees": 75, "height_metres": 1.4, "pitch_radians": -0.03}) == DEMO
+
+
+def test_a_camera_of_an_older_dataset_is_read():
+    older = {"fov_degrees": 75.0, "height_metres": 1.4, "pitch_radians": -0.03, "x_forward_metres": 0.0}
+    assert Camera.from_dict(older) == DEMO
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("values", "message"),
     [
-        ("", "JSON object"),
-        ("[1]", "got list"),
-        ('{"fov_degrees": 75, "height_meters": 1.4}', r"missing \['pitch_radians'\]"),
-        ('{"fov_degrees": 75, "height_meters": 1.4, "pitch_radians": 0, "roll": 0}', r"unknown \['roll'\]"),
-        ('{"fov_degrees": 75, "height_meters": NaN, "pitch_radians": 0}', "height_meters: expected a finite number"),
-        ('{"fov_degrees": 75, "height_meters": -1, "pitch_radians": 0}', "more than 0"),
+        ([1], "expected settings, got [1]"),
+        (
+            {"fov_degrees": 75, "height_meters": 1.4},
+            "pitch_radians: expected a number above -1.5708 and below 1.5708, got none",
+        ),
+        (
+            {"fov_degrees": 75, "height_meters": 1.4, "pitch_radians": 0, "roll": 0},
+            "expected fov_degrees, height_meters, pitch_radians, x_forward_meters, got 'roll'",
+        ),
+        (
+            {"fov_degrees": 75, "height_meters": 1.4, "pitch_radian": 0},
+            "pitch_radian: no such setting; did you mean pitch_radians?",
+        ),
+        (
+            {"fov_degrees": 75, "height_meters": math.nan, "pitch_radians": 0},
+            "height_meters: expected a finite number above 0, got nan",
+        ),
+        (
+            {"fov_degrees": 75, "height_meters": -1, "pitch_radians": 0},
+            "height_meters: expected a number above 0, got -1",
+        ),
+        (
+            {"fov_degrees": "75", "height_meters": 1, "pitch_radians": 0},
+            "fov_degrees: expected a number above 0 and below 180, got '75'",
+        ),
     ],
 )
-def test_camera_files_are_read_strictly(tmp_path, text, message):
-    path = tmp_path / "camera.json"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=message) as caught:
-        Camera.from_json(path)
-    assert str(caught.value).startswith(str(path))
-    assert "\n" not in str(caught.value)
-
-
-def test_a_missing_camera_file_is_a_config_error(tmp_path):
-    with pytest.raises(ConfigError, match=r"none\.json"):
-        Camera.from_json(tmp_path / "none.json")
+def test_cameras_are_read_strictly(values, message):
+    with pytest.raises(ConfigError) as caught:
+        checked(Camera, values, "camera.json")
+    assert str(caught.value) == f"camera.json: {message}"
 
 
 @pytest.mark.parametrize("scale", [1, 2, 3])
@@ -166,7 +181,7 @@ def test_paths_without_ground_ahead_leave_the_frame_as_it_is(path):
 )
 def test_any_path_can_be_drawn(points, pitch):
     path = np.array(points, float).reshape(-1, 2)
-    camera = Camera(75.0, 1.4, pitch)
+    camera = Camera(fov_degrees=75.0, height_meters=1.4, pitch_radians=pitch)
     assert draw_path(gray_frames(1, 64, 36)[0], path, camera).shape == (36, 64, 3)
     assert top_down(path, (40, 50), 20.0).shape == (50, 40, 3)
 

@@ -1,14 +1,21 @@
 import asyncio
+import shutil
+import threading
+from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 import torch
-from tiny import COLS, ROWS
+from tiny import COLS, ROWS, tiny_tokenizer_config
 
 from decoder import FramewiseDecoder
+from terra.engine.persistence import PersistenceEngine
 from terra.errors import CheckpointError, ConfigError, EngineError
 from terra.pipeline import Pipeline, RolloutRequest
 from terra.sampling import SamplingParams
-from tokenizer import LFQTokenizer
+from terra.windows import SlidingSession
+from tokenizer import LFQTokenizer, LFQTokenizerConfig
+from tokenizer.checkpoint import checkpoint_sha256
 
 SAMPLING = SamplingParams(temperature=1.0)
 
@@ -131,7 +138,68 @@ def test_impossible_lengths_are_refused(pipeline, num_frames, num_context, messa
         pipeline.generate([request(num_frames=num_frames, num_context=num_context)], SAMPLING)
 
 
-def test_mismatched_tokenizer_is_refused(tokenizer, hf_engine, monkeypatch):
-    monkeypatch.setattr(tokenizer, "codebook_size", 32)
+def test_mismatched_tokenizer_is_refused(hf_engine):
+    values = tiny_tokenizer_config().to_dict()
+    values["quantizer_config"] |= {"dim": 5, "codebook_size": 32}
+    values["encoder_decoder_config"] |= {"z_channels": 5}
+    small = LFQTokenizer(LFQTokenizerConfig.from_dict(values, "small"))
     with pytest.raises(CheckpointError, match="12 tokens a frame of a codebook of 64, got 12 of 32"):
-        Pipeline(tokenizer, hf_engine, FramewiseDecoder(tokenizer))
+        Pipeline(small, hf_engine, FramewiseDecoder(small))
+
+
+def test_a_tokenizer_that_is_not_the_world_model_s_own_is_refused(tokenizer, tiny_tokenizer, hf_engine, tmp_path):
+    def pair(folder, **changes):
+        loaded = LFQTokenizer.from_pretrained(folder)
+        engine = PersistenceEngine(replace(hf_engine.spec, **changes))
+        Pipeline(loaded, engine, FramewiseDecoder(loaded)).close()
+
+    own = checkpoint_sha256(tiny_tokenizer)
+    pair(tiny_tokenizer, tokenizer_sha256=own)
+    with pytest.raises(CheckpointError, match=f"was trained with tokenizer 000000000000, got {own[:12]}"):
+        pair(tiny_tokenizer, tokenizer_sha256="0" * 64)
+    published = shutil.copytree(tiny_tokenizer, tmp_path / "lfq_tokenizer_B_256_ema")
+    pair(published, architecture="LlamaActionV2ForCausalLM")
+    with pytest.raises(CheckpointError, match=r"LlamaActionForCausalLM was trained with lfq_tokenizer_B_256$"):
+        pair(published, architecture="LlamaActionForCausalLM")
+
+
+def test_stream_tokens_and_rollout_are_one(pipeline):
+    wanted = request(5)
+
+    async def streamed():
+        context = await pipeline.encode(wanted.context_frames)
+        given = context, wanted.actions, SAMPLING, wanted.seed
+        seen = []
+        tokens = await pipeline.rollout_tokens(*given, seen.append)
+        return torch.stack([frame async for frame in pipeline.stream(*given)]), tokens, seen
+
+    frames, tokens, seen = pipeline.wait(streamed())
+    (rollout,) = pipeline.generate([wanted], SAMPLING)
+    assert torch.equal(tokens, rollout.tokens)
+    assert torch.equal(frames, rollout.tokens[3:])
+    assert seen == list(range(3, 18))
+
+
+def test_a_stream_that_is_left_closes_its_session(pipeline, monkeypatch):
+    closed, close = [], SlidingSession.close
+    monkeypatch.setattr(SlidingSession, "close", lambda self: closed.append(self) or close(self))
+    wanted = request(num_frames=6)
+
+    async def leave():
+        context = await pipeline.encode(wanted.context_frames)
+        async with aclosing(pipeline.stream(context, wanted.actions, SAMPLING, 0)) as frames:
+            async for _ in frames:
+                break
+        assert len(closed) == 1
+
+    pipeline.wait(leave())
+
+
+def test_neither_encoding_nor_decoding_runs_in_the_event_loop(pipeline, tokenizer, monkeypatch):
+    threads = []
+    for name in ("encode", "decode"):
+        work = getattr(LFQTokenizer, name)
+        note = lambda self, given, work=work: threads.append(threading.current_thread().name) or work(self, given)  # noqa: E731
+        monkeypatch.setattr(LFQTokenizer, name, note)
+    pipeline.generate([request(num_frames=4)], SAMPLING)
+    assert [name.rpartition("_")[0] for name in threads] == ["terra-encode", "terra-decode"]

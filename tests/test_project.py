@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_dir
 
 import decoder
 import tokenizer
-from terra.config_files import config_dir, register_resolvers
+from terra.config.files import config_dir, register_resolvers
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -31,9 +31,10 @@ def test_readme_file_map_is_the_tree():
     block = README.split("## The files")[1].split("```")[1]
     named, folder = set(), ""
     for line in block.strip().splitlines():
-        name = line.split()[0]
-        folder = folder if line.startswith(" ") else name
-        named.add(folder + name if line.startswith(" ") else name)
+        names = re.split(r" {2,}", line.strip())[0].split()  # two spaces or more stand before the explanation
+        if not line.startswith(" "):
+            (folder,) = names
+        named.update(folder + name if line.startswith(" ") else name for name in names)
     for name in named:
         assert (ROOT / name).exists(), name
     for path in (ROOT / "terra").iterdir():
@@ -64,7 +65,7 @@ def test_every_root_config_composes(root):
     "override",
     [
         f"{group}={path.stem}"
-        for group in ("engine", "tokenizer", "world_model", "sampling", "decoder", "camera", "experiment")
+        for group in ("engine", "model", "sampling", "decoder", "camera", "experiment")
         for path in sorted((ROOT / "conf" / group).glob("*.yaml"))
     ],
 )
@@ -78,8 +79,8 @@ def test_every_choice_composes(override):
 def test_help_is_quick_and_complete():
     code = (
         "import sys; sys.argv = ['terra-generate', '--help']\n"
-        "from terra.cli import generate\n"
-        "try: generate()\n"
+        "from terra.cli import main\n"
+        "try: main()\n"
         "finally: assert not {'torch', 'transformers', 'vllm'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -99,10 +100,14 @@ def test_wheel_holds_configuration_and_weights(tmp_path):
     tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
     assert tops == {"terra", "tokenizer", "decoder"}
     assert "terra/conf/generate.yaml" in names
+    assert "terra/conf/hydra/help/generate.yaml" in names
     assert "terra/demo/world_model/config.json" in names
+    assert not [name for name in names if name.endswith(".gif") or name.startswith("terra/benchmark/h200")]
+    assert wheel.stat().st_size < 90e6
     (entries,) = (name for name in names if name.endswith("entry_points.txt"))
     text = zipfile.ZipFile(wheel).read(entries).decode()
-    assert "terra-generate = terra.cli:generate" in text
+    assert "terra = terra.cli:main" in text
+    assert "terra-generate = terra.cli:main" in text
     assert "terra = terra.engine.vllm.plugin:register" in text
 
 

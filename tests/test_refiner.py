@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from decoder import Decoder
 from decoder.refiner import Refiner, RefinerDecoder
 from decoder.refiner.windows import frame_noise, refined_windows
-from terra.config import build_decoder, check_extra
+from terra.config.files import plain
+from terra.config.groups import build_part
 from terra.engine.base import EngineSpec
 from terra.engine.persistence import PersistenceEngine
 from terra.errors import CheckpointError, ConfigError
@@ -204,11 +205,11 @@ def test_a_saved_refiner_is_the_same(tokenizer, refiner, tokens, tmp_path):
     [
         ({"model_type": "llama"}, "expected the configuration of a video_refiner"),
         ({"color": 1}, "differs in color"),
-        ({"num_steps": 0}, "num_steps: expected 1 or more, got 0"),
+        ({"num_steps": 0}, "num_steps: expected a whole number of at least 1, got 0"),
         ({"overlap": 5}, "overlap: expected 0 to 4, got 5"),
-        ({"guidance": [1.5]}, "guidance: expected two numbers"),
+        ({"guidance": [1.5]}, "guidance: expected two finite numbers"),
         ({"image_size": [11, 20]}, r"image_size: expected two multiples of 2, got \[11, 20\]"),
-        ({"sigma_max": 0.001}, "expected 0 < sigma_min < sigma_max"),
+        ({"sigma_max": 0.001}, "sigma_min: expected less than sigma_max=0.001, got 0.002"),
         ({"unet": {"color": 1}}, "expected networks of diffusers, got: .*color"),
         ({"unet": {}}, "of another shape"),
         ({"vae": {}}, "block_out_channels"),
@@ -233,10 +234,9 @@ def test_damaged_weights_are_one_line(refiner, tmp_path):
 
 def test_a_pipeline_decodes_with_it(tokenizer, refiner, tiny_model, tmp_path):
     refiner.save_pretrained(tmp_path)
-    overrides = ["decoder=refiner", f"decoder.pretrained={tmp_path}", "decoder.seed=3"]
+    overrides = ["dtype=float32", "device=cpu", "decoder=refiner", f"decoder.pretrained={tmp_path}", "decoder.seed=3"]
     config = compose("generate", [*overrides, "context=a", "trajectory=b"])
-    check_extra(config.decoder)
-    decoder = build_decoder(config.decoder, tokenizer)
+    decoder = build_part("decoder", plain(config)["decoder"], tokenizer=tokenizer)
     assert isinstance(decoder, RefinerDecoder)
     generator = torch.Generator().manual_seed(0)
     context = torch.rand(3, 3, 4 * ROWS, 4 * COLS, generator=generator) * 2 - 1
@@ -247,10 +247,10 @@ def test_a_pipeline_decodes_with_it(tokenizer, refiner, tiny_model, tmp_path):
     assert torch.equal(rollout.frames, RefinerDecoder(tokenizer, refiner, seed=3).decode(rollout.tokens))
     for change, message in (
         ("decoder.dtype=int8", "dtype: expected one of float32, bfloat16, float16, got 'int8'"),
-        ("decoder.guidance=[2]", "guidance: expected two numbers"),
+        ("decoder.guidance=[2]", r"decoder\.guidance\[1\]: expected a number, got none"),
         ("decoder.seed=-1", "seed: expected 0 to"),
         ("+decoder.steps=3", "decoder: .*steps"),
     ):
         bad = compose("generate", [*overrides, "context=a", "trajectory=b", change])
         with pytest.raises(ConfigError, match=message):
-            build_decoder(bad.decoder, tokenizer)
+            build_part("decoder", plain(bad)["decoder"], tokenizer=tokenizer)

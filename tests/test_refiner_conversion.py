@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from entry import compose, load_script
+from entry import read_settings
 from tiny_refiner import tiny_refiner, tiny_refiner_config
 
 from decoder.refiner import Refiner
 from decoder.refiner.published import PUBLISHED, convert_state_dict, strip_prefix
+from terra.check.convert import run
 from terra.errors import CheckpointError
 
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
@@ -251,13 +252,12 @@ def test_deepspeeds_prefix_is_taken_off():
     assert strip_prefix({"model.a": torch.zeros(1)}) == ({"model.a": torch.zeros(1)}, [])
 
 
-def test_the_script_converts_a_pickle_without_executing_it(tmp_path, monkeypatch, capsys):
+def test_the_command_converts_a_pickle_without_executing_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("decoder.refiner.published.PUBLISHED", tiny_refiner_config())
     state = {f"_forward_module.{name}": tensor.bfloat16() for name, tensor in synthetic(TINY).items()}
     torch.save({"module": state | {"metric.total": torch.zeros(1)}, "ds_version": "0.15"}, tmp_path / "model.pt")
-    script = load_script("refiner_convert")
     overrides = [f"input={tmp_path / 'model.pt'}", f"output={tmp_path / 'refiner'}"]
-    script.convert(compose("refiner_convert", overrides))
+    run(read_settings("convert", ["kind=refiner", *overrides]))
     assert "1 beside it" in capsys.readouterr().out
     refiner = Refiner.from_pretrained(tmp_path / "refiner")
     assert refiner.state_dict().keys() == tiny_refiner().state_dict().keys()
@@ -269,7 +269,8 @@ def test_the_script_converts_a_pickle_without_executing_it(tmp_path, monkeypatch
             return Path.touch, (tmp_path / "sprung",)
 
     torch.save({"module": Trap()}, tmp_path / "trap.pt")
+    overrides = ["kind=refiner", f"input={tmp_path / 'trap.pt'}", f"output={tmp_path / 'other'}"]
     with pytest.raises(CheckpointError, match=r"trap\.pt: expected tensors and plain values, got a pickle that names"):
-        script.convert(compose("refiner_convert", [f"input={tmp_path / 'trap.pt'}", f"output={tmp_path / 'other'}"]))
+        run(read_settings("convert", overrides))
     assert not (tmp_path / "sprung").exists()
     assert pickle.dumps(Trap())  # the trap is one

@@ -11,9 +11,10 @@ from tiny_refiner import tiny_refiner, tiny_refiner_config
 from torch.nn import functional as F
 
 from decoder.refiner import Refiner, RefinerConfig, RefinerDecoder
+from decoder.video import to_unit_range
 from terra.errors import ConfigError, DatasetError
 from terra.metrics.flicker import compare_flicker, flicker, summarize_flicker
-from terra.training.data import load_driving, to_unit_range
+from terra.training.data import load_driving
 from terra.training.processes import start_processes
 from terra.training.randomness import step_random
 from terra.training.refiner import FOLDER, LOG_SIGMA, DenoisingObjective, train_refiner
@@ -122,7 +123,7 @@ def test_clips_are_summarized_with_intervals():
     less = found["refined"]["less_than_baseline"]
     assert less["value"] == pytest.approx(1.25)
     assert -1 <= less["low"] < 1.25 < less["high"] <= 3
-    assert found["refined"]["psnr"] == {"value": 31.0, "low": 31.0, "high": 31.0, "count": 4}
+    assert found["refined"]["psnr"] == {"value": 31.0, "low": 31.0, "high": 31.0, "count": 4, "units": 4}
 
 
 def test_the_first_episodes_alone_can_be_loaded(tmp_path):
@@ -138,7 +139,7 @@ def test_the_first_episodes_alone_can_be_loaded(tmp_path):
 
 def test_the_recipe_for_a_gpu_builds():
     with initialize_config_dir(str(Path(__file__).parent.parent / "conf"), version_base="1.3"):
-        config = compose("refiner_experiment", ["recipe=refiner_town", "data=data", "output=output"])
+        config = compose("train_refiner", ["recipe=refiner_town", "data=data", "output=output"])
     values = OmegaConf.to_container(config)
     for part in ("autoencoder", "denoiser"):
         assert LoopConfig(**values[part], output=Path("output")).schedule == "time"

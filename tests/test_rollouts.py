@@ -16,16 +16,15 @@ from tiny_rollouts import Batch
 
 import terra.output
 import terra.rollouts.inputs
-import terra.rollouts.maker
 from decoder import FramewiseDecoder
 from decoder.video import probe_video, to_uint8
 from terra import cli
-from terra.context import load_context
+from terra.context import context_files, load_context
 from terra.engine.hf import HFEngine, HFSession
 from terra.errors import ConfigError, ContextError, EngineError, OutputError
 from terra.pipeline import Pipeline, RolloutRequest
+from terra.rollout import RolloutWriter
 from terra.rollouts import source
-from terra.rollouts.fingerprint import context_files
 from terra.rollouts.folder import RolloutFolder
 from terra.rollouts.locks import Claim, Lock
 from terra.rollouts.manifest import count_rollouts, sample_seed
@@ -54,7 +53,7 @@ def test_a_manifest_becomes_folders_with_the_tokens_of_each_made_alone(batch, hf
         (expected,) = alone.generate([request], SamplingParams(temperature=0.9, top_k=index))
         assert torch.equal(batch.tokens(name), expected.tokens)
         assert probe_video(batch.output / "rollouts" / name / "video.mp4").num_frames == num_frames
-        assert batch.record(name)["request"]["sampling"]["top_k"] == index
+        assert batch.record(name)["batch"]["request"]["sampling"]["top_k"] == index
     assert [(row["id"], row["status"], row["line"]) for row in batch.index()] == [
         (f"r{index}", "done", index + 1) for index in range(5)
     ]
@@ -63,21 +62,17 @@ def test_a_manifest_becomes_folders_with_the_tokens_of_each_made_alone(batch, hf
 
 
 def test_frames_are_decoded_while_later_ones_are_generated(batch, monkeypatch):
-    calls, written = [], {}
-    decode, write = FramewiseDecoder.decode, terra.rollouts.maker.write_video
+    calls, written = [], []
+    decode, write = FramewiseDecoder.decode, RolloutWriter.extend
     monkeypatch.setattr(FramewiseDecoder, "decode", lambda self, grids: calls.append(len(grids)) or decode(self, grids))
-
-    def note(pixels, path, fps):
-        written[len(written)] = pixels
-        write(pixels, path, fps)
-
-    monkeypatch.setattr(terra.rollouts.maker, "write_video", note)
+    monkeypatch.setattr(FramewiseDecoder, "device", torch.device("cuda"))  # where a decoder is in nobody's way
+    monkeypatch.setattr(RolloutWriter, "extend", lambda self, pixels: written.append(pixels) or write(self, pixels))
     batch.write(batch.line(0, num_frames=12))
     assert batch.run() == 0
     assert len(calls) > 1
     assert sum(calls) == 12
     together = to_uint8(LFQTokenizer.from_pretrained(batch.tokenizer).decode(batch.tokens("r0")))
-    assert np.array_equal(written[0], together)
+    assert np.array_equal(np.concatenate(written), together)
 
 
 def test_a_rollout_whose_early_frames_could_not_be_decoded_is_decoded_again(batch, monkeypatch):
@@ -93,6 +88,7 @@ def test_a_rollout_whose_early_frames_could_not_be_decoded_is_decoded_again(batc
         return decode(self, grids)
 
     monkeypatch.setattr(FramewiseDecoder, "decode", fail_first)
+    monkeypatch.setattr(FramewiseDecoder, "device", torch.device("cuda"))
     batch.write(batch.line(0, num_frames=12))
     assert batch.run(retries=1) == 0
     assert calls[-1] == 12
@@ -210,12 +206,16 @@ def bad_lines(batch: Batch) -> list[tuple[dict | bytes, str]]:
         (batch.line(4, color="red"), "got 'color'"),
         (batch.line(5, context=None), "expected either a context path or a list context_frames"),
         (batch.line(6, trajectory=3), "trajectory: expected a path, got 3"),
-        (batch.line(7, seed=-1), "seed: expected a whole number of 0 or more, got -1"),
-        (batch.line(8, seed=2**63), "seed: expected less than 2**63"),
-        (batch.line(9, num_frames="many"), "num_frames: expected a whole number of 1 or more, got 'many'"),
+        (batch.line(7, seed=-1), "seed: expected a whole number from 0 to 2**63 - 1, got -1"),
+        (batch.line(8, seed=2**63), "seed: expected a whole number from 0 to 2**63 - 1, got 9223372036854775808"),
+        (batch.line(9, num_frames="many"), "num_frames: expected a whole number of at least 1, got 'many'"),
+        (batch.line(20, seed=True), "seed: expected a whole number from 0 to 2**63 - 1, got True"),
+        (batch.line(21, num_context=2.0), "num_context: expected a whole number of at least 1, got 2.0"),
+        (batch.line(22, num_samples=None), "num_samples: expected a whole number of at least 1, got null"),
+        (batch.line(23, num_frame=9), "num_frame: no such setting; did you mean num_frames?"),
         (batch.line(10, sampling={"top_p": 2}), "sampling: top_p: expected above 0, up to 1, got 2"),
         (batch.line(11, sampling={"heat": 2}), "sampling: "),
-        (batch.line(12, sampling=[2]), "sampling: expected an object"),
+        (batch.line(12, sampling=[2]), "sampling: expected settings or null, got [2]"),
         (batch.line(13, context="nowhere"), "nowhere"),
         (batch.line(14, trajectory="nowhere.json"), "nowhere.json"),
         (batch.line(15, num_frames=400), "num_frames=400 needs 399"),
@@ -290,9 +290,9 @@ def test_manifests_of_no_use_are_refused_before_any_work(batch, texts, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"at_once": 0}, "at_once: expected a whole number of 1 or more, got 0"),
+        ({"at_once": 0}, "at_once: expected a whole number of at least 1, got 0"),
         ({"on_change": "shrug"}, "on_change: expected one of refuse, redo, keep"),
-        ({"retry_seconds": -1}, "retry_seconds: expected 0 to 3600"),
+        ({"retry_seconds": -1}, "retry_seconds: expected a number from 0 to 3600, got -1"),
         ({"overlap": 9}, "overlap: expected 1 to 7"),
         ({"engine.dtype": "int3"}, "dtype: expected one of"),
     ],
@@ -308,7 +308,7 @@ def test_exit_codes_of_the_command(batch, monkeypatch, capsys):
     def command(**changes) -> int:
         monkeypatch.setattr(sys, "argv", ["terra-rollout", *batch.overrides(engine="persistence", **changes)])
         try:
-            cli.rollout()
+            cli.main()
         except SystemExit as error:
             return int(error.code or 0)
         return 0
@@ -365,7 +365,7 @@ def test_a_full_disk_ends_the_run_and_leaves_nothing_half_done(batch, monkeypatc
 
     batch.write(*(batch.line(index) for index in range(4)))
     with monkeypatch.context() as patch:
-        patch.setattr(terra.rollouts.maker, "write_video", full)
+        patch.setattr(RolloutWriter, "extend", full)
         with pytest.raises(OutputError, match="No space left on device"):
             batch.run()
     assert batch.names() == []
@@ -520,7 +520,7 @@ def test_a_long_manifest_is_not_read_ahead_and_sigterm_drains(batch, monkeypatch
 
 def test_an_interrupt_that_ends_the_encoder_too_still_drains(batch, monkeypatch):
     batch.write(*(batch.line(index) for index in range(20)))
-    write_video, broken = terra.rollouts.maker.write_video, []
+    write, broken = RolloutWriter.extend, []
 
     def encoder_ends_once(*args):
         if not broken:
@@ -528,9 +528,9 @@ def test_an_interrupt_that_ends_the_encoder_too_still_drains(batch, monkeypatch)
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.1)
             raise OutputError("ffmpeg ended with status 255")
-        write_video(*args)
+        write(*args)
 
-    monkeypatch.setattr(terra.rollouts.maker, "write_video", encoder_ends_once)
+    monkeypatch.setattr(RolloutWriter, "extend", encoder_ends_once)
     assert batch.run(engine="persistence") == 130
     assert 0 < len(batch.names()) < 20
     assert list((batch.output / "failed").iterdir()) == []
@@ -555,12 +555,10 @@ def test_a_second_signal_stops_at_once(batch, monkeypatch):
 
 
 def test_surveying_a_manifest_takes_little_memory(batch):
-    from tiny_rollouts import compose
-
-    from terra.rollouts.batch import read_settings
+    from entry import read_settings
 
     batch.write(*(batch.line(index) for index in range(10_000)))
-    settings = read_settings(compose("rollout", batch.overrides()))
+    settings = read_settings("rollout", batch.overrides())
     tracemalloc.start()
     try:
         assert count_rollouts(settings) == 10_000

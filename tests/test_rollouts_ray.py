@@ -12,17 +12,17 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from tiny_rollouts import Batch, compose
+from entry import read_settings
+from tiny_rollouts import Batch
 
 pytest.importorskip("ray")
 
 import ray
 from ray.exceptions import RayActorError
 
+from terra.config.spec import PipelineSpec
 from terra.errors import CheckpointError, ConfigError, EngineError, OutputError
-from terra.models import Models
 from terra.rollouts import cluster
-from terra.rollouts.batch import read_settings
 from terra.rollouts.cluster import RayCluster, _ask, _Seat, _start
 from terra.rollouts.manifest import Job, parse_line, read_lines
 from terra.rollouts.source import ClaimedJobs
@@ -180,8 +180,8 @@ def test_a_broken_engine_is_a_death_and_a_broken_disk_ends_the_run():
 
 
 def test_a_worker_tells_what_went_wrong(batch):
-    settings = read_settings(compose("rollout", batch.overrides(num_frames=4)))
-    models = Models.check(compose("rollout", batch.overrides()))
+    settings = read_settings("rollout", batch.overrides(num_frames=4))
+    models = PipelineSpec.from_settings(settings)
     gone = Worker(replace(models, world_model=batch.folder / "nowhere"), settings, {"made_with": {}})
     jobs = [job for line in read_lines(batch.manifest) for job in parse_line(line, settings)]
 
@@ -209,9 +209,9 @@ def test_a_worker_tells_what_went_wrong(batch):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"workers": 0}, "cluster.workers: expected a whole number of 1 or more, got 0"),
-        ({"gpus": -1}, "cluster.gpus: expected a whole number of 0 or more, got -1"),
-        ({"cpus": "all"}, "cluster.cpus: expected a number of 0 or more, got 'all'"),
+        ({"workers": 0}, "cluster.workers: expected a whole number of at least 1 or null, got 0"),
+        ({"gpus": -1}, "cluster.gpus: expected a whole number of at least 0 or null, got -1"),
+        ({"cpus": "all"}, "cluster.cpus: expected a number of at least 0, got 'all'"),
         ({"workers": 1, "gpus": 2}, "cluster.gpus: expected engine.tensor_parallel_size=1, got 2"),
         ({"workers": 1, "gpus": 1}, "expected 1 GPUs and 1 CPUs for 1 workers, got 0 GPUs"),
         ({"workers": 500}, "expected 0 GPUs and 500 CPUs for 500 workers, got 0 GPUs and 2 CPUs"),

@@ -1,11 +1,11 @@
 """Batches through vLLM: the same tokens as through Hugging Face, whose sessions take turns."""
 
 import torch
-from tiny_rollouts import Batch, compose
+from entry import read_settings
+from tiny_rollouts import Batch
 
 from decoder import FramewiseDecoder
 from terra.pipeline import Pipeline
-from terra.rollouts.batch import read_settings
 from terra.rollouts.folder import RolloutFolder
 from terra.rollouts.manifest import count_rollouts
 from terra.rollouts.runner import BatchRunner
@@ -19,7 +19,7 @@ def test_batches_are_the_same_on_both_engines(tmp_path, tiny_model, tiny_tokeniz
     tokenizer = LFQTokenizer.from_pretrained(tiny_tokenizer)
     outputs = {"vllm": vllm_engine, "hf": hf_engine}
     for name, engine in outputs.items():
-        settings = read_settings(compose("rollout", batch.overrides(output=tmp_path / name, num_samples=2)))
+        settings = read_settings("rollout", batch.overrides(output=tmp_path / name, num_samples=2))
         pipeline = Pipeline(tokenizer, engine, FramewiseDecoder(tokenizer), overlap=2)
         folder = RolloutFolder(settings.output, {"made_with": {"engine": name}}, "refuse")
         tally = Tally(count_rollouts(settings))

@@ -27,7 +27,14 @@ def test_the_import_reads_what_is_written(tmp_path: Path):
         assert not check_motion(drive.poses, name).warnings
 
 
-@pytest.mark.parametrize("camera", [CAMERA, Camera(60.0, 1.8, -0.1, 1.5), Camera(100.0, 1.2, 0.05)])
+@pytest.mark.parametrize(
+    "camera",
+    [
+        CAMERA,
+        Camera(fov_degrees=60.0, height_meters=1.8, pitch_radians=-0.1, x_forward_meters=1.5),
+        Camera(fov_degrees=100.0, height_meters=1.2, pitch_radians=0.05),
+    ],
+)
 def test_the_plane_lies_where_the_camera_projects_it(camera: Camera):
     ahead, left = samples._ground(SIZE, camera)
     seen = np.isfinite(ahead)

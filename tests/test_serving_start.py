@@ -11,9 +11,9 @@ import pytest
 from tiny_serving import OVERLAP, FailingEngine, Served, wait_until
 from websockets.exceptions import ConnectionClosed
 
-from terra.cli import serve
+from terra.cli import main
+from terra.config.spec import PipelineSpec
 from terra.engine.persistence import PersistenceEngine
-from terra.models import Models
 
 pytest_plugins = ["serving_fixtures"]
 
@@ -43,9 +43,9 @@ def refused(tiny_model, tiny_tokenizer, scenes, tmp_path, monkeypatch, capsys):
         }
         arguments = [f"{key}={value}" for key, value in (settings | changes).items()]
         monkeypatch.setattr(sys, "argv", ["terra-serve", "hydra/job_logging=none", *arguments])
-        monkeypatch.setattr(Models, "build", weights)
+        monkeypatch.setattr(PipelineSpec, "build", weights)
         with pytest.raises(SystemExit) as ended:
-            serve()
+            main()
         assert ended.value.code == 2
         (line,) = capsys.readouterr().err.splitlines()
         return line.removeprefix("error: ")
@@ -96,7 +96,7 @@ class TestScenes:
         assert refused(scenes=own_scenes) == f"{own_scenes}/night: expected 3 or more PNG or JPEG pictures, got 2"
 
     def test_no_folder_and_an_empty_one(self, refused, tmp_path):
-        assert "expected a folder, got none" in refused(scenes=tmp_path / "none")
+        assert "scenes: expected a file or folder, found nothing at" in refused(scenes=tmp_path / "none")
         (tmp_path / "empty/.hidden").mkdir(parents=True)
         assert "expected folders of pictures, got none" in refused(scenes=tmp_path / "empty")
 
@@ -104,11 +104,11 @@ class TestScenes:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("port", 70000, "port: expected 0 to 65535"),
+        ("port", 70000, "port: expected a whole number from 0 to 65535"),
         ("port", "x", "port: expected a whole number"),
-        ("live.ahead", 0, "live.ahead: expected more than 0"),
+        ("live.ahead", 0, "live.ahead: expected a whole number of at least 1"),
         ("live.ahead", 1.5, "live.ahead: expected a whole number"),
-        ("jobs.lifetime_seconds", -1, "jobs.lifetime_seconds: expected more than 0"),
+        ("jobs.lifetime_seconds", -1, "jobs.lifetime_seconds: expected a number above 0"),
         ("api_key", "' '", "api_key"),
         ("allowed_hosts", "[1]", "allowed_hosts: expected a list of words"),
         ("num_context", 8, "num_context: expected 1 to 7"),

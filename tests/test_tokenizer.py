@@ -13,7 +13,7 @@ from torch import nn
 import tokenizer as tokenizer_package
 from tokenizer import EncoderDecoderConfig, LFQTokenizer, LFQTokenizerConfig, LossWeights, QuantizerConfig
 from tokenizer.config import BitOrder
-from tokenizer.errors import CheckpointError
+from tokenizer.errors import CheckpointError, ConfigError
 from tokenizer.losses import (
     commitment_loss,
     gradient_loss,
@@ -136,34 +136,42 @@ def test_optional_config_keys_are_read():
     ("data", "words"),
     [
         (changed(None, model_type="vq"), ["model_type", "'vq'"]),
-        (changed(None, use_text=False), ["known keys", "use_text"]),
-        (changed("quantizer_config", entropy=1), ["known keys", "quantizer_config.entropy"]),
+        (changed(None, use_text=False), ["expected encoder_decoder_config, quantizer_config", "use_text"]),
+        (changed("quantizer_config", entropy=1), ["quantizer_config: expected dim, ", "'entropy'"]),
         ({key: value for key, value in PUBLISHED.items() if key != "quantizer_config"}, ["quantizer_config", "none"]),
-        (changed(None, quantizer_config=[]), ["quantizer_config as an object", "[]"]),
+        (changed(None, quantizer_config=[]), ["quantizer_config: expected settings", "[]"]),
         (changed("quantizer_config", codebook_size=4096), ["262144", "4096"]),
         (changed("quantizer_config", dim=17, codebook_size=2**17), ["18", "17"]),
-        (changed("quantizer_config", dim=63, codebook_size=2**63), ["1..62", "63"]),
-        (changed("quantizer_config", dim="18"), ["quantizer_config.dim as an integer", "'18'"]),
+        (
+            changed("quantizer_config", dim=63, codebook_size=2**63),
+            ["quantizer_config.dim: expected a whole number from 1 to 62", "63"],
+        ),
+        (changed("quantizer_config", dim="18"), ["quantizer_config.dim: expected a whole number", "'18'"]),
         (changed("quantizer_config", bit_order="big"), ["msb_first", "lsb_first", "'big'"]),
         (changed("quantizer_config", batch_maximization_weight=-1.0), ["batch_maximization_weight", "-1.0"]),
         (changed("quantizer_config", sample_minimization_weight=True), ["sample_minimization_weight", "True"]),
-        (changed("encoder_decoder_config", ch=True), ["encoder_decoder_config.ch as an integer", "True"]),
+        (changed("encoder_decoder_config", ch=True), ["encoder_decoder_config.ch: expected a whole number", "True"]),
         (changed("encoder_decoder_config", ch=48), ["divisible by 32", "48"]),
-        (changed("encoder_decoder_config", in_channels=1), ["in_channels 3", "1"]),
-        (changed("encoder_decoder_config", num_res_blocks=0), ["num_res_blocks of at least 1", "0"]),
-        (changed("encoder_decoder_config", ch_mult=[]), ["ch_mult", "()"]),
-        (changed("encoder_decoder_config", ch_mult=4), ["ch_mult as a list", "4"]),
-        (changed(None, image_size=[288, 500]), ["divisible by 16", "(288, 500)"]),
+        (changed("encoder_decoder_config", in_channels=1), ["in_channels: expected 3", "1"]),
+        (
+            changed("encoder_decoder_config", num_res_blocks=0),
+            ["num_res_blocks: expected a whole number of at least 1", "0"],
+        ),
+        (changed("encoder_decoder_config", ch_mult=[]), ["ch_mult: expected a list of at least 1", "[]"]),
+        (changed("encoder_decoder_config", ch_mult=4), ["ch_mult: expected a list", "4"]),
+        (changed(None, image_size=[288, 500]), ["divisible by 16", "[288, 500]"]),
         (changed(None, image_size=[288]), ["[height, width]", "[288]"]),
-        (changed(None, same_tokens_as="3fd4"), ["same_tokens_as as 64 hexadecimal digits", "'3fd4'"]),
-        (changed(None, same_tokens_as=None), ["same_tokens_as as 64 hexadecimal digits", "None"]),
+        (changed(None, same_tokens_as="3fd4"), ["same_tokens_as: expected 64 hexadecimal digits", "'3fd4'"]),
+        (changed(None, same_tokens_as=4), ["same_tokens_as: expected 64 hexadecimal digits or null", "got 4"]),
+        (changed("quantizer_config", batch_maximization_weight=math.inf), ["a finite number", "inf"]),
+        (changed("encoder_decoder_config", num_res_block=2), ["did you mean encoder_decoder_config.num_res_blocks?"]),
     ],
 )
 def test_bad_config_is_refused_in_one_line(data, words):
     with pytest.raises(CheckpointError) as caught:
         LFQTokenizerConfig.from_dict(data, source="somewhere/config.json")
     message = str(caught.value)
-    assert message.startswith("somewhere/config.json: expected ")
+    assert message.startswith("somewhere/config.json: ")
     assert "\n" not in message
     assert all(word in message for word in words)
 
@@ -420,7 +428,7 @@ def test_reconstruction_terms():
 
 @pytest.mark.parametrize("values", [{"pixel": -1.0}, {"entropy": math.nan}, {"temperature": 0.0}])
 def test_bad_loss_weights_are_refused(values):
-    with pytest.raises(ValueError, match=next(iter(values))):
+    with pytest.raises(ConfigError, match=next(iter(values))):
         LossWeights(**values)
 
 

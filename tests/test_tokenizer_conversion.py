@@ -1,21 +1,18 @@
 """Tokenizers of Open-MAGVIT2 and 1X: converted to the same pictures, or refused in one line and never executed."""
 
 import pickle
-import runpy
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from trap import Trap
 
-from terra.cli import command
+from terra.cli import main
 from tokenizer import EncoderDecoderConfig, LFQTokenizer, LFQTokenizerConfig, QuantizerConfig
 from tokenizer.conversion import convert_state_dict, read_state_dict
 from tokenizer.errors import CheckpointError
 
-ROOT = Path(__file__).parent.parent
 CONFIG = LFQTokenizerConfig(
     encoder_decoder_config=EncoderDecoderConfig(ch=32, z_channels=6, num_res_blocks=2, ch_mult=(1, 1, 2, 2, 4)),
     quantizer_config=QuantizerConfig(dim=6, codebook_size=64, bit_order="lsb_first"),
@@ -156,26 +153,26 @@ def test_a_file_without_a_state_dict_is_one_line(tmp_path, content):
         read_state_dict(tmp_path / "b.ckpt")
 
 
-def test_script_writes_a_tokenizer_and_says_the_bit_order(tmp_path, monkeypatch, capsys):
+def test_the_command_writes_a_tokenizer_and_says_the_bit_order(tmp_path, monkeypatch, capsys):
     torch.save(checkpoint(), tmp_path / "b.ckpt")
     settings = [f"input={tmp_path / 'b.ckpt'}", f"output={tmp_path / 'tokenizer'}", "image_size=[32,64]"]
-    convert = runpy.run_path(str(ROOT / "scripts/tokenizer_convert.py"))["convert"]
-    monkeypatch.setattr(sys, "argv", ["tokenizer_convert.py", *settings, "bit_order=msb_first"])
-    command("tokenizer_convert", convert)
+    settings = ["convert", "kind=tokenizer", *settings]
+    monkeypatch.setattr(sys, "argv", ["terra", *settings, "bit_order=msb_first"])
+    main()
     assert capsys.readouterr().out == (
-        f"{tmp_path / 'tokenizer'}: ema weights, 175 tensors, 4,103,113 parameters, 2 x 4 tokens of 6 bits, msb_first\n"
+        f"{tmp_path / 'tokenizer'}: 175 tensors, 4,103,113 parameters; ema weights, 2 x 4 tokens of 6 bits, msb_first\n"
     )
     loaded = LFQTokenizer.from_pretrained(tmp_path / "tokenizer")
     assert torch.equal(loaded.encoder.conv_in.weight, AVERAGED.encoder.conv_in.weight)
     assert loaded.config.quantizer_config.bit_order == "msb_first"
     for more, message in (
-        ([], "Missing mandatory value: bit_order"),
+        ([], "bit_order: expected msb_first or lsb_first, got nothing"),
         (["bit_order=big"], f"{tmp_path / 'b.ckpt'}: expected bit_order of ('msb_first', 'lsb_first'), got 'big'"),
         (["bit_order=msb_first", "image_size=256"], "image_size: expected [height, width], got 256"),
         (["bit_order=msb_first", "weights=best"], "weights: expected live or ema, got 'best'"),
     ):
-        monkeypatch.setattr(sys, "argv", ["tokenizer_convert.py", *settings, *more])
+        monkeypatch.setattr(sys, "argv", ["terra", *settings, *more])
         with pytest.raises(SystemExit) as stop:
-            command("tokenizer_convert", convert)
+            main()
         assert stop.value.code == 2
         assert capsys.readouterr().err == f"error: {message}\n"

@@ -9,6 +9,7 @@ from hypothesis import given, settings, strategies as st
 from safetensors.torch import save_file
 from tiny_driving import record
 
+from decoder.video import to_unit_range
 from terra.dataset import read_split
 from terra.dataset.tokens import (
     ShardFacts,
@@ -21,7 +22,7 @@ from terra.dataset.tokens import (
 )
 from terra.errors import ConfigError, DatasetError
 from terra.training import tokenize as tokenize_module
-from terra.training.data import load_driving, to_unit_range
+from terra.training.data import load_driving
 from terra.training.tokenize import FrameEncoder, finish_split, tokenize_split
 from terra.training.tokenizer import small_config
 from terra.trajectory import WAYPOINT_TIMES
@@ -132,7 +133,7 @@ def test_damaged_episodes_are_left_out(model, tmp_path, caplog):
 
 
 def test_frames_of_another_size_and_nothing_readable(recorded, model, tmp_path):
-    other = LFQTokenizer(replace(CONFIG, image_size=(16, 16)))
+    other = LFQTokenizer(CONFIG.replace(image_size=(16, 16)))
     with pytest.raises(ConfigError, match=r"expected frames of the tokenizer's \(16, 16\).*got \(16, 32\)"):
         tokenize_split(read_split(recorded, "train"), tmp_path, encoder(other), "a" * 64)
     with pytest.raises(ConfigError, match="batch_size: expected at least 1, got 0"):
@@ -203,7 +204,7 @@ def test_damaged_and_foreign_token_files_are_refused(tmp_path):
     path.write_bytes(whole[:-8])
     with pytest.raises(DatasetError, match="expected sha256"):
         load_tokens(tmp_path)
-    with pytest.raises(DatasetError, match=r"expected tokens as dataset_tokenize\.py writes them"):
+    with pytest.raises(DatasetError, match=r"expected tokens as terra tokenize writes them"):
         read_shard_facts(path)
     save_file({"tokens": torch.zeros(1)}, path)
     with pytest.raises(DatasetError, match="expected terra-tokens version 2, got None version None"):

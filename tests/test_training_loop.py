@@ -277,16 +277,21 @@ def test_unwritable_output(tmp_path, accelerator):
         ({"max_steps": None}, "max_steps: expected a number with schedule=steps, got null"),
         ({"schedule": "time"}, "max_seconds: expected a number with schedule=time, got null"),
         ({"schedule": "epochs"}, "schedule: expected steps or time, got 'epochs'"),
-        ({"batch_size": 0}, "batch_size: expected a number above 0, got 0"),
-        ({"batch_size": 2.5}, "batch_size: expected a whole number, got 2.5"),
-        ({"accumulate": 0}, "accumulate: expected a number above 0, got 0"),
-        ({"ema_every_steps": -1}, "ema_every_steps: expected a number above 0, got -1"),
-        ({"learning_rate": "fast"}, "learning_rate: expected a number, got 'fast'"),
-        ({"learning_rate": None}, "learning_rate: expected a number, got None"),
-        ({"learning_rate": math.nan}, "learning_rate: expected a number above 0, got nan"),
-        ({"ema_decay": 1.0}, r"ema_decay: expected a fraction in \[0, 1\), got 1.0"),
-        ({"seed": -1}, "seed: expected a number of 0 or more, got -1"),
-        ({"weight_decay": -0.1}, "weight_decay: expected a number of 0 or more, got -0.1"),
+        ({"batch_size": 0}, "batch_size: expected a whole number of at least 1, got 0"),
+        ({"batch_size": 2.5}, "batch_size: expected a whole number of at least 1, got 2.5"),
+        ({"accumulate": 0}, "accumulate: expected a whole number of at least 1, got 0"),
+        ({"ema_every_steps": -1}, "ema_every_steps: expected a whole number of at least 1, got -1"),
+        ({"learning_rate": "fast"}, "learning_rate: expected a number above 0, got 'fast'"),
+        ({"learning_rate": None}, "learning_rate: expected a number above 0, got null"),
+        ({"learning_rate": math.nan}, "learning_rate: expected a finite number above 0, got nan"),
+        ({"ema_decay": 1.0}, "ema_decay: expected a number of at least 0 and below 1, got 1.0"),
+        ({"seed": True}, "seed: expected a whole number of at least 0, got True"),
+        ({"batch_size": "2"}, "batch_size: expected a whole number of at least 1, got '2'"),
+        ({"max_seconds": math.inf}, "max_seconds: expected a finite number above 0 or null, got inf"),
+        ({"compile_model": 1}, "compile_model: expected true or false, got 1"),
+        ({"bach_size": 2}, r"bach_size: no such setting; did you mean batch_size\?"),
+        ({"seed": -1}, "seed: expected a whole number of at least 0, got -1"),
+        ({"weight_decay": -0.1}, "weight_decay: expected a number of at least 0, got -0.1"),
     ],
 )
 def test_settings_are_checked(changes, message, tmp_path):
@@ -297,7 +302,7 @@ def test_settings_are_checked(changes, message, tmp_path):
 def test_settings_are_picked_from_flat_values():
     values = {"batch_size": 2, "max_steps": 3, "output": "somewhere", "device": "cpu", "data": "elsewhere"}
     assert LoopConfig.from_values(values) == LoopConfig(output=Path("somewhere"), batch_size=2, max_steps=3)
-    with pytest.raises(ConfigError, match="output: expected in the configuration, got none"):
+    with pytest.raises(ConfigError, match="output: expected a path, got none"):
         LoopConfig.from_values({"batch_size": 2, "max_steps": 3})
 
 

@@ -21,15 +21,16 @@ from terra.__main__ import COMMANDS
 from terra.dataset.tokens import ShardFacts, save_shard, write_index
 from terra.engine.hf import HFEngine
 from terra.errors import ConfigError, DatasetError
-from terra.prompt import build_prompt
+from terra.prompt import build_prompt, pack_blocks
 from terra.sampling import SamplingParams
 from terra.training.flops import flops_per_window
-from terra.training.prediction import evaluate_world_model, pack_windows
+from terra.training.prediction import evaluate_world_model
 from terra.training.preview import HeldOutPreview, load_preview_tokenizer, roll_out
 from terra.training.randomness import step_random
 from terra.training.settings import LoopConfig
 from terra.training.state import Ema
 from terra.training.world_model import (
+    TrainWorldModelSettings,
     WorldModelSize,
     WorldModelTraining,
     build_config,
@@ -41,6 +42,7 @@ from terra.trajectory import WAYPOINT_TIMES
 from terra.world_model import LlamaActionV2ForCausalLM, load_world_model, model as model_module
 from tokenizer import LFQTokenizer
 from tokenizer.checkpoint import checkpoint_sha256
+from tokenizer.settings import checked
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 ROOT = CONF.parent
@@ -54,7 +56,7 @@ def train_tiny(output: Path, accelerator: Accelerator, **training: object):
 
 def test_windows_are_packed_as_the_model_reads_them():
     tokens = torch.arange(2 * 3 * 2 * 4).reshape(2, 3, 2, 4)
-    packed = pack_windows(tokens, slots=6)
+    packed = pack_blocks(tokens, 6)
     layout = build_config(tokenized(), 3, TINY_SIZE).layout
     assert packed.shape == (2, layout.max_length)
     is_slot = torch.tensor([layout.is_slot(position) for position in range(layout.max_length)])
@@ -74,17 +76,17 @@ def test_batches_carry_clean_labels_and_corrupt_at_most_the_asked_fraction():
     for ids, actions in zip(batch["labels"], batch["actions"], strict=True):
         start = next(s for s in range(len(data.actions)) if torch.equal(data.actions[s], actions[0]))
         tokens, expected = data.windows(torch.tensor([start]), WINDOW)
-        assert torch.equal(ids, pack_windows(tokens, 6)[0])
+        assert torch.equal(ids, pack_blocks(tokens, 6)[0])
         assert torch.equal(actions, expected[0])
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"max_corruption": 1.0}, r"max_corruption: expected a fraction in \[0, 1\), got 1.0"),
-        ({"z_loss": -1.0}, "z_loss: expected a number of 0 or more, got -1.0"),
+        ({"max_corruption": 1.0}, "max_corruption: expected a number of at least 0 and below 1, got 1.0"),
+        ({"z_loss": -1.0}, "z_loss: expected a number of at least 0, got -1.0"),
         ({"attention": "slow"}, "attention: expected fastest or flash, got 'slow'"),
-        ({"evaluation_windows": 0}, "evaluation_windows: expected a number above 0, got 0"),
+        ({"evaluation_windows": 0}, "evaluation_windows: expected a whole number of at least 1, got 0"),
     ],
 )
 def test_training_settings_are_checked(changes, message):
@@ -150,7 +152,7 @@ def test_evaluation_agrees_with_the_training_loss():
     metrics = evaluate_world_model(model, data, WINDOW, 6)
     starts = data.window_starts(WINDOW)[torch.linspace(0, 26, 6).round().long()]
     tokens, actions = data.windows(starts, WINDOW)
-    ids = pack_windows(tokens, 6)
+    ids = pack_blocks(tokens, 6)
     with torch.no_grad():
         loss = model(input_ids=ids, actions=actions, labels=ids).loss.item()
     by_frame, patches = metrics["cross_entropy_by_frame"], 8
@@ -255,14 +257,14 @@ def test_unfit_tokens_are_refused_before_training(tmp_path, accelerator):
         train_world_model(tokenized(), other, config(tmp_path), TINY_SIZE, settings, accelerator)
     with pytest.raises(DatasetError, match="expected an episode of at least 12 frames, got at most 9"):
         train_world_model(
-            tokenized((20,)), tokenized(), config(tmp_path), TINY_SIZE, replace(settings, window=12), accelerator
+            tokenized((20,)), tokenized(), config(tmp_path), TINY_SIZE, settings.replace(window=12), accelerator
         )
     assert not list(tmp_path.iterdir())
 
 
 def compose_values(*overrides: str) -> dict:
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        composed = compose("train_world_model", [*overrides, "data=data/tokens", "output=outputs/run"])
+        composed = compose("train", [*overrides, "data=data/tokens", "output=outputs/run"])
     return OmegaConf.to_container(composed, resolve=True)
 
 
@@ -273,8 +275,7 @@ RECIPES = sorted(path.stem for path in (CONF / "recipe").glob("world_model_*.yam
 def test_recipes_build(recipe):
     values = compose_values(f"recipe={recipe}", "batch_size=7")
     assert LoopConfig.from_values(values).batch_size == 7
-    training = {name: values[name] for name in WorldModelTraining.__dataclass_fields__}
-    assert WorldModelTraining(**training).preview_tokenizer is None
+    assert checked(TrainWorldModelSettings, values).preview_tokenizer is None
     architecture = build_config(tokenized(), values["window"], WorldModelSize(**values["world_model"]))
     assert architecture.max_position_embeddings == values["window"] * 14
 

@@ -19,7 +19,6 @@ from terra.engine.vllm.processing import render
 from terra.engine.vllm.pump import Stream
 from terra.engine.vllm.sampling import request_params
 from terra.errors import CheckpointError, ConfigError, EngineError
-from terra.prompt import interleave
 from terra.sampling import sample_tokens
 from terra.world_model import LlamaActionForCausalLM
 
@@ -52,26 +51,25 @@ def test_more_sessions_than_seats_wait_for_each_other(v1_engine, wait):
     assert len(wait(many())) == 10
 
 
-def test_live_sessions_that_drive_leave_seats_to_runs(v1_engine, wait):
-    """As many sessions as there are seats, each of which goes on stepping for as long as the runs are not done."""
+def test_live_sessions_leave_their_seats_to_runs(v1_engine, wait):
+    """As many live sessions as there are seats, none of which closes before the runs are done."""
     prompt, actions = make_prompt(2)
     expected = wait(stepped(v1_engine, prompt, actions))
 
-    async def drive(seed: int, stop: asyncio.Event) -> int:
-        rounds = 0
-        while not stop.is_set():
-            frames = await stepped(v1_engine, prompt, actions, seed=seed)
-            assert seed != 1 or torch.equal(frames, expected)
-            rounds += 1
-        return rounds
+    async def drive(served: asyncio.Event) -> torch.Tensor:
+        session = await v1_engine.open(prompt, PLAIN, 1)
+        frames = [await session.step(action) for action in actions[:-1]]
+        await served.wait()
+        frames.append(await session.step(actions[-1]))
+        await session.close()
+        return torch.stack(frames)
 
     async def together():
-        stop = asyncio.Event()
-        drives = [asyncio.create_task(drive(seed, stop)) for seed in range(4)]
+        served = asyncio.Event()
+        drives = [asyncio.create_task(drive(served)) for _ in range(4)]
         made = await soon(asyncio.gather(*(ran(v1_engine, prompt, actions) for _ in range(3))))
-        stop.set()
-        await soon(asyncio.gather(*drives))
-        return made
+        served.set()
+        return [*made, *await soon(asyncio.gather(*drives))]
 
     assert all(torch.equal(frames, expected) for frames in wait(together()))
 
@@ -225,7 +223,7 @@ def test_a_stream_whose_event_loop_is_closed_harms_nobody(v1_engine, wait):
     prompt, actions = make_prompt(6)
 
     async def leave():
-        ids = interleave(list(prompt.tokens), 6, num_actions=3)
+        ids = prompt.ids(6).tolist()
         rendered = render(ids, torch.cat([prompt.actions, actions[:1]]), [12, 30, 48])
         v1_engine._pump.add(Stream("left", 12, 12), rendered, 12, request_params(PLAIN, 0, native=False), more=False)
 

@@ -1,4 +1,4 @@
-"""Frames to tokens and back: a convolutional autoencoder with lookup-free quantization.
+"""The tokenizer turns frames into tokens and back: a convolutional autoencoder with lookup-free quantization.
 
 Names are imported on first use, so that `tokenizer.errors` and a command's `--help` do not pay for importing torch.
 """

@@ -1,6 +1,7 @@
-"""Checkpoint folders (config.json and safetensors): found, checked by their headers, read and written.
+"""Checkpoint folders (config.json and safetensors): finding, checking, reading and writing.
 
-Shared with `terra.world_model`. Only safetensors are read, and a folder is checked in full before a weight is loaded.
+The world model uses this module too. Only safetensors files are read, and a folder's headers are checked in full before
+a weight is loaded.
 """
 
 import hashlib
@@ -39,10 +40,11 @@ _NUM_NAMES_SHOWN = 5
 
 
 def resolve_checkpoint(path_or_hub_id: str | Path, subfolder: str | None = None, revision: str | None = None) -> Path:
-    """The local folder of a checkpoint: the one named, or a Hub repository's, downloaded (JSON and safetensors only).
+    """Return a checkpoint's local folder, and download it first if the name is a Hub id ("owner/name").
 
-    An existing folder always wins and never touches the network; a `Path` is never taken for a Hub id ("owner/name").
-    Raises CheckpointError if there is no such folder or repository, or it has no config.json or no safetensors.
+    An existing folder always wins and never touches the network; a `Path` is never taken for a Hub id. Only JSON and
+    safetensors files are downloaded. Raises CheckpointError if there is no such folder or repository, or it has no
+    config.json or no safetensors.
     """
     root = Path(path_or_hub_id)
     if root.is_dir():
@@ -62,15 +64,15 @@ def resolve_checkpoint(path_or_hub_id: str | Path, subfolder: str | None = None,
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises CheckpointError naming the file, and the line of a syntax error."""
+    """Read the object in a JSON file. Raises CheckpointError, which names the file and the line of a syntax error."""
     return files.read_json(path, CheckpointError)
 
 
 def read_layout(folder: Path) -> Layout:
-    """Names and shapes of a checkpoint's tensors, from the safetensors headers alone.
+    """Read the names and shapes of a checkpoint's tensors from the safetensors headers alone.
 
-    Reads model.safetensors, or the shards that model.safetensors.index.json lists. Raises CheckpointError if a file
-    is missing, truncated or corrupt (by the byte counts), or if the index disagrees with the shards.
+    The files are model.safetensors, or the shards that model.safetensors.index.json lists. Raises CheckpointError if a
+    file is missing, truncated or corrupt (by the byte counts), or if the index disagrees with the shards.
     """
     layout: Layout = {}
     for path in _weight_files(folder):
@@ -89,7 +91,7 @@ def read_layout(folder: Path) -> Layout:
 
 
 def verify_layout(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Check a checkpoint's names and shapes against an architecture's, without loading.
+    """Compare a checkpoint's names and shapes with those of an architecture, without loading weights.
 
     Raises CheckpointError with the first few missing, unexpected and mismatched tensors and their counts, in one line.
     """
@@ -99,7 +101,7 @@ def verify_layout(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> None
 
 
 def layout_difference(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> str:
-    """One line of how two layouts differ: the first few missing, unexpected and mismatched tensors, and counts."""
+    """Describe in one line how two layouts differ: the first missing, unexpected, mismatched tensors, and counts."""
     mismatched = [
         f"{name} expected {expected[name]} got {found[name]}"
         for name in expected
@@ -115,10 +117,10 @@ def layout_difference(expected: Mapping[str, tuple[int, ...]], found: Mapping[st
 
 
 def load_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a checkpoint, sharded or not, on the CPU in their stored dtype. Raises CheckpointError.
+    """Load all tensors of a checkpoint, sharded or not, on the CPU in their stored dtype. Raises CheckpointError.
 
-    Each in memory of its own: a file aligns them to 8 bytes alone, and on some CPUs the last bit of a product depends
-    on whether its factors begin at a multiple of 64.
+    Each tensor is copied to memory of its own, because a safetensors file aligns tensors to 8 bytes only, and on some
+    CPUs the last bit of a product depends on whether its factors begin at a multiple of 64 bytes.
     """
     read_layout(folder)
     tensors: dict[str, Tensor] = {}
@@ -131,7 +133,7 @@ def load_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def checkpoint_sha256(folder: Path) -> str:
-    """One hash of config.json and the weight files: of their names and SHA-256s, sorted by name, in hexadecimal."""
+    """Hash config.json and the weight files: SHA-256, in hexadecimal, of their names and SHA-256s, sorted by name."""
     total = hashlib.sha256()
     for path in sorted([folder / CONFIG_NAME, *_weight_files(folder)]):
         digest = file_sha256(path, CheckpointError)
@@ -140,7 +142,7 @@ def checkpoint_sha256(folder: Path) -> str:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write tensors as one safetensors file, at once; missing folders are made. Raises OutputError."""
+    """Write tensors as one safetensors file, whole or not at all; missing folders are made. Raises OutputError."""
     plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     make_folder(path.parent)
     with replacing(path) as temporary:
@@ -162,7 +164,7 @@ def _download(hub_id: str, subfolder: str | None, revision: str | None) -> Path:
                 hub_id,
                 revision=revision,
                 allow_patterns=[f"{prefix}*.json", f"{prefix}*.safetensors"],
-                # The patterns' * crosses folders, and other folders hold other checkpoints.
+                # The patterns' * also matches "/", so subfolders, which hold other checkpoints, are excluded.
                 ignore_patterns=[f"{prefix}*/*"],
             )
         )
@@ -174,7 +176,7 @@ def _download(hub_id: str, subfolder: str | None, revision: str | None) -> Path:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that make up a checkpoint, all of which exist."""
+    """The safetensors files of a checkpoint; raise CheckpointError if one is missing."""
     single, index = folder / WEIGHTS_NAME, folder / INDEX_NAME
     if single.is_file() and index.is_file():
         raise CheckpointError(f"{folder}: expected either {WEIGHTS_NAME} or {INDEX_NAME}, found both")
@@ -204,7 +206,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def _read_header(path: Path) -> Layout:
-    """Names and shapes from one safetensors file, checked to fill the file exactly.
+    """Read names and shapes from one safetensors file, and check that the tensors fill the file exactly.
 
     Format: 8 bytes of little-endian header length, that much JSON, then the data (safetensors' README).
     """

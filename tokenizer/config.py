@@ -1,13 +1,14 @@
 """The tokenizer's config.json: the published keys, our optional ones, and what values they may have."""
 
-import re
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
 
 from tokenizer.checkpoint import read_json
 from tokenizer.errors import CheckpointError
+from tokenizer.settings import Count, NonNegative, Settings, checked, expecting
 
 BitOrder = Literal["msb_first", "lsb_first"]
 
@@ -22,31 +23,29 @@ _TOLERATED_KEYS = frozenset(
 _OPTIONAL_KEYS = frozenset({"bit_order", "image_size", "same_tokens_as"})
 
 
-@dataclass(frozen=True, kw_only=True)
-class EncoderDecoderConfig:
+class EncoderDecoderConfig(Settings):
     """Widths and depth of both convolutional nets.
 
     Level `l` of `len(ch_mult)` has `ch * ch_mult[l]` channels and `num_res_blocks` residual blocks; between levels the
     picture is halved. Raises CheckpointError on values that build no such net.
     """
 
-    ch: int = 128
-    in_channels: int = 3
-    out_ch: int = 3
-    z_channels: int = 18
-    num_res_blocks: int = 2
-    ch_mult: tuple[int, ...] = (1, 1, 2, 2, 4)
+    error_class = CheckpointError
 
-    def __post_init__(self) -> None:
-        for name in ("ch", "z_channels", "num_res_blocks"):
-            _require(getattr(self, name) >= 1, f"{name} of at least 1", getattr(self, name))
-        for name in ("in_channels", "out_ch"):
-            _require(getattr(self, name) == 3, f"{name} 3 (RGB)", getattr(self, name))
-        _require(bool(self.ch_mult) and min(self.ch_mult) >= 1, "ch_mult of factors of at least 1", self.ch_mult)
+    ch: Count = 128
+    in_channels: Literal[3] = 3
+    out_ch: Literal[3] = 3
+    z_channels: Count = 18
+    num_res_blocks: Count = 2
+    ch_mult: Annotated[tuple[Count, ...], Field(strict=False, min_length=1)] = (1, 1, 2, 2, 4)
+
+    @model_validator(mode="after")
+    def _groups(self) -> Self:
         for width in (self.ch, *self.widths):
-            _require(
-                width % NORM_GROUPS == 0, f"ch and every ch * ch_mult divisible by {NORM_GROUPS} (GroupNorm)", width
-            )
+            if width % NORM_GROUPS:
+                expected = f"ch and every ch * ch_mult divisible by {NORM_GROUPS} (GroupNorm)"
+                raise ValueError(f"expected {expected}, got {width}")
+        return self
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -54,8 +53,7 @@ class EncoderDecoderConfig:
         return tuple(self.ch * factor for factor in self.ch_mult)
 
 
-@dataclass(frozen=True, kw_only=True)
-class QuantizerConfig:
+class QuantizerConfig(Settings):
     """Lookup-free quantization: `dim` signs make one of `codebook_size = 2**dim` ids.
 
     `bit_order` says which channel is the most significant bit of an id: the first ("msb_first", Open-MAGVIT2 until
@@ -63,22 +61,22 @@ class QuantizerConfig:
     The two weights are those of the entropy terms in training.
     """
 
-    dim: int = 18
-    codebook_size: int = 262144
-    batch_maximization_weight: float = 1.0
-    sample_minimization_weight: float = 1.0
+    error_class = CheckpointError
+
+    dim: Annotated[int, Field(ge=1, le=62)] = 18  # ids are int64
+    codebook_size: Count = 262144
+    batch_maximization_weight: NonNegative = 1.0
+    sample_minimization_weight: NonNegative = 1.0
     bit_order: BitOrder = "msb_first"
 
-    def __post_init__(self) -> None:
-        _require(1 <= self.dim <= 62, "dim in 1..62 (ids are int64)", self.dim)
-        _require(self.codebook_size == 2**self.dim, f"codebook_size 2**dim = {2**self.dim}", self.codebook_size)
-        _bit_order(self.bit_order, "bit_order")
-        for name in ("batch_maximization_weight", "sample_minimization_weight"):
-            _require(getattr(self, name) >= 0, f"{name} of at least 0", getattr(self, name))
+    @model_validator(mode="after")
+    def _all_ids(self) -> Self:
+        if self.codebook_size != 2**self.dim:
+            raise ValueError(f"codebook_size: expected 2**dim = {2**self.dim}, got {self.codebook_size}")
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
-class LFQTokenizerConfig:
+class LFQTokenizerConfig(Settings):
     """Everything that a checkpoint's config.json says; the defaults are the published tokenizer.
 
     `image_size` is (height, width) in pixels. `same_tokens_as` is the `checkpoint_sha256` of the first tokenizer that
@@ -86,16 +84,24 @@ class LFQTokenizerConfig:
     that do not fit one another.
     """
 
-    encoder_decoder_config: EncoderDecoderConfig = field(default_factory=EncoderDecoderConfig)
-    quantizer_config: QuantizerConfig = field(default_factory=QuantizerConfig)
-    image_size: tuple[int, int] = (288, 512)
-    same_tokens_as: str | None = None
+    error_class = CheckpointError
 
-    def __post_init__(self) -> None:
+    encoder_decoder_config: EncoderDecoderConfig = EncoderDecoderConfig()
+    quantizer_config: QuantizerConfig = QuantizerConfig()
+    image_size: Annotated[
+        tuple[Count, Count], Field(strict=False), expecting("[height, width], whole numbers of at least 1")
+    ] = (288, 512)
+    same_tokens_as: Annotated[str, Field(pattern="^[0-9a-f]{64}$"), expecting("64 hexadecimal digits")] | None = None
+
+    @model_validator(mode="after")
+    def _fit(self) -> Self:
         dim, z_channels = self.quantizer_config.dim, self.encoder_decoder_config.z_channels
-        _require(dim == z_channels, f"quantizer_config.dim equal to {z_channels = }", dim)
-        divisible = all(side >= 1 and side % self.downsample == 0 for side in self.image_size)
-        _require(divisible, f"image_size [height, width] divisible by {self.downsample}", self.image_size)
+        if dim != z_channels:
+            raise ValueError(f"quantizer_config.dim: expected that of {z_channels = }, got {dim}")
+        if any(side % self.downsample for side in self.image_size):
+            expected = f"[height, width] divisible by {self.downsample}"
+            raise ValueError(f"image_size: expected {expected}, got {list(self.image_size)}")
+        return self
 
     @property
     def downsample(self) -> int:
@@ -124,11 +130,9 @@ class LFQTokenizerConfig:
         All published keys must be there and no unknown one may be; `image_size`, `same_tokens_as` and
         `quantizer_config.bit_order` are optional. Raises CheckpointError.
         """
-        try:
-            _require(data.get("model_type") == MODEL_TYPE, f"model_type {MODEL_TYPE!r}", data.get("model_type"))
-            return cls(**_read(cls, data, ""))
-        except CheckpointError as error:
-            raise CheckpointError(f"{source}: {error}") from None
+        if data.get("model_type") != MODEL_TYPE:
+            raise CheckpointError(f"{source}: expected model_type {MODEL_TYPE!r}, got {data.get('model_type')!r}")
+        return checked(cls, _published(cls, data, source), source, CheckpointError)
 
     @classmethod
     def load(cls, path: Path) -> "LFQTokenizerConfig":
@@ -137,73 +141,18 @@ class LFQTokenizerConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """The content of config.json, with our optional keys written out, but for a `same_tokens_as` of None."""
-        content = {"model_type": MODEL_TYPE, **asdict(self)}
-        if self.same_tokens_as is None:
-            del content["same_tokens_as"]
-        return content
+        unsaid = {"same_tokens_as"} if self.same_tokens_as is None else set[str]()
+        return {"model_type": MODEL_TYPE, **self.model_dump(exclude=unsaid)}
 
 
-def _require(holds: bool, expected: str, got: object) -> None:
-    if not holds:
-        raise CheckpointError(f"expected {expected}, got {got!r}")
-
-
-def _read(kind: type, values: object, prefix: str) -> dict[str, Any]:
-    """The fields of the dataclass `kind` from a JSON object that stands under the dotted `prefix`."""
-    if not isinstance(values, dict):
-        raise CheckpointError(f"expected {prefix.rstrip('.')} as an object, got {values!r}")
-    names = [f.name for f in fields(kind)]
-    missing = [name for name in names if name not in values and name not in _OPTIONAL_KEYS]
-    _require(not missing, f"all published keys, with {prefix}{(missing or ' ')[0]}", "none")
-    unknown = sorted(values.keys() - set(names) - _TOLERATED_KEYS)
-    _require(not unknown, "known keys only", ", ".join(prefix + name for name in unknown))
-    return {name: _READERS.get(name, _integer)(values[name], prefix + name) for name in names if name in values}
-
-
-def _integer(value: object, where: str) -> int:
-    if type(value) is not int:
-        raise CheckpointError(f"expected {where} as an integer, got {value!r}")
-    return value
-
-
-def _number(value: object, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise CheckpointError(f"expected {where} as a number, got {value!r}")
-    return float(value)
-
-
-def _integers(value: object, where: str) -> tuple[int, ...]:
-    if not isinstance(value, list | tuple):
-        raise CheckpointError(f"expected {where} as a list of integers, got {value!r}")
-    return tuple(_integer(item, where) for item in value)
-
-
-def _image_size(value: object, where: str) -> tuple[int, ...]:
-    sides = _integers(value, where)
-    _require(len(sides) == 2, f"{where} as [height, width]", value)
-    return sides
-
-
-def _bit_order(value: object, where: str) -> object:
-    _require(value in get_args(BitOrder), f"{where} of {get_args(BitOrder)}", value)
-    return value
-
-
-def _sha256(value: object, where: str) -> str:
-    if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{64}", value):
-        raise CheckpointError(f"expected {where} as 64 hexadecimal digits, got {value!r}")
-    return value
-
-
-_READERS: dict[str, Callable[[object, str], Any]] = {
-    "encoder_decoder_config": lambda values, where: EncoderDecoderConfig(
-        **_read(EncoderDecoderConfig, values, f"{where}.")
-    ),
-    "quantizer_config": lambda values, where: QuantizerConfig(**_read(QuantizerConfig, values, f"{where}.")),
-    "image_size": _image_size,
-    "same_tokens_as": _sha256,
-    "ch_mult": _integers,
-    "bit_order": _bit_order,
-    "batch_maximization_weight": _number,
-    "sample_minimization_weight": _number,
-}
+def _published(kind: type[Settings], values: object, source: str, prefix: str = "") -> object:
+    """A config.json's values without bookkeeping. Raises CheckpointError if a published key is missing."""
+    if not isinstance(values, Mapping):
+        return values
+    plain = {name: value for name, value in values.items() if name not in _TOLERATED_KEYS}
+    for name, field in kind.model_fields.items():
+        if name not in plain and name not in _OPTIONAL_KEYS:
+            raise CheckpointError(f"{source}: expected all published keys, with {prefix}{name}, got none")
+        if name in plain and isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
+            plain[name] = _published(field.annotation, plain[name], source, f"{name}.")
+    return plain

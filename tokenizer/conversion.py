@@ -1,11 +1,11 @@
-"""Tokenizers of Open-MAGVIT2 and 1X (the "B" nets) from PyTorch Lightning's checkpoints.
+"""Conversion of the tokenizers of Open-MAGVIT2 and 1X (the "B" nets) from PyTorch Lightning's checkpoints.
 
-Their `state_dict` has the nets under the names that ours have, `encoder.*` and `decoder.*`; the networks of the losses
-as `loss.*`; and the moving average of all of these as `model_ema.<the name without its dots>`, beside its own
-`model_ema.decay` and `model_ema.num_updates`. Lookup-free quantization has no weights.
+Their `state_dict` has the nets as `encoder.*` and `decoder.*`, like Terra's; the losses' networks as `loss.*`; and the
+moving averages of all tensors as `model_ema.<the tensor's name without its dots>`, beside `model_ema.decay` and
+`model_ema.num_updates`. Lookup-free quantization has no weights.
 
-The order of an id's bits is not in the weights, it is what the code that made the tokens did with them: Open-MAGVIT2
-until August 2024 and 1X take channel 0 as the most significant bit, Open-MAGVIT2 since September 2024 as the least.
+The weights do not contain the order of an id's bits, which the code decides: Open-MAGVIT2 until August 2024 and 1X take
+channel 0 as the most significant bit, Open-MAGVIT2 since September 2024 as the least significant bit.
 """
 
 import pickle
@@ -28,11 +28,11 @@ _LEFT_OUT = ("loss.", _AVERAGES)
 
 
 def read_state_dict(path: Path, key: str = "state_dict") -> dict[str, Tensor]:
-    """The tensors under `key` of a file that `torch.save` wrote; nothing in it is executed.
+    """Read the tensors under `key` of a file that `torch.save` wrote, without executing anything in it.
 
     Raises:
-        CheckpointError: no such file, a damaged one, one whose pickle names anything but tensors and plain values, or
-            one without tensors under `key`.
+        CheckpointError: the file is missing or damaged, its pickle names anything but tensors and plain values, or it
+            has no tensors under `key`.
     """
     if not path.is_file():
         raise CheckpointError(f"{path}: expected a checkpoint file, found none")
@@ -44,7 +44,7 @@ def read_state_dict(path: Path, key: str = "state_dict") -> dict[str, Tensor]:
             f"{path}: expected a whole file of torch.save (a zip archive), got another or a part of it"
         )
     try:
-        # Read from the pickle's instructions, of which none is carried out.
+        # This call reads the pickle's instructions without executing them.
         if foreign := torch.serialization.get_unsafe_globals_in_checkpoint(path):
             raise CheckpointError(
                 f"{path}: expected tensors and plain values, got a pickle that names {', '.join(sorted(foreign))}: "
@@ -67,16 +67,16 @@ def convert_state_dict(
     image_size: tuple[int, int],
     bit_order: Literal["msb_first", "lsb_first"],
 ) -> LFQTokenizer:
-    """The tokenizer in a state dict; its widths and depth follow from the shapes.
+    """Build a tokenizer from a state dict; its widths and depth follow from the shapes.
 
     Args:
-        state: see `read_state_dict`.
-        weights: those of the last step, or their moving average.
-        image_size: (height, width) in pixels; the nets are convolutional and work at any.
-        bit_order: see the module.
+        state: the tensors that `read_state_dict` returned.
+        weights: "live" takes the weights of the last step, "ema" their moving average.
+        image_size: (height, width) in pixels; the nets are convolutional and work at any size.
+        bit_order: order of an id's bits, see the module's docstring.
 
     Raises:
-        CheckpointError: a tensor too many, too few or of another shape; no averages; sizes that do not fit.
+        CheckpointError: a tensor is missing, unexpected or of another shape; there are no averages; sizes do not fit.
     """
     strange = sorted(name for name in state if not name.startswith((*_NETS, *_LEFT_OUT)))
     if strange:
@@ -103,7 +103,7 @@ def convert_state_dict(
 
 
 def _architecture(layout: Layout) -> EncoderDecoderConfig:
-    """Widths and depth by the shapes of the encoder; whether all else agrees is seen afterwards."""
+    """Derive widths and depth from the shapes of the encoder; the caller compares all other shapes."""
 
     def children(prefix: str) -> int:
         return len({name.removeprefix(prefix).partition(".")[0] for name in layout if name.startswith(prefix)})

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and JSON that is checked when read. Imports nothing heavy."""
+"""Writing of files that appear whole or not at all, and reading of JSON with checks; imports nothing heavy."""
 
 import hashlib
 import json
@@ -19,9 +19,9 @@ def temporary_name(path: Path) -> Path:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary name, to write a file at, that takes the place of `path` when the block ends well.
+    """Yield a temporary path to write to, and rename it to `path` when the block ends without an exception.
 
-    After an exception nothing is left, and what stood at `path` before is still there.
+    After an exception the temporary file is removed, and an older file at `path` is untouched.
 
     Raises:
         OutputError: an `OSError` in the block or in the renaming, as one line.
@@ -31,7 +31,7 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.touch()
         permissions = temporary.stat().st_mode
         yield temporary
-        temporary.chmod(permissions)  # safetensors lets nobody but the owner read
+        temporary.chmod(permissions)  # safetensors makes files that only the owner can read
         temporary.replace(path)
     except OSError as error:
         raise OutputError(f"{path}: expected a writable file, got: {_reason(error)}") from error
@@ -41,7 +41,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write an object as indented JSON, at once; missing folders are made. Raises OutputError."""
+    """Write an object as indented JSON, whole or not at all; missing folders are made. Raises OutputError."""
     text = json.dumps(content, indent=2) + "\n"
     make_folder(path.parent)
     with replacing(path) as temporary:
@@ -49,7 +49,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those that it lies in, unless it is there. Raises OutputError."""
+    """Make a folder and its missing parents; it may exist. Raises OutputError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -57,12 +57,12 @@ def make_folder(folder: Path) -> None:
 
 
 def read_json(path: Path, error_class: type[TerraError], expected: str = "a readable file") -> dict[str, Any]:
-    """The object in a JSON file.
+    """Read the object in a JSON file.
 
     Args:
         path: the file.
-        error_class: what is raised.
-        expected: the words of the message for a file that is missing or can't be read.
+        error_class: class of the errors raised.
+        expected: the expectation in the message about a file that is missing or can't be read.
 
     Raises:
         error_class: no such file, no UTF-8 text, no JSON (with the line), or no object in it.

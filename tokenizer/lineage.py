@@ -1,4 +1,4 @@
-"""Tokenizers that make the same tokens: one, and those whose decoders were trained further while the encoder stayed."""
+"""Tokenizers that make the same tokens: they share an encoder and differ in decoders that were trained further."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from tokenizer.config import LFQTokenizerConfig
 
 
 def tokens_sha256(folder: Path) -> str:
-    """`checkpoint_sha256` of the first tokenizer with this one's encoder, which may be itself: what names its tokens.
+    """The identity of a tokenizer's tokens: `checkpoint_sha256` of the first tokenizer that had the same encoder.
 
     Raises CheckpointError if the folder holds no tokenizer.
     """
@@ -15,7 +15,7 @@ def tokens_sha256(folder: Path) -> str:
 
 
 def makes_tokens_of(folder: Path, sha256: str) -> bool:
-    """Whether a tokenizer is the one of that `checkpoint_sha256`, or has its encoder.
+    """Whether the tokenizer in `folder` has the `checkpoint_sha256` `sha256`, or the encoder of the one that has it.
 
     Raises CheckpointError if the folder holds no tokenizer.
     """

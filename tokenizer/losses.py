@@ -5,7 +5,6 @@ configuration of the "B" tokenizer for the weights 0.1 (entropy) and 0.25 (commi
 """
 
 import math
-from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import torch
@@ -16,36 +15,28 @@ from torch.nn import functional as F
 
 from tokenizer.config import QuantizerConfig
 from tokenizer.quantizer import quantize, tokens_from_signs
+from tokenizer.settings import NonNegative, Positive, Settings
 from tokenizer.types import Frames
 
 Scalar = Float[Tensor, ""]
 PreQuantized = Float[Tensor, "frames dim rows cols"]
 
-# 2**9 by 2**9 probabilities a group: a megabyte.
+# A group of 18 bits has 2**9 by 2**9 probabilities, a megabyte in float32.
 MAX_GROUP_BITS = 18
 
 
-@dataclass(frozen=True, kw_only=True)
-class LossWeights:
+class LossWeights(Settings):
     """Weights of the terms of `tokenizer_loss`, and the temperature of the entropies' soft assignment.
 
-    The two entropies' weights against each other stand in the tokenizer's `quantizer_config`. Raises ValueError on a
+    The two entropies' weights against each other stand in the tokenizer's `quantizer_config`. Raises ConfigError on a
     negative weight or a temperature that is not positive.
     """
 
-    pixel: float = 1.0
-    gradient: float = 1.0
-    entropy: float = 0.1
-    commitment: float = 0.25
-    temperature: float = 0.01
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"expected a finite {field.name} of at least 0, got {value}")
-        if self.temperature == 0:
-            raise ValueError(f"expected a positive temperature, got {self.temperature}")
+    pixel: NonNegative = 1.0
+    gradient: NonNegative = 1.0
+    entropy: NonNegative = 0.1
+    commitment: NonNegative = 0.25
+    temperature: Positive = 0.01
 
 
 class EntropyTerms(NamedTuple):
@@ -79,7 +70,7 @@ def lfq_entropy_loss(
     The mean distribution is exact up to `max_group_bits` channels: a product of the halves' probabilities, summed over
     the vectors by one matrix product. Above, it is approximated: consecutive groups of at most that many channels
     count as independent, and their entropies are added, which bounds the true one from above.
-    Computed in float32 under any autocast. Vectors of all frames and cells count alike.
+    The loss is computed in float32 under any autocast; all vectors of all frames have equal weight.
     """
     with torch.autocast(z.device.type, enabled=False):
         logits = rearrange(z.float(), "f dim rows cols -> (f rows cols) dim") * (4.0 / temperature)
@@ -90,7 +81,7 @@ def lfq_entropy_loss(
 
 
 def commitment_loss(z: PreQuantized) -> Scalar:
-    """Mean squared distance of `z` to its signs, which draws the vectors to what the decoder is given. In float32."""
+    """Mean squared distance of `z` to its signs, in float32; it pulls the vectors towards the decoder's input."""
     z = z.float()
     return F.mse_loss(z, quantize(z.detach()))
 
@@ -103,8 +94,8 @@ def pixel_loss(reconstruction: Frames, frames: Frames) -> Scalar:
 def gradient_loss(reconstruction: Frames, frames: Frames, num_scales: int = 3) -> Scalar:
     """Mean absolute difference of neighboring pixels' differences, averaged over both directions and the scales.
 
-    Each scale halves the picture, so sides must be at least `2**num_scales`; raises ValueError on smaller ones. It
-    keeps edges where the plain L1 is content with their mean. In float32.
+    Each scale halves the picture, so sides must be at least `2**num_scales`; raises ValueError on smaller ones. This
+    loss keeps edges sharp, which the plain L1 loss blurs. It is computed in float32.
     """
     if min(frames.shape[-2:]) < 2**num_scales:
         raise ValueError(f"expected frames of sides at least {2**num_scales}, got {tuple(frames.shape)}")
@@ -124,7 +115,7 @@ def gradient_loss(reconstruction: Frames, frames: Frames, num_scales: int = 3) -
 def reconstruction_loss(
     reconstruction: Frames, frames: Frames, *, pixel_weight: float = 1.0, gradient_weight: float = 1.0
 ) -> ReconstructionTerms:
-    """Weighted sum of `pixel_loss` and `gradient_loss` at 3 scales, with both."""
+    """The weighted sum of `pixel_loss` and `gradient_loss` (3 scales), and both terms."""
     pixel, gradient = pixel_loss(reconstruction, frames), gradient_loss(reconstruction, frames)
     return ReconstructionTerms(pixel_weight * pixel + gradient_weight * gradient, pixel, gradient)
 
@@ -132,7 +123,7 @@ def reconstruction_loss(
 def tokenizer_loss(
     reconstruction: Frames, z: PreQuantized, frames: Frames, quantizer: QuantizerConfig, weights: LossWeights
 ) -> dict[str, Tensor]:
-    """One training step's objective from what `LFQTokenizer.forward` made of `frames` in [-1, 1].
+    """The training loss on `frames` in [-1, 1], from the reconstruction and vectors of `LFQTokenizer.forward`.
 
     Returns scalars: `total`, the only one that carries gradients, and for logging, unweighted, `pixel`, `gradient`,
     `sample_entropy` and `batch_entropy` (nats), `commitment`, and `codebook_usage` in (0, 1]: the distinct ids of the
@@ -148,7 +139,7 @@ def tokenizer_loss(
     commitment = commitment_loss(z)
     tokens = tokens_from_signs(z.detach(), quantizer.bit_order)
     num_possible = min(tokens.numel(), quantizer.codebook_size)
-    # Not `unique`, whose size the host would have to wait for.
+    # `unique` would make the host wait for the device, because its size is not known.
     used = torch.zeros(quantizer.codebook_size, dtype=torch.bool, device=z.device).scatter_(0, tokens.flatten(), True)
     total = terms.loss + weights.entropy * entropy.loss + weights.commitment * commitment
     logged = {
@@ -178,7 +169,7 @@ def _mean_entropy(logits: Float[Tensor, "vectors bits"]) -> Scalar:
 def _joint_probabilities(logits: Float[Tensor, "vectors bits"]) -> Float[Tensor, "vectors combinations"]:
     """Probability of each combination of independent bits."""
     joint = logits.new_ones(logits.shape[0], 1)
-    # Not one minus the other, which would round small probabilities away.
+    # Both sigmoids are computed, because one minus the other would round small probabilities to 0.
     bits = torch.stack([(-logits).sigmoid(), logits.sigmoid()], dim=-1)
     for bit in bits.unbind(dim=1):
         joint = rearrange(joint[:, :, None] * bit[:, None, :], "v c two -> v (c two)")

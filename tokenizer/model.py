@@ -1,4 +1,4 @@
-"""`LFQTokenizer`: frames to token ids and back, and the checkpoints it is read from and written to."""
+"""`LFQTokenizer`: encodes frames to token ids, decodes ids to frames, and reads and writes its checkpoints."""
 
 from pathlib import Path
 from typing import final
@@ -38,9 +38,12 @@ class LFQTokenizer(nn.Module):
     whole may be moved `to(memory_format=torch.channels_last)`.
     """
 
+    checkpoint: Path | None
+    """The folder that the weights were read from; None for a tokenizer that was not."""
+
     def __init__(self, config: LFQTokenizerConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.checkpoint = config, None
         self.encoder = Encoder(config.encoder_decoder_config)
         self.decoder = Decoder(config.encoder_decoder_config)
         self.codebook_size = config.quantizer_config.codebook_size
@@ -103,8 +106,8 @@ class LFQTokenizer(nn.Module):
     ) -> "LFQTokenizer":
         """Load a local folder or a Hub repository's folder, in evaluation mode, on the CPU, in `dtype`.
 
-        Reads config.json and safetensors; a local folder never touches the network. Names and shapes are checked
-        before any weight is loaded. Raises CheckpointError, and ValueError if `dtype` is not floating.
+        A local folder never touches the network. Names and shapes are checked before any weight is loaded. Raises
+        CheckpointError, and ValueError if `dtype` is not floating.
         """
         if not dtype.is_floating_point:
             raise ValueError(f"expected a floating-point dtype, got {dtype = }")
@@ -116,12 +119,13 @@ class LFQTokenizer(nn.Module):
         for name, tensor in tensors.items():
             if not tensor.is_floating_point():
                 raise CheckpointError(f"{folder}: expected {name} in a floating-point dtype, got {tensor.dtype}")
+        tokenizer.checkpoint = folder
         tokenizer.load_state_dict({name: tensor.to(dtype) for name, tensor in tensors.items()}, assign=True)
-        # Convolutions on channels_last memory run several times faster on a CPU (eight times, measured on two cores).
+        # Convolutions on channels_last memory are several times faster on a CPU (eight times, measured on two cores).
         return tokenizer.to(memory_format=torch.channels_last).eval()  # pyright: ignore[reportCallIssue]
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write config.json and model.safetensors, each at once, in the tensors' present dtype, without metadata.
+        """Write config.json and model.safetensors, each whole or not at all, in the tensors' dtype, without metadata.
 
         Raises OutputError where the folder can't be written.
         """
@@ -158,10 +162,10 @@ class LFQTokenizer(nn.Module):
 
 
 def frames_at_once(device: torch.device) -> int:
-    """How many frames go through the networks together.
+    """The number of frames that go through the networks together.
 
-    One on a CPU, twice as fast there as 16, whose feature maps leave its cache; and a frame's numbers then don't depend
-    on which others are asked for.
+    It is 1 on a CPU: twice as fast as 16, whose feature maps do not fit the cache, and a frame's result then does not
+    depend on the other frames of the call.
     """
     return 1 if device.type == "cpu" else MAX_FRAMES_AT_ONCE
 
@@ -169,7 +173,7 @@ def frames_at_once(device: torch.device) -> int:
 def load_config(folder: Path) -> LFQTokenizerConfig:
     """Read config.json of a checkpoint folder, and check its weights' names and shapes against it, without loading.
 
-    Raises CheckpointError on a contradiction in it, or weights that do not fit.
+    Raises CheckpointError on a contradiction in config.json, or weights that do not fit it.
     """
     config = LFQTokenizerConfig.load(folder / CONFIG_NAME)
     with torch.device("meta"):

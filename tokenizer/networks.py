@@ -50,8 +50,8 @@ class Upsample(nn.Module):
 
     def forward(self, x: Float[Tensor, "frames width rows cols"]) -> Float[Tensor, "frames width rows2 cols2"]:
         """Return twice as many rows and columns."""
-        # With channels last in memory before and after, as convolutions want it on a GPU: written in one step, the copy
-        # (and its gradient) would come out channels first, and all that follows it at that resolution with it.
+        # Two steps keep channels last in memory, which convolutions on a GPU need. In one step the copy and its
+        # gradient would have channels first, and so would all later feature maps at that resolution.
         wide = rearrange(self.conv1(x), "f wide rows cols -> f rows cols wide")
         subpixels = "f rows cols (down right width) -> f (rows down) (cols right) width"
         return rearrange(rearrange(wide, subpixels, down=2, right=2), "f rows cols width -> f width rows cols")
@@ -88,7 +88,7 @@ class UpLevel(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Frames to one vector of `z_channels` a token, before quantization."""
+    """Maps frames to one vector of `z_channels` numbers per token, before quantization."""
 
     def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__()
@@ -112,14 +112,14 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Quantized vectors of signs to frames."""
+    """Maps quantized vectors (signs) to frames."""
 
     def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__()
         widths, depth = config.widths, config.num_res_blocks
         self.conv_in = nn.Conv2d(config.z_channels, widths[-1], 3, padding=1)
         self.mid_block = _blocks(widths[-1], widths[-1], depth)
-        # Stored by level, from the full resolution down, like the encoder's; used in the opposite order.
+        # The levels are stored from the full resolution down, like the encoder's, and run in the opposite order.
         self.up = nn.ModuleList(
             UpLevel(in_width, width, depth, is_full=level == 0)
             for level, (in_width, width) in enumerate(zip((*widths[1:], widths[-1]), widths, strict=True))

@@ -1,10 +1,10 @@
-"""The video refiner: latent diffusion over framewise decoded frames, so that what one shows agrees with the next.
+"""The video refiner: latent diffusion over framewise decoded frames, which makes consecutive frames consistent.
 
 tokens --tokenizer.decode--> frames --resize, VAE--> condition --+
                                                                  +--> 15 Euler steps of the UNet --VAE--> frames
 noise, by seed and frame ----------------------------------------+
 
-The networks are diffusers' (those of Stable Video Diffusion); nothing else of ours imports it.
+The networks are those of Stable Video Diffusion, from diffusers, which no other package of Terra imports.
 """
 
 from decoder.refiner.config import RefinerConfig

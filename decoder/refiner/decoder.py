@@ -1,12 +1,11 @@
-"""`RefinerDecoder`: tokens to frames that agree with each other."""
+"""`RefinerDecoder`: decodes tokens to frames and makes them consistent over time."""
 
 from pathlib import Path
 from typing import final
 
 import torch
 
-from decoder.framewise import Decoder, Dtype, element_type
-from decoder.refiner.config import check_guidance
+from decoder.framewise import DecodesTokens, Dtype, element_type
 from decoder.refiner.model import Latents, Refiner
 from decoder.refiner.windows import frame_noise, refined_windows
 from tokenizer.errors import ConfigError
@@ -15,34 +14,36 @@ from tokenizer.types import Frames, TokenGrid
 
 @final
 class RefinerDecoder:
-    """Decodes each frame with the tokenizer, then refines windows of frames, one after the other.
+    """Decodes each frame with the tokenizer, then refines windows of frames, one window after the other.
 
-    A frame depends on the tokens of its window, its index and the seed alone. Memory is that of one window and of the
-    frames that are given back, on the CPU, in the refiner's size.
+    A frame depends only on the tokens of its window, its index and the seed. Memory holds one window, and on the CPU
+    the returned frames in the refiner's size.
 
     Args:
-        tokenizer: the one that the tokens are of.
-        refiner: the networks, on the device where they are to work.
-        seed: of the noise, 0 or more.
-        guidance: in place of the refiner's own (see `RefinerConfig`).
+        tokenizer: the tokenizer that made the tokens.
+        refiner: the networks, on the device where they run.
+        seed: seed of the noise, 0 or more.
+        guidance: replaces the refiner's own guidance (see `RefinerConfig`).
 
     Raises:
         ConfigError: a seed or guidance out of range.
     """
 
+    framewise = False
+
     def __init__(
-        self, tokenizer: Decoder, refiner: Refiner, *, seed: int = 0, guidance: tuple[float, float] | None = None
+        self, tokenizer: DecodesTokens, refiner: Refiner, *, seed: int = 0, guidance: tuple[float, float] | None = None
     ) -> None:
         if not 0 <= seed < 2**64:
             raise ConfigError(f"refiner: seed: expected 0 to 2^64 - 1, got {seed}")
         self.tokenizer, self.refiner, self.seed = tokenizer, refiner, seed
-        self.guidance = refiner.config.guidance if guidance is None else guidance
-        check_guidance(self.guidance)
+        config = refiner.config if guidance is None else refiner.config.replace(guidance=guidance)
+        self.guidance = config.guidance
 
     @classmethod
     def from_pretrained(
         cls,
-        tokenizer: Decoder,
+        tokenizer: DecodesTokens,
         pretrained: str | Path,
         *,
         seed: int = 0,
@@ -50,13 +51,18 @@ class RefinerDecoder:
         dtype: Dtype = "float32",
         device: str = "cpu",
     ) -> "RefinerDecoder":
-        """With the refiner in a folder or a Hub repository. Raises CheckpointError, ConfigError."""
+        """Load the refiner from a folder or a Hub repository. Raises CheckpointError, ConfigError."""
         refiner = Refiner.from_pretrained(pretrained, element_type(dtype)).to(device)
         return cls(tokenizer, refiner, seed=seed, guidance=guidance)
 
+    @property
+    def device(self) -> torch.device:
+        """Where frames are refined."""
+        return self.refiner.device
+
     @torch.no_grad()
     def decode(self, tokens: TokenGrid) -> Frames:
-        """Frames of the refiner's size in [-1, 1], on the CPU, for int64 token grids; `ValueError` for other tokens."""
+        """Decode int64 token grids to frames of the refiner's size in [-1, 1], on the CPU; errors as in `Decoder`."""
         config = self.refiner.config
         kept = []
         for window in refined_windows(len(tokens), config.num_frames, config.overlap):
@@ -68,7 +74,7 @@ class RefinerDecoder:
         return torch.cat(kept)
 
     def _denoise(self, condition: Latents, first: int) -> Latents:
-        """What becomes of the latents of frames of which the first is number `first` of its video."""
+        """Denoise a window of latents given its condition; `first` is the index of its first frame in the video."""
         device = self.refiner.device
         noise = frame_noise(self.seed, range(first, first + len(condition)), self.refiner.latent_shape)
         guidance = torch.linspace(*self.guidance, len(condition))

@@ -1,4 +1,4 @@
-"""`Refiner`: the two networks, what they are asked, and the checkpoints they are read from and written to."""
+"""`Refiner`: the UNet and the VAE, sampling with them, and reading and writing of their checkpoints."""
 
 from pathlib import Path
 from typing import final
@@ -30,9 +30,9 @@ Latents = Float[Tensor, "frames channels rows cols"]
 
 @final
 class Refiner(nn.Module):
-    """A UNet that denoises latents of several frames at once, given those of the frames to be refined, and the VAE.
+    """A UNet that denoises the latents of several frames, given the latents of the unrefined frames, and a VAE.
 
-    State dict: `unet.*` and `vae.*`, each with diffusers' own names.
+    The state dict has `unet.*` and `vae.*`, each with diffusers' names.
     """
 
     def __init__(self, config: RefinerConfig) -> None:
@@ -43,7 +43,7 @@ class Refiner(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.unet.conv_in.weight.device
 
     @property
@@ -54,19 +54,18 @@ class Refiner(nn.Module):
         return self.vae.config["latent_channels"], height // factor, width // factor
 
     def fit(self, frames: Frames) -> Frames:
-        """Frames in [-1, 1] of any size in the refiner's: bilinear, antialiased."""
+        """Resize frames in [-1, 1] to the refiner's size (bilinear, antialiased)."""
         return F.interpolate(frames.float(), self.config.image_size, mode="bilinear", antialias=True).clamp(-1.0, 1.0)
 
     def encode(self, frames: Frames) -> Latents:
-        """The mode of the latents of frames of the refiner's size in [-1, 1], float32, not scaled."""
+        """Encode frames of the refiner's size in [-1, 1] to the mode of their latents, float32, not scaled."""
         chunks = frames.to(self.device).split(self.config.frames_at_once)
         return torch.cat([self.vae.encode(chunk, return_dict=False)[0].mode() for chunk in chunks])
 
     def decode(self, latents: Latents, frames: Frames, condition: Latents) -> Frames:
-        """Frames in [-1, 1], float32 on the CPU, of latents as `denoise` gives them.
+        """Decode latents from `denoise` to frames in [-1, 1], float32 on the CPU.
 
-        `frames` and `condition` are the frames to be refined and what they were `encode`d to: see
-        `RefinerConfig.residual`.
+        `frames` are the unrefined frames and `condition` their `encode`d latents, see `RefinerConfig.residual`.
         """
         latents = latents / self.vae.config["scaling_factor"]
         if not self.config.residual:
@@ -75,15 +74,15 @@ class Refiner(nn.Module):
         return (frames.cpu() + change).clamp(-1.0, 1.0)
 
     def reconstruct(self, latents: Latents) -> Frames:
-        """The VAE's pictures of latents as `encode` gives them: float32 on the CPU, and not clamped."""
+        """Decode latents from `encode` with the VAE: float32 on the CPU, not clamped."""
         chunks = latents.split(self.config.frames_at_once)
         return torch.cat([self.vae.decode(part, num_frames=len(part), return_dict=False)[0].cpu() for part in chunks])
 
     def denoise(self, noise: Latents, condition: Latents, guidance: Float[Tensor, " frames"]) -> Latents:
-        """Latents (scaled; see `RefinerConfig.residual`) from normal noise, given the `encode`d frames to be refined.
+        """Denoise normal noise to scaled latents (see `RefinerConfig.residual`), given the unrefined frames' latents.
 
-        Euler steps of the EDM sampler with v-prediction, as the published refiner's; `guidance` as in `RefinerConfig`,
-        where the prediction without a condition is that with latents of 0.
+        The sampler takes Euler steps of EDM with v-prediction, as the published refiner does. `guidance` is as in
+        `RefinerConfig`; the unconditional prediction has a condition of 0.
         """
         scheduler = EulerDiscreteScheduler(
             prediction_type="v_prediction",
@@ -112,13 +111,13 @@ class Refiner(nn.Module):
         timestep: Float[Tensor, " batch"],
         unet: nn.Module | None = None,
     ) -> Float[Tensor, "batch frames channels rows cols"]:
-        """The UNet's velocity, float32.
+        """Predict the velocity with the UNet, in float32.
 
         Args:
             scaled: noised latents / sqrt(sigma^2 + 1).
-            condition: `encode`d frames.
+            condition: latents of the unrefined frames, from `encode`.
             timestep: ln(sigma) / 4.
-            unet: a wrapper of ours, in training.
+            unet: the module to call instead of `self.unet`: its wrapper, in training.
         """
         dtype, count = self.unet.conv_in.weight.dtype, len(scaled)
         # Stable Video Diffusion's picture embedding is not used: the network attends to one vector of 0.
@@ -131,7 +130,8 @@ class Refiner(nn.Module):
     def from_pretrained(cls, path_or_hub_id: str | Path, dtype: torch.dtype = torch.float32) -> "Refiner":
         """Load a local folder or a Hub repository, for evaluation, on the CPU. Raises CheckpointError.
 
-        `dtype` is the UNet's. The VAE works in float32: 8 bits of a mantissa are too few for smooth pictures.
+        `dtype` is the data type of the UNet. The VAE stays in float32, because bfloat16's mantissa is too short for
+        smooth pictures.
         """
         folder = resolve_checkpoint(path_or_hub_id)
         config = RefinerConfig.load(folder / CONFIG_NAME)
@@ -150,6 +150,6 @@ class Refiner(nn.Module):
         return refiner.eval().requires_grad_(False)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write config.json and model.safetensors, each at once. Raises OutputError."""
+        """Write config.json and model.safetensors, each whole or not at all. Raises OutputError."""
         write_tensors(Path(folder) / WEIGHTS_NAME, self.state_dict())
         write_json(Path(folder) / CONFIG_NAME, self.config.to_dict())

@@ -1,18 +1,18 @@
-"""The published refiner (turing-motors/Terra, video_refiner/refiner_model.pt) in our names, which are diffusers'.
+"""Conversion of the published refiner (turing-motors/Terra, video_refiner/refiner_model.pt) to diffusers' names.
 
-It is a state dict in the names of Stability AI's generative-models, as DeepSpeed saved it under "module". What its code
-(turingmotors/ACT-Bench, Terra/video_refiner) computes, and so what is taken:
+The file is a state dict with the names of Stability AI's generative-models, which DeepSpeed saved under "module". The
+published code (turingmotors/ACT-Bench, Terra/video_refiner) uses these tensors:
 
     model.diffusion_model.*                       -> unet.*, Stable Video Diffusion's network
     conditioner.embedders.3.encoder.encoder.*     -> vae.encoder.*, with .quant_conv.*: encodes the frames to be refined
     first_stage_model.decoder.*                   -> vae.decoder.*, the temporal decoder
 
-and left out, since no frame depends on it: first_stage_model.encoder.* (training's), the conditioner's own decoder, the
-time embedding of clean anchor frames (there are none), and token_decoder.* (the tokenizer, replaced at loading by the
-one that belongs to the world model). The network attends to a vector of 0, and is told [0, 9, 127].
+Frames do not depend on the other tensors, which are left out: first_stage_model.encoder.* (used in training), the
+conditioner's decoder, the time embedding of clean anchor frames (there are none), and token_decoder.* (the tokenizer;
+the world model's own tokenizer replaces it). The network attends to a vector of 0, and its time ids are [0, 9, 127].
 
-Its guidance from 1.5 to 3 has no effect: the code computes the prediction without a condition from the same condition
-(`force_uc_zero_embeddings=[]`), so that the difference is 0; hence the `guidance` of 1, at half the work.
+The published guidance from 1.5 to 3 has no effect: the code computes the unconditional prediction from the same
+condition (`force_uc_zero_embeddings=[]`), so both predictions are equal; `guidance` is therefore 1, at half the work.
 """
 
 import re
@@ -36,7 +36,7 @@ PUBLISHED = RefinerConfig(
     },
 )
 
-_PREFIX = "_forward_module."  # of DeepSpeed's; the published code takes no tensor without it
+_PREFIX = "_forward_module."  # DeepSpeed's prefix; the published code ignores tensors without it
 _UNET = "model.diffusion_model."
 _ENCODER = "conditioner.embedders.3.encoder."
 _DECODER = "first_stage_model.decoder."
@@ -54,7 +54,7 @@ _UNET_ENDS = {
     "out.0.": "conv_norm_out.",
     "out.2.": "conv_out.",
 }
-# Parts of a residual block, spatial or temporal, of the UNet; and of the temporal one of the VAE.
+# Parts of the UNet's residual blocks (spatial and temporal), and of the VAE's temporal residual blocks.
 _RESIDUAL = {
     "in_layers.0.": "norm1.",
     "in_layers.2.": "conv1.",
@@ -73,9 +73,9 @@ _VAE_ATTENTION = {"norm.": "group_norm.", "q.": "to_q.", "k.": "to_k.", "v.": "t
 
 
 def strip_prefix(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """The tensors without DeepSpeed's prefix, and the names of those that have none, which are not the model's.
+    """Remove DeepSpeed's prefix from names; also return the names without it, which do not belong to the model.
 
-    A state dict in which no name has the prefix is taken as it is.
+    A state dict in which no name has the prefix is returned unchanged.
     """
     if not any(_PREFIX in name for name in state):
         return dict(state), []
@@ -84,7 +84,7 @@ def strip_prefix(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[s
 
 
 def convert_state_dict(state: Mapping[str, Tensor], config: RefinerConfig) -> tuple[Refiner, list[str]]:
-    """The refiner, its tensors in the types that they have, and the names of those that it doesn't need.
+    """Build the refiner, with tensors of their stored types; also return the names of tensors that it doesn't need.
 
     Args:
         state: see `strip_prefix`.
@@ -105,7 +105,7 @@ def convert_state_dict(state: Mapping[str, Tensor], config: RefinerConfig) -> tu
         elif ours is None:
             strange.append(name)
         else:
-            # The VAE's attention is a 1x1 convolution there.
+            # The published VAE's attention uses 1x1 convolutions in place of linear layers.
             linear = len(expected.get(ours, ())) == 2 and tensor.ndim == 4
             tensors[ours] = tensor[:, :, 0, 0] if linear else tensor
     if strange:
@@ -118,7 +118,7 @@ def convert_state_dict(state: Mapping[str, Tensor], config: RefinerConfig) -> tu
 
 
 def _rename(name: str, config: RefinerConfig) -> str | None:
-    """Our name for a published one; None for a name of no such shape. Wrong numbers show in the layout."""
+    """Diffusers' name for a published name, or None if it has no known form; wrong indices show up in the layout."""
     if name.startswith(_UNET):
         renamed = _rename_unet(name.removeprefix(_UNET), config.unet.get("layers_per_block", 2))
         return renamed and f"unet.{renamed}"
@@ -144,7 +144,7 @@ def _rename_unet(name: str, layers: int) -> str | None:
         return f"mid_block.attentions.0.{_replace_start(rest, _ATTENTION)}"
     if side == "middle_block":
         return f"mid_block.{_residual(number // 2, rest)}"
-    # An input level has its layers and then, as a block of its own, the downsampler; an output level one layer more.
+    # An input level has its layers and then a block with the downsampler; an output level has one layer more.
     level, layer = divmod(number - 1 if side == "input_blocks" else number, layers + 1)
     block = f"{'down' if side == 'input_blocks' else 'up'}_blocks.{level}"
     part, _, rest = rest.partition(".")
@@ -158,7 +158,7 @@ def _rename_unet(name: str, layers: int) -> str | None:
 
 
 def _residual(number: int, rest: str) -> str:
-    """A block of two: spatial and then temporal (`time_stack`), and how they are mixed."""
+    """Rename a part of a double residual block: the spatial block, the temporal one (`time_stack`), their mixing."""
     block = f"resnets.{number}"
     if rest.startswith("time_mixer."):
         return f"{block}.{rest}"
@@ -167,7 +167,7 @@ def _residual(number: int, rest: str) -> str:
 
 
 def _rename_vae(name: str, levels: int, *, temporal: bool) -> str:
-    """A name in the VAE's encoder or temporal decoder, whose levels count from the smallest picture in diffusers."""
+    """Rename a part of the VAE's encoder or temporal decoder; diffusers counts levels from the smallest picture."""
     if match := re.fullmatch(r"mid\.attn_1\.(.+)", name):
         return f"mid_block.attentions.0.{_replace_start(match[1], _VAE_ATTENTION)}"
     if match := re.fullmatch(r"mid\.block_([12])\.(.+)", name):

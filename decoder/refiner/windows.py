@@ -1,4 +1,4 @@
-"""Which frames are refined together, and the noise that they start from."""
+"""The windows of frames that are refined together, and the noise that their refinement starts from."""
 
 from dataclasses import dataclass
 
@@ -18,10 +18,10 @@ class RefinedWindow:
 
 
 def refined_windows(num_frames: int, size: int, overlap: int) -> list[RefinedWindow]:
-    """Windows of `size` frames that share `overlap` with the one before; the last shares more, to be as long.
+    """Split a video into windows of `size` frames, each sharing `overlap` frames with the previous window.
 
-    So only a video shorter than `size` has a window that is shorter. An overlap's frames are kept from the window that
-    came first, as the published code keeps them.
+    The last window shares more frames if needed to have full size, so only a video shorter than `size` has a shorter
+    window. Frames in an overlap are kept from the earlier window, as in the published code.
     """
     windows = [RefinedWindow(0, min(size, num_frames), 0)]
     while (stop := windows[-1].stop) < num_frames:
@@ -33,7 +33,8 @@ def refined_windows(num_frames: int, size: int, overlap: int) -> list[RefinedWin
 def frame_noise(seed: int, frames: range, shape: tuple[int, ...]) -> Float[Tensor, "frames channels rows cols"]:
     """Standard normal noise, float32 on the CPU, that depends on the seed and each frame's index alone.
 
-    NumPy's Philox with the key (seed, frame): a frame has the same noise in whichever window, and on any device.
+    The generator is NumPy's Philox with the key (seed, frame), so a frame has the same noise in every window and on
+    every device.
     """
     draws = [
         np.random.Generator(np.random.Philox(key=[seed, frame])).standard_normal(shape, np.float32) for frame in frames

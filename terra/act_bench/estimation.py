@@ -1,4 +1,4 @@
-"""The estimator over many videos: read ahead in threads, looked at in batches."""
+"""Estimation over many videos: threads decode videos ahead, and the estimator takes them in batches."""
 
 import logging
 import time
@@ -23,12 +23,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Estimated:
-    """What the estimator said.
+    """The estimator's outputs.
 
     Attributes:
-        samples: those whose videos could be read; logits and waypoints are in their order.
-        failed: by sample id, why a video could not be read.
-        other_rates: how many videos say of themselves another number of frames a second than the benchmark's.
+        samples: the samples whose videos could be read, in the order of `logits` and `waypoints`.
+        failed: sample id -> why its video could not be read.
+        other_rates: declared frame rate -> number of videos, for rates that are not the benchmark's.
     """
 
     samples: list[Sample]
@@ -47,9 +47,9 @@ def estimate_videos(
     batch_size: int,
     workers: int,
 ) -> Estimated:
-    """Look at the samples' videos, `batch_size` together, `workers` of them decoded at once.
+    """Run the estimator on the samples' videos, `batch_size` at a time, while `workers` threads decode.
 
-    All are taken for 10 frames a second, as the published scorer does, whatever their files say.
+    Every video counts as 10 frames per second, whatever its file declares, as in the published scorer.
     """
     shape = estimator.config
     seen: list[Sample] = []

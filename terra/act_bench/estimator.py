@@ -1,92 +1,107 @@
-"""The ACT-Estimator: which maneuver a video shows, and which path its camera takes.
+"""The ACT-Estimator: it classifies the maneuver of a video and estimates the path of its camera.
 
-The published one (huggingface.co/turing-motors/ACT-Estimator, weights CC-BY-NC-SA-4.0) loads from its folder or Hub id
-without its remote code. Known from its source: the architecture, all sizes, and so 20,405,547 parameters. Inferred:
-that its tensors' names begin with "model." (it was saved inside a wrapper with that attribute); both forms load.
-Its oddities are kept, because the weights were trained with them; each has a comment.
+The published estimator (huggingface.co/turing-motors/ACT-Estimator, weights CC-BY-NC-SA-4.0) loads from its folder or
+Hub id without its remote code. Its source gives the architecture and all sizes (20,405,547 parameters). That its
+tensors' names begin with "model." is inferred: it was saved inside a wrapper with that attribute; both forms load. The
+published code has some oddities, with which the weights were trained; they are kept, each with a comment.
 """
 
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Literal, Self
 
 import torch
 from einops import rearrange
 from jaxtyping import Float, UInt8
+from pydantic import ConfigDict, Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from terra.act_bench.i3d import CHANNELS, TIME_STRIDE, inception_i3d
 from terra.errors import CheckpointError, EngineError
 from tokenizer.checkpoint import CONFIG_NAME, load_tensors, read_json, read_layout, verify_layout
+from tokenizer.settings import Count, Settings, checked
 
 MODEL_TYPE = "ACT-Estimator"
 FPS = 10.0
 _WRAPPER = "model."
 _ENCODER_WIDTH, _ENCODER_LAYERS = 512, 2
-_KEYS = ("input_shape", "num_classes", "max_seq_len", "timestamp_dim", "d_model", "num_heads", "feature_map_size")
 
 
-@dataclass(frozen=True)
-class ActEstimatorConfig:
+class ActEstimatorConfig(Settings):
     """The size of an ACT-Estimator; by default that of the published one.
 
     Attributes:
-        num_frames: of a video; it takes no other number.
-        side: of a frame, which is a square, in pixels.
-        num_classes: maneuvers.
-        d_model, num_heads: of its attention.
-        feature_map_size: cells that a side of the picture is pooled to.
+        num_frames: number of a video's frames; videos of other lengths are not accepted.
+        side: side of the square frames, in pixels.
+        num_classes: number of maneuvers.
+        d_model, num_heads: width and heads of the attention.
+        feature_map_size: cells along each side of the pooled feature map.
     """
 
-    num_frames: int = 44
-    side: int = 224
-    num_classes: int = 9
-    d_model: int = 512
-    num_heads: int = 8
-    feature_map_size: int = 4
+    num_frames: Count = 44
+    side: Count = 224
+    num_classes: Count = 9
+    d_model: Count = 512
+    num_heads: Count = 8
+    feature_map_size: Count = 4
+
+    @model_validator(mode="after")
+    def _heads(self) -> Self:
+        if self.d_model % (2 * self.num_heads):
+            raise ValueError(f"d_model: expected a multiple of 2 num_heads = {2 * self.num_heads}, got {self.d_model}")
+        return self
 
     @property
     def memory_length(self) -> int:
-        """Places in time and picture that it attends to."""
+        """Length of the memory that the attention reads: cells in time and space."""
         return -(-self.num_frames // TIME_STRIDE) * self.feature_map_size**2
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read the published config.json; what else is in it (the class names of its remote code) has no meaning here.
+        """Read the published config.json; its other keys (the class names of the remote code) are ignored.
 
         Raises:
-            CheckpointError: no such file, another model's, a value missing or none that such a model can have.
+            CheckpointError: the file is missing or another model's, or a value is missing or not allowed.
         """
         content = read_json(path)
         if content.get("model_type") != MODEL_TYPE:
             raise CheckpointError(f"{path}: expected the model_type {MODEL_TYPE}, got {content.get('model_type')!r}")
-        missing = [key for key in _KEYS if key not in content]
-        if missing:
-            raise CheckpointError(f"{path}: expected {', '.join(_KEYS)}, got no {missing[0]}")
-        shape, frames = content["input_shape"], content["max_seq_len"]
-        if not isinstance(shape, list) or len(shape) != 4 or shape != [3, frames, shape[3], shape[3]]:
-            raise CheckpointError(f"{path}: input_shape: expected [3, max_seq_len, side, side], got {shape}")
-        if content["timestamp_dim"] != 1:
-            raise CheckpointError(f"{path}: timestamp_dim: expected 1, got {content['timestamp_dim']!r}")
-        sizes = [
-            frames,
-            shape[3],
-            *(content[key] for key in ("num_classes", "d_model", "num_heads", "feature_map_size")),
-        ]
-        if not all(type(size) is int and size > 0 for size in sizes) or content["d_model"] % (2 * content["num_heads"]):
-            raise CheckpointError(f"{path}: expected sizes above 0, and d_model divisible by 2 num_heads, got {sizes}")
-        return cls(*sizes)
+        published = checked(_PublishedConfig, content, str(path), CheckpointError)
+        sizes = {name: getattr(published, name) for name in cls.model_fields if name in content}
+        sizes |= {"num_frames": published.max_seq_len, "side": published.input_shape[3]}
+        return checked(cls, sizes, str(path), CheckpointError)
+
+
+class _PublishedConfig(Settings):
+    """The keys of the published config.json that say something about the architecture."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    input_shape: Annotated[tuple[Literal[3], Count, Count, Count], Field(strict=False)]
+    num_classes: Count
+    max_seq_len: Count
+    timestamp_dim: Literal[1]
+    d_model: Count
+    num_heads: Count
+    feature_map_size: Count
+
+    @model_validator(mode="after")
+    def _square(self) -> Self:
+        _, frames, height, width = self.input_shape
+        if frames != self.max_seq_len or height != width:
+            raise ValueError(f"input_shape: expected [3, max_seq_len, side, side], got {list(self.input_shape)}")
+        return self
 
 
 @dataclass(frozen=True)
 class Estimates:
-    """What the estimator says of some videos, float32 on the CPU.
+    """The estimator's outputs for a batch of videos, float32 on the CPU.
 
     Attributes:
         commands: a logit for each maneuver.
-        waypoints: where the camera is at each frame, [right, forward] in meters, (0, 0) at the first.
+        waypoints: the camera's position at each frame, [right, forward] in meters, (0, 0) at the first frame.
     """
 
     commands: Float[Tensor, "batch classes"]
@@ -115,25 +130,25 @@ class ActEstimator(nn.Module):
     def forward(
         self, frames: Float[Tensor, "batch 3 frames side side"]
     ) -> tuple[Float[Tensor, "batch classes"], Float[Tensor, "batch frames 2"]]:
-        """Logits of the maneuvers, and waypoints, of frames in [0, 1], 10 a second, as many and large as it takes."""
+        """Logits of the maneuvers, and waypoints, from frames in [0, 1] at 10 per second, of the configured sizes."""
         size = self.config.feature_map_size
         x = F.adaptive_avg_pool3d(self.backbone(frames), (-(-self.config.num_frames // TIME_STRIDE), size, size))
-        # The published model cuts the memory anew here instead of moving the channels to the end, so that what it calls
-        # a place holds 1024 values of one or two channels. It was trained so.
+        # The published model reshapes here instead of moving the channels to the end, so that each memory entry holds
+        # 1024 values of one or two channels. The weights were trained this way.
         x = x.reshape(len(x), self.config.memory_length, CHANNELS)
         x = self.self_attn(self.positional_encoding(self.squeeze_linear(x)))
         return self.classifier(x.mean(dim=1)), self.visual_odmetry(x)
 
     @torch.inference_mode()
     def estimate(self, videos: UInt8[Tensor, "batch 3 frames side side"], dtype: torch.dtype) -> Estimates:
-        """Look at 8-bit videos.
+        """Estimate maneuver and path of 8-bit videos.
 
         Args:
-            videos: see `terra.act_bench.videos.read_clip`; on any device.
-            dtype: what is computed in, by autocast unless it is float32. The published scores are of bfloat16.
+            videos: clips from `terra.act_bench.videos.read_clip`, on any device.
+            dtype: data type of the computation, by autocast unless it is float32. The published scores used bfloat16.
 
         Raises:
-            EngineError: numbers that are not finite.
+            EngineError: the outputs are not finite.
         """
         device = self.squeeze_linear.weight.device
         frames = videos.to(device).float() / 255
@@ -147,7 +162,7 @@ class ActEstimator(nn.Module):
 
     @classmethod
     def check(cls, folder: Path) -> ActEstimatorConfig:
-        """Compare a folder's configuration, names and shapes with the architecture, and load no weights.
+        """Compare a folder's configuration, names and shapes with the architecture, without loading weights.
 
         Raises:
             CheckpointError: files missing, damaged or of another model.
@@ -173,7 +188,7 @@ class ActEstimator(nn.Module):
 
 
 class _SinePositions(nn.Module):
-    """Adds the sines and cosines of Vaswani et al. 2017 (arXiv 1706.03762, section 3.5); stored with the weights."""
+    """Adds sinusoidal positions (Vaswani et al. 2017, arXiv 1706.03762, section 3.5), stored with the weights."""
 
     def __init__(self, length: int, width: int) -> None:
         super().__init__()
@@ -213,7 +228,7 @@ class _FeedForward(nn.Module):
 
 
 class _MemoryReader(nn.Module):
-    """The memory as the decoder's state sees it."""
+    """Transforms the memory conditioned on the decoder's state, by cross-attention."""
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
@@ -225,7 +240,7 @@ class _MemoryReader(nn.Module):
     def forward(
         self, state: Float[Tensor, "batch width"], memory: Float[Tensor, "batch length width"]
     ) -> Float[Tensor, "batch length width"]:
-        # One answer for the state, added to every place of the memory.
+        # The single query's output is added to every entry of the memory.
         x = memory + self.cross_attention(state[:, None], self.pre_norm1(memory))
         y = self.pre_norm0(x)
         x = x + self.self_attention(y, y, y, need_weights=False)[0]
@@ -233,7 +248,7 @@ class _MemoryReader(nn.Module):
 
 
 class _PathDecoder(nn.Module):
-    """Goes from frame to frame by a gated recurrent unit; each waypoint is the last one and a learnt step."""
+    """Decodes the path frame by frame with a GRU; each waypoint is the previous one plus a predicted step."""
 
     def __init__(self, config: ActEstimatorConfig) -> None:
         super().__init__()
@@ -251,7 +266,7 @@ class _PathDecoder(nn.Module):
         state = self.hidden_state.to(memory.dtype).expand(batch, -1)
         place = memory.new_zeros(batch, 2)
         waypoints = [place]
-        # The step to a frame is told the time of the frame before it, from 0 s.
+        # The step to a frame gets the time of the previous frame, from 0 s.
         for seconds in (torch.arange(self._num_frames - 1) / FPS).tolist():
             seen = self.pre_gru_layer(state, memory).mean(dim=1)
             state = self.gru(torch.cat([place, seen, seen.new_full((batch, 1), seconds)], dim=1), state)

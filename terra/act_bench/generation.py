@@ -5,11 +5,9 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
-
 from terra.act_bench.estimator import FPS
 from terra.act_bench.samples import Sample
-from terra.config import checkpoint_folder
+from terra.act_bench.settings import ActBenchSettings
 from terra.errors import ConfigError
 from terra.rollouts import batch
 from terra.rollouts.folder import RolloutFolder
@@ -33,7 +31,7 @@ def missing_pictures(samples: Sequence[Sample], settings: RolloutSettings) -> di
     return missing
 
 
-def generate(config: DictConfig, settings: RolloutSettings, samples: Sequence[Sample]) -> tuple[dict[int, Path], int]:
+def generate(settings: ActBenchSettings, samples: Sequence[Sample]) -> tuple[dict[int, Path], int]:
     """Make the samples' videos that are not there yet; all videos by sample id, and terra-rollout's exit code.
 
     Writes manifest.jsonl, generated/ (see `terra.rollouts.folder`) and videos/, named as the benchmark has them.
@@ -43,13 +41,12 @@ def generate(config: DictConfig, settings: RolloutSettings, samples: Sequence[Sa
         ConfigError: a model of another frame rate, or see `terra.rollouts.batch.run`.
         TerraError: see there.
     """
-    fps = load_config(checkpoint_folder(config.world_model)).fps
+    fps = load_config(settings.world_model.folder()).fps
     if fps != FPS:
         raise ConfigError(f"world_model: expected one of {FPS:g} frames a second, as the benchmark has, got {fps:g}")
     manifest, output = settings.output / "manifest.jsonl", settings.output / _GENERATED
     _write_manifest(manifest, settings, samples)
-    changes = {"manifest": str(manifest), "output": str(output), "context_root": str(settings.root.absolute())}
-    code = batch.run(DictConfig(OmegaConf.merge(config, changes)))
+    code = batch.run(settings.replace(manifest=manifest, output=output, context_root=settings.root.absolute()))
     return _name_videos(RolloutFolder(output, {}, "keep"), settings.output / VIDEOS, samples), code
 
 

@@ -1,4 +1,4 @@
-"""The Inception-I3D network (Carreira and Zisserman 2017, arXiv 1705.07750), as far as its last mixed layer."""
+"""The Inception-I3D network (Carreira and Zisserman 2017, arXiv 1705.07750) up to its last mixed layer."""
 
 from collections import OrderedDict
 
@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-CHANNELS = 1024  # of what it gives
-TIME_STRIDE = 4  # frames for each step of time that it gives
+CHANNELS = 1024  # of the output
+TIME_STRIDE = 4  # frames per time step of the output
 
 
 class ConvUnit(nn.Module):
@@ -21,24 +21,24 @@ class ConvUnit(nn.Module):
         self.bn = nn.BatchNorm3d(channels_out, eps=1e-3, momentum=0.01)
 
     def forward(self, x: Float[Tensor, "batch c t h w"]) -> Float[Tensor, "batch d s j k"]:
-        """Sizes are divided by the stride, rounded up."""
+        """Convolve, normalize and rectify; sizes are divided by the stride and rounded up."""
         return F.relu(self.bn(self.conv3d(pad_same(x, self._kernel, self._stride))))
 
 
 class MaxPool(nn.Module):
-    """The largest value, by kernel and stride along (time, rows, columns)."""
+    """Max pooling with a kernel and a stride along (time, rows, columns)."""
 
     def __init__(self, kernel: tuple[int, int, int], stride: tuple[int, int, int]) -> None:
         super().__init__()
         self._kernel, self._stride = kernel, stride
 
     def forward(self, x: Float[Tensor, "batch c t h w"]) -> Float[Tensor, "batch c s j k"]:
-        """Sizes are divided by the stride, rounded up. What is padded counts as 0."""
+        """Pool; sizes are divided by the stride and rounded up. Padding counts as 0."""
         return F.max_pool3d(pad_same(x, self._kernel, self._stride), self._kernel, self._stride)
 
 
 class Mixed(nn.Module):
-    """Four branches beside each other: 1; 1 and 3; 1 and 3; pooling and 1. `widths` are theirs, in this order."""
+    """Four parallel branches with kernels 1; 1 and 3; 1 and 3; pooling and 1. `widths` are their channels, in order."""
 
     def __init__(self, channels: int, widths: tuple[int, int, int, int, int, int]) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Mixed(nn.Module):
         self.b3a, self.b3b = MaxPool((3, 3, 3), (1, 1, 1)), ConvUnit(channels, pooled, 1)
 
     def forward(self, x: Float[Tensor, "batch c t h w"]) -> Float[Tensor, "batch d t h w"]:
-        """Sizes stay."""
+        """Concatenate the branches' channels; the sizes do not change."""
         return torch.cat([self.b0(x), self.b1b(self.b1a(x)), self.b2b(self.b2a(x)), self.b3b(self.b3a(x))], dim=1)
 
 
@@ -65,7 +65,7 @@ def pad_same(
 
 
 def inception_i3d() -> nn.Sequential:
-    """From frames (batch, 3, t, h, w) in [0, 1] to features (batch, 1024, t / 4, h / 32, w / 32), rounded up.
+    """Build the network from frames (batch, 3, t, h, w) in [0, 1] to features (batch, 1024, t / 4, h / 32, w / 32).
 
     The layers' names are those of the published ACT-Estimator, the widths those of the paper.
     """

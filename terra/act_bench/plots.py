@@ -14,9 +14,9 @@ _DARK = 0.5  # shares below are dark in the color map
 
 
 def plot_confusion(results: Results, path: Path) -> None:
-    """Write a PNG: a row a maneuver that was asked for, a column one that was seen, shares of the row and counts.
+    """Write a PNG with a row per instructed maneuver and a column per estimated one: shares of the row, and counts.
 
-    Rows without videos are empty. The colors (cividis) are told apart without red or green.
+    Rows without videos are empty. The colors (cividis) are safe for the color-blind.
 
     Raises:
         OutputError: the file can't be written.
@@ -35,9 +35,7 @@ def plot_confusion(results: Results, path: Path) -> None:
     axes.set_xticks(range(len(names)), names, rotation=40, ha="right", rotation_mode="anchor")
     axes.set_yticks(range(len(names)), [f"{name} ({total})" for name, total in zip(names, totals[:, 0], strict=True)])
     accuracy = results.rows[0].accuracy.value
-    axes.set(
-        xlabel="seen in the video", ylabel="asked for (videos)", title=f"accuracy {accuracy:.3f}, {results.coverage}"
-    )
+    axes.set(xlabel="estimated", ylabel="instructed (videos)", title=f"accuracy {accuracy:.3f}, {results.coverage}")
     figure.colorbar(image, label="share of the row", shrink=0.8)
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=110, format="png")

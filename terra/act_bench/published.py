@@ -1,7 +1,7 @@
-"""What was published: the size of the whole benchmark, and three models' scores on it.
+"""Published facts: the size of the whole benchmark, and three models' scores on it.
 
-Over all samples from the model card huggingface.co/turing-motors/Terra; by class from the output of the notebook
-compute_score.ipynb in github.com/turingmotors/ACT-Bench, which has none for Terra v2.
+Scores over all samples are from the model card huggingface.co/turing-motors/Terra. Scores by class are from the output
+of the notebook compute_score.ipynb in github.com/turingmotors/ACT-Bench, which has none for Terra v2.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from terra.act_bench.scores import ALL
 
 NUM_SAMPLES = 2286
-# Scored samples by class; the others' categories are not among the classes.
+# Number of scored samples by class; samples of other categories are not scored.
 NUM_SCORED = {
     "curving_to_left": 162,
     "curving_to_right": 188,
@@ -26,14 +26,14 @@ NUM_SCORED[ALL] = sum(NUM_SCORED.values())
 
 @dataclass(frozen=True)
 class PublishedScore:
-    """Accuracy from 0 to 1, average and final displacement error in meters."""
+    """Accuracy in [0, 1], and average and final displacement error in meters."""
 
     accuracy: float
     ade: float
     fde: float
 
 
-# By model, by class.
+# Scores by model and class.
 PUBLISHED = {
     "Vista": {
         ALL: PublishedScore(0.307, 4.50, 8.66),

@@ -1,4 +1,4 @@
-"""The benchmark's scores as files and as a table, beside those that were published."""
+"""The benchmark's scores as files and as a table beside the published scores."""
 
 import csv
 import json
@@ -19,20 +19,20 @@ from terra.act_bench.scores import ALL, Row, VideoScores, confusion
 from terra.metrics.bootstrap import Estimate
 from tokenizer.files import make_folder, replacing, write_json
 
-# Of each metric its title and the digits behind the point that are shown.
+# Metric -> its title and the number of decimals shown.
 _METRICS = {"accuracy": ("accuracy (higher)", 3), "ade": ("ADE, m (lower)", 2), "fde": ("FDE, m (lower)", 2)}
 
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """All that a run found.
+    """The results of a run.
 
     Attributes:
-        estimated: what the estimator said, and of which samples.
-        scores: theirs, in the same order.
-        rows: the means.
-        left_out: by sample id, why it is not scored.
-        facts: what else results.json is to hold.
+        estimated: the estimator's outputs and their samples.
+        scores: scores of these samples, in the same order.
+        rows: means over all samples and by class.
+        left_out: sample id -> why the sample is not scored.
+        facts: further content of results.json.
     """
 
     estimated: Estimated
@@ -43,14 +43,14 @@ class Results:
 
     @property
     def coverage(self) -> str:
-        """How much of the benchmark the numbers stand on: "12 of 1,979 scored samples"."""
+        """The share of the benchmark that was scored, such as "12 of 1,979 scored samples"."""
         return f"{len(self.estimated.samples):,} of {NUM_SCORED[ALL]:,} scored samples"
 
 
 def write_results(folder: Path, results: Results) -> None:
-    """Write results.json, results.csv (a row a class) and estimates.jsonl (a line a video).
+    """Write results.json, results.csv (a row per class) and estimates.jsonl (a line per video).
 
-    NaN, which JSON lacks, is null. Raises OutputError.
+    NaN, which JSON lacks, is written as null. Raises OutputError.
     """
     make_folder(folder)
     content = {
@@ -62,7 +62,7 @@ def write_results(folder: Path, results: Results) -> None:
             "benchmark_samples": NUM_SAMPLES,
         },
         "scores": {
-            row.name: {"samples": row.count, "benchmark_samples": NUM_SCORED[row.name]}
+            row.name: {"samples": row.count, "benchmark_samples": NUM_SCORED[row.name], "drives": row.accuracy.units}
             | {metric: _interval(getattr(row, metric)) for metric in _METRICS}
             for row in results.rows
         },
@@ -78,14 +78,15 @@ def write_results(folder: Path, results: Results) -> None:
 
 
 def print_report(console: Console, results: Results) -> None:
-    """The means over all videos beside the published ones, and those by class."""
+    """Print the means over all videos beside the published scores, and the means by class."""
     overall = results.rows[0]
     table = Table("", Column("this run [95 %]", no_wrap=True), *PUBLISHED, title=f"ACT-Bench: {results.coverage}")
     for metric, (title, digits) in _METRICS.items():
         estimate = getattr(overall, metric)
-        interval = f"\\[{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
+        known = not math.isnan(estimate.low)
+        interval = f" \\[{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]" if known else ""
         published = (f"{getattr(scores[ALL], metric):.{digits}f}" for scores in PUBLISHED.values())
-        table.add_row(title, f"{estimate.value:.{digits}f} {interval}", *published)
+        table.add_row(title, f"{estimate.value:.{digits}f}{interval}", *published)
     console.print(table)
     table = Table("class", "samples", "accuracy", "ADE, m", "FDE, m", title="by class")
     for row in results.rows[1:]:

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
-from omegaconf import DictConfig
 from rich.console import Console
 
 from terra.act_bench.estimation import estimate_videos
@@ -23,7 +22,7 @@ from terra.act_bench.samples import CLASSES, Sample, read_samples, spread
 from terra.act_bench.scores import score_videos, summarize
 from terra.act_bench.settings import ActBenchSettings
 from terra.act_bench.videos import find_videos
-from terra.config import checkpoint_folder
+from terra.device import torch_device, torch_dtype
 from terra.errors import ConfigError, VideoError
 from terra.output import check_output, package_versions
 from terra.rollouts.batch import ALL_DONE, INTERRUPTED, SOME_FAILED
@@ -35,7 +34,7 @@ logger = logging.getLogger(__name__)
 _NEEDED_BYTES = 64 << 20
 
 
-def run(config: DictConfig, console: Console) -> int:
+def run(settings: ActBenchSettings, console: Console | None = None) -> int:
     """Generate what is not there yet, score all, and return the exit code.
 
     0 all is scored, 3 some samples are left out, 128 + n interrupted by signal n while generating.
@@ -44,10 +43,11 @@ def run(config: DictConfig, console: Console) -> int:
         TerraError: anything wrong with the configuration, the manifest, the checkpoints, the engine or the output; or
             no video that can be scored.
     """
-    started = time.perf_counter()
-    settings = ActBenchSettings.from_config(config)
-    manifest, output = settings.rollouts.manifest, settings.rollouts.output
-    checkpoint = checkpoint_folder(config.estimator)
+    started, console = time.perf_counter(), console or Console(stderr=True)
+    manifest, output = settings.manifest, settings.output
+    device = torch_device(settings.estimator.device)
+    dtype = torch_dtype(settings.estimator.dtype, device)
+    checkpoint = settings.estimator.folder()
     shape = ActEstimator.check(checkpoint)
     if shape.num_classes != len(CLASSES):
         raise ConfigError(f"estimator: expected {len(CLASSES)} classes, the benchmark's, got {shape.num_classes}")
@@ -55,18 +55,18 @@ def run(config: DictConfig, console: Console) -> int:
     samples, num_in_manifest = read_samples(manifest, shape.num_frames)
     if settings.videos is None:
         settings.check_length(shape)
-        videos, left_out, code = _generate(config, settings, samples)
+        videos, left_out, code = _generate(settings, samples)
         if code >= INTERRUPTED:
             return code
     else:
         videos, left_out = _find(settings.videos, settings, samples)
     estimated = estimate_videos(
-        ActEstimator.from_pretrained(checkpoint).to(settings.device),
+        ActEstimator.from_pretrained(checkpoint).to(device),
         [sample for sample in samples if sample.sample_id in videos],
         videos,
-        dtype=settings.dtype,
-        batch_size=settings.batch_size,
-        workers=settings.rollouts.workers,
+        dtype=dtype,
+        batch_size=settings.estimator.batch_size,
+        workers=settings.workers,
     )
     left_out |= estimated.failed
     if not estimated.samples:
@@ -76,7 +76,7 @@ def run(config: DictConfig, console: Console) -> int:
         "manifest": {"path": str(manifest), "sha256": file_sha256(manifest, ConfigError), "samples": num_in_manifest},
         "videos": str(settings.videos or output / "videos"),
         "other_frame_rates": estimated.other_rates,
-        "estimator": {"path": str(checkpoint), "sha256": checkpoint_sha256(checkpoint), "dtype": str(settings.dtype)},
+        "estimator": {"path": str(checkpoint), "sha256": checkpoint_sha256(checkpoint), "dtype": str(dtype)},
         "versions": package_versions(),
         "seconds": time.perf_counter() - started,
     }
@@ -88,15 +88,13 @@ def run(config: DictConfig, console: Console) -> int:
     return SOME_FAILED if left_out else ALL_DONE
 
 
-def _generate(
-    config: DictConfig, settings: ActBenchSettings, samples: Sequence[Sample]
-) -> tuple[dict[int, Path], dict[int, str], int]:
+def _generate(settings: ActBenchSettings, samples: Sequence[Sample]) -> tuple[dict[int, Path], dict[int, str], int]:
     """The videos by sample id, why other samples have none, and terra-rollout's exit code."""
-    left_out = missing_pictures(samples, settings.rollouts)
-    root = settings.rollouts.root
+    left_out = missing_pictures(samples, settings)
+    root = settings.root
     chosen = _choose(samples, left_out, settings, f"context_root={root}: expected the pictures of nuScenes")
-    videos, code = generate(config, settings.rollouts, chosen)
-    failed = f"not generated, see {settings.rollouts.output / 'generated/index.jsonl'}"
+    videos, code = generate(settings, chosen)
+    failed = f"not generated, see {settings.output / 'generated/index.jsonl'}"
     left_out |= {sample.sample_id: failed for sample in chosen if sample.sample_id not in videos}
     return videos, left_out, code
 

@@ -1,4 +1,4 @@
-"""The benchmark's samples: what each asks for, and which maneuver it counts as."""
+"""The benchmark's samples: the context, the reference path and the maneuver of each."""
 
 import re
 import reprlib
@@ -11,11 +11,11 @@ from jaxtyping import Float64
 
 from terra.errors import ConfigError
 from terra.rollouts.manifest import read_lines
-from terra.rollouts.settings import check_whole
 from terra.trajectory.checks import check_finite
 from terra.trajectory.document import parse_json
+from tokenizer.settings import Natural, checked
 
-# In the order of the estimator's outputs. No sample asks for the last one.
+# Maneuvers in the order of the estimator's outputs. No sample instructs the last one.
 CLASSES = (
     *("curving_to_left", "curving_to_right", "straight_constant_high_speed", "straight_constant_low_speed"),
     *("straight_accelerating", "straight_decelerating", "starting", "stopping", "stopped"),
@@ -28,14 +28,14 @@ _SPEED = re.compile(r"(?<!\d)(\d{1,3})kmph$")
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """A sample that is scored.
+    """A scored sample.
 
     Attributes:
-        sample_id: a whole number; names the video.
-        label: "category/subcategory" as the file has it.
-        class_id: the maneuver that the label means, an index into `CLASSES`.
-        context_frames: pictures, relative to nuScenes' folder.
-        reference: where the instructed drive is at each scored frame, [right, forward] in meters.
+        sample_id: an integer, part of the video's name.
+        label: "category/subcategory" from the manifest.
+        class_id: the label's maneuver, an index into `CLASSES`.
+        context_frames: paths of pictures, relative to nuScenes' folder.
+        reference: position of the instructed drive at each scored frame, [right, forward] in meters.
     """
 
     sample_id: int
@@ -46,28 +46,38 @@ class Sample:
 
     @property
     def name(self) -> str:
-        """How the benchmark calls the sample's video, without ".mp4"."""
+        """The benchmark's name for the sample's video, without ".mp4"."""
         return f"NUSCENES_ACTION_{self.sample_id:06}"
+
+    @property
+    def drive(self) -> str:
+        """The nuScenes log of the context, such as "n015-2018-08-02-17-16-37+0800": samples of one are not independent.
+
+        nuScenes names a picture LOG__CHANNEL__TIMESTAMP.jpg; with other names a sample is a drive by itself.
+        """
+        first = self.context_frames[0].rpartition("/")[2] if self.context_frames else ""
+        log, marker, _ = first.partition("__")
+        return log if marker else self.name
 
 
 def read_samples(manifest: Path, num_frames: int) -> tuple[list[Sample], int]:
-    """The samples of act_bench.jsonl, or of some of its lines, that are scored; and the number of all.
+    """Read act_bench.jsonl, or some of its lines; return the scored samples, and the number of all samples.
 
     Args:
-        manifest: see huggingface.co/datasets/turing-motors/ACT-Bench. Here `sample_id`, `label`, `context_frames` and
-            `reference_traj` are read; the actions, of `instruction_trajs`, are `terra.trajectory.act_bench`'s.
-        num_frames: how many are scored; the reference needs as many rows, and may have more.
+        manifest: a file as in huggingface.co/datasets/turing-motors/ACT-Bench. This function reads `sample_id`,
+            `label`, `context_frames` and `reference_traj`; `terra.trajectory.act_bench` reads `instruction_trajs`.
+        num_frames: number of scored frames; the reference needs at least as many rows.
 
     Raises:
-        ConfigError: no such file, nothing in it, a field missing or of another kind, an id twice.
-        TrajectoryError: a line that is no JSON object, or numbers that are not finite.
+        ConfigError: no such file, an empty one, a field that is missing or of another kind, or a repeated id.
+        TrajectoryError: a line is no JSON object, or numbers are not finite.
     """
     samples: list[Sample] = []
     lines: dict[int, int] = {}
     for line in read_lines(manifest):
         where = f"{manifest}: line {line.number}"
         record = parse_json(line.text.decode(errors="replace"), str(manifest), first_line=line.number)
-        sample_id = check_whole(record.get("sample_id"), 0, f"{where}: sample_id")
+        sample_id = checked(Natural, record.get("sample_id"), f"{where}: sample_id")
         if sample_id in lines:
             raise ConfigError(f"{where}: sample_id {sample_id}: already on line {lines[sample_id]}")
         lines[sample_id] = line.number
@@ -84,9 +94,10 @@ def read_samples(manifest: Path, num_frames: int) -> tuple[list[Sample], int]:
 
 
 def class_of(label: object, where: str) -> int | None:
-    """The maneuver that a label "category/subcategory" means; None for categories that are not scored.
+    """The index of a label's maneuver; None for categories that are not scored.
 
-    Constant speeds are low up to 20 km/h and high above, by the number at the subcategory's end.
+    The label is "category/subcategory". A constant speed is low up to 20 km/h and high above, by the number at the end
+    of the subcategory.
 
     Raises:
         ConfigError: a label of another form.
@@ -103,10 +114,10 @@ def class_of(label: object, where: str) -> int | None:
 
 
 def reference_waypoints(points: object, num_frames: int, where: str) -> Float64[np.ndarray, "frames 2"]:
-    """The first rows of `reference_traj`, [x forward, y left, ...], as [right, forward], which the estimator speaks.
+    """Convert the first rows of `reference_traj`, [x forward, y left, ...], to the estimator's axes [right, forward].
 
     Raises:
-        ConfigError: fewer rows, or rows that are not at least two numbers.
+        ConfigError: fewer than `num_frames` rows, or rows of fewer than two numbers.
         TrajectoryError: NaN or infinity.
     """
     rows = points[:num_frames] if isinstance(points, list) else []
@@ -123,7 +134,7 @@ def reference_waypoints(points: object, num_frames: int, where: str) -> Float64[
 
 
 def spread(samples: list[Sample], limit: int | None) -> list[Sample]:
-    """`limit` samples, evenly spread over all; all, if there are no more or it is None."""
+    """Choose `limit` samples, evenly spread; all of them if there are fewer or `limit` is None."""
     if limit is None or limit >= len(samples):
         return samples
     return [samples[index * len(samples) // limit] for index in range(limit)]

@@ -1,69 +1,59 @@
 """What to score, and how: conf/act_bench.yaml."""
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-import torch
-from omegaconf import DictConfig, OmegaConf
+from pydantic import model_validator
 
 from terra.act_bench.estimator import ActEstimatorConfig
-from terra.device import torch_device, torch_dtype
+from terra.config.groups import CheckpointSettings, Dtype
 from terra.errors import ConfigError
-from terra.rollouts.batch import read_settings
-from terra.rollouts.settings import RolloutSettings, check_whole
+from terra.rollouts.settings import BatchSettings
+from tokenizer.settings import Count, FilePath
 
 
-@dataclass(frozen=True, kw_only=True)
-class ActBenchSettings:
-    """The whole of conf/act_bench.yaml but the models.
+class EstimatorSettings(CheckpointSettings):
+    """The checkpoint of the ACT-Estimator, and how the estimator computes.
 
     Attributes:
-        rollouts: what terra-rollout takes; `manifest` is the benchmark's file, `output` this command's folder.
+        device, dtype: see `terra.act_bench.estimator.ActEstimator.estimate`; None takes a GPU if there is one, and
+            bfloat16 there.
+        batch_size: videos that it looks at together.
+    """
+
+    device: str | None
+    dtype: Dtype | None
+    batch_size: Count
+
+
+class ActBenchSettings(BatchSettings):
+    """The whole of conf/act_bench.yaml: what conf/rollout.yaml has, and how the videos are scored.
+
+    `manifest` is the benchmark's file, and `output` this command's folder.
+
+    Attributes:
         videos: a folder of videos to score; None to generate them.
         limit: how many samples, evenly spread over those that can be scored; None for all.
-        device, dtype: of the estimator, see `terra.act_bench.estimator.ActEstimator.estimate`.
-        batch_size: videos that it looks at together.
-        resamples: of the bootstrap.
+        estimator: the checkpoint, and where it works.
+        resamples: of the bootstrap over drives.
 
     Raises:
         ConfigError: a value of another type or out of its range.
     """
 
-    rollouts: RolloutSettings
-    videos: Path | None
-    limit: int | None
-    device: torch.device
-    dtype: torch.dtype
-    batch_size: int
-    resamples: int
+    videos: FilePath | None
+    limit: Count | None
+    estimator: EstimatorSettings
+    resamples: Count
 
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "resamples"):
-            check_whole(getattr(self, name), 1, name)
-        if self.limit is not None:
-            check_whole(self.limit, 1, "limit")
-        if self.rollouts.num_samples != 1:
-            raise ConfigError(f"num_samples: expected 1, the benchmark's, got {self.rollouts.num_samples}")
-
-    @classmethod
-    def from_config(cls, config: DictConfig) -> Self:
-        """Out of the configuration, which holds more. Raises ConfigError."""
-        values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-        estimator = values["estimator"]
-        return cls(
-            rollouts=read_settings(config),
-            videos=None if values["videos"] is None else Path(str(values["videos"])),
-            limit=values["limit"],
-            device=torch_device(estimator["device"]),
-            dtype=torch_dtype(estimator["dtype"]),
-            batch_size=estimator["batch_size"],
-            resamples=values["resamples"],
-        )
+    @model_validator(mode="after")
+    def _one_sample(self) -> Self:
+        if self.num_samples != 1:
+            raise ValueError(f"num_samples: expected 1, the benchmark's, got {self.num_samples}")
+        return self
 
     def check_length(self, estimator: ActEstimatorConfig) -> None:
         """Refuse rollouts of which the estimator would not see exactly what was generated. Raises ConfigError."""
-        expected = self.rollouts.num_context + estimator.num_frames
-        if self.rollouts.num_frames != expected:
-            made_of = f"{self.rollouts.num_context} of context and {estimator.num_frames} that are scored"
-            raise ConfigError(f"num_frames: expected {expected}, {made_of}, got {self.rollouts.num_frames}")
+        expected = self.num_context + estimator.num_frames
+        if self.num_frames != expected:
+            made_of = f"{self.num_context} of context and {estimator.num_frames} that are scored"
+            raise ConfigError(f"num_frames: expected {expected}, {made_of}, got {self.num_frames}")

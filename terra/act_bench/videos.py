@@ -1,4 +1,4 @@
-"""The videos that are scored: found in a folder, read as the estimator takes them."""
+"""The scored videos: finding them in a folder, and reading them in the estimator's format."""
 
 import re
 from collections import deque
@@ -19,17 +19,17 @@ _NAME = re.compile(r"_(\d+)\.mp4")
 
 @dataclass(frozen=True, eq=False)
 class Clip:
-    """The end of a video, and how many frames a second the file says it has."""
+    """The last frames of a video, and the frame rate that its file declares."""
 
     frames: UInt8[Tensor, "3 frames side side"]
     fps: float
 
 
 def find_videos(folder: Path) -> dict[int, Path]:
-    """The folder's MP4s by sample id, the number after the last "_" of their names: NUSCENES_ACTION_000012.mp4.
+    """Find a folder's MP4s by sample id, the number after the last "_" of a name: NUSCENES_ACTION_000012.mp4.
 
     Raises:
-        ConfigError: no such folder, no such video in it, or two of one id.
+        ConfigError: no such folder, no such video in it, or two videos with one id.
     """
     if not folder.is_dir():
         raise ConfigError(f"videos={folder}: expected a folder, got {'a file' if folder.exists() else 'none'}")
@@ -46,9 +46,9 @@ def find_videos(folder: Path) -> dict[int, Path]:
 
 
 def read_clips(paths: Sequence[Path], num_frames: int, side: int, workers: int) -> Iterator[Clip | str]:
-    """Of each video, in order, its clip or, if there is none, one line that says why.
+    """Read the videos in order; a video that can't be read yields one line that says why instead of its clip.
 
-    `workers` videos are decoded at once, and one more waits to be taken.
+    `workers` videos are decoded at once, and one more decoded clip may wait.
     """
     waiting: deque[Future[Clip | str]] = deque()
     with ThreadPoolExecutor(workers, thread_name_prefix="terra-videos") as pool:
@@ -65,14 +65,14 @@ def read_clips(paths: Sequence[Path], num_frames: int, side: int, workers: int) 
 
 
 def read_clip(path: Path, num_frames: int, side: int) -> Clip:
-    """The last `num_frames` frames, as the published scorer has them.
+    """Read the last `num_frames` frames with the preprocessing of the published scorer.
 
-    Each is resized to a square an eighth larger than needed (256 for 224), whatever its aspect ratio, by torchvision's
-    smoothed bilinear filter, rounded to 8 bits, and cut to its middle. The published scorer decodes by torchvision's
-    reader, whose colors may differ from ours by a step of rounding.
+    Each frame is resized to a square an eighth larger than `side` (256 for 224), whatever its aspect ratio, by
+    torchvision's antialiased bilinear filter, rounded to 8 bits, and cropped to its middle. The published scorer
+    decodes with torchvision's reader, whose colors may differ by one step of rounding.
 
     Raises:
-        VideoError: a video that can't be read, or has fewer frames.
+        VideoError: the video can't be read, or has fewer frames.
     """
     from torchvision.transforms import functional as pictures
 

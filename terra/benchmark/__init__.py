@@ -1,1 +1,1 @@
-"""How fast the engines are, beside each other in one run: see `scripts/engine_benchmark.py`."""
+"""How fast the engines are, beside each other in one run: see `terra benchmark`."""

@@ -1,6 +1,6 @@
 """The speed of engines that are loaded already, in one process: quick and rough, for a look.
 
-`scripts/engine_benchmark.py` is the measurement: a process for each engine, repeats, quartiles.
+`terra benchmark` is the measurement: a process for each engine, repeats, quartiles.
 """
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence

@@ -13,7 +13,7 @@ import torch
 from terra.benchmark.plan import DROPPED, Workload
 from terra.benchmark.prompts import MakePrompt
 from terra.engine.base import Engine, EngineSpec, Session
-from terra.prompt import Actions
+from terra.prompt import Actions, pack_blocks
 from terra.sampling import SamplingParams
 
 SAMPLING = SamplingParams(temperature=0.9)
@@ -99,8 +99,8 @@ def time_generate(
     tokens = min(max_tokens or layout.image_tokens, layout.image_tokens)
     for index in range(workload.num_frames):
         prompt, action = make_prompt(workload.num_context + DROPPED + index, 1, seed * 1000 + index)
-        frames = torch.nn.functional.pad(prompt.tokens.flatten(1), (0, layout.action_slots)).reshape(1, -1)
-        given = frames.to(model.device), torch.cat([prompt.actions, action])[None].to(model.device)
+        ids = pack_blocks(prompt.tokens, layout.action_slots)[None]
+        given = ids.to(model.device), torch.cat([prompt.actions, action])[None].to(model.device)
         if workload.way == "generate_again":
             call(*given, tokens)
         took = call(*given, tokens)

@@ -3,22 +3,58 @@
 import dataclasses
 import json
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from terra.benchmark.case import BANDWIDTH, result_path, write_json
 from terra.benchmark.plan import CASES, Amount, Case, plan_cases
 from terra.benchmark.report import write_report
+from terra.config.groups import CheckpointSettings, ModelFolder, TokenizerSettings
 from terra.device import has_fp8, torch_device, torch_dtype
 from terra.errors import ConfigError
+from tokenizer.settings import Count, FilePath, Positive, Settings
 
 logger = logging.getLogger(__name__)
 
 
-def run(values: dict[str, Any]) -> str:
+class BenchmarkSettings(Settings):
+    """The whole of conf/benchmark.yaml, which says what the settings mean."""
+
+    model: ModelFolder | None = None
+    tokenizer: TokenizerSettings | None
+    world_model: CheckpointSettings | None
+    shape: str | None
+    drive: FilePath | None
+    output: FilePath
+    device: Literal["cpu", "cuda"] | None
+    dtype: Literal["float32", "bfloat16"] | None
+    cases: Annotated[tuple[str, ...] | None, Field(strict=False)]
+    rollouts: Annotated[tuple[Count, ...], Field(strict=False)]
+    num_context: Count
+    num_frames: Count
+    repeats: Count
+    repeats_many: Count
+    rival_tokens: Count | None
+    max_seconds: Positive
+    case_seconds: Positive
+    bandwidth_mib: dict[str, Count]
+    vllm: dict[str, Any]
+
+
+def run(settings: BenchmarkSettings) -> None:
+    """Measure as conf/benchmark.yaml says, and print the table. Raises ConfigError and CheckpointError."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    given = settings.world_model
+    print(benchmark(vars(settings) | {"world_model": None if given is None else str(given.folder())}))
+
+
+def benchmark(values: dict[str, Any]) -> str:
     """Measure what `values` (conf/benchmark.yaml) ask for and return the table as text.
 
     The output folder holds plan.json, results/, logs/, benchmark.json, benchmark.txt and benchmark.png. Results that

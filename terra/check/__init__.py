@@ -1,4 +1,4 @@
-"""Whether a tokenizer and a world model are whole, are what is published, and belong together: `terra-check`."""
+"""The command `terra-check`: whether a tokenizer and a world model are intact, match the published ones, and fit."""
 
 from terra.check.run import check
 

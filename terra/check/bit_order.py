@@ -1,7 +1,7 @@
-"""Which order of the bits in a token id a world model was trained with, seen from how well it predicts real frames.
+"""The bit order of token ids that a world model was trained with, measured by how well it predicts real frames.
 
-Encoding and decoding agree under either order, so a tokenizer alone can't tell; a world model that reads ids with their
-bits reversed sees other tokens than those it knows.
+A tokenizer alone can't tell, because it encodes and decodes consistently under either order. A world model predicts
+badly if the bits of its ids are reversed.
 """
 
 import math
@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from terra.prompt import interleave
+from terra.prompt import pack_blocks
 from terra.world_model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
 from terra.world_model.model import IGNORED_LABEL
 from tokenizer import Frames, LFQTokenizer, TokenGrid
@@ -21,24 +21,24 @@ from tokenizer.config import BitOrder
 from tokenizer.quantizer import signs_from_tokens, tokens_from_signs
 
 MIN_MARGIN = 0.5
-"""Nats a token by which one order must be better than the other and than chance; that of a trained model is larger."""
+"""Nats per token by which one order must be better than the other and than chance; a trained model's is larger."""
 
 
 @dataclass(frozen=True)
 class BitOrderLosses:
-    """Cross-entropy in nats a token of frames given those before them, by bit order, and that of guessing."""
+    """Cross-entropy (nats per token) of frames given the earlier frames, by bit order, and that of uniform guessing."""
 
     losses: Mapping[BitOrder, float]
     chance: float
 
     @property
     def margin(self) -> float:
-        """How much better the better order is."""
+        """Difference between the two orders, in nats per token."""
         return max(self.losses.values()) - min(self.losses.values())
 
     @property
     def meant(self) -> BitOrder | None:
-        """The order that the weights mean; None where neither is clearly better than the other and than chance."""
+        """The weights' bit order; None if neither is better than the other and than chance by `MIN_MARGIN`."""
         best = min(self.losses, key=lambda order: self.losses[order])
         return best if min(self.margin, self.chance - self.losses[best]) >= MIN_MARGIN else None
 
@@ -52,15 +52,15 @@ def measure_bit_orders(
     window: int,
     num_windows: int,
 ) -> BitOrderLosses:
-    """Tokenize frames both ways and let the model predict them, each from the true ones before it.
+    """Tokenize frames in both bit orders, and let the model predict each token from the true tokens before it.
 
     Args:
-        model: on any device.
-        tokenizer: on any device, of either order.
-        frames: consecutive ones, in [-1, 1].
-        actions: those between them, one fewer.
-        window: frames of a window, 2 or more; its first frame is given.
-        num_windows: windows, at most as many as there are, spread evenly.
+        model: the world model, on any device.
+        tokenizer: the tokenizer, on any device, of either bit order.
+        frames: consecutive frames in [-1, 1].
+        actions: the actions between the frames, one fewer than frames.
+        window: frames of a window, 2 or more; the first is not predicted.
+        num_windows: number of evenly spread windows, bounded by the number possible.
     """
     quantizer = tokenizer.config.quantizer_config
     tokens = tokenizer.encode(frames)
@@ -85,10 +85,10 @@ def next_frame_loss(
 ) -> float:
     """Mean cross-entropy in nats of the image tokens of all frames but the first, given all tokens before each."""
     layout = model.config.layout
-    ids = torch.tensor([interleave(list(tokens), layout.action_slots, num_actions=len(tokens))], device=model.device)
+    ids = pack_blocks(tokens, layout.action_slots)[None].to(model.device)
     labels = ids.clone()
     labels[:, : layout.block] = IGNORED_LABEL
-    # The last frame's slots are there because a model is trained on whole blocks; nothing is predicted from them.
+    # The last frame gets slots because the model takes whole blocks; nothing is predicted from them.
     filled = torch.cat([actions, torch.zeros_like(actions[:1])])
     loss = model(input_ids=ids, actions=filled[None].to(model.device), labels=labels).loss
     return loss.item()

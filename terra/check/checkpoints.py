@@ -1,16 +1,17 @@
-"""The findings on each checkpoint, from its headers and hashes, and on the two together."""
+"""Checks of each checkpoint, by its headers and hashes, and of the pair."""
 
 import hashlib
 import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from omegaconf import DictConfig
 from safetensors.torch import save
 
 from terra.check.report import PAIR, Findings
-from terra.config import check_pairing, checkpoint_folder
+from terra.config.groups import CheckpointSettings
+from terra.engine.base import EngineSpec
 from terra.errors import CheckpointError
+from terra.pairing import check_pairing
 from terra.world_model import LlamaActionConfig, load_config
 from terra.world_model.published import TOKENIZERS, WORLD_MODELS, PublishedTokenizer, PublishedWorldModel
 from tokenizer import LFQTokenizerConfig
@@ -38,16 +39,16 @@ class WorldModel:
     config: LlamaActionConfig
 
 
-def check_tokenizer(node: DictConfig, findings: Findings, *, hashes: bool) -> Tokenizer | None:
-    """Check the checkpoint of a `tokenizer` setting; None if it can't be used."""
+def check_tokenizer(settings: CheckpointSettings, findings: Findings, *, hashes: bool) -> Tokenizer | None:
+    """Check the checkpoint of the setting `tokenizer`; return None if it can't be used."""
     with findings.catch(TOKENIZER, LAYOUT):
-        folder = checkpoint_folder(node)
+        folder = settings.folder()
         config = load_tokenizer_config(folder)
         counts = _count(folder)
         (height, width), bits = config.image_size, config.quantizer_config.dim
         geometry = f"{height} x {width} pixels as {config.rows} x {config.cols} tokens of {bits} bits"
         findings.add(TOKENIZER, LAYOUT, "passed", f"{_text(counts)}, {geometry}")
-        if published := TOKENIZERS.get(node.subfolder):
+        if published := TOKENIZERS.get(settings.subfolder or ""):
             _compare_counts(TOKENIZER, published, counts, findings)
             if hashes:
                 _compare_tensors(folder, published, findings)
@@ -55,16 +56,16 @@ def check_tokenizer(node: DictConfig, findings: Findings, *, hashes: bool) -> To
     return None
 
 
-def check_world_model(node: DictConfig, findings: Findings, *, hashes: bool) -> WorldModel | None:
-    """Check the checkpoint of a `world_model` setting; None if it can't be used."""
+def check_world_model(settings: CheckpointSettings, findings: Findings, *, hashes: bool) -> WorldModel | None:
+    """Check the checkpoint of the setting `world_model`; return None if it can't be used."""
     with findings.catch(WORLD_MODEL, LAYOUT):
-        folder = checkpoint_folder(node)
+        folder = settings.folder()
         config = load_config(folder)
         counts = _count(folder)
         window = f"{config.layout.max_frames} frames of {config.layout.image_tokens} + {config.layout.action_slots}"
         model = f"{(config.architectures or [''])[0]}, {config.num_hidden_layers} layers, windows of {window}"
         findings.add(WORLD_MODEL, LAYOUT, "passed", f"{_text(counts)}, {model}")
-        if published := WORLD_MODELS.get(node.subfolder):
+        if published := WORLD_MODELS.get(settings.subfolder or ""):
             _compare_counts(WORLD_MODEL, published, counts, findings)
             if hashes:
                 _compare_files(folder, published, findings)
@@ -76,7 +77,7 @@ def check_pair(tokenizer: Tokenizer, world_model: WorldModel, findings: Findings
     """Check that the world model's tokens are the tokenizer's."""
     with findings.catch(PAIR, FIT):
         model = world_model.config
-        check_pairing(tokenizer.folder, model)
+        check_pairing(tokenizer.folder, EngineSpec.of(model))
         sha256 = checkpoint_sha256(tokenizer.folder)
         recorded = {None: "no tokenizer is recorded", sha256: "the one recorded"}.get(
             model.tokenizer_sha256, "with the encoder of the one recorded"
@@ -88,7 +89,7 @@ def check_pair(tokenizer: Tokenizer, world_model: WorldModel, findings: Findings
 
 
 def _count(folder: Path) -> tuple[int, int]:
-    """Tensors and parameters, by the headers."""
+    """Count tensors and parameters from the headers."""
     layout = read_layout(folder)
     return len(layout), sum(math.prod(shape) for shape in layout.values())
 
@@ -127,7 +128,7 @@ def _compare_tensors(folder: Path, published: PublishedTokenizer, findings: Find
     elif hashlib.sha256(save(load_tensors(folder))).hexdigest() == published.plain_sha256:
         findings.add(TOKENIZER, HASHES, "passed", "the tensors give the SHA-256 of the file as it was first published")
     else:
-        # No proof of other weights: the same ones, with their entries in another order, give another hash.
+        # A different hash proves nothing: the same weights with entries in another order have another hash.
         findings.add(
             TOKENIZER, HASHES, "unknown", "the tensors don't give the SHA-256 of the file as it was first published"
         )

@@ -1,4 +1,4 @@
-"""What a check found: one line each, as a table and as JSON."""
+"""The findings of a check, as a table with one row each and as JSON."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ _COLORS: dict[Status, str] = {"passed": "green", "failed": "red", "unknown": "ye
 
 @dataclass(frozen=True)
 class Finding:
-    """What was looked at (`subject`, `question`), what came out, and in `detail` the numbers or what is wrong."""
+    """One finding: the `subject`, the `question`, its `status`, and in `detail` the numbers or the fault."""
 
     subject: str
     question: str
@@ -34,12 +34,12 @@ class Findings(list[Finding]):
     """Findings in the order of the checks."""
 
     def add(self, subject: str, question: str, status: Status, detail: str) -> None:
-        """Append one."""
+        """Append a finding."""
         self.append(Finding(subject, question, status, detail))
 
     @contextmanager
     def catch(self, subject: str, question: str) -> Iterator[None]:
-        """Turn a CheckpointError in the block into a finding."""
+        """Turn a CheckpointError in the block into a failed finding."""
         try:
             yield
         except CheckpointError as error:
@@ -47,12 +47,12 @@ class Findings(list[Finding]):
 
     @property
     def failed(self) -> bool:
-        """Whether anything is wrong."""
+        """Whether any finding failed."""
         return any(finding.status == "failed" for finding in self)
 
 
 def print_findings(console: Console, findings: Sequence[Finding]) -> None:
-    """Print a table, a row a finding."""
+    """Print a table with a row per finding."""
     table = Table("of", "what", "", "detail", box=None, pad_edge=False)
     for each in findings:
         color = _COLORS[each.status]
@@ -61,6 +61,6 @@ def print_findings(console: Console, findings: Sequence[Finding]) -> None:
 
 
 def write_findings(path: Path, findings: Sequence[Finding], facts: dict[str, Any]) -> None:
-    """Write findings and what else was measured as JSON. Raises OutputError."""
+    """Write the findings and further `facts` as JSON. Raises OutputError."""
     content = {"format": "terra-check", **facts, "versions": package_versions()}
     write_json(path, content | {"findings": [asdict(each) for each in findings]})

@@ -1,27 +1,58 @@
 """What `terra-check` does: both checkpoints, the pair, and the bit order, each as far as the files allow."""
 
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Self
 
-import torch
-from omegaconf import DictConfig, OmegaConf
+from pydantic import Field, model_validator
 from rich.console import Console
 
 from terra.check.bit_order import MIN_MARGIN, BitOrderLosses, measure_bit_orders
 from terra.check.checkpoints import Tokenizer, WorldModel, check_pair, check_tokenizer, check_world_model
 from terra.check.report import PAIR, Findings, print_findings, write_findings
-from terra.context import load_context
+from terra.config.groups import PairSettings
 from terra.device import torch_device, torch_dtype
+from terra.engine.base import EngineSpec
 from terra.errors import ConfigError
-from terra.trajectory import load_trajectory
+from terra.rollout import load_inputs
 from terra.world_model import load_world_model
 from tokenizer import LFQTokenizer
+from tokenizer.settings import Count, FilePath, Text
 
 BIT_ORDER = "bit order"
 
 
-def check(config: DictConfig) -> int:
+class CheckSettings(PairSettings):
+    """The whole of conf/check.yaml.
+
+    Attributes:
+        hashes: compare SHA-256 with the published ones.
+        report: JSON file that the findings are written to, too.
+        context, trajectory: real frames and their path, for the bit order; None leaves the bit order out.
+        sample_id: which line of a .jsonl trajectory.
+        num_frames: frames taken from the start of `context`.
+        window: frames of a window, the first given, the others predicted.
+        num_windows: windows, spread evenly over the frames.
+    """
+
+    hashes: bool
+    report: FilePath | None
+    context: Text | None
+    trajectory: FilePath | None
+    sample_id: int | str | None
+    num_frames: Annotated[int, Field(ge=2)]
+    window: Annotated[int, Field(ge=2)]
+    num_windows: Count
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        if self.window > self.num_frames:
+            raise ValueError(f"window: expected at most num_frames={self.num_frames}, got {self.window}")
+        if (self.context is None) != (self.trajectory is None):
+            raise ValueError("context and trajectory: expected both or neither, got one")
+        return self
+
+
+def check(settings: CheckSettings) -> int:
     """Check as conf/check.yaml says, print the findings, and return the exit status: 0, or 1 if anything failed.
 
     A checkpoint is compared with what is published of it if its `subfolder` is that of a published one.
@@ -29,56 +60,47 @@ def check(config: DictConfig) -> int:
     Raises:
         TerraError: a setting, the context frames or the trajectory can't be used, or the report can't be written.
     """
-    values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    _check_settings(values)
+    torch_device(settings.device)
     findings = Findings()
     with Console(stderr=True).status("reading the checkpoints"):
-        tokenizer = check_tokenizer(config.tokenizer, findings, hashes=values["hashes"])
-        world_model = check_world_model(config.world_model, findings, hashes=values["hashes"])
+        tokenizer = check_tokenizer(settings.tokenizer, findings, hashes=settings.hashes)
+        world_model = check_world_model(settings.world_model, findings, hashes=settings.hashes)
         losses = None
         if tokenizer is not None and world_model is not None and check_pair(tokenizer, world_model, findings):
-            losses = _check_bit_order(values, tokenizer, world_model, findings)
+            losses = _check_bit_order(settings, tokenizer, world_model, findings)
     print_findings(Console(), findings)
-    if values["report"] is not None:
+    if settings.report is not None:
         bit_order = None if losses is None else asdict(losses) | {"meant": losses.meant}
-        write_findings(Path(values["report"]), findings, {"bit_order": bit_order})
+        write_findings(settings.report, findings, {"bit_order": bit_order})
     return int(findings.failed)
 
 
-def _check_settings(values: dict[str, Any]) -> None:
-    for name, least in (("num_frames", 2), ("window", 2), ("num_windows", 1)):
-        if type(values[name]) is not int or values[name] < least:
-            raise ConfigError(f"{name}: expected a whole number of at least {least}, got {values[name]!r}")
-    if values["window"] > values["num_frames"]:
-        raise ConfigError(f"window: expected at most num_frames={values['num_frames']}, got {values['window']}")
-    if (values["context"] is None) != (values["trajectory"] is None):
-        raise ConfigError("context and trajectory: expected both or neither, got one")
-    if not isinstance(values["hashes"], bool):
-        raise ConfigError(f"hashes: expected true or false, got {values['hashes']!r}")
-    torch_dtype(values["dtype"])
-    torch_device(values["device"])
-
-
 def _check_bit_order(
-    values: dict[str, Any], tokenizer: Tokenizer, world_model: WorldModel, findings: Findings
+    settings: CheckSettings, tokenizer: Tokenizer, world_model: WorldModel, findings: Findings
 ) -> BitOrderLosses | None:
-    if values["context"] is None:
+    if settings.context is None or settings.trajectory is None:
         findings.add(PAIR, BIT_ORDER, "unknown", "not looked at: needs real frames, context= and trajectory=")
         return None
-    model, num_frames = world_model.config, values["num_frames"]
-    if values["window"] > model.layout.max_frames:
-        raise ConfigError(f"window: expected at most the model's {model.layout.max_frames}, got {values['window']}")
-    trajectory = load_trajectory(Path(values["trajectory"]), sample_id=values["sample_id"]).resample(model.fps)
-    trajectory.require(num_frames)
-    image_size = tokenizer.config.image_size
-    device = torch_device(values["device"])
+    model, num_frames = world_model.config, settings.num_frames
+    if settings.window > model.layout.max_frames:
+        raise ConfigError(f"window: expected at most the model's {model.layout.max_frames}, got {settings.window}")
+    inputs = load_inputs(
+        settings.context,
+        settings.trajectory,
+        sample_id=settings.sample_id,
+        num_frames=num_frames,
+        num_context=num_frames,
+        image_size=tokenizer.config.image_size,
+        spec=EngineSpec.of(model),
+    )
+    device = torch_device(settings.device)
     losses = measure_bit_orders(
-        load_world_model(world_model.folder, dtype=torch_dtype(values["dtype"]), device=device),
+        load_world_model(world_model.folder, dtype=torch_dtype(settings.dtype, device), device=device),
         LFQTokenizer.from_pretrained(tokenizer.folder).to(device),
-        load_context(values["context"], num_frames=num_frames, image_size=image_size, fps=model.fps),
-        torch.from_numpy(trajectory.actions(num_frames - 1, model.waypoint_times)),
-        window=values["window"],
-        num_windows=values["num_windows"],
+        inputs.context_frames,
+        inputs.actions,
+        window=settings.window,
+        num_windows=settings.num_windows,
     )
     _judge(losses, tokenizer, findings)
     return losses

@@ -1,9 +1,9 @@
-"""Checkpoints of random weights in the layout of the published repository: same folders, files, shards, names, keys.
+"""Checkpoints of random weights with the layout of the published repository: folders, files, shards, names and keys.
 
     OUTPUT/world_model/ or world_model_v2/           config.json, generation_config.json, 7 shards and their index
     OUTPUT/lfq_tokenizer_B_256/ or ..._256_ema/      config.json, model.safetensors
 
-so that `world_model=terra_v2 world_model.pretrained=OUTPUT tokenizer=terra_ema tokenizer.pretrained=OUTPUT` takes them.
+Use them as `model=terra_v2 model.path=OUTPUT`.
 """
 
 from collections.abc import Mapping
@@ -21,12 +21,12 @@ from tokenizer.checkpoint import CONFIG_NAME, INDEX_NAME, WEIGHTS_NAME, Layout, 
 from tokenizer.files import write_json
 
 MAX_SHARD_BYTES = 500_000_000
-"""Of the published shards: greedily filled in the order of the state dict, a larger tensor has its own."""
+"""Size limit of the published shards, which are filled greedily in the order of the state dict."""
 
 _SPECIAL_TOKEN = 262144
 
 _WORLD_MODEL_CONFIG: dict[str, Any] = {
-    # Of the OPT model that its configuration was derived from; of no effect.
+    # These keys come from the OPT model's configuration and have no effect.
     **{"activation_function": "relu", "do_layer_norm_before": True, "dropout": 0.1, "enable_bias": True},
     **{"layer_norm_elementwise_affine": True, "layerdrop": 0.0, "word_embedding_proj_dim": 2048, "use_text": False},
     **{"action_dim": 3, "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": _SPECIAL_TOKEN},
@@ -60,10 +60,10 @@ _TOKENIZER_CONFIG: dict[str, Any] = {
 def world_model_config(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     """The content of config.json of the published `world_model` or `world_model_v2`, with some keys changed.
 
-    A changed vocabulary moves the special token to its end.
+    With another vocabulary size, the special token is its last id.
     """
     architecture = WORLD_MODELS[name].architecture
-    # The later one names the repository that the remote code lies in; neither is ever fetched.
+    # world_model_v2 names the repository of its remote code; the remote code is never fetched.
     home = "turing-motors/Terra--" if name == "world_model_v2" else ""
     remote = {
         "AutoConfig": f"{home}configuration_llama_action.LlamaActionConfig",
@@ -76,7 +76,7 @@ def world_model_config(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tokenizer_config(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of the published tokenizers' config.json, with some keys changed, those of its two parts too."""
+    """The content of the published tokenizers' config.json, with some keys (also nested ones) changed."""
     content = _TOKENIZER_CONFIG | dict(changes)
     for part in ("encoder_decoder_config", "quantizer_config"):
         content[part] = _TOKENIZER_CONFIG[part] | content[part]
@@ -84,14 +84,14 @@ def tokenizer_config(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def world_model_layout(content: Mapping[str, Any]) -> Layout:
-    """Names and shapes of a world model by the content of its config.json, in the order of its state dict."""
+    """Names and shapes of the tensors of a world model with this config.json, in the order of its state dict."""
     with torch.device("meta"):
         model = ARCHITECTURES[content["architectures"][0]](LlamaActionConfig.from_dict(dict(content)))
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
 def plan_shards(num_bytes: Mapping[str, int], max_bytes: int) -> list[list[str]]:
-    """Tensor names by shard."""
+    """Assign tensors to shards of at most `max_bytes`, in order; a larger tensor has a shard of its own."""
     shards: list[list[str]] = []
     filled = 0
     for name, size in num_bytes.items():
@@ -117,10 +117,10 @@ def shard_index(num_bytes: Mapping[str, int], max_bytes: int) -> dict[str, Any]:
 def write_world_model(
     folder: Path, content: Mapping[str, Any], *, max_shard_bytes: int = MAX_SHARD_BYTES, seed: int = 0
 ) -> None:
-    """Write a world model of random bfloat16 weights, one shard in memory at a time.
+    """Write a world model of random bfloat16 weights, with one shard in memory at a time.
 
     Raises:
-        CheckpointError: a config.json that contradicts itself.
+        CheckpointError: `content` contradicts itself.
         OutputError: the folder can't be written.
     """
     layout = world_model_layout(content)
@@ -141,7 +141,7 @@ def write_tokenizer(folder: Path, content: Mapping[str, Any], *, seed: int = 0) 
     """Write a tokenizer of random float32 weights.
 
     Raises:
-        CheckpointError: a config.json that contradicts itself.
+        CheckpointError: `content` contradicts itself.
         OutputError: the folder can't be written.
     """
     with torch.random.fork_rng(devices=[]):

@@ -72,5 +72,5 @@ def _lines(facts: Mapping[str, Any], splits: Mapping[str, Split], damaged: list[
         "## Use",
         "",
         "`terra.dataset.read_split` reads it; `terra.dataset.format` describes the files. To decode and check all:",
-        "`python scripts/dataset_inspect.py data=FOLDER verify=true`.",
+        "`terra inspect data=FOLDER verify=true`.",
     ]

@@ -36,11 +36,14 @@ the settings that made the shard, "sha256": {file: its hash, for all files but t
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from terra.dataset.checks import check_image_size, check_number
-from terra.errors import ConfigError, DatasetError
+from pydantic import ConfigDict, Field
+
+from terra.dataset.checks import ImageSize
+from terra.errors import DatasetError
 from tokenizer.files import read_json
+from tokenizer.settings import Settings, checked
 
 FORMAT, SHARD_FORMAT, VERSION = "terra-driving", "terra-driving-shard", 2
 SPLITS = ("train", "held_out")
@@ -53,6 +56,8 @@ FUTURE_SECONDS = 3.0
 CRF = 16
 MIN_FPS, MAX_FPS = 1.0, 100.0
 UNKNOWN_WEATHER = "unknown"
+
+FramesASecond = Annotated[float, Field(ge=MIN_FPS, le=MAX_FPS)]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -87,13 +92,15 @@ def read_dataset(folder: Path) -> dict[str, Any]:
     got = (facts.get("format"), facts.get("version"))
     if got != (FORMAT, VERSION):
         raise DatasetError(f"{path}: expected {FORMAT} version {VERSION}, got {got[0]} {got[1]}")
-    try:
-        check_number("fps", facts.get("fps"), MIN_FPS, MAX_FPS)
-        check_image_size(facts.get("image_size"))
-    except ConfigError as error:
-        raise DatasetError(f"{path}: {error}") from None
-    facts.setdefault("notices", {})  # a source without license terms has no notice
-    for name, kind in {"sources": list, "notices": dict}.items():
-        if not isinstance(facts.get(name), kind):
-            raise DatasetError(f"{path}: {name}: expected {kind.__name__}, got {facts.get(name)!r}")
+    facts.setdefault("notices", {})  # not every source has terms to tell of
+    checked(_Facts, facts, str(path), DatasetError)
     return facts
+
+
+class _Facts(Settings):
+    model_config = ConfigDict(extra="ignore")
+
+    fps: FramesASecond
+    image_size: ImageSize
+    sources: list[Any]
+    notices: dict[str, Any]

@@ -4,21 +4,80 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal, Self
 
 import numpy as np
 from jaxtyping import UInt8
+from pydantic import model_validator
 
 from terra.dataset.card import save_pictures
+from terra.dataset.checks import Workers
 from terra.dataset.format import read_dataset
 from terra.dataset.importing.alignment import fit_picture
+from terra.dataset.importing.kinds import open_source
 from terra.dataset.importing.source import DriveSource, SourceDrive
 from terra.dataset.motion import MotionReport, check_motion
 from terra.dataset.pictures import SHEET_PICTURES, contact_sheet, draw_paths, spread, tile
 from terra.dataset.reading import read_splits
 from terra.dataset.statistics import split_statistics, tabulate
+from terra.dataset.verify import verify_dataset
 from terra.errors import DatasetError, TerraError
+from tokenizer.settings import FilePath, Settings
 
 _SHEET_SIZE = (90, 160)
+
+
+class InspectSettings(Settings):
+    """The whole of conf/inspect.yaml.
+
+    Attributes:
+        data: folder of driving.
+        kind: Terra's own format ("dataset"), or a source before its import.
+        output: folder of the pictures.
+        verify: whether every video of a dataset is decoded, and all checked that can be.
+        workers: processes of `verify`; 0 works in this one.
+        lerobot: the columns of a LeRobot dataset, see `terra.dataset.importing.lerobot.LeRobotColumns`.
+    """
+
+    data: FilePath
+    kind: Literal["dataset", "video_poses", "lerobot", "kitti", "nuscenes"]
+    output: FilePath
+    verify: bool
+    workers: Workers
+    lerobot: dict[str, Any] | None
+
+    @model_validator(mode="after")
+    def _only_datasets(self) -> Self:
+        if self.kind != "dataset" and self.verify:
+            raise ValueError(f"verify: expected kind=dataset, got kind={self.kind}: a source is checked by its import")
+        return self
+
+
+def run(settings: InspectSettings) -> int:
+    """Inspect driving as conf/inspect.yaml says, verify if asked to, and print what was found.
+
+    Returns:
+        The exit code: 0 nothing is wrong, 2 something is damaged or implausible.
+
+    Raises:
+        ConfigError: a setting that is not possible.
+        DatasetError: there is no driving in the folder.
+        OutputError: the pictures can't be written.
+    """
+    data, output, kind = settings.data, settings.output, settings.kind
+    if kind == "dataset":
+        inspection = inspect_dataset(data)
+    else:
+        inspection = inspect_source(open_source(kind, data, settings.lerobot))
+    inspection.save(output)
+    print("\n".join(inspection.lines))
+    doubts = list(inspection.doubts)
+    if settings.verify:
+        doubts = list(dict.fromkeys([*doubts, *verify_dataset(data, workers=settings.workers)]))
+    for doubt in doubts:
+        print(f"doubt: {doubt}")
+    print(f"{len(doubts)} doubts; pictures in {output}")
+    return 2 if doubts else 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -148,7 +148,7 @@ def read_shard_facts(path: Path) -> ShardFacts:
         values["waypoint_times"] = tuple(values["waypoint_times"])
         return ShardFacts(**values)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise DatasetError(f"{path}: expected tokens as dataset_tokenize.py writes them, got {error!r}") from error
+        raise DatasetError(f"{path}: expected tokens as terra tokenize writes them, got {error!r}") from error
 
 
 def write_index(folder: Path, names: Sequence[str]) -> None:
@@ -217,7 +217,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         count = sum(1 for _ in folder.glob("*.safetensors"))
         raise DatasetError(
-            f"{path}: expected tokens made to the end by dataset_tokenize.py, found no such file and {count} parts"
+            f"{path}: expected tokens made to the end by terra tokenize, found no such file and {count} parts"
         )
     index = read_json(path, DatasetError)
     kind = (index.get("format"), index.get("version"))
@@ -235,7 +235,7 @@ def _read_shard(path: Path, described: Mapping[str, Any]) -> dict[str, Tensor]:
         with safe_open(path, "pt") as file:
             tensors = {key: file.get_tensor(key) for key in ("tokens", "actions", "episode_start")}
     except (OSError, SafetensorError) as error:
-        raise DatasetError(f"{path}: expected tokens as dataset_tokenize.py writes them, got {error!r}") from error
+        raise DatasetError(f"{path}: expected tokens as terra tokenize writes them, got {error!r}") from error
     tokens, actions, bounds = (tensors[key] for key in ("tokens", "actions", "episode_start"))
     if tokens.ndim != 3 or actions.ndim != 3 or len(actions) != len(tokens):
         raise DatasetError(

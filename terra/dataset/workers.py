@@ -203,7 +203,7 @@ def _serve(connection: Connection, work: Work[Job], index: int) -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Make SIGTERM raise KeyboardInterrupt inside the context, if this is the main thread (others may not set handlers)."""
+    """Make SIGTERM raise KeyboardInterrupt inside the context; only the main thread can set such a handler."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,1 +1,1 @@
-"""How a car moves: a bicycle model that turns steering and speed into trajectories."""
+"""A car's kinematics: a bicycle model that turns steering and speed into trajectories."""

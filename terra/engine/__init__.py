@@ -1,1 +1,1 @@
-"""Engines predict tokens: `persistence`, `hf` and `vllm`, all behind the protocol of `terra.engine.base`."""
+"""Engines predict tokens behind one protocol, `terra.engine.base`: persistence, hf, jacobi, graph and vllm."""

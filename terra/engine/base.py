@@ -29,6 +29,7 @@ class EngineSpec:
         fps: frames a second.
         waypoint_times: seconds from a frame to each of its action's waypoints.
         tokenizer_sha256: hash of the tokenizer's weights that the model was trained with; None where it is not known.
+        architecture: class of the model, as the checkpoint's config.json names the class; None where it is not known.
     """
 
     layout: Layout
@@ -36,6 +37,7 @@ class EngineSpec:
     fps: float
     waypoint_times: tuple[float, ...]
     tokenizer_sha256: str | None = None
+    architecture: str | None = None
 
     @classmethod
     def of(cls, config: "LlamaActionConfig") -> "EngineSpec":
@@ -46,6 +48,7 @@ class EngineSpec:
             fps=config.fps,
             waypoint_times=tuple(config.waypoint_times),
             tokenizer_sha256=config.tokenizer_sha256,
+            architecture=(config.architectures or [None])[0],
         )
 
     @property

@@ -14,7 +14,7 @@ from transformers import DynamicCache
 from terra.device import torch_device, torch_dtype
 from terra.engine.base import EngineCounters, EngineSpec, check_actions, check_prompt
 from terra.errors import EngineError
-from terra.prompt import SLOT_FILLER, Action, Actions, FrameTokens, Prompt, interleave
+from terra.prompt import SLOT_FILLER, Action, Actions, FrameTokens, Prompt
 from terra.sampling import SamplingParams, sample_tokens
 from terra.world_model import load_world_model
 
@@ -180,7 +180,7 @@ class _SequentialWindow:
         self._seed = seed
         self._rows = prompt.tokens.shape[1]
         # What the cache has not seen yet: at first the whole prompt, later the last token of the last frame.
-        self._unseen_ids = interleave(list(prompt.tokens), self._layout.action_slots, num_actions=prompt.num_frames - 1)
+        self._unseen_ids = prompt.ids(self._layout.action_slots).tolist()
         self._unseen_actions = prompt.actions
         self._cache = DynamicCache(config=thread.model.config)
 

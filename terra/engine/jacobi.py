@@ -17,7 +17,7 @@ from terra.engine.base import EngineCounters, EngineSpec, check_prompt
 from terra.engine.drafts import decode_frame, draft_from_last_pass_or_previous_frame
 from terra.engine.hf import HFSession, ModelThread
 from terra.errors import ConfigError
-from terra.prompt import SLOT_FILLER, Action, FrameTokens, Prompt, interleave
+from terra.prompt import SLOT_FILLER, Action, FrameTokens, Prompt
 from terra.sampling import SamplingParams, sample_tokens
 from terra.world_model.window import FramePrefix, WindowReader
 
@@ -77,7 +77,7 @@ class _DraftedWindow:
         self._rows = prompt.tokens.shape[1]
         self._reader = WindowReader(thread.model)
         # What the cache has not seen yet: at first the whole prompt, later the last token of the last frame.
-        self._unseen_ids = interleave(list(prompt.tokens), self._layout.action_slots, num_actions=prompt.num_frames - 1)
+        self._unseen_ids = prompt.ids(self._layout.action_slots).tolist()
         self._unseen_actions = prompt.actions
         self._previous = prompt.tokens[-1].flatten().tolist()
 

@@ -35,6 +35,11 @@ class Clip:
     seed: int
 
     @property
+    def place(self) -> str:
+        """Source and place of the recording, such as "town_000012": clips of one place are not independent."""
+        return f"{self.episode.source}_{self.episode.place}"
+
+    @property
     def instructed(self) -> Steps:
         """The true motion from the last context frame on, one step for each generated frame."""
         first = self.start + self.num_context - 1

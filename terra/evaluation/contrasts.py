@@ -89,7 +89,7 @@ def find_groups(
             if _differs(group):
                 groups.append(group)
             else:
-                left_out["recorded futures too alike"] += 1
+                left_out["recorded futures too similar"] += 1
     chosen = np.unique(np.linspace(0, len(groups) - 1, min(max_groups, len(groups))).round().astype(int))
     return [groups[index] for index in chosen], dict(left_out)
 

@@ -4,19 +4,21 @@ A correlation layer (as in FlowNet: Dosovitskiy et al. 2015, arXiv 1504.06852) c
 frame with those of the cells around it in the next frame, so that the network sees motion directly.
 """
 
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from einops import rearrange
 from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from terra.errors import CheckpointError, ConfigError
+from terra.errors import CheckpointError
 from terra.metrics.networks import load_weights, read_weights
 from tokenizer import Frames
 from tokenizer.checkpoint import CONFIG_NAME, WEIGHTS_NAME, read_json, write_json, write_tensors
+from tokenizer.settings import Count, Natural, Positive, Settings, checked
 
 MODEL_TYPE = "terra_motion_estimator"
 
@@ -27,30 +29,26 @@ _STEPS_AT_ONCE = 256
 _GROUPS = 8
 
 
-@dataclass(frozen=True)
-class EstimatorConfig:
-    """The estimator's frame rate and sizes.
+class EstimatorSize(Settings):
+    """The estimator's free sizes.
 
     Attributes:
-        fps: frames per second of the videos.
         image_size: (height, width) of the network's input.
         width: channels of a frame's feature map, which has a quarter of the frame's sides; divisible by 8.
         reach: search radius in the next frame's feature map, in cells.
         features: length of the vector that describes a step (two consecutive frames).
     """
 
-    fps: float
-    image_size: tuple[int, int] = (72, 128)
-    width: int = 32
-    reach: int = 4
-    features: int = 128
+    image_size: Annotated[tuple[Count, Count], Field(strict=False)] = (72, 128)
+    width: Annotated[int, Field(ge=_GROUPS, multiple_of=_GROUPS)] = 32
+    reach: Natural = 4
+    features: Count = 128
 
-    def __post_init__(self) -> None:
-        if self.width < 1 or self.width % _GROUPS or self.reach < 0 or self.features < 1:
-            raise ConfigError(
-                f"estimator: expected a width divisible by {_GROUPS}, a reach of 0 or more and features, "
-                f"got {self.width}, {self.reach} and {self.features}"
-            )
+
+class EstimatorConfig(EstimatorSize):
+    """The estimator's sizes, and `fps`, frames per second of the videos."""
+
+    fps: Positive
 
 
 class MotionEstimator(nn.Module):
@@ -120,7 +118,7 @@ class MotionEstimator(nn.Module):
     def save_pretrained(self, folder: Path) -> None:
         """Write config.json and model.safetensors (float16). Raises OutputError."""
         write_tensors(folder / WEIGHTS_NAME, {name: tensor.half() for name, tensor in self.state_dict().items()})
-        write_json(folder / CONFIG_NAME, {"model_type": MODEL_TYPE, **asdict(self.config)})
+        write_json(folder / CONFIG_NAME, {"model_type": MODEL_TYPE, **self.config.model_dump()})
 
     @classmethod
     def from_pretrained(cls, folder: Path) -> "MotionEstimator":
@@ -150,7 +148,4 @@ def _read_config(path: Path) -> EstimatorConfig:
     content = read_json(path)
     if content.pop("model_type", None) != MODEL_TYPE:
         raise CheckpointError(f"{path}: expected the configuration of a {MODEL_TYPE}, got another")
-    try:
-        return EstimatorConfig(**{**content, "image_size": tuple(content["image_size"])})
-    except (ConfigError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path}: expected fps, image_size, width, reach and features, got {error}") from None
+    return checked(EstimatorConfig, content, str(path), CheckpointError)

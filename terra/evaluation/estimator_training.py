@@ -13,25 +13,96 @@ from jaxtyping import Float, Float32, Int, UInt8
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from decoder.video import to_8_bit, to_unit_range
 from terra.dataset import Episode, read_split
 from terra.errors import ConfigError, DatasetError
-from terra.evaluation.estimator import EstimatorConfig, MotionEstimator, resize, step_scale
+from terra.evaluation.estimator import EstimatorConfig, EstimatorSize, MotionEstimator, resize, step_scale
 from terra.evaluation.fidelity import motion_errors
 from terra.evaluation.motion import Steps, steps_of
 from terra.progress import ProgressLine
-from terra.training.data import decode_episodes, same_kind, to_8_bit, to_unit_range
+from terra.training.data import decode_episodes, same_kind
 from terra.training.loop import Batch, TrainingResult, train
+from terra.training.processes import start_processes
 from terra.training.randomness import StepRandom, draw_indices
 from terra.training.settings import LoopConfig
 from terra.training.state import Ema
 from tokenizer import LFQTokenizer
 from tokenizer.files import write_json
+from tokenizer.settings import Count, FilePath, Fraction, Natural, Text
 
 logger = logging.getLogger(__name__)
 
 FOLDER = "estimator"
 _FRAMES_AT_ONCE = 128
 _PATH_WEIGHT = 0.2  # weight of the path's displacement (m) in the loss, beside the steps' loss
+
+
+class TrainEstimatorSettings(LoopConfig):
+    """The whole of conf/train_estimator.yaml.
+
+    Attributes:
+        data: a dataset with its true poses.
+        train_split, held_out_split: names of the two splits.
+        checkpoint: folder of a tokenizer that half of the windows go through; None leaves all windows as recorded.
+        corruption: largest share of random tokens in such windows.
+        device: where the estimator is trained; None takes a GPU if there is one.
+        workers: videos decoded at once.
+        max_frames, held_out_frames: of the two splits, kept on the device.
+        window: frames of a window.
+        estimator: sizes of the network.
+        evaluation_windows: held-out windows that the errors are measured on.
+    """
+
+    data: FilePath
+    train_split: Text
+    held_out_split: Text
+    checkpoint: FilePath | None
+    corruption: Fraction
+    device: str | None
+    workers: Natural
+    max_frames: Count
+    held_out_frames: Count
+    window: Count
+    estimator: EstimatorSize
+    evaluation_windows: Count
+
+
+def run(settings: TrainEstimatorSettings) -> None:
+    """Train the motion estimator as conf/train_estimator.yaml says. The same command resumes an interrupted run.
+
+    Raises:
+        ConfigError, CheckpointError, DatasetError, OutputError: see `load_recordings` and `train_estimator`.
+    """
+    accelerator = start_processes(settings.device)
+    tokenizer = None
+    if settings.checkpoint is not None:
+        tokenizer = LFQTokenizer.from_pretrained(settings.checkpoint).to(accelerator.device)
+    recordings, held_out = (
+        load_recordings(
+            settings.data,
+            split,
+            settings.estimator.image_size,
+            window=settings.window,
+            tokenizer=tokenizer,
+            corruption=corruption,
+            max_frames=count,
+            device=accelerator.device,
+            workers=settings.workers,
+        )
+        for split, count, corruption in (
+            (settings.train_split, settings.max_frames, settings.corruption),
+            (settings.held_out_split, settings.held_out_frames, 0.0),
+        )
+    )
+    train_estimator(
+        recordings,
+        held_out,
+        EstimatorConfig(fps=recordings.fps, **vars(settings.estimator)),
+        settings,
+        accelerator,
+        window=settings.window,
+        evaluation_windows=settings.evaluation_windows,
+    )
 
 
 @dataclass(frozen=True)

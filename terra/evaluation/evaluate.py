@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from decoder.video import to_uint8
-from terra.config import build_decoder, build_engine, build_sampling, check_extra, checkpoint_folder
+from terra.config.spec import PipelineSpec
 from terra.dataset.tokens import TokenizedDriving
 from terra.device import torch_device
 from terra.errors import ConfigError
@@ -40,7 +39,7 @@ from terra.evaluation.motion import CLASSES
 from terra.evaluation.plan import EvaluationPlan, make_plan
 from terra.evaluation.plots import Pixels, plot_curves, write_grid
 from terra.evaluation.report import print_report, write_metrics
-from terra.evaluation.rollouts import KeptRollouts, TokensOnly
+from terra.evaluation.rollouts import KeptRollouts
 from terra.evaluation.scores import GENERATED, PERSISTENCE, RE_ENCODED, TRUE, ClipScores, Scorer
 from terra.evaluation.settings import EvaluationSettings
 from terra.metrics.networks import load_feature_network
@@ -49,7 +48,6 @@ from terra.pipeline import Pipeline
 from terra.progress import ProgressLine
 from terra.training.prediction import evaluate_world_model
 from terra.world_model import load_world_model
-from tokenizer import LFQTokenizer
 from tokenizer.lineage import tokens_sha256
 
 logger = logging.getLogger(__name__)
@@ -67,33 +65,29 @@ class _Found:
     shown: list[dict[str, Pixels]] = field(default_factory=list)
 
 
-def run(config: DictConfig, console: Console) -> Path:
+def run(settings: EvaluationSettings, console: Console | None = None) -> Path:
     """Evaluate and return the folder of results. A repeated run reads the rollouts that an interrupted run has kept.
 
     Raises:
         TerraError: anything wrong with the data, the checkpoints or the configuration.
     """
-    started = time.perf_counter()
-    values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    settings = EvaluationSettings.from_values(values)
-    plan = make_plan(settings, checkpoint_folder(config.tokenizer), checkpoint_folder(config.world_model))
+    started, console = time.perf_counter(), console or Console(stderr=True)
+    spec = PipelineSpec.from_settings(settings, sessions=settings.at_once)
+    plan = make_plan(settings, spec.tokenizer, spec.world_model)
     scorer = _load_scorer(settings, plan.fps)
     network = scorer.network.name
-    sampling = build_sampling(config.sampling)
-    check_extra(config.engine)
-    tokenizer = LFQTokenizer.from_pretrained(plan.tokenizer).to(torch_device(config.tokenizer.device))
-    engine = build_engine(config.engine, plan.world_model)
-    decoder = build_decoder(config.decoder, tokenizer)
-    with Pipeline(tokenizer, engine, TokensOnly(), overlap=settings.overlap) as pipeline:
+    spec.announce()
+    with Pipeline.from_spec(spec) as pipeline:
+        tokenizer, decoder = pipeline.tokenizer, pipeline.decoder
         # Tokenizers that differ in their decoders alone make the same rollouts, so the key is the tokens' hash.
         weights = {**plan.facts["checkpoints"], "tokenizer": tokens_sha256(plan.tokenizer)}
-        made_with = {"engine": values["engine"], "overlap": settings.overlap, **weights}
-        rollouts = KeptRollouts(pipeline, sampling, settings.output / "rollouts", made_with)
+        made_with = {"engine": spec.settings.engine, "overlap": settings.overlap, **weights}
+        rollouts = KeptRollouts(pipeline, settings.sampling, settings.output / "rollouts", made_with)
         limits = {"at_once": settings.at_once, "workers": settings.workers}
         bench = Bench(tokenizer, decoder, rollouts, scorer, waypoint_times=plan.model.waypoint_times, **limits)
         found = _examine(bench, plan.clips, settings.pictures, "rollouts")
         drift = _examine(bench, plan.drift, min(settings.pictures, 2), "drift")
-        ordered, futures = _examine_groups(bench, plan)
+        ordered, places, futures = _examine_groups(bench, plan)
     facts = plan.facts | {"rollouts_reused": rollouts.num_reused, "damaged": bench.damaged}
     facts["teacher_forced"] = _teacher_forced(found, plan)
     codebook_used = _codebook_used(found.tokens, tokenizer.codebook_size)
@@ -101,7 +95,7 @@ def run(config: DictConfig, console: Console) -> Path:
     measures = _measure("rollouts", found.scores, network, _ROLLOUT_BIN_SECONDS, plan)
     measures += _measure("drift", drift.scores, network, _DRIFT_BIN_SECONDS, plan)
     for contrast, by_variant in ordered.items():
-        measures += order_measures(contrast, by_variant, plan.bootstrap)
+        measures += order_measures(contrast, by_variant, places[contrast], plan.bootstrap)
     if scorer.estimator is not None:
         facts["confusion"] = {"classes": CLASSES, **confusions(found.scores, plan.fps)}
     criteria = evaluate_criteria(measures, network, codebook_used)
@@ -150,13 +144,15 @@ def _show(examined: Examined) -> dict[str, Pixels]:
 
 def _examine_groups(
     bench: Bench, plan: EvaluationPlan
-) -> tuple[dict[str, dict[str, list[bool]]], dict[str, list[dict[str, Pixels]]]]:
-    """Return whether each group has the right order (by contrast, variant), and some groups' generated videos."""
+) -> tuple[dict[str, dict[str, list[bool]]], dict[str, list[str]], dict[str, list[dict[str, Pixels]]]]:
+    """By contrast whether each group has the right order, for each variant; its place; and some groups' videos."""
     ordered: dict[str, dict[str, list[bool]]] = {}
+    places: dict[str, list[str]] = {}
     shown: dict[str, list[dict[str, Pixels]]] = {}
     for name, groups in plan.groups.items():
         with ProgressLine(name, len(groups)) as line:
             for index, each in enumerate(bench.examine_groups(groups), start=1):
+                places.setdefault(name, []).append(each.group.clips[0].place)
                 for variant, steps in each.steps.items():
                     ordered.setdefault(name, {}).setdefault(variant, []).append(each.group.is_ordered(steps))
                 if index <= plan.settings.pictures:
@@ -164,7 +160,7 @@ def _examine_groups(
                     videos = [to_uint8(frames) for frames in each.generated]
                     shown.setdefault(name, []).append(dict(zip(maneuvers, videos, strict=True)))
                 line.show(index, f"{index} of {len(groups)} groups")
-    return ordered, shown
+    return ordered, places, shown
 
 
 def _teacher_forced(found: _Found, plan: EvaluationPlan) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from terra.evaluation.motion import CLASSES, Steps, classify, integrate
 
@@ -24,10 +24,10 @@ def motion_errors(recovered: Steps, instructed: Steps, fps: float) -> dict[str, 
 
 def confusion(
     recovered: Sequence[Steps], instructed: Sequence[Steps], fps: float
-) -> tuple[Float[np.ndarray, " clips"], Float[np.ndarray, "instructed_class recovered_class"]]:
-    """Return 1 for each clip whose class (see `terra.evaluation.motion`) is the instructed one, and counts by class."""
+) -> tuple[Bool[np.ndarray, " clips"], Float[np.ndarray, "instructed_class recovered_class"]]:
+    """Whether each clip's class (`terra.evaluation.motion.classify`) is the instructed one, and the counts by class."""
     counts = np.zeros((len(CLASSES), len(CLASSES)))
-    agree = np.zeros(len(recovered))
+    agree = np.zeros(len(recovered), dtype=bool)
     for index, (ours, theirs) in enumerate(zip(recovered, instructed, strict=True)):
         got, wanted = classify(ours, fps), classify(theirs, fps)
         counts[CLASSES.index(wanted), CLASSES.index(got)] += 1

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from terra.evaluation.fidelity import confusion, motion_errors
 from terra.evaluation.scores import GENERATED, PERSISTENCE, TRUE, VARIANTS, ClipScores
-from terra.metrics.bootstrap import Estimate, mean_estimate, mean_estimates
+from terra.metrics.bootstrap import Estimate, mean_estimate, mean_estimates, share_estimate
 from terra.metrics.frechet import ClipFeatures, clip_features, frechet_estimate, halves_distance
 
 HALVES = "true halves"  # the floor of a Frechet distance: one half of the recordings against the other
@@ -22,10 +22,10 @@ class Measure:
 
     Attributes:
         run: "rollouts", "drift" or "counterfactual".
-        metric: name of the metric, with the name of its network if it has one.
-        variant: the kind of video that was measured, see `terra.evaluation.scores`.
-        first_frame, last_frame: range of generated frames that were measured, from 1; both None for whole clips.
-        estimate: value, 95 % interval, and the number of clips (of samples, for a Frechet distance).
+        metric: its name; metrics of a network carry the network's name.
+        variant: whose video it is of, see `terra.evaluation.scores`.
+        first_frame, last_frame: the generated frames that it is of, from 1; both None for all of a clip.
+        estimate: value, 95 % interval over places, and the number of clips (of samples, for a Frechet distance).
     """
 
     run: str
@@ -56,15 +56,15 @@ def frame_measures(run: str, scores: Sequence[ClipScores], bootstrap: Bootstrap)
     for variant in VARIANTS:
         for metric in scores[0].metrics[variant]:
             curves = np.stack([each.metrics[variant][metric] for each in scores])
-            measures += _curve(run, metric, variant, curves, bootstrap)
+            measures += _curve(run, metric, variant, curves, _places(scores), bootstrap)
         if moving:
             psnr = np.stack([each.metrics[variant]["psnr"] for each in moving])
-            measures += _curve(run, "psnr-moving", variant, psnr, bootstrap)
+            measures += _curve(run, "psnr-moving", variant, psnr, _places(moving), bootstrap)
     if moving:
         ours, held = (
             np.stack([each.metrics[variant]["psnr"] for each in moving]) for variant in (GENERATED, PERSISTENCE)
         )
-        measures += _curve(run, "psnr-gain-moving", GENERATED, ours - held, bootstrap)
+        measures += _curve(run, "psnr-gain-moving", GENERATED, ours - held, _places(moving), bootstrap)
     return measures
 
 
@@ -81,13 +81,14 @@ def frechet_measures(
     measures: list[Measure] = []
     sets = {name: torch.stack([each.features[name] for each in scores]) for name in (TRUE, *VARIANTS)}
     metric, num_frames = f"FD-{network}", sets[TRUE].shape[1]
-    measures += _distances(run, metric, sets, None, None, bootstrap)
+    places = _places(scores)
+    measures += _distances(run, metric, sets, None, None, places, bootstrap)
     for first, last in frame_bins(num_frames, bin_frames):
         part = {name: features[:, first - 1 : last] for name, features in sets.items()}
-        measures += _distances(run, metric, part, first, last, bootstrap)
+        measures += _distances(run, metric, part, first, last, places, bootstrap)
     if num_frames > 1:
         clips = {name: clip_features(features) for name, features in sets.items()}
-        measures += _distances(run, f"{metric}-T", clips, None, None, bootstrap)
+        measures += _distances(run, f"{metric}-T", clips, None, None, places, bootstrap)
     return measures
 
 
@@ -96,7 +97,7 @@ def video_measures(run: str, scores: Sequence[ClipScores], network: str, bootstr
     if len(scores) < MIN_FRECHET_CLIPS:
         return []
     sets = {name: torch.stack([each.video_features[name] for each in scores]) for name in (TRUE, *VARIANTS)}
-    return _distances(run, f"FD-{network}", sets, None, None, bootstrap)
+    return _distances(run, f"FD-{network}", sets, None, None, _places(scores), bootstrap)
 
 
 def fidelity_measures(run: str, scores: Sequence[ClipScores], fps: float, bootstrap: Bootstrap) -> list[Measure]:
@@ -107,6 +108,7 @@ def fidelity_measures(run: str, scores: Sequence[ClipScores], fps: float, bootst
     given by frame. `class-agreement` is the share of clips whose class is the instructed one.
     """
     measures = []
+    places = _places(scores)
     for variant in (TRUE, *VARIANTS):
         errors = [motion_errors(each.steps[variant], each.clip.instructed, fps) for each in scores]
         displacement = np.stack([each["displacement"] for each in errors])
@@ -117,11 +119,12 @@ def fidelity_measures(run: str, scores: Sequence[ClipScores], fps: float, bootst
             "FDE": displacement[:, -1],
             "heading-error": heading[:, -1],
             "speed-error": np.stack([each["speed"] for each in errors]).mean(axis=1),
-            "class-agreement": agree,
         }
-        measures += [Measure(run, name, variant, None, None, _mean(clips, bootstrap)) for name, clips in whole.items()]
-        measures += _points(run, "displacement", variant, displacement, bootstrap)
-        measures += _points(run, "heading-difference", variant, heading, bootstrap)
+        estimates = {name: _mean(clips, places, bootstrap) for name, clips in whole.items()}
+        estimates["class-agreement"] = _share(agree, places, bootstrap)
+        measures += [Measure(run, name, variant, None, None, each) for name, each in estimates.items()]
+        measures += _points(run, "displacement", variant, displacement, places, bootstrap)
+        measures += _points(run, "heading-difference", variant, heading, places, bootstrap)
     return measures
 
 
@@ -134,10 +137,12 @@ def confusions(scores: Sequence[ClipScores], fps: float) -> dict[str, list[list[
     }
 
 
-def order_measures(contrast: str, ordered: dict[str, list[bool]], bootstrap: Bootstrap) -> list[Measure]:
-    """The share of counterfactual groups whose futures have the right order, for each variant."""
+def order_measures(
+    contrast: str, ordered: dict[str, list[bool]], places: Sequence[str], bootstrap: Bootstrap
+) -> list[Measure]:
+    """By variant the share of counterfactual groups, each with its place, whose futures have the right order."""
     return [
-        Measure("counterfactual", f"{contrast}-order", variant, None, None, _mean(np.array(each, float), bootstrap))
+        Measure("counterfactual", f"{contrast}-order", variant, None, None, _share(np.array(each), places, bootstrap))
         for variant, each in ordered.items()
     ]
 
@@ -162,30 +167,57 @@ def curve(measures: Iterable[Measure], run: str, metric: str, variant: str) -> l
     return sorted((each for each in same if each.first_frame is not None), key=lambda each: each.first_frame or 0)
 
 
+def _places(scores: Iterable[ClipScores]) -> list[str]:
+    return [each.clip.place for each in scores]
+
+
 def _curve(
-    run: str, metric: str, variant: str, curves: Float[np.ndarray, "clips frames"], bootstrap: Bootstrap
+    run: str,
+    metric: str,
+    variant: str,
+    curves: Float[np.ndarray, "clips frames"],
+    places: Sequence[str],
+    bootstrap: Bootstrap,
 ) -> list[Measure]:
-    whole = Measure(run, metric, variant, None, None, _mean(curves.mean(axis=1), bootstrap))
-    return [whole, *_points(run, metric, variant, curves, bootstrap)]
+    whole = Measure(run, metric, variant, None, None, _mean(curves.mean(axis=1), places, bootstrap))
+    return [whole, *_points(run, metric, variant, curves, places, bootstrap)]
 
 
 def _points(
-    run: str, metric: str, variant: str, curves: Float[np.ndarray, "clips frames"], bootstrap: Bootstrap
+    run: str,
+    metric: str,
+    variant: str,
+    curves: Float[np.ndarray, "clips frames"],
+    places: Sequence[str],
+    bootstrap: Bootstrap,
 ) -> list[Measure]:
-    estimates = mean_estimates(curves, num_resamples=bootstrap.resamples, seed=bootstrap.seed)
+    estimates = mean_estimates(curves, units=places, num_resamples=bootstrap.resamples, seed=bootstrap.seed)
     return [Measure(run, metric, variant, index, index, each) for index, each in enumerate(estimates, start=1)]
 
 
-def _mean(values: Float[np.ndarray, " clips"], bootstrap: Bootstrap) -> Estimate:
-    return mean_estimate(values, num_resamples=bootstrap.resamples, seed=bootstrap.seed)
+def _mean(values: Float[np.ndarray, " clips"], places: Sequence[str], bootstrap: Bootstrap) -> Estimate:
+    return mean_estimate(values, units=places, num_resamples=bootstrap.resamples, seed=bootstrap.seed)
+
+
+def _share(holds: Bool[np.ndarray, " clips"], places: Sequence[str], bootstrap: Bootstrap) -> Estimate:
+    return share_estimate(holds, units=places, num_resamples=bootstrap.resamples, seed=bootstrap.seed)
 
 
 def _distances(
-    run: str, metric: str, sets: dict[str, ClipFeatures], first: int | None, last: int | None, bootstrap: Bootstrap
+    run: str,
+    metric: str,
+    sets: dict[str, ClipFeatures],
+    first: int | None,
+    last: int | None,
+    places: Sequence[str],
+    bootstrap: Bootstrap,
 ) -> list[Measure]:
-    options = {"num_resamples": bootstrap.frechet_resamples, "seed": bootstrap.seed}
-    estimates = {variant: frechet_estimate(sets[variant], sets[TRUE], **options) for variant in VARIANTS}
-    floor = halves_distance(sets[TRUE], bootstrap.seed)
+    num, seed = bootstrap.frechet_resamples, bootstrap.seed
+    estimates = {
+        variant: frechet_estimate(sets[variant], sets[TRUE], units=places, num_resamples=num, seed=seed)
+        for variant in VARIANTS
+    }
+    floor = halves_distance(sets[TRUE], seed)
     samples = len(sets[TRUE]) // 2 * sets[TRUE].shape[1]
-    estimates[HALVES] = Estimate(floor, np.nan, np.nan, samples)
+    estimates[HALVES] = Estimate(floor, np.nan, np.nan, samples, len(set(places)))
     return [Measure(run, metric, variant, first, last, each) for variant, each in estimates.items()]

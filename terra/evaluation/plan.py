@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from terra.config import check_pairing
 from terra.dataset import Episode, read_split
+from terra.engine.base import EngineSpec
 from terra.errors import ConfigError
 from terra.evaluation.clips import Clip, choose_clips
 from terra.evaluation.contrasts import CONTRASTS, CounterfactualGroup, find_groups
 from terra.evaluation.measures import Bootstrap
 from terra.evaluation.settings import EvaluationSettings
+from terra.metrics.bootstrap import LEVEL
+from terra.pairing import check_pairing
 from terra.windows import plan_windows
 from terra.world_model import LlamaActionConfig, load_config
 from tokenizer import LFQTokenizerConfig
@@ -60,7 +62,7 @@ def make_plan(settings: EvaluationSettings, tokenizer: Path, world_model: Path) 
         ConfigError: lengths that no window fits, or recordings of another rate or size than the models take.
     """
     model = load_config(world_model)
-    check_pairing(tokenizer, model)
+    check_pairing(tokenizer, EngineSpec.of(model))
     for length in (settings.num_frames, settings.drift_frames, settings.group_frames):
         list(plan_windows(length, settings.num_context, model.layout.max_frames, settings.overlap))
     split = read_split(settings.data, settings.split)
@@ -78,7 +80,7 @@ def make_plan(settings: EvaluationSettings, tokenizer: Path, world_model: Path) 
         "format": "terra-evaluation",
         "tokenizer": str(tokenizer),
         "world_model": str(world_model),
-        "settings": {name: str(value) if isinstance(value, Path) else value for name, value in vars(settings).items()},
+        "settings": settings.model_dump(mode="json"),
         "checkpoints": {"tokenizer": checkpoint_sha256(tokenizer), "world_model": checkpoint_sha256(world_model)},
         "clips": len(clips),
         "moving_clips": sum(clip.is_moving for clip in clips),
@@ -86,6 +88,7 @@ def make_plan(settings: EvaluationSettings, tokenizer: Path, world_model: Path) 
         "counterfactual_groups": {
             name: {"evaluated": len(groups), "left_out": left_out} for name, (groups, left_out) in found.items()
         },
+        "intervals": {"level": LEVEL, "resampled_by": "place"},
         "damaged_episodes": split.damaged,
     }
     groups = {name: groups for name, (groups, _) in found.items()}

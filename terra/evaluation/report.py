@@ -4,7 +4,7 @@ import csv
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from terra.evaluation.scores import TRUE, VARIANTS
 from terra.metrics.bootstrap import Estimate
 from tokenizer.files import make_folder, replacing
 
-_COLUMNS = ("run", "metric", "variant", "first_frame", "last_frame", "value", "low", "high", "count")
+_COLUMNS = ("run", "metric", "variant", "first_frame", "last_frame", "value", "low", "high", "count", "units")
 
 
 def write_metrics(
@@ -46,8 +46,7 @@ def write_metrics(
         for each in measures:
             numbers = each.estimate
             span = (each.first_frame, each.last_frame)
-            row = (each.run, each.metric, each.variant, *span, numbers.value, numbers.low, numbers.high, numbers.count)
-            writer.writerow(row)
+            writer.writerow((each.run, each.metric, each.variant, *span, *astuple(numbers)))
 
 
 def print_report(console: Console, measures: Sequence[Measure], criteria: Sequence[Criterion]) -> None:

@@ -1,10 +1,11 @@
 """Rollouts of many clips at once, each kept in a file: an interrupted evaluation goes on where it stopped."""
 
+import asyncio
 import hashlib
 import itertools
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +13,20 @@ import torch
 from torch import Tensor
 
 from terra.metrics.networks import read_weights
-from terra.pipeline import Pipeline, Rollout, RolloutRequest
+from terra.pipeline import Pipeline, RolloutRequest
 from terra.progress import frames_shown
 from terra.sampling import SamplingParams
-from tokenizer import Frames, TokenGrid
+from tokenizer import TokenGrid
 from tokenizer.checkpoint import write_tensors
 
 logger = logging.getLogger(__name__)
-
-
-class TokensOnly:
-    """A decoder that gives frames without pixels, for a pipeline of whose rollouts only the tokens are kept."""
-
-    def decode(self, tokens: TokenGrid) -> Frames:
-        """As many empty frames."""
-        return torch.empty((len(tokens), 3, 0, 0))
 
 
 class KeptRollouts:
     """Makes rollouts and keeps their tokens as `folder`/NAME.safetensors.
 
     Args:
-        pipeline: makes them; its decoder should be `TokensOnly`.
+        pipeline: makes them.
         sampling: how tokens are chosen.
         folder: is made when the first rollout is kept.
         made_with: what else the tokens depend on (checkpoints, engine); a file made with something else is replaced.
@@ -57,19 +50,27 @@ class KeptRollouts:
         self.num_reused += len(names) - len(missing)
         if missing:
             logger.info("generating %d rollouts, %d are kept from before", len(missing), len(names) - len(missing))
-            wanted = [requests[index] for index in missing]
-            frames = sum(request.num_frames - len(request.context_frames) for request in wanted)
+            frames = sum(requests[index].num_frames - len(requests[index].context_frames) for index in missing)
             with frames_shown("generating", frames) as show:
                 count = itertools.count(1)
 
-                def keep(index: int, rollout: Rollout) -> None:
-                    name, key = names[missing[index]], keys[missing[index]]
-                    write_tensors(self._path(name), {"tokens": rollout.tokens, "made_from": key})
+                async def make(index: int) -> TokenGrid:
+                    tokens = await self._make(requests[index], lambda _: show(next(count)))
+                    content = {"tokens": tokens, "made_from": keys[index]}
+                    await asyncio.to_thread(write_tensors, self._path(names[index]), content)
+                    return tokens
 
-                made = self._pipeline.generate(wanted, self._sampling, lambda *_: show(next(count)), keep)
-            for index, rollout in zip(missing, made, strict=True):
-                kept[index] = rollout.tokens
+                async def make_all() -> list[TokenGrid]:
+                    return await asyncio.gather(*(make(index) for index in missing))
+
+                made = self._pipeline.wait(make_all())
+            for index, tokens in zip(missing, made, strict=True):
+                kept[index] = tokens
         return [tokens for tokens in kept if tokens is not None]
+
+    async def _make(self, request: RolloutRequest, on_frame: Callable[[int], None]) -> TokenGrid:
+        context = await self._pipeline.encode(request.context_frames)
+        return await self._pipeline.rollout_tokens(context, request.actions, self._sampling, request.seed, on_frame)
 
     def _read(self, name: str, key: Tensor) -> TokenGrid | None:
         if not self._path(name).exists():

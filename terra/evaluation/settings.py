@@ -1,16 +1,14 @@
 """What to evaluate, on how much, and how: the settings of `terra-evaluate`."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Self
 
-from terra.errors import ConfigError
-from terra.training.settings import check_numbers
+from pydantic import model_validator
+
+from terra.config.groups import PipelineSettings, Sampling
+from tokenizer.settings import Count, FilePath, Natural, Positive, Seed, Text
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluationSettings:
+class EvaluationSettings(PipelineSettings):
     """The whole of conf/evaluate.yaml but tokenizer, world model, engine, sampling and decoder.
 
     Attributes:
@@ -26,57 +24,41 @@ class EvaluationSettings:
             leaves them out.
         network, network_path, video_network, video_network_path: see `terra.metrics.networks` and
             `terra.metrics.video_networks`.
-        resamples, frechet_resamples: of the bootstrap.
+        resamples, frechet_resamples: of the bootstrap over places, of means and of Frechet distances.
         pictures: clips and groups that are shown.
     """
 
-    data: Path
-    split: str
-    estimator: Path | None
-    output: Path
-    device: str
-    num_clips: int
-    num_frames: int
-    num_context: int
-    overlap: int
-    seed: int
-    at_once: int
-    workers: int
-    drift_clips: int
-    drift_frames: int
-    max_groups: int
-    group_frames: int
-    agree_within: float
+    data: FilePath
+    split: Text
+    estimator: FilePath | None
+    output: FilePath
+    num_clips: Count
+    num_frames: Count
+    num_context: Count
+    seed: Seed
+    sampling: Sampling
+    at_once: Count
+    workers: Natural
+    drift_clips: Natural
+    drift_frames: Count
+    max_groups: Natural
+    group_frames: Count
+    agree_within: Positive
     network: str
-    network_path: Path | None
+    network_path: FilePath | None
     video_network: str | None
-    video_network_path: Path | None
-    resamples: int
-    frechet_resamples: int
-    pictures: int
+    video_network_path: FilePath | None
+    resamples: Count
+    frechet_resamples: Count
+    pictures: Natural
 
-    def __post_init__(self) -> None:
-        positive = ("num_clips", "num_context", "at_once", "agree_within", "resamples", "frechet_resamples")
-        check_numbers(self, positive)
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
         for name in ("num_frames", "drift_frames", "group_frames"):
             if getattr(self, name) < self.num_context + 2:
-                raise ConfigError(f"{name}: expected two more than num_context, got {getattr(self, name)}")
+                raise ValueError(f"{name}: expected two more than num_context, got {getattr(self, name)}")
         if (self.video_network is None) != (self.video_network_path is None):
-            raise ConfigError("features: expected video_network and video_network_path together, got one of them")
+            raise ValueError("features: expected video_network and video_network_path together, got one of them")
         if self.max_groups and self.estimator is None:
-            raise ConfigError("max_groups: expected 0 without an estimator, which counterfactual sets need")
-
-    @classmethod
-    def from_values(cls, values: Mapping[str, Any]) -> "EvaluationSettings":
-        """Out of the configuration, which holds more.
-
-        Raises:
-            ConfigError: a value that is missing or not allowed.
-        """
-        try:
-            picked = {name: values[name] for name in cls.__annotations__}
-        except KeyError as error:
-            raise ConfigError(f"{error.args[0]}: expected in the configuration, got none") from None
-        for name in ("data", "estimator", "output", "network_path", "video_network_path"):
-            picked[name] = None if picked[name] is None else Path(picked[name])
-        return cls(**picked)
+            raise ValueError("max_groups: expected 0 without an estimator, which counterfactual sets need")
+        return self

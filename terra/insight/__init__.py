@@ -1,1 +1,1 @@
-"""Looking inside: what the world model expects and reads, what the bits of a token are, and pictures of both."""
+"""Analysis of the models: the world model's predictions and attention, the bits of tokens, and figures of both."""

@@ -1,4 +1,4 @@
-"""What the world model reads while it predicts a frame: attention weights, and where in the window they go."""
+"""The world model's attention while it predicts a frame: the weights, and their sums over parts of the window."""
 
 from einops import rearrange
 from jaxtyping import Float
@@ -20,9 +20,9 @@ def last_frame_attention(model: WorldModel, window: Prompt) -> Attention:
 
 
 def attention_by_part(attention: Attention, layout: Layout) -> dict[str, Float[Tensor, "layers heads"]]:
-    """How much of the attention goes to each part of the window, in the mean over the tokens; the parts sum to 1.
+    """The share of attention to each part of the window, averaged over the tokens; the shares sum to 1.
 
-    The parts: "this frame" (its tokens so far), "last action", "earlier actions", and "frame -1", "frame -2", ...
+    The parts are "this frame" (its tokens so far), "last action", "earlier actions", and "frame -1", "frame -2", ...
     """
     last = attention.shape[-1] // layout.block  # index of the predicted frame
     mass = attention.mean(dim=2)
@@ -39,9 +39,9 @@ def attention_by_part(attention: Attention, layout: Layout) -> dict[str, Float[T
 
 
 def attention_map(attention: Attention, layout: Layout, rows: int) -> Float[Tensor, "tokens frames rows cols"]:
-    """How much each token of the last frame reads of each token before it, in the mean over layers and heads.
+    """The attention of each token of the last frame to each image token, averaged over layers and heads.
 
-    The last frame is there too, with 0 for what does not precede the token.
+    The last frame is included, with 0 for the tokens that do not precede the attending token.
     """
     mean = attention.mean(dim=(0, 1))
     frames = mean.shape[-1] // layout.block + 1

@@ -1,4 +1,4 @@
-"""The bits of a token: turned over, left out, and how much each says."""
+"""Analysis of the bits of tokens: flipping them, decoding without some of them, their importance and correlation."""
 
 from collections.abc import Collection
 
@@ -12,7 +12,7 @@ from tokenizer.quantizer import signs_from_tokens, tokens_from_signs
 
 
 def flip_bit(tokens: TokenGrid, channel: int, quantizer: QuantizerConfig) -> TokenGrid:
-    """The tokens with one bit of each turned over: that of `channel`, from 0. Raises ValueError for no such channel."""
+    """Flip the bit of `channel` (from 0) in every token. Raises ValueError for no such channel."""
     _check_channels([channel], quantizer)
     signs = signs_from_tokens(tokens, quantizer.dim, quantizer.bit_order)
     signs[:, channel] *= -1
@@ -21,7 +21,7 @@ def flip_bit(tokens: TokenGrid, channel: int, quantizer: QuantizerConfig) -> Tok
 
 @torch.no_grad()
 def decode_bits(tokenizer: LFQTokenizer, tokens: TokenGrid, channels: Collection[int]) -> Frames:
-    """Frames in [-1, 1] from these channels' bits alone; the others are 0, halfway between their two values.
+    """Decode the bits of `channels` alone to frames in [-1, 1]; the other channels are 0, halfway between -1 and 1.
 
     Raises ValueError for no such channel.
     """
@@ -35,7 +35,7 @@ def decode_bits(tokenizer: LFQTokenizer, tokens: TokenGrid, channels: Collection
 
 
 def bit_importance(tokenizer: LFQTokenizer, frames: Frames) -> Float[Tensor, " dim"]:
-    """By channel, the loss of PSNR in dB (mean over frames) when its bit is turned over in all tokens."""
+    """The loss of PSNR in dB (mean over frames) when a channel's bit is flipped in all tokens, for each channel."""
     tokens, quantizer = tokenizer.encode(frames), tokenizer.config.quantizer_config
     flipped = [tokenizer.decode(flip_bit(tokens, channel, quantizer)) for channel in range(quantizer.dim)]
     kept = psnr(tokenizer.decode(tokens), frames).mean()
@@ -43,7 +43,7 @@ def bit_importance(tokenizer: LFQTokenizer, frames: Frames) -> Float[Tensor, " d
 
 
 def bit_correlation(tokens: TokenGrid, quantizer: QuantizerConfig) -> Float[Tensor, "dim dim"]:
-    """Pearson's correlation of each two channels' bits over the tokens; 0 apart from the diagonal in an ideal code."""
+    """Pearson's correlation of each pair of channels' bits over the tokens; an ideal code has 0 off the diagonal."""
     signs = signs_from_tokens(tokens, quantizer.dim, quantizer.bit_order)
     return signs.transpose(0, 1).flatten(1).corrcoef()
 

@@ -1,4 +1,4 @@
-"""Figures for looking inside: rows of frames, maps over frames, curves, bars. Colors are safe for the color-blind."""
+"""Figures for the analysis of models: rows of frames, maps over frames, curves, bars, in color-blind safe colors."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,17 +13,17 @@ from matplotlib.figure import Figure
 # Okabe and Ito 2008, "Color Universal Design"; black last.
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#F0E442", "#000000")
 _MAP = "viridis"
-_WIDTH = 9.0  # inches, as are those below
-_SCALE = 1.1  # a color bar with its label
-_GAP = 0.08  # between rows
-_LINE = 0.3  # of text
-_GRAY = 0.35  # how much of a frame shows through a map
+_WIDTH = 9.0  # inches
+_SCALE = 1.1  # inches, width of a color bar with its label
+_GAP = 0.08  # inches between rows
+_LINE = 0.3  # inches, height of a line of text
+_GRAY = 0.35  # opacity of the frame under a map
 
 Pixels = UInt8[np.ndarray, "frames height width 3"]
 
 
 def frame_rows(rows: Mapping[str, Pixels], columns: Sequence[str] = (), *, title: str = "") -> Figure:
-    """Frames side by side, a labeled row for each entry, with a label above each column."""
+    """Draw frames side by side, with a labeled row for each entry and a label above each column."""
     figure, panels = _panels(rows, columns, title, _WIDTH)
     for line, frames in zip(panels, rows.values(), strict=True):
         for axes, frame in zip(line, frames, strict=False):
@@ -39,9 +39,9 @@ def maps_over_frames(
     title: str = "",
     top: float | None = None,
 ) -> Figure:
-    """For each frame the map of its tokens' values over its gray picture; one scale, from 0 to `top`, for all.
+    """Draw a map of each frame's token values over its gray picture, with one scale from 0 to `top` for all frames.
 
-    `label` says what the values are, with their unit. `top` is the largest value unless given.
+    `label` names the values and their unit. The default of `top` is the largest value.
     """
     figure, panels = _panels({name: frames for name, (frames, _) in rows.items()}, columns, title, _WIDTH - _SCALE)
     scale = ScalarMappable(Normalize(0.0, top or max(float(maps.max()) for _, maps in rows.values())), _MAP)
@@ -55,7 +55,7 @@ def maps_over_frames(
 def curves(
     at: Sequence[float], lines: Mapping[str, Sequence[float]], *, xlabel: str, ylabel: str, title: str = ""
 ) -> Figure:
-    """Lines with a dot at each value, over the same `at`."""
+    """Draw lines with a dot at each value; `at` are the x values of all lines."""
     figure = Figure(figsize=(0.7 * _WIDTH, 3.0), layout="constrained")
     axes = figure.subplots()
     for (label, values), color, mark in zip(lines.items(), COLORS, "osD^vPX*", strict=False):
@@ -75,7 +75,7 @@ def bars(
     title: str = "",
     stacked: bool = False,
 ) -> Figure:
-    """A bar of each part at each place, beside one another or `stacked`."""
+    """Draw a bar for each part at each label of `at`, beside one another or `stacked`."""
     figure = Figure(figsize=(0.8 * _WIDTH, 3.2), layout="constrained")
     axes = figure.subplots()
     places, bottom = np.arange(len(at)), np.zeros(len(at))
@@ -92,7 +92,7 @@ def bars(
 
 
 def matrix(values: Float[np.ndarray, "rows cols"], *, xlabel: str, ylabel: str, label: str, title: str = "") -> Figure:
-    """A table of values as colors, from 0 on."""
+    """Draw a matrix of values as colors, on a scale that begins at 0."""
     figure = Figure(figsize=(0.5 * _WIDTH, 3.6), layout="constrained")
     axes = figure.subplots()
     image = axes.imshow(values, cmap=_MAP, vmin=0.0)
@@ -102,7 +102,7 @@ def matrix(values: Float[np.ndarray, "rows cols"], *, xlabel: str, ylabel: str, 
 
 
 def _panels(rows: Mapping[str, Pixels], columns: Sequence[str], title: str, width: float) -> tuple[Figure, np.ndarray]:
-    """Labeled axes without ticks for each row's frames, together `width` inches wide, and their figure."""
+    """Make a figure with labeled axes, without ticks, for each row's frames; together they are `width` inches wide."""
     cols = max(map(len, rows.values()))
     shape = next(iter(rows.values())).shape[1:3]
     height = len(rows) * (width / cols * shape[0] / shape[1] + _GAP) + _LINE * (bool(columns) + bool(title))
@@ -122,7 +122,7 @@ def _panels(rows: Mapping[str, Pixels], columns: Sequence[str], title: str, widt
 def _over(
     frame: UInt8[np.ndarray, "height width 3"], colors: Float[np.ndarray, "rows cols 3"]
 ) -> Float[np.ndarray, "height width 3"]:
-    """The frame's gray picture under a map of its tokens, each as large as its part of the frame."""
+    """Blend the frame's gray picture with a map of its tokens' colors."""
     (height, width), (rows, cols) = frame.shape[:2], colors.shape[:2]
     large = repeat(colors, "r c rgb -> (r high) (c wide) rgb", high=height // rows, wide=width // cols)
     return _GRAY * frame.mean(axis=-1, keepdims=True) / 255 + (1 - _GRAY) * large

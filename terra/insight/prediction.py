@@ -1,4 +1,4 @@
-"""How sure the world model is of each token, and what an action changes in what it expects."""
+"""The entropy of the world model's predictions, and how much an action changes them."""
 
 import math
 
@@ -8,22 +8,21 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from terra.insight.window import LastFrame, WorldModel, check_window
-from terra.prompt import Action, Prompt
-from terra.training.prediction import pack_windows
+from terra.prompt import Action, Prompt, pack_blocks
 
 _BIT = math.log(2)  # nats
 
 
 @torch.no_grad()
 def token_entropy(model: WorldModel, window: Prompt) -> Float[Tensor, "frames rows cols"]:
-    """Entropy in bits of the distribution that each token is drawn from at temperature 1, given all before it.
+    """Entropy in bits of each token's distribution at temperature 1, given all tokens before it.
 
-    0 is certainty; log2 of the number of image tokens is what the first token has, which nothing precedes. Raises
-    ValueError for fewer than two frames, or more than the model's window holds.
+    0 is certainty; the window's first token, which nothing precedes, counts as log2 of the number of image tokens.
+    Raises ValueError for fewer than two frames, or more than the model's window holds.
     """
     check_window(model, window)
     actions = torch.cat([window.actions, window.actions[-1:]])  # nothing follows the last frame: any will do
-    ids = pack_windows(window.tokens[None], model.config.layout.action_slots)
+    ids = pack_blocks(window.tokens[None], model.config.layout.action_slots)
     (states,) = model.predicting_states(ids.to(model.device), actions[None].to(model.device))
     entropies = []
     for frame in states:  # one at a time: all logits of a window of the published size are 15 GB
@@ -37,12 +36,12 @@ def token_entropy(model: WorldModel, window: Prompt) -> Float[Tensor, "frames ro
 def action_divergence(
     model: WorldModel, window: Prompt, others: Float32[Tensor, "others slots action_dim"]
 ) -> Float[Tensor, "others rows cols"]:
-    """How much each of `others`, in the last action's place, changes what the model expects of the last frame.
+    """The change of the last frame's prediction when each of `others` replaces the window's last action.
 
-    For each token the Kullback-Leibler divergence in bits: of its distribution under the window's own action from that
-    under the other, both given the window's tokens before it. Of a frame drawn at temperature 1, the sum over its
-    tokens is an unbiased estimate of the whole frame's divergence (by the chain rule; Cover and Thomas, Elements of
-    Information Theory, theorem 2.5.3). Raises ValueError as `token_entropy`.
+    For each token, the result is the Kullback-Leibler divergence in bits from its distribution under the window's own
+    action to that under the other action, both given the window's tokens before it. If the frame was drawn at
+    temperature 1, the sum over its tokens is an unbiased estimate of the whole frame's divergence (by the chain rule;
+    Cover and Thomas, Elements of Information Theory, theorem 2.5.3). Raises ValueError as `token_entropy`.
     """
     last = LastFrame(model, window)
 
@@ -56,7 +55,7 @@ def action_divergence(
 
 
 def moved_waypoints(action: Action, meters: float) -> Float32[Tensor, "2 slots slots action_dim"]:
-    """The action with one of its waypoints moved to the left (0 of the first axis) or ahead (1), each in turn."""
+    """Variants of the action with one waypoint moved by `meters`: [0, k] moves waypoint k left, [1, k] ahead."""
     slots = len(action)
     moved = repeat(action, "slots action_dim -> axes each slots action_dim", axes=2, each=slots).clone()
     for axis, each in ((axis, each) for axis in range(2) for each in range(slots)):

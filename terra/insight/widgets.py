@@ -1,20 +1,24 @@
-"""A widget for notebooks: choose one of several videos, and step through its frames or play it."""
+"""A notebook widget that shows one of several videos frame by frame or plays it."""
 
 from collections.abc import Mapping
 from io import BytesIO
 
-import ipywidgets
 import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
+
+from terra.extras import extras_named
+
+with extras_named("terra.insight.widgets"):
+    import ipywidgets
 
 _WIDTH = 512  # pixels on the screen
 
 
 def flip_through(videos: Mapping[str, UInt8[np.ndarray, "frames height width 3"]], fps: float) -> ipywidgets.VBox:
-    """A list of the videos' names, a slider over frames that also plays, and the frame that they choose.
+    """Make a widget with a list of the videos' names, a slider over frames that also plays, and the chosen frame.
 
-    The slider is as long as the shortest video.
+    The slider's length is that of the shortest video.
     """
     last = min(map(len, videos.values())) - 1
     name = ipywidgets.Dropdown(options=list(videos), layout={"width": "12em"})

@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torchmetrics.functional.image import structural_similarity_index_measure
 
+from decoder.video import to_8_bit
 from tokenizer import Frames
 
 PSNR_CAP = 100.0  # dB; the value for equal frames
@@ -25,4 +26,4 @@ def ssim(ours: Frames, truth: Frames) -> Float[Tensor, " frames"]:
 
 def _levels(frames: Frames) -> Frames:
     """Gray levels 0 to 255, rounded as a written picture is."""
-    return ((frames.clamp(-1.0, 1.0) + 1.0) * 127.5).round()
+    return to_8_bit(frames).float()

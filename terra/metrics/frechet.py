@@ -1,32 +1,50 @@
 """Frechet distances between the feature distributions of two sets of frames or clips (Heusel et al. 2017)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from einops import rearrange
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from terra.metrics.bootstrap import LEVEL, Estimate, resample
+from terra.metrics.bootstrap import QUANTILES, Estimate, draw_units, unit_members
 from terra.metrics.networks import Features, frechet_distance
 
 ClipFeatures = Float[Tensor, "clips frames features"]
 
 
-def frechet_estimate(ours: ClipFeatures, theirs: ClipFeatures, *, num_resamples: int, seed: int = 0) -> Estimate:
-    """The Frechet distance between two sets, with a bootstrap interval; a resample draws the same clips in both sets.
+def frechet_estimate(
+    ours: ClipFeatures,
+    theirs: ClipFeatures,
+    *,
+    units: Sequence[str] | None = None,
+    num_resamples: int,
+    seed: int = 0,
+) -> Estimate:
+    """The distance of all clips' frames, with an interval by the bootstrap of `terra.metrics.bootstrap`.
 
-    A resample has fewer distinct clips, which biases its distance upwards; the interval is therefore the estimate plus
-    the resamples' deviations from their own mean. `count` is the number of samples, clips x frames, in each set.
+    Both sets have the same clips, and each resample takes the same ones of both. A resample has fewer distinct clips,
+    which biases its distance upwards; so the resamples' deviations from their own mean are laid around the estimate.
+    The estimate's `count` is the number of samples, clips x frames, in each set.
+
+    Args:
+        ours, theirs: features of the same clips, in the same order.
+        units: the name of each clip's independent unit; None: each clip is a unit by itself.
+        num_resamples: how many.
+        seed: of the draws.
     """
     value = frechet_distance(_samples(ours), _samples(theirs))
-    draws = [
-        frechet_distance(_samples(ours[chosen]), _samples(theirs[chosen]))
-        for chosen in _distinct_draws(len(ours), num_resamples, seed)
+    members = unit_members(len(ours), units)
+    distances = [
+        frechet_distance(_samples(ours[clips]), _samples(theirs[clips]))
+        for clips in _distinct_draws(members, num_resamples, seed)
     ]
-    low, high = np.quantile(np.array(draws) - np.mean(draws), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Estimate(value, max(value + low, 0.0), value + high, ours.shape[0] * ours.shape[1])
+    low = high = np.nan
+    if distances:
+        below, above = np.quantile(np.array(distances) - np.mean(distances), QUANTILES)
+        low, high = max(value + below, 0.0), value + above
+    return Estimate(value, low, high, ours.shape[0] * ours.shape[1], len(members))
 
 
 def halves_distance(features: ClipFeatures, seed: int = 0) -> float:
@@ -48,11 +66,11 @@ def clip_features(frames: ClipFeatures) -> ClipFeatures:
     return torch.cat([frames.mean(dim=1), frames.diff(dim=1).abs().mean(dim=1)], dim=-1)[:, None]
 
 
-def _distinct_draws(num_clips: int, num_resamples: int, seed: int) -> Iterator[Tensor]:
-    """Draw resamples with at least two different clips, because one clip alone has no covariance."""
-    for chosen in resample(num_clips, num_resamples, seed):
-        if len(np.unique(chosen)) > 1:
-            yield torch.from_numpy(chosen)
+def _distinct_draws(members: Sequence[Int[np.ndarray, " members"]], num_resamples: int, seed: int) -> Iterator[Tensor]:
+    """The clips of resamples that hold two units or more: what one unit varies by is not what units vary by."""
+    for drawn in draw_units(len(members), num_resamples, seed):
+        if len(np.unique(drawn)) > 1:
+            yield torch.from_numpy(np.concatenate([members[unit] for unit in drawn]))
 
 
 def _samples(features: ClipFeatures) -> Features:

@@ -95,7 +95,7 @@ def perceptual_distance(network: FeatureNetwork, ours: Frames, theirs: Frames) -
 def map_distance(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> Float[Tensor, " frames"]:
     """Squared differences of channel-normalized features, averaged over the picture and summed over the maps.
 
-    LPIPS without its learnt weights (Zhang et al. 2018, arXiv 1801.03924, equation 1). In float32.
+    The distance is LPIPS without its learned weights (Zhang et al. 2018, arXiv 1801.03924, equation 1), in float32.
     """
     total = torch.zeros(len(ours[0]), device=ours[0].device)
     for a, b in zip(ours, theirs, strict=True):

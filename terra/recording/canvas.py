@@ -8,12 +8,11 @@ from jaxtyping import Float, UInt8
 
 from decoder.camera import Camera
 from terra.errors import ConfigError
+from terra.extras import extras_named
 from terra.recording.weather import Weather
 
-try:
+with extras_named("terra.recording"):
     import moderngl
-except ImportError as error:
-    raise ConfigError(f'recording needs moderngl ({error}): pip install "terra-world-model[record]"') from error
 
 NEAR, FAR = 0.25, 3000.0
 NUM_SAMPLES = 4
@@ -145,7 +144,7 @@ def open_context(device_index: int = 0) -> "moderngl.Context":
         # The stub takes `**settings: Dict` for the type of each setting.
         return moderngl.create_standalone_context(backend="egl", require=330, device_index=device_index)  # pyright: ignore[reportArgumentType]
     except Exception as error:
-        # glcontext raises the bare class, so nothing narrower can be caught; anything else is a bug of ours.
+        # glcontext raises the bare class Exception; any subclass is a bug in this package.
         if type(error) is not Exception:
             raise
         raise ConfigError(

@@ -64,7 +64,7 @@ class Crosswalk:
 
 
 class Walkways:
-    """Where people walk: a closed loop around each block, counter-clockwise, and the crosswalks between the blocks.
+    """The pedestrians' paths: a closed loop around each block, counter-clockwise, and the crosswalks between blocks.
 
     `turn_crossings[k]` are the crosswalks that lane k of the lane graph passes: up to two for turns, none for roads.
     """

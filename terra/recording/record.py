@@ -3,12 +3,13 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
 
 from decoder.camera import Camera
 from terra.dataset.card import write_card
-from terra.dataset.checks import check_count, check_image_size, check_names, check_workload
-from terra.dataset.format import SPLITS
+from terra.dataset.checks import ImageSize, check_workload
 from terra.dataset.workers import Outcome, run_jobs
 from terra.dataset.writing import ShardWriter, create_dataset
 from terra.errors import ConfigError
@@ -16,6 +17,7 @@ from terra.progress import frames_shown
 from terra.recording.devices import egl_devices
 from terra.recording.drives import COUNTERFACTUAL_MANEUVERS, FPS
 from terra.recording.source import SceneSource
+from tokenizer.settings import FilePath, Settings, checked, expecting
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +30,7 @@ SPLIT_SEEDS = {"train": 0, "held_out": 900_000}
 MAX_NUM_CONTEXT = 25  # frames; the run-up to the junction must fit into the shortest approach
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecordSettings:
+class RecordSettings(Settings):
     """Settings of a recording.
 
     Attributes:
@@ -48,33 +49,29 @@ class RecordSettings:
         ConfigError: a value out of range or unknown.
     """
 
-    output: Path
-    split: str
-    source: str
-    places: tuple[str, ...]
-    episodes_per_place: int
-    frames_per_episode: int
-    image_size: tuple[int, int]
+    output: FilePath
+    split: Literal["train", "held_out"]
+    source: Literal["town"]
+    places: Annotated[tuple[str, ...], expecting("one or more, each once")]
+    episodes_per_place: Annotated[int, Field(ge=1, le=100)]
+    frames_per_episode: Annotated[int, Field(ge=1, le=100_000)]
+    image_size: ImageSize
     camera: Camera
     maneuvers: tuple[str, ...] = ()
     num_context: int = 0
 
-    def __post_init__(self) -> None:
-        if self.split not in SPLITS:
-            raise ConfigError(f"split: expected one of {', '.join(SPLITS)}, got {self.split!r}")
-        if self.source not in NOTICES:
-            raise ConfigError(f"source: expected one of {', '.join(NOTICES)}, got {self.source!r}")
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
         if not self.places or len(set(self.places)) != len(self.places):
-            raise ConfigError(f"places: expected one or more, each once, got {list(self.places)}")
-        for name, most in {"episodes_per_place": 100, "frames_per_episode": 100_000}.items():
-            check_count(name, getattr(self, name), 1, most)
-        check_image_size(self.image_size)
-        if self.maneuvers:
-            check_count("num_context", self.num_context, 1, min(MAX_NUM_CONTEXT, self.frames_per_episode - 1))
+            raise ValueError(f"places: expected one or more, each once, got {list(self.places)}")
+        most = min(MAX_NUM_CONTEXT, self.frames_per_episode - 1)
+        if self.maneuvers and not 1 <= self.num_context <= most:
+            raise ValueError(f"num_context: expected a whole number from 1 to {most}, got {self.num_context!r}")
         unknown = [maneuver for maneuver in self.maneuvers if maneuver not in COUNTERFACTUAL_MANEUVERS]
         if unknown:
             known = ", ".join(COUNTERFACTUAL_MANEUVERS)
-            raise ConfigError(f"maneuvers: expected some of {known}, got {', '.join(self.maneuvers)}")
+            raise ValueError(f"maneuvers: expected some of {known}, got {', '.join(self.maneuvers)}")
+        return self
 
     @property
     def frames_per_shard(self) -> int:
@@ -86,8 +83,9 @@ def town_places(split: str, seed: int, towns: int) -> tuple[str, ...]:
     """Names of `towns` places of a split, beginning with the split's town number `seed`. Raises ConfigError."""
     if split not in SPLIT_SEEDS:
         raise ConfigError(f"split: expected one of {', '.join(SPLIT_SEEDS)}, got {split!r}")
-    check_count("towns", towns, 1, 100_000)
-    first = SPLIT_SEEDS[split] + check_count("seed", seed, 0, SPLIT_SEEDS["held_out"] // 2 - 1)
+    checked(Annotated[int, Field(ge=1, le=100_000)], towns, "towns")
+    checked(Annotated[int, Field(ge=0, lt=SPLIT_SEEDS["held_out"] // 2)], seed, "seed")
+    first = SPLIT_SEEDS[split] + seed
     return tuple(f"{number:06d}" for number in range(first, first + towns))
 
 
@@ -211,13 +209,12 @@ def _open_on(settings: RecordSettings, place: str, device: int) -> SceneSource:
     return town_source(int(place), settings.image_size, settings.camera, device_index=device)
 
 
-def parse_maneuvers(kind: str, maneuvers: object, num_context: int) -> tuple[tuple[str, ...], int]:
+def parse_maneuvers(
+    kind: Literal["drives", "counterfactuals"], maneuvers: tuple[str, ...], num_context: int
+) -> tuple[tuple[str, ...], int]:
     """`maneuvers` and `num_context` of the settings for `kind`: drives or counterfactuals. Raises ConfigError."""
     if kind == "drives":
         return (), 0
-    if kind != "counterfactuals":
-        raise ConfigError(f"kind: expected drives or counterfactuals, got {kind!r}")
-    names = check_names("maneuvers", maneuvers)
-    if not names:
+    if not maneuvers:
         raise ConfigError(f"maneuvers: expected some of {', '.join(COUNTERFACTUAL_MANEUVERS)}, got none")
-    return names, num_context
+    return maneuvers, num_context

@@ -50,7 +50,7 @@ def town_source(seed: int, size: tuple[int, int], camera: Camera, device_index: 
     Raises:
         ConfigError: EGL can't give a context.
     """
-    return TownSource(seed, _renderer(size, camera, device_index))
+    return TownSource(seed, _renderer(size, camera, device_index))  # pyright: ignore[reportArgumentType]
 
 
 @lru_cache(maxsize=1)

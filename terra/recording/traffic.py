@@ -160,7 +160,7 @@ class Traffic:
     ) -> tuple[
         Float[np.ndarray, " cars"], Float[np.ndarray, " cars"], Bool[np.ndarray, " cars"], Int[np.ndarray, " lanes"]
     ]:
-        """Gap and speed of each car's leader within two lanes, whether a car leads its lane, and each lane's last car."""
+        """Gap and speed of each car's leader within two lanes; whether a car leads its lane; each lane's last car."""
         graph, count = self.graph, len(self.lane)
         order = np.lexsort((positions, lanes))
         first = np.full(len(graph.lanes), -1)

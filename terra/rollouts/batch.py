@@ -2,27 +2,20 @@
 
 import functools
 import logging
-import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from hydra.errors import InstantiationException
-from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
-
-from terra.config import build_sampling, check_extra
-from terra.errors import ConfigError, TerraError
-from terra.models import Models
+from terra.config.groups import build_part
+from terra.config.spec import PipelineSpec
 from terra.output import check_output
 from terra.progress import ProgressLine
 from terra.rollouts.best import Score, score_all, write_best
-from terra.rollouts.folder import RolloutFolder
+from terra.rollouts.folder import RolloutFolder, recorded_settings
 from terra.rollouts.grid import write_grids
 from terra.rollouts.manifest import count_rollouts, read_lines, rollout_names
 from terra.rollouts.metrics import MetricsFile
-from terra.rollouts.settings import RolloutSettings
+from terra.rollouts.settings import BatchSettings, RolloutSettings
 from terra.rollouts.source import Tally, note_failure
 from tokenizer import Frames, TokenGrid
 
@@ -32,7 +25,7 @@ ALL_DONE, SOME_FAILED, INTERRUPTED = 0, 3, 128
 _NEEDED_BYTES = 64 << 20
 
 
-def run(config: DictConfig) -> int:
+def run(settings: BatchSettings) -> int:
     """Make all rollouts that are not there yet, and return the exit code.
 
     0 all are done, 3 some failed, 128 + n interrupted by signal n after what was begun is written.
@@ -40,14 +33,15 @@ def run(config: DictConfig) -> int:
     Raises:
         TerraError: anything wrong with the configuration, the manifest as a whole, the engine or the output folder.
     """
-    settings = read_settings(config)
-    models = Models.check(config)
-    check_extra(config.cluster)
-    cluster = _build_cluster(config.cluster)
+    recorded = recorded_settings(settings.output) or {}
+    spec = PipelineSpec.from_settings(settings, sessions=settings.at_once, recorded=recorded.get("made_with"))
+    cluster = build_part("cluster", settings.cluster)
+    context_root = None if settings.context_root is None else str(settings.context_root)
     score = None if settings.score is None else Score(settings.score)
     check_output(settings.output, overwrite=True, needed_bytes=_NEEDED_BYTES)
     tally = Tally(count_rollouts(settings))
-    made_with = {"made_with": {**models.made_with(), "context_root": config.context_root}, **_defaults(settings)}
+    spec.announce()
+    made_with = {"made_with": {**spec.made_with(), "context_root": context_root}, **_defaults(settings)}
     folder = RolloutFolder(settings.output, made_with, settings.on_change)
     metrics = MetricsFile(settings.metrics, tally)
     with folder.open():
@@ -58,10 +52,10 @@ def run(config: DictConfig) -> int:
                 line.show(tally.ended, _progress(tally, time.monotonic() - started))
                 metrics.update()
 
-            interrupted = cluster.make_rollouts(models, folder, settings, tally, show)
+            interrupted = cluster.make_rollouts(spec, folder, settings, tally, show)
             show()
         if interrupted is None:
-            _finish(models, folder, settings, tally, score)
+            _finish(spec, folder, settings, tally, score)
         counts = folder.write_index((name, line) for names, line in _lines(settings) for name in names)
         metrics.write()
     _report(settings, tally, counts)
@@ -71,11 +65,11 @@ def run(config: DictConfig) -> int:
 
 
 def _finish(
-    models: Models, folder: RolloutFolder, settings: RolloutSettings, tally: Tally, score: Score | None
+    spec: PipelineSpec, folder: RolloutFolder, settings: RolloutSettings, tally: Tally, score: Score | None
 ) -> None:
     """What is derived from all futures of a line: which is the best, and their grid."""
     if score is not None:
-        build = functools.cache(models.build_decoder)  # most runs have scored all when they made it
+        build = functools.cache(spec.build_decoder)  # most runs have scored all when they made it
 
         def decode(tokens: TokenGrid) -> Frames:
             return build().decode(tokens)
@@ -84,29 +78,6 @@ def _finish(
         write_best(folder, _lines(settings), score)
     if settings.grid:
         write_grids(folder, _lines(settings))
-
-
-def _build_cluster(node: DictConfig) -> Any:
-    try:
-        return instantiate(node, _convert_="all")
-    except InstantiationException as error:
-        if isinstance(error.__cause__, TerraError):
-            raise error.__cause__ from None
-        if isinstance(error.__cause__, TypeError):
-            raise ConfigError(f"cluster: {error.__cause__}") from None
-        raise
-
-
-def read_settings(config: DictConfig) -> RolloutSettings:
-    """The settings of conf/rollout.yaml. Raises ConfigError."""
-    values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    picked: dict[str, Any] = {name: values[name] for name in RolloutSettings.__annotations__}
-    for name in ("manifest", "output", "context_root", "metrics"):
-        picked[name] = None if picked[name] is None else Path(str(picked[name]))
-    picked["sampling"] = build_sampling(config.sampling)
-    if picked["workers"] is None:
-        picked["workers"] = max(2, (os.cpu_count() or 1) // 2)
-    return RolloutSettings(**picked)
 
 
 def _defaults(settings: RolloutSettings) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 
 from terra.errors import ConfigError, OutputError, TerraError
 from terra.prompt import Actions
-from terra.rollouts.folder import RECORD, RolloutFolder
+from terra.rollout import RECORD, TOKENS
+from terra.rollouts.folder import RolloutFolder
 from tokenizer import Frames, TokenGrid
 from tokenizer.files import read_json, replacing, write_json
 
@@ -65,7 +66,7 @@ def score_anew(folder: Path, score: Score, decode: Callable[[TokenGrid], Frames]
     record = read_json(folder / RECORD, OutputError)
     if (record.get("score") or {}).get("function") == score.name:
         return
-    tensors = load_file(folder / "tokens.safetensors")
+    tensors = load_file(folder / TOKENS)
     value = score(decode(tensors["tokens"]), tensors["tokens"], tensors["actions"])
     write_json(folder / RECORD, record | {"score": {"function": score.name, "value": value}})
 

@@ -17,7 +17,6 @@ import resource
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 # Before Ray is imported: no report of use, and no devices taken away from workers that ask for none.
@@ -28,21 +27,29 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 import ray
 from ray.exceptions import RayActorError
 
+from terra.config.spec import PipelineSpec
 from terra.errors import ConfigError, EngineError, OutputError
-from terra.models import Models
 from terra.rollouts.folder import RolloutFolder
 from terra.rollouts.locks import Claim
 from terra.rollouts.manifest import Job
 from terra.rollouts.runner import first_error
-from terra.rollouts.settings import RolloutSettings, check_whole
+from terra.rollouts.settings import RolloutSettings
 from terra.rollouts.signals import Stopping
 from terra.rollouts.source import ClaimedJobs, Tally, note_done, note_failure
 from terra.rollouts.worker import Outcome, Worker
+from tokenizer.settings import Count, Natural, NonNegative, Settings, checked
 
 logger = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 60.0
 _SPARE_FILES = 256
+
+
+class _Numbers(Settings):
+    workers: Count | None
+    gpus: Natural | None
+    cpus: NonNegative
+    max_restarts: Natural
 
 
 class RayCluster:
@@ -55,17 +62,14 @@ class RayCluster:
     def __init__(
         self, *, address: str | None, workers: int | None, gpus: int | None, cpus: float, max_restarts: int
     ) -> None:
-        for name, value, least in (("workers", workers, 1), ("gpus", gpus, 0), ("max_restarts", max_restarts, 0)):
-            if value is not None:
-                check_whole(value, least, f"cluster.{name}")
-        if isinstance(cpus, bool) or not isinstance(cpus, int | float) or not 0 <= cpus < math.inf:
-            raise ConfigError(f"cluster.cpus: expected a number of 0 or more, got {cpus!r}")
+        numbers = {"workers": workers, "gpus": gpus, "cpus": cpus, "max_restarts": max_restarts}
+        checked(_Numbers, numbers, "cluster.")
         self._address, self._workers, self._gpus, self._cpus = address, workers, gpus, cpus
         self._max_restarts = max_restarts
 
     def make_rollouts(
         self,
-        models: Models,
+        spec: PipelineSpec,
         folder: RolloutFolder,
         settings: RolloutSettings,
         tally: Tally,
@@ -82,9 +86,9 @@ class RayCluster:
         if is_ours:
             self._connect()
         try:
-            num_workers, gpus = self._size(models)
+            num_workers, gpus = self._size(spec)
             options = {"num_cpus": self._cpus, "num_gpus": gpus}
-            run = _Run(options, num_workers, self._max_restarts, models, folder, settings, tally, on_progress)
+            run = _Run(options, num_workers, self._max_restarts, spec, folder, settings, tally, on_progress)
             asyncio.run(run.run())
             return run.signal
         finally:
@@ -102,13 +106,13 @@ class RayCluster:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ConfigError(f"cluster.address={self._address}: expected a Ray cluster, got: {reason}") from None
 
-    def _size(self, models: Models) -> tuple[int, int]:
+    def _size(self, spec: PipelineSpec) -> tuple[int, int]:
         """Workers, and GPUs of each. Raises ConfigError."""
         there = ray.cluster_resources()
         have_gpus, have_cpus = int(there.get("GPU", 0)), there.get("CPU", 0.0)
-        gpus = self._gpus if self._gpus is not None else models.gpus if have_gpus else 0
-        if gpus and gpus != models.gpus:
-            raise ConfigError(f"cluster.gpus: expected engine.tensor_parallel_size={models.gpus}, got {gpus}")
+        gpus = self._gpus if self._gpus is not None else spec.gpus if have_gpus else 0
+        if gpus and gpus != spec.gpus:
+            raise ConfigError(f"cluster.gpus: expected engine.tensor_parallel_size={spec.gpus}, got {gpus}")
         machines = sum(node["Alive"] for node in ray.nodes())
         workers = self._workers or (max(1, have_gpus // gpus) if gpus else machines)
         if workers * gpus > have_gpus or workers * self._cpus > have_cpus:
@@ -139,7 +143,7 @@ class _Run:
         options: dict[str, float],
         num_workers: int,
         max_restarts: int,
-        models: Models,
+        spec: PipelineSpec,
         folder: RolloutFolder,
         settings: RolloutSettings,
         tally: Tally,
@@ -147,8 +151,9 @@ class _Run:
     ) -> None:
         paths = {name: getattr(settings, name).absolute() for name in ("manifest", "output")}
         root = None if settings.context_root is None else settings.context_root.absolute()
-        settings = replace(settings, **paths, context_root=root)
-        self._arguments = (models, settings, folder.settings)
+        own = vars(settings) | paths | {"context_root": root}
+        settings = RolloutSettings.from_values(own)  # what a worker needs
+        self._arguments = (spec, settings, folder.settings)
         self._options, self._num_workers, self._max_restarts = options, num_workers, max_restarts
         self._folder, self._tally, self._on_progress = folder, tally, on_progress
         left = max(1, tally.total - folder.count_made())

@@ -24,13 +24,23 @@ from pathlib import Path
 from typing import Any
 
 from terra.errors import ConfigError, OutputError
+from terra.rollout import RECORD
 from terra.rollouts.fingerprint import Fingerprints
 from terra.rollouts.locks import Claim, Lock
 from terra.rollouts.manifest import Job
 from tokenizer.files import make_folder, read_json, replacing, write_json
 
 FORMAT = "terra-rollouts"
-RECORD = "rollout.json"
+
+
+def recorded_settings(path: Path) -> dict[str, Any] | None:
+    """What the rollouts of an earlier run's folder were made with, see `RolloutFolder`; None in a new folder.
+
+    Raises:
+        OutputError: the folder's run.json is damaged.
+    """
+    file = path / "run.json"
+    return read_json(file, OutputError) if file.exists() else None
 
 
 class RolloutFolder:
@@ -83,13 +93,14 @@ class RolloutFolder:
         if not path.exists():
             return False
         record = read_json(path, OutputError)
+        asked = _batch(record)
         # Files that are not there any more say nothing against what was made from them.
         inputs = self.fingerprint(job)
         before = record.get("inputs") or {}
         changed = _differences(
             {
-                "request": record.get("request"),
-                "made_with": record.get("made_with"),
+                "request": asked.get("request"),
+                "made_with": asked.get("made_with"),
                 "inputs": {name: before.get(name) for name in inputs},
             },
             {"request": job.request, "made_with": self.settings["made_with"], "inputs": inputs},
@@ -201,7 +212,8 @@ class RolloutFolder:
         if not path.exists():
             return {"id": name, "status": "pending", "line": line}
         record = read_json(path, OutputError)
-        kept = {key: record[key] for key in ("sample", "seed", "num_frames", "seconds")}
+        kept = {"sample": _batch(record)["sample"]}
+        kept |= {key: record[key] for key in ("seed", "num_frames", "seconds")}
         if record.get("score"):
             kept["score"] = record["score"]["value"]
         return {"id": name, "status": "done", "line": line, "folder": f"rollouts/{name}", **kept}
@@ -229,6 +241,11 @@ class RolloutFolder:
             for folder in (self._claims, self._partial):
                 shutil.rmtree(folder, ignore_errors=True)
             lock.release()
+
+
+def _batch(record: dict[str, Any]) -> dict[str, Any]:
+    """What the batch noted in a rollout's record; records without a version have it beside all else."""
+    return record.get("batch") or record
 
 
 def _differences(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> str:

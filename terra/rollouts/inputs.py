@@ -1,4 +1,4 @@
-"""What a rollout starts from: its actions, and its context's tokens, which lines that share a context share too."""
+"""What the rollouts of a batch start from: lines that share a context share its tokens too."""
 
 import asyncio
 from collections import OrderedDict
@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-import torch
-
 from terra.context import load_context
-from terra.engine.base import EngineSpec
 from terra.errors import ContextError
+from terra.pipeline import Pipeline
 from terra.prompt import Actions
+from terra.rollout import drive_actions
 from terra.rollouts.manifest import Job
-from tokenizer import Frames, LFQTokenizer, TokenGrid
+from tokenizer import Frames, TokenGrid
 
 
 class InThread(Protocol):
@@ -34,17 +33,16 @@ class _Context:
 
 
 class Inputs:
-    """Loads and tokenizes in the threads "read" and "tokenize".
+    """Loads in the threads "read", and tokenizes.
 
     Args:
-        tokenizer: of the contexts.
-        spec: the engine's.
+        pipeline: whose tokenizer encodes the contexts.
         num_contexts: how many tokenized contexts to remember, those used last.
         in_thread: see `InThread`.
     """
 
-    def __init__(self, tokenizer: LFQTokenizer, spec: EngineSpec, num_contexts: int, in_thread: InThread) -> None:
-        self._tokenizer, self._spec, self._num_contexts, self._in = tokenizer, spec, num_contexts, in_thread
+    def __init__(self, pipeline: Pipeline, num_contexts: int, in_thread: InThread) -> None:
+        self._pipeline, self._num_contexts, self._in = pipeline, num_contexts, in_thread
         self._contexts: OrderedDict[tuple[tuple[str, ...], int], _Context] = OrderedDict()
 
     async def actions(self, job: Job) -> Actions:
@@ -62,20 +60,15 @@ class Inputs:
             tokens = context.tokens
             if tokens is None:
                 frames = await self._in("read", partial(self._load_context, job))
-                tokens = context.tokens = await self._in("tokenize", lambda: self._tokenizer.encode(frames).cpu())
+                tokens = context.tokens = await self._pipeline.encode(frames)
             return tokens
 
     def _load_actions(self, job: Job) -> Actions:
-        trajectory = job.load_trajectory().resample(self._spec.fps)
-        trajectory.require(job.num_frames)
-        return torch.from_numpy(trajectory.actions(job.num_frames - 1, self._spec.waypoint_times))
+        return drive_actions(job.load_trajectory(), job.num_frames, self._pipeline.engine.spec)[0]
 
     def _load_context(self, job: Job) -> Frames:
-        load = partial(load_context, image_size=self._tokenizer.config.image_size, fps=self._spec.fps)
-        if len(job.contexts) == 1:
-            return load(job.contexts[0], num_frames=job.num_context)
-        pictures = job.contexts[: job.num_context]
-        if len(pictures) < job.num_context:
-            got = len(pictures)
-            raise ContextError(f"{job.where}: context_frames: expected {job.num_context} or more pictures, got {got}")
-        return torch.cat([load(each, num_frames=1) for each in pictures])
+        image_size, fps = self._pipeline.tokenizer.config.image_size, self._pipeline.engine.spec.fps
+        try:
+            return load_context(job.contexts, num_frames=job.num_context, image_size=image_size, fps=fps)
+        except ContextError as error:
+            raise ContextError(str(error) if len(job.contexts) == 1 else f"{job.where}: {error}") from None

@@ -4,40 +4,32 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
-from jaxtyping import UInt8
 from torch import Tensor
 
-from decoder import FramewiseDecoder
-from decoder.thread import DecodingThread, give_up
-from decoder.video import to_uint8, write_video
+from decoder.thread import Decoding
+from decoder.video import to_uint8
 from terra.errors import EngineError, OutputError, TerraError
-from terra.output import package_versions
 from terra.pipeline import Pipeline
+from terra.rollout import Pixels, RolloutWriter, describe_inputs, rollout_record
 from terra.rollouts.best import Score
-from terra.rollouts.folder import RECORD, RolloutFolder
+from terra.rollouts.folder import RolloutFolder
 from terra.rollouts.inputs import Inputs
 from terra.rollouts.locks import Claim
 from terra.rollouts.manifest import Job
 from terra.rollouts.settings import RolloutSettings
 from terra.windows import plan_windows
-from tokenizer import Frames, TokenGrid
-from tokenizer.checkpoint import write_tensors
-from tokenizer.files import write_json
+from tokenizer import Frames
 
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
-
-Pixels = UInt8[np.ndarray, "frames height width 3"]
 
 
 @dataclass(eq=False)
@@ -50,7 +42,7 @@ class Work:
     context: Tensor | None = None
     actions: Tensor | None = None
     tokens: Tensor | None = None
-    pixels: list[Future[Pixels]] = field(default_factory=list)
+    decoding: Decoding[tuple[Pixels, Frames | None]] | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -72,19 +64,9 @@ class RolloutMaker:
     ) -> None:
         self._pipeline, self._folder, self._settings, self._on_frame = pipeline, folder, settings, on_frame
         self._score = None if settings.score is None else Score(settings.score)
-        # A score is of all frames, before they are rounded to 8 bits.
-        self._decoding: DecodingThread | None = None
-        if self._score is None and isinstance(pipeline.decoder, FramewiseDecoder):
-            self._decoding = DecodingThread(pipeline.decoder)
-        names = (
-            ("manifest", 1),
-            ("read", settings.workers),
-            ("tokenize", 1),
-            ("decode", 1),
-            ("write", settings.workers),
-        )
+        names = (("manifest", 1), ("read", settings.workers), ("score", 1), ("write", settings.workers))
         self._threads = {name: ThreadPoolExecutor(num, thread_name_prefix=f"terra-{name}") for name, num in names}
-        self._inputs = Inputs(pipeline.tokenizer, pipeline.engine.spec, settings.contexts, self.in_thread)
+        self._inputs = Inputs(pipeline, settings.contexts, self.in_thread)
 
     async def attempt(
         self, work: Work, step: Callable[[Work], Awaitable[None]], is_stopping: Callable[[], bool]
@@ -123,47 +105,32 @@ class RolloutMaker:
         work.seconds["encode"] = time.perf_counter() - started
 
     async def generate(self, work: Work) -> None:
-        """Make the frames' tokens. Raises EngineError."""
+        """Make the frames' tokens; decoding may begin. Raises EngineError."""
         assert work.context is not None
         assert work.actions is not None
         started, job = time.perf_counter(), work.job
-        given = job.num_context - 1
-        session = await self._pipeline.open(work.context, work.actions[:given], job.sampling, job.seed)
-        frames: list[Tensor] = []
-        pixels: list[Future[Pixels]] = []
-
-        def add(tokens: TokenGrid) -> None:
-            frames.extend(tokens)
-            if self._decoding is not None:
-                pixels.append(self._decoding.decode(tokens, partial(_noted, work)))
-
-        try:
-            add(work.context)
-            async for frame in session.run(work.actions[given:]):
-                add(frame[None])
-                self._on_frame()
-        except BaseException:
-            give_up(pixels)
-            raise
-        finally:
-            await session.close()
-        work.tokens, work.pixels = torch.stack(frames), pixels
+        decoding = self._pipeline.decoding.start(self._keep)
+        on_frame = lambda _index: self._on_frame()  # noqa: E731
+        work.tokens = await self._pipeline.rollout_tokens(
+            work.context, work.actions, job.sampling, job.seed, on_frame, decoding
+        )
+        work.decoding = decoding
         work.seconds["generate"] = time.perf_counter() - started
 
     async def finish(self, work: Work) -> None:
-        """Decode what isn't yet, score, write. Raises OutputError, or ConfigError for a score that is none."""
-        early, work.pixels = work.pixels, []  # tried again, it is decoded anew
+        """Wait for the frames, score, write. Raises OutputError, or ConfigError for a score that is none."""
+        assert work.tokens is not None
+        decoding, work.decoding = work.decoding, None
+        if decoding is None:  # tried again: decoded anew
+            decoding = self._pipeline.decoding.start(self._keep)
+            decoding.add(work.tokens)
+        pieces = await decoding.finish()
+        work.seconds["decode"] = decoding.seconds
         score = None
-        if early:
-            try:
-                pixels = np.concatenate([await asyncio.wrap_future(piece) for piece in early])
-            except BaseException:
-                give_up(early)
-                raise
-        else:
-            pixels, score = await self.in_thread("decode", lambda: self._decode_all(work))
+        if self._score is not None:
+            score = await self.in_thread("score", lambda: self._rate(work, [frames for _, frames in pieces]))
         started = time.perf_counter()
-        write = lambda to: self._write(to, work, pixels, score)  # noqa: E731
+        write = lambda to: self._write(to, work, [pixels for pixels, _ in pieces], score)  # noqa: E731
         await self.in_thread("write", lambda: self._folder.publish(work.job, write))
         work.seconds["write"] = time.perf_counter() - started
 
@@ -171,55 +138,50 @@ class RolloutMaker:
         """Run work in the threads of that name."""
         return await asyncio.get_running_loop().run_in_executor(self._threads[threads], work)
 
-    def _decode_all(self, work: Work) -> tuple[Pixels, float | None]:
+    def _keep(self, frames: Frames) -> tuple[Pixels, Frames | None]:
+        """The pixels; and, for a score, the frames before they were rounded to 8 bits."""
+        return to_uint8(frames), None if self._score is None else frames.cpu()
+
+    def _rate(self, work: Work, frames: Sequence[Frames | None]) -> dict[str, Any]:
+        assert self._score is not None
         assert work.tokens is not None
         assert work.actions is not None
-        started = time.perf_counter()
-        frames = self._pipeline.decoder.decode(work.tokens)
-        pixels = _noted(work, frames, time.perf_counter() - started)
-        return pixels, None if self._score is None else self._score(frames, work.tokens, work.actions)
+        whole = torch.cat([each for each in frames if each is not None])
+        return {"function": self._score.name, "value": self._score(whole, work.tokens, work.actions)}
 
-    def _write(self, folder: Path, work: Work, pixels: Pixels, score: float | None) -> None:
+    def _write(self, folder: Path, work: Work, pixels: Sequence[Pixels], score: dict[str, Any] | None) -> None:
         assert work.tokens is not None
         assert work.actions is not None
         job, spec = work.job, self._pipeline.engine.spec
-        write_video(pixels, folder / "video.mp4", spec.fps)
-        write_tensors(folder / "tokens.safetensors", {"tokens": work.tokens, "actions": work.actions})
-        windows = plan_windows(job.num_frames, job.num_context, spec.layout.max_frames, self._settings.overlap)
-        record: dict[str, Any] = {
-            "format": "terra-rollout",
-            "id": job.name,
-            "sample": job.sample,
-            "seed": job.seed,
-            "num_frames": job.num_frames,
-            "num_context": job.num_context,
-            "fps": spec.fps,
-            "windows": [vars(window) for window in windows],
-            "manifest": job.where,
-            "context": list(job.contexts),
-            "trajectory": None if job.trajectory is None else str(job.trajectory),
-            "inputs": work.inputs,
-            "request": job.request,
-            "made_with": self._folder.settings["made_with"],
-            "versions": package_versions(),
-            "seconds": rounded(work.seconds),
-        }
-        if self._score is not None:
-            record["score"] = {"function": self._score.name, "value": score}
-        write_json(folder / RECORD, record)
+        sample_id = job.sample_id if job.several_trajectories else None
+        record = rollout_record(
+            self._pipeline.provenance,
+            spec,
+            inputs=describe_inputs(job.contexts, job.trajectory, sample_id, work.inputs),
+            num_frames=job.num_frames,
+            num_context=job.num_context,
+            seed=job.seed,
+            sampling=job.sampling,
+            overlap=self._settings.overlap,
+            seconds=work.seconds,
+            batch={
+                "id": job.name,
+                "sample": job.sample,
+                "manifest": job.where,
+                "request": job.request,
+                "made_with": self._folder.settings["made_with"],
+            },
+            score=score,
+        )
+        with RolloutWriter(folder, spec.fps) as writer:
+            for piece in pixels:
+                writer.extend(piece)
+            writer.finish(work.tokens, work.actions, record)
 
     def close(self) -> None:
         """Wait for what the threads are at, and end them."""
-        if self._decoding is not None:
-            self._decoding.close()
         for threads in self._threads.values():
             threads.shutdown(cancel_futures=True)
-
-
-def _noted(work: Work, frames: Frames, seconds: float) -> Pixels:
-    """The frames' pixels; what decoding them took is added to the rollout's."""
-    work.seconds["decode"] = work.seconds.get("decode", 0.0) + seconds
-    return to_uint8(frames)
 
 
 def rounded(seconds: dict[str, float]) -> dict[str, float]:

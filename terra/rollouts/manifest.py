@@ -25,23 +25,41 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from terra.errors import ConfigError, TerraError, TrajectoryError
-from terra.rollouts.settings import RolloutSettings, check_whole
+from terra.rollouts.settings import RolloutSettings
 from terra.sampling import SamplingParams
 from terra.trajectory import Trajectory, load_trajectory
 from terra.trajectory.act_bench import ACT_BENCH_FPS, ACT_BENCH_POINTS, ACT_BENCH_STEP
 from terra.trajectory.checks import number_array
 from terra.trajectory.document import parse_json
+from tokenizer.settings import Count, Seed, Settings, checked, expecting
 
-FIELDS = ("id", "context", "context_frames", "trajectory", "sample_id")
-FIELDS += ("num_frames", "num_context", "seed", "num_samples", "sampling")
 PATHS = "instruction_trajs"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-_MAX_SEED = 2**63
+
+_Path = Annotated[Annotated[str, Field(min_length=1)] | None, expecting("a path")]
+
+
+class _Fields(Settings):
+    """A line's fields, but for its id and ACT-Bench's paths."""
+
+    context: _Path = None
+    context_frames: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None = None
+    trajectory: _Path = None
+    sample_id: Annotated[int | str | None, expecting("a number or text")] = None
+    num_frames: Count
+    num_context: Count
+    seed: Seed
+    num_samples: Count
+    sampling: dict[str, Any] | None = None
+
+
+FIELDS = ("id", *_Fields.model_fields)
 
 
 @dataclass(frozen=True)
@@ -81,11 +99,15 @@ class Job:
     sampling: SamplingParams
     request: dict[str, Any]
 
+    @property
+    def several_trajectories(self) -> bool:
+        """Whether `sample_id` is needed to find the trajectory in its file."""
+        return self.trajectory is not None and self.trajectory.suffix.lower() == ".jsonl"
+
     def load_trajectory(self) -> Trajectory:
         """The trajectory, of its own frame rate. Raises TrajectoryError."""
         if self.trajectory is not None:
-            several = self.trajectory.suffix.lower() == ".jsonl"
-            return load_trajectory(self.trajectory, sample_id=self.sample_id if several else None)
+            return load_trajectory(self.trajectory, sample_id=self.sample_id if self.several_trajectories else None)
         where = f"{self.where}: {PATHS}"
         points = number_array(self.paths, (None, ACT_BENCH_POINTS, 3), where)
         return Trajectory(points[..., :2], np.arange(ACT_BENCH_POINTS) * ACT_BENCH_STEP, ACT_BENCH_FPS, where)
@@ -155,7 +177,7 @@ def rollout_names(line: Line, settings: RolloutSettings) -> list[str]:
     except TerraError:
         return [f"line+{line.number}"]
     try:
-        samples = check_whole(record.get("num_samples", settings.num_samples), 1, "num_samples")
+        samples = checked(Count, record.get("num_samples", settings.num_samples), "num_samples")
     except TerraError:
         samples = 1
     return [_sample_name(name, sample) for sample in range(samples)]
@@ -170,30 +192,29 @@ def parse_line(line: Line, settings: RolloutSettings) -> list[Job]:
     where = f"{settings.manifest}: line {line.number}"
     record = _parse(line, settings.manifest)
     name = _name(record, where)
-    unknown = sorted(record.keys() - set(FIELDS))
-    if unknown and PATHS not in record:
-        raise ConfigError(f"{where}: expected the fields {', '.join(FIELDS)}, got {unknown[0]!r}")
-    values = {
-        key: check_whole(record.get(key, getattr(settings, key)), least, f"{where}: {key}")
-        for key, least in (("num_frames", 1), ("num_context", 1), ("seed", 0), ("num_samples", 1))
-    }
-    if values["seed"] >= _MAX_SEED:
-        raise ConfigError(f"{where}: seed: expected less than 2**63, got {values['seed']}")
-    contexts = _contexts(record, where)
-    trajectory, paths_sha256 = _trajectory(record, where)
-    sampling = _sampling(record.get("sampling", {}), settings.sampling, where)
+    defaults = {name: getattr(settings, name) for name in ("num_frames", "num_context", "seed", "num_samples")}
+    given = {key: value for key, value in record.items() if key in FIELDS or PATHS not in record}
+    given.pop("id", None)
+    fields = checked(_Fields, defaults | given, where)
+    contexts = _contexts(fields, PATHS in record, where)
+    paths_sha256 = None
+    if fields.trajectory is None:
+        if PATHS not in record:
+            raise ConfigError(f"{where}: trajectory: expected a path, got none")
+        paths_sha256 = hashlib.sha256(json.dumps(record[PATHS]).encode()).hexdigest()
+    sampling = _sampling(fields.sampling or {}, settings.sampling, where)
     shared = {
         "context": list(contexts),
-        "trajectory": trajectory,
-        "sample_id": record.get("sample_id"),
+        "trajectory": fields.trajectory,
+        "sample_id": fields.sample_id,
         "paths_sha256": paths_sha256,
-        "num_frames": values["num_frames"],
-        "num_context": values["num_context"],
+        "num_frames": fields.num_frames,
+        "num_context": fields.num_context,
         "sampling": vars(sampling),
     }
     jobs = []
-    for sample in range(values["num_samples"]):
-        seed = sample_seed(values["seed"], sample)
+    for sample in range(fields.num_samples):
+        seed = sample_seed(fields.seed, sample)
         jobs.append(
             Job(
                 name=_sample_name(name, sample),
@@ -201,11 +222,11 @@ def parse_line(line: Line, settings: RolloutSettings) -> list[Job]:
                 line=line.number,
                 sample=sample,
                 contexts=tuple(str(settings.root / context) for context in contexts),
-                trajectory=None if trajectory is None else settings.manifest.parent / trajectory,
-                sample_id=record.get("sample_id"),
+                trajectory=None if fields.trajectory is None else settings.manifest.parent / fields.trajectory,
+                sample_id=fields.sample_id,
                 paths=record.get(PATHS),
-                num_frames=values["num_frames"],
-                num_context=values["num_context"],
+                num_frames=fields.num_frames,
+                num_context=fields.num_context,
                 seed=seed,
                 sampling=sampling,
                 request={**shared, "seed": seed},
@@ -240,35 +261,17 @@ def _name(record: dict[str, Any], where: str) -> str:
     return name
 
 
-def _contexts(record: dict[str, Any], where: str) -> tuple[str, ...]:
-    single, frames = record.get("context"), record.get("context_frames")
-    if isinstance(single, str) and single and frames is None:
-        return (single,)
+def _contexts(fields: _Fields, has_paths: bool, where: str) -> tuple[str, ...]:
     # ACT-Bench's own lines have no `context`; with both the line's author has the last word.
-    if isinstance(single, str) and single and PATHS in record:
-        return (single,)
-    if single is None and isinstance(frames, list) and frames and all(isinstance(each, str) for each in frames):
-        return tuple(frames)
-    got = reprlib.repr(frames if single is None else single)
+    if fields.context is not None and (fields.context_frames is None or has_paths):
+        return (fields.context,)
+    if fields.context is None and fields.context_frames is not None:
+        return fields.context_frames
+    got = "none" if fields.context is None else "both"
     raise ConfigError(f"{where}: expected either a context path or a list context_frames, got {got}")
 
 
-def _trajectory(record: dict[str, Any], where: str) -> tuple[str | None, str | None]:
-    """The trajectory's path; or None, and the hash of the paths that the line itself has."""
-    path = record.get("trajectory")
-    if path is None and PATHS in record:
-        return None, hashlib.sha256(json.dumps(record[PATHS]).encode()).hexdigest()
-    if not isinstance(path, str) or not path:
-        raise ConfigError(f"{where}: trajectory: expected a path, got {reprlib.repr(path)}")
-    sample_id = record.get("sample_id")
-    if sample_id is not None and (isinstance(sample_id, bool) or not isinstance(sample_id, int | str)):
-        raise ConfigError(f"{where}: sample_id: expected a number or text, got {reprlib.repr(sample_id)}")
-    return path, None
-
-
-def _sampling(changes: object, default: SamplingParams, where: str) -> SamplingParams:
-    if not isinstance(changes, dict):
-        raise ConfigError(f"{where}: sampling: expected an object, got {reprlib.repr(changes)}")
+def _sampling(changes: dict[str, Any], default: SamplingParams, where: str) -> SamplingParams:
     try:
         return SamplingParams(**{**vars(default), **changes})
     except (TypeError, ValueError) as error:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from terra.models import Models
+from terra.config.spec import PipelineSpec
 from terra.pipeline import Pipeline
 from terra.rollouts.folder import RolloutFolder
 from terra.rollouts.maker import RolloutMaker, Work, rounded
@@ -20,7 +20,7 @@ class ThisProcess:
 
     def make_rollouts(
         self,
-        models: Models,
+        spec: PipelineSpec,
         folder: RolloutFolder,
         settings: RolloutSettings,
         tally: Tally,
@@ -33,7 +33,7 @@ class ThisProcess:
             EngineError: the engine failed.
             OutputError: the output can't be written.
         """
-        with models.build() as pipeline:
+        with Pipeline.from_spec(spec) as pipeline:
             return BatchRunner(pipeline, folder, settings, tally, on_progress).run()
 
 
@@ -143,7 +143,7 @@ class BatchRunner:
         if taken is None:
             return None
         work = Work(*taken)
-        self._works.add(work)  # here, lest a claim be forgotten when nobody waits for this any more
+        self._works.add(work)  # before returning: the awaiting task may be canceled, and its claim must be released
         return work
 
     async def _attempt(self, work: Work, step: Callable[[Work], Coroutine[Any, Any, None]]) -> bool:

@@ -4,8 +4,9 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from terra.config.spec import PipelineSpec
 from terra.errors import EngineError, OutputError, TerraError
-from terra.models import Models
+from terra.pipeline import Pipeline
 from terra.rollouts.folder import RolloutFolder
 from terra.rollouts.maker import RolloutMaker, Work, rounded
 from terra.rollouts.manifest import Job
@@ -26,20 +27,20 @@ class Worker:
     """Makes many rollouts at once; `start` comes first, and its methods run in one event loop.
 
     Args:
-        models: to be built here.
+        spec: the pipeline, which is built here.
         settings: of the run; `at_once` rollouts are in the engine, `workers` before it and `workers` after it.
         made_with: see `RolloutFolder`.
     """
 
-    def __init__(self, models: Models, settings: RolloutSettings, made_with: dict[str, Any]) -> None:
-        self._models, self._settings, self._made_with = models, settings, made_with
+    def __init__(self, spec: PipelineSpec, settings: RolloutSettings, made_with: dict[str, Any]) -> None:
+        self._spec, self._settings, self._made_with = spec, settings, made_with
         self._stopping = False
 
     async def start(self) -> TerraError | None:
         """Load the weights; the error, if that went wrong."""
         settings = self._settings
         try:
-            self._pipeline = self._models.build()
+            self._pipeline = Pipeline.from_spec(self._spec)
             folder = RolloutFolder(settings.output, self._made_with, settings.on_change)
             self._maker = RolloutMaker(self._pipeline, folder, settings, lambda: None)
         except TerraError as error:

@@ -46,7 +46,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 class _Application(FastAPI):
-    """With the request bodies that routes read themselves in its OpenAPI document."""
+    """A FastAPI application whose OpenAPI document includes the request bodies that routes parse themselves."""
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
@@ -57,7 +57,7 @@ class _Application(FastAPI):
             schemas_by_name["VideoRequestBody"] = made
             for methods in document["paths"].values():
                 for route in methods.values():
-                    route["responses"].pop("422", None)  # ours is 400, with the rest of 4XX
+                    route["responses"].pop("422", None)  # invalid requests get 400, described with the rest of 4XX
             for unused in ("HTTPValidationError", "ValidationError"):
                 schemas_by_name.pop(unused, None)
         assert self.openapi_schema is not None
@@ -65,7 +65,7 @@ class _Application(FastAPI):
 
 
 def create_app(service: Service) -> FastAPI:
-    """All routes; the service starts and ends with the application."""
+    """Build the application with all routes; the service starts and ends with the application."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

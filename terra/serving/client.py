@@ -41,14 +41,12 @@ _ENDED = ("completed", "failed", "cancelled")
 
 
 class Client:
-    """Speaks to one server.
+    """A connection to one server; all methods raise ServerError.
 
     Args:
-        url: such as "http://127.0.0.1:8000".
-        api_key: if the server asks for one.
+        url: the server's address, such as "http://127.0.0.1:8000".
+        api_key: the API key, if the server requires one.
         timeout: seconds to wait for an answer.
-
-    All methods raise ServerError.
     """
 
     def __init__(self, url: str = "http://127.0.0.1:8000", api_key: str | None = None, timeout: float = 60.0) -> None:
@@ -57,11 +55,11 @@ class Client:
         self._http = httpx.Client(base_url=self._url, headers=self._headers, timeout=timeout)
 
     def models(self) -> list[dict[str, Any]]:
-        """What is served: id, fps, size."""
+        """List the served models: id, fps, size."""
         return self._json("GET", "/v1/models")["data"]
 
     def scenes(self) -> list[dict[str, Any]]:
-        """Scenes to start from: id, num_frames, trajectories."""
+        """List the scenes that rollouts can start from: id, num_frames, trajectories."""
         return self._json("GET", "/v1/scenes")["data"]
 
     def create_context(self, *files: Path | str) -> dict[str, Any]:
@@ -77,19 +75,19 @@ class Client:
         return self._json("POST", "/v1/videos", json=request)
 
     def video(self, video_id: str) -> dict[str, Any]:
-        """How far a job is."""
+        """Return a job's status and progress."""
         return self._json("GET", f"/v1/videos/{video_id}")
 
     def videos(self, **query: Any) -> list[dict[str, Any]]:
-        """A page of jobs: limit=, after=, order="desc" or "asc"."""
+        """List a page of jobs; the query has limit=, after=, order="desc" or "asc"."""
         return self._json("GET", "/v1/videos", params=query)["data"]
 
     def wait(self, video_id: str, timeout: float = 3600.0, every: float = 0.5) -> dict[str, Any]:
         """Wait until a job is completed.
 
         Raises:
-            ServerError: it failed or was cancelled.
-            TimeoutError: it takes longer than `timeout` seconds.
+            ServerError: the job failed or was cancelled.
+            TimeoutError: the job takes longer than `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
         while (video := self.video(video_id))["status"] not in _ENDED:
@@ -112,7 +110,7 @@ class Client:
         return path
 
     def cancel_video(self, video_id: str) -> dict[str, Any]:
-        """Stop a job; it stays in the list."""
+        """Cancel a job; it stays in the list."""
         return self._json("POST", f"/v1/videos/{video_id}/cancel")
 
     def delete_video(self, video_id: str) -> None:
@@ -120,7 +118,7 @@ class Client:
         self._json("DELETE", f"/v1/videos/{video_id}")
 
     def open(self, **settings: Any) -> LiveDrive:
-        """Start driving: scene=, context= or fork=, seed=, sampling=, format=, quality=, speed=."""
+        """Open a live session; settings are scene=, context= or fork=, seed=, sampling=, format=, quality=, speed=."""
         return LiveDrive(self._url.replace("http", "ws", 1) + "/v1/live", self._headers, self._timeout, settings)
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from jaxtyping import UInt8
 from PIL import Image, ImageOps
 
 from decoder.video import probe_video, read_video
-from terra.context import DAMAGED_IMAGE, RATE_TOLERANCE
+from terra.context import DAMAGED_IMAGE, nearest_frames
 from terra.errors import VideoError
 from terra.serving.errors import ApiError, not_found
 from terra.serving.model import Model, Pictures
@@ -116,8 +116,11 @@ class Contexts:
             try:
                 self._check_size(_gif_size(data) if suffix == ".gif" else _mp4_size(path), "video")
                 info = probe_video(path)
-                wanted = self._sampled(info.fps)
-                if not info.fps > 0 or info.num_frames <= wanted[-1]:
+                wanted = nearest_frames(info.fps, self._model.spec.fps, self._num_context)
+                if wanted is None:
+                    expected = f"expected {self._model.spec.fps:g} or more frames a second"
+                    raise _refused(f"video: {expected}, got {info.fps:g}")
+                if info.num_frames <= wanted[-1]:
                     seconds = (self._num_context - 1) / self._model.spec.fps
                     raise _refused(f"video: expected {seconds:g} s or more at {self._model.spec.fps:g} frames a second")
                 frames = read_video(path, max_frames=wanted[-1] + 1)
@@ -125,14 +128,6 @@ class Contexts:
                 raise _refused("video: expected a whole MP4 or GIF") from None
         self._check_size((frames.shape[2], frames.shape[1]), "video")
         return np.stack([self._fit(Image.fromarray(frames[index])) for index in wanted])
-
-    def _sampled(self, fps: float) -> list[int]:
-        """The video's frames nearest to the model's, from its first on (as `terra.context` takes them)."""
-        ratio = fps / self._model.spec.fps
-        if ratio < 1 - RATE_TOLERANCE:
-            raise _refused(f"video: expected {self._model.spec.fps:g} or more frames a second, got {fps:g}")
-        ratio = ratio if abs(ratio - 1) > RATE_TOLERANCE else 1.0
-        return [int(index * ratio + 0.5) for index in range(self._num_context)]
 
     def _check_size(self, size: tuple[int, int], where: str) -> None:
         width, height = size

@@ -11,14 +11,14 @@ _TYPES = {
 
 
 class ApiError(Exception):
-    """A request that is refused.
+    """A refused request.
 
     Args:
         status: the HTTP status, 4xx or 503.
-        code: a word for programs, such as "queue_full".
+        code: a machine-readable code, such as "queue_full".
         message: one line for people: what was expected, what came.
-        param: the field it concerns.
-        retry_seconds: when to try again.
+        param: name of the field that is wrong.
+        retry_seconds: seconds after which the client may try again.
     """
 
     def __init__(
@@ -32,16 +32,16 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The answer's JSON."""
+        """The JSON of the response."""
         return error_body(self.status, self.code, self.message, self.param)
 
 
 def error_body(status: int, code: str, message: str, param: str | None = None) -> dict[str, Any]:
-    """The JSON of an error."""
+    """The JSON of an error in OpenAI's format."""
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return {"error": {"message": " ".join(message.split()), "type": kind, "param": param, "code": code}}
 
 
 def not_found(what: str) -> ApiError:
-    """Nothing has the id that was asked for; the id itself is not repeated."""
+    """A 404 for an unknown id; the message does not repeat the id."""
     return ApiError(404, f"{what}_not_found", f"expected the id of an existing {what}, got another or an expired one")

@@ -1,6 +1,6 @@
-"""What every request passes first: its host, its origin, its key and its size are checked, and it is counted.
+"""Middleware that checks every request's host, origin, API key and size, and counts the requests.
 
-Plain ASGI, so that WebSockets pass it too and bodies are counted while they come.
+It is plain ASGI, so that it also sees WebSockets and can count the bytes of a body as they arrive.
 """
 
 import asyncio
@@ -35,18 +35,18 @@ _HEADERS = (
 
 
 class Guard:
-    """Wraps an application.
+    """ASGI middleware around an application.
 
-    A page of another site must not use a server on its visitor's machine: a request that names an `Origin` must name
-    this server's, and `Host` must be a name that this server goes by. WebSockets may bring the key in their first
-    message instead; scope["terra.has_key"] says whether they brought it in a header.
+    A page of another site must not use a server on its visitor's machine. Therefore a request's `Origin`, if it has
+    one, must be this server's, and `Host` must be one of this server's names. A WebSocket may send the API key in its
+    first message instead of a header; scope["terra.has_key"] tells whether the header had it.
     """
 
     def __init__(self, app: App, settings: ServeSettings, metrics: Metrics) -> None:
         self._app, self._settings, self._metrics = app, settings, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
+        """Check and count a request, then pass it to the application (ASGI)."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -84,7 +84,7 @@ class Guard:
             raise ApiError(401, "invalid_api_key", "expected the header Authorization: Bearer and the API key")
 
     def _limited(self, headers: dict[str, str], receive: Receive) -> Receive:
-        """A `receive` that refuses a body once it is too long or too slow."""
+        """Wrap `receive` so that it refuses a body that is too long or arrives too slowly."""
         uploads = self._settings.uploads
         has_files = headers.get("content-type", "").startswith("multipart/form-data")
         limit = uploads.max_bytes if has_files else uploads.max_json_bytes
@@ -96,7 +96,7 @@ class Guard:
 
         async def counted() -> Message:
             nonlocal count, ended
-            if ended:  # only a disconnect can follow, which may take its time
+            if ended:  # only a disconnect can follow, which has no time limit
                 return await receive()
             try:
                 message = await asyncio.wait_for(receive(), max(deadline - time.monotonic(), 0.001))
@@ -113,7 +113,7 @@ class Guard:
 
 
 def _netloc(url: str) -> str | None:
-    """None of what is no address."""
+    """Host and port of a URL; None if the URL is invalid."""
     try:
         return urlsplit(url).netloc or None
     except ValueError:
@@ -129,7 +129,7 @@ def _hostname(host: str) -> str | None:
 
 def _has_key(headers: dict[str, str], key: str) -> bool:
     scheme, _, given = headers.get("authorization", "").partition(" ")
-    # As bytes, since compare_digest takes no other text than ASCII.
+    # compare_digest accepts only ASCII text, so the keys are compared as bytes.
     return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), key.encode())
 
 

@@ -4,36 +4,31 @@ import asyncio
 import logging
 import secrets
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import Tensor
 
-from decoder.video import write_video
+from decoder.video import to_uint8
 from terra.errors import EngineError, TerraError
 from terra.output import output_folder
 from terra.prompt import Actions
+from terra.rollout import GIF, TOKENS, VIDEO, Pixels, RolloutWriter, describe_inputs, rollout_record
 from terra.sampling import SamplingParams
 from terra.serving.errors import ApiError
 from terra.serving.metrics import Metrics
-from terra.serving.model import Model, Pictures
+from terra.serving.model import Model
 from terra.serving.settings import JobSettings
 from terra.serving.store import ENDED, Job, JobStore
 from tokenizer import TokenGrid
-from tokenizer.checkpoint import write_tensors
 
 logger = logging.getLogger(__name__)
 
-VARIANTS = {
-    "video": ("video.mp4", "video/mp4"),
-    "gif": ("video.gif", "image/gif"),
-    "tokens": ("tokens.safetensors", "application/octet-stream"),
-}
+VARIANTS = {"video": (VIDEO, "video/mp4"), "gif": (GIF, "image/gif"), "tokens": (TOKENS, "application/octet-stream")}
 _SWEEP_SECONDS = 30.0
 
 
@@ -176,7 +171,7 @@ class Jobs:
 
     async def _make(self, job: Job, inputs: bytes) -> None:
         try:
-            await self._write(job, *await self._generate(job, inputs))
+            await self._model.run("files", await self._generate(job, inputs))
             ended = await self.store.end(job, "completed")
             if not ended:  # cancelled or deleted at the last moment
                 await self.store.drop_files(job)
@@ -197,29 +192,36 @@ class Jobs:
             logger.error("%s failed: %s", job.id, error)
             await self._fail(job, "server_error", "the results could not be written")
 
-    async def _generate(self, job: Job, inputs: bytes) -> tuple[Tensor, Tensor]:
+    async def _generate(self, job: Job, inputs: bytes) -> Callable[[], None]:
+        """Make a job's video; what writes it."""
         started, tensors, request = time.perf_counter(), load(inputs), job.request
         if request["model_hash"] != self._hash:
             raise EngineError("the job began with other weights than those that are served now")
-        context, actions = tensors["context"], tensors["actions"]
-        given, sampling = len(context) - 1, SamplingParams(**request["sampling"])
-        session = await self._model.pipeline.open(context, actions[:given], sampling, request["seed"])
-        frames = list(context)
-        try:
-            async for frame in session.run(actions[given:]):
-                if len(frames) == len(context):
-                    self._metrics.first_frame(time.perf_counter() - started, "job")
-                frames.append(frame)
-                self._metrics.job_frame()
-                self._running[job.id].num_made += 1
-        finally:
-            await session.close()
-        return torch.stack(frames), actions
+        context, actions, sampling = tensors["context"], tensors["actions"], SamplingParams(**request["sampling"])
 
-    async def _write(self, job: Job, tokens: Tensor, actions: Tensor) -> None:
-        pictures = await self._model.pictures(tokens)
-        write = partial(_write_files, self.store.folder(job), pictures, tokens, actions, self._model.spec.fps)
-        await self._model.run("files", write)
+        def count(index: int) -> None:
+            if index == len(context):
+                self._metrics.first_frame(time.perf_counter() - started, "job")
+            self._metrics.job_frame()
+            self._running[job.id].num_made += 1
+
+        pipeline = self._model.pipeline
+        decoding = pipeline.decoding.start(to_uint8)
+        tokens = await pipeline.rollout_tokens(context, actions, sampling, request["seed"], count, decoding)
+        generated = time.perf_counter()
+        pieces = await decoding.finish()
+        record = rollout_record(
+            pipeline.provenance,
+            self._model.spec,
+            inputs=describe_inputs(None, None, None, {}),
+            num_frames=len(tokens),
+            num_context=len(context),
+            seed=request["seed"],
+            sampling=sampling,
+            overlap=pipeline.overlap,
+            seconds={"generate": generated - started, "decode": decoding.seconds},
+        )
+        return partial(_write, self.store.folder(job), self._model.spec.fps, pieces, tokens, actions, record)
 
     async def _fail(self, job: Job, code: str, message: str) -> None:
         if await self.store.end(job, "failed", {"code": code, "message": message}):
@@ -238,8 +240,10 @@ def _all(tasks: list[asyncio.Task[None]]) -> asyncio.Task[Any]:
     return asyncio.create_task(wait())
 
 
-def _write_files(folder: Path, pictures: Pictures, tokens: Tensor, actions: Tensor, fps: float) -> None:
-    with output_folder(folder) as partial_folder:
-        write_video(pictures, partial_folder / VARIANTS["video"][0], fps)
-        write_video(pictures, partial_folder / VARIANTS["gif"][0], fps)
-        write_tensors(partial_folder / VARIANTS["tokens"][0], {"tokens": tokens, "actions": actions})
+def _write(
+    folder: Path, fps: float, pieces: Sequence[Pixels], tokens: TokenGrid, actions: Actions, record: dict[str, Any]
+) -> None:
+    with output_folder(folder) as partial_folder, RolloutWriter(partial_folder, fps, gif=True) as writer:
+        for piece in pieces:
+            writer.extend(piece)
+        writer.finish(tokens, actions, record)

@@ -1,4 +1,4 @@
-"""The WebSocket route of live sessions: who may open one, what is said, and how it ends."""
+"""The WebSocket route of live sessions: authorization, the exchange of messages, and closing."""
 
 import asyncio
 import hmac
@@ -17,13 +17,13 @@ from terra.serving.session import LiveSession, SessionError
 logger = logging.getLogger(__name__)
 
 _LAST_WORDS_SECONDS = 2.0
-_MAX_MISTAKES = 100  # messages that can't be followed, after which a client is not listened to any more
+_MAX_MISTAKES = 100  # invalid messages after which the connection is closed
 # Close codes of RFC 6455: 1000 all is well, 1001 going away, 1008 refused, 1011 the server failed, 1013 try later.
 _CODES = {"client": 1000, "max_frames": 1000, "shutdown": 1001, "engine": 1011}
 
 
 async def live(websocket: WebSocket, service: Service, *, has_key: bool) -> None:
-    """Serve one connection from its acceptance to its end; `has_key` says that its headers held the API key."""
+    """Serve one connection from its acceptance to its end; `has_key` tells whether its headers held the API key."""
     await websocket.accept()
     reason, code = "client", 1000
     try:
@@ -44,7 +44,7 @@ async def live(websocket: WebSocket, service: Service, *, has_key: bool) -> None
         reason, code = "engine", 1011
         await _try_sending(websocket, {"type": "error", "code": "engine_error", "message": str(error)})
     except (WebSocketDisconnect, RuntimeError) as error:
-        # Starlette's RuntimeError: the connection closed while something was being sent.
+        # Starlette raises RuntimeError if the connection closes while a message is being sent.
         if isinstance(error, RuntimeError) and websocket.application_state.name == "CONNECTED":
             raise
         return
@@ -93,7 +93,7 @@ async def _serve(websocket: WebSocket, service: Service, message: Open, client: 
 
 
 async def _listen(websocket: WebSocket, session: LiveSession, idle_seconds: float) -> str:
-    """Follow a client's messages until there is a reason to stop."""
+    """Handle a client's messages until the session must end; return the reason."""
     mistakes = 0
     while mistakes < _MAX_MISTAKES:
         try:
@@ -111,7 +111,7 @@ async def _listen(websocket: WebSocket, session: LiveSession, idle_seconds: floa
 
 
 async def _receive(websocket: WebSocket) -> str:
-    """The next message's text; of binary ones an empty text, which is no message."""
+    """Receive the next message's text; a binary message gives an empty text, which is invalid."""
     message = await websocket.receive()
     if message["type"] == "websocket.disconnect":
         raise WebSocketDisconnect(message.get("code", 1006))
@@ -132,7 +132,7 @@ def _opened(service: Service, name: str, start: Fork) -> dict[str, Any]:
 
 
 async def _try_sending(websocket: WebSocket, message: dict[str, Any], close: int | None = None) -> None:
-    """A last word to a client that may not be there, or not listen."""
+    """Send a last message, and perhaps a close code, to a client that may be gone or not reading."""
     try:
         async with asyncio.timeout(_LAST_WORDS_SECONDS):
             await websocket.send_json(message)

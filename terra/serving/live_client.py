@@ -15,7 +15,7 @@ _MAX_MESSAGE_BYTES = 64 << 20
 
 
 class ServerError(TerraError):
-    """The server refused, or could not be reached; `code` is its word for why, `status` that of HTTP (0: none)."""
+    """The server refused a request or can't be reached; `code` is the error's code, `status` HTTP's (0: none)."""
 
     def __init__(self, message: str, code: str = "unreachable", status: int = 0) -> None:
         super().__init__(message)
@@ -27,9 +27,9 @@ class LiveFrame:
     """One frame of a live session.
 
     Attributes:
-        index: its place in the rollout, from 0.
-        picture: a JPEG, WebP or PNG file's bytes.
-        header: all that the server says of it: action, path, pose, speed, latency_ms, ...
+        index: index of the frame in the rollout, from 0.
+        picture: bytes of a JPEG, WebP or PNG file.
+        header: the frame's facts from the server: action, path, pose, speed, latency_ms, ...
     """
 
     index: int
@@ -38,10 +38,10 @@ class LiveFrame:
 
 
 class LiveDrive:
-    """A live session for synchronous callers, frame by frame; made by `Client.open`.
+    """A live session for synchronous callers, frame by frame; `Client.open` makes it.
 
-    The session stays paused between calls, so that each frame is made with what was asked for. What was sent after
-    opening stands in `opened`, and the context's frames in `context`.
+    The session is paused between calls, so that each call of `step` makes one frame. `opened` is the server's answer to
+    opening the session, and `context` has the context's frames.
     """
 
     def __init__(self, url: str, headers: dict[str, str], timeout: float, settings: dict[str, Any]) -> None:
@@ -60,8 +60,8 @@ class LiveDrive:
         self.opened: dict[str, Any] = {}
         self.context: list[LiveFrame] = []
         try:
-            self._say(type="open", **settings)
-            self.opened = self._word("opened")
+            self._send_message(type="open", **settings)
+            self.opened = self._receive_message("opened")
             is_fork = "fork" in settings
             count = 1 if is_fork and self.opened["frame"] >= self.opened["num_context"] else self.opened["num_context"]
             self.context = [self._frame() for _ in range(count)]
@@ -71,7 +71,7 @@ class LiveDrive:
 
     @property
     def fps(self) -> float:
-        """Frames a second of the model's time."""
+        """Frames per second of the model."""
         return self.opened["fps"]
 
     def step(
@@ -85,37 +85,40 @@ class LiveDrive:
         """Make one frame.
 
         Args:
-            steering: rad at the wheels, left positive; with `speed`, kept until told otherwise.
-            speed: m/s.
-            path: points [x forward, y left] and their times in seconds from now; kept likewise.
-            action: rows of [y, x, t] for this frame alone.
+            steering: angle of the wheels in rad, left positive; `steering` and `speed` hold until the next order.
+            speed: speed in m/s.
+            path: points [x forward, y left] (m) and their times in seconds from now; the path holds until the next
+                order.
+            action: rows of [lateral y, forward x, time t] for this frame alone.
         """
         if not self.opened.get("paused"):
             self.pause()
         if steering is not None or speed is not None:
-            self._say(type="control", steering=steering or 0.0, speed=speed or 0.0)
+            self._send_message(type="control", steering=steering or 0.0, speed=speed or 0.0)
         if path is not None:
-            self._say(type="path", points=[list(map(float, each)) for each in path[0]], times=list(map(float, path[1])))
+            self._send_message(
+                type="path", points=[list(map(float, each)) for each in path[0]], times=list(map(float, path[1]))
+            )
         rows = None if action is None else [list(map(float, row)) for row in action]
-        self._say(**({"type": "step"} if rows is None else {"type": "step", "action": rows}))
+        self._send_message(**({"type": "step"} if rows is None else {"type": "step", "action": rows}))
         return self._frame()
 
     def pause(self) -> None:
-        """Make no frames but those of `step`."""
-        self._say(type="pause")
-        self._word("paused")
+        """Pause the session, so that only `step` makes frames."""
+        self._send_message(type="pause")
+        self._receive_message("paused")
         self.opened["paused"] = True
 
     def rewind(self, frame: int) -> LiveFrame:
-        """Go back to a frame, which is the last one then."""
-        self._say(type="rewind", frame=frame)
-        self._word("rewound")
+        """Go back to a frame, which becomes the last one, and return it."""
+        self._send_message(type="rewind", frame=frame)
+        self._receive_message("rewound")
         return self._frame()
 
     def fork(self, frame: int) -> str:
-        """Keep the rollout as it is at a frame; the id is for `Client.open(fork=...)`."""
-        self._say(type="fork", frame=frame)
-        return self._word("forked")["fork"]
+        """Keep the rollout as it is at a frame on the server; return the id for `Client.open(fork=...)`."""
+        self._send_message(type="fork", frame=frame)
+        return self._receive_message("forked")["fork"]
 
     def close(self) -> None:
         """End the session."""
@@ -129,13 +132,13 @@ class LiveDrive:
     ) -> None:
         self.close()
 
-    def _say(self, **message: Any) -> None:
+    def _send_message(self, **message: Any) -> None:
         try:
             self._socket.send(json.dumps(message))
         except ConnectionClosed:
-            self._receive()  # what the server said before it closed
+            self._receive()  # raises the error that the server sent before it closed
 
-    def _word(self, kind: str) -> dict[str, Any]:
+    def _receive_message(self, kind: str) -> dict[str, Any]:
         message = self._receive()
         while isinstance(message, LiveFrame):
             message = self._receive()
@@ -147,7 +150,7 @@ class LiveDrive:
         message = self._receive()
         while not isinstance(message, LiveFrame):
             message = self._receive()
-        self._say(type="ack", index=message.index)
+        self._send_message(type="ack", index=message.index)
         return message
 
     def _receive(self) -> LiveFrame | dict[str, Any]:

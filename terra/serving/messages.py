@@ -1,6 +1,6 @@
-"""The words of a live session: what clients may say, each checked, and the frame message of the server.
+"""The messages of a live session: the clients' messages as checked models, and the server's frame message.
 
-A frame is one binary message: 4 bytes with the length of the header (big-endian), the header as JSON, the picture.
+A frame is one binary message: 4 bytes with the header's length (big-endian), the header as JSON, and the picture.
 """
 
 import json
@@ -13,7 +13,7 @@ from terra.driving.control import MAX_PATH_POINTS, MAX_SPEED, MAX_STEERING
 from terra.sampling import SamplingParams
 
 MAX_SEED = 2**63 - 1
-_MAX_METERS = 1000.0  # that a waypoint lies away
+_MAX_METERS = 1000.0  # largest coordinate of a waypoint
 _HEADER = struct.Struct(">I")
 
 Meters = Annotated[float, Field(ge=-_MAX_METERS, le=_MAX_METERS)]
@@ -27,7 +27,7 @@ class _Model(BaseModel):
 
 
 class Sampling(_Model):
-    """How tokens are chosen; what is left out is as the server was set."""
+    """Sampling parameters; the server's settings replace missing ones."""
 
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_k: Annotated[int, Field(ge=0, le=2**31)] | None = None
@@ -40,7 +40,7 @@ class Sampling(_Model):
 
 
 class Open(_Model):
-    """The first message: from a scene, from an uploaded context, or from a fork."""
+    """The first message, which starts the session from a scene, an uploaded context or a fork."""
 
     type: Literal["open"]
     scene: Identifier | None = None
@@ -68,7 +68,7 @@ class Open(_Model):
 
 
 class Control(_Model):
-    """Wheels (rad, left positive) and speed (m/s), held until the next order."""
+    """Steering angle (rad, left positive) and speed (m/s), which hold until the next order."""
 
     type: Literal["control"]
     steering: Annotated[float, Field(ge=-MAX_STEERING, le=MAX_STEERING)]
@@ -87,35 +87,35 @@ class PathOrder(_Model):
 
 
 class Ack(_Model):
-    """Frames up to `index` have been taken."""
+    """Acknowledges all frames up to `index`."""
 
     type: Literal["ack"]
     index: Annotated[int, Field(ge=0, le=2**53)]
 
 
 class Step(_Model):
-    """One frame while paused, with this action or as the car is told."""
+    """Makes one frame while the session is paused, with `action` or the car's current order."""
 
     type: Literal["step"]
     action: ActionRows | None = None
 
 
 class Rewind(_Model):
-    """Back to a frame, which is the last one then."""
+    """Goes back to a frame, which becomes the last one."""
 
     type: Literal["rewind"]
     frame: Annotated[int, Field(ge=0, le=2**53)]
 
 
 class ForkOrder(_Model):
-    """Keep the rollout as it was at a frame, for other sessions to start from."""
+    """Keeps the rollout as it was at a frame, so that other sessions can start from it."""
 
     type: Literal["fork"]
     frame: Annotated[int, Field(ge=0, le=2**53)]
 
 
 class Plain(_Model):
-    """A word alone."""
+    """A message without fields."""
 
     type: Literal["pause", "resume", "close"]
 
@@ -125,14 +125,14 @@ _ADAPTER: TypeAdapter[Any] = TypeAdapter(Message)
 
 
 class MessageError(ValueError):
-    """A message that is none; says in one line what was expected."""
+    """An invalid message; the error's one line says what was expected."""
 
 
 def read_message(text: str) -> Message:
-    """The message in a text.
+    """Parse a client's message.
 
     Raises:
-        MessageError: no JSON, no known type, a field missing, unknown, of another type or out of range.
+        MessageError: no JSON, an unknown type, or a field that is missing, unknown, of another type or out of range.
     """
     try:
         return _ADAPTER.validate_json(text)
@@ -141,20 +141,20 @@ def read_message(text: str) -> Message:
 
 
 def first_problem(error: ValidationError) -> str:
-    """The first thing that is wrong, in one line, without what came."""
+    """Describe the first problem in one line, without the received value."""
     problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = ".".join(str(part) for part in problem["loc"])
     return f"{place}: {problem['msg']}" if place else problem["msg"]
 
 
 def frame_message(header: dict[str, Any], picture: bytes) -> bytes:
-    """A frame as it is sent."""
+    """Build the binary message of a frame."""
     text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
     return _HEADER.pack(len(text)) + text + picture
 
 
 def read_frame(message: bytes) -> tuple[dict[str, Any], bytes]:
-    """The header and the picture of a frame message. Raises ValueError if it is none."""
+    """Split a frame message into header and picture. Raises ValueError for another message."""
     if len(message) < _HEADER.size:
         raise ValueError(f"frame: expected 4 bytes or more, got {len(message)}")
     (length,) = _HEADER.unpack_from(message)

@@ -1,4 +1,4 @@
-"""What /metrics tells, in Prometheus' text format."""
+"""The metrics of /metrics, in Prometheus' text format."""
 
 import asyncio
 import math
@@ -13,7 +13,7 @@ _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 
 
 class Metrics:
-    """Counters of one server, in a registry of their own."""
+    """Counters and histograms of one server, in a registry of its own."""
 
     content_type = CONTENT_TYPE_LATEST
 
@@ -47,35 +47,35 @@ class Metrics:
         self._up = Gauge("terra_engine_up", "1 while the engine works, 0 once it has failed", registry=registry)
 
     def live_frame(self, latency: float) -> None:
-        """A live session's frame was sent, `latency` seconds after its action was chosen."""
+        """Count a live session's frame, sent `latency` seconds after its action was chosen."""
         self._frames.labels("live").inc()
         self._latency.observe(latency)
 
     def job_frame(self) -> None:
-        """A job's frame was generated."""
+        """Count a generated frame of a job."""
         self._frames.labels("job").inc()
 
     def first_frame(self, seconds: float, kind: str = "live") -> None:
-        """The first generated frame was there, so many seconds after it was asked for."""
+        """Record the seconds from a request to its first generated frame."""
         self._first.labels(kind).observe(seconds)
 
     def sessions(self, count: int) -> None:
-        """So many live sessions are open."""
+        """Set the number of open live sessions."""
         self._sessions.set(count)
 
     def job_ended(self, status: str) -> None:
-        """A job ended."""
+        """Count an ended job by status."""
         self._ended.labels(status).inc()
 
     def request(self, method: str, route: str, status: int, seconds: float) -> None:
-        """A request was answered; `route` is a pattern, never what a client wrote."""
+        """Count an answered request; `route` is the route's pattern, never the path that a client sent."""
         self._requests.labels(method, route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
 
     def text(self, engine: Engine, jobs: Mapping[str, int]) -> bytes:
-        """All of it, with the engine's own `counters` and `failure`, and the number of jobs by status.
+        """Format all metrics, with the engine's own (`counters` and `failure`) and the number of jobs by status.
 
-        Called in the event loop, whose tasks are counted.
+        Call this method in the event loop, because it counts the loop's tasks.
         """
         self._tasks.set(len(asyncio.all_tasks()))
         for status, count in jobs.items():

@@ -37,8 +37,7 @@ class Model:
 
         # A live frame is decoded on one core while the engine makes the next one on the others: two parallel regions on
         # the same cores wait for each other.
-        every = torch.get_num_threads()
-        sizes = {"encode": (1, every), "decode": (decode_threads, 1), "finish": (1, every), "files": (2, 1)}
+        sizes = {"decode": (decode_threads, 1), "files": (2, 1)}
         self._threads = {
             kind: ThreadPoolExecutor(num, f"terra-{kind}", torch.set_num_threads, (cores,))
             for kind, (num, cores) in sizes.items()
@@ -60,17 +59,13 @@ class Model:
         """Why the engine stopped by itself, in one line; None while it works."""
         return self.pipeline.engine.failure
 
-    async def run(self, kind: Literal["encode", "decode", "finish", "files"], work: Callable[[], _T]) -> _T:
-        """Do work in the threads of that kind: "finish" decodes whole videos, "files" reads and writes."""
+    async def run(self, kind: Literal["decode", "files"], work: Callable[[], _T]) -> _T:
+        """Do work in the threads of that kind: "decode" decodes live frames, "files" reads and writes."""
         return await asyncio.get_running_loop().run_in_executor(self._threads[kind], work)
 
     async def encode(self, pictures: Pictures) -> TokenGrid:
         """The tokens of pictures of the model's size, on the CPU."""
-        return await self.run("encode", lambda: self.pipeline.tokenizer.encode(to_frames(pictures)).cpu())
-
-    async def pictures(self, tokens: TokenGrid) -> Pictures:
-        """A video's frames, decoded together."""
-        return await self.run("finish", lambda: to_uint8(self.pipeline.decoder.decode(tokens)))
+        return await self.pipeline.encode(await self.run("files", lambda: to_frames(pictures)))
 
     async def picture(self, tokens: np.ndarray, kind: PictureFormat, quality: int) -> bytes:
         """One frame (rows, cols) as the bytes of a picture file; `quality` (1 to 100) is of no effect on PNG."""

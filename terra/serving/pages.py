@@ -1,4 +1,4 @@
-"""The page's files and the page of routes, both held in memory: no path that a client writes is ever opened."""
+"""The page's files and the API's documentation page, held in memory: no path from a client is ever opened."""
 
 import html
 import mimetypes
@@ -17,7 +17,7 @@ _METHODS = ("get", "post", "put", "patch", "delete")
 
 
 def page_routes(app: FastAPI) -> APIRouter:
-    """GET of /, /page/... and /docs."""
+    """Routes of GET /, /page/... and /docs."""
     router = APIRouter(include_in_schema=False)
     files = _read_files(_FOLDER)
 
@@ -50,7 +50,7 @@ def _file(files: Mapping[str, bytes], name: str) -> Response:
 
 
 def _docs(document: Mapping[str, Any]) -> str:
-    """The OpenAPI document for people, without scripts."""
+    """Render the OpenAPI document as HTML without scripts."""
     rows = []
     for path, methods in document["paths"].items():
         for method in _METHODS:

@@ -16,7 +16,7 @@ from jaxtyping import Float32, Int32
 from terra.driving.control import Driver
 from terra.errors import EngineError
 from terra.pipeline import Pipeline
-from terra.prompt import Actions, build_prompt
+from terra.prompt import Actions
 from terra.sampling import SamplingParams
 from terra.windows import SlidingSession, window_at
 from tokenizer import TokenGrid
@@ -76,8 +76,8 @@ class LiveRollout:
     """
 
     def __init__(self, pipeline: Pipeline, start: Fork, history: int) -> None:
-        self._engine, self._overlap = pipeline.engine, pipeline.overlap
-        self._max_frames = self._engine.spec.layout.max_frames
+        self._pipeline, self._spec, self._overlap = pipeline, pipeline.engine.spec, pipeline.overlap
+        self._max_frames = self._spec.layout.max_frames
         self._start = start
         self._moments = deque(start.moments, maxlen=max(history, self._max_frames))
         self._session: SlidingSession | None = None
@@ -102,7 +102,7 @@ class LiveRollout:
         if self._session is None:
             self._session = await self._open()
         if action is None:
-            taken, driver = self.driver.action(self._engine.spec.waypoint_times), self.driver.moved()
+            taken, driver = self.driver.action(self._spec.waypoint_times), self.driver.moved()
         else:
             taken, driver = action, self.driver.moved_by(action)
         before = self.driver
@@ -155,7 +155,6 @@ class LiveRollout:
         inside = [moment for moment in self._moments if moment.index >= start]
         tokens = torch.from_numpy(np.stack([moment.tokens for moment in inside]).astype(np.int64))
         led = [moment.action for moment in inside[1:] if moment.action is not None]
-        slots = self._engine.spec.layout.action_slots
+        slots = self._spec.layout.action_slots
         actions = torch.from_numpy(np.stack(led)) if led else torch.zeros(0, slots, 3)
-        prompt, sampling, seed = build_prompt(tokens, actions), self._start.sampling, self._start.seed
-        return await SlidingSession.open(self._engine, prompt, sampling, seed, self._overlap, index)
+        return await self._pipeline.open(tokens, actions, self._start.sampling, self._start.seed, index)

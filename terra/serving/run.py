@@ -6,33 +6,30 @@ import logging
 import signal
 import socket
 from types import FrameType
-from typing import Any
 
 import uvicorn
-from omegaconf import DictConfig, OmegaConf
 
-from terra.config import build_camera, build_sampling
+from terra.config.spec import PipelineSpec
 from terra.errors import ConfigError
-from terra.models import Models
 from terra.pipeline import Pipeline
 from terra.serving.app import create_app
 from terra.serving.scenes import Scene, load_scenes
 from terra.serving.service import Service, check_windows
-from terra.serving.settings import LOOPBACK, ServeSettings, read_settings
+from terra.serving.settings import LOOPBACK, ServeSettings
 
 logger = logging.getLogger(__name__)
 
 _MAX_MESSAGE_BYTES = 64 << 10  # of a WebSocket; the longest is a path of 512 points
 
 
-def run(config: DictConfig) -> None:
+def run(settings: ServeSettings) -> None:
     """Serve until the process is told to end.
 
     Raises:
         TerraError: anything wrong with the configuration, the weights, the data folder or the port.
     """
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # a line for each connection is too many
-    pipeline, settings, scenes, model_hash = load(config)
+    pipeline, scenes, model_hash = load(settings)
     if settings.api_key is None and settings.host not in LOOPBACK:
         logger.warning("host=%s without an api_key: whoever reaches the port can use the server", settings.host)
     with listen(settings) as listener:
@@ -93,21 +90,18 @@ class Server(uvicorn.Server):
         self._service.give_up.set()
 
 
-def load(config: DictConfig) -> tuple[Pipeline, ServeSettings, dict[str, Scene], str]:
-    """Check all that the configuration says, read the scenes, then load the weights: what a `Service` is made of.
+def load(settings: ServeSettings) -> tuple[Pipeline, dict[str, Scene], str]:
+    """Check all that the settings say, read the scenes, then load the weights: what a `Service` is made of.
 
     Raises:
         TerraError: anything wrong with the configuration, the scenes or the weights.
     """
-    values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    settings = read_settings(values, build_sampling(config.sampling), build_camera(config.camera))
-    models = Models.check(config)
-    check_windows(settings, models.spec.layout)
-    scenes = load_scenes(
-        settings.scenes, num_context=settings.num_context, image_size=models.image_size, spec=models.spec
-    )
-    pipeline = models.build()
-    return pipeline, settings, scenes, hashlib.sha256("".join(models.hashes().values()).encode()).hexdigest()
+    spec = PipelineSpec.from_settings(settings, sessions=settings.live.sessions + settings.jobs.at_once)
+    check_windows(settings, spec.spec.layout)
+    scenes = load_scenes(settings.scenes, num_context=settings.num_context, image_size=spec.image_size, spec=spec.spec)
+    spec.announce()
+    pipeline = Pipeline.from_spec(spec)
+    return pipeline, scenes, hashlib.sha256("".join(spec.hashes().values()).encode()).hexdigest()
 
 
 def listen(settings: ServeSettings) -> socket.socket:

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from decoder.video import to_uint8
 from terra.context import load_context
 from terra.engine.base import EngineSpec
 from terra.errors import ConfigError, TrajectoryError
-from terra.prompt import Actions
+from terra.prompt import Action, Actions
+from terra.rollout import drive_actions
 from terra.serving.errors import not_found
 from terra.serving.model import Model, Pictures
 from terra.trajectory import Trajectory
@@ -29,7 +29,7 @@ class Scene:
         id: its folder's name.
         pictures: the context, in the model's size.
         documents: the trajectories as their files have them.
-        trajectories: the same at the model's rate, each long enough for the context.
+        trajectories: the same, parsed; each is long enough for the context.
         start: actions between the context frames, and the speed (m/s) after them, of the drive that a live session's
             context is taken to have: the straight one, else the first by name; None without a trajectory.
         tokens: of the context, once they have been asked for.
@@ -87,11 +87,11 @@ def _load_scene(folder: Path, num_context: int, image_size: tuple[int, int], spe
     documents = {path.stem: _read_document(path) for path in paths}
     trajectories, actions = {}, {}
     for path in paths:
-        trajectories[path.stem] = parse_document(documents[path.stem], str(path)).resample(spec.fps)
+        trajectories[path.stem] = parse_document(documents[path.stem], str(path))
         # The first frame that is made needs the action of the last one given.
-        actions[path.stem] = trajectories[path.stem].actions(num_context, spec.waypoint_times)
+        actions[path.stem], _ = drive_actions(trajectories[path.stem], num_context + 1, spec)
     usual = actions.get("straight", next(iter(actions.values()), None))
-    start = None if usual is None else (torch.from_numpy(usual[:-1]), _speed(usual[-1]))
+    start = None if usual is None else (usual[:-1], _speed(usual[-1]))
     return Scene(folder.name, to_uint8(frames), documents, trajectories, start)
 
 
@@ -102,6 +102,6 @@ def _read_document(path: Path) -> dict[str, Any]:
         raise TrajectoryError(f"{path}: expected a file that can be read, got: {error.strerror or error}") from None
 
 
-def _speed(action: np.ndarray) -> float:
+def _speed(action: Action) -> float:
     """Meters a second to the first waypoint [y, x, t]."""
-    return float(np.hypot(*action[0, :2]) / action[0, 2])
+    return float(np.hypot(*action[0, :2].numpy()) / action[0, 2].numpy())

@@ -1,4 +1,4 @@
-"""The JSON of requests and answers over HTTP, as the OpenAPI document shows it."""
+"""The JSON of HTTP requests and responses, as in the OpenAPI document."""
 
 from typing import Annotated, Any, Literal
 
@@ -8,7 +8,7 @@ from terra.serving.messages import MAX_SEED, Identifier, Sampling
 
 
 class VideoRequestBody(BaseModel):
-    """A video to be made: where it starts, and where the car goes."""
+    """A request for a video: its context and its trajectory."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -38,7 +38,7 @@ class VideoError(BaseModel):
 
 
 class Video(BaseModel):
-    """A video job. Times in seconds since 1970; `progress` in per cent; `seconds` is the video's length."""
+    """A video job. Times are in seconds since 1970, `progress` is in per cent, `seconds` is the video's length."""
 
     id: str
     object: Literal["video"] = "video"
@@ -67,7 +67,7 @@ class VideoList(BaseModel):
 
 
 class Deleted(BaseModel):
-    """A job that is no more."""
+    """A deleted job."""
 
     id: str
     object: Literal["video.deleted"] = "video.deleted"
@@ -75,7 +75,7 @@ class Deleted(BaseModel):
 
 
 class Context(BaseModel):
-    """An uploaded context, and when it is forgotten (seconds since 1970)."""
+    """An uploaded context, and the time of its deletion (seconds since 1970)."""
 
     id: str
     object: Literal["context"] = "context"
@@ -96,14 +96,14 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """All models, of which there is one."""
+    """The served models; there is one."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
 
 
 class Scene(BaseModel):
-    """A scene to start from."""
+    """A scene that a rollout can start from."""
 
     id: str
     num_frames: int
@@ -118,13 +118,13 @@ class SceneList(BaseModel):
 
 
 class Health(BaseModel):
-    """The server answers."""
+    """The server's status."""
 
     status: Literal["ok", "shutting_down"]
 
 
 class ErrorDetail(BaseModel):
-    """What was wrong: for people, and as words for programs."""
+    """An error: a message for people, and codes for programs."""
 
     message: str
     type: str
@@ -133,6 +133,6 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """Every answer of status 400 and above."""
+    """The body of every response with status 400 or above."""
 
     error: ErrorDetail

@@ -1,7 +1,7 @@
-"""Video jobs on disk: a SQLite table that says what was asked for and how far it is; a kill at any moment loses none.
+"""Video jobs on disk: a SQLite table with each job's request and status; killing the server at any moment loses none.
 
 DATA/jobs.sqlite3      one row a job, inputs included (safetensors bytes)
-DATA/results/ID/       video.mp4, video.gif, tokens.safetensors of a completed job; appears by renaming
+DATA/results/ID/       a completed job's files, see `terra.rollout`; appears by renaming
 """
 
 import asyncio
@@ -45,7 +45,7 @@ _FIELDS = "number, id, status, created_at, completed_at, expires_at, request, er
 
 @dataclass(frozen=True)
 class Job:
-    """A row without its inputs. Times in seconds since 1970; `request` is as JSON has it."""
+    """A row without its inputs; times are in seconds since 1970, `request` is a JSON object."""
 
     number: int
     id: str
@@ -58,14 +58,14 @@ class Job:
 
 
 class JobStore:
-    """The table, used from a thread of its own.
+    """The table of jobs, which is used from a thread of its own.
 
     Args:
-        folder: is made if it is not there; one process at a time may use it.
-        lifetime_seconds: of an ended job.
+        folder: folder of the table and the results, made if missing; only one process at a time may use it.
+        lifetime_seconds: seconds after its end at which a job is removed.
 
     Raises:
-        OutputError: it can't be written, is in use, or holds another kind of file under that name.
+        OutputError: the folder can't be written, is in use, or has a file of another kind under the table's name.
     """
 
     def __init__(self, folder: Path, lifetime_seconds: float) -> None:
@@ -82,11 +82,11 @@ class JobStore:
             shutil.rmtree(partial, ignore_errors=True)
 
     def folder(self, job: Job) -> Path:
-        """Where a job's results are, or will be."""
+        """The folder of a job's results, which may not exist yet."""
         return self._results / job.id
 
     async def add(self, job_id: str, request: dict[str, Any], inputs: bytes, max_queued: int) -> Job | None:
-        """Queue a job; None if `max_queued` wait already. It is on disk when this returns."""
+        """Queue a job and write it to disk; return None if `max_queued` jobs wait already."""
 
         def work(database: sqlite3.Connection) -> Job | None:
             (queued,) = database.execute("SELECT COUNT(*) FROM jobs WHERE status = 'queued'").fetchone()
@@ -101,29 +101,29 @@ class JobStore:
         return await self._do(work)
 
     async def find(self, job_id: str) -> Job | None:
-        """The job of that id."""
+        """Find a job by its id; None if there is none."""
         return await self._do(lambda database: _find(database, job_id))
 
     async def list(self, limit: int, after: Job | None, *, newest_first: bool) -> list[Job]:
-        """Up to `limit` jobs, from the one behind `after` on."""
+        """List up to `limit` jobs that follow `after`."""
         order, compare = ("DESC", "<") if newest_first else ("ASC", ">")
         where = "" if after is None else f"WHERE number {compare} {after.number}"
         query = f"SELECT {_FIELDS} FROM jobs {where} ORDER BY number {order} LIMIT ?"
         return await self._do(lambda database: [_job(row) for row in database.execute(query, (limit,))])
 
     async def num_queued(self) -> int:
-        """How many jobs wait."""
+        """Number of queued jobs."""
         query = "SELECT COUNT(*) FROM jobs WHERE status = 'queued'"
         return await self._do(lambda database: database.execute(query).fetchone()[0])
 
     async def counts(self) -> dict[str, int]:
-        """How many jobs there are, by status."""
+        """Number of jobs by status."""
         query = "SELECT status, COUNT(*) FROM jobs GROUP BY status"
         found = await self._do(lambda database: dict(database.execute(query).fetchall()))
         return {status: found.get(status, 0) for status in ("queued", "in_progress", *ENDED)}
 
     async def take(self) -> tuple[Job, bytes] | None:
-        """The oldest queued job, now in progress, with its inputs."""
+        """Mark the oldest queued job as in progress, and return it with its inputs; None if no job waits."""
 
         def work(database: sqlite3.Connection) -> tuple[Job, bytes] | None:
             rows = database.execute(
@@ -139,7 +139,7 @@ class JobStore:
         return await self._do(work)
 
     async def end(self, job: Job, status: Status, error: dict[str, str] | None = None) -> bool:
-        """Mark a job ended, unless it is or has been deleted; whether it was."""
+        """Mark a job as ended; return False if it has ended already or was deleted."""
 
         def work(database: sqlite3.Connection) -> bool:
             now = time.time()
@@ -154,14 +154,14 @@ class JobStore:
         return await self._do(work)
 
     async def requeue(self, job: Job | None = None) -> int:
-        """Let a job in progress (None: all of them) be queued again; how many were."""
+        """Queue a job in progress (None: all of them) again; return the number of jobs queued."""
         query = "UPDATE jobs SET status = 'queued' WHERE status = 'in_progress'"
         values = () if job is None else (job.id,)
         query += "" if job is None else " AND id = ?"
         return await self._do(lambda database: database.execute(query, values).rowcount)
 
     async def delete(self, job: Job) -> bool:
-        """Remove a job and its files; whether it was there."""
+        """Remove a job and its files; return whether it existed."""
 
         def work(database: sqlite3.Connection) -> bool:
             count = database.execute("DELETE FROM jobs WHERE id = ?", (job.id,)).rowcount
@@ -171,11 +171,11 @@ class JobStore:
         return await self._do(work)
 
     async def drop_files(self, job: Job) -> None:
-        """Remove a job's files alone."""
+        """Remove a job's files, but keep its row."""
         await self._do(lambda _: shutil.rmtree(self.folder(job), ignore_errors=True))
 
     async def expire(self) -> None:
-        """Remove jobs whose time is over, and files that belong to none."""
+        """Remove jobs whose lifetime is over, and files that belong to no job."""
 
         def work(database: sqlite3.Connection) -> None:
             database.execute("DELETE FROM jobs WHERE expires_at <= ?", (time.time(),))
@@ -201,7 +201,7 @@ class JobStore:
 
 def _connect(path: Path) -> sqlite3.Connection:
     database = sqlite3.connect(path, timeout=2)
-    # Held by this process until it ends, however it ends: two servers would make the same jobs.
+    # The lock lasts until this process ends, however it ends, because two servers would run the same jobs.
     database.execute("PRAGMA locking_mode = EXCLUSIVE")
     database.execute("PRAGMA journal_mode = WAL")
     database.execute("PRAGMA synchronous = FULL")

@@ -3,13 +3,13 @@
 import json
 from typing import Annotated, Any, Literal
 
-import torch
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse
 from pydantic import ValidationError
 from starlette.datastructures import FormData, UploadFile
 
 from terra.errors import ConfigError, TrajectoryError
+from terra.rollout import drive_actions
 from terra.serving import schemas
 from terra.serving.errors import ApiError, not_found
 from terra.serving.jobs import VARIANTS, VideoRequest
@@ -189,9 +189,7 @@ async def _video_request(service: Service, body: schemas.VideoRequestBody, files
     spec = service.model.spec
     try:
         list(plan_windows(num_frames, len(context), spec.layout.max_frames, settings.overlap))
-        resampled = trajectory.resample(spec.fps)
-        resampled.require(num_frames)
-        actions = torch.from_numpy(resampled.actions(num_frames - 1, spec.waypoint_times))
+        actions, _ = await service.model.run("files", lambda: drive_actions(trajectory, num_frames, spec))
     except TrajectoryError as error:
         raise ApiError(400, "invalid_trajectory", str(error), param="trajectory") from None
     except ConfigError as error:

@@ -5,16 +5,17 @@ adaptive weight, Esser et al. 2021 (VQGAN, arXiv 2012.09841); the hinge loss of 
 LeCam regularization, Tseng et al. 2021 (arXiv 2104.03310).
 """
 
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import Annotated
 
 import torch
 from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from terra.errors import ConfigError
 from tokenizer import Frames
+from tokenizer.settings import Fraction, NonNegative, Settings
 
 Scores = Float[Tensor, "frames 1 rows cols"]
 Scalar = Float[Tensor, ""]
@@ -23,8 +24,7 @@ _NORM_GROUPS = 8
 _MAX_ADAPTIVE_WEIGHT = 1e4
 
 
-@dataclass(frozen=True, kw_only=True)
-class AdversarialConfig:
+class AdversarialConfig(Settings):
     """Weights and schedule of the adversarial loss.
 
     Attributes:
@@ -36,22 +36,12 @@ class AdversarialConfig:
         width: channels of the discriminator's first layer.
     """
 
-    weight: float = 0.0
-    start: float = 0.5
+    weight: NonNegative = 0.0
+    start: Fraction = 0.5
     adaptive: bool = True
-    lecam: float = 0.0
-    lecam_decay: float = 0.99
-    width: int = 64
-
-    def __post_init__(self) -> None:
-        if not (self.weight >= 0 and self.lecam >= 0):
-            raise ConfigError(f"adversarial: expected weights of 0 or more, got {self.weight} and lecam {self.lecam}")
-        if not (0 <= self.start < 1 and 0 <= self.lecam_decay < 1):
-            raise ConfigError(
-                f"adversarial: expected start and lecam_decay in [0, 1), got {self.start} and {self.lecam_decay}"
-            )
-        if self.width < 1 or self.width % _NORM_GROUPS:
-            raise ConfigError(f"adversarial.width: expected a multiple of {_NORM_GROUPS}, got {self.width}")
+    lecam: NonNegative = 0.0
+    lecam_decay: Fraction = 0.99
+    width: Annotated[int, Field(ge=_NORM_GROUPS, multiple_of=_NORM_GROUPS)] = 64
 
 
 class PatchDiscriminator(nn.Module):

@@ -1,7 +1,6 @@
 """Training objectives of the tokenizer: the whole autoencoder, or its decoder alone (the tokens then stay the same)."""
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
 from typing import cast, final
 
 import torch
@@ -9,6 +8,7 @@ from jaxtyping import Int, UInt8
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from decoder.video import to_unit_range
 from terra.errors import ConfigError
 from terra.metrics.networks import perceptual_distance
 from terra.training.adversarial import (
@@ -18,7 +18,6 @@ from terra.training.adversarial import (
     hinge_loss,
     lecam_loss,
 )
-from terra.training.data import to_unit_range
 from terra.training.loop import Batch
 from terra.training.processes import unwrapped
 from terra.training.randomness import StepRandom, draw_indices
@@ -151,7 +150,7 @@ class TokenizerObjective(_Autoencoding):
         """Reconstruct frames; the loss is `tokenizer_loss` with an annealed entropy weight."""
         reconstruction, z = self.model(frames)
         terms = self._terms
-        weights = replace(terms.weights, entropy=terms.weights.entropy * terms.anneal.factor(progress))
+        weights = terms.weights.replace(entropy=terms.weights.entropy * terms.anneal.factor(progress))
         quantizer = self._tokenizer.config.quantizer_config
         return reconstruction, tokenizer_loss(reconstruction, z, frames, quantizer, weights)
 

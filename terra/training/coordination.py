@@ -23,7 +23,7 @@ _MAX_STEPS_BETWEEN_DECISIONS = 50
 
 @dataclass(frozen=True)
 class Decision:
-    """What every process does now, before its next steps.
+    """The actions that every process takes before its next steps.
 
     Attributes:
         stop: why the run ends here; None if it goes on.

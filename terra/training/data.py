@@ -21,7 +21,6 @@ from terra.dataset import Episode, episode_actions, read_frames, read_split
 from terra.errors import ConfigError, DatasetError, TrajectoryError, VideoError
 from terra.progress import ProgressLine
 from terra.trajectory import WAYPOINT_TIMES
-from tokenizer import Frames
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +30,7 @@ class DrivingFrames:
     """Frames of the readable episodes of one split, one episode after another.
 
     Attributes:
-        frames: 8-bit RGB on a device, channels_last in memory; `to_unit_range` turns a slice into `Frames`.
+        frames: 8-bit RGB on a device, channels_last in memory; `decoder.video.to_unit_range` makes `Frames` of a part.
         actions: float32 on the CPU, one for each frame: rows of [lateral y (left positive), forward x, time t].
         episode_start: int64 on the CPU; episode i is frames episode_start[i] to episode_start[i + 1].
         fps: frames per second of the recording (of `frames` too, unless `max_frames` left some out).
@@ -45,16 +44,6 @@ class DrivingFrames:
     fps: float
     waypoint_times: tuple[float, ...]
     damaged: tuple[str, ...]
-
-
-def to_unit_range(frames: UInt8[Tensor, "frames 3 height width"]) -> Frames:
-    """8-bit frames as float32 in [-1, 1]: x / 127.5 - 1, on their device."""
-    return frames.float() / 127.5 - 1.0
-
-
-def to_8_bit(frames: Frames) -> UInt8[Tensor, "frames 3 height width"]:
-    """Frames in [-1, 1], on their device, rounded to the nearest of 256 steps and clamped; undoes `to_unit_range`."""
-    return ((frames.clamp(-1.0, 1.0) + 1.0) * 127.5).round().to(torch.uint8)
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from terra.dataset.tokens import TokenizedDriving
-from terra.prompt import SLOT_FILLER
+from terra.prompt import pack_blocks
 from terra.world_model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
 from tokenizer.files import replacing
 
 EVALUATION_BATCH = 4
-
-
-def pack_windows(tokens: Int[Tensor, "batch window rows cols"], slots: int) -> Int[Tensor, "batch length"]:
-    """Lay windows out as prompts: [tokens of frame 1][slots][tokens of frame 2][slots] ..., slots after every frame."""
-    flat = rearrange(tokens, "batch window rows cols -> batch window (rows cols)")
-    return rearrange(F.pad(flat, (0, slots), value=SLOT_FILLER), "batch window block -> batch (window block)")
 
 
 @torch.no_grad()
@@ -71,7 +65,7 @@ def _score(
     actions: Tensor,
 ) -> tuple[Float[Tensor, "batch window patches"], Float[Tensor, "batch window patches"]]:
     """Cross-entropy (nats) of each image token, and 1 where it is the likeliest id; 0 for a window's first token."""
-    states = model.predicting_states(pack_windows(tokens, actions.shape[2]), actions)
+    states = model.predicting_states(pack_blocks(tokens, actions.shape[2]), actions)
     targets = rearrange(tokens, "batch window rows cols -> batch window (rows cols)")
     losses, hits = [], []
     for frame in range(targets.shape[1]):  # one at a time: all logits of a window of the full size are 15 GB

@@ -9,12 +9,12 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from decoder.video import to_8_bit
 from terra.dataset.tokens import TokenizedDriving
 from terra.errors import ConfigError
-from terra.prompt import SLOT_FILLER
+from terra.prompt import SLOT_FILLER, pack_blocks
 from terra.sampling import SamplingParams, sample_tokens
-from terra.training.data import to_8_bit
-from terra.training.prediction import evaluate_world_model, pack_windows
+from terra.training.prediction import evaluate_world_model
 from terra.training.state import Ema
 from terra.world_model import LlamaActionV2ForCausalLM
 from tokenizer import LFQTokenizer
@@ -92,7 +92,7 @@ def roll_out(
     sampling, seeds = SamplingParams(), torch.arange(batch, device=device)
     filler = torch.full((batch, slots), SLOT_FILLER, device=device)
     frames = list(context.unbind(1))
-    unseen, given, cache, length = pack_windows(context, slots), actions[:, :num_context], None, 0
+    unseen, given, cache, length = pack_blocks(context, slots), actions[:, :num_context], None, 0
     for step in range(num_context - 1, actions.shape[1]):
         tokens: list[Tensor] = []
         while True:

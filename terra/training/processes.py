@@ -12,8 +12,10 @@ from terra.device import torch_device
 from terra.errors import ConfigError
 
 
-def start_processes(device: str) -> Accelerator:
-    """Join the run's processes; `device` is "cpu" or "cuda" (each process then has a GPU of its own).
+def start_processes(device: str | None) -> Accelerator:
+    """Join the run's processes.
+
+    `device` is "cpu" or "cuda", where each process has a GPU of its own; None takes GPUs if there are any.
 
     Processes other than the first log warnings and errors only. The training loop opens autocast itself, because
     accelerate's mixed precision patches `forward`, which breaks the compiled graph.

@@ -10,9 +10,9 @@ from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
+from decoder.video import to_8_bit, to_unit_range
 from terra.metrics.frames import psnr, ssim
 from terra.metrics.networks import FeatureNetwork, frechet_distance, load_feature_network, map_distance, pool
-from terra.training.data import to_8_bit, to_unit_range
 from tokenizer import LFQTokenizer
 from tokenizer.files import replacing
 

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 from time import monotonic
 
@@ -13,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from decoder.refiner import Refiner, RefinerConfig
+from decoder.video import to_8_bit, to_unit_range
 from terra.errors import DatasetError
-from terra.training.data import DrivingFrames, to_8_bit, to_unit_range
+from terra.training.data import DrivingFrames
 from terra.training.loop import Batch, train
 from terra.training.randomness import StepRandom, draw_indices
 from terra.training.settings import LoopConfig
@@ -162,7 +162,7 @@ def train_refiner(
         _begin_unchanged(refiner)
     scaling_factor = 1 / latents.std().item()
     logger.info("latents: scaled by %.3g", scaling_factor)
-    scaled = Refiner(replace(config, vae={**config.vae, "scaling_factor": scaling_factor})).to(accelerator.device)
+    scaled = Refiner(config.replace(vae={**config.vae, "scaling_factor": scaling_factor})).to(accelerator.device)
     scaled.load_state_dict(refiner.state_dict())
     scaled.vae.requires_grad_(False)
     objective = DenoisingObjective(scaled, latents.mul_(scaling_factor), condition, driving.episode_start, log_sigma)

@@ -1,35 +1,13 @@
 """How long, how fast and on what to train: the settings of the loop."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, Self
 
-from terra.errors import ConfigError
+from pydantic import model_validator
 
-_WHOLE, _REAL = (int, int | None), (float, float | None)
+from tokenizer.settings import Count, FilePath, Fraction, Natural, NonNegative, Positive, Settings
 
 
-def check_numbers(settings: object, positive: Collection[str]) -> None:
-    """Check a dataclass's int and float fields, optional or not: those in `positive` are above 0, others 0 or more.
-
-    Raises:
-        ConfigError: a value of another type or out of bounds; the first such field.
-    """
-    for name, kind in type(settings).__annotations__.items():
-        value = getattr(settings, name)
-        if kind not in _WHOLE + _REAL or (value is None and kind not in (int, float)):
-            continue
-        allowed = int if kind in _WHOLE else int | float
-        if isinstance(value, bool) or not isinstance(value, allowed):
-            raise ConfigError(f"{name}: expected {'a whole number' if allowed is int else 'a number'}, got {value!r}")
-        if not (value > 0 if name in positive else value >= 0):
-            bound = "above 0" if name in positive else "of 0 or more"
-            raise ConfigError(f"{name}: expected a number {bound}, got {value}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoopConfig:
+class LoopConfig(Settings):
     """How long and how fast to train.
 
     Attributes:
@@ -54,49 +32,29 @@ class LoopConfig:
         seed: of the samples drawn; the weights' start is the caller's, the same in every process.
     """
 
-    output: Path
-    batch_size: int
-    accumulate: int = 1
-    max_steps: int | None = None
-    max_seconds: float | None = None
+    output: FilePath
+    batch_size: Count
+    accumulate: Count = 1
+    max_steps: Count | None = None
+    max_seconds: Positive | None = None
     schedule: Literal["steps", "time"] = "steps"
-    learning_rate: float = 3e-4
-    final_learning_rate: float = 0.05
-    warmup_steps: int = 100
-    weight_decay: float = 0.01
-    beta2: float = 0.95
-    clip_norm: float = 1.0
-    ema_decay: float = 0.999
-    ema_every_steps: int = 1
+    learning_rate: Positive = 3e-4
+    final_learning_rate: Fraction = 0.05
+    warmup_steps: Natural = 100
+    weight_decay: NonNegative = 0.01
+    beta2: Fraction = 0.95
+    clip_norm: Positive = 1.0
+    ema_decay: Fraction = 0.999
+    ema_every_steps: Count = 1
     compile_model: bool = False
-    save_every_seconds: float = 120.0
-    log_every_seconds: float = 10.0
-    peak_flops: float = 989e12
-    seed: int = 0
+    save_every_seconds: NonNegative = 120.0
+    log_every_seconds: Positive = 10.0
+    peak_flops: Positive = 989e12
+    seed: Natural = 0
 
-    def __post_init__(self) -> None:
-        limit = {"steps": self.max_steps, "time": self.max_seconds}
-        if self.schedule not in limit:
-            raise ConfigError(f"schedule: expected steps or time, got {self.schedule!r}")
-        if limit[self.schedule] is None:
-            needed = "max_steps" if self.schedule == "steps" else "max_seconds"
-            raise ConfigError(f"{needed}: expected a number with schedule={self.schedule}, got null")
-        positive = ("batch_size", "accumulate", "ema_every_steps", "max_steps", "max_seconds", "learning_rate")
-        check_numbers(self, (*positive, "clip_norm", "log_every_seconds", "peak_flops"))
-        for name in ("final_learning_rate", "ema_decay", "beta2"):
-            if not getattr(self, name) < 1:
-                raise ConfigError(f"{name}: expected a fraction in [0, 1), got {getattr(self, name)}")
-
-    @classmethod
-    def from_values(cls, values: Mapping[str, Any]) -> "LoopConfig":
-        """Pick this class's fields out of a flat configuration that also holds other things.
-
-        Raises:
-            ConfigError: a value is not allowed, or a field without a default is missing.
-        """
-        picked: dict[str, Any] = {field.name: values[field.name] for field in fields(cls) if field.name in values}
-        missing = {"output", "batch_size"} - picked.keys()
-        if missing:
-            raise ConfigError(f"{', '.join(sorted(missing))}: expected in the configuration, got none")
-        picked["output"] = Path(picked["output"])
-        return cls(**picked)
+    @model_validator(mode="after")
+    def _ends(self) -> Self:
+        needed = "max_steps" if self.schedule == "steps" else "max_seconds"
+        if getattr(self, needed) is None:
+            raise ValueError(f"{needed}: expected a number with schedule={self.schedule}, got null")
+        return self

@@ -140,7 +140,7 @@ def _restore_optimizer(tensors: Mapping[str, Tensor], prefix: str, network: nn.M
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file, on the CPU.
+    """Read all tensors of a safetensors file, on the CPU.
 
     Raises:
         CheckpointError: the file is missing, truncated or no safetensors file.

@@ -1,38 +1,55 @@
 """The terms of the tokenizer's loss: their weights, schedules and networks."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from pydantic import Field
 
 from terra.errors import ConfigError
 from terra.metrics.networks import FeatureNetwork, load_feature_network
 from terra.training.adversarial import AdversarialConfig
 from tokenizer import LossWeights
+from tokenizer.settings import FilePath, NonNegative, Settings
 
 
-@dataclass(frozen=True, kw_only=True)
-class EntropyAnneal:
+class EntropyAnneal(Settings):
     """The entropy weight falls linearly from `start` times its final value to it over the first `until` of a run.
 
-    A high weight early spreads the vectors over all ids before the decoder has learnt to live with few of them
+    A high weight early in the run spreads the vectors over all ids before the decoder learns to use only a few of them
     (Open-MAGVIT2 anneals it likewise).
     """
 
-    start: float = 5.0
-    until: float = 0.2
-
-    def __post_init__(self) -> None:
-        if not self.start >= 0 or not 0 <= self.until <= 1:
-            raise ConfigError(
-                f"entropy_anneal: expected start of 0 or more and until in [0, 1], got {self.start} and {self.until}"
-            )
+    start: NonNegative = 5.0
+    until: Annotated[float, Field(ge=0, le=1)] = 0.2
 
     def factor(self, progress: float) -> float:
         """The factor on the final entropy weight at `progress` in [0, 1] of the run."""
         if progress >= self.until:
             return 1.0
         return self.start + (1.0 - self.start) * progress / self.until
+
+
+class PerceptualSettings(Settings):
+    """The perceptual term of conf/train_tokenizer.yaml: its weight, and which network's features are compared.
+
+    Attributes:
+        weight: of the term; 0 leaves it out.
+        network: see `terra.metrics.networks.load_feature_network`.
+        path: safetensors file of the network's weights; None takes the installed package's.
+    """
+
+    weight: NonNegative
+    network: str
+    path: FilePath | None
+
+
+class TermSettings(Settings):
+    """The sections of conf/train_tokenizer.yaml that say what the loss is made of."""
+
+    loss: LossWeights
+    entropy_anneal: EntropyAnneal
+    perceptual: PerceptualSettings
+    adversarial: AdversarialConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,28 +77,19 @@ class Terms:
             raise ConfigError(f"perceptual.weight: expected 0 without a network, got {self.perceptual}")
 
     @classmethod
-    def from_values(cls, values: Mapping[str, Any]) -> "Terms":
-        """Build the terms from `loss`, `entropy_anneal`, `perceptual` and `adversarial` of conf/train_tokenizer.yaml.
+    def load(cls, settings: TermSettings) -> "Terms":
+        """The terms of the settings, with the perceptual network loaded if its weight is not 0.
 
         Raises:
-            ConfigError: a value that is not allowed, or a perceptual network whose package is not installed.
-            CheckpointError: the file of the perceptual network's weights is damaged.
+            ConfigError: a perceptual network that can't be had.
+            CheckpointError: its file is damaged.
         """
-        perceptual = values["perceptual"]
-        path = None if perceptual["path"] is None else Path(perceptual["path"])
-        network = load_feature_network(path, perceptual["network"]) if perceptual["weight"] else None
+        perceptual = settings.perceptual
+        network = load_feature_network(perceptual.path, perceptual.network) if perceptual.weight else None
         return cls(
-            weights=loss_weights(values["loss"]),
-            anneal=EntropyAnneal(**values["entropy_anneal"]),
-            perceptual=perceptual["weight"],
+            weights=settings.loss,
+            anneal=settings.entropy_anneal,
+            perceptual=perceptual.weight,
             network=network,
-            adversarial=AdversarialConfig(**values["adversarial"]),
+            adversarial=settings.adversarial,
         )
-
-
-def loss_weights(values: Mapping[str, float]) -> LossWeights:
-    """Build `LossWeights`; raise ConfigError for a value that is not allowed."""
-    try:
-        return LossWeights(**values)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"loss: {error}") from error

@@ -17,17 +17,83 @@ from jaxtyping import Int, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
-from terra.dataset import Episode, Split
+from decoder.video import to_unit_range
+from terra.config.groups import Dtype
+from terra.dataset import Episode, Split, read_split
+from terra.dataset.checks import Names
 from terra.dataset.tokens import ShardFacts, read_shard_facts, save_shard, write_index
+from terra.device import torch_dtype
 from terra.errors import ConfigError, DatasetError
 from terra.progress import ProgressLine
-from terra.training.data import DecodedEpisode, decode_episodes, report_damage, same_kind, to_unit_range
+from terra.training.data import DecodedEpisode, decode_episodes, report_damage, same_kind
+from terra.training.processes import start_processes
 from terra.trajectory import WAYPOINT_TIMES
 from tokenizer import LFQTokenizer
+from tokenizer.checkpoint import resolve_checkpoint
 from tokenizer.config import BitOrder
+from tokenizer.lineage import tokens_sha256
 from tokenizer.quantizer import tokens_from_signs
+from tokenizer.settings import Count, FilePath, Natural, Settings
 
 logger = logging.getLogger(__name__)
+
+
+class TokenizeSettings(Settings):
+    """The whole of conf/tokenize.yaml.
+
+    Attributes:
+        data: folder of driving.
+        checkpoint: folder of the tokenizer.
+        output: folder of the tokens; complete files in it are kept.
+        splits: splits of `data`.
+        device: where the tokenizer computes; None takes GPUs if there are any.
+        workers: videos decoded at once by each process; 0 decodes one after another.
+        batch_size: frames that the tokenizer encodes at once.
+        dtype: of the encoder.
+        compile_model: whether the encoder is compiled.
+    """
+
+    data: FilePath
+    checkpoint: FilePath
+    output: FilePath
+    splits: Names
+    device: str | None
+    workers: Natural
+    batch_size: Count
+    dtype: Dtype
+    compile_model: bool
+
+
+def run(settings: TokenizeSettings) -> None:
+    """Tokenize the splits that conf/tokenize.yaml names, shard by shard, then write the index of each.
+
+    Each process of a run takes its share of the shards.
+
+    Raises:
+        ConfigError, CheckpointError, DatasetError, OutputError: see `tokenize_split` and `finish_split`.
+    """
+    output = settings.output
+    processes = start_processes(settings.device)
+    splits = {split: read_split(settings.data, split) for split in settings.splits}
+    checkpoint = resolve_checkpoint(settings.checkpoint)
+    tokenizer, sha256 = LFQTokenizer.from_pretrained(checkpoint), tokens_sha256(checkpoint)
+    dtype, size = torch_dtype(settings.dtype), settings.batch_size
+    encoder = FrameEncoder(tokenizer, processes.device, dtype, size, compiled=settings.compile_model)
+    for split, found in splits.items():
+        tokenize_split(
+            found,
+            output / split,
+            encoder,
+            sha256,
+            workers=settings.workers,
+            rank=processes.process_index,
+            num_processes=processes.num_processes,
+        )
+    # Once for all splits: a process that is done early would otherwise wait at every one.
+    processes.wait_for_everyone()
+    if processes.is_main_process:
+        for split, found in splits.items():
+            finish_split(found, output / split)
 
 
 class FrameEncoder:

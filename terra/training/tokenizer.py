@@ -1,13 +1,13 @@
 """Training of the tokenizer, or of its decoder alone, on single frames of recorded driving."""
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
 import torch
 from accelerate import Accelerator
+from pydantic import Field
 from torch._functorch import config as functorch_config
 
 from terra.dataset import read_split
@@ -24,17 +24,54 @@ from terra.training.reconstruction import (
     write_picture,
 )
 from terra.training.settings import LoopConfig
-from terra.training.terms import Terms
+from terra.training.terms import Terms, TermSettings
 from tokenizer import EncoderDecoderConfig, LFQTokenizer, LFQTokenizerConfig, QuantizerConfig
 from tokenizer.checkpoint import load_tensors, resolve_checkpoint
 from tokenizer.files import write_json
 from tokenizer.lineage import tokens_sha256
 from tokenizer.model import load_config
+from tokenizer.settings import Count, FilePath, Natural, Settings, Text
 
 logger = logging.getLogger(__name__)
 
 FOLDER = "tokenizer"
 NUM_PICTURE_FRAMES = 6
+
+
+class TokenizerSize(Settings):
+    """The free choices of a tokenizer's architecture: `dim` bits a token; the others as in `EncoderDecoderConfig`."""
+
+    ch: Count
+    ch_mult: Annotated[tuple[Count, ...], Field(strict=False)]
+    num_res_blocks: Count
+    dim: Count
+
+
+class TrainTokenizerSettings(TermSettings, LoopConfig):
+    """The whole of conf/train_tokenizer.yaml.
+
+    Attributes:
+        data: folder of recorded driving.
+        train_split, held_out_split: names of the two splits.
+        max_frames: of the training split, kept by all processes together; None keeps all.
+        device: where the tokenizer is trained; None takes a GPU if there is one.
+        workers: videos decoded at once by each process.
+        decoder_of: folder of a tokenizer whose decoder alone is trained further; None trains a new tokenizer.
+        tokenizer: the architecture.
+        dtype: of the stored weights.
+        evaluation_frames: held-out frames that the stored weights are measured on.
+    """
+
+    data: FilePath
+    train_split: Text
+    held_out_split: Text
+    max_frames: Count | None
+    device: str | None
+    workers: Natural
+    decoder_of: FilePath | None
+    tokenizer: TokenizerSize
+    dtype: Literal["float32", "float16", "bfloat16"]
+    evaluation_frames: Count
 
 
 def small_config(
@@ -104,7 +141,7 @@ def train_decoder(
     """
     stored = load_tensors(source)
     tokenizer = LFQTokenizer.from_pretrained(source)
-    tokenizer.config = replace(tokenizer.config, same_tokens_as=tokens_sha256(source))
+    tokenizer.config = tokenizer.config.replace(same_tokens_as=tokens_sha256(source))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         tokenizer.to(device=driving.frames.device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
@@ -162,26 +199,26 @@ def _evaluate(
     write_picture(comparison(stored, evenly_spaced(frames, NUM_PICTURE_FRAMES)), output / "reconstruction.png")
 
 
-def run(values: Mapping[str, Any]) -> None:
-    """`terra-train-tokenizer` with the settings of conf/train_tokenizer.yaml, in each process of a run.
+def run(settings: TrainTokenizerSettings) -> None:
+    """Train a tokenizer as conf/train_tokenizer.yaml says, in each process of a run.
 
     Raises:
-        TerraError: see `Terms.from_values`, `load_driving`, `train_tokenizer` and `train_decoder`.
+        TerraError: see `Terms.load`, `load_driving`, `train_tokenizer` and `train_decoder`.
     """
-    loop, terms, dtype = LoopConfig.from_values(values), Terms.from_values(values), torch_dtype(values["dtype"])
-    accelerator = start_processes(values["device"])
-    folder, workers = Path(values["data"]), values["workers"]
+    terms = Terms.load(settings)
+    accelerator = start_processes(settings.device)
+    folder, workers = settings.data, settings.workers
     source = None
-    if values["decoder_of"] is not None:
-        source = resolve_checkpoint(Path(values["decoder_of"]))
+    if settings.decoder_of is not None:
+        source = resolve_checkpoint(settings.decoder_of)
         load_config(source)  # raises now, like the next line
-    read_split(folder, values["held_out_split"])  # raises now in every process, not after decoding in the first
+    read_split(folder, settings.held_out_split)  # raises now in every process, not after decoding in the first
     driving = load_driving(
         folder,
-        values["train_split"],
+        settings.train_split,
         device=accelerator.device,
         workers=workers,
-        max_frames=values["max_frames"],
+        max_frames=settings.max_frames,
         rank=accelerator.process_index,
         num_processes=accelerator.num_processes,
     )
@@ -189,16 +226,16 @@ def run(values: Mapping[str, Any]) -> None:
     if accelerator.is_main_process:
         held_out = load_driving(
             folder,
-            values["held_out_split"],
+            settings.held_out_split,
             device=accelerator.device,
             workers=workers,
-            max_frames=max(values["evaluation_frames"], NUM_PICTURE_FRAMES),
+            max_frames=max(settings.evaluation_frames, NUM_PICTURE_FRAMES),
         )
-        write_json(loop.output / "settings.json", values)
-    stored = {"dtype": dtype, "evaluation_frames": values["evaluation_frames"]}
+        write_json(settings.output / "settings.json", settings.model_dump(mode="json"))
+    stored = {"dtype": torch_dtype(settings.dtype), "evaluation_frames": settings.evaluation_frames}
     if source is not None:
-        train_decoder(driving, held_out, loop, source, terms, accelerator, **stored)
+        train_decoder(driving, held_out, settings, source, terms, accelerator, **stored)
     else:
         height, width = driving.frames.shape[2:]
-        model = small_config(image_size=(height, width), **values["tokenizer"])
-        train_tokenizer(driving, held_out, loop, model, terms, accelerator, **stored)
+        model = small_config(image_size=(height, width), **vars(settings.tokenizer))
+        train_tokenizer(driving, held_out, settings, model, terms, accelerator, **stored)

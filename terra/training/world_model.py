@@ -2,9 +2,7 @@
 
 import logging
 import shutil
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,35 +14,35 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from terra.dataset.tokens import TokenizedDriving, load_tokens
 from terra.errors import ConfigError
+from terra.prompt import pack_blocks
 from terra.training.flops import flops_per_window
 from terra.training.loop import Batch, TrainingResult, train
-from terra.training.prediction import evaluate_world_model, pack_windows, plot_metrics
+from terra.training.prediction import evaluate_world_model, plot_metrics
 from terra.training.preview import HeldOutPreview, load_preview_tokenizer
 from terra.training.processes import start_processes
 from terra.training.randomness import StepRandom, send
-from terra.training.settings import LoopConfig, check_numbers
+from terra.training.settings import LoopConfig
 from terra.training.state import Ema
 from terra.world_model import LlamaActionConfig, LlamaActionV2ForCausalLM, load_world_model, write_weights
 from tokenizer.files import write_json
+from tokenizer.settings import Count, FilePath, Fraction, Natural, NonNegative, Settings, Text
 
 logger = logging.getLogger(__name__)
 
 FOLDER = "world_model"
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorldModelSize:
+class WorldModelSize(Settings):
     """The free sizes of the architecture, named as in config.json; all other sizes follow from the tokens."""
 
-    hidden_size: int = 512
-    intermediate_size: int = 1408
-    num_hidden_layers: int = 8
-    num_attention_heads: int = 8
-    num_key_value_heads: int = 2
+    hidden_size: Count = 512
+    intermediate_size: Count = 1408
+    num_hidden_layers: Count = 8
+    num_attention_heads: Count = 8
+    num_key_value_heads: Count = 2
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorldModelTraining:
+class WorldModelTraining(Settings):
     """Settings of the world model's training besides those of the loop.
 
     Attributes:
@@ -61,22 +59,32 @@ class WorldModelTraining:
         max_shard_size: largest size of a file of the stored weights, as transformers writes sizes ("45MB").
     """
 
-    window: int = 25
-    max_corruption: float = 0.0
-    z_loss: float = 0.0
+    window: Count = 25
+    max_corruption: Fraction = 0.0
+    z_loss: NonNegative = 0.0
     checkpoint_layers: bool = False
     attention: Literal["fastest", "flash"] = "fastest"
-    evaluation_windows: int = 64
-    preview_frames: int = 0
-    preview_tokenizer: Path | None = None
-    max_shard_size: str = "45MB"
+    evaluation_windows: Count = 64
+    preview_frames: Natural = 0
+    preview_tokenizer: FilePath | None = None
+    max_shard_size: Text = "45MB"
 
-    def __post_init__(self) -> None:
-        check_numbers(self, ("window", "evaluation_windows"))
-        if not self.max_corruption < 1:
-            raise ConfigError(f"max_corruption: expected a fraction in [0, 1), got {self.max_corruption}")
-        if self.attention not in ("fastest", "flash"):
-            raise ConfigError(f"attention: expected fastest or flash, got {self.attention!r}")
+
+class TrainWorldModelSettings(WorldModelTraining, LoopConfig):
+    """The whole of conf/train_world_model.yaml.
+
+    Attributes:
+        data: folder of tokens, with one folder for each split.
+        train_split, held_out_split: names of the two splits.
+        device: where the model is trained; None takes a GPU if there is one.
+        world_model: the architecture.
+    """
+
+    data: FilePath
+    train_split: Text
+    held_out_split: Text
+    device: str | None
+    world_model: WorldModelSize
 
 
 def build_config(tokenized: TokenizedDriving, window: int, size: WorldModelSize) -> LlamaActionConfig:
@@ -86,7 +94,7 @@ def build_config(tokenized: TokenizedDriving, window: int, size: WorldModelSize)
     block = rows * cols + slots
     return LlamaActionConfig(
         vocab_size=tokenized.codebook_size + 1,
-        **size.__dict__,
+        **vars(size),
         max_position_embeddings=window * block,
         num_image_patches=rows * cols,
         num_action_tokens=slots,
@@ -129,7 +137,7 @@ class WorldModelObjective:
         """Draw windows, each within one episode, with replacement; gather them on the device of the tokens."""
         chosen = torch.randint(len(self._starts), (batch_size,), generator=random.host)
         tokens, actions = self._tokenized.windows(self._starts[chosen], self._training.window)
-        labels = send(pack_windows(tokens, actions.shape[2]), self._device)
+        labels = send(pack_blocks(tokens, actions.shape[2]), self._device)
         return {
             "input_ids": self._corrupt(labels, random.device),
             "actions": send(actions, self._device),
@@ -157,25 +165,18 @@ class WorldModelObjective:
         return torch.where(torch.rand(labels.shape, **like) < rate, ids, labels)
 
 
-def run(values: Mapping[str, Any]) -> None:
-    """`terra-train` with the values of conf/train_world_model.yaml, in each process of the run.
+def run(settings: TrainWorldModelSettings) -> None:
+    """Train a world model as conf/train.yaml says, in each process of the run.
 
     Raises:
         ConfigError, CheckpointError, DatasetError, OutputError: see `train_world_model`.
     """
-    loop = LoopConfig.from_values(values)
-    names = WorldModelTraining.__dataclass_fields__
-    training = WorldModelTraining(
-        **{name: values[name] for name in names if name != "preview_tokenizer"},
-        preview_tokenizer=None if values["preview_tokenizer"] is None else Path(values["preview_tokenizer"]),
-    )
-    size = WorldModelSize(**values["world_model"])
-    accelerator = start_processes(values["device"])
-    data = Path(values["data"])
-    tokenized, held_out = (load_tokens(data / values[split]) for split in ("train_split", "held_out_split"))
+    accelerator = start_processes(settings.device)
+    splits = (settings.train_split, settings.held_out_split)
+    tokenized, held_out = (load_tokens(settings.data / split) for split in splits)
     if accelerator.is_main_process:
-        write_json(loop.output / "settings.json", dict(values))
-    train_world_model(tokenized, held_out, loop, size, training, accelerator)
+        write_json(settings.output / "settings.json", settings.model_dump(mode="json"))
+    train_world_model(tokenized, held_out, settings, settings.world_model, settings, accelerator)
     accelerator.wait_for_everyone()
     accelerator.end_training()
 

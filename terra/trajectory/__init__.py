@@ -1,4 +1,4 @@
-"""A drive's future path for each frame: one typed, unit-checked `Trajectory`, and the files it is read from."""
+"""Trajectories: the future path of each frame of a drive, with checked units, and the files that hold them."""
 
 from terra.trajectory.document import save_poses
 from terra.trajectory.formats import load_poses, load_trajectory

@@ -1,4 +1,4 @@
-"""Trajectories from ACT-Bench's JSONL: one sample a line, a 60-point path for each frame, 10 frames a second."""
+"""Trajectories from ACT-Bench's JSONL: one sample per line, a 60-point path for each frame, 10 frames per second."""
 
 import functools
 import json
@@ -14,7 +14,7 @@ from terra.trajectory.checks import number_array
 from terra.trajectory.document import parse_json
 from terra.trajectory.model import Trajectory
 
-# huggingface.co/datasets/turing-motors/ACT-Bench; the file declares none of these.
+# From huggingface.co/datasets/turing-motors/ACT-Bench, because the file itself declares none of these numbers.
 ACT_BENCH_FPS = 10.0
 ACT_BENCH_POINTS = 60
 ACT_BENCH_STEP = 0.05
@@ -26,8 +26,8 @@ def load_act_bench(path: Path, sample_id: int | str | None) -> Trajectory:
     """Load one sample's `instruction_trajs`: frames x 60 points x [x forward, y left, z up], meters, from t = 0.
 
     Args:
-        path: the JSONL file. Where its samples lie is remembered, so that many are loaded with one scan.
-        sample_id: which line; 7 and "7" are the same. It may be None if there is one line.
+        path: the JSONL file. The offsets of its samples are cached, so that many samples are loaded with one scan.
+        sample_id: id of the sample; 7 and "7" are the same. It may be None if there is one line.
 
     Raises:
         TrajectoryError: no such sample, several and no `sample_id`, a broken line, another shape.
@@ -57,7 +57,8 @@ def load_act_bench(path: Path, sample_id: int | str | None) -> Trajectory:
     return Trajectory(points[..., :2], times, ACT_BENCH_FPS, where)
 
 
-# Keyed by the file's state too: the benchmark's file has hundreds of megabytes, and a batch asks for each sample.
+# The cache's key includes the file's time and size. The benchmark's file has hundreds of megabytes, so each file is
+# scanned once and not once for each sample of a batch.
 @functools.lru_cache(maxsize=8)
 def _find_samples(path: Path, _mtime_ns: int, _size: int) -> dict[str, tuple[int, int]]:
     """Map each sample id, in file order, to its line (from 1) and byte offset, without parsing the paths."""

@@ -1,4 +1,4 @@
-"""What a trajectory's numbers must satisfy. Every violation is one `TrajectoryError` line that says where it is."""
+"""Checks of a trajectory's numbers; every violation is a one-line `TrajectoryError` that says where it is."""
 
 import math
 import reprlib
@@ -33,7 +33,7 @@ def number_array(value: object, shape: tuple[int | None, ...], where: str) -> np
     """Turn nested lists, or a numeric array, into float64 of the given shape.
 
     Args:
-        value: what a file holds at `where`.
+        value: the value that a file has at `where`.
         shape: the expected length of each axis; None is any length but 0.
         where: file and field, the beginning of an error message.
 

@@ -18,7 +18,7 @@ from tokenizer.files import replacing
 FORMAT = "terra-trajectory"
 POSE_AXES = "x_y_heading_ccw"
 PATH_AXES = "x_forward_y_left"
-# How many of a unit make the second, the meter, the radian that a Trajectory holds.
+# For each allowed unit, how many of it make one second, meter or radian, which are the units of `Trajectory`.
 TIME_UNITS = {"s": 1.0, "ms": 1000.0}
 POSITION_UNITS = {"m": 1.0}
 ANGLE_UNITS = {"rad": 1.0, "deg": 180.0 / np.pi}
@@ -116,7 +116,7 @@ def parse_document(document: Mapping[str, object], source: str) -> Trajectory:
 
 
 def read_json_poses(path: Path) -> PoseTable:
-    """The poses of a JSON document of frame "world"; TrajectoryError if it is malformed, undeclared, or of paths."""
+    """Read the poses of a JSON document; TrajectoryError if it is malformed, undeclared, or holds paths."""
     document = parse_json(read_text(path), str(path))
     fps, frame = _check_header(document, str(path))
     if frame != "world":
@@ -125,7 +125,7 @@ def read_json_poses(path: Path) -> PoseTable:
 
 
 def _check_header(document: Mapping[str, object], source: str) -> tuple[float, str]:
-    """The frame rate and the frame of a document that has just the keys of its kind."""
+    """Check a document's keys, and return its frame rate and its coordinate frame ("world" or "ego")."""
     _expect(document, "format", (FORMAT,), source)
     frame = _expect(document, "frame", ("world", "ego"), source)
     data_keys = ("poses",) if frame == "world" else ("times", "paths")
@@ -186,11 +186,11 @@ def save_poses(
         times: seconds, strictly increasing.
         positions: x, y in meters in one fixed frame.
         headings: radians, counter-clockwise from +x.
-        fps: the frame rate that the drive's frames have.
+        fps: frames per second of the drive.
 
     Raises:
         TrajectoryError: numbers that `load_trajectory` would refuse.
-        OutputError: a name that does not end in .json, or a place that can't be written.
+        OutputError: a name that does not end in .json, or a folder that can't be written.
     """
     if path.suffix.lower() != ".json":
         raise OutputError(f"{path}: expected a name that ends in .json, got {path.suffix!r}")

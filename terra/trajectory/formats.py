@@ -1,4 +1,4 @@
-"""Read a trajectory file, whichever of the formats its suffix names."""
+"""Reading of trajectory files; the suffix of a file tells its format."""
 
 from pathlib import Path
 
@@ -17,10 +17,10 @@ def load_trajectory(path: str | Path, *, sample_id: int | str | None = None) -> 
 
     Args:
         path: the file; its suffix says which format it has.
-        sample_id: which line of a .jsonl file; needed where it has several.
+        sample_id: id of the sample in a .jsonl file; needed if the file has several lines.
 
     Raises:
-        TrajectoryError: one line with the file, the place in it, what was expected and what came.
+        TrajectoryError: one line with the file, the line or field in it, what was expected and what came.
     """
     path = Path(path)
     suffix = path.suffix.lower()
@@ -37,10 +37,10 @@ def load_trajectory(path: str | Path, *, sample_id: int | str | None = None) -> 
 
 
 def load_poses(path: str | Path) -> PoseTable:
-    """Read where a vehicle was from JSON or CSV, without cutting it into paths.
+    """Read a vehicle's poses from JSON or CSV, without cutting future paths out of them.
 
     Raises:
-        TrajectoryError: no such file, malformed, undeclared, or paths instead of poses.
+        TrajectoryError: the file is missing, malformed, does not declare its units, or holds paths instead of poses.
     """
     path = Path(path)
     reader = POSE_READERS.get(path.suffix.lower())

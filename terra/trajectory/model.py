@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float, Float32, Float64
@@ -27,7 +27,7 @@ class Trajectory:
         paths: [x forward, y left] in meters in the ego frame of that frame's own pose.
         times: seconds after the frame, strictly increasing, the same for all frames.
         fps: frames a second, in (0, 100].
-        source: where it came from ("drive.csv"), the beginning of every error message.
+        source: name of the origin ("drive.csv"), with which every error message begins.
 
     Raises:
         TrajectoryError: wrong shapes, NaN or infinity, times not increasing, a path that does not start at its own
@@ -95,21 +95,21 @@ class Trajectory:
             poses, fps=fps, source=source, locate=lambda row: f"{source}: pose {row}", horizon=horizon, step=step
         )
 
-    def resample(self, fps: float) -> "Trajectory":
-        """Return the same drive at another frame rate, from its first frame to its last.
+    def resample(self, fps: float, max_frames: int | None = None) -> "Trajectory":
+        """Return the same drive at another frame rate, from its first frame to its last or to `max_frames` frames.
 
-        A frame between two others gets the linear blend of their paths, point by point: seen from the moving ego, the
-        place t seconds ahead changes smoothly with time. Nothing is extrapolated. The same rate returns itself.
+        A frame between two others gets the linear blend of their paths, point by point, because in the moving ego frame
+        the point t seconds ahead changes smoothly with time. Nothing is extrapolated. The same rate returns `self`.
 
         Raises:
             TrajectoryError: fps not in (0, 100].
         """
         fps = check_fps(fps, self.source)
         if fps == self.fps:
-            return self
+            return self if max_frames is None else replace(self, paths=self.paths[:max_frames])
         last = (self.num_frames - 1) / self.fps
         frame_times = np.arange(self.num_frames) / self.fps
-        wanted = np.arange(math.floor((last + TIME_TOLERANCE) * fps) + 1) / fps
+        wanted = (np.arange(math.floor((last + TIME_TOLERANCE) * fps) + 1) / fps)[:max_frames]
         return Trajectory(interpolate(frame_times, self.paths, wanted), self.times, fps, self.source)
 
     def require(self, num_frames: int) -> None:
@@ -162,13 +162,13 @@ class Trajectory:
 
 @dataclass(frozen=True, eq=False)
 class PoseTable:
-    """A drive's poses as a file had them, in our units but not checked against each other yet.
+    """A drive's poses from a file, converted to SI units but not checked against one another yet.
 
     Attributes:
         poses: rows of [time s, x m, y m, heading rad, counter-clockwise from +x].
-        fps: the frame rate that the drive's frames have.
-        source: the file.
-        locate: turns a row's index into the beginning of a message.
+        fps: frames per second of the drive.
+        source: name of the file.
+        locate: turns a row's index into the beginning of an error message.
     """
 
     poses: Float64[np.ndarray, "poses 4"]
@@ -177,7 +177,7 @@ class PoseTable:
     locate: Callable[[int], str]
 
     def trajectory(self) -> Trajectory:
-        """The future path of each frame. Raises TrajectoryError for poses that no vehicle has."""
+        """The future path of each frame. Raises TrajectoryError if the poses are not a vehicle's motion."""
         return trajectory_from_poses(self.poses, fps=self.fps, source=self.source, locate=self.locate)
 
 
@@ -215,8 +215,8 @@ def trajectory_from_poses(
 def interpolate(times: np.ndarray, values: np.ndarray, at: np.ndarray) -> np.ndarray:
     """Interpolate `values` (times, ...) linearly at the times `at` (any shape), held constant outside.
 
-    A wanted time that differs from a given one by rounding alone returns that row exactly, so that sampling at
-    k * 0.05 s gives back the points of a path, bit by bit.
+    A time of `at` that differs from one of `times` by rounding alone gives exactly that row, so that sampling at
+    k * 0.05 s returns the points of a path, bit by bit.
     """
     low = np.clip(np.searchsorted(times, at, side="right") - 1, 0, len(times) - 1)
     high = np.minimum(low + 1, len(times) - 1)

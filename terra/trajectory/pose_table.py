@@ -1,4 +1,4 @@
-"""Poses from CSV: units in the column names, the frame rate in a comment, nothing guessed."""
+"""Poses from CSV: the column names declare units, a comment declares the frame rate, nothing is guessed."""
 
 import math
 import re
@@ -62,7 +62,7 @@ def _parse_fps(text: str, where: str) -> float:
 
 
 def _column_scales(header: list[str], where: str) -> dict[str, float]:
-    """Map each column's quantity, in the header's order, to how many of its unit make one of ours."""
+    """Map each column's quantity, in the header's order, to the number of its units in one SI unit."""
     scales: dict[str, float] = {}
     for column in header:
         quantity, _, unit = column.partition("_")

@@ -16,9 +16,9 @@ class LlamaActionConfig(LlamaConfig):
     the same for any size. The vocabulary is the image codebook plus one special token at its end, which is never
     sampled. `max_position_embeddings` must hold `num_temporal_embeddings` frames.
 
-    Our own optional keys: `fps` (frames a second the model was trained at), `waypoint_times` (seconds ahead of the
-    waypoints of an action, one a slot) and `tokenizer_sha256` (of the tokenizer whose tokens the model was trained
-    on; checked when both are put together).
+    Terra's additional optional keys are `fps` (frames per second in training), `waypoint_times` (for each slot, its
+    waypoint's time ahead of the frame, in seconds) and `tokenizer_sha256` (`tokenizer.lineage.tokens_sha256` of the
+    tokenizer whose tokens the model was trained on, which is compared with the tokenizer's in use).
 
     Raises:
         CheckpointError: the head counts do not divide, or the lengths contradict each other.
@@ -55,7 +55,7 @@ class LlamaActionConfig(LlamaConfig):
         tokenizer_sha256: str | None = None,
         **kwargs: Any,
     ) -> None:
-        # A released config carries this second name of num_action_tokens.
+        # Published configs have num_action_tokens under this second name too.
         kwargs.pop("num_action_embeddings", None)
         special = vocab_size - 1
         kwargs = {"bos_token_id": special, "eos_token_id": special, "pad_token_id": special} | kwargs
@@ -105,7 +105,7 @@ class LlamaActionConfig(LlamaConfig):
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Build from the content of a config.json; `num_key_value_heads` must be in it.
 
-        A missing one would fall back to a default and give a KV cache of the wrong shape without a word.
+        transformers would replace a missing one by a default, and the KV cache would silently have a wrong shape.
         """
         if config_dict.get("num_key_value_heads") is None:
             raise CheckpointError(
@@ -119,12 +119,12 @@ class LlamaActionConfig(LlamaConfig):
 
     @property
     def layout(self) -> Layout:
-        """Where image tokens and action slots stand in a window."""
+        """The positions of image tokens and action slots in a window."""
         return Layout(self.num_image_patches, self.num_action_tokens, self.num_temporal_embeddings)
 
     @property
     def image_vocab_size(self) -> int:
-        """Number of image tokens: ids 0 to this minus 1. The special token behind them is never sampled."""
+        """Number of image tokens, the first ids of the vocabulary; the special token after them is never sampled."""
         return self.vocab_size - 1
 
 

@@ -22,7 +22,7 @@ def load_config(folder: Path) -> LlamaActionConfig:
     """Read and check config.json of a checkpoint folder, and check its weights' names and shapes against it.
 
     Raises:
-        CheckpointError: another model's config, a contradiction in it, or weights that do not fit.
+        CheckpointError: config.json is another model's or contradicts itself, or the weights do not fit it.
     """
     content = read_json(folder / "config.json")
     where = folder / "config.json"
@@ -66,7 +66,7 @@ def write_weights(model: LlamaActionForCausalLM | LlamaActionV2ForCausalLM, fold
         model.save_pretrained(folder, max_shard_size=max_shard_size)
     permissions = (folder / "config.json").stat().st_mode
     for path in folder.glob("*.safetensors"):
-        path.chmod(permissions)  # safetensors lets nobody but the owner read
+        path.chmod(permissions)  # safetensors makes files that only the owner can read
 
 
 @contextmanager

@@ -28,10 +28,10 @@ _MAX_LOGITS = 2**30
 
 
 class _LlamaAction(LlamaForCausalLM):
-    """What v1 and v2 share; they differ in the action projection.
+    """The world model without its action projection, in which v1 and v2 differ.
 
     Attributes:
-        checkpoint_layers: in training, keep only each layer's input for the backward pass and compute the rest again.
+        checkpoint_layers: whether the backward pass recomputes each layer from its input (activation checkpointing).
     """
 
     checkpoint_layers = False
@@ -80,7 +80,7 @@ class _LlamaAction(LlamaForCausalLM):
 
     @property
     def action_projection_dtype(self) -> torch.dtype:
-        """Element type of the projection's weights."""
+        """Data type of the projection's weights."""
         return next(self.action_projection.parameters()).dtype
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -104,8 +104,8 @@ class _LlamaAction(LlamaForCausalLM):
             labels: the ids to predict, for training on whole blocks from the window's start; usually `input_ids`
                 itself. The loss is the mean cross-entropy, over the image vocabulary, of the image tokens that a
                 position before them predicts. Labels at slots, and -100, do not count. No logits are returned.
-            z_loss: with labels, this much of the mean squared log-normalizer is added to the loss, which keeps the
-                logits from drifting (Chowdhery et al. 2022, "PaLM", section 5: 1e-4).
+            z_loss: with labels, the weight of the mean squared log-normalizer in the loss, which keeps the logits from
+                drifting (Chowdhery et al. 2022, "PaLM", section 5: 1e-4).
             logits_to_keep: compute logits of the last positions only; 0 means all.
         """
         if labels is not None:
@@ -124,11 +124,11 @@ class _LlamaAction(LlamaForCausalLM):
     def predicting_states(
         self, input_ids: Int[Tensor, "batch length"], actions: Float32[Tensor, "batch steps slots action_dim"]
     ) -> Float[Tensor, "batch steps image_tokens hidden"]:
-        """The last layer's states that predict each image token of whole blocks; `image_logits` makes logits of them.
+        """The last layer's states that predict each image token of whole blocks; `image_logits` turns them into logits.
 
-        Nothing predicts the window's first token: its state is zero. The layers are called here one by one, without a
-        mask, because what transformers wraps around them builds one of length x length under torch.compile, which
-        rules out the fused attention kernels.
+        No state predicts the window's first token, so its entry is zero. This method calls the layers one by one,
+        without a mask, because transformers' own loop builds a mask of length x length under torch.compile, which rules
+        out the fused attention kernels.
 
         Raises:
             ValueError: a length that is not whole blocks, or an attention other than "sdpa", which needs the mask.
@@ -148,7 +148,7 @@ class _LlamaAction(LlamaForCausalLM):
         rotary = self.model.rotary_emb(states, torch.arange(input_ids.shape[1], device=states.device)[None])
         kind = states.device.type
         if torch.is_autocast_enabled(kind):
-            # The sum of the layers' outputs in half precision: half the memory traffic of everything but the matmuls.
+            # The residual stream is in half precision, which halves the memory traffic of all but the matmuls.
             states = states.to(torch.get_autocast_dtype(kind))
         for layer in self.model.layers:
             if self.checkpoint_layers and self.training:
@@ -159,14 +159,14 @@ class _LlamaAction(LlamaForCausalLM):
         return self._image_parts(predicting)
 
     def _embed_blocks(self, input_ids: Tensor, actions: Tensor) -> Float[Tensor, "batch length hidden"]:
-        """What `embed` gives for whole blocks, put side by side, so that training compiles to one graph."""
+        """Compute `embed` of whole blocks by concatenation, so that training compiles to one graph."""
         image = self.model.embed_tokens(self._image_parts(input_ids))
         slots = self.action_projection(actions.to(self.action_projection_dtype)).to(image.dtype)
         embeds = rearrange(torch.cat([image, slots], dim=2), "batch steps block hidden -> batch (steps block) hidden")
         return embeds + self.pos_embedding_spatio_temporal(torch.arange(embeds.shape[1], device=embeds.device))
 
     def _image_parts(self, positions: Tensor) -> Tensor:
-        """Of (batch, length, ...) the image tokens' places in each block: (batch, steps, image_tokens, ...)."""
+        """Select the image tokens of each block: (batch, length, ...) becomes (batch, steps, image_tokens, ...)."""
         layout = self.config.layout
         return rearrange(positions, "batch (steps block) ... -> batch steps block ...", block=layout.block)[
             :, :, : layout.image_tokens

@@ -1,4 +1,4 @@
-"""Learned factorised positions: one embedding for the place within a frame, one for the frame within the window."""
+"""Learned factorized positions: one embedding for the position within a block, one for the frame within the window."""
 
 import torch
 from jaxtyping import Float, Int

@@ -1,7 +1,7 @@
-"""What is published of Terra's checkpoints: names, counts, hashes, and which tokenizer belongs to which world model.
+"""Facts about Terra's published checkpoints: names, counts, hashes, and each world model's tokenizer.
 
-Keys are the subfolders of turing-motors/Terra on the Hugging Face Hub. Hashes are the SHA-256 of its LFS files, as far
-as they are known: of v2 (the weights of 2024-12-23) three of seven, of the averaged tokenizer none.
+Keys are the subfolders of turing-motors/Terra on the Hugging Face Hub. Hashes are the SHA-256 of its LFS files. Of v2
+(the weights of 2024-12-23) three hashes out of seven are known, of the averaged tokenizer none.
 """
 
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 class PublishedTokenizer:
     """A published tokenizer.
 
-    `plain_sha256` is of its safetensors file before a metadata entry was added to it, which changed the file's hash but
-    no weight; no hash of the present file is known.
+    `plain_sha256` is the hash of its safetensors file before a metadata entry was added, which changed no weight; the
+    hash of the present file is not known.
     """
 
     plain_sha256: str | None = None

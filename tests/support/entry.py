@@ -3,7 +3,14 @@
 import importlib.util
 from pathlib import Path
 
-from terra.config_files import compose as compose
+from terra.cli import COMMANDS
+from terra.config.files import compose as compose
+
+
+def read_settings(config_name: str, overrides=()):
+    """What a command's function takes, of conf/CONFIG_NAME.yaml with `key=value` overrides."""
+    command = next(each for each in COMMANDS.values() if each.config_name == config_name)
+    return command.check(compose(config_name, overrides))
 
 
 def load_script(name: str):

@@ -16,16 +16,16 @@ from einops import reduce, repeat
 from entry import compose
 from omegaconf import OmegaConf
 
-from terra.config import build_camera, build_sampling
-from terra.config_files import register_resolvers
+from terra.config.files import register_resolvers
 from terra.engine.base import EngineCounters, EngineSpec
 from terra.pipeline import Pipeline
 from terra.prompt import Action, Actions, FrameTokens, Layout, Prompt
 from terra.sampling import SamplingParams
 from terra.serving.scenes import load_scenes
 from terra.serving.service import Service
-from terra.serving.settings import ServeSettings, read_settings
+from terra.serving.settings import ServeSettings
 from tokenizer import Frames, LFQTokenizer, TokenGrid
+from tokenizer.settings import checked
 
 _CELL, _LEVELS = 4, 16  # pixels a side; values of a color, so 4096 tokens
 _CELLS_A_RADIAN = 167 / _CELL  # the demo's camera: 256 pixels are 75 degrees
@@ -95,7 +95,7 @@ def build_service(data: Path, seconds_a_frame: float = 0.05, **live: Any) -> tup
     register_resolvers()
     config = compose("serve", [f"data={data}", *(f"live.{name}={value}" for name, value in live.items())])
     values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
-    settings = read_settings(values, build_sampling(config.sampling), build_camera(config.camera))
+    settings = checked(ServeSettings, values)
     tokenizer, engine = MosaicTokenizer(), TurningEngine(seconds_a_frame)
     pipeline = Pipeline(cast(LFQTokenizer, tokenizer), engine, tokenizer, overlap=3)
     num_context, size = settings.num_context, tokenizer.image_size

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from entry import compose
+from entry import read_settings
 from PIL import Image
 from rich.console import Console
 from tiny import COLS, ROWS
@@ -15,7 +15,7 @@ from torch import Tensor
 from decoder.video import write_video
 from terra.act_bench.estimator import ActEstimator, ActEstimatorConfig
 from terra.act_bench.run import run
-from terra.config_files import register_resolvers
+from terra.config.files import register_resolvers
 from tokenizer.checkpoint import write_json, write_tensors
 
 LABELS = {
@@ -120,7 +120,7 @@ class Bench:
     def run(self, **changes: Any) -> int:
         register_resolvers()
         with (self.folder / "console.txt").open("w") as file:
-            return run(compose("act_bench", self.overrides(**changes)), Console(file=file, width=120))
+            return run(read_settings("act_bench", self.overrides(**changes)), Console(file=file, width=120))
 
     @property
     def console(self) -> str:

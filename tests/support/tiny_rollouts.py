@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from entry import compose
+from entry import read_settings
 from PIL import Image
 from safetensors.torch import load_file
 from tiny import COLS, ROWS
 from torch import Tensor
 
-from terra.config_files import register_resolvers
+from terra.config.files import register_resolvers
 from terra.trajectory import save_poses
 
 
@@ -81,7 +81,7 @@ def run(overrides: list[str]) -> int:
     from terra.rollouts.batch import run
 
     register_resolvers()
-    return run(compose("rollout", overrides))
+    return run(read_settings("rollout", overrides))
 
 
 def run_and_exit(overrides: list[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import numpy as np
-from entry import compose
+from entry import compose, read_settings
 from omegaconf import OmegaConf
 from PIL import Image
 from tiny import COLS, ROWS
@@ -20,8 +20,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from decoder import FramewiseDecoder
-from terra.config import build_camera
-from terra.config_files import register_resolvers
+from terra.config.files import register_resolvers
 from terra.context import load_context
 from terra.engine.base import Engine
 from terra.engine.hf import HFEngine
@@ -33,9 +32,10 @@ from terra.serving.messages import read_frame
 from terra.serving.run import Server, listen
 from terra.serving.scenes import load_scenes
 from terra.serving.service import Service
-from terra.serving.settings import ServeSettings, read_settings
+from terra.serving.settings import ServeSettings
 from terra.trajectory import save_poses
 from tokenizer import Frames, LFQTokenizer
+from tokenizer.settings import checked
 
 KEY = "a-secret"
 OVERLAP = 2
@@ -82,7 +82,7 @@ def serve_settings(scenes: Path, data: Path, changes: Mapping[str, Any]) -> Serv
     for update in (small, changes):
         for key, value in update.items():
             values[key] = {**values[key], **value} if isinstance(value, Mapping) else value
-    return read_settings(values, SamplingParams(temperature=1.0), build_camera(config.camera))
+    return checked(ServeSettings, values | {"sampling": SamplingParams(temperature=1.0)})
 
 
 class Served:
@@ -315,4 +315,4 @@ def run_and_exit(overrides: list[str]) -> None:
     from terra.serving.run import run
 
     register_resolvers()
-    run(compose("serve", overrides))
+    run(read_settings("serve", overrides))

@@ -125,7 +125,12 @@ def fitted_camera(
     left, top, right, bottom = crop_box(picture_size, image_size, intrinsics)
     tilt = math.atan((intrinsics.center_y - (top + bottom) / 2) / intrinsics.focal)
     fov = 2 * math.atan((right - left) / 2 / intrinsics.focal)
-    return Camera(math.degrees(fov), height_meters, pitch_radians + tilt, x_forward_meters)
+    return Camera(
+        fov_degrees=math.degrees(fov),
+        height_meters=height_meters,
+        pitch_radians=pitch_radians + tilt,
+        x_forward_meters=x_forward_meters,
+    )
 
 
 def _nearest(times: np.ndarray, instants: np.ndarray) -> Int[np.ndarray, " instants"]:

@@ -3,51 +3,45 @@
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, islice
-from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from jaxtyping import UInt8
+from pydantic import AfterValidator, ConfigDict, Field, SkipValidation
 
-from decoder.camera import Camera
+from decoder.camera import Camera, FieldOfView, Height, Pitch
 from terra.dataset.card import write_card
-from terra.dataset.checks import check_count, check_image_size, check_number, check_workload
-from terra.dataset.format import MAX_FPS, MIN_FPS, check_name
+from terra.dataset.checks import ImageSize, check_workload
+from terra.dataset.format import FramesASecond, check_name
 from terra.dataset.importing.alignment import Alignment, align, cut, fit_picture, fitted_camera
 from terra.dataset.importing.source import DriveSource, Intrinsics, SourceDrive
 from terra.dataset.workers import Outcome, run_jobs
 from terra.dataset.writing import ShardWriter, create_dataset
 from terra.errors import ConfigError, DatasetError
 from terra.progress import ProgressLine
+from tokenizer.settings import FilePath, Settings
 
 logger = logging.getLogger(__name__)
 
 _NOTICE = "imported; the terms of the source's makers go for its frames and poses"
 
 
-@dataclass(frozen=True)
-class Mount:
+class Mount(Settings):
     """The camera's field of view and mounting position; without `height_meters` the dataset describes no camera.
 
     `fov_degrees` is the horizontal field of view of the source's uncropped pictures; None takes the source's own
     calibration. Raises ConfigError for values that no camera has.
     """
 
-    fov_degrees: float | None = None
-    height_meters: float | None = None
-    pitch_radians: float = 0.0
+    fov_degrees: FieldOfView | None = None
+    height_meters: Height | None = None
+    pitch_radians: Pitch = 0.0
     x_forward_meters: float = 0.0
 
-    def __post_init__(self) -> None:
-        values = asdict(self)
-        # `Camera` checks the known numbers; valid stand-ins replace the unknown ones.
-        known = {"fov_degrees": 90.0, "height_meters": 1.0} | {k: v for k, v in values.items() if v is not None}
-        Camera.from_dict(known)
 
-
-@dataclass(frozen=True, kw_only=True)
-class ImportSettings:
+class ImportSettings(Settings):
     """Settings of an import.
 
     Attributes:
@@ -65,21 +59,17 @@ class ImportSettings:
         ConfigError: a value out of range.
     """
 
-    source: DriveSource
-    name: str
-    output: Path
-    fps: float
-    image_size: tuple[int, int]
-    frames_per_episode: int
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    source: SkipValidation[DriveSource]
+    name: Annotated[str, AfterValidator(lambda name: check_name(name, "name"))]
+    output: FilePath
+    fps: FramesASecond
+    image_size: ImageSize
+    frames_per_episode: Annotated[int, Field(ge=1, le=100_000)]
     held_out: tuple[str, ...]
     drives: tuple[str, ...] | None
     mount: Mount
-
-    def __post_init__(self) -> None:
-        check_name(self.name, "name")
-        check_number("fps", self.fps, MIN_FPS, MAX_FPS)
-        check_image_size(self.image_size)
-        check_count("frames_per_episode", self.frames_per_episode, 1, 100_000)
 
 
 def import_drives(settings: ImportSettings, *, workers: int, max_seconds: float | None = None) -> Outcome:
@@ -100,7 +90,7 @@ def import_drives(settings: ImportSettings, *, workers: int, max_seconds: float 
     check_workload(workers, max_seconds)
     known = settings.source.list_drives()
     recordings = settings.source.recordings
-    settings = replace(settings, held_out=_expand(settings.held_out, recordings))
+    settings = settings.replace(held_out=_expand(settings.held_out, recordings))
     wanted = known if settings.drives is None else _expand(settings.drives, recordings)
     unknown = sorted({*wanted, *settings.held_out} - set(known))
     if not wanted:
@@ -211,7 +201,7 @@ def _writer(settings: ImportSettings, drive: str, camera: Camera | None) -> Shar
         camera=camera,
         recipe={
             "frames_per_episode": settings.frames_per_episode,
-            "camera": asdict(settings.mount),
+            "camera": settings.mount.model_dump(),
             "declared": dict(settings.source.declared),
         },
     )

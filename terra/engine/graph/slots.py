@@ -16,7 +16,7 @@ from terra.engine.graph.cuda_graph import mark
 from terra.engine.graph.kv_cache import KVCache, padded_length
 from terra.engine.graph.quantization import FP8
 from terra.engine.graph.weights import DecoderWeights
-from terra.prompt import Action, Prompt, interleave
+from terra.prompt import Action, Prompt
 from terra.sampling import SamplingParams
 from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
 
@@ -125,8 +125,8 @@ class Slots:
     def prefill(self, slot: int, prompt: Prompt, seed: int) -> None:
         """Read a context, all but its last token, into a slot's KV cache."""
         layout, device = self.layout, self.ids.device
-        ids = interleave(list(prompt.tokens), layout.action_slots, num_actions=prompt.num_frames - 1)
-        self.ids[slot, : len(ids)] = torch.tensor(ids, device=device)
+        ids = prompt.ids(layout.action_slots)
+        self.ids[slot, : len(ids)] = ids.to(device)
         self.action_embeddings[slot] = 0
         if len(prompt.actions):
             frames = torch.arange(len(prompt.actions), device=device)

@@ -35,7 +35,7 @@ from terra.engine.vllm.processing import render
 from terra.engine.vllm.pump import Pump, RequestEndedError, Stream
 from terra.engine.vllm.sampling import request_params
 from terra.errors import ConfigError, EngineError
-from terra.prompt import SLOT_FILLER, Action, Actions, FrameTokens, Prompt, interleave
+from terra.prompt import SLOT_FILLER, Action, Actions, FrameTokens, Prompt
 from terra.sampling import SamplingParams
 from terra.world_model import load_config
 
@@ -167,7 +167,7 @@ class VllmSession:
         self._params = request_params(sampling, seed, native=engine.native_noise)
         self._rows = prompt.tokens.shape[1]
         # The window as the engine core knows it, up to the last frame's tokens.
-        self._ids = interleave(list(prompt.tokens), self._layout.action_slots, num_actions=prompt.num_frames - 1)
+        self._ids = prompt.ids(self._layout.action_slots).tolist()
         self._actions = list(prompt.actions)
         self._num_frames = prompt.num_frames
         self._live: Stream | None = None  # the streaming-input request, if one is open

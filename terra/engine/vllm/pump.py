@@ -40,8 +40,11 @@ _STALLED_STEPS = 16
 More than the steps that a core with asynchronous scheduling has in flight.
 """
 
-_DEAD_STEPS = 20_000
-"""Engine core steps in a row without any token after which the engine has failed; prefills need far fewer."""
+_DEAD_STEPS = 200_000
+"""Engine core steps in a row without any token after which the engine has failed: half a minute of empty steps.
+
+Prefills need far fewer steps, however long each of them takes.
+"""
 
 _usage_of = attrgetter("engine_core.scheduler.kv_cache_manager.usage")
 
@@ -217,7 +220,9 @@ class Pump:
             self._tasks = self._llm.get_supported_tasks()
             self._seats = config.scheduler_config.max_num_seqs
             self._block_size = config.cache_config.block_size
-            self._num_blocks = config.cache_config.num_gpu_blocks - 1  # vLLM keeps one for padding
+            num_blocks = config.cache_config.num_gpu_blocks
+            assert num_blocks is not None  # known once the core has started
+            self._num_blocks = num_blocks - 1  # vLLM keeps one for padding
             window = config.model_config.max_model_len
             if self._blocks(window) > self._num_blocks:
                 raise EngineError(

@@ -1,0 +1,171 @@
+"""Where the YAML files are, what they may refer to, and which settings a command has. Imports nothing heavy."""
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from terra.errors import ConfigError
+
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+_GLOB = re.compile(r"[*?\[]")
+
+
+def config_dir() -> Path:
+    """The folder of YAML files: `terra/conf` in an installed package, `conf` in a checkout."""
+    root = Path(__file__).parent.parent  # terra/
+    return root / "conf" if (root / "conf").is_dir() else root.parent / "conf"
+
+
+def register_resolvers() -> None:
+    """Make `${terra_demo:NAME}` in YAML the path of a file or folder that ships with Terra.
+
+    `${terra_choices:CHOICES}` is the part of a help page that lists the options of a command's groups.
+    """
+    OmegaConf.register_new_resolver(
+        "terra_demo", lambda name: str(Path(__file__).parent.parent / "demo" / name), replace=True
+    )
+    OmegaConf.register_new_resolver("terra_choices", _list_choices, replace=True)
+
+
+def compose(config_name: str, overrides: Sequence[str] = ()) -> DictConfig:
+    """The settings of conf/CONFIG_NAME.yaml with `key=value` overrides, as a command line would have them.
+
+    Raises:
+        HydraException: no such configuration, choice or key.
+    """
+    import hydra
+
+    register_resolvers()
+    with hydra.initialize_config_dir(str(config_dir()), version_base="1.3"):
+        return hydra.compose(config_name, list(overrides))
+
+
+def choices(group: str) -> list[str]:
+    """The names of a group's choices, such as those of `engine`."""
+    return sorted(path.stem for path in (config_dir() / group).glob("*.yaml"))
+
+
+def compose_groups(groups: Mapping[str, str], values: Mapping[str, Any], *, resolve: bool = True) -> dict[str, Any]:
+    """Settings with one choice of each of some groups, as plain values.
+
+    Args:
+        groups: names of choices by names of groups.
+        values: further settings, which the choices may refer to.
+        resolve: replace `${...}` by values.
+
+    Raises:
+        ConfigError: no such choice.
+    """
+    register_resolvers()
+    config = OmegaConf.create(dict(values))
+    for group, name in groups.items():
+        path = config_dir() / group / f"{name}.yaml"
+        if not path.is_file():
+            raise ConfigError(f"{group}: expected one of {', '.join(choices(group))}, got {name!r}")
+        is_global = path.read_text(encoding="utf-8").startswith("# @package _global_")
+        node = OmegaConf.load(path)
+        config = OmegaConf.merge(node, config) if is_global else OmegaConf.merge(config, {group: node})
+    plain: Any = OmegaConf.to_container(config, resolve=resolve)
+    return plain
+
+
+def plain(config: DictConfig) -> dict[str, Any]:
+    """The settings as dictionaries and lists. Raises MissingMandatoryValue."""
+    values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    return values
+
+
+def check_keys(config_name: str, overrides: Sequence[str]) -> None:
+    """Refuse overrides of settings that the configuration does not have, also those with a + before their key.
+
+    Keys below a setting whose value is an empty dictionary, such as `engine.engine_args`, are free.
+
+    Raises:
+        ConfigError: an unknown key; names the one that is most like it.
+        HydraException: no such choice of a group.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    parsed = [each for each in parsed if re.split("[./]", each.key_or_group)[0] != "hydra"]
+    groups = _groups(config_name)
+    choices = [each for each in parsed if each.key_or_group in groups and not each.is_add()]
+    # A choice decides which settings there are; one that is swept over can't be looked up.
+    lines = [each.input_line for each in choices if not each.is_sweep_override()]
+    known, free = _settings(compose(config_name, [line for line in lines if line]))
+    for override in parsed:
+        key = override.key_or_group
+        if key in known or override in choices or any(key.startswith(f"{name}.") for name in free):
+            continue
+        similar = _most_like(key, known | groups)
+        raise ConfigError(f"{key}: no such setting" + (f"; did you mean {similar}?" if similar else ""))
+
+
+def check_paths(config: DictConfig, inputs: Sequence[str]) -> None:
+    """Refuse settings without a value, and paths of input that do not exist: both before anything heavy is imported.
+
+    Args:
+        config: the settings.
+        inputs: names of those that are paths of input. Settings called `pretrained` are, too, or else a Hub id.
+
+    Raises:
+        ConfigError: names the setting.
+    """
+    if missing := sorted(OmegaConf.missing_keys(config)):
+        given = " ".join(f"{name}=..." for name in missing)
+        raise ConfigError(f"{', '.join(missing)}: expected a value, got nothing: {given} is needed")
+    values: Any = OmegaConf.to_container(config, resolve=True)
+    for name, value in _leaves(values):
+        is_model = name.rpartition(".")[2] == "pretrained"
+        if not (is_model or name in inputs) or not isinstance(value, str) or Path(value).exists():
+            continue
+        if is_model and not _HUB_ID.fullmatch(value):
+            raise ConfigError(f"{name}: expected a checkpoint folder or a Hub id owner/name, found no folder {value}")
+        if not is_model and not _GLOB.search(value):
+            raise ConfigError(f"{name}: expected a file or folder, found nothing at {value}")
+
+
+def _groups(config_name: str) -> set[str]:
+    """Names of the groups that the configuration lets choose from, also of those that are null."""
+    import hydra
+
+    with hydra.initialize_config_dir(str(config_dir()), version_base="1.3"):
+        config = hydra.compose(config_name, return_hydra_config=True)
+    return {name for name in config.hydra.runtime.choices if not name.startswith("hydra/")}
+
+
+def _settings(config: DictConfig) -> tuple[set[str], set[str]]:
+    """Names of all settings and of the groups of settings, and of those that are empty dictionaries."""
+    values: Any = OmegaConf.to_container(config, resolve=False)
+    leaves = dict(_leaves(values))
+    known = {".".join(name.split(".")[: end + 1]) for name in leaves for end in range(name.count(".") + 1)}
+    return known, {name for name, value in leaves.items() if value == {}}
+
+
+def _leaves(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _most_like(key: str, known: set[str]) -> str | None:
+    """The setting whose name is most like `key`, or whose last part is most like the last part of `key`."""
+    if close := difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.7):
+        return close[0]
+    lasts = {name.rpartition(".")[2]: name for name in sorted(known, reverse=True)}
+    close = difflib.get_close_matches(key.rpartition(".")[2], sorted(lasts), n=1, cutoff=0.7)
+    return lasts[close[0]] if close else None
+
+
+def _list_choices(choices: Mapping[str, str]) -> str:
+    lines = []
+    for group in sorted(name for name in choices if not name.startswith("hydra/")):
+        options = sorted(path.stem for path in (config_dir() / group).glob("*.yaml"))
+        lines.append(f"{group}: {', '.join(options)}")
+    return "\n".join(["CHOICES (choice=option)", *lines, ""]) if lines else ""

@@ -1,0 +1,192 @@
+"""Settings that several commands share, and the parts that a `_target_` in them names."""
+
+import importlib
+import inspect
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, ValidationError, create_model, model_validator
+
+from terra.errors import ConfigError
+from terra.extras import extras_named, install_hint
+from terra.sampling import SamplingParams
+from tokenizer.checkpoint import resolve_checkpoint
+from tokenizer.settings import Count, Settings, Text, first_problem
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+def read_sampling(values: object) -> SamplingParams:
+    """The sampling parameters of a mapping. Raises ValueError that names the field."""
+    if isinstance(values, SamplingParams):
+        return values
+    if not isinstance(values, Mapping):
+        raise ValueError(f"expected temperature, top_k and top_p, got {values!r}")
+    try:
+        return SamplingParams(**values)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+
+
+Sampling = Annotated[SamplingParams, BeforeValidator(read_sampling)]
+
+
+class CheckpointSettings(Settings):
+    """Where a checkpoint is.
+
+    Attributes:
+        pretrained: a folder, or the Hub id (owner/name) of a repository.
+        subfolder: folder within `pretrained`; None for `pretrained` itself.
+        revision: branch, tag or commit of the repository; None for its main branch.
+    """
+
+    pretrained: Text
+    subfolder: Text | None = None
+    revision: Text | None = None
+
+    def folder(self) -> Path:
+        """The local folder; downloads a Hub repository's.
+
+        Raises:
+            CheckpointError: see `tokenizer.checkpoint.resolve_checkpoint`.
+        """
+        return resolve_checkpoint(self.pretrained, self.subfolder, self.revision)
+
+
+class TokenizerSettings(CheckpointSettings):
+    """A tokenizer's checkpoint, and the device where the tokenizer computes; None takes a GPU if there is one."""
+
+    device: str | None = None
+
+
+class ModelFolder(Settings):
+    """Where both parts of a pair are.
+
+    Attributes:
+        path: a folder, or the Hub id (owner/name) of a repository, that holds the tokenizer's and the world model's
+            folder; with model=folder they are called tokenizer/ and world_model/.
+        revision: see `CheckpointSettings`.
+    """
+
+    path: Text
+    revision: Text | None = None
+
+
+_MODELS = {"demo": "demo", "terra": "terra_v1", "terra_ema": "terra_v2", "terra_v1": "terra_v1", "terra_v2": "terra_v2"}
+
+
+class PairSettings(Settings):
+    """A tokenizer, the world model that was trained with it, and where they compute: the group `model` sets both.
+
+    Attributes:
+        model: the folder of both; None for the pair that ships with Terra.
+        tokenizer, world_model: the checkpoints.
+        device: of all parts that name none of their own; None takes a GPU if there is one.
+        dtype: of all parts that name none of their own; None takes bfloat16 on a GPU and float32 on a CPU.
+    """
+
+    model: ModelFolder | None = None
+    tokenizer: TokenizerSettings
+    world_model: CheckpointSettings
+    device: str | None = None
+    dtype: Dtype | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_choice(cls, values: Any) -> Any:
+        """Until version 0.1 two groups chose the tokenizer and the world model."""
+        if isinstance(values, Mapping):
+            for name in ("tokenizer", "world_model"):
+                if isinstance(values.get(name), str):
+                    meant = _MODELS.get(values[name], "folder model.path=DIR")
+                    raise ValueError(
+                        f"{name}={values[name]}: one choice sets tokenizer and world model together: model={meant}"
+                    )
+        return values
+
+
+class PipelineSettings(PairSettings):
+    """Settings of every command that makes rollouts.
+
+    Attributes:
+        engine: the engine's `_target_`, "auto" or a name that can be imported, and its arguments.
+        decoder: likewise of the decoder.
+        overlap: frames read again when the window slides.
+    """
+
+    engine: dict[str, Any]
+    decoder: dict[str, Any]
+    overlap: Count
+
+
+class _Arguments(Settings):
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+
+def build_part(group: str, part: Mapping[str, Any], **given: Any) -> Any:
+    """What a part's `_target_` makes of the part's arguments and those in `given`.
+
+    Raises:
+        ConfigError: see `check_part`.
+        TerraError: what the target raises.
+    """
+    arguments = check_part(group, part, given)
+    return locate(group, part["_target_"])(**given, **arguments)
+
+
+def check_part(group: str, part: Mapping[str, Any], given: Iterable[str] = ()) -> dict[str, Any]:
+    """A part's arguments, checked against the annotations of what `_target_` names, before any weight loads.
+
+    Args:
+        group: the name of the part in the settings.
+        part: `_target_` and arguments.
+        given: names of the arguments that come from elsewhere.
+
+    Raises:
+        ConfigError: a target that can't be imported, with the extra that brings a missing package; an argument that
+            the target does not take, or of another type.
+    """
+    target = locate(group, part.get("_target_"))
+    arguments = {name: value for name, value in part.items() if name != "_target_"}
+    fields: dict[str, Any] = {}
+    for parameter in inspect.signature(target).parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            return arguments
+        if parameter.name not in given:
+            annotation = Any if parameter.annotation is parameter.empty else parameter.annotation
+            fields[parameter.name] = (annotation, ... if parameter.default is parameter.empty else parameter.default)
+    model = create_model("Arguments", __base__=_Arguments, **fields)
+    try:
+        model.model_validate_json(json.dumps(arguments))  # YAML's lists may be tuples, and its text paths, as in JSON
+    except ValidationError as error:
+        raise ConfigError(f"{group}.{first_problem(error, model, arguments)}") from None
+    return arguments
+
+
+def locate(group: str, path: object) -> Callable[..., Any]:
+    """The class or function of a dotted name.
+
+    Raises:
+        ConfigError: no such name, or a package that it needs is missing.
+    """
+    module = path if isinstance(path, str) else ""
+    names: list[str] = []
+    while module:
+        module, _, name = module.rpartition(".")
+        names.insert(0, name)
+        try:
+            with extras_named(f"{group}={path}"):
+                found: Any = importlib.import_module(module) if module else None
+            for name in names:
+                found = getattr(found, name)
+        except ModuleNotFoundError as error:
+            if error.name and module.startswith(error.name):
+                continue  # a class, or a part of the path that does not exist
+            package = (error.name or "").partition(".")[0]
+            raise ConfigError(f"{path}: needs the package {package}: {install_hint(package)}") from None
+        except AttributeError:
+            break
+        return found
+    raise ConfigError(f"{group}._target_: expected the name of a class or function, got {path!r}")

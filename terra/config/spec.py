@@ -1,0 +1,314 @@
+"""A whole pipeline by its settings: checked before any weight loads, then loaded, here or in another process."""
+
+import functools
+import importlib.util
+import json
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from decoder import Decoder
+from terra.config.files import choices, compose_groups
+from terra.config.groups import PipelineSettings, build_part, check_part
+from terra.device import dtype_name, torch_device, torch_dtype
+from terra.engine.base import Engine, EngineSpec
+from terra.errors import ConfigError
+from terra.pairing import check_pairing
+from terra.windows import check_overlap
+from terra.world_model import LlamaActionConfig, load_config
+from tokenizer import LFQTokenizer, LFQTokenizerConfig
+from tokenizer.checkpoint import checkpoint_sha256
+from tokenizer.settings import checked
+
+AUTO = "auto"
+"""The `_target_` of engine=auto."""
+
+# Settings of an engine that decide how fast the engine is, and not which tokens come out.
+_SPEED = ("max_sessions", "cpu_kv_cache_gib", "gpu_memory_utilization", "tensor_parallel_size")
+_MOST_SESSIONS = 128
+_CACHE_SHARE = 0.5  # of a GPU's memory, for the KV caches of all sessions
+
+
+@dataclass(frozen=True)
+class PipelineSpec:
+    """The checked settings of a pipeline; may be sent to another process, which builds the pipeline there.
+
+    Attributes:
+        settings: all devices and element types are named, and so is the engine.
+        tokenizer, world_model: checkpoint folders.
+        image_size: height and width of the tokenizer's frames, in pixels.
+        spec: the geometry and rates of the world model's config.json.
+        engine_choice: with engine=auto, which engine was taken and why, in one line; None with an engine by name.
+    """
+
+    settings: PipelineSettings
+    tokenizer: Path
+    world_model: Path
+    image_size: tuple[int, int]
+    spec: EngineSpec
+    engine_choice: str | None = None
+
+    @classmethod
+    def from_settings(
+        cls, settings: PipelineSettings, *, sessions: int = 1, recorded: Mapping[str, Any] | None = None
+    ) -> Self:
+        """Check all that can be checked without loading weights.
+
+        Args:
+            settings: the settings; with engine=auto, and a device or dtype of None, what is missing is filled in.
+            sessions: how many sessions will be open at once, for an engine whose `max_sessions` is None.
+            recorded: `made_with` of rollouts made before, which says engine, devices and types where `settings` name
+                none; None takes what fits this machine.
+
+        Raises:
+            TerraError: anything wrong with the settings or the checkpoints.
+        """
+        tokenizer, world_model = settings.tokenizer.folder(), settings.world_model.folder()
+        model = load_config(world_model)
+        spec = EngineSpec.of(model)
+        check_pairing(tokenizer, spec)
+        check_overlap(settings.overlap, spec.layout.max_frames)
+        resolved, choice = _resolve(PipelineSettings.from_values(vars(settings)), recorded or {})
+        if resolved.engine.get("max_sessions", 1) is None:
+            most = _sessions_that_fit(model, resolved.engine)
+            resolved = resolved.replace(engine={**resolved.engine, "max_sessions": max(1, min(sessions, most))})
+        check_part("engine", resolved.engine, ("checkpoint",))
+        check_part("decoder", resolved.decoder, ("tokenizer",))
+        image_size = LFQTokenizerConfig.load(tokenizer / "config.json").image_size
+        return cls(resolved, tokenizer.absolute(), world_model.absolute(), image_size, spec, choice)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained: str | Path,
+        *,
+        engine: str = AUTO,
+        device: str | None = None,
+        dtype: str | None = None,
+        overlap: int = 3,
+        sessions: int = 1,
+        **engine_settings: Any,
+    ) -> Self:
+        """The spec of a model by name, folder or Hub id; see `terra.pipeline.Pipeline.from_pretrained`.
+
+        Raises:
+            TerraError: anything wrong with the arguments or the checkpoints.
+        """
+        named = str(pretrained) in set(choices("model")) - {"folder"}
+        values: dict[str, Any] = {"device": device, "dtype": dtype, "overlap": overlap}
+        if not named:
+            values["model"] = {"path": str(pretrained)}
+        groups = {"model": str(pretrained) if named else "folder", "engine": engine, "decoder": "framewise"}
+        composed = compose_groups(groups, values)
+        composed["engine"] |= engine_settings
+        return cls.from_settings(checked(PipelineSettings, composed), sessions=sessions)
+
+    @classmethod
+    def from_provenance(
+        cls,
+        record: Mapping[str, Any],
+        *,
+        engine: str | None = None,
+        device: str | None = None,
+        dtype: str | None = None,
+    ) -> Self:
+        """The spec of a rollout's record, checked as in `from_settings`.
+
+        Args:
+            record: see `terra.rollout`; its names of engine and decoder are those of files of conf/.
+            engine, device, dtype: in place of the recorded ones; None takes those.
+
+        Raises:
+            TerraError: an engine or decoder that is none of Terra's own, or a checkpoint that is not there.
+        """
+        checkpoints = record["checkpoints"]
+        tokenizer, world_model = (_checkpoint_names(checkpoints[name]) for name in ("tokenizer", "world_model"))
+        tokenizer["device"] = device or record["tokenizer_device"]
+        parts = {}
+        for group in ("engine", "decoder"):
+            parts[group] = _named_settings(group, record[group])
+            for name, value in (("device", device), ("dtype", dtype if group == "engine" else None)):
+                if value is not None and name in parts[group]:
+                    parts[group][name] = value
+        if engine is not None:
+            parts["engine"] = compose_groups({"engine": engine}, {"device": device, "dtype": dtype})["engine"]
+        values = {"tokenizer": tokenizer, "world_model": world_model, **parts, "overlap": record["overlap"]}
+        return cls.from_settings(checked(PipelineSettings, values, "rollout.json"))
+
+    def announce(self) -> None:
+        """Say on stderr which engine engine=auto took, and why."""
+        if self.engine_choice is not None:
+            print(self.engine_choice, file=sys.stderr)
+
+    def build(self) -> tuple[LFQTokenizer, Engine, Decoder]:
+        """Load the weights and start the engine. Raises TerraError."""
+        tokenizer = self.build_tokenizer()
+        decoder = build_part("decoder", self.settings.decoder, tokenizer=tokenizer)
+        return tokenizer, build_part("engine", self.settings.engine, checkpoint=self.world_model), decoder
+
+    def build_tokenizer(self) -> LFQTokenizer:
+        """Load the tokenizer alone. Raises TerraError."""
+        return LFQTokenizer.from_pretrained(self.tokenizer).to(torch_device(self.settings.tokenizer.device))
+
+    def build_decoder(self) -> Decoder:
+        """Load the decoder alone. Raises TerraError."""
+        return build_part("decoder", self.settings.decoder, tokenizer=self.build_tokenizer())
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs the engine is made for, where there are any."""
+        return self.settings.engine.get("tensor_parallel_size", 1)
+
+    def hashes(self) -> dict[str, str]:
+        """Which weights these are, as JSON has it."""
+        return dict(self._hashes)
+
+    @functools.cached_property
+    def _hashes(self) -> dict[str, str]:
+        return {
+            "tokenizer_sha256": checkpoint_sha256(self.tokenizer),
+            "world_model_sha256": checkpoint_sha256(self.world_model),
+        }
+
+    def provenance(self) -> dict[str, Any]:
+        """What a rollout's record says of the models, see `terra.rollout`; `from_provenance` takes it."""
+        hashes, checkpoints = self.hashes(), {}
+        for name in ("tokenizer", "world_model"):
+            names = _checkpoint_names(vars(getattr(self.settings, name)))
+            checkpoints[name] = names | {"sha256": hashes[f"{name}_sha256"]}
+        return {
+            "checkpoints": checkpoints,
+            "engine": _by_name("engine", self.settings.engine),
+            "decoder": _by_name("decoder", self.settings.decoder),
+            "tokenizer_device": self.settings.tokenizer.device,
+        }
+
+    def made_with(self) -> dict[str, Any]:
+        """What all rollouts depend on, as JSON has it."""
+        return {
+            **self.hashes(),
+            "engine": {key: value for key, value in self.settings.engine.items() if key not in _SPEED},
+            "decoder": self.settings.decoder,
+            "tokenizer_device": self.settings.tokenizer.device,
+            "overlap": self.settings.overlap,
+        }
+
+
+def choose_engine(device: torch.device) -> tuple[str, str]:
+    """Which engine engine=auto takes on a device, and why: the fastest that is installed and that the device can run.
+
+    vLLM is taken by name only.
+    """
+    if device.type != "cuda" or torch.version.cuda is None:
+        has_gpu = torch.cuda.is_available() and torch.version.cuda is not None
+        return "jacobi", f"device={device}" if has_gpu else "no NVIDIA GPU here"
+    name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+    if capability < (8, 0):
+        got = ".".join(map(str, capability))
+        return "jacobi", f"{name} has compute capability {got}, graph needs 8.0; engine=vllm may be faster"
+    if importlib.util.find_spec("triton") is None:
+        return "jacobi", "graph needs the package triton, which is not installed"
+    return "graph", name
+
+
+def _resolve(settings: PipelineSettings, recorded: Mapping[str, Any]) -> tuple[PipelineSettings, str | None]:
+    """The settings with every engine, device and element type named, and the line about the engine, if any."""
+    device = settings.tokenizer.device or recorded.get("tokenizer_device")
+    tokenizer = settings.tokenizer.replace(device=_device_name(device))
+    engine, choice = _resolve_engine(settings.engine, recorded.get("engine"))
+    decoder = _named_parts(settings.decoder, recorded.get("decoder"), tokenizer.device)
+    return settings.replace(tokenizer=tokenizer, engine=engine, decoder=decoder), choice
+
+
+def _resolve_engine(engine: dict[str, Any], recorded: Mapping[str, Any] | None) -> tuple[dict[str, Any], str | None]:
+    choice = None
+    if engine.get("_target_") == AUTO:
+        unknown = sorted(engine.keys() - {"_target_", "device", "dtype", "max_sessions"})
+        if unknown:
+            raise ConfigError(f"engine.{unknown[0]}: expected engine=NAME with settings of one engine, got engine=auto")
+        given = {key: value for key, value in engine.items() if key != "_target_" and value is not None}
+        if recorded is not None:
+            name = _by_name("engine", recorded)["name"]
+            engine, reason = dict(recorded), "as recorded"
+        else:
+            name, reason = choose_engine(torch_device(given.get("device")))
+            engine = {}
+        if name in choices("engine"):
+            engine = {**compose_groups({"engine": name}, {"device": None, "dtype": None})["engine"], **engine}
+        if name == "graph" and "max_sessions" not in engine.keys() & given.keys():
+            engine["max_sessions"] = None
+        engine |= {key: value for key, value in given.items() if key in engine}
+        choice = f"engine: {name} ({reason})"
+    return _named_parts(engine, recorded, None), choice
+
+
+def _named_parts(part: dict[str, Any], recorded: Mapping[str, Any] | None, device: str | None) -> dict[str, Any]:
+    """A part with a device and an element type for None: the recorded ones, or those that fit the machine.
+
+    Args:
+        part: the part's settings.
+        recorded: settings of the part of rollouts made before, if there are any.
+        device: where the part computes, if the part itself does not say.
+    """
+    before = recorded if recorded is not None and recorded.get("_target_") == part.get("_target_") else {}
+    named = dict(part)
+    for key in ("device", "dtype"):
+        if key in named and named[key] is None:
+            named[key] = before.get(key)
+    if "device" in named:
+        named["device"] = device = _device_name(named["device"])
+    if "dtype" in named:
+        named["dtype"] = dtype_name(torch_dtype(named["dtype"], torch_device(device)))
+    return named
+
+
+def _device_name(device: str | None) -> str:
+    return str(torch_device(device))
+
+
+def _sessions_that_fit(model: LlamaActionConfig, engine: Mapping[str, Any]) -> int:
+    """How many whole windows' KV caches fit into half of the memory of the engine's GPU."""
+    device = torch_device(engine.get("device"))
+    if device.type != "cuda":
+        return _MOST_SESSIONS
+    head = model.hidden_size // model.num_attention_heads
+    tokens = math.ceil(model.layout.max_length / 128) * 128
+    bytes_a_number = 1 if engine.get("fp8_cache") else torch_dtype(engine.get("dtype"), device).itemsize
+    kv_heads = model.num_key_value_heads or model.num_attention_heads
+    window = 2 * model.num_hidden_layers * kv_heads * head * tokens * bytes_a_number
+    total = torch.cuda.get_device_properties(device).total_memory
+    return min(_MOST_SESSIONS, int(_CACHE_SHARE * total / window))
+
+
+def _checkpoint_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a checkpoint is: a local folder by its whole path."""
+    pretrained = values["pretrained"]
+    if Path(pretrained).is_dir():
+        pretrained = str(Path(pretrained).absolute())
+    return {"pretrained": pretrained, "subfolder": values["subfolder"], "revision": values["revision"]}
+
+
+def _targets(group: str) -> dict[str, str]:
+    """The `_target_` of each choice of a configuration group, by the choice's name."""
+    composed = {name: compose_groups({group: name}, {}, resolve=False)[group]["_target_"] for name in choices(group)}
+    return {name: target for name, target in composed.items() if target != AUTO}
+
+
+def _by_name(group: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with the choice's name in place of its `_target_`, which stays as the name if it is the user's own."""
+    names = {target: name for name, target in _targets(group).items()}
+    settings = {key: value for key, value in values.items() if key != "_target_"}
+    return {"name": names.get(values["_target_"], values["_target_"]), **settings}
+
+
+def _named_settings(group: str, record: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that `_by_name` made. A record is a stranger's file: what it names is not imported."""
+    targets, name = _targets(group), record["name"]
+    if name not in targets or "_target_" in json.dumps(record):
+        raise ConfigError(f"{group}: expected one of {', '.join(targets)}, got {name!r}")
+    return {"_target_": targets[name], **{key: value for key, value in record.items() if key != "name"}}

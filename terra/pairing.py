@@ -1,0 +1,47 @@
+"""Which tokenizer belongs to a world model. Another one's ids are in range, and mean other pictures."""
+
+from pathlib import Path
+
+from terra.engine.base import EngineSpec
+from terra.errors import CheckpointError
+from terra.world_model.published import TOKENIZERS, tokenizer_of
+from tokenizer import LFQTokenizer, LFQTokenizerConfig
+from tokenizer.checkpoint import CONFIG_NAME, checkpoint_sha256
+from tokenizer.lineage import makes_tokens_of
+
+
+def check_pairing(tokenizer: Path | LFQTokenizer, spec: EngineSpec) -> None:
+    """Refuse a tokenizer that the world model was not trained with.
+
+    Args:
+        tokenizer: a checkpoint folder or a loaded tokenizer. Of a tokenizer that was not loaded from a folder only the
+            counts can be checked.
+        spec: what the world model's config.json says.
+
+    Raises:
+        CheckpointError: another number of tokens a frame, another codebook, another encoder than recorded or, where
+            nothing is recorded, the other one of the two published tokenizers, which differ in weights alone.
+    """
+    if isinstance(tokenizer, LFQTokenizer):
+        folder, config = tokenizer.checkpoint, tokenizer.config
+    else:
+        folder, config = tokenizer, LFQTokenizerConfig.load(tokenizer / CONFIG_NAME)
+    name = "tokenizer" if folder is None else f"tokenizer {folder}"
+    got = (config.num_tokens, config.quantizer_config.codebook_size)
+    expected = (spec.layout.image_tokens, spec.vocab_size)
+    if got != expected:
+        raise CheckpointError(
+            f"{name}: the world model expects {expected[0]} tokens a frame of a codebook of "
+            f"{expected[1]}, got {got[0]} of {got[1]}"
+        )
+    if folder is None:
+        return
+    recorded = spec.tokenizer_sha256
+    if recorded is not None and not makes_tokens_of(folder, recorded):
+        raise CheckpointError(
+            f"{name}: the world model was trained with tokenizer {recorded[:12]}, got {checkpoint_sha256(folder)[:12]}"
+        )
+    if recorded is None:
+        published = tokenizer_of(spec.architecture or "")
+        if folder.name in TOKENIZERS and folder.name != published:
+            raise CheckpointError(f"{name}: the published {spec.architecture} was trained with {published}")

@@ -1,0 +1,194 @@
+"""What `terra replay` does: makes a rollout again from its `rollout.json`, and says what came out the same.
+
+The engine, its type and device, the sampling, the seed and the weights are those of the record. The context and the
+trajectory are looked for where they were and beside the record, and must have the recorded content; those that came
+from no file (an upload, a manifest's own paths) are taken from the stored tokens and actions.
+
+Tokens agree or not. Pixels need not where tokens do: decoding with another number of threads rounds otherwise, and a
+difference of one level in a few pixels becomes other bytes in H.264.
+"""
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from rich.console import Console
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from decoder.video import read_video, to_uint8
+from terra.config.groups import Dtype
+from terra.config.spec import PipelineSpec
+from terra.context import context_files, load_context, natural_key
+from terra.engine.base import EngineSpec
+from terra.errors import ConfigError, OutputError
+from terra.pipeline import Pipeline
+from terra.prompt import Actions
+from terra.rollout import (
+    PNGS,
+    RECORD,
+    TOKENS,
+    VIDEO,
+    Pixels,
+    RolloutWriter,
+    drive_actions,
+    inputs_sha256,
+    pixels_sha256,
+    read_record,
+)
+from terra.sampling import SamplingParams
+from terra.trajectory import load_trajectory
+from tokenizer import Frames, TokenGrid
+from tokenizer.settings import FilePath, Settings
+
+SAME, DIFFERENT = 0, 1
+
+
+@dataclass(frozen=True)
+class PixelDifference:
+    """How far two stacks of 8-bit frames are apart: at most so many of 255 levels, in this share of all numbers."""
+
+    levels: int
+    share: float
+    compressed: bool
+
+    def __str__(self) -> str:
+        if not self.levels:
+            return "the same"
+        where = " (compared as the MP4s have them: there are no PNGs)" if self.compressed else ""
+        limit = "within" if self.levels == 1 else "not within"
+        return f"differ by up to {self.levels} levels in {self.share:.4%} of the numbers, {limit} 1/255{where}"
+
+
+class ReplaySettings(Settings):
+    """The whole of conf/replay.yaml.
+
+    Attributes:
+        folder: of the rollout, which holds rollout.json.
+        engine, device, dtype: in place of the recorded ones; None takes those.
+    """
+
+    folder: FilePath
+    engine: str | None
+    device: str | None
+    dtype: Dtype | None
+
+
+def run(settings: ReplaySettings, console: Console | None = None) -> int:
+    """Make the rollout of conf/replay.yaml's `folder` again; 0 if its tokens came out the same, 1 if not.
+
+    Raises:
+        TerraError: no record that can be replayed, inputs or weights that are missing or have changed, or anything
+            wrong with the engine.
+    """
+    console, folder = console or Console(), settings.folder
+    record = read_record(folder)
+    try:
+        stored = load_file(folder / TOKENS)
+        spec = PipelineSpec.from_provenance(
+            record, engine=settings.engine, device=settings.device, dtype=settings.dtype
+        )
+        sampling = SamplingParams(**record["sampling"])
+        _check_weights(spec, record)
+        context, actions = _find_inputs(folder, record, spec.spec, spec.image_size, stored["actions"])
+    except (SafetensorError, OSError) as error:
+        raise OutputError(f"{folder / TOKENS}: expected the tokens of the rollout, got: {error}") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise OutputError(f"{folder / RECORD}: expected a whole record, got: {error!r}") from None
+    spec.announce()
+    with console.status("loading the model"):
+        pipeline = Pipeline.from_spec(spec)
+    with pipeline, console.status("making the rollout again"):
+        given = stored["tokens"][: record["num_context"]]
+        tokens, pixels = pipeline.wait(_make(pipeline, context, given, actions, sampling, record["seed"]))
+    differing = int((tokens != stored["tokens"]).sum())
+    _print(console, "tokens", f"{differing} of {tokens.numel()} differ" if differing else "the same")
+    _report_pixels(console, folder, record, pixels, tokens, actions)
+    return DIFFERENT if differing else SAME
+
+
+async def _make(
+    pipeline: Pipeline, context: Frames | None, given: TokenGrid, actions: Actions, sampling: SamplingParams, seed: int
+) -> tuple[TokenGrid, Pixels]:
+    """The rollout's tokens and pixels; from the stored context tokens, where there are no context frames."""
+    first = given if context is None else await pipeline.encode(context)
+    decoding = pipeline.decoding.start(to_uint8)
+    tokens = await pipeline.rollout_tokens(first, actions, sampling, seed, decoding=decoding)
+    return tokens, np.concatenate(await decoding.finish())
+
+
+def _check_weights(spec: PipelineSpec, record: dict[str, Any]) -> None:
+    for name, sha256 in spec.hashes().items():
+        part = name.removesuffix("_sha256")
+        recorded = record["checkpoints"][part]["sha256"]
+        if sha256 != recorded:
+            raise ConfigError(f"{part}: expected the weights {recorded[:12]} of the rollout, got {sha256[:12]}")
+
+
+def _find_inputs(
+    folder: Path, record: dict[str, Any], spec: EngineSpec, image_size: tuple[int, int], stored: Tensor
+) -> tuple[Frames | None, Actions]:
+    """The context frames, None if they were no files, and the actions."""
+    inputs, num_context = record["inputs"], record["num_context"]
+    context = None if inputs["context"] is None else [_find(folder, "context", path) for path in inputs["context"]]
+    trajectory = None if inputs["trajectory"] is None else _find(folder, "trajectory", inputs["trajectory"])
+    found = inputs_sha256(context or [""], num_context, trajectory)
+    for name, source in (("context", context), ("trajectory", trajectory)):
+        expected, got = inputs[f"{name}_sha256"], found.get(f"{name}_sha256")
+        if source is not None and expected != got:
+            at = source[0] if isinstance(source, list) else source
+            raise ConfigError(
+                f"{name} {at}: expected the content that the rollout was made from ({str(expected)[:12]}), "
+                f"got another ({str(got)[:12]})"
+            )
+    frames = None
+    if context is not None:
+        frames = load_context(context, num_frames=num_context, image_size=image_size, fps=spec.fps)
+    if trajectory is None:
+        return frames, stored
+    drive = load_trajectory(trajectory, sample_id=inputs["sample_id"])
+    return frames, drive_actions(drive, record["num_frames"], spec)[0]
+
+
+def _find(folder: Path, name: str, recorded: str) -> Path:
+    """Where an input is: at its recorded path, or beside the record. Raises ConfigError."""
+    for path in (Path(recorded), folder / Path(recorded).name):
+        if path.exists() or (name == "context" and context_files(path, 1)):
+            return path
+    raise ConfigError(f"{name} {recorded}: expected it there or in {folder}, found none")
+
+
+def _report_pixels(
+    console: Console, folder: Path, record: dict[str, Any], pixels: Pixels, tokens: TokenGrid, actions: Actions
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="terra-replay-") as made:
+        with RolloutWriter(Path(made), record["fps"]) as writer:
+            writer.extend(pixels)
+            writer.finish(tokens, actions, record)
+        again, before = Path(made) / VIDEO, folder / VIDEO
+        if pixels_sha256(pixels) == record["pixels_sha256"]:
+            difference = PixelDifference(0, 0.0, compressed=False)
+        else:
+            difference = _difference(folder, pixels, read_video(before), read_video(again))
+        same_bytes = again.read_bytes() == before.read_bytes()
+    _print(console, "pixels", str(difference))
+    _print(console, VIDEO, "the same bytes" if same_bytes else "other bytes")
+
+
+def _difference(folder: Path, pixels: Pixels, before: Pixels, again: Pixels) -> PixelDifference:
+    """Between the rollout's PNGs and the pixels, or between the videos where there are no PNGs."""
+    paths = sorted((folder / PNGS).glob("*.png"), key=natural_key)
+    if len(paths) == len(pixels):
+        before, again = np.stack([np.asarray(Image.open(path).convert("RGB")) for path in paths]), pixels
+    if before.shape != again.shape:
+        raise OutputError(f"{folder / VIDEO}: expected frames {again.shape}, got {before.shape}")
+    apart = np.abs(before.astype(np.int16) - again)
+    return PixelDifference(int(apart.max()), float((apart > 0).mean()), compressed=again is not pixels)
+
+
+def _print(console: Console, name: str, text: str) -> None:
+    console.print(f"{name:<10} {text}", highlight=False, soft_wrap=True)

@@ -1,0 +1,292 @@
+"""What one rollout is made from, and the folder that it leaves: one loader, one writer, one record.
+
+    video.mp4            the frames, context included
+    video.gif            the same, where it is wanted
+    overlay.mp4          the same with each frame's path drawn in, where a camera is given
+    frames/              the same as PNGs, where they are wanted
+    tokens.safetensors   `tokens` (frames, rows, cols) and `actions` (frames - 1, slots, action_dim)
+    rollout.json         the record: all that the rollout depends on, for `terra replay` and for readers
+
+The record, version 2, has the same keys whoever made the rollout; what is unknown or does not apply is null:
+
+    format, version      "terra-rollout", 2
+    inputs               context (paths, absolute), trajectory (path), sample_id, and context_sha256 and
+                         trajectory_sha256 of the files' content; null where nothing was read from a file
+    num_frames, num_context, fps, seed, sampling
+    overlap, windows     frames read again when the window slides; start, num_given and num_frames of each window
+    checkpoints          tokenizer and world_model: pretrained, subfolder, revision, and the sha256 of the weights
+    engine, decoder      name, and the settings (dtype, device and others)
+    tokenizer_device     where the tokenizer encoded
+    pixels_sha256        of the 8-bit RGB frames, before they were compressed
+    versions             of Python, Terra and the packages under it
+    seconds              what each stage took
+    batch                of `terra-rollout`: id, sample, manifest, request and made_with
+    score                of `terra-rollout`: function and value
+
+Records without a version were written before; they lack what a replay needs.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from jaxtyping import Float64, UInt8
+
+from decoder.overlay import Camera, compose_rollout
+from decoder.video import VideoWriter, write_png_sequence, write_video
+from terra.context import context_files, load_context
+from terra.engine.base import EngineSpec
+from terra.errors import OutputError, TerraError
+from terra.output import package_versions
+from terra.prompt import Actions
+from terra.sampling import SamplingParams
+from terra.trajectory import Trajectory, load_trajectory
+from terra.windows import plan_windows
+from tokenizer import Frames, TokenGrid
+from tokenizer.checkpoint import write_tensors
+from tokenizer.files import file_sha256, read_json, write_json
+
+FORMAT, VERSION = "terra-rollout", 2
+RECORD, TOKENS, VIDEO, GIF = "rollout.json", "tokens.safetensors", "video.mp4", "video.gif"
+PNGS = "frames"
+
+Pixels = UInt8[np.ndarray, "frames height width 3"]
+Paths = Float64[np.ndarray, "steps points 2"]
+"""The path [x forward, y left] in meters of each frame but a rollout's last, in the frame's own ego frame."""
+
+
+@dataclass(frozen=True, eq=False)
+class RolloutInputs:
+    """What a rollout starts from, loaded and checked.
+
+    Attributes:
+        context_frames: in [-1, 1], of the model's size and rate.
+        actions: one between each two frames of the rollout.
+        paths: those that the actions were made of, for the overlay.
+    """
+
+    context_frames: Frames
+    actions: Actions
+    paths: Paths
+
+
+def load_inputs(
+    context: str | Path | Sequence[str | Path],
+    trajectory: str | Path,
+    *,
+    sample_id: int | str | None = None,
+    num_frames: int,
+    num_context: int,
+    image_size: tuple[int, int],
+    spec: EngineSpec,
+) -> RolloutInputs:
+    """Load the context and the trajectory of a rollout of `num_frames` frames, `num_context` of them given.
+
+    Args:
+        context: see `terra.context.load_context`.
+        trajectory: see `terra.trajectory.load_trajectory`; `sample_id` says which line of a .jsonl.
+        image_size: (height, width) in pixels of the tokenizer's frames.
+        spec: the world model's frame rate and waypoints.
+
+    Raises:
+        TrajectoryError, ContextError, VideoError: a file that can't be read, or is too short.
+        ConfigError: numbers of frames that are not positive.
+    """
+    actions, paths = drive_actions(load_trajectory(Path(trajectory), sample_id=sample_id), num_frames, spec)
+    frames = load_context(context, num_frames=num_context, image_size=image_size, fps=spec.fps)
+    return RolloutInputs(frames, actions, paths)
+
+
+def drive_actions(trajectory: Trajectory, num_frames: int, spec: EngineSpec) -> tuple[Actions, Paths]:
+    """The `num_frames` - 1 actions of a rollout along a trajectory of any frame rate, and the paths they are made of.
+
+    Raises:
+        TrajectoryError: the trajectory is too short, or its paths do not cover the model's waypoints.
+        ConfigError: `num_frames` below 1.
+    """
+    drive = trajectory.resample(spec.fps, max(num_frames - 1, 1))
+    drive.require(num_frames)
+    actions = drive.actions(num_frames - 1, spec.waypoint_times)
+    return torch.from_numpy(actions), drive.paths[: num_frames - 1]
+
+
+def describe_inputs(
+    context: str | Path | Sequence[str | Path] | None,
+    trajectory: str | Path | None,
+    sample_id: int | str | None,
+    sha256: Mapping[str, str],
+) -> dict[str, Any]:
+    """`inputs` of a record; `sha256` as `inputs_sha256` gives it."""
+    paths = [context] if isinstance(context, str | Path) else context
+    return {
+        "context": None if paths is None else [str(Path(path).absolute()) for path in paths],
+        "trajectory": None if trajectory is None else str(Path(trajectory).absolute()),
+        "sample_id": sample_id,
+        "context_sha256": sha256.get("context_sha256"),
+        "trajectory_sha256": sha256.get("trajectory_sha256"),
+    }
+
+
+def inputs_sha256(
+    context: str | Path | Sequence[str | Path], num_context: int, trajectory: str | Path | None
+) -> dict[str, str]:
+    """`context_sha256` and `trajectory_sha256` of the files; without those whose files can't be read."""
+    found = {
+        "context_sha256": context_sha256(context, num_context),
+        "trajectory_sha256": None if trajectory is None else files_sha256([Path(trajectory)]),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def context_sha256(context: str | Path | Sequence[str | Path], num_context: int) -> str | None:
+    """The hash of the files that a context's first frames are in; None if they are too few or can't be read."""
+    paths = context_files(context, num_context)
+    is_one_file = isinstance(context, str | Path) or len(context) == 1
+    are_too_few = len(paths) < num_context and not (is_one_file and len(paths) == 1 and paths[0].is_file())
+    return None if are_too_few else files_sha256(paths)
+
+
+def files_sha256(paths: Sequence[Path]) -> str | None:
+    """The hash of the files' hashes; None if there is none, or one can't be read."""
+    try:
+        hashes = [file_sha256(path, TerraError) for path in paths]
+    except TerraError:
+        return None
+    return hashlib.sha256("".join(hashes).encode()).hexdigest() if hashes else None
+
+
+class RolloutWriter:
+    """Writes the files of one rollout into a folder that is there; the video while its frames come.
+
+    For use in a `with` statement, in which `finish` is called last.
+
+    Args:
+        folder: see `terra.output.output_folder` for one that appears when it is complete.
+        fps: frames a second.
+        camera: of the overlay; None for no overlay.
+        gif, png: also write these.
+
+    Raises:
+        OutputError: a file can't be written.
+        VideoError: frames that no such video can hold.
+    """
+
+    def __init__(
+        self, folder: Path, fps: float, *, camera: Camera | None = None, gif: bool = False, png: bool = False
+    ) -> None:
+        self._folder, self._fps, self._camera, self._gif, self._png = folder, fps, camera, gif, png
+        self._pieces: list[Pixels] = []
+        self._video: VideoWriter | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    def extend(self, pixels: Pixels) -> None:
+        """The next frames."""
+        if self._video is None:
+            size = pixels.shape[2], pixels.shape[1]
+            self._video = self._stack.enter_context(VideoWriter(self._folder / VIDEO, self._fps, size))
+        self._video.extend(pixels)
+        self._pieces.append(pixels)
+
+    def finish(
+        self, tokens: TokenGrid, actions: Actions, record: Mapping[str, Any], paths: Paths | None = None
+    ) -> None:
+        """Write all but the video.
+
+        Args:
+            tokens: of all frames.
+            actions: between them.
+            record: see `rollout_record`.
+            paths: what the overlay shows.
+        """
+        pixels = self._pieces[0] if len(self._pieces) == 1 else np.concatenate(self._pieces)
+        if self._gif:
+            write_video(pixels, self._folder / GIF, self._fps)
+        if self._camera is not None and paths is not None:
+            # The last frame has no action of its own: nothing follows it.
+            drawn = np.concatenate([paths, paths[-1:]])
+            overlay = compose_rollout(pixels, drawn, self._camera, record["num_context"], self._fps)
+            write_video(overlay, self._folder / "overlay.mp4", self._fps)
+        if self._png:
+            write_png_sequence(pixels, self._folder / PNGS)
+        write_tensors(self._folder / TOKENS, {"tokens": tokens, "actions": actions})
+        write_json(self._folder / RECORD, {**record, "pixels_sha256": pixels_sha256(pixels)})
+
+
+def rollout_record(
+    provenance: Mapping[str, Any],
+    spec: EngineSpec,
+    *,
+    inputs: Mapping[str, Any],
+    num_frames: int,
+    num_context: int,
+    seed: int,
+    sampling: SamplingParams,
+    overlap: int,
+    seconds: Mapping[str, float],
+    batch: Mapping[str, Any] | None = None,
+    score: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """A record as the module has it, all but `pixels_sha256`.
+
+    Args:
+        provenance: the pipeline's, see `terra.config.spec.PipelineSpec.provenance`.
+        spec: the engine's.
+        inputs: see `describe_inputs`.
+        num_frames, num_context, seed, sampling, overlap: the rollout's.
+        seconds: what each stage took.
+        batch, score: of `terra-rollout`.
+    """
+    windows = plan_windows(num_frames, num_context, spec.layout.max_frames, overlap)
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "inputs": dict(inputs),
+        "num_frames": num_frames,
+        "num_context": num_context,
+        "fps": spec.fps,
+        "seed": seed,
+        "sampling": vars(sampling),
+        "overlap": overlap,
+        "windows": [vars(window) for window in windows],
+        **{name: provenance.get(name) for name in ("checkpoints", "engine", "decoder", "tokenizer_device")},
+        "versions": package_versions(),
+        "seconds": {name: round(value, 4) for name, value in seconds.items()},
+        "batch": batch,
+        "score": score,
+    }
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """The record of a rollout's folder.
+
+    Raises:
+        OutputError: no record, or one of another version.
+    """
+    path = folder / RECORD
+    record = read_json(path, OutputError, f"the {RECORD} of a rollout")
+    if record.get("format") != FORMAT:
+        raise OutputError(f"{path}: expected format {FORMAT!r}, got {record.get('format')!r}")
+    version = record.get("version")
+    if version is None:
+        raise OutputError(f"{path}: was written before records had a version: make the rollout again, with its seed")
+    if version != VERSION:
+        raise OutputError(f"{path}: expected version {VERSION}, got {version!r}: another Terra wrote it")
+    return record
+
+
+def pixels_sha256(pixels: Pixels) -> str:
+    """The SHA-256 of 8-bit RGB frames, of their shape and values."""
+    total = hashlib.sha256(repr(pixels.shape).encode())
+    total.update(np.ascontiguousarray(pixels).data)
+    return total.hexdigest()

@@ -1,0 +1,227 @@
+"""The table of commands, and what each command says of a mistake before anything heavy is imported."""
+
+import importlib
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from entry import compose
+
+import terra
+from terra.cli import COMMANDS, GROUPS, main
+from terra.config.files import config_dir
+from terra.errors import ConfigError
+from terra.extras import EXTRAS, extras_named
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+HEAVY = {"torch", "transformers", "vllm", "numpy", "accelerate"}
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a process of its own."""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+
+
+def run_without(package: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command in a process that has no such package."""
+    return python(
+        f"import sys; sys.modules[{package!r}] = None; sys.argv = {['terra', *arguments]!r}\n"
+        "from terra.cli import main; main()"
+    )
+
+
+@pytest.fixture
+def say(monkeypatch, capsys):
+    """Runs a command that is refused, and gives the one line that it says."""
+
+    def run(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["terra", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        assert caught.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
+    return run
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_has_settings_and_a_help_page(name):
+    command = COMMANDS[name]
+    config = compose(command.config_name)
+    settings = set(config.keys())  # a DictConfig does not contain a key whose value is missing
+    assert set(command.inputs) <= settings
+    page = (config_dir() / f"hydra/help/{command.config_name}.yaml").read_text()
+    assert f"app_name: terra {name}\n" in page
+    for part in (f"  terra {name}: ", "  USAGE\n", "  EXIT CODE\n"):
+        assert part in page
+    assert len(command.job) < 60
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_has_a_function(name):
+    module, _, function = COMMANDS[name].function.partition(":")
+    assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_every_help_page_is_of_a_command():
+    pages = {path.stem for path in (config_dir() / "hydra/help").glob("*.yaml")}
+    assert pages == {command.config_name for command in COMMANDS.values()} | {"page"}
+
+
+def test_console_scripts_are_commands():
+    assert PROJECT["scripts"]["terra"] == "terra.cli:main"
+    assert set(PROJECT["scripts"].values()) == {"terra.cli:main"}
+    assert {name.removeprefix("terra-") for name in PROJECT["scripts"]} - {"terra"} <= COMMANDS.keys()
+
+
+def test_an_alias_is_its_command(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/terra-act-bench", "--version"])
+    main()
+    assert capsys.readouterr().out == f"terra {terra.__version__}\n"
+    monkeypatch.setattr(sys, "argv", ["terra-check", "hashs=false"])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().err == "error: hashs: no such setting; did you mean hashes?\n"
+
+
+def test_the_overview_lists_every_command_and_imports_nothing_heavy():
+    done = python(
+        "import sys; sys.argv = ['terra']\nfrom terra.cli import main\nmain()\n"
+        f"assert not {HEAVY | {'hydra', 'omegaconf'}!r} & set(sys.modules)"
+    )
+    assert done.returncode == 0, done.stderr
+    for group in GROUPS.values():
+        for command in group:
+            assert f"  {command.name} " in done.stdout
+            assert command.job in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["generate", "--version"]])
+def test_version(arguments):
+    done = subprocess.run([sys.executable, "-m", "terra", *arguments], capture_output=True, text=True, check=True)
+    assert done.stdout == f"terra {terra.__version__}\n"
+
+
+def test_a_help_page_lists_the_choices_of_its_command_alone(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["terra", "import", "--help"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 0
+    page = capsys.readouterr().out
+    assert "CHOICES (choice=option)\nlerobot: l2d, state\n\n" in page
+    assert "frames_per_episode: 300" in page
+    assert "terra import --version" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("genrate", "genrate: no such command; did you mean generate?"),
+        ("xyz", "xyz: no such command; terra --help lists them"),
+        ("generate contxt=a", "contxt: no such setting; did you mean context?"),
+        ("generate engine=graph engine.drats=3", "engine.drats: no such setting; did you mean engine.drafts?"),
+        ("generate temperatur=1", "temperatur: no such setting; did you mean sampling.temperature?"),
+        ("generate +nm_frames=6", "nm_frames: no such setting; did you mean num_frames?"),
+        ("generate ++nm_frames=6", "nm_frames: no such setting; did you mean num_frames?"),
+        ("generate experimnt=demo", "experimnt: no such setting; did you mean experiment?"),
+        ("check +camera=demo", "camera: no such setting"),
+        ("record qqq=1", "qqq: no such setting"),
+        ("generate --num_frames=6", "--num_frames=6: no such option; settings are given as name=value, without dashes"),
+        ("generate frames", "frames: expected setting=value"),
+        ("record", "output: expected a value, got nothing: output=... is needed"),
+        ("evaluate data=/no/such output=x", "data: expected a file or folder, found nothing at /no/such"),
+        (
+            "serve tokenizer.pretrained=/no/such",
+            "tokenizer.pretrained: expected a checkpoint folder or a Hub id owner/name, found no folder /no/such",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(say, arguments, line):
+    assert say(*arguments.split()) == f"error: {line}"
+
+
+def test_a_wrong_choice_lists_the_choices(say):
+    line = say("generate", "engine=grph")
+    assert line.startswith("error: ")
+    assert "graph hf jacobi persistence vllm" in line
+
+
+def test_keys_of_an_open_setting_may_be_added(say):
+    arguments = ["experiment=demo", "engine=vllm", "+engine.engine_args.max_model_len=99", "context=/no/such"]
+    assert say("generate", *arguments) == "error: context: expected a file or folder, found nothing at /no/such"
+
+
+def test_paths_and_settings_are_checked_before_anything_heavy_is_imported():
+    done = python(
+        "import sys; sys.argv = ['terra', 'generate', 'experiment=demo', 'context=/no/such']\n"
+        "from terra.cli import main\n"
+        f"try: main()\nfinally: assert not {HEAVY!r} & set(sys.modules)"
+    )
+    assert done.returncode == 2
+    assert done.stderr == "error: context: expected a file or folder, found nothing at /no/such\n"
+
+
+@pytest.mark.parametrize(
+    ("package", "arguments"),
+    [
+        ("accelerate", "train data=. output=x"),
+        ("accelerate", "tokenize data=. checkpoint=. output=x"),
+        ("accelerate", "train-tokenizer data=. output=x"),
+        ("accelerate", "train-estimator data=. output=x"),
+        ("diffusers", "train-refiner data=. output=x"),
+        ("diffusers", "convert kind=refiner input=. output=x"),
+        ("fastapi", "serve"),
+        ("matplotlib", "act-bench manifest=pyproject.toml output=x"),
+        ("moderngl", "record output=x towns=1 workers=0"),
+        ("ray", "rollout manifest=pyproject.toml output=x cluster=ray"),
+        ("torchmetrics", "evaluate data=. output=x"),
+    ],
+)
+def test_a_missing_extra_is_one_line(package, arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    output = tmp_path / "out"
+    done = run_without(package, *(argument.replace("output=x", f"output={output}") for argument in arguments.split()))
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert f'needs the package {package}: pip install "terra-world-model[{EXTRAS[package]}]"' in line
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("package", "module"), [("gymnasium", "terra.environment"), ("ipywidgets", "terra.insight.widgets")]
+)
+def test_a_module_names_its_extra(package, module):
+    done = python(f"import sys; sys.modules[{package!r}] = None; import {module}")
+    line = done.stderr.splitlines()[-1]
+    assert line.endswith(f'{module} needs the package {package}: pip install "terra-world-model[{EXTRAS[package]}]"')
+
+
+def test_extras_are_those_of_the_project():
+    assert set(EXTRAS.values()) <= PROJECT["optional-dependencies"].keys()
+
+
+def test_a_torchvision_of_another_torch_is_one_line():
+    expected = r'^torch \S+ and torchvision \S+ do not fit together: pip install .* "torch==\S+" "torchvision==\S+"$'
+    with pytest.raises(ConfigError, match=expected), extras_named():
+        raise RuntimeError("operator torchvision::nms does not exist")
+    with pytest.raises(RuntimeError, match="another"), extras_named():
+        raise RuntimeError("another")
+
+
+def test_names_are_exported_lazily():
+    done = python(
+        f"import sys, terra; assert not {HEAVY!r} & set(sys.modules); from terra import *; print(*dir(terra))"
+    )
+    assert done.returncode == 0, done.stderr
+    assert set(terra.__all__) <= set(done.stdout.split())
+    for name in terra.__all__:
+        value = getattr(terra, name)
+        assert name == "__version__" or value.__doc__, name
+    with pytest.raises(AttributeError, match="no attribute 'Pipelin'"):
+        terra.Pipelin  # noqa: B018
+    with pytest.raises(ImportError):
+        exec("from terra import Pipelin")
