@@ -21,6 +21,8 @@ from terra.world_model import ARCHITECTURES, LlamaActionConfig
 # Compute capability: streaming multiprocessors of such a GPU, and KiB of shared memory that a CTA can have (CUDA C++
 # Programming Guide, "Technical Specifications per Compute Capability").
 GPUS = {80: (108, 163), 86: (84, 99), 89: (128, 99), 90: (132, 227), 100: (148, 227), 120: (170, 99)}
+pytestmark = pytest.mark.slow
+
 FIRST_WITH_FP8, FIRST_WITH_PDL = 89, 90
 FLOAT32 = (86, 90)  # the most and the least pressed for shared memory
 
@@ -90,7 +92,9 @@ def quantized(part):
         for dtype, fp8 in ((torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, False))
         if (not fp8 or capability >= FIRST_WITH_FP8) and (dtype != torch.float32 or capability in FLOAT32)
     ],
-    ids=lambda value: {torch.bfloat16: "bf16", torch.float32: "fp32", True: "fp8", False: "wide"}.get(value, str(value)),
+    ids=lambda value: {torch.bfloat16: "bf16", torch.float32: "fp32", True: "fp8", False: "wide"}.get(
+        value, str(value)
+    ),
 )
 def test_kernels_compile_and_fit(compiled, capability, dtype, fp8):
     num_sms, kib = GPUS[capability]
