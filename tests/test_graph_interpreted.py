@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parent / "interpreted"
 TESTS = [
     f"{path.stem}::{node.name}"
