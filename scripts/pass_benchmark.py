@@ -1,11 +1,12 @@
-"""How long a pass of `engine=graph` takes on random weights, and what the constants of its kernels change.
+"""How long a decode step (pass) of `engine=graph` takes on random weights, and what other kernel constants change.
 
     python scripts/pass_benchmark.py --rollouts 64 --contexts 5 22
-    python scripts/pass_benchmark.py --fp8 --try one_row._WARPS=8 --try "one_row._WARPS=8 one_row._ELEMENTS=24576"
-    python scripts/pass_benchmark.py --rollouts 64 --try attention_kernel._FOR_LANES.num_warps=4
+    python scripts/pass_benchmark.py --fp8 --try gemm._WARPS=8 --try "gemm._WARPS=8 gemm._LM_HEAD.stages=3"
+    python scripts/pass_benchmark.py --rollouts 64 --try attention._CONFIG.num_warps=4
 
-For tuning on another GPU. Each line says the least and the median of some rounds; the first and the last are of the
-constants as they are, since a GPU that gets warm gets slower. A frame is as many passes as it has tokens and slots.
+For tuning on another GPU. Each line says the least and the median of some rounds; the first and the last line are of
+the constants as they stand, since a GPU that gets warm gets slower. Without drafts a frame is as many passes as it has
+tokens and action slots.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Column, Table
 
-from terra.benchmark.passes import Passes, add_arguments, prepared
+from terra.benchmark.passes import Passes, add_arguments, prepare
 from terra.errors import ConfigError
 
 
@@ -42,7 +43,7 @@ def main() -> None:
     table = Table(Column("constants", overflow="fold"), "context frames", "ms a pass, least", "median")
     for constants, context, milliseconds in found:
         row = f"{min(milliseconds):.4f}", f"{statistics.median(milliseconds):.4f}"
-        table.add_row(constants or "as they are", str(context), *row)
+        table.add_row(constants or "as they stand", str(context), *row)
     Console().print(table)
 
 
@@ -50,7 +51,7 @@ def main() -> None:
 def measure(arguments: argparse.Namespace) -> list[tuple[str, int, list[float]]]:
     """For each context and each set of constants, milliseconds a pass of each round."""
     found = []
-    for passes in prepared(arguments):
+    for passes in prepare(arguments):
         for constants in [{}, *arguments.tries, {}]:
             with changed(constants.values()):
                 milliseconds = time_passes(passes, arguments.rounds, arguments.passes)
@@ -59,15 +60,15 @@ def measure(arguments: argparse.Namespace) -> list[tuple[str, int, list[float]]]
 
 
 def time_passes(passes: Passes, rounds: int, count: int) -> list[float]:
-    """Milliseconds a pass, of each round of so many; what must be compiled and captured is so before."""
-    passes.lanes._passes.clear()  # captured with other constants
-    passes.again()
-    passes.make(count)
+    """Milliseconds a pass, for each round of `count` passes; compilation and capture come before."""
+    passes.steps.clear()  # captured with other constants
+    passes.begin()
+    passes.run(count)
     milliseconds = []
     for _ in range(rounds):
         passes.wait()
         begun = time.perf_counter()
-        passes.make(count)
+        passes.run(count)
         passes.wait()
         milliseconds.append((time.perf_counter() - begun) * 1000 / count)
     return milliseconds
@@ -75,7 +76,7 @@ def time_passes(passes: Passes, rounds: int, count: int) -> list[float]:
 
 @dataclasses.dataclass(frozen=True)
 class Constant:
-    """A constant of one of the graph engine's modules, or a field of it, and another value."""
+    """A constant of one of the graph engine's kernel modules, or a field of it, and another value."""
 
     module: ModuleType
     name: str
@@ -84,18 +85,21 @@ class Constant:
 
 
 def constants_of(text: str) -> dict[str, Constant]:
-    """Read "one_row._WARPS=8 attention_kernel._FOR_ONE.stages=3"."""
+    """Read "gemm._WARPS=8 attention._CONFIG.stages=2"."""
     found = {}
     for part in text.split():
         try:
-            place, value = part.split("=")
-            module, name, *fields = place.split(".")
+            path, value = part.split("=")
+            module, name, *fields = path.split(".")
             constant = Constant(
-                importlib.import_module(f"terra.engine.graph.{module}"), name, next(iter(fields), None), int(value)
+                importlib.import_module(f"terra.engine.graph.kernels.{module}"),
+                name,
+                next(iter(fields), None),
+                int(value),
             )
             getattr(getattr(constant.module, name), constant.field or "__class__")
         except (ValueError, AttributeError, ImportError) as error:
-            expected = "expected MODULE.CONSTANT=NUMBER of terra.engine.graph"
+            expected = "expected MODULE.CONSTANT=NUMBER of terra.engine.graph.kernels"
             raise argparse.ArgumentTypeError(f"{expected}, got {part!r}: {error}") from None
         found[part] = constant
     return found
@@ -103,7 +107,7 @@ def constants_of(text: str) -> dict[str, Constant]:
 
 @contextlib.contextmanager
 def changed(constants: Iterable[Constant]) -> Iterator[None]:
-    """Give the constants their other values for a while."""
+    """Give the constants their other values within a `with` block."""
     with contextlib.ExitStack() as undo:
         for constant in constants:
             before = getattr(constant.module, constant.name)

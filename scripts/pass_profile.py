@@ -1,10 +1,9 @@
-"""Where a pass of `engine=graph` goes: what each step adds to a layer, and to a pass, by a trace of all kernels.
+"""Where the time of a decode step (pass) of `engine=graph` goes: what each kernel adds, by a trace of all kernels.
 
     python scripts/pass_profile.py --contexts 3 22 --report profile.json
     python scripts/pass_profile.py --rollouts 64 --contexts 5 --report profile.json
-    python scripts/pass_profile.py --no-batch-invariant --report profile.json
 
-On random weights. What is found is added to the report, and all that it holds is drawn beside it (`profile.png`).
+On random weights. Figures are added to the report, and all that the report holds is drawn beside it (`profile.png`).
 """
 
 import argparse
@@ -18,7 +17,7 @@ from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
 from terra.benchmark.case import write_json
-from terra.benchmark.passes import Kernel, Passes, add_arguments, added, kernels_of, prepared
+from terra.benchmark.passes import Kernel, Passes, add_arguments, added, kernels_of, prepare
 from terra.errors import ConfigError
 
 _PASSES = 10
@@ -71,9 +70,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, dict[str, dict[str, floa
     kind = f"8 bits and {arguments.dtype}" if arguments.fp8 else arguments.dtype
     kind += "" if arguments.shape == "terra_v1" else f", {arguments.shape}"
     kind += f", {arguments.drafts} drafts" if arguments.drafts else ""
-    kind += "" if arguments.batch_invariant else ", not batch-invariant"
     found = {}
-    for passes in prepared(arguments):
+    for passes in prepare(arguments):
         layer, whole = added(trace(passes))
         label = f"{arguments.rollouts} at once, {passes.context} context frames, {kind}"
         found[label] = {"layer": layer, "pass": whole}
@@ -82,11 +80,11 @@ def measure(arguments: argparse.Namespace) -> dict[str, dict[str, dict[str, floa
 
 def trace(passes: Passes) -> list[Kernel]:
     """All kernels of some passes."""
-    passes.again()
-    passes.make(_WARM_UPS)
+    passes.begin()
+    passes.run(_WARM_UPS)
     passes.wait()
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        passes.make(_PASSES)
+        passes.run(_PASSES)
         passes.wait()
     return kernels_of(profiler)
 
@@ -104,14 +102,14 @@ def draw(found: dict[str, dict[str, dict[str, float]]], path: Path) -> None:
 
 
 def draw_bars(axes: Any, bars: dict[str, dict[str, float]]) -> None:
-    """A bar for each label, of parts that have one colour each in all bars."""
+    """A bar for each label, of parts that have one color each in all bars."""
     names = list(dict.fromkeys(name for parts in bars.values() for name in parts))
-    for place, label in enumerate(reversed(bars)):
+    for height, label in enumerate(reversed(bars)):
         left = 0.0
         for name, width in bars[label].items():
-            axes.barh(place, width, left=left, color=f"C{names.index(name)}", height=0.75)
+            axes.barh(height, width, left=left, color=f"C{names.index(name)}", height=0.75)
             left += width
-        axes.text(left, place, f" {left:.0f}", va="center", fontsize=8)
+        axes.text(left, height, f" {left:.0f}", va="center", fontsize=8)
     axes.set_yticks(range(len(bars)), list(reversed(bars)), fontsize=8)
     axes.margins(x=0.06)
     handles = [axes.barh(0, 0, color=f"C{number}") for number in range(len(names))]

@@ -18,7 +18,7 @@ from terra.benchmark.passes import Kernel, added
 from terra.benchmark.plan import CASES, DROPPED, Amount, Workload, plan_cases
 from terra.benchmark.prompts import prompt_maker
 from terra.engine.base import EngineSpec
-from terra.engine.graph.lanes import Lanes
+from terra.engine.graph.step import DecodeSteps
 from terra.engine.hf import HFEngine
 from terra.errors import ConfigError
 from terra.sampling import SamplingParams
@@ -297,22 +297,22 @@ def test_equal_measurements_are_drawn(model, tmp_path, monkeypatch):
 
 def test_passes_are_timed_with_other_constants(tmp_path, monkeypatch, capsys):
     script, seen = load_script("pass_benchmark"), []
-    one_row = importlib.import_module("terra.engine.graph.one_row")
-    advance = Lanes.advance
+    gemm = importlib.import_module("terra.engine.graph.kernels.gemm")
+    launched = DecodeSteps.run
 
-    def noted(self, lanes, samplings, passes):
-        seen.append(one_row._WARPS)
-        advance(self, lanes, samplings, passes)
+    def noted(self, slots, samplings, num_steps):
+        seen.append((gemm._WARPS, gemm._LM_HEAD.stages))
+        launched(self, slots, samplings, num_steps)
 
-    monkeypatch.setattr(Lanes, "advance", noted)
+    monkeypatch.setattr(DecodeSteps, "run", noted)
     command = ["x", "--shape", "tiny", "--device", "cpu", "--dtype", "float32", "--rollouts", "2", "--drafts", "1"]
     command += ["--contexts", "1", "3", "--rounds", "2", "--passes", "3", "--output", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", [*command, "--try", "one_row._WARPS=8"])
+    monkeypatch.setattr(sys, "argv", [*command, "--try", "gemm._WARPS=8 gemm._LM_HEAD.stages=3"])
     script.main()
-    assert seen == 2 * [4, 4, 4, 8, 8, 8, 4, 4, 4]
-    assert "one_row._WARPS=8" in capsys.readouterr().out
+    assert seen == 2 * [*3 * [(4, 4)], *3 * [(8, 3)], *3 * [(4, 4)]]
+    assert "gemm._WARPS=8" in capsys.readouterr().out
     for change, words in (
-        (["--try", "one_row._NOTHING=3"], "expected MODULE.CONSTANT=NUMBER"),
+        (["--try", "gemm._NOTHING=3"], "expected MODULE.CONSTANT=NUMBER"),
         (["--contexts", "99"], "contexts: expected 1 to 7 frames"),
         (["--device", "nonsense"], "device: expected"),
     ):
@@ -331,13 +331,13 @@ def test_gaps_of_a_trace_are_between_all_that_came_before_and_what_comes_next():
 
 
 def test_what_each_step_adds_to_a_layer_and_to_a_pass(tmp_path):
-    layer = {"_attend_part": 5, "_combine": 2, "_product": 4, "_add_and_normalize": 3}
-    behind = [("_product", 9), ("_product", 6), ("_add_and_normalize", 3)]
-    projection = [("_product", 7), ("_rotate_and_store", 2)]
-    once = [("_embed", 1), ("_add_and_normalize", 1)]
+    layer = {"_attend": 5, "_combine": 2, "_gemm": 4, "_add_rms_norm": 3}
+    behind = [("_gemm", 9), ("_gemm", 6), ("_add_rms_norm", 3)]
+    qkv = [("_gemm", 7), ("_rope_and_store", 2)]
+    once = [("_embed", 1), ("_add_rms_norm", 1)]
     for _ in range(3):
-        once += [*projection, *layer.items(), *behind]
-    once += [("gemv", 50), ("_pick", 20), ("_accept", 1)]
+        once += [*qkv, *layer.items(), *behind]
+    once += [("gemv", 50), ("_gumbel_argmax", 20), ("_accept", 1)]
     trace, until = [], 100.0
     for name, adds in 4 * once:
         # Begun before the one ahead was done, or behind a gap.
@@ -345,12 +345,12 @@ def test_what_each_step_adds_to_a_layer_and_to_a_pass(tmp_path):
         until += adds
     of_layer, of_pass = added(reversed(trace))
     assert of_layer == {
-        "attention": 5, "its parts together": 2, "output": 4, "sum and norm": 6, "gate and up": 9,
-        "down": 6, "projection": 7, "rotation": 2,
+        "attention": 5, "combine partials": 2, "output": 4, "sum and norm": 6, "gate and up": 9,
+        "down": 6, "qkv": 7, "rope": 2,
     }  # fmt: skip
     inside = 3 * sum(of_layer.values()) - 9
     assert of_pass == {
-        "layers": inside, "head": 50, "noise and choice": 20, "the rest": pytest.approx(12, abs=0.1)
+        "layers": inside, "lm head": 50, "sampling": 20, "the rest": pytest.approx(12, abs=0.1)
     }  # fmt: skip
     assert sum(of_pass.values()) == pytest.approx((until - 100.0) / 4, abs=0.1)
     draw = load_script("pass_profile").draw

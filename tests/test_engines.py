@@ -14,8 +14,9 @@ from tiny import COLS, DEVICE, ROWS, save_tiny
 
 from terra.benchmark.prompts import prompt_maker
 from terra.engine.base import Engine, EngineCounters, Session
-from terra.engine.graph.engine import GraphEngine
-from terra.engine.graph.lanes import Lanes
+from terra.engine.graph.engine import GraphEngine, check_gpu
+from terra.engine.graph.slots import Slots
+from terra.engine.graph.step import DecodeSteps
 from terra.engine.hf import HFEngine
 from terra.engine.jacobi import JacobiEngine
 from terra.engine.persistence import PersistenceEngine
@@ -325,7 +326,7 @@ def test_drafts_are_at_least_none(tiny_model, make):
 
 @pytest.mark.parametrize("max_sessions", [1, 2, 7, 32])
 def test_graph_sessions_take_turns(tiny_model, graph_engine, wait, max_sessions):
-    """Windows that lose their lane and get another one, and kinds of sampling side by side, change nothing."""
+    """Windows that lose their slot and get another one, and kinds of sampling side by side, change nothing."""
     rollouts = [(*make_prompt(60 + index), SAMPLINGS[index % 3], index) for index in range(9)]
     alone = [wait(stepped(graph_engine, *rollout)) for rollout in rollouts]
     engine = GraphEngine(tiny_model, drafts=3, max_sessions=max_sessions, dtype="float32", device=DEVICE)
@@ -346,8 +347,8 @@ def test_graph_in_8_bits_is_the_same_alone_beside_others_and_with_drafts(tiny_mo
     """Summed in float32, on a model so small that no value comes so near to where its rounding to 8 bits changes."""
     rollouts = [(*make_prompt(70 + index), SAMPLINGS[index % 3], index) for index in range(4)]
     made = []
-    for lanes, drafts in [(1, 0), (4, 0), (4, 7)]:
-        options = {"max_sessions": lanes, "dtype": "float32", "device": DEVICE, **eight}
+    for slots, drafts in [(1, 0), (4, 0), (4, 7)]:
+        options = {"max_sessions": slots, "dtype": "float32", "device": DEVICE, **eight}
         engine = GraphEngine(tiny_model, drafts=drafts, **options)
 
         async def together(engine=engine):
@@ -363,7 +364,9 @@ def test_graph_in_8_bits_is_the_same_alone_beside_others_and_with_drafts(tiny_mo
 
 @pytest.mark.needs_cuda
 @pytest.mark.parametrize(
-    ("dtype", "eight"), [("bfloat16", False), ("bfloat16", True), ("float32", True)], ids=["bf16", "fp8", "fp8_in_fp32"]
+    ("dtype", "eight"),
+    [("float32", False), ("bfloat16", False), ("bfloat16", True), ("float32", True)],
+    ids=["fp32", "bf16", "fp8", "fp8_in_fp32"],
 )
 def test_graph_makes_the_same_alone_beside_others_and_with_drafts(tmp_path, wait, dtype, eight):
     """On a model so large that sums in another order would change tokens."""
@@ -372,8 +375,8 @@ def test_graph_makes_the_same_alone_beside_others_and_with_drafts(tmp_path, wait
     grid = {"num_image_patches": 96, "num_spatio_embeddings": 102, "max_position_embeddings": 8 * 102}
     checkpoint = save_tiny(tmp_path / "model", LlamaActionV2ForCausalLM, **size, **heads, **grid)
 
-    def made(lanes: int, drafts: int, kind: str, **options: bool) -> torch.Tensor:
-        engine = GraphEngine(checkpoint, drafts=drafts, max_sessions=lanes, dtype=kind, device=DEVICE, **options)
+    def made(slots: int, drafts: int, kind: str, **options: bool) -> torch.Tensor:
+        engine = GraphEngine(checkpoint, drafts=drafts, max_sessions=slots, dtype=kind, device=DEVICE, **options)
         make = prompt_maker(engine.spec, None)
 
         async def together() -> list[torch.Tensor]:
@@ -385,25 +388,41 @@ def test_graph_makes_the_same_alone_beside_others_and_with_drafts(tmp_path, wait
 
     options = {"fp8_weights": eight, "fp8_cache": eight}
     alone = made(1, 0, dtype, **options)
-    for lanes, drafts in [(4, 0), (6, 0), (1, 31), (6, 15)]:
-        assert torch.equal(made(lanes, drafts, dtype, **options), alone), (lanes, drafts)
+    for slots, drafts in [(4, 0), (6, 0), (1, 31), (6, 15)]:
+        assert torch.equal(made(slots, drafts, dtype, **options), alone), (slots, drafts)
     # So rounding does change tokens here.
-    assert not torch.equal(made(1, 0, "float32"), alone)
+    rounded_otherwise = "bfloat16" if dtype == "float32" and not eight else "float32"
+    assert not torch.equal(made(1, 0, rounded_otherwise), alone)
 
 
-def test_batch_invariance_is_a_gpus(tiny_model):
-    with pytest.raises(ConfigError, match=r"engine\.batch_invariant: expected a GPU, got engine\.device=cpu"):
-        GraphEngine(tiny_model, drafts=0, device="cpu", batch_invariant=True)
+@pytest.mark.parametrize("given", [True, False, None])
+def test_batch_invariance_is_no_option(tiny_model, given):
+    words = r"engine\.batch_invariant: engine=graph has no such option: it is always batch-invariant on a GPU"
+    with pytest.raises(ConfigError, match=words):
+        GraphEngine(tiny_model, drafts=0, device="cpu", batch_invariant=given)
 
 
-@pytest.mark.parametrize("step", ["begin", "advance", "frames"])
-def test_graph_engine_that_fails_says_so(tiny_model, wait, monkeypatch, step):
+def test_graph_engine_sends_an_old_gpu_to_vllm(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    for capability, refused in (((7, 5), True), ((8, 0), False), ((12, 0), False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        if not refused:
+            check_gpu(torch.device("cuda"))
+            continue
+        with pytest.raises(ConfigError, match=r"8\.0 or higher, got 7\.5 \(Tesla T4\): use engine=vllm$"):
+            check_gpu(torch.device("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "step"), [(Slots, "prefill"), (DecodeSteps, "run"), (Slots, "copy_frames")], ids=["prefill", "run", "copy"]
+)
+def test_graph_engine_that_fails_says_so(tiny_model, wait, monkeypatch, kind, step):
     engine = graph(tiny_model, 1)
 
     def fail(*_: object) -> None:
         raise RuntimeError("no memory left")
 
-    monkeypatch.setattr(Lanes, step, fail)
+    monkeypatch.setattr(kind, step, fail)
     prompt, actions = make_prompt(0)
     assert engine.failure is None
     for _ in range(2):
@@ -426,7 +445,7 @@ def test_graph_engine_has_room_for_a_session(tiny_model):
 
 
 def test_frames_of_a_graph_session_that_is_closed_are_not_made(tiny_model, wait):
-    """A window may have lost its lane, and what is closed is not kept."""
+    """A window may have lost its slot, and a closed window is not kept."""
     engine = GraphEngine(tiny_model, drafts=0, max_sessions=1, dtype="float32", device=DEVICE)
 
     async def closed() -> None:
@@ -448,24 +467,24 @@ def test_frames_of_a_graph_session_that_is_closed_are_not_made(tiny_model, wait)
 
 
 def test_numbers_that_overflow_in_a_graph_session_stay_in_it(tiny_model, graph_engine, wait):
-    """Its lane goes to the next session, whose attention multiplies what it does not see by 0."""
+    """Its slot goes to the next session, whose attention multiplies masked values by 0."""
     prompt, actions = make_prompt(31)
     expected = wait(ran(graph_engine, prompt, actions))
     engine = GraphEngine(tiny_model, drafts=4, max_sessions=1, dtype="float32", device=DEVICE)
-    lanes = engine._worker._lanes
+    slots = engine._scheduler._slots
     for _ in range(2):
         assert torch.equal(wait(ran(engine, prompt, actions)), expected)
-        for held in (lanes._layers.keys, lanes._layers.values, lanes._slot_rows):
+        for held in (slots.cache.keys, slots.cache.values, slots.action_embeddings):
             held.fill_(torch.nan)
     wait(engine.close())
 
 
 def test_a_graph_engine_does_not_grow_with_the_kinds_of_sampling(tiny_model, wait):
     engine = GraphEngine(tiny_model, drafts=0, max_sessions=3, dtype="float32", device=DEVICE)
-    lanes = engine._worker._lanes
+    scheduler = engine._scheduler
     prompt, actions = make_prompt(32)
     for top_k in range(2, 8):
         wait(ran(engine, prompt, actions[:1], SamplingParams(temperature=0.5, top_k=top_k)))
-    assert len(lanes._readings) == 1
-    assert 1 <= len(lanes._sampled) <= 3
+    assert len(scheduler._steps._logits) == 1
+    assert 1 <= len(scheduler._slots.sampled_with) <= 3
     wait(engine.close())

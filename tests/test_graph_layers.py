@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from terra.benchmark.model import SHAPES
-from terra.engine.graph import attention, matrix
-from terra.engine.graph.layers import PLAIN, Layers
+from terra.engine.graph import quantization, reference
+from terra.engine.graph.kv_cache import KVCache
+from terra.engine.graph.weights import DecoderWeights
 from terra.world_model import ARCHITECTURES, LlamaActionConfig
 
 LENGTH = 128
@@ -15,16 +16,16 @@ LENGTH = 128
 
 @pytest.fixture
 def reached(monkeypatch) -> list[float]:
-    """For each time that states are rounded to 8 bits, their largest as a share of the largest number there is."""
+    """For each quantization of states, their amax as a share of the largest number of the format."""
     found = []
-    rounded = matrix.rounded
+    quantize = quantization.quantize_fp8
 
-    def noted(states, by):
-        found.append((states.float() * by).abs().max().item() / 448)
-        return rounded(states, by)
+    def noted(states, scale):
+        found.append((states.float() * scale).abs().max().item() / 448)
+        return quantize(states, scale)
 
-    monkeypatch.setattr(matrix, "rounded", noted)
-    monkeypatch.setattr(attention, "rounded", noted)
+    monkeypatch.setattr(quantization, "quantize_fp8", noted)
+    monkeypatch.setattr(reference, "quantize_fp8", noted)
     return found
 
 
@@ -35,14 +36,11 @@ def tiny_world_model():
 
 @torch.no_grad()
 def passed(model, states, *, fp8=True):
-    layers = Layers(model, 1, LENGTH, fp8_weights=fp8)
+    weights = DecoderWeights(model, LENGTH, fp8=fp8)
+    layers, heads, dim = weights.kv_shape
+    cache = KVCache(layers, 1, heads, LENGTH, dim, dtype=states.dtype, device=states.device)
     positions = torch.arange(states.shape[1])[None]
-    length = states.shape[1]
-
-    def attend(queries, keys, values, round_by):
-        return attention.attend_causally(queries, keys[:, :, :length], values[..., :length], round_by=round_by)
-
-    return layers(states, slice(1), positions, attend, PLAIN)
+    return weights.forward(states, cache, slice(1), positions, positions[:, 0], reference.PrefillOps())
 
 
 @torch.no_grad()

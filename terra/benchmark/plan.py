@@ -16,7 +16,7 @@ DROPPED = 1
 
 
 CASES = {
-    "cuda": ("graph", "graph_alone", "graph_fp8", "graph_fp8_alone", "ours", "fp8", "vllm_article", "hf_generate"),
+    "cuda": ("graph", "graph_fp8", "ours", "fp8", "vllm_article", "hf_generate"),
     "cpu": ("jacobi", "ours", "ours_hf", "hf_generate"),
 }
 """Those that are measured if nothing else is asked for, by the kind of the device."""
@@ -107,7 +107,6 @@ def plan_cases(names: Sequence[str], amount: Amount, max_frames: int, *, fp8: bo
     fp8_weights, fp8_kv = {"quantization": "fp8"}, {"quantization": "fp8", "kv_cache_dtype": "fp8"}
     eight = {"drafts": 0, "fp8_weights": True}
     eight_all, fp8_label = eight | {"fp8_cache": True}, "ours, CUDA graphs, fp8 weights and KV"
-    alone, faster = workloads(("run", 1), ("step", 1)), {"batch_invariant": False}
     article_workloads = workloads(("request", 1))
     generate = workloads(("generate", 1), ("generate_again", 1))
     ours = workloads(("run", 1), ("step", 1), *(kind for kind in many if kind[1] > 1))
@@ -119,9 +118,7 @@ def plan_cases(names: Sequence[str], amount: Amount, max_frames: int, *, fp8: bo
         Case("jacobi", "ours, Jacobi drafts", "jacobi", workloads(("run", 1)), {"drafts": 32}),
         Case("graph", "ours, CUDA graphs", "graph", ours, {"drafts": 0}),
         Case("graph_drafts", "ours, CUDA graphs, drafts", "graph", ours, {"drafts": 31}),
-        Case("graph_alone", "ours, CUDA graphs, not batch-invariant", "graph", alone, {"drafts": 0} | faster),
         Case("graph_fp8", fp8_label, "graph", workloads(*few), eight_all, 1, 1, 1),
-        Case("graph_fp8_alone", f"{fp8_label}, not batch-invariant", "graph", alone, eight_all | faster, 1, 1, 1),
         Case("graph_fp8_weights", "ours, CUDA graphs, fp8 weights", "graph", workloads(*few), eight, 1, 1),
         # vLLM's fp8 leaves the head as it is.
         Case("fp8", "ours on vLLM, fp8 weights and KV", "vllm", workloads(*few), {"engine_args": fp8_kv}, 1, None, 1),

@@ -1,12 +1,13 @@
-"""The engine of CUDA graphs, for one rollout or many on a GPU: no host between two passes, several tokens a pass.
+"""The graph engine: on a GPU, decode steps of whole batches as CUDA graphs, with exact drafts. See README.md.
 
-engine.py                            sessions; one thread makes the frames that they ask for
-lanes.py                             their windows side by side on the device, and the passes over them
-layers.py                            the Llama's layers with a KV cache of fixed size
-matrix.py                            weights in half precision or in 8 bits
-attention.py, attention_kernel.py    attention over as much of the cache as is filled
-one_row.py, many_rows.py             passes of one token and of several, with what both do alike in alike.py
-tokens.py                            both ends of a pass: tokens to states, logits to tokens
-launch.py                            kernels that begin before the one ahead of them is done
-capture.py                           work as a CUDA graph
+engine.py         GraphEngine and its sessions: the asynchronous face
+scheduler.py      frames wait for a slot, are decoded, are handed out
+slots.py          device state of the slots of a batch: prefill, begin frames, swap
+step.py           one decode step, by a backend of torch or of Triton kernels
+kv_cache.py       keys and values of all slots
+weights.py        the model's weights as steps read them
+quantization.py   weights and activations in 8 bits
+reference.py      the operations of a step in torch
+cuda_graph.py     capture and replay
+kernels/          the operations of a step as Triton kernels
 """

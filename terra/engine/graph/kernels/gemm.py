@@ -1,0 +1,216 @@
+"""GEMMs of a weight with few tokens, which are done when the weight has been read from memory.
+
+The weight's rows are the M dimension and tokens are N, so that any number of tokens takes the same tensor core
+instruction, and a token's bits do not depend on how many tokens there are (batch invariance). K is split over CTAs, so
+that all SMs read at once; the kernel behind the GEMM sums the parts. How K is split depends on the weight's shape and
+the number of SMs alone, never on the number of tokens.
+"""
+
+# A kernel's launch is beyond the type checker.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportIndexIssue=false
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float, Float32
+from torch import Tensor
+
+from terra.engine.graph.kernels.epilogues import silu_mul
+from terra.engine.graph.kernels.launch import DeviceLimits, wait_for_inputs
+from terra.engine.graph.quantization import FP8, Matrix
+
+_MIN_BLOCK_N = 16  # the least that tl.dot takes
+_MAX_BLOCK_N = 128
+
+_WARPS = 4
+
+
+@dataclass(frozen=True)
+class TileConfig:
+    """Tiles of the weight, and how many of them a CTA has under way.
+
+    Attributes:
+        block_m: rows of a tile.
+        block_k_bytes: bytes of each row in a tile.
+        stages: tiles of the software pipeline, at most.
+        warps_wide: warps of a CTA where tokens fill more than half of the widest tile.
+        ctas_per_sm: CTAs that must find room on an SM. With the fewest tokens it is always two, since the next kernel's
+            CTAs are to be there before this kernel is done (PDL).
+        prefetch_k: tiles of the weight that are read before the wait for the activations, with the fewest tokens.
+    """
+
+    block_m: int
+    block_k_bytes: int
+    stages: int
+    warps_wide: int
+    ctas_per_sm: int = 1
+    prefetch_k: int = 0
+
+
+# The fastest of those tried on an H200.
+_SPLIT_K = TileConfig(block_m=64, block_k_bytes=256, stages=5, warps_wide=4, prefetch_k=1)
+_GATED = TileConfig(block_m=64, block_k_bytes=256, stages=5, warps_wide=4, ctas_per_sm=2, prefetch_k=1)
+_LM_HEAD = TileConfig(block_m=128, block_k_bytes=128, stages=4, warps_wide=8)
+
+_FP8_CHUNK = 128
+"""Products of 8 bits along K that tensor cores sum, with fewer bits than float32 has, before the sum is added in
+float32 (tl.dot's `max_num_imprecise_acc`). BLOCK_K must be a multiple: else the chunks, and so the bits, would follow
+the tile size."""
+
+
+@triton.jit
+def _gemm(
+    states, weight, row_scales, result, output_scale, tokens, rows,
+    COLUMNS: tl.constexpr, SPLIT_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, FP8_CHUNK: tl.constexpr,
+    PREFETCH_K: tl.constexpr, GATED: tl.constexpr, FP8: tl.constexpr, PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """One tile of the result: BLOCK_M rows of the weight times BLOCK_N tokens, over a split of SPLIT_SIZE columns.
+
+    With GATED half of the tile's rows are of the weight's upper half (gate), half of its lower half (up), and the
+    epilogue is SiLU(gate) * up; a result in 8 bits is multiplied by `output_scale` first. With FP8 states and weight
+    are of 8 bits, and the result's rows are scaled.
+    """
+    own: tl.constexpr = BLOCK_M // 2 if GATED else BLOCK_M
+    row = tl.program_id(0) * own + tl.arange(0, own)
+    local = tl.arange(0, BLOCK_M)
+    read = tl.minimum(tl.program_id(0) * own + local % own, rows - 1) + local // own * rows
+    split = tl.program_id(1)
+    token = tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N)
+    whole_blocks: tl.constexpr = COLUMNS % BLOCK_K == 0
+    begin = split * SPLIT_SIZE
+    column = begin + tl.arange(0, BLOCK_K)
+    state_at = states + token[None, :] * COLUMNS + column[:, None]
+    weight_at = weight + read.to(tl.int64)[:, None] * COLUMNS + column[None, :]
+    used = (token < tokens)[None, :]
+    made = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    if PREFETCH_K:
+        tile = tl.load(weight_at, mask=(column < COLUMNS)[None, :], other=0.0)
+    if FP8:
+        scales = tl.load(row_scales + read)
+    # Weights and scales are constants, so they may be read before.
+    wait_for_inputs(PDL)
+    if PREFETCH_K:
+        state = tl.load(state_at, mask=used & (column < COLUMNS)[:, None], other=0.0)
+        made = tl.dot(tile, state, made, input_precision=PRECISION, max_num_imprecise_acc=FP8_CHUNK)
+    for at in range(PREFETCH_K * BLOCK_K, tl.minimum(SPLIT_SIZE, COLUMNS - begin), BLOCK_K):
+        if whole_blocks:
+            state = tl.load(state_at + at, mask=used, other=0.0)
+            tile = tl.load(weight_at + at)
+        else:
+            within = column + at < COLUMNS
+            state = tl.load(state_at + at, mask=used & within[:, None], other=0.0)
+            tile = tl.load(weight_at + at, mask=within[None, :], other=0.0)
+        made = tl.dot(tile, state, made, input_precision=PRECISION, max_num_imprecise_acc=FP8_CHUNK)
+    kind = result.dtype.element_ty
+    narrow: tl.constexpr = kind == tl.float8e4nv
+    if FP8:
+        made = made * scales[:, None]
+    if GATED:
+        if not narrow:  # else it is rounded once
+            made = made.to(kind)
+        gate, up = tl.split(tl.permute(tl.reshape(made, (2, own, BLOCK_N)), (1, 2, 0)))
+        made = silu_mul(gate, up)
+        if narrow:
+            made = made * output_scale
+    made = made.to(kind)
+    result_row = (split * tokens + token).to(tl.int64)
+    tl.store(result + result_row[None, :] * rows + row[:, None], made, mask=used & (row < rows)[:, None])
+
+
+def split_k_gemm(
+    states: Float[Tensor, "slots width columns"], matrix: Matrix, limits: DeviceLimits
+) -> Float32[Tensor, "splits tokens rows"]:
+    """`terra.engine.graph.quantization.linear` of states as the matrix takes them, in split-K parts to be summed."""
+    rows, columns = matrix.weight.shape
+    tokens = _num_tokens(states)
+    block_k = _SPLIT_K.block_k_bytes // matrix.weight.element_size()
+    # By the weight's shape and the number of SMs alone: if it followed the tokens, so would the order of the sum.
+    wanted = max(1, limits.num_sms // triton.cdiv(rows, _SPLIT_K.block_m))
+    size = triton.cdiv(triton.cdiv(columns, block_k), wanted) * block_k
+    parts = torch.empty(triton.cdiv(columns, size), tokens, rows, dtype=torch.float32, device=states.device)
+    _launch(states, matrix, parts, _SPLIT_K, limits, split_size=size)
+    return parts
+
+
+def gated_gemm(
+    states: Float[Tensor, "slots width columns"], matrix: Matrix, limits: DeviceLimits, output_scale: float | None
+) -> Float[Tensor, "slots width inner"]:
+    """SwiGLU: SiLU of the first half of `terra.engine.graph.quantization.linear`, times its second half.
+
+    With `output_scale` the result is multiplied by it and rounded to 8 bits.
+    """
+    dtype = matrix.dtype if output_scale is None else FP8
+    inner = torch.empty(*states.shape[:-1], len(matrix.weight) // 2, dtype=dtype, device=states.device)
+    _launch(states, matrix, inner, _GATED, limits, gated=True, output_scale=output_scale)
+    return inner
+
+
+def lm_head_gemm(
+    states: Float[Tensor, "slots width columns"], matrix: Matrix, limits: DeviceLimits
+) -> Float[Tensor, "slots width rows"]:
+    """`terra.engine.graph.quantization.linear` of states as the matrix takes them, without split-K.
+
+    The lm head has so many rows that their tiles alone keep all SMs busy.
+    """
+    result = torch.empty(*states.shape[:-1], len(matrix.weight), dtype=matrix.dtype, device=states.device)
+    _launch(states, matrix, result, _LM_HEAD, limits)
+    return result
+
+
+def _launch(
+    states: Tensor,
+    matrix: Matrix,
+    result: Tensor,
+    config: TileConfig,
+    limits: DeviceLimits,
+    *,
+    split_size: int | None = None,
+    gated: bool = False,
+    output_scale: float | None = None,
+) -> None:
+    """Fill `result`, over splits of `split_size` columns or over all columns at once."""
+    columns, rows = states.shape[-1], result.shape[-1]
+    tokens = _num_tokens(states)
+    splits = triton.cdiv(columns, split_size or columns)
+    tiles = choose_tiles(config, matrix, tokens, limits)
+    own = tiles["BLOCK_M"] // (2 if gated else 1)
+    _gemm[(triton.cdiv(rows, own), splits, triton.cdiv(tokens, tiles["BLOCK_N"]))](
+        states, matrix.weight, result if matrix.scale is None else matrix.scale, result, output_scale or 1.0,
+        tokens, rows,
+        COLUMNS=columns, SPLIT_SIZE=split_size or columns, **tiles, FP8_CHUNK=_FP8_CHUNK, GATED=gated,
+        FP8=matrix.scale is not None, PRECISION="ieee", **limits.launch_options,
+    )  # fmt: skip
+
+
+def choose_tiles(config: TileConfig, matrix: Matrix, tokens: int, limits: DeviceLimits) -> dict[str, int]:
+    """Tile sizes, stages and warps that fit the GPU's shared memory.
+
+    Many tokens (more than half of `_MAX_BLOCK_N`) take shared memory from the weight's tiles, and a GPU with less
+    shared memory has fewer stages.
+    """
+    block_n = min(_MAX_BLOCK_N, max(_MIN_BLOCK_N, int(triton.next_power_of_2(tokens))))
+    wide = 2 * block_n > _MAX_BLOCK_N
+    block_k_bytes = min(config.block_k_bytes, 128) if wide else config.block_k_bytes
+    narrow = block_n == _MIN_BLOCK_N
+    prefetch_k = config.prefetch_k if narrow else 0
+    fitting = limits.shared_memory // ((block_n + config.block_m) * block_k_bytes)
+    stages = min(config.stages, fitting // (2 if narrow else config.ctas_per_sm))
+    block_k = block_k_bytes // matrix.weight.element_size()
+    if matrix.weight.dtype == FP8 and block_k % _FP8_CHUNK:
+        raise ValueError(f"BLOCK_K: expected a multiple of {_FP8_CHUNK} in 8 bits (batch invariance), got {block_k}")
+    return {
+        "BLOCK_N": block_n,
+        "BLOCK_M": config.block_m,
+        "BLOCK_K": block_k,
+        "num_stages": max(stages - prefetch_k, 2),
+        "num_warps": config.warps_wide if wide else _WARPS,
+        "PREFETCH_K": prefetch_k,
+    }
+
+
+def _num_tokens(states: Tensor) -> int:
+    return states.shape[:-1].numel()

@@ -1,0 +1,73 @@
+"""The KV cache of a batch's slots: tensors of fixed size at fixed addresses."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+LENGTH_MULTIPLE = 128
+"""Cache lengths are multiples of this, so that the attention kernel reads whole blocks of keys without bounds checks.
+
+It must be a multiple of the kernel's BLOCK_KEYS, which `terra.engine.graph.kernels.attention` asserts.
+"""
+
+
+def padded_length(min_length: int) -> int:
+    """The cache length that holds so many positions."""
+    return -(-min_length // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
+
+
+class KVCache:
+    """Keys and values of all layers and slots, zero at first.
+
+    What attention masks it multiplies by 0, so all values must be finite, also those of positions that no token has
+    reached yet: a NaN that another sequence left there would spread.
+
+    Attributes:
+        keys: (layers, slots, kv_heads, length, dim).
+        values: (layers, slots, kv_heads, dim, length), so that the products with keys and with values both read along
+            memory.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_slots: int,
+        num_kv_heads: int,
+        length: int,
+        dim: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        if length % LENGTH_MULTIPLE:
+            raise ValueError(f"length: expected a multiple of {LENGTH_MULTIPLE}, got {length}")
+        shape = (num_layers, num_slots, num_kv_heads, length, dim)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros_like(self.keys.mT, memory_format=torch.contiguous_format)
+
+    def clear(self, slot: int, position: int) -> None:
+        """Zero one slot from a position on."""
+        self.keys[:, slot, :, position:] = 0
+        self.values[:, slot, ..., position:] = 0
+
+
+@dataclass(frozen=True)
+class KVTarget:
+    """Where one layer's tokens of one pass go: their positions, the RoPE tables, and that layer's part of the cache.
+
+    Attributes:
+        cosine, sine: RoPE tables of all positions.
+        positions: the tokens' own positions.
+        start: the first token's position in each slot. A tensor of its own, since the attention kernel reads it before
+            `positions` of the same pass are written.
+        keys, values: the layer's cache of the batch's slots.
+    """
+
+    cosine: Float[Tensor, "length dim"]
+    sine: Float[Tensor, "length dim"]
+    positions: Int[Tensor, "slots width"]
+    start: Int[Tensor, " slots"]
+    keys: Float[Tensor, "slots kv_heads length dim"]
+    values: Float[Tensor, "slots kv_heads dim length"]

@@ -1,0 +1,217 @@
+"""The slots of a batch: what the device knows of each sequence, and prefill, begin and swap, which change it.
+
+A slot holds one window's tokens, action embeddings, KV cache and progress. How far a slot is stands on the device
+alone: so decode steps of a batch have one shape each, are captured as CUDA graphs, and are replayed without the host.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Float32, Int, Int64
+from torch import Tensor
+
+from terra.engine.graph import reference
+from terra.engine.graph.cuda_graph import mark
+from terra.engine.graph.kv_cache import KVCache, padded_length
+from terra.engine.graph.quantization import FP8
+from terra.engine.graph.weights import DecoderWeights
+from terra.prompt import Action, Prompt
+from terra.sampling import SamplingParams
+from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
+
+MAX_STEP_TOKENS = 128
+"""Tokens that a decode step reads in all slots together, where each slot has a token: a GPU computes longer on more of
+them than it reads the weights."""
+
+NO_TOKEN = torch.iinfo(torch.int64).min
+"""The value of `Slots.best` where nothing has been sampled."""
+
+
+@dataclass(frozen=True)
+class FrameRequest:
+    """A frame for a slot to make: its number in the slot's window, the action that leads to it, and how to sample."""
+
+    slot: int
+    frame: int
+    action: Action
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What is kept of a window while another one has its slot."""
+
+    length: int
+    tensors: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The first slots, as views of the tensors of `Slots`, and how many tokens of each a decode step reads."""
+
+    slots: slice
+    width: int
+    ids: Int64[Tensor, "slots length"]
+    start: Int64[Tensor, " slots"]
+    last: Int64[Tensor, " slots"]
+    seed: Int64[Tensor, " slots"]
+    temperature: Float32[Tensor, " slots"]
+    action_embeddings: Float[Tensor, "slots action_slots hidden"]
+    best: Int64[Tensor, " tokens"]
+
+
+class Slots:
+    """The device state of all slots, numbered from 0. Tensors keep their addresses, since CUDA graphs hold them.
+
+    Args:
+        model: its layers are taken out of it, see `DecoderWeights`.
+        num_slots: windows held at once.
+        drafts: tokens that a decode step reads in a slot beyond the first, at most.
+        fp8_weights: hold layers and lm head in 8 bits, see `terra.engine.graph.quantization`.
+        fp8_cache: hold keys and values in 8 bits (E4M3), unscaled.
+
+    Attributes:
+        weights: what all slots share.
+        cache: the KV cache.
+        ids: tokens by position: certain up to `start`, drafts behind it.
+        start: position of the first token that is not in the KV cache yet. Only the end of a decode step and the host
+            between two steps write it: the attention kernel reads it before it waits for the kernels ahead of it.
+        last: position of the last image token of the frame in the making.
+        action_embeddings: what action slots hold instead of tokens.
+        best: scratch of the sampling kernels, `NO_TOKEN` between decode steps.
+        sampled_with: for each kind of sampling in use, which slots sample so.
+    """
+
+    def __init__(
+        self,
+        model: LlamaActionForCausalLM | LlamaActionV2ForCausalLM,
+        num_slots: int,
+        drafts: int,
+        *,
+        fp8_weights: bool = False,
+        fp8_cache: bool = False,
+    ) -> None:
+        self.num_slots, self.drafts = num_slots, drafts
+        self.layout = layout = model.config.layout
+        dtype, device = model.dtype, model.device
+        length = padded_length(layout.max_length + drafts + 1)
+        self.weights = DecoderWeights(model, length, fp8=fp8_weights)
+        num_layers, kv_heads, dim = self.weights.kv_shape
+        cache_dtype = FP8 if fp8_cache else dtype
+        self.cache = KVCache(num_layers, num_slots, kv_heads, length, dim, dtype=cache_dtype, device=device)
+        action_slots = layout.max_frames * layout.action_slots
+        self.action_embeddings = torch.zeros(
+            num_slots, action_slots, self.weights.hidden_size, dtype=dtype, device=device
+        )
+        self.ids = torch.zeros(num_slots, length, dtype=torch.int64, device=device)
+        self.start = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self.last = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self.seed = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self.temperature = torch.zeros(num_slots, dtype=torch.float32, device=device)
+        self.best = torch.full((max(num_slots, MAX_STEP_TOKENS),), NO_TOKEN, dtype=torch.int64, device=device)
+        self.sampled_with: dict[SamplingParams, Bool[Tensor, " slots"]] = {}
+        self._samplings: list[SamplingParams | None] = [None] * num_slots
+
+    def batch(self, count: int, width: int) -> Batch:
+        """The first `count` slots, of which a decode step reads `width` tokens each."""
+        first = slice(count)
+        return Batch(
+            first, width, self.ids[first], self.start[first], self.last[first], self.seed[first],
+            self.temperature[first], self.action_embeddings[first], self.best[: count * width],
+        )  # fmt: skip
+
+    @torch.no_grad()
+    def prefill(self, slot: int, prompt: Prompt, seed: int) -> None:
+        """Read a context, all but its last token, into a slot's KV cache."""
+        layout, device = self.layout, self.ids.device
+        ids = prompt.ids(layout.action_slots)
+        self.ids[slot, : len(ids)] = ids.to(device)
+        self.action_embeddings[slot] = 0
+        if len(prompt.actions):
+            frames = torch.arange(len(prompt.actions), device=device)
+            self._write_actions(torch.full_like(frames, slot), frames, prompt.actions)
+        self.seed[slot] = seed
+        length = len(ids) - 1
+        self._rest(slot, length)
+        if not length:
+            return
+        positions = torch.arange(length, device=device)[None]
+        only = slice(slot, slot + 1)
+        states = reference.embed(self.weights, self.ids[only], self.action_embeddings[only], positions)
+        self.weights.forward(states, self.cache, only, positions, positions[:, 0], reference.PrefillOps())
+
+    @torch.no_grad()
+    def begin_frames(self, requests: Sequence[FrameRequest]) -> None:
+        """Let the next decode steps make a frame in each of some slots, with the frame before as the first drafts.
+
+        All frames at once: a GPU takes longer for single writes than for decode steps.
+        """
+        layout, device = self.layout, self.ids.device
+        slot = torch.tensor([request.slot for request in requests], device=device)
+        frame = torch.tensor([request.frame for request in requests], device=device)
+        self._write_actions(slot, frame - 1, torch.stack([request.action for request in requests]))
+        image = torch.arange(layout.image_tokens, device=device)
+        begin = (frame * layout.block)[:, None]
+        self.ids[slot[:, None], begin + image] = self.ids[slot[:, None], begin - layout.block + image]
+        self.start[slot] = begin[:, 0] - layout.action_slots - 1
+        self.last[slot] = begin[:, 0] + layout.image_tokens - 1
+        self.temperature[slot] = torch.tensor([request.sampling.temperature for request in requests], device=device)
+        for request in requests:
+            self._samplings[request.slot] = request.sampling
+        self.sampled_with = {
+            sampling: torch.tensor([sampling == other for other in self._samplings], device=device)
+            for sampling in set(self._samplings)
+            if sampling is not None
+        }
+
+    def tokens_remaining(self, slots: Sequence[int]) -> dict[int, int]:
+        """How many tokens each of these slots lacks after the decode steps so far; 0: its frame is complete."""
+        remaining = (self.last - self.start).tolist()
+        return {slot: remaining[slot] for slot in slots}
+
+    def copy_frames(self, frames: Sequence[tuple[int, int]]) -> Callable[[], Int[Tensor, "frames image_tokens"]]:
+        """Begin to copy the tokens of frames, each a slot and its number in the slot's window, to the CPU.
+
+        The result waits for the copy, which later work of the device does not change.
+        """
+        slot, frame = torch.tensor(frames, device=self.ids.device).T[..., None]
+        image = torch.arange(self.layout.image_tokens, device=self.ids.device)
+        tokens = self.ids[slot, frame * self.layout.block + image].to("cpu", non_blocking=True)
+        copied = mark(self.ids.device)
+
+        def wait() -> Int[Tensor, "frames image_tokens"]:
+            copied()
+            return tokens
+
+        return wait
+
+    def swap_out(self, slot: int, frame: int) -> Snapshot:
+        """What `swap_in` needs to go on behind frame number `frame`."""
+        length = frame * self.layout.block + self.layout.image_tokens
+        return Snapshot(length, tuple(part.clone() for part in self._parts(slot, length)))
+
+    def swap_in(self, slot: int, snapshot: Snapshot) -> None:
+        """Go on, in any slot, with the window that was swapped out."""
+        for part, tensor in zip(self._parts(slot, snapshot.length), snapshot.tensors, strict=True):
+            part.copy_(tensor)
+        self._rest(slot, snapshot.length - 1)
+
+    def _rest(self, slot: int, position: int) -> None:
+        """Let a slot make nothing behind its last certain token, and clear what another window left in its cache.
+
+        The cache must be finite also where attention masks it, see `KVCache`.
+        """
+        self.start[slot] = self.last[slot] = position
+        self.cache.clear(slot, position)
+
+    def _parts(self, slot: int, length: int) -> tuple[Tensor, ...]:
+        cached = self.cache.keys[:, slot, :, :length], self.cache.values[:, slot, ..., :length]
+        return (*cached, self.ids[slot, :length], self.action_embeddings[slot], self.seed[slot : slot + 1])
+
+    def _write_actions(
+        self, slots: Int[Tensor, " n"], frames: Int[Tensor, " n"], actions: Float[Tensor, "n action_slots dim"]
+    ) -> None:
+        action_slots = self.layout.action_slots
+        index = frames[:, None] * action_slots + torch.arange(action_slots, device=self.ids.device)
+        self.action_embeddings[slots[:, None], index] = self.weights.project_actions(actions)

@@ -1,0 +1,181 @@
+"""The world model's weights as decode steps read them: matrices that read the same input joined, maybe in 8 bits."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from terra.engine.graph.kv_cache import KVCache, KVTarget
+from terra.engine.graph.quantization import (
+    Matrix,
+    max_normalized,
+    max_products,
+    migrate_scales,
+    quantize_weight,
+    unquantized,
+)
+from terra.prompt import Actions
+from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
+
+
+@dataclass(frozen=True)
+class Norm:
+    """The weight of an RMS norm; `output_scale` is the `input_scale` of the matrix that reads the normalized states."""
+
+    weight: Float[Tensor, " hidden"]
+    epsilon: float
+    output_scale: float | None = None
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Weights of one decoder layer.
+
+    Attributes:
+        qkv: projections of all queries, keys and values: (heads_dim, hidden).
+        output: projection of attention's output: (hidden, query_heads_dim).
+        norm: the norm between attention and MLP.
+        gate_up: both input matrices of the SwiGLU MLP: (2 intermediate, hidden).
+        down: the MLP's output matrix: (hidden, intermediate).
+    """
+
+    qkv: Matrix
+    output: Matrix
+    norm: Norm
+    gate_up: Matrix
+    down: Matrix
+
+
+class LayerOps(Protocol):
+    """The operations of a decoder layer. `hidden` stands for normalized states, in 8 bits where a matrix needs that."""
+
+    def rms_norm(self, states: Float[Tensor, "slots width hidden"], norm: Norm) -> Tensor:
+        """Normalize states for the matrix that reads them."""
+        ...
+
+    def attention(self, hidden: Tensor, layer: Layer, target: KVTarget) -> Tensor:
+        """QKV projection, RoPE, storing of keys and values, and attention: (slots, width, heads, dim)."""
+        ...
+
+    def attention_output_and_mlp(
+        self, attended: Tensor, states: Tensor, layer: Layer, next_norm: Norm
+    ) -> tuple[Tensor, Tensor]:
+        """The rest of the layer, both residual sums included: states, and states normalized by the next norm."""
+        ...
+
+
+class DecoderWeights:
+    """All that a pass through the decoder reads, in the model's element type on its device.
+
+    Args:
+        model: its layers and lm head are taken out of it, so that they are held once.
+        length: positions of the RoPE tables.
+        fp8: hold the layers and the lm head in 8 bits.
+
+    Attributes:
+        norms: `norms[i]` stands before layer i, the last one before the lm head.
+        lm_head: its rows of image tokens alone.
+        kv_shape: number of layers, key and value heads of each, elements of a head.
+
+    Raises:
+        ValueError: biases or another activation than SiLU, which no Llama of this kind has.
+    """
+
+    def __init__(
+        self, model: LlamaActionForCausalLM | LlamaActionV2ForCausalLM, length: int, *, fp8: bool = False
+    ) -> None:
+        config = model.config
+        if config.attention_bias or config.mlp_bias or config.hidden_act != "silu":
+            raise ValueError("model: expected no biases and hidden_act silu")
+        final_norm = model.model.norm.weight
+        cosine, sine = model.model.rotary_emb(final_norm, torch.arange(length, device=final_norm.device)[None])
+        self.cosine, self.sine = cosine[0].contiguous(), sine[0].contiguous()
+        self.norms: list[Norm] = []
+        self.layers: list[Layer] = []
+        while len(model.model.layers):
+            norm, layer = _take_layer(model.model.layers[0], config.rms_norm_eps, fp8=fp8)
+            self.norms.append(norm)
+            self.layers.append(layer)
+            del model.model.layers[0]
+        head = model.lm_head.weight.detach()[: config.image_vocab_size]
+        self.lm_head = quantize_weight(head, max_normalized(final_norm)) if fp8 else unquantized(head)
+        self.norms.append(Norm(final_norm.detach(), config.rms_norm_eps, self.lm_head.input_scale))
+        del model.lm_head
+        dim = config.head_dim or config.hidden_size // config.num_attention_heads
+        self.kv_shape = len(self.layers), config.num_key_value_heads or config.num_attention_heads, dim
+        self.layout, self.vocab_size = config.layout, config.image_vocab_size
+        self.hidden_size, self.dtype, self.device = config.hidden_size, model.dtype, model.device
+        self.token_embedding = model.model.embed_tokens.weight.detach()
+        self.position_embeddings = model.pos_embedding_spatio_temporal
+        self._action_projection, self._action_dtype = model.action_projection, model.action_projection_dtype
+
+    def project_actions(self, actions: Actions) -> Float[Tensor, "n slots hidden"]:
+        """The embeddings of actions, one action at a time: a library's GEMM of more rows may sum in another order."""
+        given = actions.to(self.device, self._action_dtype)
+        projected = torch.cat([self._action_projection(action) for action in given.split(1)])
+        return projected.to(self.dtype)
+
+    def forward(
+        self,
+        states: Float[Tensor, "slots width hidden"],
+        cache: KVCache,
+        slots: slice,
+        positions: Int[Tensor, "slots width"],
+        start: Int[Tensor, " slots"],
+        ops: LayerOps,
+    ) -> Tensor:
+        """The last layer's normalized states of tokens at these positions; their keys and values join the cache."""
+        hidden = ops.rms_norm(states, self.norms[0])
+        for index, layer in enumerate(self.layers):
+            keys, values = cache.keys[index, slots], cache.values[index, slots]
+            target = KVTarget(self.cosine, self.sine, positions, start, keys, values)
+            attended = ops.attention(hidden, layer, target)
+            states, hidden = ops.attention_output_and_mlp(attended, states, layer, self.norms[index + 1])
+        return hidden
+
+
+def _take_layer(layer: Any, epsilon: float, *, fp8: bool) -> tuple[Norm, Layer]:
+    """The norm before a layer of the model, and the layer."""
+    attention, mlp = layer.self_attn, layer.mlp
+    before, after = layer.input_layernorm.weight.detach(), layer.post_attention_layernorm.weight.detach()
+    weights = [getattr(attention, f"{name}_proj").weight.detach() for name in "qkvo"]
+    weights += [getattr(mlp, f"{name}_proj").weight.detach() for name in ("gate", "up", "down")]
+    if fp8:
+        weights, max_inputs = _migrate(weights, before, after, attention.head_dim)
+        matrices = [quantize_weight(*each) for each in zip(_join(weights), max_inputs, strict=True)]
+    else:
+        matrices = [unquantized(weight) for weight in _join(weights)]
+    qkv, output, gate_up, down = matrices
+    norm = Norm(after, epsilon, gate_up.input_scale)
+    return Norm(before, epsilon, qkv.input_scale), Layer(qkv, output, norm, gate_up, down)
+
+
+def _join(weights: Sequence[Tensor]) -> list[Tensor]:
+    """The matrices of a `Layer`, from the projections q, k, v, o, gate, up and down."""
+    query, key, value, output, gate, up, down = weights
+    return [torch.cat([query, key, value]), output, torch.cat([gate, up]), down]
+
+
+def _migrate(
+    weights: Sequence[Tensor], before: Tensor, after: Tensor, dim: int
+) -> tuple[list[Tensor], tuple[float, float, float, float]]:
+    """A layer's projections with migrated scales, and bounds of the inputs of the four matrices that `_join` makes.
+
+    Scales migrate from rows of v to columns of o, and from rows of up to columns of down.
+    """
+    query, key, value, output, gate, up, down = weights
+    # Attention's output is a mean of values, and SiLU(x) is at most |x|: neither exceeds what the projections give.
+    max_values = max_products(value, before)
+    factors = migrate_scales(max_values)
+    group = output.shape[1] // len(value)  # query heads that share a head of values
+    by_column = factors.unflatten(0, (-1, dim)).repeat_interleave(group, 0).flatten()
+    value, output = (value * factors[:, None]).to(value.dtype), (output / by_column).to(output.dtype)
+    max_inner = max_products(gate, after) * max_products(up, after)
+    inner_factors = migrate_scales(max_inner)
+    up, down = (up * inner_factors[:, None]).to(up.dtype), (down / inner_factors).to(down.dtype)
+    max_attended, max_gated = (max_values * factors).max().item(), (max_inner * inner_factors).max().item()
+    max_inputs = max_normalized(before), max_attended, max_normalized(after), max_gated
+    return [query, key, value, output, gate, up, down], max_inputs

@@ -1,0 +1,30 @@
+"""Tests of the Triton kernels in Triton's interpreter, on a CPU: `TRITON_INTERPRET=1 pytest tests/interpreted`.
+
+Triton decides at its import whether kernels are compiled or interpreted, so these tests need a process of their own.
+Without the variable nothing is collected here; `tests/test_graph_interpreted.py` starts that process.
+"""
+
+import os
+
+import pytest
+import torch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+collect_ignore_glob = [] if INTERPRETED else ["test_*.py"]
+
+
+@pytest.fixture(autouse=True)
+def _correct_rounding_to_fp8(monkeypatch):
+    """The interpreter's own rounding to 8 bits loses carries (triton 3.7)."""
+    from triton import language as tl
+    from triton.runtime import interpreter
+
+    convert = interpreter._convert_float
+
+    def converted(values, kind, to, mode):
+        if kind != tl.float32 or to != tl.float8e4nv:
+            return convert(values, kind, to, mode)
+        return torch.from_numpy(values).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+
+    monkeypatch.setattr(interpreter, "_convert_float", converted)

@@ -1,0 +1,42 @@
+"""Batch invariance of the attention kernel: a query's bits, whatever else is in the batch."""
+
+import torch
+
+from terra.engine.graph.kernels.attention import cached_attention
+from terra.engine.graph.kernels.launch import DeviceLimits
+from terra.engine.graph.kv_cache import KVTarget
+
+TYPES = [
+    (torch.float32, torch.float32),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.bfloat16, torch.float8_e4m3fn),
+]  # of the queries and of the cache
+
+
+def check_batch_invariance(device: str, dim: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
+    """Alone = beside other slots and tokens, however many CTAs share the keys."""
+    torch.manual_seed(0)
+    queries = torch.randn(4, 5, 8, dim).to(device, dtype)
+    keys = (2 * torch.randn(4, 2, 1536, dim)).to(device, cache_dtype)
+    values = torch.randn(4, 2, dim, 1536).to(device, cache_dtype)
+    if device == "cpu":
+        shared_memory, pdl = 1 << 30, False
+    else:
+        from terra.engine.graph.kernels.launch import device_limits
+
+        found = device_limits(torch.device(device))
+        shared_memory, pdl = found.shared_memory, found.pdl
+
+    def attended(first, slots, width, num_sms):
+        start = torch.full((slots,), first, device=device)
+        positions = start[:, None] + torch.arange(width, device=device)
+        table = torch.zeros(1536, dim, device=device, dtype=dtype)
+        target = KVTarget(table, table, positions, start, keys[:slots], values[:slots])
+        limits = DeviceLimits(num_sms, shared_memory, pdl)
+        return cached_attention(queries[:slots, :width].contiguous(), target, limits)[0, 0]
+
+    for first in (100, 1400):
+        alone = attended(first, 1, 1, 1000)  # one block of keys a CTA
+        # Several blocks a CTA, and all of them; beside other slots, other tokens, and both.
+        for batch in [(1, 1, 4), (1, 1, 1), (4, 1, 1), (1, 5, 1000), (1, 5, 4), (4, 5, 1)]:
+            assert torch.equal(attended(first, *batch), alone), (first, batch)

@@ -1,0 +1,112 @@
+"""The Triton kernels compile for every supported GPU, without one at hand, and fit its shared memory."""
+
+import dataclasses
+
+import pytest
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction, MockTensor
+
+from terra.benchmark.measure import SAMPLING
+from terra.benchmark.model import SHAPES
+from terra.engine.graph.kernels.backend import TritonBackend
+from terra.engine.graph.kernels.launch import DeviceLimits
+from terra.engine.graph.quantization import FP8, Matrix
+from terra.engine.graph.slots import Slots
+from terra.engine.graph.step import DecodeSteps
+from terra.engine.graph.weights import Norm
+from terra.world_model import ARCHITECTURES, LlamaActionConfig
+
+# Compute capability: streaming multiprocessors of such a GPU, and KiB of shared memory that a CTA can have (CUDA C++
+# Programming Guide, "Technical Specifications per Compute Capability").
+GPUS = {80: (108, 163), 86: (84, 99), 89: (128, 99), 90: (132, 227), 100: (148, 227), 120: (170, 99)}
+pytestmark = pytest.mark.slow
+
+FIRST_WITH_FP8, FIRST_WITH_PDL = 89, 90
+FLOAT32 = (86, 90)  # the most and the least pressed for shared memory
+
+BATCHES = [(1, 0), (64, 0), (1, 31), (4, 31)]
+"""Slots and drafts that take all widths of tiles (1, 32, 64 and 128 tokens) and attention with and without partials."""
+
+
+class _Driver:
+    """As if a GPU of this compute capability were there, whose number is its capability."""
+
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
+
+    def get_current_device(self) -> int:
+        return self._capability
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self._capability, 32)
+
+
+@pytest.fixture
+def compiled(request, monkeypatch):
+    """All kernels that are launched in the test, compiled for the GPU of this capability instead."""
+    found = []
+    run = JITFunction.run
+
+    def compile_only(self, *args, grid, warmup, **options):
+        args = [MockTensor(arg.dtype) if isinstance(arg, torch.Tensor) else arg for arg in args]
+        found.append(run(self, *args, grid=grid, warmup=True, **options))
+
+    monkeypatch.setattr(JITFunction, "run", compile_only)
+    monkeypatch.setattr(driver, "_active", _Driver(request.getfixturevalue("capability")))
+    return found
+
+
+def meta_slots(num_slots, drafts, dtype, *, fp8):
+    """Slots of one layer of Terra v1's shape, whose tensors have no contents."""
+    config = LlamaActionConfig(**{**SHAPES["terra_v1"], "num_hidden_layers": 1}, dtype=dtype)
+    with torch.device("meta"):
+        model = ARCHITECTURES["LlamaActionForCausalLM"](config).to(dtype)
+    slots = Slots(model, num_slots, drafts, fp8_cache=fp8)
+    if fp8:
+        weights = slots.weights
+        weights.lm_head, weights.layers = quantized(weights.lm_head), [quantized(layer) for layer in weights.layers]
+        weights.norms = [quantized(norm) for norm in weights.norms]
+    return slots
+
+
+def quantized(part):
+    """A matrix, a norm or a layer as in 8 bits."""
+    if isinstance(part, Matrix):
+        scale = torch.empty(len(part.weight), device="meta")
+        return Matrix(torch.empty_like(part.weight, dtype=FP8), part.dtype, scale, input_scale=1.0)
+    if isinstance(part, Norm):
+        return dataclasses.replace(part, output_scale=1.0)
+    return type(part)(*(quantized(getattr(part, field.name)) for field in dataclasses.fields(part)))
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "fp8"),
+    [
+        (capability, dtype, fp8)
+        for capability in GPUS
+        for dtype, fp8 in ((torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, False))
+        if (not fp8 or capability >= FIRST_WITH_FP8) and (dtype != torch.float32 or capability in FLOAT32)
+    ],
+    ids=lambda value: {torch.bfloat16: "bf16", torch.float32: "fp32", True: "fp8", False: "wide"}.get(
+        value, str(value)
+    ),
+)
+def test_kernels_compile_and_fit(compiled, capability, dtype, fp8):
+    num_sms, kib = GPUS[capability]
+    limits = DeviceLimits(num_sms, kib << 10, pdl=capability >= FIRST_WITH_PDL)
+    for num_slots, drafts in BATCHES:
+        slots = meta_slots(num_slots, drafts, dtype, fp8=fp8)
+        steps = DecodeSteps(slots, TritonBackend(limits, capture=lambda work, mutated: work))
+        steps.step(frozenset({SAMPLING}), num_slots)()
+    kernels = {kernel.hash: kernel for kernel in compiled}.values()
+    names = {kernel.name for kernel in kernels}
+    assert names >= {"_embed", "_gemm", "_attend", "_rope_and_store", "_add_rms_norm", "_gumbel_argmax", "_accept"}
+    assert [(k.name, k.metadata.shared) for k in kernels if k.metadata.shared > kib << 10] == []
+    for kernel in kernels:
+        assert ("griddepcontrol.wait" in kernel.asm["ptx"]) == limits.pdl, kernel.name
+        assert ("griddepcontrol.launch_dependents" in kernel.asm["ptx"]) == limits.pdl, kernel.name
