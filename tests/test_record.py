@@ -173,7 +173,7 @@ def test_splits_never_share_a_town():
         with pytest.raises(ConfigError):
             town_places(*changes)
     assert parse_maneuvers("drives", ("left",), 3) == ((), 0)
-    with pytest.raises(ConfigError, match="maneuvers: expected some of left, .*, got none"):
+    with pytest.raises(ConfigError, match=r"maneuvers: expected some of left, .*, got none"):
         parse_maneuvers("counterfactuals", (), 3)
     wrong = {
         "kind=films": "kind: expected drives or counterfactuals, got 'films'",
