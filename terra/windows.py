@@ -1,4 +1,4 @@
-"""Rollouts of any length from a model that holds 25 frames: the window slides when it is full.
+"""Plans and runs sliding windows, so that a model that holds 25 frames makes rollouts of any length.
 
     window 0   frames  0 .. 24   given: the context frames
     window 1   frames 22 .. 46   given: the last 3 frames of window 0, as tokens
@@ -61,9 +61,9 @@ def plan_windows(num_frames: int, num_context: int, max_frames: int, overlap: in
 
 
 def window_at(last: int, max_frames: int, overlap: int) -> tuple[int, int]:
-    """The window (its index, its first frame) in which the frame after `last` is generated.
+    """The window (its index, its first frame) of `plan_windows` in which the frame after `last` is generated.
 
-    As `plan_windows` has it, whose windows start `max_frames - overlap` frames apart.
+    These windows start `max_frames - overlap` frames apart.
     """
     stride = max_frames - overlap
     index = 0 if last + 1 < max_frames else 1 + (last + 1 - max_frames) // stride
@@ -71,7 +71,7 @@ def window_at(last: int, max_frames: int, overlap: int) -> tuple[int, int]:
 
 
 class SlidingSession:
-    """A session without an end: follows the `Session` protocol, and opens the next window when one is full."""
+    """A session of any length: implements `Session`, and opens the next window when the current one is full."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class SlidingSession:
         self._overlap = overlap
         self._index = index
         self._max_frames = engine.spec.layout.max_frames
-        # Of the current window: its frames, and the actions between them.
+        # The frames of the current window, and the actions between them.
         self._frames = list(prompt.tokens)
         self._actions = list(prompt.actions)
 
@@ -98,7 +98,7 @@ class SlidingSession:
     async def open(
         cls, engine: Engine, prompt: Prompt, sampling: SamplingParams, seed: int, overlap: int, index: int = 0
     ) -> "SlidingSession":
-        """Start from context frames, or go on within window `index` from its frames so far; `seed` is the rollout's.
+        """Start from context frames, or continue window `index` from its frames so far; `seed` is the rollout's.
 
         Raises:
             ConfigError: see `check_overlap`.

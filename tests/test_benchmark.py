@@ -1,4 +1,4 @@
-"""The benchmark without its clocks: what is planned, what is asked of each engine, what survives a failure."""
+"""Tests of the benchmark without its clocks: plan, requests to each engine, results that survive a failure."""
 
 import asyncio
 import importlib
@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from terra.benchmark import case, measure, run
 from terra.benchmark.model import Traffic, make_random_model
 from terra.benchmark.passes import Kernel, added
-from terra.benchmark.plan import CASES, DROPPED, Amount, Workload, plan_cases
+from terra.benchmark.plan import CASES, NUM_WARMUP_FRAMES, Amount, Workload, plan_cases
 from terra.benchmark.prompts import prompt_maker
 from terra.engine.base import EngineSpec
 from terra.engine.graph.step import DecodeSteps
@@ -25,7 +25,7 @@ from terra.sampling import SamplingParams
 from terra.world_model import load_config, load_world_model
 
 AMOUNT = Amount(rollouts=[1, 4, 64], num_context=3, num_frames=3, repeats=3, repeats_many=1)
-ALL = ["ours", "vllm_article", "hf_generate", "ours_hf", "jacobi", "graph_fp8", "fp8", "fp8_weights"]
+ALL = ["vllm", "vllm_eager_per_frame", "hf_generate", "hf", "jacobi", "graph_fp8", "vllm_fp8", "vllm_fp8_weights"]
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +41,13 @@ def settings(model, output, **changes):
         "output": str(output),
         "device": "cpu",
         "dtype": None,
-        "cases": ["hf_generate", "ours_hf", "jacobi"],
+        "cases": ["hf_generate", "hf", "jacobi"],
         "rollouts": [1],
         "num_context": 1,
         "num_frames": 2,
         "repeats": 2,
         "repeats_many": 1,
-        "rival_tokens": 4,
+        "baseline_tokens": 4,
         "max_seconds": 100.0,
         "case_seconds": 50.0,
         "bandwidth_mib": {"cpu": 4},
@@ -66,8 +66,8 @@ def test_each_workload_fits_the_window_at_both_its_ends():
     cases = plan_cases(ALL, AMOUNT, 25, fp8=True)
     assert [entry.name for entry in cases] == ALL
     workloads = [workload for entry in cases for workload in entry.workloads]
-    assert {w.num_context for w in workloads if w.place == "start"} == {3}
-    assert {w.num_context + DROPPED + w.num_frames for w in workloads if w.place == "end"} == {25}
+    assert {w.num_context for w in workloads if w.window_part == "start"} == {3}
+    assert {w.num_context + NUM_WARMUP_FRAMES + w.num_frames for w in workloads if w.window_part == "end"} == {25}
     assert {w.repeats for w in workloads if w.rollouts > 4} == {1}
     for entry in cases:
         assert len({w.name for w in entry.workloads}) == len(entry.workloads)
@@ -119,7 +119,7 @@ def test_generate_makes_what_a_session_makes(model):
     loaded = load_world_model(model)
     loaded.generation_config.eos_token_id = None
     engine = HFEngine(model)
-    prompt, actions = prompt_maker(engine.spec, None)(1 + DROPPED, 1, 0)
+    prompt, actions = prompt_maker(engine.spec, None)(1 + NUM_WARMUP_FRAMES, 1, 0)
 
     async def frame():
         session = await engine.open(prompt, SamplingParams(temperature=0.0), 0)
@@ -205,17 +205,19 @@ def test_a_run_reports_and_goes_on(model, tmp_path, monkeypatch):
     assert (tmp_path / "benchmark.png").stat().st_size > 0
     report = json.loads((tmp_path / "benchmark.json").read_text())
     assert len(report["rows"]) == 8
-    rivals = [row for row in report["rows"] if row["case"] == "hf_generate"]
-    assert [row["way"] for row in rivals] == 2 * ["generate"] + 2 * ["generate_again"]
-    assert [row["seconds_per_frame"]["count"] for row in rivals] == [2, 2, 4, 4]
-    ours = next(row for row in report["rows"] if row["case"] == "ours_hf")
-    rival = next(r for r in report["rows"] if (r["case"], r["place"]) == ("hf_generate", ours["place"]))
-    assert ours["seconds_per_frame"]["count"] == 4
-    assert ours["against"]["hf_generate"] == pytest.approx(
-        rival["seconds_per_frame"]["median"] / ours["seconds_per_frame"]["median"]
+    baselines = [row for row in report["rows"] if row["case"] == "hf_generate"]
+    assert [row["way"] for row in baselines] == 2 * ["generate"] + 2 * ["generate_again"]
+    assert [row["seconds_per_frame"]["count"] for row in baselines] == [2, 2, 4, 4]
+    session = next(row for row in report["rows"] if row["case"] == "hf")
+    baseline = next(
+        r for r in report["rows"] if (r["case"], r["window_part"]) == ("hf_generate", session["window_part"])
     )
-    assert ours["roofline_share"] == pytest.approx(
-        ours["frame_bytes"] / report["bandwidth"]["read"]["median"] / ours["seconds_per_frame"]["median"]
+    assert session["seconds_per_frame"]["count"] == 4
+    assert session["speedup"]["hf_generate"] == pytest.approx(
+        baseline["seconds_per_frame"]["median"] / session["seconds_per_frame"]["median"]
+    )
+    assert session["roofline_share"] == pytest.approx(
+        session["frame_bytes"] / report["bandwidth"]["read"]["median"] / session["seconds_per_frame"]["median"]
     )
 
     def never(*_):
@@ -223,10 +225,10 @@ def test_a_run_reports_and_goes_on(model, tmp_path, monkeypatch):
 
     monkeypatch.setattr(run, "_run_process", never)
     assert run.benchmark(settings(model, tmp_path)) == text
-    with pytest.raises(ConfigError, match=r"another plan \(differing: rival_tokens\)"):
-        run.benchmark(settings(model, tmp_path, rival_tokens=5))
-    with pytest.raises(ConfigError, match=r"another plan \(differing: ours_hf\)"):
-        run.benchmark(settings(model, tmp_path, cases=["ours_hf"], repeats=5))
+    with pytest.raises(ConfigError, match=r"another plan \(differing: baseline_tokens\)"):
+        run.benchmark(settings(model, tmp_path, baseline_tokens=5))
+    with pytest.raises(ConfigError, match=r"another plan \(differing: hf\)"):
+        run.benchmark(settings(model, tmp_path, cases=["hf"], repeats=5))
 
 
 def test_a_case_that_fails_loses_only_itself(model, tmp_path, monkeypatch):
@@ -240,11 +242,11 @@ def test_a_case_that_fails_loses_only_itself(model, tmp_path, monkeypatch):
 
     monkeypatch.setattr(run, "_run_process", broken)
     text = run.benchmark(settings(model, tmp_path))
-    assert seen == ["bandwidth", "hf_generate", "ours_hf", "jacobi"]
+    assert seen == ["bandwidth", "hf_generate", "hf", "jacobi"]
     report = json.loads((tmp_path / "benchmark.json").read_text())
-    assert {row["case"] for row in report["rows"]} == {"ours_hf", "jacobi"}
+    assert {row["case"] for row in report["rows"]} == {"hf", "jacobi"}
     assert report["failures"] == dict.fromkeys(
-        [f"hf_generate__{way}_1_{place}" for way in ("generate", "generate_again") for place in ("start", "end")],
+        [f"hf_generate__{way}_1_{part}" for way in ("generate", "generate_again") for part in ("start", "end")],
         "exit code 1: out of memory",
     )
     assert "not measured: hf_generate__generate_1_end: exit code 1: out of memory" in text
@@ -255,7 +257,7 @@ def test_a_workload_that_fails_is_left_out_and_the_next_is_tried(model, tmp_path
         plan = json.loads((folder / "plan.json").read_text())
         if name == "bandwidth":
             return in_process(folder, name, limit)
-        names = [f"{w['way']}_{w['rollouts']}_{w['place']}" for w in plan["cases"][0]["workloads"]]
+        names = [f"{w['way']}_{w['rollouts']}_{w['window_part']}" for w in plan["cases"][0]["workloads"]]
         done = [w for w in names if case.result_path(folder, name, w).exists()]
         case.write_json(
             case.result_path(folder, name, names[2] if done else names[0]),
@@ -264,34 +266,34 @@ def test_a_workload_that_fails_is_left_out_and_the_next_is_tried(model, tmp_path
         return "took more than 1 s"
 
     monkeypatch.setattr(run, "_run_process", first_only)
-    run.benchmark(settings(model, tmp_path, cases=["ours_hf", "ours"], rollouts=[1]) | {"cases": ["ours"]})
+    run.benchmark(settings(model, tmp_path, cases=["hf", "vllm"], rollouts=[1]) | {"cases": ["vllm"]})
     report = json.loads((tmp_path / "benchmark.json").read_text())
-    assert [(row["way"], row["place"]) for row in report["rows"]] == [("run", "start"), ("step", "start")]
-    assert set(report["failures"]) == {"ours__run_1_end", "ours__step_1_end"}
+    assert [(row["way"], row["window_part"]) for row in report["rows"]] == [("run", "start"), ("step", "start")]
+    assert set(report["failures"]) == {"vllm__run_1_end", "vllm__step_1_end"}
 
 
 def test_no_time_left_is_said(model, tmp_path):
     text = run.benchmark(settings(model, tmp_path, max_seconds=0.0))
-    assert "not measured: ours_hf__run_1_end: no time was left" in text
+    assert "not measured: hf__run_1_end: no time was left" in text
 
 
 def test_a_process_that_ends_early_or_late_says_why(tmp_path):
     (tmp_path / "plan.json").write_text("{}")
-    assert "took more than 0 s" in run._run_process(tmp_path, "ours", 0.01)
-    assert run._run_process(tmp_path / "elsewhere", "ours", 60.0).startswith("exit code 1: FileNotFoundError")
+    assert "took more than 0 s" in run._run_process(tmp_path, "vllm", 0.01)
+    assert run._run_process(tmp_path / "elsewhere", "vllm", 60.0).startswith("exit code 1: FileNotFoundError")
 
 
 def test_equal_measurements_are_drawn(model, tmp_path, monkeypatch):
     def equal(folder, name, limit):
         if name == "bandwidth":
             return in_process(folder, name, limit)
-        for place in ("start", "end"):
+        for part in ("start", "end"):
             result = {"repeats": [{"seconds": [0.1, 0.1, 0.1], "first": 0.1}] * 3}
-            case.write_json(case.result_path(folder, name, f"run_1_{place}"), result)
+            case.write_json(case.result_path(folder, name, f"run_1_{part}"), result)
         return ""
 
     monkeypatch.setattr(run, "_run_process", equal)
-    run.benchmark(settings(model, tmp_path, cases=["ours_hf"]))
+    run.benchmark(settings(model, tmp_path, cases=["hf"]))
     assert (tmp_path / "benchmark.png").exists()
 
 

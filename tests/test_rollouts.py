@@ -508,7 +508,7 @@ def test_a_long_manifest_is_not_read_ahead_and_sigterm_drains(batch, monkeypatch
     monkeypatch.setattr(source, "parse_line", lambda *args: parsed.append(1) or parse_line(*args))
     monkeypatch.setattr(RolloutFolder, "publish", count_and_publish)
     assert batch.run(engine="persistence", at_once=4, workers=2, num_frames=4) == 143
-    # At most: seats, two queues of two, two workers before and after each, and the line that is read.
+    # At most: open sessions, two queues of two, two workers before and after each, and the line that is read.
     assert max(ahead) <= 4 + 2 * 2 + 2 * 3 + 1
     assert 40 <= len(published) <= 40 + 4 + 2 + 2 * 2
     assert batch.names() == sorted(published)

@@ -23,7 +23,7 @@ from ray.exceptions import RayActorError
 from terra.config.spec import PipelineSpec
 from terra.errors import CheckpointError, ConfigError, EngineError, OutputError
 from terra.rollouts import cluster
-from terra.rollouts.cluster import RayCluster, _ask, _Seat, _start
+from terra.rollouts.cluster import RayCluster, _ask, _start, _WorkerHandle
 from terra.rollouts.manifest import Job, parse_line, read_lines
 from terra.rollouts.source import ClaimedJobs
 from terra.rollouts.worker import Outcome, Worker
@@ -154,9 +154,9 @@ def answers(error: object) -> SimpleNamespace:
 
 def test_only_a_worker_that_replaces_another_may_fail_to_start():
     async def start(error: object, *, is_first: bool) -> str | None:
-        seat = _Seat(answers(error))
-        await _start(seat, is_first=is_first)
-        return seat.died.result() if seat.died.done() else None
+        worker = _WorkerHandle(answers(error))
+        await _start(worker, is_first=is_first)
+        return worker.died.result() if worker.died.done() else None
 
     assert asyncio.run(start(None, is_first=True)) is None
     assert asyncio.run(start(EngineError("no memory left"), is_first=False)) == "no memory left"
@@ -168,8 +168,8 @@ def test_only_a_worker_that_replaces_another_may_fail_to_start():
 
 def test_a_broken_engine_is_a_death_and_a_broken_disk_ends_the_run():
     async def ask(answer: object) -> tuple[Outcome | None, bool]:
-        seat = _Seat(answers(answer))
-        return await _ask(seat, cast(Job, None)), seat.died.done()
+        worker = _WorkerHandle(answers(answer))
+        return await _ask(worker, cast(Job, None)), worker.died.done()
 
     done = Outcome("done")
     assert asyncio.run(ask(done)) == (done, False)

@@ -1,4 +1,4 @@
-"""The benchmark's videos, made by terra-rollout's machinery: resumable, on one GPU or many."""
+"""Generates the videos of ACT-Bench with `terra rollout`'s machinery: resumable, on one GPU or many."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ _GENERATED = "generated"
 
 
 def missing_pictures(samples: Sequence[Sample], settings: RolloutSettings) -> dict[int, str]:
-    """Of the samples whose context is not all there, by id, the first picture that is missing."""
+    """The first missing context picture of each sample that lacks any, by sample id."""
     missing: dict[int, str] = {}
     for sample in samples:
         for frame in sample.context_frames[: settings.num_context]:
@@ -32,7 +32,7 @@ def missing_pictures(samples: Sequence[Sample], settings: RolloutSettings) -> di
 
 
 def generate(settings: ActBenchSettings, samples: Sequence[Sample]) -> tuple[dict[int, Path], int]:
-    """Make the samples' videos that are not there yet; all videos by sample id, and terra-rollout's exit code.
+    """Generate the missing videos of the samples; returns all videos by sample id, and `terra rollout`'s exit code.
 
     Writes manifest.jsonl, generated/ (see `terra.rollouts.folder`) and videos/, named as the benchmark has them.
     Each sample has a seed of its own, `sample_seed(seed, sample_id)`; the published run drew all from one generator.

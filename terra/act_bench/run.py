@@ -1,4 +1,4 @@
-"""What `terra-act-bench` does:
+"""The command `terra act-bench`: generates or finds videos of the samples, and scores them.
 
 act_bench.jsonl --read_samples--> samples --generate--> videos --estimate_videos--> maneuvers and paths
                                      |   (or videos=)                                    |
@@ -35,9 +35,9 @@ _NEEDED_BYTES = 64 << 20
 
 
 def run(settings: ActBenchSettings, console: Console | None = None) -> int:
-    """Generate what is not there yet, score all, and return the exit code.
+    """Generate the missing videos, score all videos, and return the exit code.
 
-    0 all is scored, 3 some samples are left out, 128 + n interrupted by signal n while generating.
+    Exit codes: 0 all is scored, 3 some samples are left out, 128 + n interrupted by signal n while generating.
 
     Raises:
         TerraError: anything wrong with the configuration, the manifest, the checkpoints, the engine or the output; or
@@ -89,7 +89,7 @@ def run(settings: ActBenchSettings, console: Console | None = None) -> int:
 
 
 def _generate(settings: ActBenchSettings, samples: Sequence[Sample]) -> tuple[dict[int, Path], dict[int, str], int]:
-    """The videos by sample id, why other samples have none, and terra-rollout's exit code."""
+    """Generated videos by sample id, why other samples have none, and `terra rollout`'s exit code."""
     left_out = missing_pictures(samples, settings)
     root = settings.root
     chosen = _choose(samples, left_out, settings, f"context_root={root}: expected the pictures of nuScenes")
@@ -102,7 +102,7 @@ def _generate(settings: ActBenchSettings, samples: Sequence[Sample]) -> tuple[di
 def _find(
     folder: Path, settings: ActBenchSettings, samples: Sequence[Sample]
 ) -> tuple[dict[int, Path], dict[int, str]]:
-    """The videos by sample id, and why other samples have none."""
+    """Existing videos by sample id, and why other samples have none."""
     found = find_videos(folder)
     missing = {sample.sample_id: "no video" for sample in samples if sample.sample_id not in found}
     chosen = _choose(samples, missing, settings, f"videos={folder}: expected videos of the manifest's samples")

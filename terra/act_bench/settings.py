@@ -1,4 +1,4 @@
-"""What to score, and how: conf/act_bench.yaml."""
+"""The pydantic models of conf/act_bench.yaml's settings."""
 
 from typing import Self
 
@@ -17,7 +17,7 @@ class EstimatorSettings(CheckpointSettings):
     Attributes:
         device, dtype: see `terra.act_bench.estimator.ActEstimator.estimate`; None takes a GPU if there is one, and
             bfloat16 there.
-        batch_size: videos that it looks at together.
+        batch_size: videos in one batch of the estimator.
     """
 
     device: str | None
@@ -26,15 +26,15 @@ class EstimatorSettings(CheckpointSettings):
 
 
 class ActBenchSettings(BatchSettings):
-    """The whole of conf/act_bench.yaml: what conf/rollout.yaml has, and how the videos are scored.
+    """The settings of conf/act_bench.yaml: those of conf/rollout.yaml, and how the videos are scored.
 
     `manifest` is the benchmark's file, and `output` this command's folder.
 
     Attributes:
         videos: a folder of videos to score; None to generate them.
         limit: how many samples, evenly spread over those that can be scored; None for all.
-        estimator: the checkpoint, and where it works.
-        resamples: of the bootstrap over drives.
+        estimator: the estimator's checkpoint, device and dtype.
+        resamples: bootstrap resamples over drives.
 
     Raises:
         ConfigError: a value of another type or out of its range.

@@ -1,1 +1,1 @@
-"""How fast the engines are, beside each other in one run: see `terra benchmark`."""
+"""Measures the speed of the engines side by side in one run, for `terra benchmark`."""

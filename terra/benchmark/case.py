@@ -1,6 +1,7 @@
-"""One case in a process of its own: `python -m terra.benchmark.case FOLDER CASE`, where FOLDER holds plan.json.
+"""Measures one case in a process of its own: `python -m terra.benchmark.case FOLDER CASE`; FOLDER holds plan.json.
 
-Each workload's result is a file of its own in FOLDER/results, written when it is there; those that exist are kept.
+Each workload's result is written to a file of its own in FOLDER/results as soon as it is measured; existing results are
+kept.
 """
 
 import asyncio
@@ -15,16 +16,16 @@ from terra.benchmark.plan import Case, Workload
 from terra.errors import EngineError
 
 BANDWIDTH = "bandwidth"
-"""The case that measures the device instead of an engine."""
+"""The name of the case that measures the device's memory bandwidth instead of an engine."""
 
 
 def result_path(folder: Path, case: str, workload: str) -> Path:
-    """Where a workload's result is."""
+    """The path of a workload's result."""
     return folder / "results" / f"{case}__{workload}.json"
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a file whole or not at all."""
+    """Write `content` as JSON, whole or not at all: to a temporary file that is then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(content, indent=1) + "\n")
@@ -32,13 +33,13 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_case(content: dict[str, Any]) -> Case:
-    """A case as plan.json has it."""
+    """Parse a case of plan.json."""
     workloads: Any = tuple(Workload(**workload) for workload in content["workloads"])
     return Case(**{**content, "workloads": workloads})
 
 
 def run_case(folder: Path, name: str) -> None:
-    """Measure what a case lacks."""
+    """Measure the workloads of case `name` that have no result yet."""
     plan = json.loads((folder / "plan.json").read_text())
     if name == BANDWIDTH:
         from terra.benchmark.measure import time_bandwidth
@@ -69,7 +70,8 @@ def _run_generate(folder: Path, plan: dict[str, Any], case: Case, workloads: lis
     time_generate(model, warm, 0, make_prompt, 4)
     for workload in workloads:
         repeats = [
-            time_generate(model, workload, seed, make_prompt, plan["rival_tokens"]) for seed in range(workload.repeats)
+            time_generate(model, workload, seed, make_prompt, plan["baseline_tokens"])
+            for seed in range(workload.repeats)
         ]
         write_json(result_path(folder, case.name, workload.name), {"repeats": repeats})
 
@@ -84,11 +86,11 @@ async def _run_engine(folder: Path, plan: dict[str, Any], case: Case, workloads:
     for workload in workloads:
         measure = time_requests if workload.way == "request" else time_rollouts
         if workload.rollouts > 1:
-            # So many at once may be new to the engine: not measured.
+            # Warm-up, not measured: the engine may compile or capture for a new batch size.
             await measure(engine, replace(workload, num_context=1), 888_888, make_prompt)
         repeats = []
         for repeat in range(workload.repeats):
-            # Contexts of their own, so that no workload finds another's in the prefix cache.
+            # Each repeat has contexts of its own, so that the prefix cache holds none of them.
             seed = case.workloads.index(workload) * 100 + repeat
             repeats.append(await measure(engine, workload, seed, make_prompt))
         write_json(result_path(folder, case.name, workload.name), {"repeats": repeats})
@@ -124,7 +126,7 @@ def _make_engine(plan: dict[str, Any], case: Case) -> Any:
 
 
 def main() -> None:
-    """Run the case that the command line names; what vLLM or a device refuses ends as one line."""
+    """Run the case that the command line names; an EngineError ends as one line on stderr."""
     try:
         run_case(Path(sys.argv[1]), sys.argv[2])
     except EngineError as error:

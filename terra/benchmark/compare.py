@@ -1,6 +1,6 @@
-"""The speed of engines that are loaded already, in one process: quick and rough, for a look.
+"""A quick comparison of engines that are already loaded, in one process.
 
-`terra benchmark` is the measurement: a process for each engine, repeats, quartiles.
+`terra benchmark` is the careful measurement: a process for each engine, repeats, quartiles.
 """
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Speed:
-    """Frames a second of all rollouts that one engine makes at once, after their contexts are computed."""
+    """Frames a second of all simultaneous rollouts of one engine, without prefill."""
 
     engine: str
     rollouts: int
@@ -34,13 +34,13 @@ def compare_engines(
     num_context: int = 3,
     num_frames: int = 1,
 ) -> list[Speed]:
-    """Measure each engine with each number of rollouts at once, one after the other, on random tokens.
+    """Measure each engine with each of its numbers of simultaneous rollouts, one after another, on random tokens.
 
     Args:
-        engines: by name, with the numbers of rollouts.
-        wait: runs something asynchronous, such as `Pipeline.wait`.
+        engines: engine and numbers of simultaneous rollouts, by the engine's name.
+        wait: runs a coroutine and returns its result, such as `Pipeline.wait`.
         num_context: context frames.
-        num_frames: measured frames of a rollout, after one that is not; their median counts.
+        num_frames: measured frames of a rollout, after one warm-up frame; a speed follows from their median.
     """
     speeds = []
     for name, (engine, counts) in engines.items():
@@ -53,7 +53,7 @@ def compare_engines(
 
 
 def speed_table(speeds: Sequence[Speed], tokens_per_frame: int) -> Table:
-    """A row for each speed, with its ratio to the first one."""
+    """A table with a row for each speed and its ratio to the first speed."""
     table = Table("engine", "rollouts at once", "frames a second", "tokens a second", f"times {speeds[0].engine}")
     for each in speeds:
         rate = each.frames_per_second

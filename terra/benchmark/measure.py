@@ -1,4 +1,4 @@
-"""The clocks: frames of many rollouts at once, a rival's frames one by one, and the memory's bandwidth."""
+"""Timing of a workload: frames of simultaneous rollouts, frames of the baselines one by one, and memory bandwidth."""
 
 import asyncio
 import itertools
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from terra.benchmark.plan import DROPPED, Workload
+from terra.benchmark.plan import NUM_WARMUP_FRAMES, Workload
 from terra.benchmark.prompts import MakePrompt
 from terra.engine.base import Engine, EngineSpec, Session
 from terra.prompt import Actions, pack_blocks
@@ -20,13 +20,16 @@ SAMPLING = SamplingParams(temperature=0.9)
 
 
 async def time_rollouts(engine: Engine, workload: Workload, seed: int, make_prompt: MakePrompt) -> dict[str, Any]:
-    """Seconds a frame when all rollouts go on together.
+    """Seconds for each frame of simultaneous rollouts.
 
-    All make one frame each and wait for one another, so that nobody's context is computed in the measured time. What
-    is timed then is when the last rollout has its next frame.
+    All rollouts first generate one frame and wait for one another, so that no prefill falls in the measured time. From
+    there on frame k is finished when the last rollout has its frame k.
+
+    Returns:
+        "seconds": a number for each measured frame; "first": seconds from opening the sessions to the last first frame.
     """
-    made = DROPPED + workload.num_frames
-    prompts = [make_prompt(workload.num_context, made, seed * 1000 + i) for i in range(workload.rollouts)]
+    num_generated = NUM_WARMUP_FRAMES + workload.num_frames
+    prompts = [make_prompt(workload.num_context, num_generated, seed * 1000 + i) for i in range(workload.rollouts)]
     begun = perf_counter()
     sessions = [await engine.open(prompt, SAMPLING, seed * 1000 + i) for i, (prompt, _) in enumerate(prompts)]
     go_on = stepped if workload.way == "step" else ran
@@ -44,7 +47,7 @@ async def time_rollouts(engine: Engine, workload: Workload, seed: int, make_prom
 
 
 async def stepped(session: Session, actions: Actions) -> list[float]:
-    """When each frame was there, of actions that are given one at a time."""
+    """The clock's reading at each frame of `session`; each action is sent after the frame before it has arrived."""
     times = []
     for action in actions:
         await session.step(action)
@@ -53,15 +56,18 @@ async def stepped(session: Session, actions: Actions) -> list[float]:
 
 
 async def ran(session: Session, actions: Actions) -> list[float]:
-    """When each frame was there, of actions that are sent ahead."""
+    """The clock's reading at each frame of `session`; all actions are sent ahead."""
     return [perf_counter() async for _ in session.run(actions)]
 
 
 async def time_requests(engine: Engine, workload: Workload, seed: int, make_prompt: MakePrompt) -> dict[str, Any]:
-    """Seconds of frames that are each a session of their own, with the history of the same frame of a rollout."""
+    """Seconds for each frame when every frame is a session of its own, which computes the whole history again.
+
+    The history has as many frames as that of the same frame of a rollout.
+    """
     seconds = []
     for index in range(workload.num_frames):
-        num_context = workload.num_context + DROPPED + index
+        num_context = workload.num_context + NUM_WARMUP_FRAMES + index
         prompt, actions = make_prompt(num_context, 1, seed * 1000 + index)
         begun = perf_counter()
         session = await engine.open(prompt, SAMPLING, seed)
@@ -74,10 +80,10 @@ async def time_requests(engine: Engine, workload: Workload, seed: int, make_prom
 def time_generate(
     model: Any, workload: Workload, seed: int, make_prompt: MakePrompt, max_tokens: int | None
 ) -> dict[str, Any]:
-    """Seconds of frames by transformers' `generate`: sampling from the whole vocabulary, a KV cache within the call.
+    """Seconds for each frame by transformers' `generate`: sampling from the whole vocabulary, a KV cache in each call.
 
-    With `max_tokens` under a frame's, the rest of the frame is taken to go on at the same speed: a call for one token
-    gives the context's share.
+    With `max_tokens` below a frame's number of tokens, the time of the whole frame is extrapolated at the speed of
+    those tokens; a call for one token measures the prefill.
     """
     spec = EngineSpec.of(model.config)
     layout = spec.layout
@@ -98,7 +104,7 @@ def time_generate(
     seconds = []
     tokens = min(max_tokens or layout.image_tokens, layout.image_tokens)
     for index in range(workload.num_frames):
-        prompt, action = make_prompt(workload.num_context + DROPPED + index, 1, seed * 1000 + index)
+        prompt, action = make_prompt(workload.num_context + NUM_WARMUP_FRAMES + index, 1, seed * 1000 + index)
         ids = pack_blocks(prompt.tokens, layout.action_slots)[None]
         given = ids.to(model.device), torch.cat([prompt.actions, action])[None].to(model.device)
         if workload.way == "generate_again":
@@ -113,7 +119,7 @@ def time_generate(
 
 
 def _inputs(prepare: Callable[..., dict[str, Any]], *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """What `generate` feeds: the actions go with the context, and only the new token afterwards."""
+    """The inputs of a forward pass of `generate`: actions go with the prompt, later passes have the new token alone."""
     inputs = prepare(*args, **kwargs)
     cache = inputs.get("past_key_values")
     if cache is not None and cache.get_seq_length():
@@ -123,7 +129,7 @@ def _inputs(prepare: Callable[..., dict[str, Any]], *args: Any, **kwargs: Any) -
 
 
 def time_bandwidth(device: str, num_bytes: int, repeats: int) -> dict[str, Any]:
-    """Bytes a second that a matrix-vector product reads, and that a copy reads and writes; each of `repeats`."""
+    """Bytes a second that a matrix-vector product reads, and that a copy reads and writes; a list of `repeats` each."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     columns = 1 << 14
     rows = num_bytes // columns // dtype.itemsize
@@ -154,7 +160,7 @@ def _wait(device: str) -> None:
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Median, quartiles and number of some measurements."""
+    """Median, quartiles and number of the measurements `values`."""
     if len(values) < 2:
         return {"median": values[0], "low": values[0], "high": values[0], "count": len(values)}
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")

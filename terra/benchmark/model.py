@@ -1,4 +1,4 @@
-"""The model that is measured: a checkpoint folder that is there, or one of random weights; and the bytes it moves."""
+"""The model of a benchmark: random weights in a checkpoint folder, and the bytes that decoding a frame must read."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 144,
     },
 }
-"""Shapes by name; what they leave out is Terra v1's. `small` is that of the demo's model, `tiny` is for tests."""
+"""Config values by shape name, else Terra v1's. `small` is the shipped model's shape; `tiny` is for tests."""
 
 
 def make_random_model(shape: str, output: Path, dtype: torch.dtype, device: str) -> Path:
@@ -68,7 +68,7 @@ def make_random_model(shape: str, output: Path, dtype: torch.dtype, device: str)
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a decoding step must read from memory.
+    """What a decode step of a model must read from memory.
 
     `layers` and `head` count weights: those of all layers with the final norm, and the head's rows of image tokens.
     `kv` counts elements of the KV cache a token of one rollout.
@@ -82,7 +82,7 @@ class Traffic:
 
     @classmethod
     def of(cls, folder: Path) -> "Traffic":
-        """Of a checkpoint folder."""
+        """Count the weights and the KV cache of the model in a checkpoint folder, from its config alone."""
         config = load_config(folder)
         with torch.device("meta"):
             model = ARCHITECTURES[(config.architectures or [])[0]](config)
@@ -106,7 +106,7 @@ class Traffic:
         head_bytes: int | None,
         kv_bytes: int | None,
     ) -> float:
-        """Bytes read while `rollouts` make one frame each behind `frames_before` frames: a step for each token."""
+        """Bytes read while `rollouts` generate a frame each after `frames_before` frames, a decode step a token."""
         block = self.image_tokens + self.action_slots
         length = frames_before * block + self.image_tokens / 2
         weights = self.layers * (weight_bytes or element) + self.head * (head_bytes or element)

@@ -1,4 +1,4 @@
-"""Decode steps (passes) of `engine=graph` without the engine, for timing them and for tracing their kernels."""
+"""Runs decode steps (passes) of `engine=graph` without the engine, for timing them and tracing their kernels."""
 
 import argparse
 import itertools
@@ -22,7 +22,7 @@ from terra.engine.graph.step import DecodeSteps
 from terra.errors import ConfigError
 from terra.world_model import LlamaActionConfig, load_world_model
 
-# Kernels by name, and the figures' names for what they do.
+# Names of kernels in a trace, and what the report calls their steps.
 _FIRST, _ATTENTION, _SAMPLE = "_embed", "_attend", "_gumbel_argmax"
 _GEMMS = "output", "gate and up", "down", "qkv"
 _QKV_AND_ROPE = "qkv", "rope"
@@ -35,11 +35,13 @@ _STEPS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that say which steps are measured, for the command line of a script."""
+    """Add the options that say which decode steps a script measures."""
     parser.add_argument("--output", type=Path, default=Path("outputs/benchmark"), help="where the weights are kept")
     parser.add_argument("--shape", choices=list(SHAPES), default="terra_v1")
-    parser.add_argument("--rollouts", type=int, default=1, help="slots that a step goes over")
-    parser.add_argument("--contexts", type=int, nargs="+", default=[3, 22], help="frames that stand in the window")
+    parser.add_argument("--rollouts", type=int, default=1, help="batch size: sequence slots of a decode step")
+    parser.add_argument(
+        "--contexts", type=int, nargs="+", default=[3, 22], help="numbers of context frames in the window"
+    )
     parser.add_argument("--drafts", type=int, default=0)
     parser.add_argument("--fp8", action="store_true", help="weights and cache in 8 bits")
     parser.add_argument("--device", default="cuda")
@@ -57,21 +59,21 @@ class Passes:
     device: torch.device
 
     def begin(self) -> None:
-        """Begin the frames anew."""
+        """Begin the next frame of every slot (again)."""
         self.slots.begin_frames(self.requests)
 
     def run(self, num_steps: int) -> None:
-        """Launch so many decode steps."""
+        """Launch `num_steps` decode steps."""
         self.steps.run([request.slot for request in self.requests], frozenset({SAMPLING}), num_steps)
 
     def wait(self) -> None:
-        """Wait until the launched steps are done."""
+        """Wait until the launched decode steps are done."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
 
 def prepare(arguments: argparse.Namespace) -> Iterator[Passes]:
-    """The slots of `add_arguments`, filled with each of the numbers of context frames in turn.
+    """Prefill the slots that the options of `add_arguments` describe, for each number of context frames in turn.
 
     Raises:
         ConfigError: contexts that don't fit the window, or a GPU that the kernels do not run on.
@@ -106,7 +108,7 @@ class Kernel:
 
 
 def kernels_of(profiler: profile) -> list[Kernel]:
-    """All kernels and copies that ran on the device."""
+    """All kernels and copies that ran on the GPU during a profile."""
     events = [event for event in profiler.events() or [] if event.device_type.name == "CUDA"]
     return [Kernel(event.name, event.time_range.start, event.time_range.end) for event in events]
 
@@ -114,11 +116,11 @@ def kernels_of(profiler: profile) -> list[Kernel]:
 def added(trace: Iterable[Kernel]) -> tuple[dict[str, float], dict[str, float]]:
     """Microseconds that each kernel adds to a layer, in a layer's order, and that layers, lm head, ... add to a pass.
 
-    A kernel adds what it ends later than everything before it, since kernels begin before those ahead of them are done.
-    Medians over layers, means over passes.
+    A kernel adds the time from the latest end of all earlier kernels to its own end, because kernels begin before
+    those ahead of them are done (programmatic dependent launch). Medians over layers, means over passes.
 
     Args:
-        trace: of whole passes of two layers or more, in any order.
+        trace: the kernels of whole passes of a model with two layers or more, in any order.
     """
     kernels = sorted(trace, key=lambda kernel: kernel.start)
     until, adds = kernels[0].start, []
@@ -127,7 +129,7 @@ def added(trace: Iterable[Kernel]) -> tuple[dict[str, float], dict[str, float]]:
         until = max(until, kernel.end)
     names = [kernel.name for kernel in kernels]
     begins = [index for index, name in enumerate(names) if name == _FIRST] + [len(names)]
-    # What a step adds, by pass and layer: some steps stand in a layer twice.
+    # Microseconds that a step adds, by pass and layer: some steps occur twice in a layer.
     of_layer: dict[str, dict[tuple[int, int], float]] = defaultdict(lambda: defaultdict(float))
     of_pass: dict[str, float] = defaultdict(float)
     for begin, end in itertools.pairwise(begins):
@@ -150,6 +152,6 @@ def added(trace: Iterable[Kernel]) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def _steps(kernels: Sequence[str]) -> list[str]:
-    """The figures' names of the kernels from one attention to the next."""
+    """The report's names of the kernels from one attention to the next."""
     gemms = iter(_GEMMS)
     return [next(gemms) if name == "_gemm" else _STEPS.get(name, name) for name in kernels]

@@ -1,7 +1,7 @@
-"""Contexts for the benchmark: random tokens, or pieces of a drive.
+"""Prompts for the benchmark: random tokens, or excerpts of a rollout's tokens.
 
-How long a pass takes does not depend on the tokens, but how many drafts are right does: with random weights too many
-are, because such a model says nearly the same of any context.
+The time of a pass does not depend on the tokens, but the number of accepted drafts does. Random weights accept too
+many, because they predict nearly the same tokens after any context.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from terra.errors import ConfigError
 from terra.prompt import Actions, Prompt, build_prompt
 
 MakePrompt = Callable[[int, int, int], tuple[Prompt, Actions]]
-"""From a number of context frames, of actions to come, and a seed: a prompt, and those actions."""
+"""`(num_context, num_actions, seed) -> (prompt, actions)`: a prompt of context frames, and the actions after it."""
 
 
 def prompt_maker(spec: EngineSpec, drive: Path | None) -> MakePrompt:
@@ -52,8 +52,8 @@ def _random(spec: EngineSpec, num_context: int, num_actions: int, seed: int) -> 
 
 
 def _piece(tokens: Tensor, actions: Actions, num_context: int, num_actions: int, seed: int) -> tuple[Prompt, Actions]:
-    """A piece from a random place on."""
-    places = len(tokens) - num_context - num_actions + 1
-    first = int(torch.randint(places, (1,), generator=torch.Generator().manual_seed(seed)))
+    """An excerpt that begins at a random frame."""
+    num_starts = len(tokens) - num_context - num_actions + 1
+    first = int(torch.randint(num_starts, (1,), generator=torch.Generator().manual_seed(seed)))
     led = actions[first : first + num_context - 1 + num_actions]
     return build_prompt(tokens[first : first + num_context], led[: num_context - 1]), led[num_context - 1 :]

@@ -1,4 +1,4 @@
-"""What was measured, as one JSON file, one table and one picture."""
+"""The report of a benchmark: its results as a JSON file, a table and a plot."""
 
 import io
 import json
@@ -11,13 +11,13 @@ from rich.table import Table
 from terra.benchmark.case import BANDWIDTH, result_path, write_json
 from terra.benchmark.measure import spread
 from terra.benchmark.model import Traffic
-from terra.benchmark.plan import DROPPED, Case, Workload
+from terra.benchmark.plan import NUM_WARMUP_FRAMES, Case, Workload
 
-_RIVALS = {"hf_generate": "against (a)", "vllm_article": "against (b)"}
+_BASELINES = {"hf_generate": "vs Hugging Face generate", "vllm_eager_per_frame": "vs vLLM per frame"}
 
 
 def write_report(folder: Path, plan: dict[str, Any], cases: list[Case], failures: dict[str, str]) -> str:
-    """Write benchmark.json, .txt and .png from the results that are there, and return the table."""
+    """Write benchmark.json, .txt and .png from the results in `folder`, and return the table as text."""
     path = result_path(folder, BANDWIDTH, BANDWIDTH)
     rates = json.loads(path.read_text()) if path.exists() else None
     bandwidth = {kind: spread(values) for kind, values in rates.items()} if rates else None
@@ -28,9 +28,9 @@ def write_report(folder: Path, plan: dict[str, Any], cases: list[Case], failures
         if result_path(folder, case.name, workload.name).exists()
     ]
     for row in rows:
-        for rival in _RIVALS:
-            other = [r for r in rows if (r["case"], r["place"]) == (rival, row["place"])]
-            row["against"][rival] = row["frames_per_second"] / other[0]["frames_per_second"] if other else None
+        for baseline in _BASELINES:
+            other = [r for r in rows if (r["case"], r["window_part"]) == (baseline, row["window_part"])]
+            row["speedup"][baseline] = row["frames_per_second"] / other[0]["frames_per_second"] if other else None
     about = {key: plan[key] for key in ("device_name", "dtype", "world_model", "traffic")}
     write_json(folder / "benchmark.json", about | {"bandwidth": bandwidth, "rows": rows, "failures": failures})
     text = _table(about, bandwidth, rows, failures)
@@ -45,7 +45,7 @@ def _row(
 ) -> dict[str, Any]:
     repeats = json.loads(result_path(folder, case.name, workload.name).read_text())["repeats"]
     seconds = spread([value for repeat in repeats for value in repeat["seconds"]])
-    before = workload.num_context + DROPPED + (workload.num_frames - 1) / 2
+    before = workload.num_context + NUM_WARMUP_FRAMES + (workload.num_frames - 1) / 2
     moved = Traffic(**plan["traffic"]).frame_bytes(
         workload.rollouts,
         before,
@@ -60,7 +60,7 @@ def _row(
         "label": case.label,
         "way": workload.way,
         "rollouts": workload.rollouts,
-        "place": workload.place,
+        "window_part": workload.window_part,
         "frames_before": before,
         "seconds_per_frame": seconds,
         "first_frame_seconds": spread([repeat["first"] for repeat in repeats]),
@@ -69,7 +69,7 @@ def _row(
         "roofline_seconds": roofline,
         "roofline_share": roofline / seconds["median"] if roofline else None,
         "timed_tokens": repeats[0].get("timed_tokens"),
-        "against": {},
+        "speedup": {},
     }
 
 
@@ -82,7 +82,7 @@ def _table(
         title += f"; memory reads {read['median'] / 1e9:.1f} GB/s ({read['low'] / 1e9:.1f} to {read['high'] / 1e9:.1f})"
         title += f", copies {copy['median'] / 1e9:.1f} GB/s"
     table = Table(title=title)
-    for name in ("case", "way", "place"):
+    for name in ("case", "way", "window part"):
         table.add_column(name)
     for name in (
         "rollouts",
@@ -90,7 +90,7 @@ def _table(
         "quartiles",
         "n",
         "frames/s",
-        *_RIVALS.values(),
+        *_BASELINES.values(),
         "of roofline",
         "first frame s",
     ):
@@ -101,13 +101,13 @@ def _table(
         table.add_row(
             row["label"],
             row["way"],
-            row["place"],
+            row["window_part"],
             str(row["rollouts"]),
             f"{seconds['median']:.4g}",
             f"{seconds['low']:.4g} to {seconds['high']:.4g}",
             str(seconds["count"]),
             f"{row['frames_per_second']:.4g}",
-            *(f"{times:.2f}x" if (times := row["against"][rival]) else "" for rival in _RIVALS),
+            *(f"{times:.2f}x" if (times := row["speedup"][baseline]) else "" for baseline in _BASELINES),
             f"{share:.0%}" if share else "",
             f"{row['first_frame_seconds']['median']:.4g}",
         )
@@ -116,7 +116,8 @@ def _table(
     notes = [f"not measured: {name}: {reason}" for name, reason in failures.items()]
     extrapolated = {row["timed_tokens"] for row in rows if row["timed_tokens"]}
     if extrapolated:
-        notes.append(f"(a) timed for {min(extrapolated)} of {about['traffic']['image_tokens']} tokens of each frame")
+        total = about["traffic"]["image_tokens"]
+        notes.append(f"Hugging Face generate: timed for {min(extrapolated)} of {total} tokens of each frame")
     return console.export_text() + "".join(f"{note}\n" for note in notes)
 
 
@@ -125,7 +126,7 @@ def _plot(path: Path, about: dict[str, Any], rows: list[dict[str, Any]]) -> None
 
     figure = Figure(figsize=(11, 0.32 * len(rows) + 1.6), layout="constrained")
     axes = figure.subplots()
-    names = [f"{row['label']}, {row['way']}, {row['rollouts']} at the {row['place']}" for row in rows]
+    names = [f"{row['label']}, {row['way']}, {row['rollouts']} at the {row['window_part']}" for row in rows]
     rates = [row["frames_per_second"] for row in rows]
     # Equal measurements give quartiles that differ by a rounding, to either side.
     spreads = [(row["rollouts"], row["seconds_per_frame"]) for row in rows]

@@ -1,4 +1,4 @@
-"""The benchmark from outside: plans the cases, runs each in a process with a time limit, reports as results come."""
+"""`terra benchmark`: plans the cases, runs each one in a process with a time limit, and reports after each case."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class BenchmarkSettings(Settings):
-    """The whole of conf/benchmark.yaml, which says what the settings mean."""
+    """The settings of conf/benchmark.yaml, which says what each of them means."""
 
     model: ModelFolder | None = None
     tokenizer: TokenizerSettings | None
@@ -40,7 +40,7 @@ class BenchmarkSettings(Settings):
     num_frames: Count
     repeats: Count
     repeats_many: Count
-    rival_tokens: Count | None
+    baseline_tokens: Count | None
     max_seconds: Positive
     case_seconds: Positive
     bandwidth_mib: dict[str, Count]
@@ -55,13 +55,13 @@ def run(settings: BenchmarkSettings) -> None:
 
 
 def benchmark(values: dict[str, Any]) -> str:
-    """Measure what `values` (conf/benchmark.yaml) ask for and return the table as text.
+    """Measure the cases of `values` (the settings of conf/benchmark.yaml) and return the table as text.
 
-    The output folder holds plan.json, results/, logs/, benchmark.json, benchmark.txt and benchmark.png. Results that
-    are there are kept, so the same command goes on where it was stopped; failures are tried again.
+    The output folder holds plan.json, results/, logs/, benchmark.json, benchmark.txt and benchmark.png. Existing
+    results are kept, so the same command continues where it was stopped; failed workloads are tried again.
 
     Raises:
-        ConfigError: a value that is not possible, or a folder that holds another plan's results.
+        ConfigError: an impossible value, or a folder that holds another plan's results.
     """
     begun = monotonic()
     folder = Path(values["output"])
@@ -80,7 +80,7 @@ def benchmark(values: dict[str, Any]) -> str:
             reason = _run_process(folder, name, limit)
             still = [w for w in left if not result_path(folder, name, w).exists()]
             if still:
-                # What was under way is given up; a new process goes on with the others.
+                # The workload that was being measured is given up; a new process continues with the others.
                 failures[f"{name}__{still[0]}"] = reason
                 logger.warning("%s: %s: %s", name, still[0], reason)
                 workloads = [w for w in workloads if w != still[0]] if len(still) < len(left) else []
@@ -125,7 +125,7 @@ def _plan(values: dict[str, Any], folder: Path) -> tuple[dict[str, Any], list[Ca
         "element": element,
         "traffic": dataclasses.asdict(traffic),
         "kv_bytes_per_rollout": traffic.kv * element * spec.layout.max_length,
-        "rival_tokens": values["rival_tokens"],
+        "baseline_tokens": values["baseline_tokens"],
         "bandwidth_bytes": values["bandwidth_mib"][device] * 2**20,
         "vllm": values["vllm"],
         "cases": [dataclasses.asdict(case) for case in cases],
@@ -147,14 +147,18 @@ def _keep_plan(folder: Path, plan: dict[str, Any]) -> None:
 
 
 def _same_engine(case: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether results of both can stand in one table: the same engine, and no workload of one name that differs."""
-    theirs = {(w["way"], w["rollouts"], w["place"]): w for w in other["workloads"]}
-    alike = all(theirs.get((w["way"], w["rollouts"], w["place"]), w) == w for w in case["workloads"])
-    return alike and all(case[key] == other[key] for key in case if key != "workloads")
+    """Whether results of two plans' cases can share a table: equal engines, and equal workloads of equal names."""
+    theirs = {_workload_key(workload): workload for workload in other["workloads"]}
+    same_workloads = all(theirs.get(_workload_key(workload), workload) == workload for workload in case["workloads"])
+    return same_workloads and all(case[key] == other[key] for key in case if key != "workloads")
+
+
+def _workload_key(workload: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(workload.get(key) for key in ("way", "rollouts", "window_part"))
 
 
 def _run_process(folder: Path, name: str, limit: float) -> str:
-    """Run a case; an empty string, or why it ended early."""
+    """Run a case in a process; return an empty string, or why the process ended early."""
     log = folder / "logs" / f"{name}.txt"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as output:

@@ -1,4 +1,4 @@
-"""The border between the pipeline and whatever predicts tokens: an engine opens sessions, a session makes frames.
+"""Defines the interface of engines: an engine opens sessions, a session generates the tokens of frames.
 
 A session is one live rollout within one window of the model: one action in, one frame's tokens out. An engine owns
 the weights, the device and the KV cache, and carries many sessions at once. The protocol is asynchronous once; the
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """What the pipeline must know of an engine's model.
+    """The facts about an engine's model that the pipeline needs.
 
     Attributes:
         layout: where the image tokens and action slots of a window stand.
@@ -87,7 +87,7 @@ class Session(Protocol):
         ...
 
     def run(self, actions: Actions) -> AsyncIterator[FrameTokens]:
-        """Apply several actions known beforehand and give each frame as it is done.
+        """Apply several actions known beforehand and yield each frame's tokens as soon as they are sampled.
 
         The same tokens as a `step` for each action, with nothing to wait for between frames.
 
@@ -114,7 +114,7 @@ class Engine(Protocol):
     def failure(self) -> str | None:
         """Why the engine stopped by itself, in one line; None while it works, and after a `close`.
 
-        An engine that has failed serves nobody any more: whoever waits and whoever comes gets an `EngineError`.
+        A failed engine raises `EngineError` to all waiting and all later callers.
         """
         ...
 
@@ -135,7 +135,7 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Free the weights and the device, without blocking the event loop. Closing twice does nothing.
 
-        Whoever waits for a frame gets an `EngineError` at once.
+        Every caller that waits for a frame gets an `EngineError` at once.
         """
         ...
 

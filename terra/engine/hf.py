@@ -1,4 +1,4 @@
-"""The engine on Hugging Face transformers: the reference that the others are compared with, on any torch device."""
+"""The engine on Hugging Face transformers: the reference for all other engines, on any torch device."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,7 +28,7 @@ class Window(Protocol):
 
 
 class ModelThread:
-    """A world model and the one thread that runs it: sessions take turns, a frame each, and the event loop stays free.
+    """A world model and the one thread that runs the model: sessions take turns of a frame each.
 
     Args:
         checkpoint: a checkpoint folder.
@@ -37,7 +37,7 @@ class ModelThread:
 
     Attributes:
         model: the world model.
-        spec: its geometry and rates.
+        spec: the model's geometry and rates.
 
     Raises:
         ConfigError: no such dtype or device.
@@ -57,7 +57,7 @@ class ModelThread:
         return EngineCounters(prefilled=self._prefilled, sampled=self._sampled)
 
     def check_open(self) -> None:
-        """Refuse to go on after `close`.
+        """Raise an error after `close`.
 
         Raises:
             EngineError: the engine is closed.
@@ -82,7 +82,7 @@ class ModelThread:
         return window.next_frame(action)
 
     async def close(self) -> None:
-        """Stop the frame that is being decoded, fail those that wait, and free the weights."""
+        """Stop the frame that is being decoded, fail the waiting sessions, and free the weights."""
         self._closed = True
         await asyncio.to_thread(self._free)
 
@@ -96,7 +96,7 @@ class HFSession:
 
     Args:
         thread: runs the model.
-        prompt: what the window begins with.
+        prompt: context frames of the window, and the actions between them.
         window: made from the prompt, with an empty KV cache.
     """
 
@@ -204,7 +204,7 @@ class _SequentialWindow:
         return rearrange(frame, "(rows cols) -> rows cols", rows=self._rows)
 
     def _feed(self, ids: Tensor, actions: Tensor | None) -> Tensor:
-        """Logits over the image tokens after the last of `ids`, which join the cache."""
+        """Add `ids` to the KV cache; returns the logits over the image tokens after the last of them."""
         self._thread.check_open()
         output = self._thread.model(
             input_ids=ids, actions=actions, past_key_values=self._cache, use_cache=True, logits_to_keep=1

@@ -1,4 +1,4 @@
-"""The engine that repeats the last frame: the honest baseline, and a weightless engine for tests and notebooks."""
+"""The engine that repeats the last frame: a baseline, and an engine without weights for tests and notebooks."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

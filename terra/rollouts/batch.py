@@ -1,4 +1,4 @@
-"""What `terra-rollout` does: check all, have what the manifest asks for made, write the index."""
+"""The command `terra rollout`: checks everything, has the manifest's rollouts made, and writes the index."""
 
 import functools
 import logging
@@ -26,9 +26,9 @@ _NEEDED_BYTES = 64 << 20
 
 
 def run(settings: BatchSettings) -> int:
-    """Make all rollouts that are not there yet, and return the exit code.
+    """Make all missing rollouts, and return the exit code.
 
-    0 all are done, 3 some failed, 128 + n interrupted by signal n after what was begun is written.
+    Exit codes: 0 all are done, 3 some failed, 128 + n interrupted by signal n after begun rollouts are written.
 
     Raises:
         TerraError: anything wrong with the configuration, the manifest as a whole, the engine or the output folder.
@@ -67,7 +67,7 @@ def run(settings: BatchSettings) -> int:
 def _finish(
     spec: PipelineSpec, folder: RolloutFolder, settings: RolloutSettings, tally: Tally, score: Score | None
 ) -> None:
-    """What is derived from all futures of a line: which is the best, and their grid."""
+    """Write what follows from all futures of a line: which one is the best, and their grid."""
     if score is not None:
         build = functools.cache(spec.build_decoder)  # most runs have scored all when they made it
 
@@ -86,7 +86,7 @@ def _defaults(settings: RolloutSettings) -> dict[str, Any]:
 
 
 def _lines(settings: RolloutSettings) -> Iterator[tuple[list[str], int]]:
-    """The names of each line's rollouts, and the line's number."""
+    """The rollouts' names and the number of each line of the manifest."""
     for line in read_lines(settings.manifest):
         yield rollout_names(line, settings), line.number
 

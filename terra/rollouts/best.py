@@ -1,4 +1,4 @@
-"""The best of the futures that a line asks for, by a scoring function of the user's."""
+"""Scores rollouts with the user's function, and finds the best future of each line of the manifest."""
 
 import importlib
 import json
@@ -23,10 +23,10 @@ class Score:
     """A user's function of (frames in [-1, 1], tokens, actions) that gives a number; the highest is the best.
 
     Args:
-        name: where it is: "package.module:function".
+        name: "package.module:function".
 
     Raises:
-        ConfigError: nothing there that can be called.
+        ConfigError: the name is not of a function.
     """
 
     def __init__(self, name: str) -> None:
@@ -78,7 +78,7 @@ def score_all(
     decode: Callable[[TokenGrid], Frames],
     fail: Callable[[str, int, str], None],
 ) -> None:
-    """Score what was made with another function, or none; `fail` is told (name, line, reason) where that is not to be.
+    """Score the rollouts that another function scored, or none; `fail` gets (name, line, reason) of each failure.
 
     Raises:
         OutputError: a file can't be read or written.
@@ -94,9 +94,9 @@ def score_all(
 
 
 def write_best(folder: RolloutFolder, lines: Iterable[tuple[list[str], int]], score: Score) -> None:
-    """Write best.json: of each line that has scored futures the best one's name and seed, and all scores.
+    """Write best.json: for each line with scored futures the best one's name and seed, and all scores.
 
-    Of equal ones the first counts. One line of the manifest is in memory at a time.
+    Of equal scores the first one wins. One line of the manifest is in memory at a time.
 
     Raises:
         OutputError: a file can't be read or written.

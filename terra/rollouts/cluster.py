@@ -1,4 +1,4 @@
-"""A batch on Ray: one process reads the manifest and keeps the books, workers with an engine each make the rollouts.
+"""Runs a batch on Ray: one process reads the manifest and records results, workers with an engine each do the work.
 
 Data parallelism is one worker a GPU, not vLLM's own: its replicas sit behind one front end for the sake of models whose
 experts are spread over them, and one dead replica ends them all. Ours share nothing, so a dead one is replaced while
@@ -53,10 +53,10 @@ class _Numbers(Settings):
 
 
 class RayCluster:
-    """Where and how many the workers are; see conf/cluster/ray.yaml.
+    """Runs a batch's workers on a Ray cluster; see conf/cluster/ray.yaml.
 
     Raises:
-        ConfigError: a number of workers, GPUs, CPUs or restarts that is none.
+        ConfigError: a number of workers, GPUs, CPUs or restarts that is out of range.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class RayCluster:
         tally: Tally,
         on_progress: Callable[[], None],
     ) -> int | None:
-        """Make what is missing in an open folder; the signal that interrupted it, if one did.
+        """Make the missing rollouts of an open folder; returns the signal that interrupted the run, if one did.
 
         Raises:
             ConfigError: no such cluster, or too small a one.
@@ -107,7 +107,7 @@ class RayCluster:
             raise ConfigError(f"cluster.address={self._address}: expected a Ray cluster, got: {reason}") from None
 
     def _size(self, spec: PipelineSpec) -> tuple[int, int]:
-        """Workers, and GPUs of each. Raises ConfigError."""
+        """Numbers of workers and of GPUs for each worker. Raises ConfigError."""
         there = ray.cluster_resources()
         have_gpus, have_cpus = int(there.get("GPU", 0)), there.get("CPU", 0.0)
         gpus = self._gpus if self._gpus is not None else spec.gpus if have_gpus else 0
@@ -123,8 +123,8 @@ class RayCluster:
         return workers, gpus
 
 
-class _Seat:
-    """A worker process while it lives. `died` has the reason when it does not any more."""
+class _WorkerHandle:
+    """A living worker process. `died` is resolved with the reason when the process has died."""
 
     def __init__(self, actor: Any) -> None:
         self.actor, self.has_started = actor, False
@@ -136,7 +136,7 @@ class _Seat:
 
 
 class _Run:
-    """One run over the manifest. A free place in a worker is a `_Seat` in a queue, once for each place."""
+    """One run over the manifest. The queue `_free` holds a worker's handle once for each rollout it has room for."""
 
     def __init__(
         self,
@@ -152,17 +152,17 @@ class _Run:
         paths = {name: getattr(settings, name).absolute() for name in ("manifest", "output")}
         root = None if settings.context_root is None else settings.context_root.absolute()
         own = vars(settings) | paths | {"context_root": root}
-        settings = RolloutSettings.from_values(own)  # what a worker needs
+        settings = RolloutSettings.from_values(own)  # absolute paths, since workers run elsewhere
         self._arguments = (spec, settings, folder.settings)
         self._options, self._num_workers, self._max_restarts = options, num_workers, max_restarts
         self._folder, self._tally, self._on_progress = folder, tally, on_progress
         left = max(1, tally.total - folder.count_made())
-        # No worker takes what another could begin at once; further ones wait in the worker, so that it never does.
+        # Rollouts wait in a worker, so that its engine never idles, but none that another worker could begin at once.
         most = settings.at_once + 2 * settings.workers
         self._places = min(most, math.ceil(left / num_workers))
         self._jobs = ClaimedJobs(settings, folder, tally)
         self._stopping = Stopping(self._drain)
-        self._alive: set[_Seat] = set()
+        self._alive: set[_WorkerHandle] = set()
         self._claims: set[Claim] = set()
 
     @property
@@ -171,9 +171,9 @@ class _Run:
         return self._stopping.signal
 
     async def run(self) -> None:
-        """Make all, as `BatchRunner.run` does."""
+        """Make all missing rollouts, as `BatchRunner.run` does."""
         _allow_open_files(self._num_workers * self._places + _SPARE_FILES)
-        self._free: asyncio.Queue[_Seat | None] = asyncio.Queue()
+        self._free: asyncio.Queue[_WorkerHandle | None] = asyncio.Queue()
         reader = ThreadPoolExecutor(1, thread_name_prefix="terra-manifest")
         try:
             with self._stopping.listening():
@@ -197,43 +197,43 @@ class _Run:
     async def _make_all(self, reader: ThreadPoolExecutor) -> None:
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:
-            while (seat := await self._free_seat()) is not None:
+            while (worker := await self._free_worker()) is not None:
                 taken = await loop.run_in_executor(reader, self._next)
                 if taken is None:
                     return
-                group.create_task(self._make(seat, *taken))
+                group.create_task(self._make(worker, *taken))
 
     def _next(self) -> tuple[Job, Claim] | None:
         taken = next(self._jobs, None)
         if taken is not None:
-            self._claims.add(taken[1])  # here, lest it be forgotten when nobody waits for this any more
+            self._claims.add(taken[1])  # registered in this thread: the awaiting task may be cancelled
         return taken
 
-    async def _free_seat(self) -> _Seat | None:
-        """A place in a worker that lives; None when the run is to end."""
+    async def _free_worker(self) -> _WorkerHandle | None:
+        """A living worker that can take a rollout; None when the run is to end."""
         while True:
-            seat = await self._free.get()
-            if seat is None:
-                self._free.put_nowait(None)  # for the next who asks
+            worker = await self._free.get()
+            if worker is None:
+                self._free.put_nowait(None)  # for the next caller
                 return None
-            if not seat.died.done():
-                return seat
+            if not worker.died.done():
+                return worker
 
-    async def _make(self, seat: _Seat, job: Job, claim: Claim) -> None:
-        """Have a rollout made, by another worker if one dies."""
+    async def _make(self, worker: _WorkerHandle, job: Job, claim: Claim) -> None:
+        """Have a rollout made, by another worker if the first one dies."""
         try:
             while True:
-                outcome = await _ask(seat, job)
+                outcome = await _ask(worker, job)
                 if outcome is not None:
-                    self._free.put_nowait(seat)
+                    self._free.put_nowait(worker)
                     break
-                if self._folder.is_done(job):  # it died with its last word unsaid
+                if self._folder.is_done(job):  # the worker died after it published the rollout
                     outcome = Outcome("done")
                     break
-                other = await self._free_seat()
+                other = await self._free_worker()
                 if other is None:
                     return
-                seat = other
+                worker = other
             self._note(job, outcome)
         finally:
             claim.release()
@@ -248,19 +248,19 @@ class _Run:
         self._on_progress()
 
     async def _keep(self, index: int) -> None:
-        """Start a worker, and another one whenever it dies."""
+        """Start a worker, and replace the worker whenever it dies."""
         make_actor: Any = ray.remote(Worker).options(**self._options, max_concurrency=self._places + 4)
         for deaths in itertools.count():
             actor = make_actor.remote(*self._arguments)
-            seat = _Seat(actor)
-            self._alive.add(seat)
-            await _start(seat, is_first=deaths == 0)
-            if not seat.died.done():
-                seat.has_started = True
+            worker = _WorkerHandle(actor)
+            self._alive.add(worker)
+            await _start(worker, is_first=deaths == 0)
+            if not worker.died.done():
+                worker.has_started = True
                 for _ in range(self._places):
-                    self._free.put_nowait(seat)
-            reason = await seat.died
-            self._alive.discard(seat)
+                    self._free.put_nowait(worker)
+            reason = await worker.died
+            self._alive.discard(worker)
             ray.kill(actor)
             if deaths == self._max_restarts:
                 raise EngineError(f"worker {index}: died {deaths + 1} times, the last time: {reason}")
@@ -270,42 +270,42 @@ class _Run:
     def _drain(self) -> None:
         self._jobs.stop()
         self._free.put_nowait(None)
-        for seat in self._alive:
-            seat.actor.drain.remote()
+        for worker in self._alive:
+            worker.actor.drain.remote()
 
     async def _close(self) -> None:
-        # Else a worker that the cluster has no place for would be waited for.
-        closing = [seat.actor.close.remote() for seat in self._alive if seat.has_started]
+        # Only started workers: the cluster may never have resources for the others.
+        closing = [worker.actor.close.remote() for worker in self._alive if worker.has_started]
         with suppress(RayActorError, TimeoutError):
             await asyncio.wait_for(asyncio.gather(*closing), _CLOSE_SECONDS if not self._stopping else 1.0)
-        for seat in self._alive:
-            ray.kill(seat.actor)
+        for worker in self._alive:
+            ray.kill(worker.actor)
 
 
-async def _start(seat: _Seat, *, is_first: bool) -> None:
+async def _start(worker: _WorkerHandle, *, is_first: bool) -> None:
     try:
-        error = await seat.actor.start.remote()
+        error = await worker.actor.start.remote()
     except RayActorError as died:
-        seat.give_up(_first_line(died))
+        worker.give_up(_first_line(died))
         return
     if error is not None and (is_first or not isinstance(error, EngineError)):
         raise error
-    if error is not None:  # such as a GPU whose memory the dead one has not let go of yet
-        seat.give_up(str(error))
+    if error is not None:  # such as a GPU whose memory the dead worker has not freed yet
+        worker.give_up(str(error))
 
 
-async def _ask(seat: _Seat, job: Job) -> Outcome | None:
-    """What became of a rollout; None if its worker died meanwhile. Raises OutputError."""
+async def _ask(worker: _WorkerHandle, job: Job) -> Outcome | None:
+    """Have a worker make a rollout; returns the outcome, None if the worker died meanwhile. Raises OutputError."""
     try:
-        outcome = await seat.actor.make.remote(job)
+        outcome = await worker.actor.make.remote(job)
     except RayActorError as died:
-        seat.give_up(_first_line(died))
+        worker.give_up(_first_line(died))
         return None
     if outcome.status != "broken":
         return outcome
     if isinstance(outcome.error, OutputError):
         raise outcome.error
-    seat.give_up(str(outcome.error))
+    worker.give_up(str(outcome.error))
     return None
 
 
@@ -314,7 +314,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _allow_open_files(wanted: int) -> None:
-    """Each claim is an open file."""
+    """Raise the process's limit of open files to `wanted`, because each claim is an open file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

@@ -1,4 +1,4 @@
-"""Which bytes the rollouts of a batch start from; each file is hashed once for the lines that share it."""
+"""Hashes the input files of a batch's rollouts, each file once for all lines that share the file."""
 
 from functools import lru_cache
 
@@ -9,14 +9,14 @@ _REMEMBERED = 4096  # contexts and trajectories whose hash is kept
 
 
 class Fingerprints:
-    """Hashes files, each once as long as it is remembered."""
+    """Hashes input files and remembers the last hashes."""
 
     def __init__(self) -> None:
         self._context = lru_cache(_REMEMBERED)(context_sha256)
         self._file = lru_cache(_REMEMBERED)(lambda path: files_sha256([path]))
 
     def of(self, job: Job) -> dict[str, str]:
-        """As `terra.rollout.inputs_sha256`: without the hashes of files that can't be read (any more)."""
+        """The hashes of a job's inputs, as `terra.rollout.inputs_sha256`: without those of unreadable files."""
         found = {
             "context_sha256": self._context(job.contexts, job.num_context),
             "trajectory_sha256": None if job.trajectory is None else self._file(job.trajectory),

@@ -1,4 +1,4 @@
-"""The folder of a batch, whose every file is whole at any moment:
+"""Reads and writes the output folder of a batch, each of whose files is complete at any moment:
 
     rollouts/ID/     video.mp4, tokens.safetensors, rollout.json; appears by renaming, complete
     failed/ID.json   why a rollout could not be made, the last time it was tried ("line+N": a line without an id)
@@ -34,7 +34,7 @@ FORMAT = "terra-rollouts"
 
 
 def recorded_settings(path: Path) -> dict[str, Any] | None:
-    """What the rollouts of an earlier run's folder were made with, see `RolloutFolder`; None in a new folder.
+    """The settings of an earlier run's folder, see `RolloutFolder`; None for a new folder.
 
     Raises:
         OutputError: the folder's run.json is damaged.
@@ -63,7 +63,7 @@ class RolloutFolder:
         """Work in the folder, together with other processes of the same settings.
 
         Raises:
-            OutputError: it can't be written, or holds something else.
+            OutputError: the folder can't be written, or holds something else.
             ConfigError: rollouts of other settings are in it and are not to be redone or kept, or a process that makes
                 such is at work.
         """
@@ -84,10 +84,10 @@ class RolloutFolder:
             self._tidy()
 
     def is_done(self, job: Job) -> bool:
-        """Whether the rollout is there, and is to stay.
+        """Whether the rollout exists and is to be kept.
 
         Raises:
-            ConfigError: it was made from another line, other files or with other settings, which is refused.
+            ConfigError: on_change is "refuse", and the rollout was made from another line, other files or settings.
         """
         path = self.rollout(job.name) / RECORD
         if not path.exists():
@@ -113,11 +113,11 @@ class RolloutFolder:
         return True
 
     def rollout(self, name: str) -> Path:
-        """Where a rollout is, or will be."""
+        """The path of a rollout's folder."""
         return self._rollouts / name
 
     def has(self, name: str) -> bool:
-        """Whether a rollout is there, and counts."""
+        """Whether a rollout exists and counts as done."""
         return (self.rollout(name) / RECORD).exists() and not self._failure_path(name).exists()
 
     def fingerprint(self, job: Job) -> dict[str, str]:
@@ -125,19 +125,19 @@ class RolloutFolder:
         return self._fingerprints.of(job)
 
     def count_made(self) -> int:
-        """How many rollouts are there, of whatever manifest. Raises OutputError."""
+        """Number of finished rollouts in the folder, of any manifest. Raises OutputError."""
         try:
             return sum(1 for _ in os.scandir(self._rollouts))
         except OSError as error:
             raise OutputError(f"{self._rollouts}: expected a readable folder, got: {error.strerror}") from None
 
     def claim(self, job: Job) -> Claim | None:
-        """The right to make a rollout, or None while another process has it. Raises OutputError."""
+        """Claim the right to make a rollout; None while another process holds the claim. Raises OutputError."""
         make_folder(self._claims)
         return Claim.take(self._claims / f"{job.name}.claim")
 
     def publish(self, job: Job, write: Callable[[Path], None]) -> None:
-        """Let `write` fill a folder, which then becomes the rollout's. For the holder of the claim alone.
+        """Let `write` fill a temporary folder, then rename it to the rollout's. Only for the holder of the claim.
 
         Raises:
             OutputError: the disk is full, or a file can't be written.
@@ -187,7 +187,7 @@ class RolloutFolder:
             raise OutputError(f"{path}: expected a writable file, got: {error.strerror or error}") from None
 
     def write_index(self, rollouts: Iterable[tuple[str, int]]) -> dict[str, int]:
-        """Write index.jsonl for (name, line) of all rollouts; how many of each status: done, failed, pending.
+        """Write index.jsonl for (name, line) of all rollouts; returns the counts by status: done, failed, pending.
 
         Raises:
             OutputError: a file can't be written or read.
@@ -235,7 +235,7 @@ class RolloutFolder:
         write_json(path, content)
 
     def _tidy(self) -> None:
-        """Remove what dead processes left, if nobody else is at work."""
+        """Remove claims and partial rollouts of dead processes, unless another process is at work."""
         lock = Lock.alone(self.path / ".lock")
         if lock is not None:
             for folder in (self._claims, self._partial):
@@ -244,7 +244,7 @@ class RolloutFolder:
 
 
 def _batch(record: dict[str, Any]) -> dict[str, Any]:
-    """What the batch noted in a rollout's record; records without a version have it beside all else."""
+    """The key `batch` of a rollout's record; a record without a version has its keys at the top level."""
     return record.get("batch") or record
 
 
@@ -266,7 +266,7 @@ def _short(value: object) -> str:
 
 
 def _sync(folder: Path) -> None:
-    """Have the folder's files on the disk before its name is: a power cut must not leave empty files behind it."""
+    """Flush the folder's files to disk before it is renamed: a power cut must not leave empty files."""
     for path in (*folder.iterdir(), folder):
         descriptor = os.open(path, os.O_RDONLY)
         try:

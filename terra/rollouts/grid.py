@@ -1,4 +1,4 @@
-"""The futures of one line beside each other, in one video."""
+"""Draws the futures of one line of the manifest side by side in one video."""
 
 import math
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ _BACKGROUND, _TEXT = (16, 20, 27), (236, 240, 245)
 
 
 def write_grids(folder: RolloutFolder, lines: Iterable[tuple[list[str], int]]) -> None:
-    """Write grids/ID.mp4 for each line of several futures that are all there, unless it is younger than they are.
+    """Write grids/ID.mp4 for each line whose several futures are all done, unless the grid is newer than they are.
 
     Raises:
         OutputError: a file can't be written.
@@ -43,7 +43,7 @@ def write_grid(videos: list[Path], labels: list[str], path: Path) -> None:
     """Write MP4s of one size, rate and length as tiles of one MP4, row by row, each with its label; a frame at a time.
 
     Raises:
-        OutputError: it can't be written.
+        OutputError: the grid can't be written.
         VideoError: a video can't be read.
     """
     info = probe_video(videos[0])

@@ -1,4 +1,4 @@
-"""What the rollouts of a batch start from: lines that share a context share its tokens too."""
+"""Loads the inputs of a batch's rollouts; lines that share a context share the tokens, too."""
 
 import asyncio
 from collections import OrderedDict
@@ -17,10 +17,10 @@ from tokenizer import Frames, TokenGrid
 
 
 class InThread(Protocol):
-    """Runs work in the threads of that name, and gives what it returns."""
+    """Runs work in the thread pool of a name, and returns the work's result."""
 
     def __call__(self, threads: str, work: Callable[[], Any], /) -> Awaitable[Any]:
-        """Wait for the result."""
+        """Run `work` and wait for its result."""
         ...
 
 
@@ -33,11 +33,11 @@ class _Context:
 
 
 class Inputs:
-    """Loads in the threads "read", and tokenizes.
+    """Loads contexts and trajectories in the threads "read", and tokenizes contexts.
 
     Args:
-        pipeline: whose tokenizer encodes the contexts.
-        num_contexts: how many tokenized contexts to remember, those used last.
+        pipeline: its tokenizer encodes the contexts.
+        num_contexts: number of tokenized contexts to remember, the last used ones.
         in_thread: see `InThread`.
     """
 
@@ -46,7 +46,7 @@ class Inputs:
         self._contexts: OrderedDict[tuple[tuple[str, ...], int], _Context] = OrderedDict()
 
     async def actions(self, job: Job) -> Actions:
-        """One action fewer than the rollout has frames. Raises TrajectoryError."""
+        """The job's actions, one fewer than the rollout has frames. Raises TrajectoryError."""
         return await self._in("read", partial(self._load_actions, job))
 
     async def context(self, job: Job) -> TokenGrid:

@@ -1,4 +1,4 @@
-"""Locks between processes, and claims: files of which each has one holder, until it lets go or dies.
+"""Locks between processes, and claims: lock files, each with one holder until the holder releases it or dies.
 
 The kernel holds the lock (flock) and drops it with the process, kill -9 included, so a dead holder's claim is free at
 once, with no process ids or times to compare. On one host that is certain; across hosts it is as good as the file
@@ -15,21 +15,21 @@ from terra.errors import OutputError
 
 
 class Lock:
-    """A lock on a file, which is made if it is missing and stays. Let go with `release`."""
+    """A lock on a file, which is created if missing and never removed. End the lock with `release`."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path, self._descriptor = path, descriptor
 
     @classmethod
     def wait(cls, path: Path, *, shared: bool) -> Self:
-        """Wait until the lock is to be had: shared with others, or alone. Raises OutputError."""
+        """Wait for the lock, shared or exclusive. Raises OutputError."""
         lock = cls(path, _open(path))
         fcntl.flock(lock._descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         return lock
 
     @classmethod
     def alone(cls, path: Path) -> Self | None:
-        """The lock alone, or None if another has it. Raises OutputError."""
+        """Take the exclusive lock; None if another process holds the lock. Raises OutputError."""
         descriptor = _open(path)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -39,22 +39,22 @@ class Lock:
         return cls(path, descriptor)
 
     def share(self) -> None:
-        """Let others share it from now on."""
+        """Turn the exclusive lock into a shared one."""
         fcntl.flock(self._descriptor, fcntl.LOCK_SH)
 
     def release(self) -> None:
-        """Let go. Releasing twice does nothing."""
+        """Release the lock. Releasing twice does nothing."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 class Claim(Lock):
-    """A lock whose file goes with it, so that a folder of claims lists the work in progress."""
+    """A lock whose file is removed with the lock, so that a folder of claims lists the work in progress."""
 
     @classmethod
     def take(cls, path: Path) -> Self | None:
-        """The claim, or None while another holds it. Raises OutputError."""
+        """Take the claim on a file; None while another process holds it. Raises OutputError."""
         while True:
             lock = cls.alone(path)
             if lock is None:
@@ -65,7 +65,7 @@ class Claim(Lock):
             Lock.release(lock)  # its holder removed the file between our opening and locking it
 
     def release(self) -> None:
-        """Remove the file, then let go. Releasing twice does nothing."""
+        """Remove the file, then release the lock. Releasing twice does nothing."""
         if self._descriptor >= 0:
             self._path.unlink(missing_ok=True)
         super().release()

@@ -1,4 +1,4 @@
-"""How one rollout is made: prepare, generate and decode, write; in threads of their own beside the event loop."""
+"""Makes one rollout in stages: prepare, generate and decode, write; blocking work runs in thread pools."""
 
 import asyncio
 import itertools
@@ -34,7 +34,7 @@ _T = TypeVar("_T")
 
 @dataclass(eq=False)
 class Work:
-    """A rollout on its way through the stages; `claim` is the right to make it, where this process has it."""
+    """A rollout on its way through the stages; `claim` is the right to make it, None in a Ray worker."""
 
     job: Job
     claim: Claim | None = None
@@ -50,10 +50,10 @@ class RolloutMaker:
     """The stages `prepare`, `generate` and `finish`, to be called in this order; each carries many rollouts at once.
 
     Args:
-        pipeline: makes them; stays open.
-        folder: where they go.
-        settings: threads, retries, what is remembered.
-        on_frame: called for each frame generated.
+        pipeline: generates the rollouts; stays open.
+        folder: the batch's output folder.
+        settings: numbers of threads, retries and remembered contexts.
+        on_frame: called for each generated frame.
 
     Raises:
         ConfigError: no such scoring function.
@@ -71,10 +71,10 @@ class RolloutMaker:
     async def attempt(
         self, work: Work, step: Callable[[Work], Awaitable[None]], is_stopping: Callable[[], bool]
     ) -> str | None:
-        """Take a stage, again after a failure if there are retries; None, or why it failed in the end.
+        """Run a stage, again after a failure while retries are left; None, or why the stage failed in the end.
 
         Raises:
-            EngineError: the engine failed, which concerns all rollouts.
+            EngineError: the engine failed, which affects all rollouts.
             OutputError: the output can't be written, likewise.
         """
         for tried in itertools.count():
@@ -93,7 +93,7 @@ class RolloutMaker:
         return None
 
     async def prepare(self, work: Work) -> None:
-        """Load the trajectory, load and tokenize the context. Raises TerraError for what is wrong with them."""
+        """Load the trajectory, load and tokenize the context. Raises TerraError for bad inputs."""
         started = time.perf_counter()
         job, spec = work.job, self._pipeline.engine.spec
         list(plan_windows(job.num_frames, job.num_context, spec.layout.max_frames, self._settings.overlap))
@@ -105,7 +105,7 @@ class RolloutMaker:
         work.seconds["encode"] = time.perf_counter() - started
 
     async def generate(self, work: Work) -> None:
-        """Make the frames' tokens; decoding may begin. Raises EngineError."""
+        """Generate the frames' tokens; decoding may begin meanwhile. Raises EngineError."""
         assert work.context is not None
         assert work.actions is not None
         started, job = time.perf_counter(), work.job
@@ -118,7 +118,7 @@ class RolloutMaker:
         work.seconds["generate"] = time.perf_counter() - started
 
     async def finish(self, work: Work) -> None:
-        """Wait for the frames, score, write. Raises OutputError, or ConfigError for a score that is none."""
+        """Wait for the decoded frames, score, write. Raises OutputError; ConfigError for a score that is no number."""
         assert work.tokens is not None
         decoding, work.decoding = work.decoding, None
         if decoding is None:  # tried again: decoded anew
@@ -135,11 +135,11 @@ class RolloutMaker:
         work.seconds["write"] = time.perf_counter() - started
 
     async def in_thread(self, threads: str, work: Callable[[], _T]) -> _T:
-        """Run work in the threads of that name."""
+        """Run work in the thread pool of a name."""
         return await asyncio.get_running_loop().run_in_executor(self._threads[threads], work)
 
     def _keep(self, frames: Frames) -> tuple[Pixels, Frames | None]:
-        """The pixels; and, for a score, the frames before they were rounded to 8 bits."""
+        """Keep decoded frames as 8-bit pixels and, for a score, also as they were before rounding."""
         return to_uint8(frames), None if self._score is None else frames.cpu()
 
     def _rate(self, work: Work, frames: Sequence[Frames | None]) -> dict[str, Any]:
@@ -179,11 +179,11 @@ class RolloutMaker:
             writer.finish(work.tokens, work.actions, record)
 
     def close(self) -> None:
-        """Wait for what the threads are at, and end them."""
+        """Wait for the threads' current work, and end the threads."""
         for threads in self._threads.values():
             threads.shutdown(cancel_futures=True)
 
 
 def rounded(seconds: dict[str, float]) -> dict[str, float]:
-    """Seconds to a tenth of a millisecond, for files."""
+    """Round seconds to a tenth of a millisecond, for files."""
     return {name: round(value, 4) for name, value in seconds.items()}

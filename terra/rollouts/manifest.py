@@ -1,4 +1,4 @@
-"""The manifest: JSON lines, each of which asks for a rollout, or for several samples of it.
+"""Reads manifests: JSON lines, each of which requests a rollout, or several samples of one.
 
     {"id": "left-7", "context": "drives/7", "trajectory": "drives/7/left.json", "seed": 3}
 
@@ -46,7 +46,7 @@ _Path = Annotated[Annotated[str, Field(min_length=1)] | None, expecting("a path"
 
 
 class _Fields(Settings):
-    """A line's fields, but for its id and ACT-Bench's paths."""
+    """A line's fields, without its id and ACT-Bench's paths."""
 
     context: _Path = None
     context_frames: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None = None
@@ -76,10 +76,10 @@ class Job:
     """One rollout to make.
 
     Attributes:
-        name: of its folder.
+        name: name of the rollout's folder.
         where: the manifest and the line, for messages.
         line: the line's number from 1.
-        sample: which of the line's samples, from 0.
+        sample: index of the sample within its line, from 0.
         contexts: a folder, glob or video; or the pictures one by one.
         trajectory: the file, and `sample_id` its line; None if `paths` are in the manifest itself.
         request: all that the line and the command's defaults say about the rollout, as JSON has it.
@@ -105,7 +105,7 @@ class Job:
         return self.trajectory is not None and self.trajectory.suffix.lower() == ".jsonl"
 
     def load_trajectory(self) -> Trajectory:
-        """The trajectory, of its own frame rate. Raises TrajectoryError."""
+        """Load the job's trajectory, at the trajectory's own frame rate. Raises TrajectoryError."""
         if self.trajectory is not None:
             return load_trajectory(self.trajectory, sample_id=self.sample_id if self.several_trajectories else None)
         where = f"{self.where}: {PATHS}"
@@ -121,7 +121,7 @@ def sample_seed(seed: int, sample: int) -> int:
 
 
 def read_lines(manifest: Path) -> Iterator[Line]:
-    """The lines that are not blank, one by one: no more than one is in memory. Raises ConfigError."""
+    """Iterate over the lines that are not blank, with one line in memory at a time. Raises ConfigError."""
     try:
         with manifest.open("rb") as file:
             offset = 0
@@ -134,7 +134,7 @@ def read_lines(manifest: Path) -> Iterator[Line]:
 
 
 def read_line(manifest: Path, number: int, offset: int) -> Line:
-    """A line that was read before, again. Raises ConfigError."""
+    """Read a line again. Raises ConfigError."""
     try:
         with manifest.open("rb") as file:
             file.seek(offset)
@@ -144,7 +144,7 @@ def read_line(manifest: Path, number: int, offset: int) -> Line:
 
 
 def count_rollouts(settings: RolloutSettings) -> int:
-    """How many rollouts the manifest asks for; those of a line that can't be parsed fail later.
+    """Number of rollouts that the manifest requests; those of a line that can't be parsed fail later.
 
     Keeps 16 bytes a line while it reads.
 
@@ -170,7 +170,7 @@ def count_rollouts(settings: RolloutSettings) -> int:
 
 
 def rollout_names(line: Line, settings: RolloutSettings) -> list[str]:
-    """The names of the rollouts that a line asks for, whatever else is wrong with it; "line+N" if it has no id."""
+    """The names of a line's rollouts, even if the line has other errors; "line+N" for a line without an id."""
     try:
         record = _parse(line, settings.manifest)
         name = _name(record, "")
@@ -184,7 +184,7 @@ def rollout_names(line: Line, settings: RolloutSettings) -> list[str]:
 
 
 def parse_line(line: Line, settings: RolloutSettings) -> list[Job]:
-    """The rollouts that a line asks for, sample by sample.
+    """The rollouts that a line requests, one for each sample.
 
     Raises:
         TerraError: one line with the place, what was expected and what came.

@@ -1,4 +1,4 @@
-"""How a run stands, as counters in a file that Prometheus reads, without its client."""
+"""Writes a run's progress as a text file of counters for Prometheus, without a Prometheus client library."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ _EVERY_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Metric:
-    """A number under a name, or several that differ in the value of one label.
+    """A named metric: one number, or several numbers that differ in the value of one label.
 
     Attributes:
         name: as Prometheus has it, with the unit at its end: "terra_frames_total", "terra_stage_seconds_total".
@@ -46,7 +46,7 @@ def write_metrics(metrics: Iterable[Metric], path: Path) -> None:
     """Write the metrics as a file, whole at any moment, as node_exporter's textfile collector reads it.
 
     Raises:
-        OutputError: it can't be written.
+        OutputError: the file can't be written.
     """
     with replacing(path) as temporary:
         temporary.write_text(prometheus_text(metrics))
@@ -57,7 +57,7 @@ def _number(value: float) -> str:
 
 
 def tally_metrics(tally: Tally) -> list[Metric]:
-    """The tally as metrics, of this run alone. A server counts its frames under the same name, of other kinds."""
+    """The tally of this run as metrics. A server's frame counter has the same name and other label values."""
     ended = {"done": tally.done, "failed": tally.failed, "reused": tally.reused}
     return [
         Metric("terra_rollouts_total", "Rollouts ended, by how they did.", "counter", ended, "status"),
@@ -69,11 +69,11 @@ def tally_metrics(tally: Tally) -> list[Metric]:
 
 
 class MetricsFile:
-    """Keeps the tally in a file.
+    """Writes the tally to a file from time to time.
 
     Args:
-        path: the file; None for none.
-        tally: what is written.
+        path: the file; None to write nothing.
+        tally: the counters to write.
     """
 
     def __init__(self, path: Path | None, tally: Tally) -> None:
@@ -81,12 +81,12 @@ class MetricsFile:
         self._written = float("-inf")
 
     def update(self) -> None:
-        """Write it, if that was some seconds ago. Raises OutputError."""
+        """Write the file if the last write was some seconds ago. Raises OutputError."""
         if time.monotonic() - self._written >= _EVERY_SECONDS:
             self.write()
 
     def write(self) -> None:
-        """Write it now. Raises OutputError."""
+        """Write the file now. Raises OutputError."""
         if self._path is not None:
             write_metrics(tally_metrics(self._tally), self._path)
             self._written = time.monotonic()

@@ -1,4 +1,4 @@
-"""The stages of a batch, which overlap: prepare, generate, decode, write; a full queue holds back the one before it."""
+"""Runs a batch in this process: overlapping stages prepare, generate, decode, write, with bounded queues between."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -16,7 +16,7 @@ _Queue = asyncio.Queue[Work | None]
 
 
 class ThisProcess:
-    """One engine, here; see conf/cluster/local.yaml."""
+    """Runs a batch with one engine in this process; see conf/cluster/local.yaml."""
 
     def make_rollouts(
         self,
@@ -26,7 +26,7 @@ class ThisProcess:
         tally: Tally,
         on_progress: Callable[[], None],
     ) -> int | None:
-        """Make what is missing in an open folder; the signal that interrupted it, if one did.
+        """Make the missing rollouts of an open folder; returns the signal that interrupted the run, if one did.
 
         Raises:
             CheckpointError: weights that do not fit.
@@ -40,14 +40,14 @@ class ThisProcess:
 class BatchRunner:
     """Makes rollouts in this process until none is left, and counts them in `tally`.
 
-    What concerns one line (its files, its lengths) fails that line, after its retries; what concerns all (the engine,
-    the output folder) ends the run, and its unfinished rollouts are left for the next.
+    An error of one line (its files, its lengths) fails that line, after its retries. An error that concerns all lines
+    (the engine, the output folder) ends the run, and the next run makes the unfinished rollouts.
 
     Args:
-        pipeline: makes them; stays open.
-        folder: opened already.
-        settings: how many at once, and how often again.
-        tally: is kept up to date.
+        pipeline: generates the rollouts; stays open.
+        folder: the opened output folder.
+        settings: numbers of simultaneous rollouts and of retries.
+        tally: updated during the run.
         on_progress: called when the tally has changed, often.
     """
 
@@ -66,7 +66,9 @@ class BatchRunner:
         self._stopping = Stopping(self._jobs.stop)
 
     def run(self) -> int | None:
-        """Make all; after SIGTERM or SIGINT, those in the engine alone, and after a second one none; give the signal.
+        """Make all missing rollouts, and return the signal that interrupted the run, None without.
+
+        A first SIGTERM or SIGINT lets the rollouts in the engine finish, a second one stops at once.
 
         Raises:
             ConfigError: no such scoring function.
@@ -107,7 +109,7 @@ class BatchRunner:
         to: _Queue | None,
         num_next: int,
     ) -> None:
-        """Run a stage's workers, and tell those of the next when all have ended."""
+        """Run a stage's workers, and end the next stage's queue when all of them have ended."""
         async with asyncio.TaskGroup() as group:
             for _ in range(num):
                 group.create_task(work())
@@ -147,7 +149,7 @@ class BatchRunner:
         return work
 
     async def _attempt(self, work: Work, step: Callable[[Work], Coroutine[Any, Any, None]]) -> bool:
-        """Whether a stage went well; if not, the failure is recorded."""
+        """Run a stage of a rollout; returns whether it succeeded, and records a failure."""
         reason = await self._maker.attempt(work, step, lambda: bool(self._stopping))
         if reason is None:
             return True
@@ -167,7 +169,7 @@ class BatchRunner:
 
 
 def first_error(error: BaseException) -> BaseException:
-    """The first error of a group of groups."""
+    """The first error in a nested exception group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -1,4 +1,4 @@
-"""What rollouts to make, how many at once, and what to do when something is not as it was: conf/rollout.yaml."""
+"""The pydantic models of conf/rollout.yaml's settings."""
 
 import os
 from pathlib import Path
@@ -15,19 +15,19 @@ def _half_of_the_cores(workers: object) -> object:
 
 
 class RolloutSettings(Settings):
-    """The whole of conf/rollout.yaml but tokenizer, world model, engine and decoder.
+    """The settings of conf/rollout.yaml without tokenizer, world model, engine and decoder.
 
     Attributes:
         manifest: see `terra.rollouts.manifest`.
         context_root: the folder that relative paths of contexts start from; the manifest's unless given.
         output: see `terra.rollouts.folder`.
-        num_frames, num_context, seed, sampling, num_samples: of lines that don't say; as `terra-generate` has them.
+        num_frames, num_context, seed, sampling, num_samples: defaults of the lines; as in `terra generate`.
         overlap: frames read again when the window slides.
         at_once: sessions open in the engine at once.
         workers: lines prepared, and rollouts written, at once; None takes half as many as there are cores.
         contexts: tokenized contexts remembered, for the lines that share them.
         retries: how often a line that failed is tried again.
-        retry_seconds: how long to wait before that.
+        retry_seconds: how long to wait before another try.
         on_change: what to do with rollouts made with other weights or settings: refuse, redo or keep them.
         grid: write a video of each line's futures beside each other.
         score: "package.module:function" that says which future is the best, see `terra.rollouts.best`; None for none.
@@ -58,15 +58,15 @@ class RolloutSettings(Settings):
 
     @property
     def root(self) -> Path:
-        """Where relative paths of contexts start from."""
+        """The folder that relative paths of contexts start from."""
         return self.manifest.parent if self.context_root is None else self.context_root
 
 
 class BatchSettings(RolloutSettings, PipelineSettings):
-    """The whole of conf/rollout.yaml.
+    """All settings of conf/rollout.yaml.
 
     Attributes:
-        cluster: `_target_` and arguments of what runs the workers: this process, or Ray.
+        cluster: `_target_` and arguments of the class that runs the workers: in this process, or on Ray.
     """
 
     cluster: dict[str, Any]

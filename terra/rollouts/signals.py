@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: the first asks a run to end what is begun, the second to stop at once."""
+"""Handles SIGTERM and SIGINT of a run: after the first, begun rollouts are finished; the second stops at once."""
 
 import asyncio
 import logging
@@ -12,10 +12,10 @@ logger = logging.getLogger(__name__)
 
 
 class Stopping:
-    """Which signal a run was asked to stop with, if any.
+    """Holds the signal that a run received, if any.
 
     Args:
-        on_first: called in the event loop at the first one.
+        on_first: called in the event loop at the first signal.
     """
 
     def __init__(self, on_first: Callable[[], None]) -> None:
@@ -27,7 +27,7 @@ class Stopping:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Listen, in a coroutine, which a second signal cancels. Only the main thread can hear signals."""
+        """Handle signals within the block; a second one cancels the current task. Works in the main thread alone."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

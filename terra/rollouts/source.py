@@ -1,4 +1,4 @@
-"""The rollouts that are still to be made, claimed one by one as the manifest is read."""
+"""Claims the missing rollouts one by one while the manifest is read, and counts what became of them."""
 
 import threading
 import time
@@ -17,16 +17,16 @@ _POLL_SECONDS = 1.0
 
 @dataclass
 class Tally:
-    """How a run stands.
+    """Progress of a run.
 
     Attributes:
-        total: rollouts that the manifest asks for.
-        reused: of them, those that were there, or were made by another process meanwhile.
-        done, failed: in this run.
-        taken: claimed by this process so far.
-        frames: generated in this run.
-        frames_due: to be generated for the rollouts taken.
-        seconds: of each stage, summed over the rollouts done in this run.
+        total: rollouts that the manifest requests.
+        reused: rollouts that existed before, or that another process made meanwhile.
+        done, failed: rollouts that this run finished or gave up.
+        taken: rollouts that this process has claimed so far.
+        frames: frames that this run has generated.
+        frames_due: frames to generate for the claimed rollouts.
+        seconds: seconds of each stage, summed over the rollouts done in this run.
         restarts: workers that died and were replaced.
         failures: the first few reasons.
     """
@@ -44,15 +44,15 @@ class Tally:
 
     @property
     def ended(self) -> int:
-        """Rollouts about which nothing is left to do."""
+        """Number of rollouts that are done, failed or reused."""
         return self.reused + self.done + self.failed
 
 
 class ClaimedJobs:
-    """Iterates over (job, claim) of what is to be made; reads one line at a time, when it is asked for the next.
+    """Iterates over (job, claim) of the missing rollouts; reads the next line only when the next job is requested.
 
-    Rollouts that another process is making are looked at again at the end, until they are made or it is dead; 24 bytes
-    are kept for each of these. `stop` ends the iteration, from any thread.
+    Rollouts that another process is making are looked at again at the end, until they are made or that process is
+    dead; each of them takes 24 bytes. `stop` ends the iteration, from any thread.
     """
 
     def __init__(self, settings: RolloutSettings, folder: RolloutFolder, tally: Tally) -> None:

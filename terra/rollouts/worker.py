@@ -1,4 +1,4 @@
-"""What a Ray worker does: it has an engine of its own and makes the rollouts that it is told to."""
+"""The Ray worker of a batch: owns an engine, and makes the rollouts that `RayCluster` sends."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from terra.rollouts.settings import RolloutSettings
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a rollout ended: done, failed for a reason of its own, left since the run is to end, or the worker broke."""
+    """How a rollout ended: "done", "failed" by itself, "left" because the run ends, or "broken" with the worker."""
 
     status: Literal["done", "failed", "left", "broken"]
     reason: str = ""
@@ -27,8 +27,8 @@ class Worker:
     """Makes many rollouts at once; `start` comes first, and its methods run in one event loop.
 
     Args:
-        spec: the pipeline, which is built here.
-        settings: of the run; `at_once` rollouts are in the engine, `workers` before it and `workers` after it.
+        spec: the pipeline's settings; `start` builds the pipeline.
+        settings: the run's settings; `at_once` rollouts are in the engine, `workers` before it and `workers` after it.
         made_with: see `RolloutFolder`.
     """
 
@@ -37,7 +37,7 @@ class Worker:
         self._stopping = False
 
     async def start(self) -> TerraError | None:
-        """Load the weights; the error, if that went wrong."""
+        """Load the weights; returns the error if loading failed."""
         settings = self._settings
         try:
             self._pipeline = Pipeline.from_spec(self._spec)
@@ -50,11 +50,11 @@ class Worker:
         return None
 
     async def make(self, job: Job) -> Outcome:
-        """Make a rollout and publish its folder; nothing is logged or claimed here."""
+        """Make a rollout and publish its folder; the calling process holds the claim and logs the result."""
         work, maker = Work(job), self._maker
         stages = ((self._before, maker.prepare), (self._engine, maker.generate), (self._after, maker.finish))
-        for seats, step in stages:
-            async with seats:
+        for limit, step in stages:
+            async with limit:
                 if self._stopping and work.tokens is None:
                     return Outcome("left")
                 try:
@@ -66,7 +66,7 @@ class Worker:
         return Outcome("done", seconds=rounded(work.seconds))
 
     async def drain(self) -> None:
-        """Begin no rollout any more; those in the engine go on."""
+        """Begin no further rollout; those in the engine are finished."""
         self._stopping = True
 
     async def close(self) -> None:

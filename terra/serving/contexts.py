@@ -1,6 +1,6 @@
-"""Contexts that clients upload: pictures or one video, cropped to the model's aspect, kept in memory for a time.
+"""Keeps the contexts that clients upload: pictures or one video, cropped to the model's aspect ratio, in memory.
 
-Nothing of a client's names is used, and a picture's size is known before it is unpacked.
+A client's file names are not used, and the size of a picture is known before the picture is decompressed.
 """
 
 import io
@@ -32,7 +32,7 @@ _MIN_SIDE = 8
 
 @dataclass(eq=False)
 class Context:
-    """An uploaded context; its tokens are there once they have been asked for. Times in seconds since 1970."""
+    """An uploaded context; `tokens` is set at the first request for them. Times are in seconds since 1970."""
 
     id: str
     pictures: Pictures
@@ -41,7 +41,7 @@ class Context:
 
 
 class Contexts:
-    """The contexts that are kept."""
+    """All uploaded contexts of a server that have not expired."""
 
     def __init__(self, model: Model, settings: UploadSettings, num_context: int) -> None:
         self._model, self._settings, self._num_context = model, settings, num_context
@@ -49,10 +49,10 @@ class Contexts:
         self._reading = 0
 
     async def add(self, files: Sequence[bytes]) -> Context:
-        """Keep pictures (in their order) or one video.
+        """Keep the given pictures (in their order) or the given video as a context.
 
         Raises:
-            ApiError: 400 for what is no such thing or too large, 429 when as many are kept as may be.
+            ApiError: 400 if the files are no pictures or video, or too large; 429 if the server keeps its maximum.
         """
         self.expire()
         if len(self._contexts) + self._reading >= self._settings.contexts:
@@ -69,21 +69,21 @@ class Contexts:
         return context
 
     async def tokens(self, context_id: str) -> TokenGrid:
-        """A context's tokens. Raises ApiError (404)."""
+        """The tokens of a kept context. Raises ApiError (404)."""
         context = self.find(context_id)
         if context.tokens is None:
             context.tokens = await self._model.encode(context.pictures)
         return context.tokens
 
     def find(self, context_id: str) -> Context:
-        """A context that is kept. Raises ApiError (404)."""
+        """The kept context of an id. Raises ApiError (404)."""
         self.expire()
         if context_id not in self._contexts:
             raise not_found("context")
         return self._contexts[context_id]
 
     def expire(self) -> None:
-        """Forget those whose time is over."""
+        """Forget the contexts whose lifetime is over."""
         now = time.time()
         self._contexts = {name: each for name, each in self._contexts.items() if each.expires_at > now}
 
@@ -139,7 +139,7 @@ class Contexts:
             )
 
     def _fit(self, picture: Image.Image) -> UInt8[np.ndarray, "height width 3"]:
-        """The middle of a picture, in the model's aspect and size."""
+        """Crop a picture's middle to the model's aspect ratio, and resize it to the model's size."""
         height, width = self._model.image_size
         return np.asarray(ImageOps.fit(picture, (width, height), Image.Resampling.BICUBIC))
 
@@ -151,7 +151,7 @@ def _kind(data: bytes) -> str:
 
 
 def _gif_size(data: bytes) -> tuple[int, int]:
-    """Of the whole animation laid out, since it is unpacked at once: frames side by side."""
+    """(width, height) of all frames side by side, because the decoder unpacks the whole animation at once."""
     with Image.open(io.BytesIO(data), formats=["GIF"]) as gif:
         if gif.width * gif.height * getattr(gif, "n_frames", 1) > 1 << 28:
             raise _refused("video: expected a GIF of fewer pixels in all its frames")
@@ -159,7 +159,7 @@ def _gif_size(data: bytes) -> tuple[int, int]:
 
 
 def _mp4_size(path: Path) -> tuple[int, int]:
-    """(width, height) that the header declares, before any frame is decoded."""
+    """(width, height) that the MP4's header declares, read without decoding a frame."""
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-nostdin", "-protocol_whitelist", "file"]
     # Without an output it ends with an error after telling of the streams.
     done = subprocess.run([*command, "-i", str(path)], capture_output=True, check=False, timeout=30)

@@ -1,4 +1,4 @@
-"""Forks that wait to be opened: frames of live sessions that others may go on from."""
+"""Keeps forks, the states of live sessions from which other sessions may start."""
 
 import secrets
 import time
@@ -18,14 +18,14 @@ class _Kept:
 
 
 class Forks:
-    """Keeps them for `fork_seconds`, `forks_per_client` of one client: a further one takes its oldest one's place."""
+    """Forks by id, kept for `fork_seconds`. A client's fork beyond `forks_per_client` replaces the client's oldest."""
 
     def __init__(self, settings: LiveSettings) -> None:
         self._settings = settings
         self._kept: dict[str, _Kept] = {}
 
     def keep(self, client: str, fork: Fork) -> str:
-        """Remember a fork; returns its id. Raises SessionError when the server has as many as may be."""
+        """Keep a fork; returns its id. Raises SessionError when the server keeps its maximum."""
         self._expire()
         own = [name for name, each in self._kept.items() if each.client == client]
         for name in own[: len(own) + 1 - self._settings.forks_per_client]:
@@ -37,7 +37,7 @@ class Forks:
         return name
 
     def find(self, name: str) -> Fork:
-        """Raises ApiError (404)."""
+        """The fork of an id. Raises ApiError (404)."""
         self._expire()
         if name not in self._kept:
             raise ApiError(404, "fork_not_found", "expected the id of an existing fork, got another or an expired one")

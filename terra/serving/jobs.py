@@ -1,4 +1,4 @@
-"""Video jobs: taken from the store one after the other, made with the engine, and written to their folders."""
+"""Runs video jobs: takes them from the store in order, generates them with the engine, and writes their folders."""
 
 import asyncio
 import logging
@@ -34,7 +34,7 @@ _SWEEP_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class VideoRequest:
-    """What a job is made from: context tokens, an action between each two frames, and how to sample."""
+    """The inputs of a job: context tokens, an action between each two frames, and sampling parameters."""
 
     context: TokenGrid
     actions: Actions
@@ -49,7 +49,7 @@ class VideoRequest:
 
 @dataclass
 class _Running:
-    """A job in the engine."""
+    """A job that the engine is generating."""
 
     task: asyncio.Task[None]
     num_made: int = 0
@@ -57,14 +57,14 @@ class _Running:
 
 
 class Jobs:
-    """Queues jobs and makes them, several at a time.
+    """Queues video jobs and runs several at a time.
 
     Args:
-        model: makes them.
-        store: remembers them.
-        settings: limits.
-        metrics: counts their frames.
-        model_hash: of the weights; a job that began with others does not go on.
+        model: generates the videos.
+        store: the jobs on disk.
+        settings: limits of jobs.
+        metrics: counts the generated frames.
+        model_hash: hash of the weights; a job that began with other weights does not continue.
     """
 
     def __init__(self, model: Model, store: JobStore, settings: JobSettings, metrics: Metrics, model_hash: str) -> None:
@@ -76,7 +76,7 @@ class Jobs:
         self._stopping = False
 
     async def start(self) -> None:
-        """Go on with what an earlier process left, and take what comes."""
+        """Continue the jobs that an earlier process left, and accept new ones."""
         await self.store.expire()
         again = await self.store.requeue()
         if again:
@@ -85,7 +85,7 @@ class Jobs:
         self._taking.append(asyncio.create_task(self._sweep()))
 
     async def add(self, request: VideoRequest) -> Job:
-        """Queue a job; it survives whatever happens to this process from then on.
+        """Queue a job, on disk: from then on the job survives a crash of this process.
 
         Raises:
             ApiError: 429 when the queue is full.
@@ -107,7 +107,7 @@ class Jobs:
         return job
 
     def progress(self, job: Job) -> int:
-        """Per cent of its frames that are made."""
+        """Percentage of a job's frames that are generated."""
         if job.status == "completed":
             return 100
         running = self._running.get(job.id)
@@ -115,18 +115,18 @@ class Jobs:
         return 0 if running is None else min(99, 100 * running.num_made // due)
 
     async def cancel(self, job: Job) -> None:
-        """End a job that has not ended, as cancelled."""
+        """Mark an unfinished job as cancelled, and stop it."""
         if job.status not in ENDED and await self.store.end(job, "cancelled"):
             self._metrics.job_ended("cancelled")
         await self._stop(job.id, cancelled=True)
 
     async def delete(self, job: Job) -> bool:
-        """Remove a job whatever its state; whether it was there."""
+        """Remove a job in any state; returns whether the job existed."""
         await self._stop(job.id, cancelled=True)
         return await self.store.delete(job)
 
     async def drain(self, seconds: float, give_up: asyncio.Event) -> None:
-        """Take no more, wait for those running (until `give_up`, at most so long), and queue the rest again."""
+        """Accept no more jobs, wait for the running ones (until `give_up`, or the limit), requeue the rest."""
         self._stopping = True
         self._wake.set()
         waits = [running.task for running in self._running.values()]
@@ -193,7 +193,7 @@ class Jobs:
             await self._fail(job, "server_error", "the results could not be written")
 
     async def _generate(self, job: Job, inputs: bytes) -> Callable[[], None]:
-        """Make a job's video; what writes it."""
+        """Generate a job's video; returns the writer of its files."""
         started, tensors, request = time.perf_counter(), load(inputs), job.request
         if request["model_hash"] != self._hash:
             raise EngineError("the job began with other weights than those that are served now")

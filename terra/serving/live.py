@@ -32,7 +32,7 @@ async def live(websocket: WebSocket, service: Service, *, has_key: bool) -> None
         if service.settings.api_key is not None and not has_key:
             _check_key(message, service.settings.api_key)
         client = websocket.client.host if websocket.client else "unknown"
-        with service.seat(client) as name:
+        with service.admit(client) as name:
             reason = await _serve(websocket, service, message, client, name)
             code = _CODES.get(reason, 1008)
     except ApiError as error:

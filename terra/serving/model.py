@@ -1,4 +1,4 @@
-"""The pipeline as an event loop can use it: whatever computes outside the engine runs in threads."""
+"""An asynchronous face of the pipeline for the server: encoding, decoding and files run in threads."""
 
 import asyncio
 import io
@@ -23,12 +23,12 @@ Pictures = UInt8[np.ndarray, "frames height width 3"]
 
 
 class Model:
-    """One pipeline for all jobs and sessions.
+    """The one pipeline of all jobs and live sessions.
 
     Args:
-        pipeline: stays open.
-        name: by which clients know it.
-        decode_threads: frames of live sessions that are decoded at once.
+        pipeline: the loaded pipeline, which the model does not close.
+        name: the model's name in the API.
+        decode_threads: number of live frames that are decoded at once.
     """
 
     def __init__(self, pipeline: Pipeline, name: str, decode_threads: int) -> None:
@@ -45,7 +45,7 @@ class Model:
 
     @property
     def spec(self) -> EngineSpec:
-        """The engine's model."""
+        """Geometry and rates of the engine's model."""
         return self.pipeline.engine.spec
 
     @property
@@ -56,11 +56,11 @@ class Model:
 
     @property
     def failure(self) -> str | None:
-        """Why the engine stopped by itself, in one line; None while it works."""
+        """Why the engine stopped by itself, in one line; None while the engine works."""
         return self.pipeline.engine.failure
 
     async def run(self, kind: Literal["decode", "files"], work: Callable[[], _T]) -> _T:
-        """Do work in the threads of that kind: "decode" decodes live frames, "files" reads and writes."""
+        """Run work in a thread pool: "decode" for decoding live frames, "files" for reading and writing."""
         return await asyncio.get_running_loop().run_in_executor(self._threads[kind], work)
 
     async def encode(self, pictures: Pictures) -> TokenGrid:
@@ -79,14 +79,14 @@ class Model:
         return encode_picture(pixels, kind, quality)
 
     def close(self) -> None:
-        """Close the pipeline. What threads are at is waited for."""
+        """Wait for the threads' current work, and close the pipeline."""
         for threads in self._threads.values():
             threads.shutdown(cancel_futures=True)
         self.pipeline.close()
 
 
 def encode_picture(pixels: UInt8[np.ndarray, "height width 3"], kind: PictureFormat, quality: int = 90) -> bytes:
-    """A picture file's bytes."""
+    """Encode a picture as the bytes of a picture file."""
     file = io.BytesIO()
     options = {"png": {"compress_level": 1}, "jpeg": {"quality": quality}, "webp": {"quality": quality, "method": 0}}
     Image.fromarray(pixels).save(file, format=kind, **options[kind])

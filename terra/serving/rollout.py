@@ -1,4 +1,4 @@
-"""A live rollout that can go back: its last frames are kept, and any of them can be gone on from.
+"""A live rollout that can rewind: it keeps its last frames, and can continue from each of them.
 
 Going back to frame k opens the window that the undisturbed rollout has at k, with the frames kept up to k as its
 prompt and its own seed, so that the same actions give the same tokens again. The engine's prefix cache has computed
@@ -26,8 +26,8 @@ from tokenizer import TokenGrid
 class Moment:
     """One frame of a live rollout.
 
-    `action` led to it (None for the first frame); `driver` is the car at this frame. Ids are kept in 32 bits: a long
-    session holds many.
+    `action` led to it (None for the first frame); `driver` is the car at this frame. Token ids are kept in 32
+    bits, because a long session holds many.
     """
 
     index: int
@@ -39,7 +39,7 @@ class Moment:
 
 @dataclass(frozen=True, eq=False)
 class Fork:
-    """A rollout as it was at one of its frames, from which others can start."""
+    """The state of a rollout at one of its frames, from which other rollouts can start."""
 
     moments: tuple[Moment, ...]
     num_context: int
@@ -48,11 +48,11 @@ class Fork:
 
     @property
     def last(self) -> Moment:
-        """The frame that it goes on from."""
+        """The frame from which the fork continues."""
         return self.moments[-1]
 
     def reseeded(self, seed: int | None) -> "Fork":
-        """The same with another seed, for another future; None keeps it."""
+        """A copy with another seed, for another future; None keeps the seed."""
         return self if seed is None else replace(self, seed=seed)
 
 
@@ -67,12 +67,12 @@ def context_moments(context: TokenGrid, actions: Actions, driver: Driver) -> tup
 
 
 class LiveRollout:
-    """Steps with whatever the driver is told, and goes back. Not for use by two callers at once.
+    """Steps with the driver's or a given action, and rewinds. Not for use by two callers at once.
 
     Args:
-        pipeline: its engine makes the frames.
-        start: what to go on from; see `context_moments`.
-        history: how many frames to keep, at least a window's.
+        pipeline: its engine generates the frames.
+        start: the fork to continue from; see `context_moments`.
+        history: number of frames to keep, at least a window's.
     """
 
     def __init__(self, pipeline: Pipeline, start: Fork, history: int) -> None:
@@ -90,11 +90,11 @@ class LiveRollout:
 
     @property
     def moments(self) -> tuple[Moment, ...]:
-        """The frames that are kept."""
+        """The kept frames, oldest first."""
         return tuple(self._moments)
 
     async def step(self, action: Float32[np.ndarray, "slots 3"] | None = None) -> Moment:
-        """Make the next frame: with this action, or with the driver's.
+        """Generate the next frame with the given action, or with the driver's.
 
         Raises:
             EngineError: the action does not fit the model, or the engine failed.
@@ -115,10 +115,10 @@ class LiveRollout:
         return moment
 
     async def rewind(self, index: int) -> Moment:
-        """Go back to a frame, which is the last one then.
+        """Rewind to a frame, which becomes the last one.
 
         Raises:
-            EngineError: the frame is none of those that can be gone back to.
+            EngineError: the frame is not kept any more, or not generated yet.
         """
         kept = self._up_to(index)
         await self.close()
@@ -127,11 +127,11 @@ class LiveRollout:
         return kept[-1]
 
     def fork(self, index: int) -> Fork:
-        """The rollout as it was at a frame. Raises EngineError as `rewind`."""
+        """The state of the rollout at a frame. Raises EngineError as `rewind`."""
         return replace(self._start, moments=tuple(self._up_to(index)))
 
     async def close(self) -> None:
-        """Free what is held in the engine; another step opens it again."""
+        """Close the engine session; a further `step` opens another one."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()

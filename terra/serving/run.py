@@ -1,4 +1,4 @@
-"""What `terra-serve` does: check all, load the weights once, serve until SIGTERM."""
+"""The command `terra serve`: checks the settings, loads the weights once, and serves until SIGTERM."""
 
 import asyncio
 import hashlib
@@ -23,7 +23,7 @@ _MAX_MESSAGE_BYTES = 64 << 10  # of a WebSocket; the longest is a path of 512 po
 
 
 def run(settings: ServeSettings) -> None:
-    """Serve until the process is told to end.
+    """Serve until SIGTERM or SIGINT.
 
     Raises:
         TerraError: anything wrong with the configuration, the weights, the data folder or the port.
@@ -45,7 +45,7 @@ async def serve(
 
 
 class Server(uvicorn.Server):
-    """Lets the service end its work before connections are closed."""
+    """A uvicorn server that lets the service end its work before connections are closed."""
 
     def __init__(self, service: Service, settings: ServeSettings) -> None:
         super().__init__(
@@ -72,7 +72,7 @@ class Server(uvicorn.Server):
             logger.info("open http://%s:%d", f"[{host}]" if ":" in host else host, port)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """See uvicorn, which would raise the signal again at the end: being told to stop is no failure here."""
+        """See uvicorn, which would raise the signal again at the end; here a signal is a normal end of the server."""
         if self.should_exit and sig == signal.SIGINT:
             self.force_exit = True
         self.should_exit = True
@@ -91,7 +91,7 @@ class Server(uvicorn.Server):
 
 
 def load(settings: ServeSettings) -> tuple[Pipeline, dict[str, Scene], str]:
-    """Check all that the settings say, read the scenes, then load the weights: what a `Service` is made of.
+    """Check the settings, read the scenes, then load the weights; returns the arguments of `Service`.
 
     Raises:
         TerraError: anything wrong with the configuration, the scenes or the weights.

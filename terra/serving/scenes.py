@@ -1,4 +1,4 @@
-"""Scenes that the server offers: folders of context pictures with trajectories beside them, read once at the start."""
+"""Loads the scenes that a server offers: folders of context pictures and trajectories, read once at the start."""
 
 import asyncio
 from collections.abc import Mapping
@@ -26,13 +26,13 @@ class Scene:
     """Context frames, and the trajectories that start with them.
 
     Attributes:
-        id: its folder's name.
-        pictures: the context, in the model's size.
-        documents: the trajectories as their files have them.
-        trajectories: the same, parsed; each is long enough for the context.
+        id: name of the scene's folder.
+        pictures: the context frames, in the model's size.
+        documents: the parsed JSON of the trajectory files.
+        trajectories: the trajectories; each is long enough for the context.
         start: actions between the context frames, and the speed (m/s) after them, of the drive that a live session's
             context is taken to have: the straight one, else the first by name; None without a trajectory.
-        tokens: of the context, once they have been asked for.
+        tokens: tokens of the context frames, set at the first request for them.
     """
 
     id: str
@@ -44,7 +44,7 @@ class Scene:
 
 
 class Scenes:
-    """Scenes by name, and their tokens."""
+    """All scenes of a server by id, with the tokens of their context frames."""
 
     def __init__(self, scenes: Mapping[str, Scene], model: Model) -> None:
         self.all = scenes
@@ -52,13 +52,13 @@ class Scenes:
         self._encoding = asyncio.Lock()
 
     def find(self, scene_id: str) -> Scene:
-        """Raises ApiError (404)."""
+        """The scene of an id. Raises ApiError (404)."""
         if scene_id not in self.all:
             raise not_found("scene")
         return self.all[scene_id]
 
     async def tokens(self, scene: Scene) -> TokenGrid:
-        """The tokens of its context frames."""
+        """The tokens of a scene's context frames."""
         async with self._encoding:
             if scene.tokens is None:
                 scene.tokens = await self._model.encode(scene.pictures)
@@ -103,5 +103,5 @@ def _read_document(path: Path) -> dict[str, Any]:
 
 
 def _speed(action: Action) -> float:
-    """Meters a second to the first waypoint [y, x, t]."""
+    """Speed (m/s) from the ego position to the first waypoint [y, x, t]."""
     return float(np.hypot(*action[0, :2].numpy()) / action[0, 2].numpy())

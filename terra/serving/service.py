@@ -1,4 +1,4 @@
-"""Everything one server owns: model, scenes, contexts, jobs and live sessions, started and ended together."""
+"""The service behind the routes: owns model, scenes, contexts, jobs and live sessions, and starts and ends them."""
 
 import asyncio
 import secrets
@@ -33,7 +33,7 @@ from tokenizer import TokenGrid
 
 
 def check_windows(settings: ServeSettings, layout: Layout) -> None:
-    """Refuse an overlap, contexts and lengths that leave nothing to generate. Raises ConfigError."""
+    """Raise ConfigError if overlap, context lengths or rollout lengths leave no frame to generate."""
     check_overlap(settings.overlap, layout.max_frames)
     counts = {"num_context": settings.num_context, "uploads.max_frames": settings.uploads.max_frames}
     for name, count in counts.items():
@@ -50,13 +50,13 @@ def check_windows(settings: ServeSettings, layout: Layout) -> None:
 
 
 class Service:
-    """One engine and all who use it.
+    """One engine, and the jobs and live sessions that use it.
 
     Args:
-        pipeline: is closed with the service.
-        settings: limits and places.
-        scenes: by name, see `load_scenes`.
-        model_hash: of the weights.
+        pipeline: the loaded pipeline; closed with the service.
+        settings: limits and folders.
+        scenes: the scenes by id, see `load_scenes`.
+        model_hash: hash of the weights.
 
     Raises:
         ConfigError: see `check_windows`.
@@ -82,11 +82,11 @@ class Service:
         self.forks = Forks(settings.live)
 
     async def start(self) -> None:
-        """Begin to work, in the event loop that all of it lives in."""
+        """Start background work in the running event loop, which all methods must use."""
         await self.jobs.start()
 
     async def drain(self) -> None:
-        """Take nothing new, tell live sessions, finish running jobs or queue them again. For once."""
+        """Refuse new work, tell live sessions, finish running jobs or requeue them. To be called once."""
         self.draining = True
         for session in list(self.sessions.values()):
             session.end("shutdown")
@@ -96,7 +96,7 @@ class Service:
             await asyncio.sleep(0.02)
 
     async def close(self) -> None:
-        """End everything."""
+        """End sessions and jobs, and close the pipeline."""
         if not self.draining:
             self.give_up.set()
             await self.drain()
@@ -115,8 +115,8 @@ class Service:
             raise ApiError(503, "shutting_down", "the server is shutting down", retry_seconds=30)
 
     @contextmanager
-    def seat(self, client: str) -> Iterator[str]:
-        """A place for one live session of a client; gives the session's id. Raises ApiError (429, 503)."""
+    def admit(self, client: str) -> Iterator[str]:
+        """Admit one live session of a client within the block; gives the session's id. Raises ApiError (429, 503)."""
         limits = self.settings.live
         if self._seats.total() >= limits.sessions:
             message = f"all {limits.sessions} live sessions are taken"
@@ -137,7 +137,7 @@ class Service:
             self.metrics.sessions(self._seats.total())
 
     async def open(self, message: Open, client: str, send: Send) -> tuple[LiveSession, Fork]:
-        """A live session as the first message asks for it, and what it starts from. Raises ApiError (4xx)."""
+        """Create the live session that a client's first message describes, and its start. Raises ApiError (4xx)."""
         if message.fork is not None:
             start = self.forks.find(message.fork).reseeded(message.seed)
         else:
@@ -155,7 +155,7 @@ class Service:
         return session, start
 
     def sampling(self, wanted: Sampling | None) -> SamplingParams:
-        """The server's sampling with what a client wants otherwise."""
+        """The server's sampling parameters, with a client's changes."""
         changes = {} if wanted is None else wanted.model_dump(exclude_none=True)
         return SamplingParams(**{**vars(self.settings.sampling), **changes})
 

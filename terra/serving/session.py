@@ -1,4 +1,4 @@
-"""A live session: generates while the client keeps up, shows each frame, and does as it is told."""
+"""Runs a live session: generates frames while the client acknowledges them, sends each one, and follows orders."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ Send = Callable[[str | bytes], Awaitable[None]]
 
 
 class SessionError(Exception):
-    """An order that can't be followed; the session goes on. `code` is for programs."""
+    """A client's order that can't be followed; the session continues. `code` is the machine-readable reason."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -48,23 +48,22 @@ class SessionError(Exception):
 
 @dataclass(frozen=True)
 class _Frame:
-    """A frame to be shown, and when its action was chosen (None: it was there before)."""
+    """A frame to be sent, and when its action was chosen (None for a frame that was not generated for this client)."""
 
     moment: Moment
     chosen: float | None
 
 
 class LiveSession:
-    """One client's drive.
+    """The live rollout of one client.
 
     Args:
-        model: makes and draws the frames.
-        start: what it goes on from; its context is shown first, of a fork the last frame alone.
-        settings: of all sessions.
-        metrics: counts its frames.
-        send: gives a message to the client, JSON as a dictionary's text or a frame's bytes; waits while it does not
-            read.
-        keep_fork: remembers a fork and names it; raises SessionError if there are too many.
+        model: generates and decodes the frames.
+        start: where the session starts; all its frames are sent first, but of a client's fork the last frame alone.
+        settings: limits of live sessions.
+        metrics: counts the generated frames.
+        send: sends the client a message, JSON text or a frame's bytes; waits while the client does not read.
+        keep_fork: stores a fork and returns its id; raises SessionError if there are too many.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class LiveSession:
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> str:
-        """Go on until it is to end; returns the reason.
+        """Run the session until it ends; returns the reason.
 
         Raises:
             EngineError: the engine failed.
@@ -126,10 +125,10 @@ class LiveSession:
             self._ended.set_result(reason)
 
     async def handle(self, message: Message) -> None:
-        """Follow one order.
+        """Follow one order of the client.
 
         Raises:
-            SessionError: it can't be followed.
+            SessionError: the order can't be followed.
         """
         match message:
             case Ack():
@@ -158,7 +157,7 @@ class LiveSession:
         self._changed.set()
 
     async def complain(self, code: str, message: str) -> None:
-        """Tell the client of something wrong, in order with all else."""
+        """Send the client an error message, in order with all other messages."""
         await self._say(type="error", code=code, message=message)
 
     async def _tell(self, order: Steering | Path) -> None:
@@ -202,7 +201,7 @@ class LiveSession:
         await self._outbox.put(_Frame(moment, None))
 
     def _unsent(self) -> list[dict[str, Any]]:
-        """Take all out of the outbox; the words in it, without the frames."""
+        """Empty the outbox; returns its text messages, without the frames."""
         messages = [self._outbox.get_nowait() for _ in range(self._outbox.qsize())]
         for _ in messages:
             self._outbox.task_done()

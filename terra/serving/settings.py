@@ -1,4 +1,4 @@
-"""The settings of conf/serve.yaml, checked."""
+"""The pydantic models of conf/serve.yaml's settings."""
 
 from typing import Annotated
 
@@ -21,7 +21,7 @@ def _printable(key: str) -> str:
 
 
 class JobSettings(Settings):
-    """Of video jobs. Counts of jobs and frames; `lifetime_seconds` is a finished job's."""
+    """Limits of video jobs: numbers of jobs and frames; `lifetime_seconds` is how long a finished job is kept."""
 
     at_once: Count
     queue: Natural
@@ -31,7 +31,7 @@ class JobSettings(Settings):
 
 
 class LiveSettings(Settings):
-    """Of live sessions. `ahead` frames may be unacknowledged; `history` frames can be rewound to."""
+    """Limits of live sessions: `ahead` frames may be unacknowledged, and a client can rewind to `history` frames."""
 
     sessions: Count
     sessions_per_client: Count
@@ -46,7 +46,7 @@ class LiveSettings(Settings):
 
 
 class UploadSettings(Settings):
-    """Of what clients send. `max_frames` are pictures of a context, of which `contexts` are kept."""
+    """Limits of uploads: at most `max_frames` pictures in a context, and `contexts` uploaded contexts kept."""
 
     max_bytes: Count
     max_json_bytes: Count

@@ -1,4 +1,4 @@
-"""The routes of video jobs, after OpenAI's /v1/videos."""
+"""Defines the HTTP routes of video jobs, with the names and fields of OpenAI's /v1/videos."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -44,7 +44,7 @@ _BODY = {
 
 
 def video_routes(service: Service) -> APIRouter:
-    """POST, GET and DELETE of /v1/videos."""
+    """The router of POST, GET and DELETE under /v1/videos."""
     router = APIRouter(tags=["videos"])
 
     @router.post("/v1/videos", openapi_extra=_BODY)
@@ -75,7 +75,7 @@ def video_routes(service: Service) -> APIRouter:
 
     @router.get("/v1/videos/{video_id}")
     async def retrieve_video(video_id: str) -> schemas.Video:
-        """How far a job is."""
+        """A job's status and progress."""
         return video(service, await _find(service, video_id))
 
     content: dict[int | str, dict[str, Any]] = {
@@ -116,7 +116,7 @@ _BINARY = {"type": "string", "format": "binary"}
 
 
 def video(service: Service, job: Job) -> schemas.Video:
-    """The video object of a job."""
+    """A job as the API's video object."""
     height, width = service.model.image_size
     num_frames = job.request["num_frames"]
     return schemas.Video(
