@@ -1,4 +1,4 @@
-"""Tokens a pass with drafts: how many drafts a world model accepts, for several numbers of drafts.
+"""Measures how many drafts a world model accepts in a pass, for several numbers of drafts.
 
     python scripts/accepted_lengths.py                                      the shipped model and its contexts, on a CPU
     python scripts/accepted_lengths.py --drafts 4 16 64 --temperature 0 --frames 8

@@ -1,4 +1,4 @@
-"""A tokenizer and a world model of random weights in the exact layout of the published repository.
+"""Writes a tokenizer and a world model of random weights in the exact layout of the published repository.
 
     python scripts/checkpoint_synthesize.py output=outputs/synthetic version=v2 [layers=2]
 
@@ -16,7 +16,7 @@ _BYTES = 5_000_000_000  # of the full size, with room to spare
 
 
 def synthesize(config: DictConfig) -> None:
-    """Write the repository."""
+    """Write tokenizer and world model as a repository folder."""
     values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     from terra.check.synthetic import write_repository
     from terra.errors import ConfigError

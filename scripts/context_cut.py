@@ -1,4 +1,4 @@
-"""Cut context frames and a trajectory out of a recorded episode, as `terra-generate` takes them.
+"""Cuts context frames and a trajectory out of a recorded episode, as input of `terra generate`.
 
     python scripts/context_cut.py data/town/held_out/town_900000/town_900000_00.mp4 --start 120 --output outputs/cut
 

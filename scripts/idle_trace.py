@@ -1,10 +1,10 @@
-"""How long a GPU has nothing to do between the frames of one rollout, by a trace of all its kernels and copies.
+"""Measures how long a GPU idles between the frames of one rollout, from a trace of all kernels and copies.
 
     python scripts/idle_trace.py
     python scripts/idle_trace.py --model path/to/checkpoint --context 20 --output idle.json
 
-`engine=graph` without drafts, an action at a time (`step`) and with all of them sent ahead (`run`). The profiler slows
-the host, so that a gap is rather longer here than without. The bar is 3 ms.
+`engine=graph` runs without drafts, with one action at a time (`step`) and with all actions sent ahead (`run`). The
+profiler slows the host, so that gaps are longer than without it. The limit is 3 ms.
 """
 
 import argparse
@@ -33,7 +33,7 @@ BAR_MS = 3.0
 
 
 def main() -> None:
-    """Parse the command line, trace, tell."""
+    """Parse the command line, trace, print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a checkpoint folder; else one of random weights is made")
     parser.add_argument("--weights", type=Path, default=Path("outputs/benchmark"), help="where random ones are kept")
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 async def trace(folder: Path, context: int, frames: int) -> dict[str, dict[str, Any]]:
-    """For each way, what `idle` finds in the trace of some frames."""
+    """Trace some frames with `step` and with `run`; returns the result of `idle` for each."""
     spec = EngineSpec.of(load_config(folder))
     most = spec.layout.max_frames - 1 - frames
     if not 1 <= context <= most:
@@ -83,7 +83,7 @@ async def trace(folder: Path, context: int, frames: int) -> dict[str, dict[str, 
 
 
 def idle(busy: Iterable[tuple[float, float]]) -> dict[str, float]:
-    """From spans in microseconds, which may overlap: milliseconds in all, of all gaps, and of the longest."""
+    """Milliseconds in total, of all gaps, and of the longest gap between spans (start, end) in us that may overlap."""
     spans = sorted(busy)
     begun = until = spans[0][0]
     gaps = [0.0]

@@ -1,9 +1,10 @@
-"""Run the notebooks top to bottom, each in a fresh kernel of this Python, and store their outputs in them.
+"""Runs the notebooks top to bottom, each in a fresh kernel of this Python, and stores the outputs in them.
 
     python scripts/notebooks_run.py                                     all of notebooks/
     python scripts/notebooks_run.py notebooks/04_train_your_own.ipynb
 
-Beside each, pictures/NAME.png is what its cell tagged "picture" shows. A notebook whose run fails stays as it was. Exit
+The picture that a notebook's cell tagged "picture" shows is written to pictures/NAME.png beside the notebook. A
+notebook whose run fails stays unchanged. Exit
 code: 0 all ran, 2 one is missing, no notebook, failed or too large.
 """
 
@@ -79,7 +80,7 @@ def run(path: Path) -> None:
 
 
 def read(path: Path) -> NotebookNode:
-    """A notebook of format 4. Raises ConfigError for what is none."""
+    """Read a notebook of format 4. Raises ConfigError for any other file."""
     content = read_json(path, ConfigError, "a notebook")
     if content.get("nbformat") != 4:
         raise ConfigError(f"{path}: expected a notebook of format 4, got {content.get('nbformat', 'none')}")
@@ -91,9 +92,9 @@ def read(path: Path) -> NotebookNode:
 
 
 def execute(notebook: NotebookNode, name: str) -> NotebookNode:
-    """A copy with the outputs of a run in a fresh kernel, in a folder of its own that is gone afterwards.
+    """Run a copy of the notebook in a fresh kernel and a temporary folder; returns the copy with its outputs.
 
-    What differs from run to run by nature (times, identifiers of widgets) is left out.
+    Values that differ between any two runs (times, identifiers of widgets) are removed.
 
     Raises:
         ConfigError: a cell fails or takes more than `CELL_SECONDS`, or the kernel dies.
@@ -138,7 +139,7 @@ def execute(notebook: NotebookNode, name: str) -> NotebookNode:
 
 
 def _keep_smallest(data: dict[str, str]) -> None:
-    """Of a picture that is stored as a PNG and as a JPEG, as IPython does with Pillow's, keep the smaller."""
+    """Keep the smaller one of a picture's PNG and JPEG; IPython stores both for a Pillow image."""
     kinds = sorted((kind for kind in _PICTURES if kind in data), key=lambda kind: len(data[kind]))
     for kind in kinds[1:]:
         del data[kind]

@@ -1,10 +1,11 @@
-"""Drive on the page of terra-serve in a headless Chromium and keep what it shows: terra/demo/driving_page.gif.
+"""Records a drive on the page of `terra serve` in a headless Chromium as a GIF: terra/demo/driving_page.gif.
 
     python scripts/page_record.py --output terra/demo/driving_page.gif
     python scripts/page_record.py --output night.gif --scene night --trip Nothing:5 ArrowRight:20 ArrowUp:10 engine=hf
 
-A server of its own makes the frames; further arguments are `terra-serve`'s. Each frame of the drive is a picture of the
-whole page, whatever time the model took for it; the GIF shows them at the model's rate. Needs Playwright and Chromium.
+The script starts a server of its own; further arguments are those of `terra serve`. Each frame of the drive becomes a
+picture of the whole page, however long the model took; the GIF shows the pictures at the model's rate. The
+script needs Playwright and Chromium.
 """
 
 import argparse
@@ -55,7 +56,7 @@ def main() -> None:
 
 
 def record(page: Page, num_context: int, legs: Sequence[tuple[str, int]]) -> list[Image.Image]:
-    """Pictures of the page: one while it waits, then one for each frame of the drive."""
+    """Pictures of the page: one while the page waits, then one for each frame of the drive."""
     page.set_default_timeout(1000 * FRAME_SECONDS)
     last = num_context - 1
     page.wait_for_selector(f'#stage[data-state=waiting][data-frame="{last}"]')
@@ -74,7 +75,7 @@ def record(page: Page, num_context: int, legs: Sequence[tuple[str, int]]) -> lis
 
 
 def next_frame(page: Page, last: int) -> int:
-    """Wait for a frame after `last` to be shown; its index. Exits if that takes too long."""
+    """Wait until the page shows a frame after `last`; returns its index. Exits after a time limit."""
     ends = time.monotonic() + FRAME_SECONDS
     while (index := shown_frame(page)) <= last:
         if time.monotonic() > ends:
@@ -84,7 +85,7 @@ def next_frame(page: Page, last: int) -> int:
 
 
 def shown_frame(page: Page) -> int:
-    """The index of the frame on the stage, -1 before the first."""
+    """The index of the frame that the page shows, -1 before the first."""
     return int(page.get_attribute("#stage", "data-frame") or -1)
 
 
@@ -95,7 +96,7 @@ def shot(page: Page) -> Image.Image:
 
 
 def write(pictures: Sequence[Image.Image], path: Path) -> None:
-    """As a GIF of the first width whose file is small enough; the last picture stays. Exits if none is."""
+    """Write a GIF of the first width whose file is small enough; the last picture stays longer. Exits if none is."""
     pictures = [*pictures, *[pictures[-1]] * LAST_FRAMES]
     for width in WIDTHS:
         size = (width, round(width * pictures[0].height / pictures[0].width))

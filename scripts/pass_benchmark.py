@@ -1,12 +1,12 @@
-"""How long a decode step (pass) of `engine=graph` takes on random weights, and what other kernel constants change.
+"""Times decode steps (passes) of `engine=graph` on random weights, also with other kernel constants.
 
     python scripts/pass_benchmark.py --rollouts 64 --contexts 5 22
     python scripts/pass_benchmark.py --fp8 --try gemm._WARPS=8 --try "gemm._WARPS=8 gemm._LM_HEAD.stages=3"
     python scripts/pass_benchmark.py --rollouts 64 --try attention._CONFIG.num_warps=4
 
-For tuning on another GPU. Each line says the least and the median of some rounds; the first and the last line are of
-the constants as they stand, since a GPU that gets warm gets slower. Without drafts a frame is as many passes as it has
-tokens and action slots.
+The script is for tuning on another GPU. Each line gives the least and the median of some rounds. The first and the last
+line have the current constants, because a GPU that gets warm gets slower. Without drafts a frame takes as many
+passes as it has tokens and action slots.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def main() -> None:
 
 @torch.no_grad()
 def measure(arguments: argparse.Namespace) -> list[tuple[str, int, list[float]]]:
-    """For each context and each set of constants, milliseconds a pass of each round."""
+    """Milliseconds a pass in each round, for each context and each set of constants."""
     found = []
     for passes in prepare(arguments):
         for constants in [{}, *arguments.tries, {}]:
@@ -76,7 +76,7 @@ def time_passes(passes: Passes, rounds: int, count: int) -> list[float]:
 
 @dataclasses.dataclass(frozen=True)
 class Constant:
-    """A constant of one of the graph engine's kernel modules, or a field of it, and another value."""
+    """Another value for a constant of the graph engine's kernel modules, or for a field of a constant."""
 
     module: ModuleType
     name: str
@@ -85,7 +85,7 @@ class Constant:
 
 
 def constants_of(text: str) -> dict[str, Constant]:
-    """Read "gemm._WARPS=8 attention._CONFIG.stages=2"."""
+    """Parse constants such as "gemm._WARPS=8 attention._CONFIG.stages=2"."""
     found = {}
     for part in text.split():
         try:

@@ -1,9 +1,9 @@
-"""Where the time of a decode step (pass) of `engine=graph` goes: what each kernel adds, by a trace of all kernels.
+"""Profiles a decode step (pass) of `engine=graph`: the time that each kernel adds, from a trace of all kernels.
 
     python scripts/pass_profile.py --contexts 3 22 --report profile.json
     python scripts/pass_profile.py --rollouts 64 --contexts 5 --report profile.json
 
-On random weights. Figures are added to the report, and all that the report holds is drawn beside it (`profile.png`).
+The weights are random. Results are added to the report, and the whole report is drawn beside it (`profile.png`).
 """
 
 import argparse
@@ -25,7 +25,7 @@ _WARM_UPS = 30
 
 
 def main() -> None:
-    """Parse the command line, trace, tell, draw."""
+    """Parse the command line, trace, print, draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser)
     parser.add_argument("--report", type=Path, help="a JSON file that grows by what is found")
@@ -51,10 +51,10 @@ def main() -> None:
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """What was found before.
+    """Read the results of earlier runs.
 
     Raises:
-        ConfigError: what is there is no such report, or it can't be written.
+        ConfigError: the file is no such report, or can't be written.
     """
     try:
         found = dict(json.loads(path.read_text())) if path.exists() else {}
@@ -66,7 +66,7 @@ def read_report(path: Path) -> dict[str, Any]:
 
 @torch.no_grad()
 def measure(arguments: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
-    """For each context, by a label, microseconds of a layer's steps and of a pass's parts."""
+    """Microseconds of a layer's steps and of a pass's parts, by a label for each context."""
     kind = f"8 bits and {arguments.dtype}" if arguments.fp8 else arguments.dtype
     kind += "" if arguments.shape == "terra_v1" else f", {arguments.shape}"
     kind += f", {arguments.drafts} drafts" if arguments.drafts else ""
@@ -79,7 +79,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, dict[str, dict[str, floa
 
 
 def trace(passes: Passes) -> list[Kernel]:
-    """All kernels of some passes."""
+    """Trace some passes; returns all their kernels."""
     passes.begin()
     passes.run(_WARM_UPS)
     passes.wait()
@@ -90,7 +90,7 @@ def trace(passes: Passes) -> list[Kernel]:
 
 
 def draw(found: dict[str, dict[str, dict[str, float]]], path: Path) -> None:
-    """Bars of a layer's steps, and of a pass's parts."""
+    """Draw bars of a layer's steps, and of a pass's parts."""
     import matplotlib.pyplot as plt
 
     figure, panels = plt.subplots(2, 1, figsize=(11, 2 + 0.9 * len(found)), layout="constrained")
@@ -102,7 +102,7 @@ def draw(found: dict[str, dict[str, dict[str, float]]], path: Path) -> None:
 
 
 def draw_bars(axes: Any, bars: dict[str, dict[str, float]]) -> None:
-    """A bar for each label, of parts that have one color each in all bars."""
+    """Draw a stacked bar for each label; a part has the same color in all bars."""
     names = list(dict.fromkeys(name for parts in bars.values() for name in parts))
     for height, label in enumerate(reversed(bars)):
         left = 0.0

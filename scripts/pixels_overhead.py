@@ -1,4 +1,4 @@
-"""What pixels add to tokens: from pictures to an MP4 by the pipeline, and by turns the same tokens by the bare engine.
+"""Measures what pixels add to tokens: pictures to MP4 by the pipeline, in turns with the same tokens by the engine.
 
     python scripts/pixels_overhead.py experiment=demo engine=jacobi                           the model that ships
     python scripts/checkpoint_synthesize.py output=outputs/synthetic version=v1               Terra v1's size, on a GPU
@@ -6,8 +6,8 @@
         world_model.pretrained=outputs/synthetic tokenizer.pretrained=outputs/synthetic tokenizer.device=cuda \\
         engine=graph engine.drafts=0 decoder.dtype=bfloat16 num_frames=25
 
-Further arguments are `terra-generate`'s. On a GPU the bar is 5 %; on a CPU there is none, since pixels take the cores
-that tokens need.
+Further arguments are those of `terra generate`. On a GPU the limit is 5 %; a CPU has no limit, because pixels take the
+cores that tokens need.
 """
 
 import argparse
@@ -38,7 +38,7 @@ BAR = 0.05
 
 
 def main() -> None:
-    """Parse the command line, measure, tell."""
+    """Parse the command line, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="turns of each, after one that warms up")
     parser.add_argument("--output", type=Path, help="a JSON file")
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def measure(config: DictConfig, rounds: int) -> dict[str, Any]:
-    """Seconds of both ways, and what the first takes longer."""
+    """Seconds with and without pixels, and the relative difference."""
     settings = checked(GenerateSettings, plain(config))
     pipeline = Pipeline.from_spec(PipelineSpec.from_settings(settings))
     spec, size = pipeline.engine.spec, pipeline.tokenizer.config.image_size

@@ -1,14 +1,14 @@
-"""What `terra-rollout` adds to the bare engine, in time and in memory, and what it gains by several GPUs.
+"""Measures what `terra rollout` adds to the bare engine, in time and in memory, and how it scales with GPUs.
 
     python scripts/rollout_benchmark.py --output outputs/rollout_benchmark --rollouts 64 engine=hf
     python scripts/rollout_benchmark.py --output outputs/rollout_benchmark --memory 100,2000
     python scripts/rollout_benchmark.py --output outputs/rollout_benchmark --gpus 1,2,4 engine=graph
 
-The first makes rollouts by as many bare sessions, tokens alone, and by `terra-rollout`, video and files too, on one
-engine in one process. The second runs `terra-rollout engine=persistence` in a process for each length of a manifest and
-compares the main processes' largest memory. The third runs, for each number of GPUs, as many `terra-rollout` on one
-folder, each with a GPU of its own and as many rollouts to make as the others, and compares frames a second from the
-moment that a process has taken its first rollout. Further arguments are `terra-rollout`'s. The result is one JSON line.
+The first command makes rollouts with bare sessions (tokens alone) and with `terra rollout` (videos and files, too), on
+one engine in one process. The second runs `terra rollout engine=persistence` in a process for each length of a manifest
+and compares the peak memory of the main processes. The third runs, for each number of GPUs, that many processes on
+one folder, each with a GPU of its own and an equal share of rollouts, and compares frames a second from the moment that
+a process has claimed its first rollout. Further arguments are those of `terra rollout`. The result is one JSON line.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def counts(text: str) -> list[int]:
-    """Read "1,2,4"."""
+    """Parse numbers such as "1,2,4"."""
     found = [int(part) for part in text.split(",") if int(part) > 0]
     if len(found) != text.count(",") + 1:
         raise ValueError
@@ -57,7 +57,7 @@ def counts(text: str) -> list[int]:
 
 
 def measure_speed(output: Path, num: int, num_frames: int, repeats: int, overrides: list[str]) -> dict[str, Any]:
-    """Frames a second of the bare engine and of a batch, in turns, and their ratio (medians)."""
+    """Frames a second of the bare engine and of a batch, measured in turns, and the ratio of the medians."""
     from terra.config.files import compose, plain
     from terra.config.spec import PipelineSpec
     from terra.pipeline import Pipeline
@@ -102,7 +102,7 @@ def measure_speed(output: Path, num: int, num_frames: int, repeats: int, overrid
 
 
 async def run_bare(pipeline: Any, settings: Any, *, num_frames: int) -> float:
-    """Seconds until all rollouts of the manifest have their tokens; contexts are tokenized before."""
+    """Seconds until the bare engine has all rollouts' tokens; contexts are tokenized before."""
     from dataclasses import replace
 
     from terra.rollouts.inputs import Inputs
@@ -126,7 +126,7 @@ async def run_bare(pipeline: Any, settings: Any, *, num_frames: int) -> float:
 
 
 def measure_gpus(output: Path, num: int, num_frames: int, gpus: list[int], overrides: list[str]) -> dict[str, Any]:
-    """Frames a second by number of GPUs, as multiples of the first; and how many rollouts have the first's tokens."""
+    """Frames a second for each number of GPUs, the speedup over the first, and how many rollouts have equal tokens."""
     warm = run_on_gpus(output / "warm", 1, num, 4, overrides)  # what is compiled is kept on the disk
     print(f"warm: {warm:.2f} frames/s", file=sys.stderr, flush=True)
     rates = {}
@@ -149,7 +149,7 @@ def measure_gpus(output: Path, num: int, num_frames: int, gpus: list[int], overr
 
 
 def run_on_gpus(run: Path, count: int, num: int, num_frames: int, overrides: list[str]) -> float:
-    """Frames of video a second of so many processes, each of which counts from its first claim to the end of all."""
+    """Frames a second of one process for each GPU, each counted from its first claim to the end of all."""
     shutil.rmtree(run, ignore_errors=True)
     manifest = write_manifest(run.with_suffix(".jsonl"), num * count)
     command = [sys.executable, "-m", "terra", "rollout"]
@@ -185,7 +185,7 @@ def holds_claim(pid: int) -> bool:
 
 
 def measure_memory(output: Path, lengths: list[int], overrides: list[str]) -> dict[str, Any]:
-    """The largest resident memory (MiB) of the command's process over manifests of these lengths, and its growth."""
+    """The peak resident memory (MiB) of the command's process for each length of a manifest, and its growth."""
     found = {}
     for length in lengths:
         manifest, run = write_manifest(output / f"manifest_{length}.jsonl", length), output / f"run_{length}"
@@ -206,7 +206,7 @@ def measure_memory(output: Path, lengths: list[int], overrides: list[str]) -> di
 
 
 def write_manifest(path: Path, num: int) -> Path:
-    """Rollouts over the contexts that ship, of different seeds."""
+    """Write a manifest of rollouts over the shipped contexts, with different seeds."""
     places = sorted(folder for folder in CONTEXTS.iterdir() if folder.is_dir())
     with path.open("w") as file:
         for index in range(num):

@@ -1,11 +1,11 @@
-"""Kill `terra-rollout` again and again and compare what it makes in the end with an undisturbed run.
+"""Kills `terra rollout` again and again, and compares its final output with that of an undisturbed run.
 
     python scripts/rollout_torture.py --output outputs/torture                       # 200 rollouts, 10 times kill -9
     python scripts/rollout_torture.py --output outputs/torture --rollouts 24 --frames 6 --kills 4 engine=hf
 
-Further arguments are `terra-rollout`'s, such as engine=hf or cluster=ray. The undisturbed run is kept and made once.
-One JSON line says what was found. Exit code 0: every folder is complete, its tokens are byte for byte those of the
-undisturbed run, nothing was made twice, and all kills met a process at work; 1: not so.
+Further arguments are those of `terra rollout`, such as engine=hf or cluster=ray. The undisturbed run is made once and
+kept. One JSON line holds the result. Exit code 0: every folder is complete, its tokens are byte for byte those of the
+undisturbed run, nothing was made twice, and all kills met a process at work; 1: any of these failed.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def main() -> None:
 def torture(
     output: Path, num_rollouts: int, num_frames: int, num_kills: int, moments: random.Random, overrides: list[str]
 ) -> dict[str, Any]:
-    """What became of `num_kills` kills at random moments of the work on `num_rollouts` rollouts."""
+    """Kill the command `num_kills` times at random moments of `num_rollouts` rollouts; returns the result."""
     output.mkdir(parents=True, exist_ok=True)
     manifest = output / "manifest.jsonl"
     write_manifest(manifest, num_rollouts, num_frames)
@@ -76,7 +76,7 @@ def torture(
 
 
 def write_manifest(path: Path, num_rollouts: int, num_frames: int) -> None:
-    """Rollouts over the contexts that ship, of different seeds and lengths, lest they all end at once."""
+    """Write a manifest of rollouts over the shipped contexts; lengths differ, so that they do not end together."""
     contexts = Path(__file__).resolve().parent.parent / "terra" / "demo" / "contexts"
     places = sorted(folder for folder in contexts.iterdir() if folder.is_dir())
     with path.open("w") as file:
@@ -90,7 +90,7 @@ def write_manifest(path: Path, num_rollouts: int, num_frames: int) -> None:
 
 
 def kill_at(command: list[str], output: Path, mark: int, seconds: float) -> bool:
-    """Run the command and kill its whole group when `mark` rollouts are there and so many seconds have passed."""
+    """Run the command, and kill its process group some seconds after `mark` rollouts are done."""
     mark = max(mark, count(output) + 1)  # not while it is starting: what is to be met is work
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     while process.poll() is None and count(output) < mark:
@@ -104,25 +104,25 @@ def kill_at(command: list[str], output: Path, mark: int, seconds: float) -> bool
 
 
 def count(output: Path) -> int:
-    """Rollouts that are there."""
+    """Number of finished rollouts."""
     rollouts = output / "rollouts"
     return sum(1 for _ in rollouts.iterdir()) if rollouts.exists() else 0
 
 
 def count_incomplete(output: Path) -> int:
-    """Rollouts under their final name that lack a file or have an empty one."""
+    """Number of rollouts under their final name that lack a file or have an empty file."""
     rollouts = output / "rollouts"
     return sum(not is_complete(folder) for folder in rollouts.iterdir()) if rollouts.exists() else 0
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether a rollout has all its files, none of them empty."""
+    """Whether a rollout's folder has all files, none of them empty."""
     sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
     return sizes.keys() == FILES and min(sizes.values()) > 0
 
 
 def compare(tortured: Path, whole: Path, num_rollouts: int) -> dict[str, Any]:
-    """How the two runs differ."""
+    """Compare the rollouts of the two runs; returns the differences."""
     expected = {f"r{index:04d}" for index in range(num_rollouts)}
     made = {path.name for path in (tortured / "rollouts").iterdir()}
     tokens = Path("tokens.safetensors")

@@ -1,18 +1,18 @@
-"""Load terra-serve and compare it with its bars: a line for each, and all numbers in OUTPUT/serving_load.json.
+"""Load-tests `terra serve` against its limits: prints a line for each, and writes OUTPUT/serving_load.json.
 
     python scripts/serving_load.py --output outputs/load                                   64 sessions for 5 minutes
     python scripts/serving_load.py --output outputs/load --sessions 16 --seconds 20 --cycles 60 engine=hf
 
-It starts a server of its own over a tiny model of random weights; further arguments are `terra-serve`'s. With --url it
-loads one that runs, whose limits must allow it (live.sessions, live.sessions_per_client).
+The script starts a server of its own over a tiny model of random weights; further arguments are those of `terra serve`.
+With --url it loads a running server, whose settings must allow it (live.sessions, live.sessions_per_client).
 
     frames    all sessions drive at once: no frame is lost, repeated or out of order, none fails
-    memory    of the server meanwhile: flat after the first third
+    memory    the server's memory meanwhile: flat after the first third
     routes    99 % of the answers of routes that generate nothing come within 100 ms meanwhile
-    slow      the others' frames come as often while a client in 16 acknowledges frames without reading them
+    slow      frames come as often while one client in 16 acknowledges frames without reading them
     cycles    sessions are opened and closed, some broken off: neither memory nor sessions, tasks, files are left
 
-Exit code 1: a bar is missed.
+Exit code 1: a limit is missed.
 """
 
 import argparse
@@ -59,7 +59,7 @@ GONE_SECONDS = 10.0  # in which what was closed must be gone
 
 @dataclass
 class Tally:
-    """What the clients saw. Times in seconds; `gaps` lie between two generated frames of a session."""
+    """Counts and times (s) of all clients; `gaps` are the times between two generated frames of a session."""
 
     frames: int = 0
     disorder: int = 0
@@ -70,7 +70,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Target:
-    """A server, and the scene to drive in."""
+    """The server under load, and the scene to drive in."""
 
     url: str
     api_key: str
@@ -78,18 +78,18 @@ class Target:
 
     @property
     def headers(self) -> dict[str, str]:
-        """With the key, if there is one."""
+        """The authorization header, if the target has a key."""
         return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
 
     def connect(self, **arguments: Any) -> connect:
-        """A WebSocket of the server."""
+        """Open a WebSocket to the server."""
         url = self.url.replace("http", "ws", 1) + "/v1/live"
         common: dict[str, Any] = {"additional_headers": self.headers, "compression": None, "open_timeout": 60}
         return connect(url, **common, **arguments)
 
 
 def main() -> None:
-    """Parse the command line, load, tell."""
+    """Parse the command line, load, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder for the report and the server's files")
     parser.add_argument("--sessions", type=int, default=64)
@@ -114,7 +114,7 @@ def main() -> None:
 
 
 async def load(target: Target, arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Run all parts, one after the other; each bar's verdict and numbers."""
+    """Run all parts, one after another; returns each limit's verdict and numbers."""
     sessions, seconds = arguments.sessions, arguments.seconds
     with ProcessPoolExecutor(1, get_context("spawn")) as other:
         loop = asyncio.get_running_loop()
@@ -133,7 +133,7 @@ async def load(target: Target, arguments: argparse.Namespace) -> dict[str, dict[
 
 
 def probe(target: Target, seconds: float) -> tuple[list[dict[str, float]], dict[str, list[float]]]:
-    """In a process of its own: the server's metrics every second, and how long each route takes to answer."""
+    """Sample the server's metrics every second, and each route's response time; runs in a process of its own."""
     samples: list[dict[str, float]] = []
     answers: dict[str, list[float]] = {route: [] for route in ROUTES}
     with httpx.Client(base_url=target.url, headers=target.headers, timeout=60) as http:
@@ -162,14 +162,14 @@ def read_metrics(http: httpx.Client) -> dict[str, float]:
 
 
 async def drive_all(target: Target, sessions: int, seconds: float) -> Tally:
-    """That many sessions at once."""
+    """Drive several sessions at once."""
     tally, ends = Tally(), time.monotonic() + seconds
     await asyncio.gather(*(noted(drive(target, tally, number, ends), tally) for number in range(sessions)))
     return tally
 
 
 async def noted(work: Awaitable[None], tally: Tally) -> None:
-    """Count how it fails, if it does."""
+    """Await a session, and count its failure, if any."""
     try:
         await work
     except (OSError, ConnectionClosed) as error:
@@ -177,7 +177,7 @@ async def noted(work: Awaitable[None], tally: Tally) -> None:
 
 
 async def drive(target: Target, tally: Tally, number: int, ends: float) -> None:
-    """One session, whose frames must come one after the other; it steers a little, another way each time."""
+    """Drive one session with varying small steering, and check that its frames arrive in order."""
     async with target.connect() as session:
         await start(session, target, seed=number)
         last, expected = None, 0
@@ -215,7 +215,7 @@ async def say(session: ClientConnection, **message: Any) -> None:
 
 
 async def dawdle(target: Target, ends: float) -> None:
-    """Acknowledge frames that were never read: the server must make and keep them."""
+    """Acknowledge frames without reading them, so that the server must generate and hold them."""
     address = urlsplit(target.url)
     small = socket.socket()
     small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
@@ -231,7 +231,7 @@ async def dawdle(target: Target, ends: float) -> None:
 
 
 async def slow_part(target: Target, sessions: int, seconds: float) -> dict[str, Any]:
-    """Drive without slow readers and with them, by turns."""
+    """Drive without slow readers and with them, in turns."""
     num_slow = max(1, sessions // 16)
     tallies = {False: Tally(), True: Tally()}
     for is_slow in (False, True, False, True):
@@ -253,7 +253,7 @@ async def slow_part(target: Target, sessions: int, seconds: float) -> dict[str, 
 
 
 async def cycles_part(target: Target, cycles: int) -> dict[str, Any]:
-    """What opening and closing leaves, after a tenth of it has warmed everything up."""
+    """Measure what opened and closed sessions leave behind, after a tenth of them as warm-up."""
     tally, started = Tally(), time.monotonic()
     warm = cycles // 10
     await cycle(target, tally, range(warm))
@@ -294,7 +294,7 @@ async def cycle(target: Target, tally: Tally, numbers: range) -> None:
 
 
 async def settled(target: Target) -> dict[str, float]:
-    """The server's metrics once no session is left, or when that takes too long."""
+    """The server's metrics once no session is left, or after a time limit."""
     ends = time.monotonic() + GONE_SECONDS
     with httpx.Client(base_url=target.url, headers=target.headers, timeout=60) as http:
         while read_metrics(http)["sessions"] and time.monotonic() < ends:
@@ -304,7 +304,7 @@ async def settled(target: Target) -> dict[str, float]:
 
 
 def frames_bar(tally: Tally, sessions: int, seconds: float) -> dict[str, Any]:
-    """Every frame came, in order."""
+    """Check that every frame came, in order."""
     return {
         "ok": tally.frames > 0 and tally.disorder == 0 and not tally.failures,
         "says": f"{tally.frames} of {sessions} sessions in {seconds:g} s ({tally.frames / seconds:.1f}/s), "
@@ -316,7 +316,7 @@ def frames_bar(tally: Tally, sessions: int, seconds: float) -> dict[str, Any]:
 
 
 def memory_bar(samples: Sequence[dict[str, float]], seconds: float) -> dict[str, Any]:
-    """The slope of a line through the samples after the first third."""
+    """Check the slope of a line through the memory samples after the first third."""
     warm = [sample for sample in samples if sample["at"] >= seconds / 3]
     minutes, memory = [sample["at"] / 60 for sample in warm], [sample["memory_mib"] for sample in warm]
     slope = float(np.polyfit(minutes, memory, 1)[0])
@@ -328,7 +328,7 @@ def memory_bar(samples: Sequence[dict[str, float]], seconds: float) -> dict[str,
 
 
 def routes_bar(answers: dict[str, list[float]]) -> dict[str, Any]:
-    """The slowest route's 99th percentile."""
+    """Check the 99th percentile of the slowest route's response times."""
     tails = {route: float(np.percentile(seconds, 99)) for route, seconds in answers.items()}
     worst = max(tails, key=lambda route: tails[route])
     return {
@@ -339,7 +339,7 @@ def routes_bar(answers: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def milliseconds(values: Sequence[float]) -> dict[str, float]:
-    """Median, 99th percentile and largest of seconds."""
+    """Median, 99th percentile and maximum of seconds, in milliseconds."""
     if not values:
         return {}
     p50, p99 = np.percentile(values, [50, 99])
@@ -347,7 +347,7 @@ def milliseconds(values: Sequence[float]) -> dict[str, float]:
 
 
 def tiny_settings(folder: Path, sessions: int, overrides: Sequence[str]) -> dict[str, Any]:
-    """Of a terra-serve over random weights, with room for the sessions; what it may keep is kept early on."""
+    """Settings of a server over random weights with room for the sessions; its caches are full early."""
     uses_vllm = not any(word.startswith("engine=") and word != "engine=vllm" for word in overrides)
     blocks = {"+engine.engine_args.num_gpu_blocks_override": 1024}  # of the KV cache, 32 MB
     return {
@@ -365,7 +365,7 @@ def tiny_settings(folder: Path, sessions: int, overrides: Sequence[str]) -> dict
 
 @contextmanager
 def own_server(settings: dict[str, Any], overrides: Sequence[str]) -> Iterator[str]:
-    """A terra-serve of these settings; gives its address."""
+    """Run a `terra serve` with the given settings within the block; gives its address."""
     # oneDNN keeps code for each of up to 1024 shapes of batches that it has seen, some 100 MiB: fewer are full sooner.
     environment = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", **os.environ}
     words = ["port=0", *(f"{key}={value}" for key, value in settings.items()), *overrides]
@@ -384,7 +384,7 @@ def own_server(settings: dict[str, Any], overrides: Sequence[str]) -> Iterator[s
 
 
 def make_tokenizer(folder: Path) -> Path:
-    """A tokenizer of random weights for the tiny model."""
+    """Write a tokenizer of random weights for the tiny model."""
     if not folder.is_dir():
         shape = EncoderDecoderConfig(ch=32, z_channels=6, num_res_blocks=1, ch_mult=(1, 1, 1))
         config = LFQTokenizerConfig(
@@ -397,7 +397,7 @@ def make_tokenizer(folder: Path) -> Path:
 
 
 def make_scene(folder: Path) -> Path:
-    """The scene "day": noise, and a straight drive."""
+    """Write the scene "day": noise pictures and a straight trajectory."""
     day = folder / "day"
     day.mkdir(parents=True, exist_ok=True)
     for index, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (3, HEIGHT, WIDTH, 3), np.uint8)):

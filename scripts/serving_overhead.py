@@ -1,16 +1,16 @@
-"""What live driving adds to a frame: the same engine and actions, by turns over a WebSocket and as a bare session.
+"""Measures what live driving adds to a frame: the same engine and actions over a WebSocket and as a bare session.
 
     python scripts/serving_overhead.py                                              the model that ships
     python scripts/serving_overhead.py --rounds 3 --frames 24 engine=hf
 
-Further arguments are `terra-serve`'s. Three ways, medians of a frame's time:
+Further arguments are those of `terra serve`. The script measures a frame's median time in three ways:
 
     live    from one frame's arrival at a client, which acknowledges it, to the next one's
     bare    a `session.step`: an action in, tokens out
-    shown   the same while the frame before is decoded and encoded in the server's threads, as whoever looks at it must
+    shown   a `session.step` while the frame before is decoded and encoded in the server's threads
 
-What is left between live and shown is the server's own: orders, actions, headers, the network, the other process. The
-bar is 15 ms of it; what live adds to bare is told too. Decoding takes no time of the next frame's where a core is free.
+The difference of live and shown is the server's own: orders, actions, headers, network, the other process. Its limit is
+15 ms; the difference of live and bare is printed, too. Decoding does not slow the next frame if a core is free.
 """
 
 import argparse
@@ -36,7 +36,7 @@ BAR_SECONDS = 0.015
 
 
 def main() -> None:
-    """Parse the command line, measure, tell."""
+    """Parse the command line, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="turns of each, after one that warms up")
     parser.add_argument("--frames", type=int, default=20, help="of a turn")
@@ -92,11 +92,11 @@ def measure(config: DictConfig, scene: str, rounds: int, frames: int) -> dict[st
 
 
 async def ignore(_: np.ndarray) -> None:
-    """Show nothing."""
+    """Show no frame."""
 
 
 def drive(url: str, scene: str, frames: int) -> tuple[list[float], list[list[list[float]]]]:
-    """In a process of its own: when each generated frame came, and the action that led to it."""
+    """The arrival time of each generated frame, and the action that led to it; runs in a process of its own."""
     arrivals, actions = [], []
     with connect(url, compression=None) as session:
         session.send(json.dumps({"type": "open", "scene": scene}))
@@ -116,7 +116,7 @@ def drive(url: str, scene: str, frames: int) -> tuple[list[float], list[list[lis
 async def step(
     service: Any, scene: str, actions: list[list[list[float]]], show: Callable[[np.ndarray], Awaitable[Any]]
 ) -> list[float]:
-    """Seconds that each frame of a bare session takes; `show` gets its tokens, and is awaited at the end."""
+    """Seconds for each frame of a bare session; `show` gets the frame's tokens, and is awaited at the end."""
     import torch
 
     from terra.serving.messages import Open

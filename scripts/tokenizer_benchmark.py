@@ -1,12 +1,12 @@
-"""Frames a second of a tokenizer, both ways: by element type, as it is and compiled, alone and several at once.
+"""Measures a tokenizer's frames a second, encoding and decoding: by element type, eager or compiled, and batch size.
 
     python scripts/tokenizer_benchmark.py                                               the one that ships, on a CPU
     python scripts/tokenizer_benchmark.py --device cuda --compiled --frames 1 16
     python scripts/tokenizer_benchmark.py --tokenizer outputs/synthetic/lfq_tokenizer_B_256 --device cuda --compiled
 
-Each figure is a median of some rounds, with its quartiles. What another element type costs is told beside it: tokens
-that stay as they are in float32, and how near the frames come to float32's, as 8-bit pictures. A network takes the same
-time for any picture: these are coarse noise.
+Each figure is a median of some rounds, with its quartiles. The table also gives the cost of another element type: the
+share of tokens equal to float32's, and the PSNR of the 8-bit frames to float32's. The frames are coarse noise, because
+a network takes the same time for any picture.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--tokenizer", default=str(DEMO), help="a checkpoint folder")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--frames", type=int, nargs="+", default=[1, 16], help="that are asked for at once")
+    parser.add_argument("--frames", type=int, nargs="+", default=[1, 16], help="batch sizes")
     parser.add_argument("--compiled", action="store_true", help="also compiled, which takes a minute or two")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path, help="a JSON file")
@@ -63,7 +63,7 @@ def main() -> None:
 
 @torch.no_grad()
 def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for each element type, eager or compiled, and number of frames."""
+    """A row for each element type, eager or compiled, and batch size."""
     device = torch_device(arguments.device)
     whole = LFQTokenizer.from_pretrained(arguments.tokenizer).to(device)
     most = max(arguments.frames)
@@ -97,7 +97,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def rates(work: Callable[[], object], frames: int, rounds: int, device: torch.device) -> dict[str, Any]:
-    """Frames a second of each round; a GPU has several calls under way in one, as a pipeline would."""
+    """Frames a second of each round; on a GPU a round launches several calls, as a pipeline does."""
     calls = 10 if device.type == "cuda" else 1
     found = []
     for _ in range(rounds + 1):

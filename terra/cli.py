@@ -1,6 +1,6 @@
-"""The command line: one table of commands, and the way from a command's arguments to its function.
+"""The command line: one table of commands, and the code that runs a command's function with checked settings.
 
-What a user can cause ends as one line on stderr and exit code 2.
+A user's error ends as one line on stderr and exit code 2.
 """
 
 import difflib
@@ -26,11 +26,11 @@ class Command:
     """A command of `terra`. Its settings are those of conf/NAME.yaml, its help page is conf/hydra/help/NAME.yaml.
 
     Attributes:
-        name: as it is typed.
-        function: "module:name" of what runs. The annotation of its parameter `settings` is the pydantic model that the
-            command's settings are checked with. A whole number that the function returns is the exit code.
+        name: the command's name as typed.
+        function: "module:name" of the function that runs. The annotation of its parameter `settings` is the pydantic
+            model that checks the command's settings. A whole number that the function returns is the exit code.
         job: one line of help.
-        inputs: settings that are paths of input, which have to exist.
+        inputs: names of settings that are input paths, which must exist.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Command:
         return getattr(importlib.import_module(module), name)
 
     def check(self, config: "DictConfig") -> Any:
-        """The settings that the function takes. Raises ConfigError."""
+        """Check settings with the pydantic model of the function's parameter. Raises ConfigError."""
         from terra.config.files import plain
         from tokenizer.settings import checked
 
@@ -130,7 +130,7 @@ _COMPLETION = {"-sc", "--shell-completion"}
 
 
 def main() -> None:
-    """`terra COMMAND ...`, `terra-COMMAND ...` and `python -m terra COMMAND ...`."""
+    """Run `terra COMMAND ...`, `terra-COMMAND ...` or `python -m terra COMMAND ...`."""
     program, arguments = Path(sys.argv[0]).name, sys.argv[1:]
     name = program.removesuffix(".exe").removeprefix("terra-")
     if name not in COMMANDS or not program.startswith("terra-"):
@@ -195,7 +195,7 @@ def command(config_name: str, job: Callable[["DictConfig"], None]) -> None:
 
 
 class _Guarded:
-    """The job with its errors turned into exits at once: Hydra would print lines of its own around them."""
+    """A job whose errors exit at once, because Hydra would print lines of its own around them."""
 
     def __init__(self, job: Callable[["DictConfig"], None]) -> None:
         functools.update_wrapper(self, job)
@@ -224,7 +224,7 @@ def _overview() -> str:
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Settings, and Hydra's options with their values. Raises ConfigError for an option that is none."""
+    """Split arguments into settings and Hydra's options with values. Raises ConfigError for an unknown option."""
     overrides: list[str] = []
     flags: list[str] = []
     for argument, before in zip(arguments, ["", *arguments], strict=False):
@@ -241,7 +241,7 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _one_line(error: Exception) -> str:
-    """Hydra's message without its layout and its search path: what was wrong, and the choices there are."""
+    """Hydra's message without layout and search path: what is wrong, and the possible choices."""
     message = str(error).split("Config search path")[0]
     if error.__cause__ is not None:
         message += "\n" + str(error.__cause__).splitlines()[0]

@@ -1,4 +1,4 @@
-"""Context frames from disk: a folder or a glob of pictures, or a video, brought to the model's size and rate."""
+"""Loads context frames from a folder or a glob of pictures, or a video, in the model's size and rate."""
 
 import glob
 import math
@@ -43,13 +43,13 @@ def load_context(
     """Load the first `num_frames` frames of a folder, a glob, a video or a list of pictures.
 
     Pictures (PNG and JPEG, RGB, turned as their EXIF says) are taken in natural order of their names, frame_2 before
-    frame_10, and are understood to be 1 / fps seconds apart: nothing in them says so. A video is sampled at `fps`, from
-    its first frame on, each time at the nearest of its frames. Frames of another size are resized bicubically.
+    frame_10, and are assumed to be 1 / fps seconds apart, because a picture has no time. A video is sampled at `fps`
+    from its first frame on, each time at its nearest frame. Frames of another size are resized bicubically.
 
     Args:
         source: a folder, a glob such as "drive/*.png", a picture, or a video (MP4, MOV or GIF); or a list of two or
             more pictures, which are taken in its order.
-        num_frames: how many frames to take.
+        num_frames: number of frames to take.
         image_size: (height, width) in pixels that the tokenizer takes.
         fps: the model's frames a second.
 
@@ -57,7 +57,7 @@ def load_context(
         `num_frames` frames in [-1, 1] of the given size.
 
     Raises:
-        ContextError: nothing there, too few frames, a picture that is damaged, not RGB, larger than 64 megapixels,
+        ContextError: nothing found, too few frames, a picture that is damaged, not RGB, larger than 64 megapixels,
             smaller than half of `image_size`, of another aspect ratio (by more than 2 %) or size than the first; a
             video slower than `fps`.
         VideoError: a video that can't be read.
@@ -90,7 +90,7 @@ def load_context(
 
 
 def context_files(source: str | Path | Sequence[str | Path], num_frames: int) -> list[Path]:
-    """The files that `load_context` takes the first frames of `source` from; fewer where there are fewer."""
+    """The files of the first frames that `load_context` takes from `source`; fewer if there are fewer."""
     if not isinstance(source, str | Path):
         if len(source) > 1:
             return [Path(each) for each in source[:num_frames]]
@@ -103,7 +103,7 @@ def context_files(source: str | Path | Sequence[str | Path], num_frames: int) ->
 
 
 def nearest_frames(video_fps: float, fps: float, num_frames: int) -> list[int] | None:
-    """Which frames of a video are the nearest to frames of rate `fps`, from its first on; None if it is slower.
+    """Indices of the video frames nearest to frames of rate `fps`, from the first on; None if the video is slower.
 
     Rates within 1 % of each other count as the same.
     """
@@ -114,7 +114,7 @@ def nearest_frames(video_fps: float, fps: float, num_frames: int) -> list[int] |
 
 
 def is_picture(path: Path) -> bool:
-    """Whether a file of a folder is taken for a frame: PNG or JPEG by its name, and not hidden."""
+    """Whether a file in a folder counts as a frame: PNG or JPEG by its name, and not hidden."""
     return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".") and path.is_file()
 
 

@@ -1,4 +1,4 @@
-"""The world model as a Gymnasium environment: reset to context frames, step with an action, get the next frame.
+"""Wraps the world model as a Gymnasium environment: reset to context frames, step with an action, get a frame.
 
     env = DrivingEnv(pipeline, DriveContext.load(pipeline, "drive/*.png", "drive.json"))
     frame, info = env.reset(seed=0)
@@ -51,7 +51,7 @@ Reward = Callable[[Image, Float32[np.ndarray, "waypoints 3"]], float]
 
 @dataclass(frozen=True, eq=False)
 class DriveContext:
-    """Where a drive starts: context frames in [-1, 1], and the actions between them, one fewer."""
+    """The start of a drive: context frames in [-1, 1], and the actions between them, one fewer."""
 
     frames: Frames
     actions: Actions
@@ -60,7 +60,7 @@ class DriveContext:
     def load(
         cls, pipeline: Pipeline, source: str | Path, trajectory: Path | None = None, *, num_frames: int = 3
     ) -> Self:
-        """From files, as `terra-generate` takes them; a single frame needs no trajectory.
+        """Load a start from files, as for `terra generate`; a single frame needs no trajectory.
 
         Raises:
             ContextError, VideoError, TrajectoryError: see `load_context` and `load_trajectory`.
@@ -79,7 +79,7 @@ class DriveContext:
 
 
 class _Drives:
-    """Sessions of one engine, by place, that step together."""
+    """Sessions of one engine, by index of the environment, that step together."""
 
     def __init__(self, pipeline: Pipeline, sampling: SamplingParams, num: int) -> None:
         self._pipeline, self._sampling = pipeline, sampling
@@ -88,9 +88,9 @@ class _Drives:
             lambda context: pipeline.wait(pipeline.encode(context.frames))
         )
 
-    def open(self, places: Sequence[int], contexts: Sequence[DriveContext], seeds: Sequence[int]) -> list[FrameTokens]:
-        """Start drives at these places, where others may be; the tokens of each one's last context frame."""
-        self.close(places)
+    def open(self, indices: Sequence[int], contexts: Sequence[DriveContext], seeds: Sequence[int]) -> list[FrameTokens]:
+        """Start (or restart) the drives `indices`; returns the tokens of each one's last context frame."""
+        self.close(indices)
         tokens = [self._encode(context) for context in contexts]
 
         async def start() -> list[SlidingSession]:
@@ -98,14 +98,14 @@ class _Drives:
             opened = (self._pipeline.open(grid, each.actions, self._sampling, seed) for grid, each, seed in given)
             return await asyncio.gather(*opened)
 
-        for place, session in zip(places, self._pipeline.wait(start()), strict=True):
-            self._sessions[place] = session
+        for index, session in zip(indices, self._pipeline.wait(start()), strict=True):
+            self._sessions[index] = session
         return [grid[-1] for grid in tokens]
 
-    def step(self, places: Sequence[int], actions: Float32[np.ndarray, "places slots 3"]) -> list[FrameTokens]:
-        """The next frame's tokens at these places."""
-        sessions = [session for place in places if (session := self._sessions[place]) is not None]
-        if len(sessions) < len(places):
+    def step(self, indices: Sequence[int], actions: Float32[np.ndarray, "envs slots 3"]) -> list[FrameTokens]:
+        """Step the drives `indices`; returns the tokens of each one's next frame."""
+        sessions = [session for index in indices if (session := self._sessions[index]) is not None]
+        if len(sessions) < len(indices):
             raise gymnasium.error.ResetNeeded("expected reset before step")
 
         async def step() -> list[FrameTokens]:
@@ -114,20 +114,20 @@ class _Drives:
 
         return self._pipeline.wait(step())
 
-    def draw(self, tokens: Sequence[FrameTokens]) -> UInt8[np.ndarray, "places height width 3"]:
-        """The frames, decoded together."""
+    def draw(self, tokens: Sequence[FrameTokens]) -> UInt8[np.ndarray, "envs height width 3"]:
+        """Decode one frame of each drive, all together, to 8-bit RGB."""
         return to_uint8(self._pipeline.decoder.decode(torch.stack(list(tokens))))
 
-    def close(self, places: Sequence[int] | None = None) -> None:
-        """End the drives at these places, or all. Where none is, nothing happens."""
+    def close(self, indices: Sequence[int] | None = None) -> None:
+        """End the drives `indices`, or all of them. Closing a drive that has not begun does nothing."""
 
         async def end(sessions: list[SlidingSession]) -> None:
             await asyncio.gather(*(session.close() for session in sessions))
 
-        chosen = range(len(self._sessions)) if places is None else places
-        self._pipeline.wait(end([session for place in chosen if (session := self._sessions[place]) is not None]))
-        for place in chosen:
-            self._sessions[place] = None
+        chosen = range(len(self._sessions)) if indices is None else indices
+        self._pipeline.wait(end([session for index in chosen if (session := self._sessions[index]) is not None]))
+        for index in chosen:
+            self._sessions[index] = None
 
 
 def _frame_space(pipeline: Pipeline) -> spaces.Box:
@@ -135,7 +135,7 @@ def _frame_space(pipeline: Pipeline) -> spaces.Box:
 
 
 def action_space(spec: EngineSpec) -> spaces.Box:
-    """Rows of [lateral y, forward x, time t], in meters as far as 80 m/s go; the times are the model's."""
+    """The space of actions: rows of [y left (m), x forward (m), t (s)]; bounds are 80 m/s, times are the model's."""
     times = np.array(spec.waypoint_times, np.float32)
     reach = MAX_SPEED * times
     low, high = np.stack([-reach, -reach, times], -1), np.stack([reach, reach, times], -1)
@@ -151,7 +151,7 @@ def _info(tokens: FrameTokens, seed: int, num_steps: int) -> dict[str, Any]:
 
 
 class DrivingEnv(gymnasium.Env[Image, Float32[np.ndarray, "waypoints 3"]]):
-    """One drive at a time. A frame is 8-bit RGB; `info` has its `tokens`, the drive's `seed` and `num_steps`.
+    """An environment of one drive. A frame is 8-bit RGB; `info` has its `tokens`, the drive's `seed` and `num_steps`.
 
     `reset(seed=s)` makes the drive of seed s; without a seed, the next one from `np_random`. The first frame is the
     last context frame as the decoder draws it. `reset(options={"context": ...})` starts from another `DriveContext`,
@@ -159,10 +159,10 @@ class DrivingEnv(gymnasium.Env[Image, Float32[np.ndarray, "waypoints 3"]]):
 
     Args:
         pipeline: stays open when the environment is closed.
-        context: where drives start.
+        context: the start of drives.
         sampling: how tokens are chosen.
         max_steps: steps after which a drive is truncated; None for no limit.
-        reward: of each step; 0 without.
+        reward: gives the reward of each step; None for 0.
     """
 
     def __init__(
@@ -212,14 +212,14 @@ class DrivingEnv(gymnasium.Env[Image, Float32[np.ndarray, "waypoints 3"]]):
 
 
 class DrivingVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
-    """Many drives in one engine, stepped together; see `DrivingEnv` for what each is.
+    """A vector environment of many drives in one engine, stepped together; each is as in `DrivingEnv`.
 
     `reset(seed=s)` makes the drives of the seeds s, s + 1, ..., or of the seeds of a list. A truncated drive starts
     anew with the next step, whose action for it is of no effect (`AutoresetMode.NEXT_STEP`).
 
     Args:
         pipeline: stays open when the environment is closed.
-        contexts: where the drives start, one for each.
+        contexts: the start of each drive.
         sampling, max_steps, reward: as `DrivingEnv` has them.
     """
 
@@ -258,24 +258,24 @@ class DrivingVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         super().reset(seed=seed if isinstance(seed, int) or seed is None else seed[0])
         self._contexts = _contexts(options, self._contexts)
         if isinstance(seed, int):
-            seed = [seed + place for place in range(self.num_envs)]
+            seed = [seed + index for index in range(self.num_envs)]
         tokens = self._start(range(self.num_envs), seed)
         self._frames = self._drives.draw(tokens)
         return self._frames.copy(), self._infos(tokens)
 
     def step(
-        self, actions: Float32[np.ndarray, "places waypoints 3"]
+        self, actions: Float32[np.ndarray, "envs waypoints 3"]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Apply an action to each drive. Raises EngineError for one that is not finite or of another shape."""
-        going, anew = (np.flatnonzero(places).tolist() for places in (~self._over, self._over))
+        going, anew = (np.flatnonzero(mask).tolist() for mask in (~self._over, self._over))
         tokens = dict(zip(going, self._drives.step(going, np.asarray(actions)[going]), strict=True)) if going else {}
         self._num_steps[going] += 1
         tokens |= dict(zip(anew, self._start(anew, None), strict=True)) if anew else {}
-        grids = [tokens[place] for place in range(self.num_envs)]
+        grids = [tokens[index] for index in range(self.num_envs)]
         self._frames = self._drives.draw(grids)
         rewards = np.zeros(self.num_envs)
         if self._reward is not None:
-            rewards[going] = [self._reward(self._frames[place], actions[place]) for place in going]
+            rewards[going] = [self._reward(self._frames[index], actions[index]) for index in going]
         self._over = np.zeros(self.num_envs, bool) if self._max_steps is None else self._num_steps >= self._max_steps
         ended = np.zeros(self.num_envs, bool)
         return self._frames.copy(), rewards, ended, self._over.copy(), self._infos(grids)
@@ -288,21 +288,21 @@ class DrivingVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         """End all drives."""
         self._drives.close()
 
-    def _start(self, places: Sequence[int], seeds: Sequence[int] | None) -> list[FrameTokens]:
-        places = list(places)
+    def _start(self, indices: Sequence[int], seeds: Sequence[int] | None) -> list[FrameTokens]:
+        indices = list(indices)
         if seeds is None:
-            seeds = [int(seed) for seed in self.np_random.integers(_SEEDS, size=len(places))]
-        for place, seed in zip(places, seeds, strict=True):
-            self._seeds[place] = seed
-        self._num_steps[places] = 0
-        self._over[places] = False
-        return self._drives.open(places, [self._contexts[place] for place in places], seeds)
+            seeds = [int(seed) for seed in self.np_random.integers(_SEEDS, size=len(indices))]
+        for index, seed in zip(indices, seeds, strict=True):
+            self._seeds[index] = seed
+        self._num_steps[indices] = 0
+        self._over[indices] = False
+        return self._drives.open(indices, [self._contexts[index] for index in indices], seeds)
 
     def _infos(self, tokens: Sequence[Int[torch.Tensor, "rows cols"]]) -> dict[str, Any]:
         infos: dict[str, Any] = {}
-        for place, grid in enumerate(tokens):
-            info = _info(grid, self._seeds[place], int(self._num_steps[place]))
-            infos = self._add_info(infos, info, place)
+        for index, grid in enumerate(tokens):
+            info = _info(grid, self._seeds[index], int(self._num_steps[index]))
+            infos = self._add_info(infos, info, index)
         return infos
 
 
@@ -334,13 +334,13 @@ class SteeringVectorAction(gymnasium.vector.VectorActionWrapper):
         self.action_space = batch_space(self.single_action_space, env.num_envs)
         self._spec = env.spec_of_engine
 
-    def actions(self, actions: Float[np.ndarray, "places 2"]) -> Float32[np.ndarray, "places waypoints 3"]:
+    def actions(self, actions: Float[np.ndarray, "envs 2"]) -> Float32[np.ndarray, "envs waypoints 3"]:
         """See `steering_action`."""
         return np.stack([steering_action(each, self._spec) for each in actions])
 
 
 def _contexts(options: dict[str, Any] | None, before: list[DriveContext]) -> list[DriveContext]:
-    """The contexts that `reset` was given, one for all or one for each; those before, if none was."""
+    """The contexts in `reset`'s options, one for all or one for each; without the option, the earlier contexts."""
     options = options or {}
     for name in options.keys() - {"context"}:
         raise ConfigError(f"options: expected context, got {name!r}")

@@ -1,4 +1,4 @@
-"""Which extra of the distribution brings a package, said in one line where the package is missing."""
+"""Tells in one line which extra of the distribution installs a missing package."""
 
 import importlib.metadata
 import re
@@ -35,7 +35,7 @@ _CPU = (
 
 
 def install_hint(package: str) -> str:
-    """The command line that installs a package: by its extra, where an extra brings the package."""
+    """The command line that installs a package, by an extra if one contains the package."""
     extra = EXTRAS.get(package)
     hint = f'pip install "terra-world-model[{extra}]"' if extra else f"pip install {package}"
     return hint + (_CPU if extra == "vllm" else "")
@@ -43,13 +43,13 @@ def install_hint(package: str) -> str:
 
 @contextmanager
 def extras_named(what: str = "this") -> Iterator[None]:
-    """Turn a missing package of an extra, or a torch that does not fit torchvision, into one line.
+    """Turn a missing package of an extra, or a mismatch of torch and torchvision, into one line.
 
     Args:
-        what: what needs the package, as the line begins.
+        what: the feature that needs the package; the line begins with it.
 
     Raises:
-        ConfigError: the block could not import a package that an extra brings, or torchvision does not fit torch.
+        ConfigError: the block could not import a package of an extra, or torchvision does not fit torch.
     """
     try:
         yield

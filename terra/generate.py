@@ -1,4 +1,4 @@
-"""What `terra-generate` does: check every input, load the weights, make the rollout, write its folder."""
+"""The command `terra generate`: checks every input, loads the weights, makes a rollout, and writes its folder."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -23,18 +23,18 @@ _SPARE_BYTES = 32 << 20
 
 
 class GenerateSettings(PipelineSettings):
-    """The whole of conf/generate.yaml.
+    """The settings of conf/generate.yaml.
 
     Attributes:
         context: folder or glob of pictures, or a video.
         trajectory: the drive's path; `sample_id` chooses a line of a .jsonl.
         num_context: context frames taken from the start of `context`.
         num_frames: frames of the video, context included.
-        seed: of the sampling.
-        output: folder of the results; replaced only with `overwrite`.
+        seed: seed of the sampling.
+        output: folder of the results; an existing one is replaced only with `overwrite`.
         png: whether each frame is written as a PNG, too.
         sampling: how tokens are chosen.
-        camera: of the overlay.
+        camera: camera of the overlay.
     """
 
     context: Text

@@ -1,4 +1,4 @@
-"""Gumbel noise that depends only on (seed, position, token id).
+"""Computes Gumbel noise that depends only on (seed, position, token id).
 
 The numbers equal those of vLLM 0.26's GPU sampler: Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as
 easy as 1, 2, 3") gives a key from (seed, position) and a uniform number u from (key, token id); the noise is

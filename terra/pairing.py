@@ -1,4 +1,4 @@
-"""Which tokenizer belongs to a world model. Another one's ids are in range, and mean other pictures."""
+"""Checks that a tokenizer belongs to a world model: another tokenizer's ids are in range, but mean other pictures."""
 
 from pathlib import Path
 
@@ -14,9 +14,8 @@ def check_pairing(tokenizer: Path | LFQTokenizer, spec: EngineSpec) -> None:
     """Refuse a tokenizer that the world model was not trained with.
 
     Args:
-        tokenizer: a checkpoint folder or a loaded tokenizer. Of a tokenizer that was not loaded from a folder only the
-            counts can be checked.
-        spec: what the world model's config.json says.
+        tokenizer: a checkpoint folder or a loaded tokenizer. Without a folder only the counts are checked.
+        spec: the facts in the world model's config.json.
 
     Raises:
         CheckpointError: another number of tokens a frame, another codebook, another encoder than recorded or, where

@@ -1,12 +1,12 @@
-"""The pipeline: context frames and actions in, the frames of the drive out.
+"""Chains tokenizer, engine and decoder: context frames and actions in, the frames of the rollout out.
 
 context frames --tokenizer.encode--> tokens --+
                                               +--> prompt --> engine: a session --> tokens --decoder--> frames
 trajectory --> actions -----------------------+
 
-`Pipeline.stream` is the rollout: all that makes rollouts of known actions reads it. `Pipeline.open` gives the session
-under it to those who choose each action when they see the frame before. Both are asynchronous; `generate` and `drive`
-are their synchronous faces.
+`Pipeline.stream` is the rollout: every caller with known actions reads it. `Pipeline.open` gives the session below
+it to callers that choose each action after they see the frame before. Both are asynchronous; `generate` and `drive` are
+their synchronous faces.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ OnPixels = Callable[[int, Frames], None]
 
 @dataclass(frozen=True)
 class RolloutRequest:
-    """What a rollout is made from.
+    """The inputs of a rollout.
 
     Attributes:
         context_frames: real frames, in [-1, 1].
@@ -68,8 +68,8 @@ class RolloutRequest:
 class Rollout:
     """A finished rollout: context and generated frames, as tokens and as the decoder draws them.
 
-    `seconds` says what the rollout took to "encode" and to "generate", and how long the decoder was at work for it
-    ("decode"), on a GPU while frames were generated.
+    `seconds` holds the time to "encode" and to "generate", and the decoder's working time ("decode"), which on a GPU
+    overlaps generation.
     """
 
     tokens: TokenGrid
@@ -79,15 +79,15 @@ class Rollout:
 
 
 class Pipeline:
-    """Chains tokenizer, engine and decoder.
+    """A tokenizer, an engine and a decoder as one object.
 
-    Encoding and decoding run in a thread each, so that they hold up no other rollout of the event loop; see
+    Encoding and decoding run in a thread each, so that other rollouts in the event loop continue meanwhile; see
     `decoder.thread.RolloutDecoding` for when a rollout is decoded.
 
     Args:
-        tokenizer: frames to tokens.
-        engine: predicts tokens; closed with the pipeline.
-        decoder: tokens to frames.
+        tokenizer: encodes frames as tokens.
+        engine: generates tokens; closed with the pipeline.
+        decoder: decodes tokens to frames.
         overlap: frames read again when the window slides.
         provenance: what the parts were built from, for `rollout.json`: see `terra.rollout`.
 
@@ -139,11 +139,11 @@ class Pipeline:
             device: "cpu", "cuda" or "cuda:1"; None takes a GPU if there is one.
             dtype: "float32" or "bfloat16"; None takes bfloat16 on a GPU and float32 on a CPU.
             overlap: frames read again when the window slides.
-            sessions: how many rollouts will be made at once, for an engine with slots for sessions.
+            sessions: number of simultaneous rollouts, for an engine with slots for sessions.
             engine_settings: further settings of the engine, such as `drafts`; see conf/engine/.
 
         Raises:
-            ConfigError: an argument that is not possible, or an engine whose package is not installed.
+            ConfigError: an impossible argument, or an engine whose package is not installed.
             CheckpointError: no such checkpoint, damaged weights, or a tokenizer and a world model that are no pair.
         """
         spec = PipelineSpec.from_pretrained(
@@ -194,7 +194,7 @@ class Pipeline:
     ) -> SlidingSession:
         """Start a live rollout from tokenized context frames and the actions between them.
 
-        `window` is the index of the rollout's window that these frames begin, for one that is gone on with: see
+        `window` is the index of the window that the given frames begin, above 0 if they continue a rollout; see
         `terra.windows.window_at`.
         """
         prompt = build_prompt(context, actions)
@@ -214,7 +214,7 @@ class Pipeline:
         Args:
             context, actions, sampling, seed: see `stream`.
             on_frame: called with the index in the rollout of each frame that is generated.
-            decoding: is given all frames as they come, and cancelled if the rollout fails.
+            decoding: receives all frames as they are generated; cancelled if the rollout fails.
         """
         frames = list(context)
         try:
@@ -240,7 +240,7 @@ class Pipeline:
         on_frame: Callable[[int], None] | None = None,
         on_pixels: Callable[[Frames], None] | None = None,
     ) -> Rollout:
-        """Make one rollout from frames to frames. Raises as `stream`."""
+        """Make one rollout, from context frames to decoded frames. Raises as `stream`."""
         started = time.perf_counter()
         context = await self.encode(request.context_frames)
         encoded = time.perf_counter()
@@ -313,7 +313,7 @@ class Pipeline:
         self.close()
 
     def wait(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run something asynchronous in the pipeline's own event loop, and wait for what it gives."""
+        """Run a coroutine in the pipeline's own event loop, and return its result."""
         # A loop in a thread of its own: notebooks run in a loop already, and live sessions outlast one call.
         if self._loop is None:
             self._loop = asyncio.new_event_loop()

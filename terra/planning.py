@@ -1,4 +1,4 @@
-"""Planning by imagination: several futures of one context, scored by the user, and the best of them."""
+"""Plans with the world model: generates several futures of one context, and finds the best by the user's score."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ Score = Callable[[Frames, TokenGrid, Actions], float]
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """What was imagined and which of it is the best.
+    """The generated futures, and which one is the best.
 
     Attributes:
         best: index of the candidate with the highest mean score, the first of equal ones.
         best_sample: index of its best future.
-        scores: of each candidate's futures.
-        rollouts: by candidate and sample.
+        scores: scores by candidate and sample.
+        rollouts: rollouts by candidate and sample.
     """
 
     best: int
@@ -44,19 +44,19 @@ def imagine(
     seed: int = 0,
     num_samples: int = 1,
 ) -> Choice:
-    """Make `num_samples` futures of each candidate, all at once, and score them.
+    """Generate `num_samples` futures of each candidate, all at once, and score them.
 
     With one candidate this is best-of-K. Sample k has the same seed in all candidates, that of sample k of
-    `terra-rollout`: so that they differ by what is done more than by chance.
+    `terra rollout`, so that candidates differ by their actions more than by chance.
 
     Args:
-        pipeline: makes the futures.
+        pipeline: generates the futures.
         context_frames: real frames in [-1, 1].
-        candidates: the actions of a rollout each, those between the context frames first.
-        score: of one future.
+        candidates: each the actions of a rollout, with those between the context frames first.
+        score: gives the score of one future.
         sampling: how tokens are chosen.
-        seed: of the futures.
-        num_samples: futures of each candidate.
+        seed: seed of sample 0, from which the others follow.
+        num_samples: number of futures of each candidate.
 
     Raises:
         ConfigError: no candidate, no sample, a length that no window fits, or a score that is not finite.

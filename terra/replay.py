@@ -1,10 +1,10 @@
-"""What `terra replay` does: makes a rollout again from its `rollout.json`, and says what came out the same.
+"""The command `terra replay`: makes a rollout again from its `rollout.json`, and compares tokens and pixels.
 
 The engine, its type and device, the sampling, the seed and the weights are those of the record. The context and the
-trajectory are looked for where they were and beside the record, and must have the recorded content; those that came
-from no file (an upload, a manifest's own paths) are taken from the stored tokens and actions.
+trajectory are looked for where they were and beside the record, and must have the recorded content; inputs
+that came from no file (an upload, a manifest's own paths) are taken from the stored tokens and actions.
 
-Tokens agree or not. Pixels need not where tokens do: decoding with another number of threads rounds otherwise, and a
+Equal tokens may give unequal pixels: decoding with another number of threads rounds otherwise, and a
 difference of one level in a few pixels becomes other bytes in H.264.
 """
 
@@ -50,7 +50,7 @@ SAME, DIFFERENT = 0, 1
 
 @dataclass(frozen=True)
 class PixelDifference:
-    """How far two stacks of 8-bit frames are apart: at most so many of 255 levels, in this share of all numbers."""
+    """Difference of two stacks of 8-bit frames: the largest one in levels, and the share of values that differ."""
 
     levels: int
     share: float
@@ -65,11 +65,11 @@ class PixelDifference:
 
 
 class ReplaySettings(Settings):
-    """The whole of conf/replay.yaml.
+    """The settings of conf/replay.yaml.
 
     Attributes:
-        folder: of the rollout, which holds rollout.json.
-        engine, device, dtype: in place of the recorded ones; None takes those.
+        folder: the rollout's folder, with rollout.json.
+        engine, device, dtype: replace the recorded values; None keeps them.
     """
 
     folder: FilePath
@@ -114,7 +114,7 @@ def run(settings: ReplaySettings, console: Console | None = None) -> int:
 async def _make(
     pipeline: Pipeline, context: Frames | None, given: TokenGrid, actions: Actions, sampling: SamplingParams, seed: int
 ) -> tuple[TokenGrid, Pixels]:
-    """The rollout's tokens and pixels; from the stored context tokens, where there are no context frames."""
+    """Generate tokens and pixels; without context frames, from the stored context tokens."""
     first = given if context is None else await pipeline.encode(context)
     decoding = pipeline.decoding.start(to_uint8)
     tokens = await pipeline.rollout_tokens(first, actions, sampling, seed, decoding=decoding)
@@ -132,7 +132,7 @@ def _check_weights(spec: PipelineSpec, record: dict[str, Any]) -> None:
 def _find_inputs(
     folder: Path, record: dict[str, Any], spec: EngineSpec, image_size: tuple[int, int], stored: Tensor
 ) -> tuple[Frames | None, Actions]:
-    """The context frames, None if they were no files, and the actions."""
+    """The context frames (None if they came from no file), and the actions."""
     inputs, num_context = record["inputs"], record["num_context"]
     context = None if inputs["context"] is None else [_find(folder, "context", path) for path in inputs["context"]]
     trajectory = None if inputs["trajectory"] is None else _find(folder, "trajectory", inputs["trajectory"])
@@ -155,7 +155,7 @@ def _find_inputs(
 
 
 def _find(folder: Path, name: str, recorded: str) -> Path:
-    """Where an input is: at its recorded path, or beside the record. Raises ConfigError."""
+    """The path of an input: the recorded one, or beside the record. Raises ConfigError."""
     for path in (Path(recorded), folder / Path(recorded).name):
         if path.exists() or (name == "context" and context_files(path, 1)):
             return path
@@ -180,7 +180,7 @@ def _report_pixels(
 
 
 def _difference(folder: Path, pixels: Pixels, before: Pixels, again: Pixels) -> PixelDifference:
-    """Between the rollout's PNGs and the pixels, or between the videos where there are no PNGs."""
+    """The difference between the rollout's PNGs and the new pixels, or without PNGs between the videos."""
     paths = sorted((folder / PNGS).glob("*.png"), key=natural_key)
     if len(paths) == len(pixels):
         before, again = np.stack([np.asarray(Image.open(path).convert("RGB")) for path in paths]), pixels

@@ -1,13 +1,13 @@
-"""What one rollout is made from, and the folder that it leaves: one loader, one writer, one record.
+"""Loads the inputs of a rollout, and writes its output folder and record:
 
     video.mp4            the frames, context included
-    video.gif            the same, where it is wanted
-    overlay.mp4          the same with each frame's path drawn in, where a camera is given
-    frames/              the same as PNGs, where they are wanted
+    video.gif            the same frames, if requested
+    overlay.mp4          the same frames with each frame's path drawn in, if a camera is given
+    frames/              the same frames as PNGs, if requested
     tokens.safetensors   `tokens` (frames, rows, cols) and `actions` (frames - 1, slots, action_dim)
-    rollout.json         the record: all that the rollout depends on, for `terra replay` and for readers
+    rollout.json         the record: everything that the rollout depends on, for `terra replay` and for readers
 
-The record, version 2, has the same keys whoever made the rollout; what is unknown or does not apply is null:
+The record, version 2, has the same keys for every command; a value that is unknown or does not apply is null:
 
     format, version      "terra-rollout", 2
     inputs               context (paths, absolute), trajectory (path), sample_id, and context_sha256 and
@@ -23,7 +23,7 @@ The record, version 2, has the same keys whoever made the rollout; what is unkno
     batch                of `terra-rollout`: id, sample, manifest, request and made_with
     score                of `terra-rollout`: function and value
 
-Records without a version were written before; they lack what a replay needs.
+Records without a version were written by earlier versions of Terra, and lack keys that a replay needs.
 """
 
 import hashlib
@@ -62,12 +62,12 @@ Paths = Float64[np.ndarray, "steps points 2"]
 
 @dataclass(frozen=True, eq=False)
 class RolloutInputs:
-    """What a rollout starts from, loaded and checked.
+    """The inputs of a rollout, loaded and checked.
 
     Attributes:
-        context_frames: in [-1, 1], of the model's size and rate.
+        context_frames: frames in [-1, 1], of the model's size and rate.
         actions: one between each two frames of the rollout.
-        paths: those that the actions were made of, for the overlay.
+        paths: the paths that the actions were made from, for the overlay.
     """
 
     context_frames: Frames
@@ -121,7 +121,7 @@ def describe_inputs(
     sample_id: int | str | None,
     sha256: Mapping[str, str],
 ) -> dict[str, Any]:
-    """`inputs` of a record; `sha256` as `inputs_sha256` gives it."""
+    """The key `inputs` of a record; `sha256` is the result of `inputs_sha256`."""
     paths = [context] if isinstance(context, str | Path) else context
     return {
         "context": None if paths is None else [str(Path(path).absolute()) for path in paths],
@@ -135,7 +135,7 @@ def describe_inputs(
 def inputs_sha256(
     context: str | Path | Sequence[str | Path], num_context: int, trajectory: str | Path | None
 ) -> dict[str, str]:
-    """`context_sha256` and `trajectory_sha256` of the files; without those whose files can't be read."""
+    """The hashes `context_sha256` and `trajectory_sha256` of the files, without the hash of unreadable files."""
     found = {
         "context_sha256": context_sha256(context, num_context),
         "trajectory_sha256": None if trajectory is None else files_sha256([Path(trajectory)]),
@@ -144,7 +144,7 @@ def inputs_sha256(
 
 
 def context_sha256(context: str | Path | Sequence[str | Path], num_context: int) -> str | None:
-    """The hash of the files that a context's first frames are in; None if they are too few or can't be read."""
+    """The hash of the files of a context's first frames; None if there are too few, or one can't be read."""
     paths = context_files(context, num_context)
     is_one_file = isinstance(context, str | Path) or len(context) == 1
     are_too_few = len(paths) < num_context and not (is_one_file and len(paths) == 1 and paths[0].is_file())
@@ -152,7 +152,7 @@ def context_sha256(context: str | Path | Sequence[str | Path], num_context: int)
 
 
 def files_sha256(paths: Sequence[Path]) -> str | None:
-    """The hash of the files' hashes; None if there is none, or one can't be read."""
+    """The hash of the files' hashes; None if there is no file, or one can't be read."""
     try:
         hashes = [file_sha256(path, TerraError) for path in paths]
     except TerraError:
@@ -161,19 +161,19 @@ def files_sha256(paths: Sequence[Path]) -> str | None:
 
 
 class RolloutWriter:
-    """Writes the files of one rollout into a folder that is there; the video while its frames come.
+    """Writes the files of one rollout into an existing folder; the video while its frames arrive.
 
     For use in a `with` statement, in which `finish` is called last.
 
     Args:
         folder: see `terra.output.output_folder` for one that appears when it is complete.
         fps: frames a second.
-        camera: of the overlay; None for no overlay.
+        camera: the camera of the overlay; None for no overlay.
         gif, png: also write these.
 
     Raises:
         OutputError: a file can't be written.
-        VideoError: frames that no such video can hold.
+        VideoError: frames that an MP4 or GIF can't hold.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class RolloutWriter:
         self._stack.__exit__(*error)
 
     def extend(self, pixels: Pixels) -> None:
-        """The next frames."""
+        """Write the next frames."""
         if self._video is None:
             size = pixels.shape[2], pixels.shape[1]
             self._video = self._stack.enter_context(VideoWriter(self._folder / VIDEO, self._fps, size))
@@ -201,13 +201,13 @@ class RolloutWriter:
     def finish(
         self, tokens: TokenGrid, actions: Actions, record: Mapping[str, Any], paths: Paths | None = None
     ) -> None:
-        """Write all but the video.
+        """Write all files but the video.
 
         Args:
-            tokens: of all frames.
-            actions: between them.
+            tokens: tokens of all frames.
+            actions: actions between the frames.
             record: see `rollout_record`.
-            paths: what the overlay shows.
+            paths: the paths that the overlay shows.
         """
         pixels = self._pieces[0] if len(self._pieces) == 1 else np.concatenate(self._pieces)
         if self._gif:
@@ -237,7 +237,7 @@ def rollout_record(
     batch: Mapping[str, Any] | None = None,
     score: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A record as the module has it, all but `pixels_sha256`.
+    """A record as the module describes it, without `pixels_sha256`.
 
     Args:
         provenance: the pipeline's, see `terra.config.spec.PipelineSpec.provenance`.
@@ -286,7 +286,7 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def pixels_sha256(pixels: Pixels) -> str:
-    """The SHA-256 of 8-bit RGB frames, of their shape and values."""
+    """The SHA-256 of the shape and values of 8-bit RGB frames."""
     total = hashlib.sha256(repr(pixels.shape).encode())
     total.update(np.ascontiguousarray(pixels).data)
     return total.hexdigest()

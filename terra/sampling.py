@@ -1,4 +1,4 @@
-"""Position-keyed sampling: the noise for a token depends on nothing but (seed, position, token id).
+"""Samples tokens with position-keyed noise: the noise depends on nothing but (seed, position, token id).
 
 So a rollout's tokens are the same alone or in a batch, on every engine, and after a restart. The Gumbel-max rule
 picks `argmax(logits / temperature + noise)` among the tokens that top-k and top-p leave; `terra.noise` draws.
@@ -16,13 +16,13 @@ from torch import Tensor
 from terra.noise import gumbel_noise, vocabulary_noise
 
 _TOP_P_CANDIDATES = 1024
-"""How many of the likeliest tokens of a large vocabulary top-p looks at before it sorts them all."""
+"""Number of likeliest tokens of a large vocabulary that top-p examines before it sorts the whole vocabulary."""
 
 _LEAST_TEMPERATURE = 1e-6
-"""Above 0 the lowest temperature: logits divided by a much lower one overflow float32."""
+"""The lowest temperature above 0: logits divided by a much lower one overflow float32."""
 
 _SUM_TOLERANCE = 1e-5
-"""Far above what float32 sums of probabilities differ by when their order does."""
+"""A bound far above the rounding differences of float32 sums of probabilities in different orders."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +58,12 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the choice is without noise."""
+        """Whether the likeliest token is taken, without noise."""
         return self.temperature == 0.0
 
     @property
     def filters(self) -> bool:
-        """Whether top-k or top-p may leave tokens out; a greedy choice is the same without."""
+        """Whether top-k or top-p may exclude tokens; they have no effect on a greedy choice."""
         return not self.greedy and (self.top_k > 0 or self.top_p < 1.0)
 
 
@@ -125,14 +125,14 @@ def _sample_candidates(
 def _sorted(
     scaled: Float[Tensor, "rows vocab"], params: SamplingParams
 ) -> tuple[Float[Tensor, "rows candidates"], Int[Tensor, "rows candidates"]]:
-    """Candidates, likeliest first, with their ids; those that top-p leaves out are -inf."""
+    """Candidates, likeliest first, with their ids; those outside top-p are -inf."""
     vocab = scaled.shape[-1]
     values, candidates = scaled.topk(min(params.top_k or vocab, vocab), dim=-1)
     return values.masked_fill(_before(values.softmax(-1)) >= params.top_p, -math.inf), candidates
 
 
 def _before(probabilities: Float[Tensor, "rows candidates"]) -> Float[Tensor, "rows candidates"]:
-    """For each candidate the probability of all that are likelier."""
+    """The sum of the probabilities of all likelier candidates, for each candidate."""
     before = probabilities.cumsum(-1).roll(1, -1)
     before[:, 0] = 0.0
     return before

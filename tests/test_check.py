@@ -302,7 +302,7 @@ def test_unusable_settings_are_one_line(monkeypatch, capsys, setting, message):
 
 
 def tokenizer_of(bit_order: BitOrder) -> LFQTokenizer:
-    """Of random weights: its tokens say enough of a picture to be learnt."""
+    """A tokenizer of random weights, whose tokens depend enough on a picture to be learnable."""
     torch.manual_seed(0)
     return LFQTokenizer(
         LFQTokenizerConfig(

@@ -213,7 +213,7 @@ class TestContract:
         assert after.kv_cache_usage is None or 0.0 <= after.kv_cache_usage <= 1.0
 
     def test_idle_sessions_give_way(self, engine, wait):
-        """More live sessions than any engine here has seats, all of them open all the time."""
+        """More live sessions than any engine here can compute at once, all of them open all the time."""
         rollouts = [(*make_prompt(300 + index, num_actions=2), PLAIN, index) for index in range(MORE_THAN_SEATS)]
         alone = [wait(stepped(engine, *rollout)) for rollout in rollouts]
 

@@ -486,7 +486,7 @@ def test_a_rollout_is_kept_as_soon_as_it_is_made(tiny_model: Path, tiny_tokenize
 
 @pytest.fixture(scope="module")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of 32 x 48 pixels: the networks that measure need sides of 32."""
+    """Frames of 32 x 48 pixels, because the measuring networks need sides of at least 32."""
     networks = EncoderDecoderConfig(ch=32, ch_mult=(1, 1, 1, 1), num_res_blocks=1, z_channels=6)
     quantizer = QuantizerConfig(dim=6, codebook_size=64)
     config = LFQTokenizerConfig(encoder_decoder_config=networks, quantizer_config=quantizer, image_size=IMAGE_SIZE)

@@ -37,7 +37,7 @@ def window(num_frames: int = 4):
 
 
 def distributions(model, prompt):
-    """Of each token, from one plain forward over the whole window: (positions, vocabulary), the first not predicted."""
+    """Each image token's distribution but the first one's, by one forward pass: (tokens - 1, vocabulary)."""
     slots = model.config.num_action_tokens
     ids = prompt.ids(slots)
     with torch.no_grad():

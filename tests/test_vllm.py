@@ -1,4 +1,4 @@
-"""What the contract of all engines does not see: the v1 architecture on vLLM, its samplers, seats, failures."""
+"""Tests of the vLLM engine beyond the engines' contract: the v1 architecture, samplers, sequence slots, failures."""
 
 import asyncio
 import re
@@ -44,15 +44,15 @@ def test_v1_equals_hugging_face(v1_engine, v1_model, wait, params):
     assert torch.equal(wait(ran(v1_engine, prompt, actions, params)), expected)
 
 
-def test_more_sessions_than_seats_wait_for_each_other(v1_engine, wait):
+def test_more_sessions_than_sequence_slots_wait_for_each_other(v1_engine, wait):
     async def many():
         return await asyncio.gather(*(ran(v1_engine, *make_prompt(seed)) for seed in range(10)))
 
     assert len(wait(many())) == 10
 
 
-def test_live_sessions_leave_their_seats_to_runs(v1_engine, wait):
-    """As many live sessions as there are seats, none of which closes before the runs are done."""
+def test_live_sessions_leave_their_sequence_slots_to_runs(v1_engine, wait):
+    """As many live sessions as there are sequence slots, none of which closes before the runs are done."""
     prompt, actions = make_prompt(2)
     expected = wait(stepped(v1_engine, prompt, actions))
 
@@ -266,7 +266,7 @@ def test_a_failed_engine_tells_everyone_who_waits(v1_engine, wait, monkeypatch):
 
 
 def test_sessions_share_few_kv_blocks_and_a_closed_engine_fails_those_who_wait(v1_model, wait):
-    """Live sessions and runs on a KV cache that holds two windows, on as many seats as there are sessions."""
+    """Live sessions and runs on a KV cache of two windows, with as many sequence slots as there are sessions."""
     engine = VllmEngine(v1_model, max_sessions=16, engine_args={"num_gpu_blocks_override": 12})
     reference = HFEngine(v1_model)
     rollouts = [(*make_prompt(500 + index), PLAIN, index) for index in range(7)]

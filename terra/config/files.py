@@ -1,4 +1,4 @@
-"""Where the YAML files are, what they may refer to, and which settings a command has. Imports nothing heavy."""
+"""Finds and composes the YAML files of conf/, and checks overrides and paths. Imports nothing heavy."""
 
 import difflib
 import re
@@ -32,7 +32,7 @@ def register_resolvers() -> None:
 
 
 def compose(config_name: str, overrides: Sequence[str] = ()) -> DictConfig:
-    """The settings of conf/CONFIG_NAME.yaml with `key=value` overrides, as a command line would have them.
+    """Compose the settings of conf/CONFIG_NAME.yaml with `key=value` overrides, as a command line does.
 
     Raises:
         HydraException: no such configuration, choice or key.
@@ -50,7 +50,7 @@ def choices(group: str) -> list[str]:
 
 
 def compose_groups(groups: Mapping[str, str], values: Mapping[str, Any], *, resolve: bool = True) -> dict[str, Any]:
-    """Settings with one choice of each of some groups, as plain values.
+    """Compose settings from one choice of each group, as plain values.
 
     Args:
         groups: names of choices by names of groups.
@@ -80,12 +80,12 @@ def plain(config: DictConfig) -> dict[str, Any]:
 
 
 def check_keys(config_name: str, overrides: Sequence[str]) -> None:
-    """Refuse overrides of settings that the configuration does not have, also those with a + before their key.
+    """Raise ConfigError for overrides of unknown settings, also for those with a + before their key.
 
     Keys below a setting whose value is an empty dictionary, such as `engine.engine_args`, are free.
 
     Raises:
-        ConfigError: an unknown key; names the one that is most like it.
+        ConfigError: an unknown key; names the most similar one.
         HydraException: no such choice of a group.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -106,11 +106,11 @@ def check_keys(config_name: str, overrides: Sequence[str]) -> None:
 
 
 def check_paths(config: DictConfig, inputs: Sequence[str]) -> None:
-    """Refuse settings without a value, and paths of input that do not exist: both before anything heavy is imported.
+    """Raise ConfigError for settings without a value and for missing input paths, before anything heavy is imported.
 
     Args:
         config: the settings.
-        inputs: names of those that are paths of input. Settings called `pretrained` are, too, or else a Hub id.
+        inputs: names of the settings that are input paths. A setting called `pretrained` is a path, too, or a Hub id.
 
     Raises:
         ConfigError: names the setting.
@@ -130,7 +130,7 @@ def check_paths(config: DictConfig, inputs: Sequence[str]) -> None:
 
 
 def _groups(config_name: str) -> set[str]:
-    """Names of the groups that the configuration lets choose from, also of those that are null."""
+    """Names of the configuration's groups, including the groups that are null."""
     import hydra
 
     with hydra.initialize_config_dir(str(config_dir()), version_base="1.3"):
@@ -139,7 +139,7 @@ def _groups(config_name: str) -> set[str]:
 
 
 def _settings(config: DictConfig) -> tuple[set[str], set[str]]:
-    """Names of all settings and of the groups of settings, and of those that are empty dictionaries."""
+    """Names of all settings and groups of settings, and the names of those that are empty dictionaries."""
     values: Any = OmegaConf.to_container(config, resolve=False)
     leaves = dict(_leaves(values))
     known = {".".join(name.split(".")[: end + 1]) for name in leaves for end in range(name.count(".") + 1)}
@@ -155,7 +155,7 @@ def _leaves(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _most_like(key: str, known: set[str]) -> str | None:
-    """The setting whose name is most like `key`, or whose last part is most like the last part of `key`."""
+    """The setting whose name, or whose name's last part, is most similar to that of `key`."""
     if close := difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.7):
         return close[0]
     lasts = {name.rpartition(".")[2]: name for name in sorted(known, reverse=True)}

@@ -1,4 +1,4 @@
-"""Settings that several commands share, and the parts that a `_target_` in them names."""
+"""Defines the settings that several commands share, and builds the parts that their `_target_` names."""
 
 import importlib
 import inspect
@@ -34,7 +34,7 @@ Sampling = Annotated[SamplingParams, BeforeValidator(read_sampling)]
 
 
 class CheckpointSettings(Settings):
-    """Where a checkpoint is.
+    """The location of a checkpoint.
 
     Attributes:
         pretrained: a folder, or the Hub id (owner/name) of a repository.
@@ -47,7 +47,7 @@ class CheckpointSettings(Settings):
     revision: Text | None = None
 
     def folder(self) -> Path:
-        """The local folder; downloads a Hub repository's.
+        """The checkpoint's local folder; a Hub repository's is downloaded first.
 
         Raises:
             CheckpointError: see `tokenizer.checkpoint.resolve_checkpoint`.
@@ -62,7 +62,7 @@ class TokenizerSettings(CheckpointSettings):
 
 
 class ModelFolder(Settings):
-    """Where both parts of a pair are.
+    """The location of a tokenizer and its world model.
 
     Attributes:
         path: a folder, or the Hub id (owner/name) of a repository, that holds the tokenizer's and the world model's
@@ -83,8 +83,8 @@ class PairSettings(Settings):
     Attributes:
         model: the folder of both; None for the pair that ships with Terra.
         tokenizer, world_model: the checkpoints.
-        device: of all parts that name none of their own; None takes a GPU if there is one.
-        dtype: of all parts that name none of their own; None takes bfloat16 on a GPU and float32 on a CPU.
+        device: device of all parts that name none; None takes a GPU if there is one.
+        dtype: element type of all parts that name none; None takes bfloat16 on a GPU and float32 on a CPU.
     """
 
     model: ModelFolder | None = None
@@ -96,7 +96,7 @@ class PairSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _one_choice(cls, values: Any) -> Any:
-        """Until version 0.1 two groups chose the tokenizer and the world model."""
+        """Refuse the two groups that chose tokenizer and world model before the group `model` existed."""
         if isinstance(values, Mapping):
             for name in ("tokenizer", "world_model"):
                 if isinstance(values.get(name), str):
@@ -112,7 +112,7 @@ class PipelineSettings(PairSettings):
 
     Attributes:
         engine: the engine's `_target_`, "auto" or a name that can be imported, and its arguments.
-        decoder: likewise of the decoder.
+        decoder: the decoder's `_target_` and arguments.
         overlap: frames read again when the window slides.
     """
 
@@ -126,7 +126,7 @@ class _Arguments(Settings):
 
 
 def build_part(group: str, part: Mapping[str, Any], **given: Any) -> Any:
-    """What a part's `_target_` makes of the part's arguments and those in `given`.
+    """Call a part's `_target_` with the part's arguments and those in `given`.
 
     Raises:
         ConfigError: see `check_part`.
@@ -137,12 +137,12 @@ def build_part(group: str, part: Mapping[str, Any], **given: Any) -> Any:
 
 
 def check_part(group: str, part: Mapping[str, Any], given: Iterable[str] = ()) -> dict[str, Any]:
-    """A part's arguments, checked against the annotations of what `_target_` names, before any weight loads.
+    """Check a part's arguments against the annotations of its `_target_`, before any weight loads.
 
     Args:
         group: the name of the part in the settings.
         part: `_target_` and arguments.
-        given: names of the arguments that come from elsewhere.
+        given: names of the arguments that `build_part` adds.
 
     Raises:
         ConfigError: a target that can't be imported, with the extra that brings a missing package; an argument that
@@ -171,7 +171,7 @@ def locate(group: str, path: object) -> Callable[..., Any]:
     """The class or function of a dotted name.
 
     Raises:
-        ConfigError: no such name, or a package that it needs is missing.
+        ConfigError: no such name, or a missing package.
     """
     module = path if isinstance(path, str) else ""
     names: list[str] = []

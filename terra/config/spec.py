@@ -1,4 +1,4 @@
-"""A whole pipeline by its settings: checked before any weight loads, then loaded, here or in another process."""
+"""Checks the settings of a whole pipeline before any weight loads, then loads it, here or in another process."""
 
 import functools
 import importlib.util
@@ -39,11 +39,11 @@ class PipelineSpec:
     """The checked settings of a pipeline; may be sent to another process, which builds the pipeline there.
 
     Attributes:
-        settings: all devices and element types are named, and so is the engine.
+        settings: the settings, with every device, element type and the engine named.
         tokenizer, world_model: checkpoint folders.
         image_size: height and width of the tokenizer's frames, in pixels.
         spec: the geometry and rates of the world model's config.json.
-        engine_choice: with engine=auto, which engine was taken and why, in one line; None with an engine by name.
+        engine_choice: with engine=auto, one line that says which engine was taken and why; else None.
     """
 
     settings: PipelineSettings
@@ -57,13 +57,13 @@ class PipelineSpec:
     def from_settings(
         cls, settings: PipelineSettings, *, sessions: int = 1, recorded: Mapping[str, Any] | None = None
     ) -> Self:
-        """Check all that can be checked without loading weights.
+        """Check everything that can be checked without loading weights.
 
         Args:
             settings: the settings; with engine=auto, and a device or dtype of None, what is missing is filled in.
-            sessions: how many sessions will be open at once, for an engine whose `max_sessions` is None.
-            recorded: `made_with` of rollouts made before, which says engine, devices and types where `settings` name
-                none; None takes what fits this machine.
+            sessions: number of simultaneous sessions, for an engine whose `max_sessions` is None.
+            recorded: `made_with` of an earlier run, which gives engine, devices and types that `settings` do not name;
+                None takes this machine's defaults.
 
         Raises:
             TerraError: anything wrong with the settings or the checkpoints.
@@ -121,7 +121,7 @@ class PipelineSpec:
 
         Args:
             record: see `terra.rollout`; its names of engine and decoder are those of files of conf/.
-            engine, device, dtype: in place of the recorded ones; None takes those.
+            engine, device, dtype: replace the recorded values; None keeps them.
 
         Raises:
             TerraError: an engine or decoder that is none of Terra's own, or a checkpoint that is not there.
@@ -161,11 +161,11 @@ class PipelineSpec:
 
     @property
     def gpus(self) -> int:
-        """How many GPUs the engine is made for, where there are any."""
+        """Number of GPUs that the engine uses, if the machine has any."""
         return self.settings.engine.get("tensor_parallel_size", 1)
 
     def hashes(self) -> dict[str, str]:
-        """Which weights these are, as JSON has it."""
+        """Hashes of the weights, as JSON values."""
         return dict(self._hashes)
 
     @functools.cached_property
@@ -176,7 +176,7 @@ class PipelineSpec:
         }
 
     def provenance(self) -> dict[str, Any]:
-        """What a rollout's record says of the models, see `terra.rollout`; `from_provenance` takes it."""
+        """A record's keys about the models, see `terra.rollout`; `from_provenance` reads them."""
         hashes, checkpoints = self.hashes(), {}
         for name in ("tokenizer", "world_model"):
             names = _checkpoint_names(vars(getattr(self.settings, name)))
@@ -189,7 +189,7 @@ class PipelineSpec:
         }
 
     def made_with(self) -> dict[str, Any]:
-        """What all rollouts depend on, as JSON has it."""
+        """Weights and settings on which all rollouts of a batch depend, as JSON values."""
         return {
             **self.hashes(),
             "engine": {key: value for key, value in self.settings.engine.items() if key not in _SPEED},
@@ -200,7 +200,7 @@ class PipelineSpec:
 
 
 def choose_engine(device: torch.device) -> tuple[str, str]:
-    """Which engine engine=auto takes on a device, and why: the fastest that is installed and that the device can run.
+    """The engine of engine=auto on a device, and why: the fastest that is installed and that the device can run.
 
     vLLM is taken by name only.
     """
@@ -248,12 +248,12 @@ def _resolve_engine(engine: dict[str, Any], recorded: Mapping[str, Any] | None) 
 
 
 def _named_parts(part: dict[str, Any], recorded: Mapping[str, Any] | None, device: str | None) -> dict[str, Any]:
-    """A part with a device and an element type for None: the recorded ones, or those that fit the machine.
+    """A part with its None device and dtype replaced: by the recorded ones, or by the machine's defaults.
 
     Args:
         part: the part's settings.
-        recorded: settings of the part of rollouts made before, if there are any.
-        device: where the part computes, if the part itself does not say.
+        recorded: the part's settings in an earlier run's rollouts, if there are any.
+        device: the device of a part that names none.
     """
     before = recorded if recorded is not None and recorded.get("_target_") == part.get("_target_") else {}
     named = dict(part)
@@ -272,7 +272,7 @@ def _device_name(device: str | None) -> str:
 
 
 def _sessions_that_fit(model: LlamaActionConfig, engine: Mapping[str, Any]) -> int:
-    """How many whole windows' KV caches fit into half of the memory of the engine's GPU."""
+    """Number of whole windows whose KV cache fits in half of the memory of the engine's GPU."""
     device = torch_device(engine.get("device"))
     if device.type != "cuda":
         return _MOST_SESSIONS
@@ -286,7 +286,7 @@ def _sessions_that_fit(model: LlamaActionConfig, engine: Mapping[str, Any]) -> i
 
 
 def _checkpoint_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a checkpoint is: a local folder by its whole path."""
+    """A checkpoint's location, with the absolute path of a local folder."""
     pretrained = values["pretrained"]
     if Path(pretrained).is_dir():
         pretrained = str(Path(pretrained).absolute())
@@ -300,14 +300,14 @@ def _targets(group: str) -> dict[str, str]:
 
 
 def _by_name(group: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with the choice's name in place of its `_target_`, which stays as the name if it is the user's own."""
+    """Settings with the choice's name for its `_target_`; a target of the user's own stays as the name."""
     names = {target: name for name, target in _targets(group).items()}
     settings = {key: value for key, value in values.items() if key != "_target_"}
     return {"name": names.get(values["_target_"], values["_target_"]), **settings}
 
 
 def _named_settings(group: str, record: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that `_by_name` made. A record is a stranger's file: what it names is not imported."""
+    """Invert `_by_name`. A record may come from a stranger, so targets that it names are not imported."""
     targets, name = _targets(group), record["name"]
     if name not in targets or "_target_" in json.dumps(record):
         raise ConfigError(f"{group}: expected one of {', '.join(targets)}, got {name!r}")

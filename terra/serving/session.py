@@ -48,7 +48,7 @@ class SessionError(Exception):
 
 @dataclass(frozen=True)
 class _Frame:
-    """A frame to be sent, and when its action was chosen (None for a frame that was not generated for this client)."""
+    """A frame to be sent, and when its action was chosen; None for context, fork and rewound frames."""
 
     moment: Moment
     chosen: float | None

@@ -169,13 +169,13 @@ def load_driving(
 def same_kind(episodes: Sequence[Episode]) -> tuple[list[Episode], list[str]]:
     """Split episodes into those with the first episode's frame rate and size, and one line about each of the others."""
     expected = (episodes[0].fps, episodes[0].image_size) if episodes else None
-    alike = [episode for episode in episodes if (episode.fps, episode.image_size) == expected]
+    equal = [episode for episode in episodes if (episode.fps, episode.image_size) == expected]
     odd = [
         f"{episode.video}: expected {expected} (fps, image size), got {(episode.fps, episode.image_size)}"
         for episode in episodes
         if (episode.fps, episode.image_size) != expected
     ]
-    return alike, odd
+    return equal, odd
 
 
 def report_damage(damaged: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""How long, how fast and on what to train: the settings of the loop."""
+"""The settings of the training loop, shared by all trainers."""
 
 from typing import Literal, Self
 
@@ -8,7 +8,7 @@ from tokenizer.settings import Count, FilePath, Fraction, Natural, NonNegative, 
 
 
 class LoopConfig(Settings):
-    """How long and how fast to train.
+    """Settings of the training loop.
 
     Attributes:
         output: folder for `log.jsonl`, `tensorboard/` and `state/`.
@@ -23,13 +23,13 @@ class LoopConfig(Settings):
         final_learning_rate: the end of the cosine, as a fraction of the peak.
         weight_decay: AdamW's, on parameters of two and more axes.
         clip_norm: bound of the gradient's norm.
-        ema_decay: of the averaged weights, a step.
-        ema_every_steps: the average takes the weights in only so often, with the decay of as many steps.
+        ema_decay: decay of the averaged weights (EMA) in each step.
+        ema_every_steps: steps between two updates of the EMA, each with the decay of that many steps.
         compile_model: torch.compile the model's forward.
-        save_every_seconds, log_every_seconds: of loop time.
-        peak_flops: of the device, for the model FLOPs utilisation; 989e12 is the dense bf16 peak of an H100 or H200 SXM
-            (NVIDIA's data sheets).
-        seed: of the samples drawn; the weights' start is the caller's, the same in every process.
+        save_every_seconds, log_every_seconds: intervals, in seconds spent in the loop.
+        peak_flops: the device's peak FLOPs a second, for the model FLOPs utilization (MFU); 989e12 is the dense bf16
+            peak of an H100 or H200 SXM (NVIDIA's data sheets).
+        seed: seed of the drawn samples; the caller initializes the weights, the same in every process.
     """
 
     output: FilePath

@@ -1,4 +1,4 @@
-"""Batch invariance of the attention kernel: a query's bits, whatever else is in the batch."""
+"""Checks the batch invariance of the attention kernel: a query's output has the same bits in every batch."""
 
 import torch
 
@@ -14,7 +14,7 @@ TYPES = [
 
 
 def check_batch_invariance(device: str, dim: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
-    """Alone = beside other slots and tokens, however many CTAs share the keys."""
+    """Check that a query alone = beside other slots and tokens, for every number of CTAs that share the keys."""
     torch.manual_seed(0)
     queries = torch.randn(4, 5, 8, dim).to(device, dtype)
     keys = (2 * torch.randn(4, 2, 1536, dim)).to(device, cache_dtype)

@@ -1,4 +1,4 @@
-"""Rollouts straight from an engine, for tests that compare engines; every wait has an end."""
+"""Makes rollouts directly with an engine, for tests that compare engines; every wait has a time limit."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -19,16 +19,16 @@ FILTERED = SamplingParams(temperature=0.9, top_k=20, top_p=0.9)
 SAMPLINGS = [GREEDY, PLAIN, FILTERED]
 
 WINDOW = 8
-"""Frames of a window of the tiny models."""
+"""Number of frames in a window of the tiny models."""
 
 PATIENCE = 60.0
-"""Seconds after which a test fails instead of waiting on; what is waited for takes far less."""
+"""Seconds after which a waiting test fails; successful waits take far less."""
 
 _T = TypeVar("_T")
 
 
 async def soon(work: Awaitable[_T]) -> _T:
-    """Wait for `work`, and fail with TimeoutError if nothing comes."""
+    """Wait for `work`; raises TimeoutError after the time limit."""
     return await asyncio.wait_for(work, PATIENCE)
 
 
@@ -57,7 +57,7 @@ async def ran(engine: Engine, prompt: Prompt, actions: torch.Tensor, sampling=PL
 
 
 async def check_closing(engine: Engine) -> None:
-    """Close an engine on which many wait for frames: all of them fail at once, and so do those who come later."""
+    """Check that closing an engine fails all waiting sessions at once, and all later ones."""
     prompt, actions = make_prompt(14)
     idle = await engine.open(prompt, PLAIN, 0)
     await soon(idle.step(actions[0]))

@@ -1,4 +1,4 @@
-"""Scripts and configurations as a command line has them, for tests that run them in this process."""
+"""Loads scripts and settings as a command line does, for tests that run them in this process."""
 
 import importlib.util
 from pathlib import Path
@@ -8,7 +8,7 @@ from terra.config.files import compose as compose
 
 
 def read_settings(config_name: str, overrides=()):
-    """What a command's function takes, of conf/CONFIG_NAME.yaml with `key=value` overrides."""
+    """The checked settings of a command, from conf/CONFIG_NAME.yaml with `key=value` overrides."""
     command = next(each for each in COMMANDS.values() if each.config_name == config_name)
     return command.check(compose(config_name, overrides))
 

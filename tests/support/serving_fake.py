@@ -1,6 +1,6 @@
-"""terra-serve over a world without weights: mosaics that turn as the actions say, fast enough for tests of the page.
+"""Serves a world without weights, for tests of the page: mosaics that turn with the actions, at little cost.
 
-`python tests/serving_fake.py PORT` serves it.
+`python tests/support/serving_fake.py PORT` runs the server.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _WAYPOINT_TIMES = (0.45, 0.95, 1.45, 1.95, 2.45, 2.95)  # seconds, as the publis
 
 
 class MosaicTokenizer:
-    """A token is the mean color of a cell of 4 x 4 pixels, four bits a channel."""
+    """A tokenizer whose token is the mean color of a cell of 4 x 4 pixels, four bits a channel."""
 
     image_size = (144, 256)
     rows, cols, codebook_size = 36, 64, _LEVELS**3
@@ -50,7 +50,7 @@ class MosaicTokenizer:
 
 
 class TurningEngine:
-    """The last frame again, moved to the side by as much as the action turns the car."""
+    """An engine that repeats the last frame, moved to the side by as much as the action turns the car."""
 
     failure = None
     counters = EngineCounters()
@@ -91,7 +91,7 @@ class TurningSession:
 
 
 def build_service(data: Path, seconds_a_frame: float = 0.05, **live: Any) -> tuple[Service, ServeSettings]:
-    """A service whose jobs lie in `data`; `live` changes limits of live sessions."""
+    """A service that keeps its jobs in `data`; `live` changes limits of live sessions."""
     register_resolvers()
     config = compose("serve", [f"data={data}", *(f"live.{name}={value}" for name, value in live.items())])
     values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))

@@ -12,7 +12,7 @@ from tokenizer import LFQTokenizerConfig
 ROWS, COLS = 3, 4
 
 DEVICE = os.environ.get("TERRA_TEST_DEVICE", "cpu")
-"""Where the engines are tested: "cuda" on a GPU."""
+"""The device on which engines are tested, from TERRA_TEST_DEVICE: "cpu" or "cuda"."""
 
 
 def tiny_config(**changes: Any) -> LlamaActionConfig:

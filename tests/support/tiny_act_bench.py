@@ -28,7 +28,7 @@ TINY = ActEstimatorConfig(side=28, d_model=32, num_heads=2)
 
 
 def record(sample_id: int, label: str, seed: int = 0) -> dict[str, Any]:
-    """A line of act_bench.jsonl as the benchmark has them: drives at a speed of their own, turning left."""
+    """A line of act_bench.jsonl in the benchmark's format: a drive that turns left, at its own speed."""
     speed, curve = 5 + sample_id % 5, 0.02 * (sample_id % 3)
     times = np.arange(50)[:, None] / 10 + np.arange(60) * 0.05
     ahead = speed * (times - times[:, :1])

@@ -1,4 +1,4 @@
-"""Small datasets of synthetic driving for tests, without any renderer: cheap to write."""
+"""Writes small datasets of synthetic driving for tests, without a renderer."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +26,7 @@ def drive_poses(num_frames: int, *, turning: float = 0.1, speed: float = 6.0, fp
 
 
 def drive_frames(num_frames: int, shift: int = 0, size: tuple[int, int] = SIZE) -> Iterator[UInt8[np.ndarray, "h w 3"]]:
-    """Smooth pictures that move, each other than the one before."""
+    """Smooth moving pictures, each different from the one before."""
     rows, cols = np.mgrid[: size[0], : size[1]]
     for index in range(num_frames):
         red = 100 + 80 * np.sin((cols + 3 * index + 10 * shift) / 6)
@@ -57,14 +57,14 @@ def shard_writer(folder: Path, split: str, place: str, *, source: str = "town", 
 
 
 def gray(index: int) -> int:
-    """The level of all pixels of episode number `index` of `record`."""
+    """The gray level of all pixels of episode number `index` of `record`."""
     return 40 + 20 * index
 
 
 def record(
     folder: Path, split: str = "train", shards: tuple[tuple[int, ...], ...] = ((5, 3),), size: tuple[int, int] = SIZE
 ) -> None:
-    """Shards of drives of so many frames straight ahead, at 1, 2, ... m/s, each in a gray of its own."""
+    """Write shards of drives straight ahead at 1, 2, ... m/s, each with a gray level of its own."""
     create_dataset(folder, FPS, size, "gray")
     index = 0
     for place, lengths in enumerate(shards):

@@ -1,4 +1,4 @@
-"""The published repository with small numbers: the same files, keys and seven shards."""
+"""Writes a small copy of the published repository's layout: the same files, keys and seven shards."""
 
 from pathlib import Path
 

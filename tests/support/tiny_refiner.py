@@ -26,7 +26,7 @@ def tiny_refiner_config(**changes) -> RefinerConfig:
 
 
 def tiny_refiner(seed: int = 0, **changes) -> Refiner:
-    """With random weights, so large that frames influence each other clearly."""
+    """A refiner with random weights, so large that frames clearly influence each other."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         refiner = Refiner(tiny_refiner_config(**changes))

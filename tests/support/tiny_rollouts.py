@@ -85,5 +85,5 @@ def run(overrides: list[str]) -> int:
 
 
 def run_and_exit(overrides: list[str]) -> None:
-    """For a process of its own."""
+    """Run `terra rollout` and exit with its code; the target of a process of its own."""
     sys.exit(run(overrides))

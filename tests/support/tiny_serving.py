@@ -1,4 +1,4 @@
-"""A real server in a thread, over a tiny model, with settings to change."""
+"""Runs a real server in a thread over a tiny model, with settings that a test can change."""
 
 import asyncio
 import contextlib
@@ -42,7 +42,7 @@ OVERLAP = 2
 
 
 def scene_folder(folder: Path) -> Path:
-    """Scenes day and night, with random pictures and drives of 6 s."""
+    """Write the scenes day and night, with random pictures and trajectories of 6 s."""
     for number, name in enumerate(("day", "night")):
         (folder / name).mkdir()
         random = np.random.default_rng(number)
@@ -67,7 +67,7 @@ def make_pipeline(model: Path, tokenizer: Path, engine: Engine | None = None) ->
 
 
 def serve_settings(scenes: Path, data: Path, changes: Mapping[str, Any]) -> ServeSettings:
-    """Those of conf/serve.yaml with small limits and `changes`."""
+    """The settings of conf/serve.yaml with small limits and `changes`."""
     register_resolvers()
     config = compose("serve", [])
     values: Any = OmegaConf.to_container(config, resolve=True)
@@ -86,7 +86,7 @@ def serve_settings(scenes: Path, data: Path, changes: Mapping[str, Any]) -> Serv
 
 
 class Served:
-    """Runs while in its `with` block."""
+    """A server that runs within its `with` block."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class Served:
             started.set()
 
     def call(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Run something in the server's loop."""
+        """Run a coroutine in the server's event loop."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
 
     def wait_for(self, video_id: str, *statuses: str) -> dict[str, Any]:
@@ -179,7 +179,7 @@ class Served:
         return Talk(connect(self.url.replace("http", "ws") + "/v1/live", compression=None, **arguments).__enter__())
 
     def open(self, **message: Any) -> "Talk":
-        """A live session on scene "day", its context shown."""
+        """Open a live session on scene "day" whose context frames have been received."""
         talk = self.connect()
         talk.say(type="open", **({"scene": "day"} | message))
         talk.opened = talk.hear("opened")
@@ -197,7 +197,7 @@ class Talk:
         self.socket.send(json.dumps(message))
 
     def listen(self, timeout: float = 30) -> dict[str, Any]:
-        """The next message; of a frame its header, with the picture's bytes."""
+        """The next message; for a frame its header, with the picture's bytes."""
         content = self.socket.recv(timeout)
         if isinstance(content, str):
             return json.loads(content)
@@ -213,19 +213,19 @@ class Talk:
         return self.hear("frame")
 
     def acknowledge(self, frame: dict[str, Any]) -> None:
-        """Say that a frame came; the server may have sent the session's last one and closed it by now."""
+        """Acknowledge a frame; the server may have closed the session after its last frame."""
         with contextlib.suppress(ConnectionClosed):
             self.say(type="ack", index=frame["index"])
 
     def skip_to(self, kind: str) -> dict[str, Any]:
-        """The next message of a kind; frames before it are acknowledged."""
+        """The next message of a type; frames before it are acknowledged."""
         while (message := self.listen())["type"] != kind:
             if message["type"] == "frame":
                 self.acknowledge(message)
         return message
 
     def drive(self, count: int) -> list[dict[str, Any]]:
-        """So many frames, each acknowledged; words between them are left out."""
+        """Receive and acknowledge a number of frames; other messages are skipped."""
         frames = []
         while len(frames) < count:
             message = self.listen()
@@ -237,7 +237,7 @@ class Talk:
         return frames
 
     def rest(self, seconds: float) -> list[dict[str, Any]]:
-        """What comes until nothing has come for so long, or the connection is closed."""
+        """All messages until none has come for a time, or the connection is closed."""
         messages = []
         while True:
             try:
@@ -260,7 +260,7 @@ class Talk:
 
 
 class HeldEngine(PersistenceEngine):
-    """Makes no frame until it is released."""
+    """An engine that gives no frame until it is released."""
 
     def __init__(self, spec: Any) -> None:
         super().__init__(spec)
@@ -283,7 +283,7 @@ class HeldEngine(PersistenceEngine):
 
 
 class FailingEngine(HeldEngine):
-    """Makes no frame, and fails when it is told to."""
+    """An engine that gives no frame, and fails on demand."""
 
     failure: str | None = None
 

@@ -1,7 +1,7 @@
 """Small objectives for tests of training: numbers, two networks against each other, a tokenizer's decoder and a world
 model of tiny tokens.
 
-As a program it is one process of a run of two, see `test_training_loop`.
+Run as a program, the module is one process of a run of two, see `test_training_loop`.
 """
 
 import json
@@ -51,7 +51,7 @@ def config(output: Path, **changes: object) -> LoopConfig:
 
 
 class Numbers:
-    """The smallest objective: a line that is drawn towards 0."""
+    """The smallest objective: a line that is trained towards 0."""
 
     samples = "numbers"
     tokens_per_sample: int | None = 3
@@ -81,7 +81,7 @@ class Numbers:
 
 
 class Judge(nn.Module):
-    """Scores numbers, and remembers a moving average of its scores in a buffer."""
+    """A discriminator of numbers with a moving average of its scores in a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Judge(nn.Module):
 
 
 class Contest(Numbers):
-    """A line that imitates numbers from [2, 3), and a judge that tells them apart."""
+    """An adversarial objective: a line that imitates numbers from [2, 3), and a `Judge` as discriminator."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class Contest(Numbers):
 
 
 def tokenized(lengths: tuple[int, ...] = (7, 9), seed: int = 0) -> TokenizedDriving:
-    """Each frame is the one before it with 1 added to every id: predictable."""
+    """Predictable tokenized drives: each frame is the one before it with 1 added to every id."""
     bounds = torch.tensor([0, *np.cumsum(lengths)])
     count = int(bounds[-1])
     generator = torch.Generator().manual_seed(seed)

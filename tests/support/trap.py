@@ -1,11 +1,11 @@
-"""A pickle that would run code, harmlessly, if anybody loaded it without care."""
+"""A pickle that would run (harmless) code if a loader unpickled it."""
 
 import os
 from pathlib import Path
 
 
 class Trap:
-    """Makes a folder when it is unpickled."""
+    """An object whose unpickling creates a folder."""
 
     def __init__(self, sprung: Path) -> None:
         self.sprung = sprung

@@ -1,4 +1,4 @@
-"""The engine on vLLM, and its sessions.
+"""The engine on vLLM: `VllmEngine` and `VllmSession`.
 
 A session knows its history (token ids and actions) and reaches the engine core in one of two ways:
 
@@ -8,7 +8,8 @@ A session knows its history (token ids and actions) and reaches the engine core 
   slots; the KV of everything before stays where it is.
 
 Both give the same tokens. Going from one way to the other submits the history again, which the prefix cache holds; so
-does a session whose request was ended between two steps because others needed its seat or its KV blocks.
+does a session whose request was ended between two steps because others needed its sequence slot (`max_num_seqs`) or
+its KV blocks.
 """
 
 import asyncio
@@ -46,8 +47,9 @@ class VllmEngine:
     Args:
         checkpoint: a checkpoint folder.
         dtype: element type of the weights, "float32" or "bfloat16".
-        max_sessions: sessions computed at once. Further ones wait for a seat, and take that of a session that is
-            between two steps; its window is submitted again when it goes on.
+        max_sessions: sessions computed at once (vLLM's `max_num_seqs`). Further sessions wait for a sequence slot, or
+            take the slot of a session that is between two steps; that session's window is submitted again at its
+            next step.
         enforce_eager: run without torch.compile and CUDA graphs; None does so on a CPU alone, where compiling takes
             longer than most rollouts.
         cpu_kv_cache_gib: memory for the KV cache on a CPU.
@@ -110,7 +112,7 @@ class VllmEngine:
         self._names = itertools.count()
 
     def _set_sampler(self, config: Any) -> None:
-        """Choose who draws position-keyed noise: the V2 runner of vLLM 0.26 itself, a logits processor elsewhere."""
+        """Choose the source of position-keyed noise: vLLM 0.26's V2 runner itself, elsewhere a logits processor."""
         sampler = "terra.engine.vllm.sampling:PositionKeyedSampler"
         if config.use_v2_model_runner:
             try:
@@ -137,13 +139,13 @@ class VllmEngine:
     def counters(self) -> EngineCounters:
         """The engine core's own count of its tokens.
 
-        `kv_cache_usage` counts blocks that open requests hold; blocks that are only kept for others count as free.
+        `kv_cache_usage` counts the blocks of open requests; blocks that only the prefix cache keeps count as free.
         """
         return self._pump.counters
 
     @property
     def failure(self) -> str | None:
-        """Why the engine stopped by itself, in one line; None while it has not."""
+        """Why the engine stopped by itself, in one line; None while the engine works."""
         return self._pump.failure
 
     async def open(self, prompt: Prompt, sampling: SamplingParams, seed: int) -> "VllmSession":
@@ -228,7 +230,7 @@ class VllmSession:
         check_actions(actions, self._num_frames, self._engine.spec)
 
     async def _next_live(self, action: Action, slots: list[int]) -> list[int]:
-        """The next frame's tokens from the streaming request, which begins with the whole history if there is none."""
+        """The next frame's tokens from the streaming request; without one, a new request with the whole history."""
         layout = self._layout
         if self._live is None:
             self._live = self._new_stream(layout.image_tokens, layout.image_tokens)

@@ -1,11 +1,11 @@
-"""Defaults of vLLM's environment variables; to be imported before vLLM, which reads some when it is imported."""
+"""Sets defaults of vLLM's environment variables; imported before vLLM, which reads some of them at import."""
 
 import logging
 import os
 import warnings
 
 DEFAULTS = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core runs in a thread of ours
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core runs in a thread of this process
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_CPU_NUM_OF_RESERVED_CPU": "1" if (os.cpu_count() or 1) > 1 else "0",  # for everything but the engine core
     "VLLM_NO_USAGE_STATS": "1",

@@ -31,8 +31,8 @@ _HEAD = "lm_head.weight"
 class LlamaActionModel(LlamaModel):
     """Adds the learned positions to the input embeddings.
 
-    Inside the compiled forward, so that piecewise and full CUDA graphs alike read only the runner's persistent
-    buffers.
+    The addition is part of the compiled forward, so that piecewise and full CUDA graphs read only the runner's
+    persistent buffers.
     """
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
@@ -62,7 +62,7 @@ class LlamaActionModel(LlamaModel):
 
 
 class _LlamaAction(nn.Module, SupportsMultiModal, SupportsPP):
-    """What v1 and v2 share; they differ in the action projection."""
+    """The common base of Terra v1 and v2, which differ in the action projection."""
 
     hf_to_vllm_mapper = WeightsMapper(orig_to_new_prefix={_POSITIONS: "model.spatio_temporal."})
     packed_modules_mapping = {  # noqa: RUF012 - vLLM's interface
@@ -118,11 +118,11 @@ class _LlamaAction(nn.Module, SupportsMultiModal, SupportsPP):
         return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
-        """Logits over the image tokens alone: nothing else can be sampled."""
+        """Logits over the image tokens alone, because no other token may be sampled."""
         return self.logits_processor(self.lm_head, hidden_states)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Load a checkpoint, leaving out the head's rows behind the image tokens."""
+        """Load a checkpoint without the lm head's rows after the image tokens."""
         images = self.config.image_vocab_size
         cut = ((name, tensor[:images] if name == _HEAD else tensor) for name, tensor in weights)
         return AutoWeightsLoader(self).load_weights(cut, mapper=self.hf_to_vllm_mapper)

@@ -1,4 +1,4 @@
-"""Entry point `vllm.general_plugins`: tells vLLM of the world model. Runs in every vLLM process, repeatedly too."""
+"""Registers the world model with vLLM: entry point `vllm.general_plugins`, which may run repeatedly in a process."""
 
 
 def register() -> None:

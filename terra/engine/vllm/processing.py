@@ -1,7 +1,7 @@
-""" "actions" as a modality of vLLM's own: one item a frame, a float32 tensor (slots, action_dim).
+"""Registers "actions" as a modality of vLLM: one item a frame, a float32 tensor (slots, action_dim).
 
-Requests reach the engine already rendered (`render`), so the processor below serves start-up alone: vLLM asks the
-registered processor for dummy items when it measures memory.
+Requests reach the engine already rendered (`render`), so `ActionProcessor` serves start-up alone: vLLM requests dummy
+items from it when vLLM measures memory.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ MODALITY = "actions"
 
 
 def render(token_ids: list[int], actions: Actions, offsets: Sequence[int]) -> MultiModalInput:
-    """A request as the engine takes it: token ids, and each action at the offset of its slots.
+    """Render a request for vLLM's engine: token ids, and each action at the offset of its slots.
 
     Offsets count from the first of `token_ids` and may lie beyond the last: the model runner then puts the action in
     when decoding gets there. Items are hashed by content, so that equal prefixes share their KV blocks.
@@ -55,11 +55,11 @@ class ActionItems(ProcessorBatchItems[torch.Tensor]):
         super().__init__(data, MODALITY)
 
     def get_processor_data(self) -> Mapping[str, object]:
-        """Nothing for a Hugging Face processor: there is none."""
+        """No data, because there is no Hugging Face processor."""
         return {}
 
     def get_passthrough_data(self) -> Mapping[str, object]:
-        """All items, as they are."""
+        """All actions, unchanged."""
         return {MODALITY: self.get_all()}
 
 
@@ -74,27 +74,27 @@ class ActionProcessingInfo(BaseProcessingInfo):
     """Limits of the modality."""
 
     def get_data_parser(self) -> MultiModalDataParser:
-        """The parser above."""
+        """The `ActionParser`."""
         return ActionParser()
 
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        """As many items as fit."""
+        """No limit but the length of the window."""
         return {MODALITY: None}
 
     def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Mapping[str, int]) -> Mapping[str, int]:
-        """One item fills a frame's slots."""
+        """The number of a frame's action slots, which one item fills."""
         return {MODALITY: self.get_hf_config().num_action_tokens}
 
 
 class ActionDummyInputs(BaseDummyInputsBuilder[ActionProcessingInfo]):
-    """Zeros for memory profiling."""
+    """Makes zero actions for vLLM's memory profiling."""
 
     def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
-        """There is no text."""
+        """An empty text."""
         return ""
 
     def get_dummy_mm_data(self, seq_len: int, mm_counts: Mapping[str, int], mm_options: object = None, **_: object):
-        """Zero actions, as many as asked for."""
+        """Zero actions in the requested number."""
         config = self.info.get_hf_config()
         zero = torch.zeros(config.num_action_tokens, config.action_dim)
         return {MODALITY: [zero] * mm_counts.get(MODALITY, 0)}
@@ -102,7 +102,7 @@ class ActionDummyInputs(BaseDummyInputsBuilder[ActionProcessingInfo]):
     def get_dummy_processor_inputs(
         self, seq_len: int, mm_counts: Mapping[str, int], mm_options: object = None, **_: object
     ) -> ProcessorInputs:
-        """The same without text; vLLM 0.26 asks here, and would need a tokenizer otherwise."""
+        """Dummy actions without text; vLLM 0.26 calls this method, and would need a tokenizer otherwise."""
         data = self.get_dummy_mm_data(seq_len, mm_counts)
         slots = self.info.get_hf_config().num_action_tokens * len(data[MODALITY])
         return ProcessorInputs(

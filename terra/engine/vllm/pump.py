@@ -1,12 +1,13 @@
-"""The thread that owns vLLM's engine core: requests go in, token ids come out, frame by frame.
+"""Runs vLLM's engine core in a thread: requests go in, token ids come out, frame by frame.
 
 The core runs in this process (or, for tensor parallelism, drives worker processes of its own), so nothing is encoded
 between the sessions and the scheduler, and an engine starts in seconds.
 
-vLLM never preempts a streaming request that waits for its next chunk: such an idle request keeps its seat (one of
-`max_num_seqs`) and its KV blocks until somebody ends it. So the pump counts seats and blocks itself and ends idle
-requests, the longest idle first, when others need the room. The prefix cache keeps the ended requests' blocks until
-they are overwritten, and whoever continues an ended request is told to submit its whole window again.
+vLLM never preempts a streaming request that waits for its next chunk: such an idle request keeps its
+sequence slot (one of `max_num_seqs`) and its KV blocks until the request is ended. So the pump itself counts sequence
+slots and blocks, and ends idle requests, the longest idle first, when others need the room. The prefix cache keeps the
+ended requests' blocks until they are overwritten, and a session that continues an ended request is told to submit its
+whole window again.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ from terra.errors import EngineError
 logger = logging.getLogger(__name__)
 
 _STALLED_STEPS = 16
-"""Engine core steps in a row without any token after which an idle request is ended, whatever the pump has counted.
+"""Engine core steps in a row without any token after which an idle request is ended, even if room is counted.
 
 More than the steps that a core with asynchronous scheduling has in flight.
 """
@@ -61,8 +62,8 @@ class Stream:
         request_id: the engine core's name of the request.
         first: length of the first piece in tokens.
         later: length of each piece after the first.
-        loop: the event loop of whoever waits.
-        pieces: what was handed over and not yet taken.
+        loop: the event loop of the waiting session.
+        pieces: pieces, or an error, that the session has not taken yet.
         begun: whether the request has reached the engine core (set in the pump's thread).
     """
 
@@ -84,18 +85,18 @@ class Stream:
             self._hand_over(piece)
 
     def fail(self, error: EngineError) -> None:
-        """Raise an error in whoever waits for the next piece (called in the pump's thread)."""
+        """Raise an error in the session that waits for the next piece (called in the pump's thread)."""
         self._hand_over(error)
 
     def _hand_over(self, piece: "list[int] | EngineError") -> None:
-        with suppress(RuntimeError):  # the event loop is closed, and with it whoever waited
+        with suppress(RuntimeError):  # the event loop is closed, so nobody waits
             self.loop.call_soon_threadsafe(self.pieces.put_nowait, piece)
 
     async def next_piece(self) -> list[int]:
         """Wait for the next piece (in the event loop).
 
         Raises:
-            RequestEndedError: the request gave way to others while it was idle.
+            RequestEndedError: the request was idle and was ended to make room for others.
             EngineError: vLLM refused the request or ended it early, or the engine stopped.
         """
         piece = await self.pieces.get()
@@ -109,8 +110,8 @@ class _Request:
     """A request in the engine core.
 
     Attributes:
-        length: tokens of the window once all that is wanted so far is sampled.
-        owed: tokens to come; 0 of an idle request.
+        length: tokens of the window after all requested tokens are sampled.
+        owed: tokens still to be sampled; 0 for an idle request.
         more: whether further chunks may follow.
     """
 
@@ -140,7 +141,7 @@ class Pump:
         self._prefilled = self._cached = self._sampled = 0
         # Each command with the stream that is told if nobody executes it; None ends the thread.
         self._commands: queue.SimpleQueue[tuple[Stream, Callable[[], None]] | None] = queue.SimpleQueue()
-        self._requests: dict[str, _Request] = {}  # all that hold or want a seat
+        self._requests: dict[str, _Request] = {}  # all that hold or wait for a sequence slot
         self._waiting: set[str] = set()  # those with tokens to come
         self._idle: dict[str, None] = {}  # those that wait for their next chunk, the longest idle first
         self._stopped = False
@@ -183,7 +184,7 @@ class Pump:
     ) -> None:
         """Submit a request, or the next chunk of one (`more` keeps it open for further chunks).
 
-        Whatever goes wrong later is raised by `Stream.next_piece`.
+        Later errors are raised by `Stream.next_piece`.
 
         Raises:
             EngineError: the engine has stopped.
@@ -200,7 +201,7 @@ class Pump:
         self.check_running()  # the thread may have looked at its commands for the last time in between
 
     def drop(self, stream: Stream) -> None:
-        """End a request, whatever its state; its KV blocks stay in the prefix cache until they are needed."""
+        """End a request in any state; its KV blocks stay in the prefix cache until they are needed."""
         self._commands.put((stream, lambda: self._end(stream.request_id)))
 
     def close(self) -> None:
@@ -218,7 +219,7 @@ class Pump:
             self._llm = LLMEngine.from_vllm_config(config)
             self._core = self._llm.engine_core
             self._tasks = self._llm.get_supported_tasks()
-            self._seats = config.scheduler_config.max_num_seqs
+            self._max_num_seqs = config.scheduler_config.max_num_seqs
             self._block_size = config.cache_config.block_size
             num_blocks = config.cache_config.num_gpu_blocks
             assert num_blocks is not None  # known once the core has started
@@ -326,21 +327,21 @@ class Pump:
             self._core.add_request(core_request)
         except EngineError as error:
             stream.fail(error)
-        except Exception as error:  # whatever vLLM checks: the others' requests are not concerned
+        except Exception as error:  # refused by one of vLLM's checks: other requests are not affected
             stream.fail(EngineError(f"vLLM refused the request: {type(error).__name__}: {_line(error)}"))
             self._end(request_id)
 
     def _make_room(self) -> None:
-        """End idle requests, the longest idle first, until those that wait fit beside those that stay.
+        """End idle requests, the longest idle first, until the waiting and the remaining idle requests fit.
 
-        A request counts with all the blocks that it will need, as if it shared none with others.
+        Each request counts with all KV blocks that it will need, as if it shared none.
         """
         while self._waiting and self._idle and self._is_short():
             self._end(next(iter(self._idle)))
 
     def _is_short(self) -> bool:
         wanted = sum(self._blocks(request.length) for request in self._requests.values())
-        return len(self._requests) > self._seats or wanted > self._num_blocks
+        return len(self._requests) > self._max_num_seqs or wanted > self._num_blocks
 
     def _blocks(self, length: int) -> int:
         return -(-length // self._block_size)
@@ -353,5 +354,5 @@ class Pump:
 
 
 def _line(error: BaseException) -> str:
-    """The first line of what an error says, or its kind."""
+    """The first line of an error's message, or the error's type."""
     return (str(error).splitlines() or [type(error).__name__])[0]

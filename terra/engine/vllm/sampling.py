@@ -1,4 +1,4 @@
-"""Position-keyed sampling inside vLLM.
+"""Brings position-keyed sampling into vLLM.
 
 vLLM 0.26's V2 model runner draws the noise of `terra.sampling` itself. Elsewhere a logits processor computes it and
 leaves one token in each row, which the runner then takes greedily: for the V1 runner (the CPU) here, for newer V2
@@ -33,7 +33,7 @@ def request_params(sampling: SamplingParams, seed: int, *, native: bool) -> dict
 
 
 def read_params(params: VllmSamplingParams) -> tuple[SamplingParams, int] | None:
-    """What `request_params` wrote for the logits processor, or None for a greedy request."""
+    """The parameters that `request_params` wrote for the logits processor; None for a greedy request."""
     extra = (params.extra_args or {}).get(EXTRA_KEY)
     if extra is None:
         return None
@@ -42,9 +42,9 @@ def read_params(params: VllmSamplingParams) -> tuple[SamplingParams, int] | None
 
 
 def leave_one_token(logits: Tensor, rows: Sequence[tuple[int, SamplingParams, int, int]]) -> Tensor:
-    """Choose a token in some rows of `logits` (batch, vocab), in place: the others of these rows become -inf.
+    """Sample a token for some rows of `logits` (batch, vocab), in place: all other tokens of a row become -inf.
 
-    Each of `rows` is (row, parameters, seed, position of the token fed). Rows of equal parameters are done at once.
+    Each of `rows` is (row, parameters, seed, position of the token fed). Equal parameters are sampled together.
     """
     groups: dict[SamplingParams, list[tuple[int, int, int]]] = {}
     for row, params, seed, position in rows:
@@ -58,15 +58,15 @@ def leave_one_token(logits: Tensor, rows: Sequence[tuple[int, SamplingParams, in
 
 
 class PositionKeyedSampler(LogitsProcessor):
-    """For the V1 model runner."""
+    """The logits processor for vLLM's V1 model runner."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         self._layout = vllm_config.model_config.hf_config.layout
-        # Of each row of the batch: parameters, seed, length of the prompt, and the runner's own growing list of output.
+        # For each row of the batch: parameters, seed, length of the prompt, and the runner's growing list of output.
         self._rows: dict[int, tuple[SamplingParams, int, int, list[int]]] = {}
 
     def is_argmax_invariant(self) -> bool:
-        """No: it decides the argmax."""
+        """False, because the processor decides the argmax."""
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
@@ -88,7 +88,7 @@ class PositionKeyedSampler(LogitsProcessor):
                 self._rows[source] = other
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Choose the token of every row that asked for it; what is sampled into action slots is of no use."""
+        """Sample the token of every row that has parameters; tokens sampled at action slots are discarded later."""
         placed = (
             (row, params, seed, prompt_length + len(output) - 1)
             for row, (params, seed, prompt_length, output) in self._rows.items()

@@ -1,4 +1,4 @@
-"""Position-keyed sampling for V2 model runners that take logits processors (vLLM after 0.26, on a GPU)."""
+"""Brings position-keyed sampling into V2 model runners that take logits processors (vLLM after 0.26, on a GPU)."""
 
 from typing import Any
 
@@ -11,13 +11,13 @@ from terra.sampling import SamplingParams
 
 
 class PositionKeyedSampler(LogitsProcessor):
-    """For the V2 model runner, which says itself where each row stands."""
+    """The logits processor for vLLM's V2 model runner, which gives each row's position."""
 
     def __init__(self, vllm_config: Any, req_states: LogitsProcRequestState) -> None:
         self._slots: dict[int, tuple[SamplingParams, int]] = {}
 
     def add_request(self, req_idx: int, sampling_params: VllmSamplingParams) -> bool:
-        """Note the parameters of the request in a slot of the batch."""
+        """Store the parameters of the request in a slot of the batch."""
         known = read_params(sampling_params)
         self._slots.pop(req_idx, None)
         if known is not None:
@@ -25,7 +25,7 @@ class PositionKeyedSampler(LogitsProcessor):
         return known is not None
 
     def apply(self, logits: Tensor, ctx: LogitsContext) -> Tensor:
-        """Choose the token of every row that asked for it."""
+        """Sample the token of every row that has parameters."""
         positions = ctx.pos.tolist()
         slots = ctx.expanded_idx_mapping.tolist()
         rows = [
