@@ -314,7 +314,7 @@ def test_exit_codes_of_the_command(batch, monkeypatch, capsys):
         return 0
 
     assert command() == 2
-    assert capsys.readouterr().err.startswith("error: manifest=")
+    assert capsys.readouterr().err.startswith("error: manifest: expected a file or folder")
     batch.write(batch.line(0), batch.line(1, context="nowhere"))
     assert command() == 3
     batch.write(batch.line(0))
