@@ -406,8 +406,11 @@ def test_a_recorded_dataset_trains_from_its_settings(tmp_path):
     changes = ("tokenizer.ch_mult=[1,1,1]", "max_steps=2", "schedule=steps", "evaluation_frames=2", "max_frames=9")
     values = compose_values("recipe=tokenizer_smoke", *changes)
     values |= {"data": str(tmp_path / "data"), "output": str(tmp_path / "run")}
-    run(checked(TrainTokenizerSettings, values))
-    assert json.loads((tmp_path / "run" / "settings.json").read_text()) == values
+    settings = checked(TrainTokenizerSettings, values)
+    run(settings)
+    written = json.loads((tmp_path / "run" / "settings.json").read_text())
+    assert written == settings.model_dump(mode="json")
+    assert {name: written[name] for name in values} == values
     assert LFQTokenizer.from_pretrained(tmp_path / "run" / "tokenizer").image_size == (32, 32)
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())["evaluated_frames"] == 2
 
