@@ -345,7 +345,7 @@ def test_a_batch_goes_on_with_the_recorded_engine_device_and_type(batch):
     assert read_json(batch.output / "run.json") == recorded
     assert recorded["made_with"]["engine"]["dtype"] == "bfloat16"
     assert batch.record("r1")["engine"] == batch.record("r0")["engine"]
-    with pytest.raises(ConfigError, match=r"made_with\.engine\.dtype: 'bfloat16', now 'float32'"):
+    with pytest.raises(ConfigError, match=r'made_with\.engine\.dtype: "bfloat16", now "float32"'):
         batch.run(engine="auto", dtype="float32")
 
 
