@@ -158,7 +158,8 @@ def check_part(group: str, part: Mapping[str, Any], given: Iterable[str] = ()) -
             annotation = Any if parameter.annotation is parameter.empty else parameter.annotation
             fields[parameter.name] = (annotation, ... if parameter.default is parameter.empty else parameter.default)
     model: Any = create_model("Arguments", __base__=_Arguments, **fields)
-    whole, values = create_model("Part", __base__=_Arguments, **{group: (model, ...)}), {group: arguments}
+    part_field: dict[str, Any] = {group: (model, ...)}
+    whole, values = create_model("Part", __base__=_Arguments, **part_field), {group: arguments}
     try:
         whole.model_validate_json(json.dumps(values))  # YAML's lists may be tuples, and its text paths, as in JSON
     except ValidationError as error:
