@@ -31,6 +31,7 @@ from terra.rollouts.manifest import count_rollouts, sample_seed
 from terra.sampling import SamplingParams
 from terra.trajectory import load_trajectory, save_poses
 from tokenizer import LFQTokenizer
+from tokenizer.checkpoint import read_json
 from tokenizer.errors import VideoError
 
 
@@ -211,7 +212,7 @@ def bad_lines(batch: Batch) -> list[tuple[dict | bytes, str]]:
         (batch.line(9, num_frames="many"), "num_frames: expected a whole number of at least 1, got 'many'"),
         (batch.line(20, seed=True), "seed: expected a whole number from 0 to 2**63 - 1, got True"),
         (batch.line(21, num_context=2.0), "num_context: expected a whole number of at least 1, got 2.0"),
-        (batch.line(22, num_samples=None), "num_samples: expected a whole number of at least 1, got null"),
+        (batch.line(22, num_samples=None), "num_samples: expected a whole number from 1 to 10000, got null"),
         (batch.line(23, num_frame=9), "num_frame: no such setting; did you mean num_frames?"),
         (batch.line(10, sampling={"top_p": 2}), "sampling: top_p: expected above 0, up to 1, got 2"),
         (batch.line(11, sampling={"heat": 2}), "sampling: "),
@@ -314,7 +315,7 @@ def test_exit_codes_of_the_command(batch, monkeypatch, capsys):
         return 0
 
     assert command() == 2
-    assert capsys.readouterr().err.startswith("error: manifest=")
+    assert capsys.readouterr().err.startswith("error: manifest: expected a file or folder")
     batch.write(batch.line(0), batch.line(1, context="nowhere"))
     assert command() == 3
     batch.write(batch.line(0))
@@ -333,6 +334,19 @@ def test_changed_settings_are_refused_or_redone_or_kept(batch):
     assert batch.run(seed=3, on_change="redo") == 0
     assert not torch.equal(batch.tokens("r1"), before)
     assert [row["id"] for row in batch.log()[2:]] == ["r1"]  # the other has a seed of its own
+
+
+def test_a_batch_goes_on_with_the_recorded_engine_device_and_type(batch):
+    batch.write(batch.line(0))
+    assert batch.run(engine="hf", device="cpu", dtype="bfloat16") == 0
+    recorded = read_json(batch.output / "run.json")
+    batch.write(batch.line(0), batch.line(1))
+    assert batch.run(engine="auto") == 0
+    assert read_json(batch.output / "run.json") == recorded
+    assert recorded["made_with"]["engine"]["dtype"] == "bfloat16"
+    assert batch.record("r1")["engine"] == batch.record("r0")["engine"]
+    with pytest.raises(ConfigError, match=r'made_with\.engine\.dtype: "bfloat16", now "float32"'):
+        batch.run(engine="auto", dtype="float32")
 
 
 def test_changed_weights_are_noticed(batch, tmp_path):

@@ -211,7 +211,7 @@ def test_a_worker_tells_what_went_wrong(batch):
     [
         ({"workers": 0}, "cluster.workers: expected a whole number of at least 1 or null, got 0"),
         ({"gpus": -1}, "cluster.gpus: expected a whole number of at least 0 or null, got -1"),
-        ({"cpus": "all"}, "cluster.cpus: expected a number of at least 0, got 'all'"),
+        ({"cpus": "all"}, "cluster.cpus: expected a number, got 'all'"),
         ({"workers": 1, "gpus": 2}, "cluster.gpus: expected engine.tensor_parallel_size=1, got 2"),
         ({"workers": 1, "gpus": 1}, "expected 1 GPUs and 1 CPUs for 1 workers, got 0 GPUs"),
         ({"workers": 500}, "expected 0 GPUs and 500 CPUs for 500 workers, got 0 GPUs and 2 CPUs"),

@@ -1,7 +1,10 @@
 """Settings: what each model refuses, in which words, and what the groups of conf/ make of each other."""
 
+import functools
 import json
 import math
+import re
+import shutil
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,10 +22,14 @@ from terra.cli import COMMANDS
 from terra.config.files import choices, compose, compose_groups, plain
 from terra.config.groups import PipelineSettings, check_part
 from terra.config.spec import AUTO, PipelineSpec, choose_engine
-from terra.errors import CheckpointError, ConfigError
+from terra.engine.jacobi import JacobiEngine
+from terra.errors import CheckpointError, ConfigError, TerraError
 from terra.evaluation.settings import EvaluationSettings
 from terra.generate import GenerateSettings
-from terra.rollouts.settings import BatchSettings
+from terra.pipeline import Pipeline, RolloutRequest
+from terra.rollouts.manifest import FIELDS, Line, parse_line, rollout_names
+from terra.rollouts.settings import BatchSettings, RolloutSettings
+from terra.sampling import SamplingParams
 from terra.serving.settings import ServeSettings
 from terra.training.settings import LoopConfig
 from terra.training.tokenizer import TrainTokenizerSettings
@@ -354,3 +361,101 @@ def test_groups_compose_without_a_command():
     )
     assert settings.tokenizer.subfolder == "lfq_tokenizer_B_256_ema"
     assert OmegaConf.is_dict(compose("generate", ["experiment=demo"]).engine)
+
+
+# --- Pipeline.from_pretrained
+
+
+@pytest.fixture
+def pair_folder(tiny_model, tiny_tokenizer, tmp_path):
+    shutil.copytree(tiny_tokenizer, tmp_path / "pair" / "tokenizer")
+    shutil.copytree(tiny_model, tmp_path / "pair" / "world_model")
+    return tmp_path / "pair"
+
+
+def test_a_folder_of_both_is_a_pipeline(pair_folder):
+    named = {"device": "cpu", "dtype": "float32", "overlap": 2}
+    with Pipeline.from_pretrained(pair_folder, engine="jacobi", drafts=3, **named) as pipeline:
+        assert isinstance(pipeline.engine, JacobiEngine)
+        assert pipeline.overlap == 2
+        assert pipeline.provenance["engine"] == {"name": "jacobi", "dtype": "float32", "device": "cpu", "drafts": 3}
+        size = pipeline.tokenizer.config.image_size
+        context = torch.rand(3, 3, *size, generator=torch.Generator().manual_seed(0)) * 2 - 1
+        request = RolloutRequest(context, torch.zeros(4, 6, 3), seed=0)
+        (rollout,) = pipeline.generate([request], SamplingParams())
+    with Pipeline.from_pretrained(str(pair_folder), engine="hf", **named) as pipeline:
+        (again,) = pipeline.generate([request], SamplingParams())
+    assert torch.equal(rollout.tokens, again.tokens)
+    composed = ["context=c", "trajectory=t", "model=folder", f"model.path={pair_folder}", "engine=hf", "overlap=2"]
+    spec = PipelineSpec.from_settings(read_settings("generate", [*composed, "device=cpu", "dtype=float32"]))
+    assert spec.made_with() == PipelineSpec.from_pretrained(pair_folder, engine="hf", **named).made_with()
+
+
+def test_the_shipped_model_by_its_name():
+    spec = PipelineSpec.from_pretrained("demo", device="cpu")
+    composed = PipelineSpec.from_settings(read_settings("generate", ["experiment=demo", "device=cpu"]))
+    assert spec.made_with() == composed.made_with()
+    assert spec.engine_choice is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "line"),
+    [
+        ({"engine": "warp"}, ConfigError, "engine: expected one of auto, graph, hf, jacobi, persistence, vllm"),
+        ({"device": "tpu"}, ConfigError, "device: expected cpu or cuda, got 'tpu'"),
+        ({"dtype": "int3"}, ConfigError, "dtype: expected one of float32, bfloat16, float16 or null, got 'int3'"),
+        ({"overlap": 0}, ConfigError, "overlap: expected a whole number of at least 1, got 0"),
+        ({"engine": "jacobi", "draft": 3}, ConfigError, "engine.draft: no such setting; did you mean engine.drafts?"),
+        ({"pretrained": "/no/such/folder"}, CheckpointError, "/no/such/folder"),
+    ],
+)
+def test_arguments_of_from_pretrained_are_refused_before_weights_load(monkeypatch, arguments, error, line):
+    monkeypatch.setattr(PipelineSpec, "build", lambda _: pytest.fail("weights were loaded"))
+    given = {"pretrained": "demo", "device": "cpu"} | arguments
+    with pytest.raises(error, match=re.escape(line)) as caught:
+        Pipeline.from_pretrained(given.pop("pretrained"), **given)
+    assert "\n" not in str(caught.value)
+
+
+# --- lines of a manifest
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=5,
+)
+GOOD = {
+    "id": "a",
+    "context": "c",
+    "trajectory": "t.json",
+    "num_frames": 9,
+    "num_context": 3,
+    "seed": 1,
+    "num_samples": 2,
+}
+
+
+@given(st.dictionaries(st.sampled_from([*FIELDS, "instruction_trajs", "sede"]), VALUES, max_size=3))
+def test_a_line_is_jobs_or_one_line_of_error(changes):
+    settings = RolloutSettings.from_values(vars(read_rollout_settings()))
+    line = Line(7, 0, json.dumps(GOOD | changes).encode())
+    refusal, jobs = None, []
+    try:
+        jobs = parse_line(line, settings)
+    except TerraError as error:
+        refusal = str(error)
+    if refusal is not None:
+        assert "line 7" in refusal
+        assert "\n" not in refusal
+        return
+    assert len(jobs) == len(rollout_names(line, settings))
+    for job in jobs:
+        assert type(job.num_frames) is type(job.num_context) is type(job.seed) is int
+        assert job.num_frames >= 1
+        assert 0 <= job.seed < 2**63
+        assert math.isfinite(job.sampling.temperature)
+
+
+@functools.cache
+def read_rollout_settings() -> BatchSettings:
+    return read_settings("rollout", NEEDED["rollout"])

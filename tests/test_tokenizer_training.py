@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from PIL import Image
 from safetensors.torch import load_file
 from tiny import tiny_config
@@ -46,7 +46,7 @@ from terra.training.randomness import step_random
 from terra.training.reconstruction import evaluate_tokenizer, evenly_spaced, packaged_network
 from terra.training.settings import LoopConfig
 from terra.training.terms import EntropyAnneal, Terms, TermSettings
-from terra.training.tokenizer import run, small_config, train_decoder, train_tokenizer
+from terra.training.tokenizer import TrainTokenizerSettings, run, small_config, train_decoder, train_tokenizer
 from terra.trajectory import WAYPOINT_TIMES
 from tokenizer import LFQTokenizer, LossWeights
 from tokenizer.checkpoint import checkpoint_sha256
@@ -406,8 +406,11 @@ def test_a_recorded_dataset_trains_from_its_settings(tmp_path):
     changes = ("tokenizer.ch_mult=[1,1,1]", "max_steps=2", "schedule=steps", "evaluation_frames=2", "max_frames=9")
     values = compose_values("recipe=tokenizer_smoke", *changes)
     values |= {"data": str(tmp_path / "data"), "output": str(tmp_path / "run")}
-    run(DictConfig(values))
-    assert json.loads((tmp_path / "run" / "settings.json").read_text()) == values
+    settings = checked(TrainTokenizerSettings, values)
+    run(settings)
+    written = json.loads((tmp_path / "run" / "settings.json").read_text())
+    assert written == settings.model_dump(mode="json")
+    assert {name: written[name] for name in values} == values
     assert LFQTokenizer.from_pretrained(tmp_path / "run" / "tokenizer").image_size == (32, 32)
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())["evaluated_frames"] == 2
 
@@ -419,16 +422,16 @@ def test_a_recorded_dataset_trains_a_decoder_from_its_settings(tmp_path, monkeyp
     changes = ("device=cpu", "compile_model=false", "workers=0", "batch_size=4", "max_steps=2", "schedule=steps")
     values = compose_values("recipe=tokenizer_town_decoder", *changes, "perceptual.weight=0")
     values |= {"data": str(tmp_path / "data"), "output": str(tmp_path / "run"), "decoder_of": str(source)}
-    run(DictConfig(values))
+    run(checked(TrainTokenizerSettings, values))
     assert tokens_sha256(tmp_path / "run" / "tokenizer") == checkpoint_sha256(source)
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())["evaluated_frames"] == 3
 
     wide = stored_tokenizer(tmp_path / "wide", image_size=(32, 64))
     with pytest.raises(ConfigError, match=r"image_size: expected the dataset's \(32, 32\) .*, got \(32, 64\)$"):
-        run(DictConfig(values | {"decoder_of": str(wide), "output": str(tmp_path / "other")}))
+        run(checked(TrainTokenizerSettings, values | {"decoder_of": str(wide), "output": str(tmp_path / "other")}))
     monkeypatch.delattr("terra.training.tokenizer.load_driving")
     with pytest.raises(CheckpointError, match=r"nowhere$"):
-        run(DictConfig(values | {"decoder_of": str(tmp_path / "nowhere")}))
+        run(checked(TrainTokenizerSettings, values | {"decoder_of": str(tmp_path / "nowhere")}))
 
 
 def test_missing_held_out_frames_are_said_before_decoding(tmp_path, monkeypatch):
@@ -437,7 +440,7 @@ def test_missing_held_out_frames_are_said_before_decoding(tmp_path, monkeypatch)
     record(tmp_path, size=(32, 32))
     monkeypatch.delattr("terra.training.tokenizer.load_driving")
     with pytest.raises(DatasetError, match="expected an episode of split held_out"):
-        run(DictConfig(values))
+        run(checked(TrainTokenizerSettings, values))
     assert not (tmp_path / "run").exists()
 
 

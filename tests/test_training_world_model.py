@@ -330,7 +330,7 @@ def test_training_and_evaluation_have_their_own_help():
 def test_commands_run_without_an_installation():
     done = subprocess.run([sys.executable, "-m", "terra", "paint"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr == "error: paint: no such command; terra --help lists them\n"
+    assert done.stderr == "error: paint: no such command; did you mean train?\n"
     done = subprocess.run([sys.executable, "-m", "terra", "train"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1

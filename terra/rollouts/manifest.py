@@ -31,7 +31,7 @@ import numpy as np
 from pydantic import Field
 
 from terra.errors import ConfigError, TerraError, TrajectoryError
-from terra.rollouts.settings import RolloutSettings
+from terra.rollouts.settings import RolloutSettings, Samples
 from terra.sampling import SamplingParams
 from terra.trajectory import Trajectory, load_trajectory
 from terra.trajectory.act_bench import ACT_BENCH_FPS, ACT_BENCH_POINTS, ACT_BENCH_STEP
@@ -55,7 +55,7 @@ class _Fields(Settings):
     num_frames: Count
     num_context: Count
     seed: Seed
-    num_samples: Count
+    num_samples: Samples
     sampling: dict[str, Any] | None = None
 
 
@@ -177,7 +177,7 @@ def rollout_names(line: Line, settings: RolloutSettings) -> list[str]:
     except TerraError:
         return [f"line+{line.number}"]
     try:
-        samples = checked(Count, record.get("num_samples", settings.num_samples), "num_samples")
+        samples = checked(Samples, record.get("num_samples", settings.num_samples), "num_samples")
     except TerraError:
         samples = 1
     return [_sample_name(name, sample) for sample in range(samples)]

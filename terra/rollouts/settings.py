@@ -9,6 +9,8 @@ from pydantic import BeforeValidator, Field
 from terra.config.groups import PipelineSettings, Sampling
 from tokenizer.settings import Count, FilePath, Natural, Seed, Settings, expecting
 
+Samples = Annotated[int, Field(ge=1, le=10_000)]
+
 
 def _half_of_the_cores(workers: object) -> object:
     return max(2, (os.cpu_count() or 1) // 2) if workers is None else workers
@@ -44,7 +46,7 @@ class RolloutSettings(Settings):
     num_context: Count
     seed: Seed
     sampling: Sampling
-    num_samples: Count
+    num_samples: Samples
     overlap: Count
     at_once: Count
     workers: Annotated[Count, BeforeValidator(_half_of_the_cores)]
