@@ -21,12 +21,12 @@ def check_pairing(tokenizer: Path | LFQTokenizer, spec: EngineSpec) -> None:
         CheckpointError: another number of tokens a frame, another codebook, another encoder than recorded or, where
             nothing is recorded, the other one of the two published tokenizers, which differ in weights alone.
     """
-    if isinstance(tokenizer, LFQTokenizer):
-        folder, config = tokenizer.checkpoint, tokenizer.config
+    if isinstance(tokenizer, Path):
+        config = LFQTokenizerConfig.load(tokenizer / CONFIG_NAME)
+        folder, got = tokenizer, (config.num_tokens, config.quantizer_config.codebook_size)
     else:
-        folder, config = tokenizer, LFQTokenizerConfig.load(tokenizer / CONFIG_NAME)
+        folder, got = tokenizer.checkpoint, (tokenizer.rows * tokenizer.cols, tokenizer.codebook_size)
     name = "tokenizer" if folder is None else f"tokenizer {folder}"
-    got = (config.num_tokens, config.quantizer_config.codebook_size)
     expected = (spec.layout.image_tokens, spec.vocab_size)
     if got != expected:
         raise CheckpointError(

@@ -37,6 +37,7 @@ class MosaicTokenizer:
 
     image_size = (144, 256)
     rows, cols, codebook_size = 36, 64, _LEVELS**3
+    checkpoint, framewise, device = None, True, torch.device("cpu")
 
     def encode(self, frames: Frames) -> TokenGrid:
         cells = reduce(frames, "t c (rows h) (cols w) -> t c rows cols", "mean", h=_CELL, w=_CELL)
