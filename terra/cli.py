@@ -7,6 +7,7 @@ import difflib
 import functools
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -189,6 +190,10 @@ def command(config_name: str, job: Callable[["DictConfig"], None]) -> None:
         if guarded.has_begun:
             raise
         _exit(_one_line(error))
+    except BrokenPipeError:
+        if guarded.has_begun:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read the help page has seen enough
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
@@ -243,6 +248,17 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def _one_line(error: Exception) -> str:
     """Hydra's message without layout and search path: what is wrong, and the possible choices."""
     message = str(error).split("Config search path")[0]
+    if choice := re.search(
+        r"Could not find '(.+)/([^/']+)'\s+Available options in '[^']+':\s+(.+)", message, re.DOTALL
+    ):
+        group, name, known = choice[1], choice[2], choice[3].split()
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]}? There are" if close else "there are"
+        return f"{group}={name}: no such choice; {hint} {', '.join(known)}"
+    if present := re.search(r"An item is already at '([^']+)'", message):
+        return f"+{present[1]}: the setting exists, so write {present[1]}=VALUE without +"
+    if missing := re.search(r"Missing mandatory value: (\S+)", message):
+        return f"{missing[1]}: expected a value, got nothing"
     if error.__cause__ is not None:
         message += "\n" + str(error.__cause__).splitlines()[0]
     lines = [line.strip() for line in message.splitlines()]

@@ -24,6 +24,16 @@ settings.register_profile("terra", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("terra")
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test that starts vLLM as slow."""
+    for item in items:
+        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        named = any(isinstance(value, str) and value == "vllm" for value in parameters)
+        if named or "vllm_engine" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests marked `needs_cuda` run where TERRA_TEST_DEVICE says that there is a GPU, and fail where there is none."""
     if item.get_closest_marker("needs_cuda") is None:

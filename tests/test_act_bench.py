@@ -47,6 +47,7 @@ def answer(bench, monkeypatch, classes, offset=(0.0, 0.0)):
 
 
 class TestGenerating:
+    @pytest.mark.slow
     def test_from_the_manifest_to_the_table_and_again_without_generating(self, bench):
         assert bench.run() == 0
         names = [f"NUSCENES_ACTION_{sample_id:06}" for sample_id in SCORED]

@@ -66,6 +66,7 @@ class TestPublishedLayout:
         }
         assert expected == {name: shapes.get(name) for name in expected}
 
+    @pytest.mark.slow
     def test_the_published_size_loads_and_looks_at_a_video(self, tmp_path):
         config = ActEstimatorConfig()
         folder = save_estimator(tmp_path / "estimator", config)

@@ -197,6 +197,7 @@ def test_files_that_are_no_drive(model, tmp_path):
     assert not (tmp_path / "out" / "results").exists()
 
 
+@pytest.mark.slow
 def test_a_run_reports_and_goes_on(model, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "_run_process", in_process)
     text = run.benchmark(settings(model, tmp_path))
@@ -383,6 +384,7 @@ def test_a_profile_finds_out_first_where_it_can_not_be_written(tmp_path, monkeyp
     assert content is None or report.read_text().strip() == content
 
 
+@pytest.mark.slow
 def test_the_tokenizers_frames_a_second(monkeypatch, capsys, tmp_path):
     script, output = load_script("tokenizer_benchmark"), tmp_path / "found.json"
     monkeypatch.setattr(sys, "argv", ["x", "--frames", "1", "2", "--rounds", "1", "--output", str(output)])

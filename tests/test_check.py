@@ -71,6 +71,7 @@ def paths(repository: Path, model: str = "terra_v2") -> list[str]:
     return [f"model={model}", f"model.path={repository}"]
 
 
+@pytest.mark.slow
 def test_the_shipped_pair_passes_and_its_bit_order_is_far_better(terra_check):
     day = CONTEXTS / "day"
     code, found = terra_check(f"context={day}", f"trajectory={day / 'right.json'}")
@@ -94,6 +95,7 @@ def write_sparse(path: Path, layout: dict[str, tuple[int, ...]], dtype: str, ite
         file.truncate(8 + len(text) + end)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("choice", "name"), [("terra_v1", "world_model"), ("terra_v2", "world_model_v2")])
 def test_the_published_layout_passes_by_its_headers_alone(tmp_path, terra_check, choice, name):
     published = WORLD_MODELS[name]
@@ -357,6 +359,7 @@ def pair_of(model: Path, tokenizer: Path) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("configured", ["msb_first", "lsb_first"])
 def test_the_order_that_a_model_was_trained_with_is_found(trained, tmp_path, terra_check, configured):
     order, model = trained

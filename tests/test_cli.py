@@ -147,7 +147,7 @@ def test_a_mistake_is_one_line(say, arguments, line):
 def test_a_wrong_choice_lists_the_choices(say):
     line = say("generate", "engine=grph")
     assert line.startswith("error: ")
-    assert "graph hf jacobi persistence vllm" in line
+    assert "did you mean graph? There are auto, graph, hf, jacobi, persistence, vllm" in line
 
 
 def test_keys_of_an_open_setting_may_be_added(say):
@@ -165,6 +165,7 @@ def test_paths_and_settings_are_checked_before_anything_heavy_is_imported():
     assert done.stderr == "error: context: expected a file or folder, found nothing at /no/such\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "arguments"),
     [
@@ -191,6 +192,7 @@ def test_a_missing_extra_is_one_line(package, arguments, tmp_path, monkeypatch):
     assert not output.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "module"), [("gymnasium", "terra.environment"), ("ipywidgets", "terra.insight.widgets")]
 )
@@ -212,6 +214,7 @@ def test_a_torchvision_of_another_torch_is_one_line():
         raise RuntimeError("another")
 
 
+@pytest.mark.slow
 def test_names_are_exported_lazily():
     done = python(
         f"import sys, terra; assert not {HEAVY!r} & set(sys.modules); from terra import *; print(*dir(terra))"

@@ -447,6 +447,7 @@ def test_a_failed_job_is_noted_and_the_rest_goes_on(workers):
     assert max(seen) == (40, 5)
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_noted_and_replaced():
     outcome = run_jobs(range(4, 9), double, workers=2, describe=lambda job: f"job {job}")
     assert (outcome.num_done, outcome.failed) == (4, ["job 5: its process ended with status 9"])

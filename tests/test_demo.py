@@ -19,6 +19,8 @@ from terra.world_model import load_config
 from tokenizer import LFQTokenizer
 from tokenizer.lineage import makes_tokens_of
 
+pytestmark = pytest.mark.slow
+
 DEMO = Path(terra.__file__).parent / "demo"
 GREEDY = SamplingParams(temperature=0.0)
 SAMPLED = SamplingParams(temperature=0.9)

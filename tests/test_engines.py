@@ -279,6 +279,7 @@ class TestModels:
         assert not torch.equal(first[3], second[3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("way", [stepped, ran])
 def test_hf_equals_vllm(hf_engine, vllm_engine, wait, sampling, way):
@@ -306,6 +307,7 @@ def test_closing_fails_those_who_wait(tiny_model, wait, make):
     wait(check_closing(make(tiny_model, 1)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [jacobi, graph])
 @pytest.mark.parametrize("drafts", [0, 1, 5, 100])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -324,6 +326,7 @@ def test_drafts_are_at_least_none(tiny_model, make):
         make(tiny_model, -1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_sessions", [1, 2, 7, 32])
 def test_graph_sessions_take_turns(tiny_model, graph_engine, wait, max_sessions):
     """Windows that lose their slot and get another one, and kinds of sampling side by side, change nothing."""
@@ -340,6 +343,7 @@ def test_graph_sessions_take_turns(tiny_model, graph_engine, wait, max_sessions)
     wait(engine.close())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "eight", [{"fp8_weights": True}, {"fp8_cache": True}, {"fp8_weights": True, "fp8_cache": True}]
 )

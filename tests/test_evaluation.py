@@ -535,6 +535,7 @@ def stripes(steps: np.ndarray, count: int) -> list[np.ndarray]:
     return [np.repeat(shade[..., None], 3, axis=-1).astype(np.uint8) for shade in shades]
 
 
+@pytest.mark.slow
 def test_estimator_learns_and_is_stored(driving: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"window": 6, "workers": 0, "device": torch.device("cpu")}
     tokenizer = LFQTokenizer.from_pretrained(tokenizer_folder)
@@ -580,6 +581,7 @@ def test_estimator_refuses_another_checkpoint(tmp_path: Path) -> None:
         MotionEstimator.from_pretrained(tmp_path)
 
 
+@pytest.mark.slow
 def test_evaluation_writes_its_files_and_a_second_run_makes_nothing_new(
     driving: Path, model_folder: Path, tokenizer_folder: Path, tmp_path: Path
 ) -> None:

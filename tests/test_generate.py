@@ -117,6 +117,7 @@ def tokens(folder: Path) -> np.ndarray:
     return load_file(folder / "tokens.safetensors")["tokens"]
 
 
+@pytest.mark.slow
 def test_same_seed_same_tokens_after_a_restart(command, tmp_path):
     first = tokens(command())
     assert np.array_equal(first, tokens(command(f"output={tmp_path / 'again'}")))
@@ -128,11 +129,13 @@ def test_persistence_repeats_the_last_context_frame(command):
     assert (made[3:] == made[2]).all()
 
 
+@pytest.mark.slow
 def test_overwrite_replaces(command):
     first = tokens(command())
     assert not np.array_equal(first, tokens(command("overwrite=true", "seed=3")))
 
 
+@pytest.mark.slow
 def test_a_failure_on_the_way_leaves_what_was_there(command, tmp_path, monkeypatch, capsys):
     first = tokens(command())
     run = HFSession.run
@@ -151,6 +154,7 @@ def test_a_failure_on_the_way_leaves_what_was_there(command, tmp_path, monkeypat
     assert not list(tmp_path.glob(".out.*"))
 
 
+@pytest.mark.slow
 def test_what_pixels_add_is_told(works, tmp_path, monkeypatch, capsys):
     settings = (f"{key}={value}" for key, value in works.items())
     monkeypatch.setattr(sys, "argv", ["x", "--rounds", "2", "--output", str(tmp_path / "told.json"), *settings])
@@ -164,6 +168,7 @@ def test_what_pixels_add_is_told(works, tmp_path, monkeypatch, capsys):
     assert "from pictures to an MP4" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_sweep_over_seeds_makes_a_folder_each(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
@@ -174,10 +179,11 @@ def test_a_sweep_over_seeds_makes_a_folder_each(command, tmp_path, monkeypatch):
     assert sorted(path.name[-6:] for path in (tmp_path / "outputs").iterdir()) == ["_seed0", "_seed1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["engine=warp"], "Could not find 'engine/warp' Available options in 'engine': auto graph hf jacobi"),
+        (["engine=warp"], "engine=warp: no such choice; there are auto, graph, hf, jacobi, persistence, vllm"),
         (["color=red"], "color: no such setting"),
         (["camera=null"], "Config group override must be a string or a list. Got NoneType"),
         (["engine.speed=9"], "engine.speed: no such setting"),
@@ -301,6 +307,7 @@ def test_other_tokenizer_than_trained_with_is_refused(refused, tiny_model, tmp_p
     assert "was trained with tokenizer 000000000000, got" in refused(f"world_model.pretrained={other}")
 
 
+@pytest.mark.slow
 def test_missing_extra_is_named(refused, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     for name in [name for name in sys.modules if name.startswith("terra.engine.vllm")]:

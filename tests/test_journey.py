@@ -19,6 +19,8 @@ from terra.training.world_model import run as train
 from terra.world_model import LlamaActionConfig, LlamaActionV2ForCausalLM
 from tokenizer import LFQTokenizer
 
+pytestmark = pytest.mark.slow
+
 TOKENIZER = [
     *("tokenizer.ch=32", "tokenizer.ch_mult=[1,1,1,1,2]", "tokenizer.num_res_blocks=1", "tokenizer.dim=6"),
     *("perceptual.weight=0", "batch_size=8", "schedule=steps", "max_seconds=null", "max_steps=250", "warmup_steps=10"),

@@ -13,6 +13,8 @@ from PIL import Image
 from terra.errors import ConfigError, OutputError
 from terra.recording.samples import opengl_problem
 
+pytestmark = pytest.mark.slow
+
 script = load_script("notebooks_run")
 
 ROOT = Path(__file__).parent.parent

@@ -175,6 +175,7 @@ def test_paths_without_ground_ahead_leave_the_frame_as_it_is(path):
     assert top_down(path, (60, 60), 30.0).shape == (60, 60, 3)
 
 
+@pytest.mark.slow
 @given(
     points=st.lists(st.tuples(st.floats(-60, 60), st.floats(-60, 60)), max_size=8),
     pitch=st.floats(-1.0, 1.0),

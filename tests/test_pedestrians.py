@@ -38,11 +38,13 @@ def _distance_to_cars(drive: TownDrive) -> float:
     return least
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_nobody_is_ever_hit(drives: dict[int, TownDrive], seed: int) -> None:
     assert _distance_to_cars(drives[seed]) > 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_people_walk_where_they_look_and_never_jump(drives: dict[int, TownDrive], seed: int) -> None:
     people = drives[seed].pedestrians

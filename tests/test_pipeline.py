@@ -106,6 +106,7 @@ def test_driving_step_by_step_gives_the_same_frames(pipeline):
         drive.step(wanted.actions[0])
 
 
+@pytest.mark.slow
 def test_engines_agree_across_windows(tokenizer, hf_engine, vllm_engine):
     decoder = FramewiseDecoder(tokenizer)
     requests = [request(seed) for seed in range(2)]

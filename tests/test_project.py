@@ -47,6 +47,7 @@ def test_readme_files_exist():
         assert (ROOT / target).exists(), target
 
 
+@pytest.mark.slow
 def test_readme_python_runs(tmp_path):
     (snippet,) = (text for text in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "pipeline.generate" in text)
     snippet = snippet.replace('"terra/demo"', repr(str(ROOT / "terra/demo")))
@@ -88,6 +89,7 @@ def test_help_is_quick_and_complete():
     assert "engine: auto, graph, hf, jacobi, persistence, vllm" in done.stdout
 
 
+@pytest.mark.slow
 def test_wheel_holds_configuration_and_weights(tmp_path):
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],

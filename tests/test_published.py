@@ -30,6 +30,8 @@ from terra.world_model.published import TOKENIZERS, WORLD_MODELS
 from tokenizer import LFQTokenizer, LFQTokenizerConfig
 from tokenizer.checkpoint import read_json, read_layout
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 
 

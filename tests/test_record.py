@@ -229,6 +229,7 @@ def test_a_signal_ends_what_is_under_way_cleanly(tmp_path, sent):
     assert sorted(path.name for path in tmp_path.glob("*_*")) == ["begun_0", "begun_1", "ended_0", "ended_1"]
 
 
+@pytest.mark.slow
 def test_the_number_of_processes_changes_no_byte_of_a_town(tmp_path):
     pytest.importorskip("moderngl", reason="the extra `record` is not installed")
     from terra.recording.canvas import open_context

@@ -139,6 +139,7 @@ def test_no_cars_ever_overlap(drive: tuple[LaneGraph, TownDrive]) -> None:
     assert _overlaps(drive[1]) == []
 
 
+@pytest.mark.slow
 def test_drives_are_varied() -> None:
     drives = [simulate_drive(LaneGraph(plan_town(seed)), 0, 200) for seed in range(12)]
     events = {what for drive in drives for _, what in drive.events}
@@ -150,6 +151,7 @@ def test_drives_are_varied() -> None:
     assert 0 < sum(drive.poses.speed[0] == 0 for drive in drives) < len(drives) / 2
 
 
+@pytest.mark.slow
 def test_stops_and_starts_alternate_and_say_what_the_speed_does() -> None:
     checked = 0
     for seed in range(6):
@@ -272,6 +274,7 @@ def renderer(graph: LaneGraph):
     return renderer
 
 
+@pytest.mark.slow
 def test_frames_are_reproducible_and_the_road_is_gray(renderer, graph: LaneGraph) -> None:
     from terra.recording.renderer import Renderer
 

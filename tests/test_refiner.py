@@ -89,6 +89,7 @@ def test_any_number_of_frames_is_refined(tokenizer, refiner, tokens, num_frames)
         decoder.decode(tokens[:0])
 
 
+@pytest.mark.slow
 def test_a_frame_depends_on_its_window_and_the_seed(tokenizer, refiner, tokens):
     # Windows of 5 that share 2: 0 to 5, 3 to 8, 6 to 11.
     frames = RefinerDecoder(tokenizer, refiner, seed=3).decode(tokens)
@@ -143,6 +144,7 @@ def edm_sampler(refiner, noise, condition, scale, steps):
     return x.float()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guidance", [(1.0, 1.0), (1.5, 3.0)])
 def test_the_sampler_is_edms_with_guidance_rising_over_the_window(tokenizer, tokens, guidance):
     refiner = tiny_refiner(num_steps=15)
@@ -187,6 +189,7 @@ def test_a_residual_refiner_changes_the_frames_as_its_latents_change_the_vaes_pi
 # Checkpoints and configuration
 
 
+@pytest.mark.slow
 def test_a_saved_refiner_is_the_same(tokenizer, refiner, tokens, tmp_path):
     refiner.save_pretrained(tmp_path)
     again = Refiner.from_pretrained(tmp_path)

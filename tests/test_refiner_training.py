@@ -21,7 +21,10 @@ from terra.training.refiner import FOLDER, LOG_SIGMA, DenoisingObjective, train_
 from terra.training.settings import LoopConfig
 
 # diffusers' scheduler, with NumPy 2.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning:diffusers.*")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning:diffusers.*"),
+]
 
 SHADES = 5
 STEPS = {"final_learning_rate": 0.1, "warmup_steps": 5, "ema_decay": 0.9, "log_every_seconds": 1e6}

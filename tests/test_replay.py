@@ -114,6 +114,7 @@ def test_other_weights_are_refused(made):
         told(made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -40,6 +40,7 @@ def batch(tmp_path: Path, tiny_model: Path, tiny_tokenizer: Path) -> Batch:
     return Batch(tmp_path, tiny_model, tiny_tokenizer)
 
 
+@pytest.mark.slow
 def test_a_manifest_becomes_folders_with_the_tokens_of_each_made_alone(batch, hf_engine):
     batch.write(*(batch.line(index, num_frames=8 + index, sampling={"top_k": index}) for index in range(5)), b"  ")
     assert batch.run() == 0
@@ -109,6 +110,7 @@ def test_forgotten_contexts_are_tokenized_again(batch):
     assert batch.run(engine="persistence", contexts=1) == 0
 
 
+@pytest.mark.slow
 def test_a_free_seat_is_taken_at_once(batch):
     batch.write(batch.line(0, num_frames=50), *(batch.line(index, num_frames=4) for index in range(1, 8)))
     assert batch.run(at_once=2) == 0
@@ -322,6 +324,7 @@ def test_exit_codes_of_the_command(batch, monkeypatch, capsys):
     assert command() == 0
 
 
+@pytest.mark.slow
 def test_changed_settings_are_refused_or_redone_or_kept(batch):
     batch.write({**batch.line(0), "seed": 5}, {key: value for key, value in batch.line(1).items() if key != "seed"})
     assert batch.run() == 0
@@ -373,6 +376,7 @@ def test_a_changed_line_fails_alone(batch):
     assert batch.run(engine="persistence") == 0
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_run_and_leaves_nothing_half_done(batch, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -426,6 +430,7 @@ def test_a_disk_with_little_room_and_folders_that_can_not_be_are_refused_before_
     assert not batch.output.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["c0/2.png", "drive.json"])
 def test_a_changed_file_under_the_same_path_is_noticed(batch, name):
     batch.write(batch.line(0), batch.line(1, context="c1/*.png", trajectory="other.json"))
@@ -507,6 +512,7 @@ def test_a_failed_engine_ends_the_run_and_its_rollouts_are_left_to_do(batch, mon
     assert batch.run() == 0
 
 
+@pytest.mark.slow
 def test_a_long_manifest_is_not_read_ahead_and_sigterm_drains(batch, monkeypatch):
     batch.write(*(batch.line(index) for index in range(10_000)))
     parsed, published, ahead = [], [], []
@@ -568,6 +574,7 @@ def test_a_second_signal_stops_at_once(batch, monkeypatch):
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.slow
 def test_surveying_a_manifest_takes_little_memory(batch):
     from entry import read_settings
 

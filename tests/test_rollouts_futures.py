@@ -124,6 +124,7 @@ def test_scores_that_are_none_are_refused_before_any_work(batch, score, message)
     assert not batch.output.exists()
 
 
+@pytest.mark.slow
 def test_a_line_s_futures_are_shown_beside_each_other(batch):
     assert batch.run(num_samples=3, grid=True) == 3
     (path,) = (batch.output / "grids").iterdir()

@@ -9,6 +9,8 @@ import pytest
 from entry import load_script
 from tiny_rollouts import Batch, run_and_exit
 
+pytestmark = pytest.mark.slow
+
 NUM = 16
 
 

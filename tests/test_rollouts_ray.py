@@ -28,6 +28,8 @@ from terra.rollouts.manifest import Job, parse_line, read_lines
 from terra.rollouts.source import ClaimedJobs
 from terra.rollouts.worker import Outcome, Worker
 
+pytestmark = pytest.mark.slow
+
 NUM = 9
 FILES = {"video.mp4", "tokens.safetensors", "rollout.json"}
 

@@ -1,5 +1,6 @@
 """Batches through vLLM: the same tokens as through Hugging Face, whose sessions take turns."""
 
+import pytest
 import torch
 from entry import read_settings
 from tiny_rollouts import Batch
@@ -11,6 +12,8 @@ from terra.rollouts.manifest import count_rollouts
 from terra.rollouts.runner import BatchRunner
 from terra.rollouts.source import Tally
 from tokenizer import LFQTokenizer
+
+pytestmark = pytest.mark.slow
 
 
 def test_batches_are_the_same_on_both_engines(tmp_path, tiny_model, tiny_tokenizer, vllm_engine, hf_engine):

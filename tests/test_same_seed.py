@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent
 RECORDED = Path(__file__).with_name("same_seed.json")
 SETTINGS = ("experiment=demo", "engine=jacobi", "num_frames=8", "seed=0")  # float32 on a CPU
@@ -69,7 +71,6 @@ def difference(tokens: np.ndarray, recorded: np.ndarray) -> str | None:
     )
 
 
-@pytest.mark.slow
 def test_the_shipped_model_gives_the_recorded_tokens(tmp_path: Path) -> None:
     problem = difference(generate(tmp_path / "rollout"), read_recorded())
     assert problem is None, problem

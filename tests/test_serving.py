@@ -1,6 +1,5 @@
 """The routes of terra-serve over HTTP, against a real server in a thread."""
 
-import dataclasses
 import io
 import json
 import socket
@@ -391,7 +390,7 @@ class TestStart:
     def test_a_port_that_is_taken(self, server):
         port = int(server.url.rpartition(":")[2])
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: expected an address to listen at"):
-            listen(dataclasses.replace(server.settings, port=port))
+            listen(server.settings.replace(port=port))
 
     def test_a_second_server_on_one_folder(self, server, scenes):
         with pytest.raises(OutputError, match="no other process"):

@@ -82,6 +82,7 @@ class TestTokens:
         sent = [frame["action"] for frame in (talk.context + frames)[1:]]
         assert np.array_equal(np.array(sent, np.float32), actions)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("frame", [2, 5, 6, 7, 8, 12, 13, 14, 18])
     def test_rewound_it_makes_the_same_again(self, server, actions, generated, frame):
         with server.open(**given_actions(actions)) as talk:
@@ -141,6 +142,7 @@ def test_the_window_at_each_frame_is_that_of_the_plan(plan):
             assert window_at(last, max_frames, overlap) == (index, window.start)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["hf", "vllm"])
 def test_rewinding_on_each_engine(request, wait, tiny_tokenizer, scenes, actions, kind):
     engine = request.getfixturevalue(f"{kind}_engine")
@@ -312,6 +314,7 @@ class TestLimits:
             talk.socket.send(message)
             assert self.refused(talk) == (code, 1008)
 
+    @pytest.mark.slow
     def test_who_says_nothing(self, tiny_model, tiny_tokenizer, scenes, tmp_path):
         changes = {"live": {"idle_seconds": 1.5, "open_seconds": 1.5}}
         with (
@@ -428,6 +431,7 @@ class TestLimits:
 
 
 class TestTogether:
+    @pytest.mark.slow
     def test_a_slow_reader_slows_nobody(self, tiny_model, tiny_tokenizer, scenes, tmp_path):
         changes = {"live": {"ahead": 150}, "send_buffer": 4096}
         # Small buffers: they are full after a few frames, and nobody reads.
@@ -562,6 +566,7 @@ def test_frame_messages_are_read_back(header, picture):
         read_frame(message[: 4 + len(json.dumps(header, separators=(",", ":"))) - 1])
 
 
+@pytest.mark.slow
 def test_health_answers_while_others_drive(server):
     talks = [server.open() for _ in range(3)]
     for talk in talks:

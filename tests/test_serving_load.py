@@ -35,6 +35,7 @@ def faulty():
         thread.join()
 
 
+@pytest.mark.slow
 def test_a_good_server(server):
     target = script.Target(server.url, "", "day")
     bar = script.frames_bar(asyncio.run(script.drive_all(target, 3, 1.0)), 3, 1.0)

@@ -18,6 +18,8 @@ from terra.sampling import SamplingParams
 from terra.serving.store import JobStore
 from terra.trajectory import load_trajectory
 
+pytestmark = pytest.mark.slow
+
 NUM_JOBS = 10
 NUM_FRAMES = 14
 

@@ -19,6 +19,7 @@ def document(tiny_model, tiny_tokenizer, tmp_path_factory):
         yield schemathesis.openapi.from_url(f"{served.url}/openapi.json")
 
 
+@pytest.mark.slow
 def test_made_up_requests(document):
     checks = schemathesis.specs.openapi.checks
     wanted = [

@@ -158,6 +158,7 @@ class TestFailedEngine:
             assert [again.wait_for(name)["status"] for name in names] == ["completed"] * 2
 
 
+@pytest.mark.slow
 def test_vllm_tells_its_kv_use_and_its_end(vllm_engine, tiny_model, tiny_tokenizer, scenes, tmp_path, monkeypatch):
     def kv_use() -> float:
         text = httpx.get(f"{served.url}/metrics").text

@@ -93,7 +93,11 @@ NORM = "decoder.up.4.block.0.norm1.weight"
         ({"quantize.embedding.weight": torch.ones(8, 6)}, "live", r"1 others, quantize\.embedding\.weight first"),
         ({"encoder.conv_in.weight": None}, "live", "found no such encoder"),
         ({"model_ema." + NORM.replace(".", ""): None}, "ema", r"1 are missing, model_ema\.decoderup4block0norm1weight"),
-        ({"encoder.conv_in.weight": torch.ones(33, 3, 3, 3)}, "live", r"factors of at least 1, got \(0, 0, 1, 1, 3\)"),
+        (
+            {"encoder.conv_in.weight": torch.ones(33, 3, 3, 3)},
+            "live",
+            r"ch_mult.*: expected .* at least 1, got 0",
+        ),
     ],
 )
 def test_every_tensor_must_be_accounted_for(tensors, weights, message):
@@ -167,7 +171,7 @@ def test_the_command_writes_a_tokenizer_and_says_the_bit_order(tmp_path, monkeyp
     assert loaded.config.quantizer_config.bit_order == "msb_first"
     for more, message in (
         ([], "bit_order: expected msb_first or lsb_first, got nothing"),
-        (["bit_order=big"], f"{tmp_path / 'b.ckpt'}: expected bit_order of ('msb_first', 'lsb_first'), got 'big'"),
+        (["bit_order=big"], "bit_order: expected msb_first or lsb_first or null, got 'big'"),
         (["bit_order=msb_first", "image_size=256"], "image_size: expected [height, width], got 256"),
         (["bit_order=msb_first", "weights=best"], "weights: expected live or ema, got 'best'"),
     ):

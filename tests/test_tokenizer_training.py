@@ -53,6 +53,8 @@ from tokenizer.checkpoint import checkpoint_sha256
 from tokenizer.lineage import makes_tokens_of, tokens_sha256
 from tokenizer.settings import checked
 
+pytestmark = pytest.mark.slow
+
 CONF = Path(__file__).resolve().parent.parent / "conf"
 TINY = small_config(image_size=(32, 32), ch=32, ch_mult=[1, 1, 1], num_res_blocks=1, dim=6)
 ADVERSARIAL = AdversarialConfig(weight=0.1, start=0.5, lecam=0.1, width=8)

@@ -33,6 +33,8 @@ from terra.training.randomness import draw_indices, step_random
 from terra.training.settings import LoopConfig
 from terra.training.state import Ema
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("name", OBJECTIVES)

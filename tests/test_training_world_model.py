@@ -43,6 +43,8 @@ from tokenizer import LFQTokenizer
 from tokenizer.checkpoint import checkpoint_sha256
 from tokenizer.settings import checked
 
+pytestmark = pytest.mark.slow
+
 CONF = Path(__file__).resolve().parent.parent / "conf"
 ROOT = CONF.parent
 

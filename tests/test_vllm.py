@@ -22,6 +22,8 @@ from terra.errors import CheckpointError, ConfigError, EngineError
 from terra.sampling import sample_tokens
 from terra.world_model import LlamaActionForCausalLM
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def v1_model(tmp_path_factory):

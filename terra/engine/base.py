@@ -1,8 +1,8 @@
 """Defines the interface of engines: an engine opens sessions, a session generates the tokens of frames.
 
 A session is one live rollout within one window of the model: one action in, one frame's tokens out. An engine owns
-the weights, the device and the KV cache, and carries many sessions at once. The protocol is asynchronous once; the
-synchronous face is `terra.pipeline`'s.
+the weights, the device and the KV cache, and runs many sessions at once. The interface is asynchronous only;
+`terra.pipeline` adds the blocking one.
 """
 
 from collections.abc import AsyncIterator

@@ -1,4 +1,7 @@
-"""The engine's thread: frames wait for a slot, are decoded side by side, and are handed out."""
+"""The graph engine's thread: a frame waits for a slot of the batch, is decoded beside others, and goes to its session.
+
+A slot is one window's place in the batch: its KV cache and what the device knows of it, see `terra.engine.graph.slots`.
+"""
 
 import logging
 import queue

@@ -1,11 +1,11 @@
 """Attention over the filled part of the KV cache, split over its keys (Dao et al. 2023, "Flash-Decoding",
 https://pytorch.org/blog/flash-decoding/).
 
-How much of a cache is filled is known to the device alone. Its keys are split over CTAs, so that all SMs read at once,
-and the partial results are combined afterwards. How many CTAs there are follows from the number of queries; a query's
-bits must not (batch invariance). So each block of keys is one partial result of the online softmax, and these are
-merged one after the other in the order of the keys, wherever that is done: by the CTA that has all blocks, or by a
-kernel behind many CTAs. Merging scales by powers of two, which rounds nothing.
+Only the device knows how much of a cache is filled. The cache's keys are split over CTAs, so that all SMs read at once,
+and the partial results are combined afterwards. The number of CTAs depends on the number of queries; the bits of a
+query's result must not depend on it (batch invariance). So each block of keys gives one partial result of the online
+softmax, and the partial results are merged one after the other in the order of the keys: by the one CTA that has all
+blocks, or by a second kernel after many CTAs. Merging scales by powers of two, which rounds nothing.
 """
 
 # A kernel's launch is beyond the type checker.
