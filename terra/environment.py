@@ -5,8 +5,8 @@
     frame, reward, terminated, truncated, info = env.step(action)
 
 `DrivingVectorEnv` steps many sessions of one engine together. `SteeringAction` and `SteeringVectorAction` take
-[steering angle, speed] instead of an action. The same seed, context and actions give the tokens that `terra-generate`
-and `terra-rollout` give. Nothing here knows where the road is: the reward is the user's, and nothing terminates.
+[steering angle, speed] instead of an action. The same seed, context and actions give the tokens that `terra generate`
+and `terra rollout` give. Nothing here knows where the road is: the reward is the user's, and nothing terminates.
 """
 
 import asyncio

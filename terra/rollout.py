@@ -20,8 +20,8 @@ The record, version 2, has the same keys for every command; a value that is unkn
     pixels_sha256        of the 8-bit RGB frames, before they were compressed
     versions             of Python, Terra and the packages under it
     seconds              what each stage took
-    batch                of `terra-rollout`: id, sample, manifest, request and made_with
-    score                of `terra-rollout`: function and value
+    batch                of `terra rollout`: id, sample, manifest, request and made_with
+    score                of `terra rollout`: function and value
 
 Records without a version were written by earlier versions of Terra, and lack keys that a replay needs.
 """
@@ -245,7 +245,7 @@ def rollout_record(
         inputs: see `describe_inputs`.
         num_frames, num_context, seed, sampling, overlap: the rollout's.
         seconds: what each stage took.
-        batch, score: of `terra-rollout`.
+        batch, score: of `terra rollout`.
     """
     windows = plan_windows(num_frames, num_context, spec.layout.max_frames, overlap)
     return {

@@ -1,4 +1,4 @@
-"""The command `terra-check`: whether a tokenizer and a world model are intact, match the published ones, and fit."""
+"""The command `terra check`: whether a tokenizer and a world model are intact, match the published ones, and fit."""
 
 from terra.check.run import check
 

@@ -1,4 +1,4 @@
-"""What `terra-check` does: both checkpoints, the pair, and the bit order, each as far as the files allow."""
+"""What `terra check` does: both checkpoints, the pair, and the bit order, each as far as the files allow."""
 
 from dataclasses import asdict
 from typing import Annotated, Self

@@ -1,4 +1,4 @@
-"""The run of `terra-evaluate`, for a tokenizer and a world model on driving that neither was trained on:
+"""The run of `terra evaluate`, for a tokenizer and a world model on driving that neither was trained on:
 
 held-out episodes --choose_clips--> clips --Bench.examine--> generated | re-encoded | persistence | true
                +--find_groups--> counterfactual futures            |

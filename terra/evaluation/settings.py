@@ -1,4 +1,4 @@
-"""What to evaluate, on how much, and how: the settings of `terra-evaluate`."""
+"""What to evaluate, on how much, and how: the settings of `terra evaluate`."""
 
 from typing import Self
 
@@ -15,7 +15,7 @@ class EvaluationSettings(PipelineSettings):
         data, split: the dataset and which part of it, nothing of which the models were trained on.
         estimator: its folder; without one action fidelity is left out.
         output: folder for what is written.
-        num_clips, num_frames, num_context, overlap: of the rollouts, as `terra-generate` has them.
+        num_clips, num_frames, num_context, overlap: of the rollouts, as `terra generate` has them.
         seed: of the rollouts and of the bootstrap.
         at_once: rollouts generated together.
         workers: videos decoded at once.

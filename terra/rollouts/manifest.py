@@ -3,7 +3,7 @@
     {"id": "left-7", "context": "drives/7", "trajectory": "drives/7/left.json", "seed": 3}
 
 id            names the folder: letters, digits, '.', '_' and '-'. Without it the sample_id is taken.
-context       a folder, glob or video, as `terra-generate` takes it; or `context_frames`, a list of pictures in order.
+context       a folder, glob or video, as `terra generate` takes it; or `context_frames`, a list of pictures in order.
               Relative paths start from `context_root=`, by default the manifest's folder.
 trajectory    .json, .csv, .npz or .jsonl; relative paths start from the manifest's folder.
 sample_id     which line of a .jsonl trajectory; the id, if there is none. Other trajectories have no use for it.

@@ -1,4 +1,4 @@
-"""A client of `terra-serve`: video jobs and live driving from Python, with nothing of the model installed.
+"""A client of `terra serve`: video jobs and live driving from Python, with nothing of the model installed.
 
     with Client("http://127.0.0.1:8000") as client:
         video = client.wait(client.create_video(scene="day", trajectory_name="left", num_frames=20)["id"])
