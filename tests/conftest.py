@@ -1,6 +1,7 @@
 """Small random models and the engines over them, built once for all tests."""
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -49,6 +50,17 @@ def _restore_torch_rng() -> Iterator[None]:
     state = torch.get_rng_state()
     yield
     torch.set_rng_state(state)
+
+
+@pytest.fixture(autouse=True)
+def _remove_log_handlers() -> Iterator[None]:
+    """Take away the log handlers that a command run in this process leaves, since their stream ends with the test."""
+    root = logging.getLogger()
+    before = list(root.handlers)
+    yield
+    for handler in list(root.handlers):
+        if type(handler) is logging.StreamHandler and handler not in before:
+            root.removeHandler(handler)
 
 
 @pytest.fixture(scope="session")
