@@ -20,6 +20,8 @@ from terra.act_bench.samples import CLASSES, read_samples
 from terra.errors import TerraError
 from terra.rollouts.manifest import sample_seed
 
+pytestmark = pytest.mark.slow
+
 SCORED = [7, 12, 40]
 
 

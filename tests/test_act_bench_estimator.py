@@ -20,6 +20,8 @@ from terra.act_bench.estimator import (
 from terra.act_bench.i3d import CHANNELS, inception_i3d, pad_same
 from terra.errors import CheckpointError, EngineError
 
+pytestmark = pytest.mark.slow
+
 # The published model card and file list: 20,405,547 parameters, a file of 82.1 MB, a config.json of 487 bytes.
 PARAMETERS, FILE_MEGABYTES, CONFIG_BYTES = 20_405_547, 82.1, 487
 

@@ -30,6 +30,8 @@ from tokenizer.checkpoint import load_tensors, read_json, write_json, write_tens
 from tokenizer.config import BitOrder
 from tokenizer.files import file_sha256
 
+pytestmark = pytest.mark.slow
+
 CONTEXTS = Path(__file__).parent.parent / "terra/demo/contexts"
 
 

@@ -7,6 +7,8 @@ from safetensors.torch import save_file
 from terra.errors import CheckpointError, ConfigError
 from terra.metrics.networks import FeatureNetwork, load_feature_network, perceptual_distance
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def network() -> FeatureNetwork:

@@ -11,6 +11,8 @@ from terra.recording.pedestrians import CLOTHES, MAX_PEOPLE, WALKING_SPEEDS, Ped
 from terra.recording.planning import plan_town
 from terra.recording.traffic import CAR_LENGTH, CAR_WIDTH
 
+pytestmark = pytest.mark.slow
+
 SEEDS = (0, 3, 8)
 
 

@@ -24,7 +24,10 @@ from terra.world_model import load_config
 from tokenizer import LFQTokenizer
 
 # diffusers' scheduler, with NumPy 2.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning:diffusers.*")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning:diffusers.*"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,8 @@ from decoder.refiner.published import PUBLISHED, convert_state_dict, strip_prefi
 from terra.check.convert import run
 from terra.errors import CheckpointError
 
+pytestmark = pytest.mark.slow
+
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
 
 

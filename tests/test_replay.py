@@ -20,6 +20,8 @@ from terra.generate import run as generate
 from terra.replay import run as replay
 from terra.rollout import read_record
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def batch(tmp_path: Path, tiny_model: Path, tiny_tokenizer: Path) -> Batch:

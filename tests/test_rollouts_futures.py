@@ -21,6 +21,8 @@ from terra.rollouts.manifest import sample_seed
 from terra.sampling import SamplingParams
 from tokenizer import LFQTokenizer
 
+pytestmark = pytest.mark.slow
+
 SCORES = """
 import json
 from pathlib import Path

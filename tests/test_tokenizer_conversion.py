@@ -13,6 +13,8 @@ from tokenizer import EncoderDecoderConfig, LFQTokenizer, LFQTokenizerConfig, Qu
 from tokenizer.conversion import convert_state_dict, read_state_dict
 from tokenizer.errors import CheckpointError
 
+pytestmark = pytest.mark.slow
+
 CONFIG = LFQTokenizerConfig(
     encoder_decoder_config=EncoderDecoderConfig(ch=32, z_channels=6, num_res_blocks=2, ch_mult=(1, 1, 2, 2, 4)),
     quantizer_config=QuantizerConfig(dim=6, codebook_size=64, bit_order="lsb_first"),
