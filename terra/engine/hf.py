@@ -156,18 +156,21 @@ class HFEngine:
 
     @property
     def counters(self) -> EngineCounters:
-        """Tokens that were prefilled and sampled."""
+        """Tokens that were prefilled and sampled (of drafts, those that were accepted)."""
         return self._thread.counters
 
     async def open(self, prompt: Prompt, sampling: SamplingParams, seed: int) -> HFSession:
         """See `terra.engine.base.Engine.open`."""
         self._thread.check_open()
         check_prompt(prompt, self.spec, seed)
-        return HFSession(self._thread, prompt, _SequentialWindow(self._thread, prompt, sampling, seed))
+        return HFSession(self._thread, prompt, self._window(prompt, sampling, seed))
 
     async def close(self) -> None:
         """See `terra.engine.base.Engine.close`."""
         await self._thread.close()
+
+    def _window(self, prompt: Prompt, sampling: SamplingParams, seed: int) -> Window:
+        return _SequentialWindow(self._thread, prompt, sampling, seed)
 
 
 class _SequentialWindow:

@@ -13,16 +13,15 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from terra.engine.base import EngineCounters, EngineSpec, check_prompt
 from terra.engine.drafts import decode_frame, draft_from_last_pass_or_previous_frame
-from terra.engine.hf import HFSession, ModelThread
+from terra.engine.hf import HFEngine, ModelThread, Window
 from terra.errors import ConfigError
 from terra.prompt import SLOT_FILLER, Action, FrameTokens, Prompt
 from terra.sampling import SamplingParams, sample_tokens
 from terra.world_model.window import FramePrefix, WindowReader
 
 
-class JacobiEngine:
+class JacobiEngine(HFEngine):
     """Runs the world model with a KV cache for each session and with drafts, one session's frame at a time.
 
     Args:
@@ -36,33 +35,14 @@ class JacobiEngine:
         CheckpointError: see `terra.world_model.load_config`.
     """
 
-    failure = None
-
     def __init__(self, checkpoint: Path, *, drafts: int, dtype: str = "float32", device: str = "cpu") -> None:
         if drafts < 0:
             raise ConfigError(f"engine.drafts: expected 0 or more, got {drafts}")
-        self._thread = ModelThread(checkpoint, dtype, device)
+        super().__init__(checkpoint, dtype=dtype, device=device)
         self._drafts = drafts
 
-    @property
-    def spec(self) -> EngineSpec:
-        """The model's geometry and rates."""
-        return self._thread.spec
-
-    @property
-    def counters(self) -> EngineCounters:
-        """Tokens that were prefilled and sampled; of drafts those that were accepted."""
-        return self._thread.counters
-
-    async def open(self, prompt: Prompt, sampling: SamplingParams, seed: int) -> HFSession:
-        """See `terra.engine.base.Engine.open`."""
-        self._thread.check_open()
-        check_prompt(prompt, self.spec, seed)
-        return HFSession(self._thread, prompt, _DraftedWindow(self._thread, prompt, sampling, seed, self._drafts))
-
-    async def close(self) -> None:
-        """See `terra.engine.base.Engine.close`."""
-        await self._thread.close()
+    def _window(self, prompt: Prompt, sampling: SamplingParams, seed: int) -> Window:
+        return _DraftedWindow(self._thread, prompt, sampling, seed, self._drafts)
 
 
 class _DraftedWindow:

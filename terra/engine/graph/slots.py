@@ -60,6 +60,11 @@ class Batch:
     action_embeddings: Float[Tensor, "slots action_slots hidden"]
     best: Int64[Tensor, " tokens"]
 
+    @property
+    def positions(self) -> Int64[Tensor, "slots width"]:
+        """Positions of the tokens that a decode step reads."""
+        return self.start[:, None] + torch.arange(self.width, device=self.start.device)
+
 
 class Slots:
     """The device state of all slots, numbered from 0. Tensors keep their addresses, since CUDA graphs hold them.

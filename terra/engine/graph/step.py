@@ -59,7 +59,7 @@ class TorchBackend:
 
     def embed(self, weights: DecoderWeights, batch: Batch) -> tuple[Int64[Tensor, "slots width"], Tensor]:
         """See `Backend`."""
-        positions = batch.start[:, None] + torch.arange(batch.width, device=batch.start.device)
+        positions = batch.positions
         return positions, reference.embed(weights, batch.ids, batch.action_embeddings, positions)
 
     def logits(self, hidden: Tensor, lm_head: Matrix) -> Float[Tensor, "slots width vocab"]:
@@ -178,7 +178,7 @@ class DecodeSteps:
     def _sample_filtered(
         self, logits: Float[Tensor, "tokens vocab"], batch: Batch, samplings: frozenset[SamplingParams]
     ) -> None:
-        positions = (batch.start[:, None] + torch.arange(batch.width, device=batch.start.device)).flatten()
+        positions = batch.positions.flatten()
         seeds = batch.seed.repeat_interleave(batch.width)
         for sampling in samplings:
             if sampling.filters:
