@@ -1,5 +1,6 @@
 """`terra rollout cluster=ray` on a cluster of several machines, some of which go away."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -24,7 +25,7 @@ NUM = 9
 @pytest.fixture
 def cluster():
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    ray.init(address=made.address, logging_level="error", log_to_driver=False)
+    ray.init(address=made.address, logging_level=logging.ERROR, log_to_driver=False)
     yield made
     ray.shutdown()
     made.shutdown()
