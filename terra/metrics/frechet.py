@@ -48,7 +48,7 @@ def frechet_estimate(
     ]
     low = high = np.nan
     if len(distances) > 1:
-        margin = NORMAL_QUANTILE * np.std(distances, ddof=1)
+        margin = NORMAL_QUANTILE * float(np.std(distances, ddof=1))
         low, high = max(value - margin, 0.0), value + margin
     return Estimate(value, low, high, ours.shape[0] * ours.shape[1], len(members))
 
