@@ -12,9 +12,10 @@ from decoder.camera import Camera
 from decoder.video import to_uint8
 from terra.config.groups import PipelineSettings, Sampling
 from terra.config.spec import PipelineSpec
+from terra.context import context_files
 from terra.output import check_output, output_folder
 from terra.pipeline import Pipeline, Rollout, RolloutRequest
-from terra.rollout import RolloutWriter, describe_inputs, inputs_sha256, load_inputs, rollout_record
+from terra.rollout import ROLLOUT_FILES, RolloutWriter, describe_inputs, inputs_sha256, load_inputs, rollout_record
 from terra.windows import plan_windows
 from tokenizer.settings import Count, FilePath, Seed, Text
 
@@ -62,8 +63,13 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
     num_frames, num_context = settings.num_frames, settings.num_context
     list(plan_windows(num_frames, num_context, model.layout.max_frames, settings.overlap))
     needed = num_frames * image_size[0] * image_size[1] * _BYTES_A_PIXEL + _SPARE_BYTES
-    check_output(settings.output, overwrite=settings.overwrite, needed_bytes=needed)
     context, path, sample_id = settings.context, settings.trajectory, settings.sample_id
+    check_output(
+        settings.output,
+        needed_bytes=needed,
+        replaced=ROLLOUT_FILES if settings.overwrite else (),
+        inputs=[*context_files(context, num_context), path, spec.tokenizer, spec.world_model],
+    )
     inputs = load_inputs(
         context,
         path,

@@ -53,7 +53,9 @@ from tokenizer.files import file_sha256, read_json, write_json
 
 FORMAT, VERSION = "terra-rollout", 2
 RECORD, TOKENS, VIDEO, GIF = "rollout.json", "tokens.safetensors", "video.mp4", "video.gif"
-PNGS = "frames"
+OVERLAY, PNGS = "overlay.mp4", "frames"
+ROLLOUT_FILES = RECORD, TOKENS, VIDEO, GIF, OVERLAY, PNGS
+"""Names of all that `RolloutWriter` may write."""
 
 Pixels = UInt8[np.ndarray, "frames height width 3"]
 Paths = Float64[np.ndarray, "steps points 2"]
@@ -216,7 +218,7 @@ class RolloutWriter:
             # The last frame has no action of its own: nothing follows it.
             drawn = np.concatenate([paths, paths[-1:]])
             overlay = compose_rollout(pixels, drawn, self._camera, record["num_context"], self._fps)
-            write_video(overlay, self._folder / "overlay.mp4", self._fps)
+            write_video(overlay, self._folder / OVERLAY, self._fps)
         if self._png:
             write_png_sequence(pixels, self._folder / PNGS)
         write_tensors(self._folder / TOKENS, {"tokens": tokens, "actions": actions})

@@ -271,6 +271,8 @@ def test_existing_output_is_refused(refused, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "precious").write_text("x")
     assert "exists already: choose another, or overwrite=true" in refused()
+    assert "overwrite=true replaces an earlier result alone" in refused("overwrite=true")
+    assert (tmp_path / "out" / "precious").read_text() == "x"
 
 
 def test_full_disk_is_refused_before_any_work(refused, monkeypatch):

@@ -24,6 +24,8 @@ from tokenizer.files import file_sha256, make_folder, replacing, write_json as w
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
+CHECKPOINT_FILES = CONFIG_NAME, INDEX_NAME, "model*.safetensors", "generation_config.json"
+"""Shell patterns of the names in a checkpoint folder."""
 
 Layout = dict[str, tuple[int, ...]]
 

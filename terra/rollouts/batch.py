@@ -44,7 +44,7 @@ def run(settings: BatchSettings) -> int:
     cluster = build_part("cluster", settings.cluster)
     context_root = None if settings.context_root is None else str(settings.context_root)
     score = None if settings.score is None else Score(settings.score)
-    check_output(settings.output, overwrite=True, needed_bytes=_NEEDED_BYTES)
+    check_output(settings.output, needed_bytes=_NEEDED_BYTES, replaced=None)
     tally = Tally(total)
     spec.announce()
     made_with = {"made_with": {**spec.made_with(), "context_root": context_root}, **_defaults(settings)}
