@@ -142,6 +142,8 @@ def parse_json(
 ) -> dict[str, Any]:
     """Parse one JSON object, in memory and time that `limits` bounds.
 
+    NaN and Infinity are numbers here, as for Python's `json`; whoever expects a finite number refuses them.
+
     Args:
         text: what came.
         where: its origin, with which every message begins.
@@ -150,7 +152,7 @@ def parse_json(
         limits: bounds on depth, items and digits.
 
     Raises:
-        error_class: no JSON (NaN and Infinity are none), beyond a bound, a key twice in one object, a text that no
+        error_class: no JSON, beyond a bound, a key twice in one object, a text that no
             file's name or line can have (a lone surrogate, NUL), or no object.
     """
     items = text.count("[") + text.count("{") + text.count(":")
@@ -163,7 +165,7 @@ def parse_json(
         return int(digits)
 
     try:
-        value = json.loads(text, object_pairs_hook=_unique_keys, parse_int=whole, parse_constant=_no_constant)
+        value = json.loads(text, object_pairs_hook=_unique_keys, parse_int=whole)
         _check_nesting(value, limits.json_depth, texts=_UNWRITABLE.search(text) is not None)
     except json.JSONDecodeError as error:
         place = f"{where}: line {first_line + error.lineno - 1}, column {error.colno}"
@@ -184,10 +186,6 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise ValueError(f"the key {reprlib.repr(twice)} twice")
     return value
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name}, which is no number of JSON's")
 
 
 def _check_nesting(value: object, max_depth: int, *, texts: bool) -> None:
