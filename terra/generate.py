@@ -110,6 +110,7 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
             sampling=settings.sampling,
             overlap=settings.overlap,
             seconds={"check": checked - started, "load": loaded - checked, **rollout.seconds},
+            reconstruction=rollout.reconstruction,
         )
         writer.finish(rollout.tokens, inputs.actions, record, inputs.paths)
     _report(console, settings.output, rollout, time.perf_counter() - started)
@@ -131,5 +132,7 @@ def _report(console: Console, output: Path, rollout: Rollout, seconds: float) ->
     made = rollout.tokens.shape[0] - rollout.num_context
     speed = made / rollout.seconds["generate"]
     console.print(f"{made} frames generated at {speed:.2f} frames/s, {seconds:.0f} s in all")
+    found = rollout.reconstruction
+    console.print(found.line if found.warning is None else f"WARNING: {found.warning}", soft_wrap=True)
     for name in ("video.mp4", "video.gif", "overlay.mp4"):
         console.print(f"  {output / name}", highlight=False, soft_wrap=True)

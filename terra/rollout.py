@@ -22,6 +22,8 @@ The record, version 2, has the same keys for every command; a value that is unkn
     seconds              what each stage took
     batch                of `terra rollout`: id, sample, manifest, request and made_with
     score                of `terra rollout`: function and value
+    reconstruction       psnr of the decoded context frames, and expected, that of the tokenizer's held-out frames
+                         (dB), see `terra.reconstruction`; records that were written before have no such key
 
 Records without a version were written by earlier versions of Terra, and lack keys that a replay needs.
 """
@@ -44,6 +46,7 @@ from terra.engine.base import EngineSpec
 from terra.errors import OutputError, TerraError
 from terra.output import package_versions
 from terra.prompt import Actions
+from terra.reconstruction import Reconstruction
 from terra.sampling import SamplingParams
 from terra.trajectory import Trajectory, load_trajectory
 from terra.windows import plan_windows
@@ -242,6 +245,7 @@ def rollout_record(
     seconds: Mapping[str, float],
     batch: Mapping[str, Any] | None = None,
     score: Mapping[str, Any] | None = None,
+    reconstruction: Reconstruction | None = None,
 ) -> dict[str, Any]:
     """A record as the module describes it, without `pixels_sha256`.
 
@@ -252,6 +256,7 @@ def rollout_record(
         num_frames, num_context, seed, sampling, overlap: the rollout's.
         seconds: what each stage took.
         batch, score: of `terra rollout`.
+        reconstruction: how well the context is shown; None where the context's frames are not at hand.
     """
     windows = plan_windows(num_frames, num_context, spec.layout.max_frames, overlap)
     return {
@@ -270,6 +275,7 @@ def rollout_record(
         "seconds": {name: round(value, 4) for name, value in seconds.items()},
         "batch": batch,
         "score": score,
+        "reconstruction": None if reconstruction is None else vars(reconstruction),
     }
 
 

@@ -155,7 +155,13 @@ def _model_routes(service: Service) -> APIRouter:
         async with request.form(max_files=service.settings.uploads.max_frames + 1, max_fields=16) as form:
             files = [await each.read() for each in form.getlist("files") if isinstance(each, UploadFile)]
         context = await service.contexts.add(files)
-        return schemas.Context(id=context.id, num_frames=len(context.pictures), expires_at=int(context.expires_at))
+        return schemas.Context(
+            id=context.id,
+            num_frames=len(context.pictures),
+            expires_at=int(context.expires_at),
+            psnr=context.reconstruction.psnr,
+            warning=context.reconstruction.warning,
+        )
 
     return router
 

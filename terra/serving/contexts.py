@@ -8,7 +8,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from PIL import Image, ImageOps
 
 from terra.context import DAMAGED_IMAGE, sample_video
 from terra.errors import ContextError, VideoError
+from terra.reconstruction import Reconstruction
 from terra.serving.errors import ApiError, not_found
 from terra.serving.model import Model, Pictures
 from terra.serving.settings import UploadSettings
@@ -29,12 +30,13 @@ _MIN_SIDE = 8
 
 @dataclass(eq=False)
 class Context:
-    """An uploaded context; `tokens` is set at the first request for them. Times are in seconds since 1970."""
+    """An uploaded context, its tokens, and how well the model shows it. Times are in seconds since 1970."""
 
     id: str
     pictures: Pictures
     expires_at: float
-    tokens: TokenGrid | None = field(default=None)
+    tokens: TokenGrid
+    reconstruction: Reconstruction
 
 
 class Contexts:
@@ -60,18 +62,18 @@ class Contexts:
         self._reading += 1
         try:
             pictures = await self._model.run("files", lambda: self._read(files))
+            tokens = await self._model.encode(pictures)
+            reconstruction = await self._model.reconstruction(tokens, pictures)
         finally:
             self._reading -= 1
-        context = Context(f"ctx_{secrets.token_hex(16)}", pictures, time.time() + self._settings.lifetime_seconds)
+        expires_at = time.time() + self._settings.lifetime_seconds
+        context = Context(f"ctx_{secrets.token_hex(16)}", pictures, expires_at, tokens, reconstruction)
         self._contexts[context.id] = context
         return context
 
     async def tokens(self, context_id: str) -> TokenGrid:
         """The tokens of a kept context. Raises ApiError (404)."""
-        context = self.find(context_id)
-        if context.tokens is None:
-            context.tokens = await self._model.encode(context.pictures)
-        return context.tokens
+        return self.find(context_id).tokens
 
     def find(self, context_id: str) -> Context:
         """The kept context of an id. Raises ApiError (404)."""
