@@ -122,7 +122,8 @@ class SceneList(BaseModel):
 class Health(BaseModel):
     """The server's status."""
 
-    status: Literal["ok", "shutting_down"]
+    status: Literal["ok", "degraded", "shutting_down"]
+    reason: str | None = None
 
 
 class ErrorDetail(BaseModel):
