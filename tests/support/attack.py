@@ -86,7 +86,9 @@ def run(case: Case, place: Place, folder: Path, forbidden: int) -> None:
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT), descriptor)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+    sys.stdin = os.fdopen(0)
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", errors="backslashreplace", closefd=False)
     code = 1
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 30, 4 << 30))
@@ -251,7 +253,8 @@ def judge(case: Case, outcome: Outcome, folder: Path, place: Place, before: dict
     after = snapshot(place.inputs, place.work, place.common, folder / "tmp", folder / "home")
     # A rollout's folder may stay where some of its lines are done; a refused command leaves none.
     made_something = outcome.code in (0, 3)
-    allowed = [str(place.work / name) for name in case.outputs] if made_something else []
+    names = case.outputs if made_something else {"multirun"} & {*case.outputs}  # a sweep's own folder
+    allowed = [str(place.work / name) for name in names]
     left = [path for path in after.keys() - before.keys() if not _is_allowed(path, allowed)]
     # A file that grows while its case runs is no fault of the command's.
     growing = (f"{place.inputs}/m", f"{place.inputs}/d.json")

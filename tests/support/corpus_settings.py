@@ -49,9 +49,11 @@ def settings() -> list[Case]:
     """
     texts = [text for line in refused.strip().splitlines() for text in line.strip().split("; ")]
     for text in dict.fromkeys(texts):
-        made.append(
-            Case("settings", text, lambda place, t=text: t.split(" ") if t.startswith("-") else [t], must="refuse")
-        )
+        # Hydra's own settings and options may be harmless.
+        must = None if text.lstrip("+").startswith(("hydra", "--")) else "refuse"
+        make: Make = lambda place, t=text: t.split(" ") if t.startswith("-") else [t]  # noqa: E731
+        sweeps = text.startswith(("-m", "--multirun", "hydra.mode"))
+        made.append(Case("settings", text, make, must=must, outputs=("out", "multirun") if sweeps else ("out",)))
     # Accepted or refused: both are right, and nothing else is.
     for text in (
         "seed=0x10", "seed=0b1", "seed=1_0", "seed=007", "seed=+7", "seed=-0", "seed=' 7'", "seed=9223372036854775807", "sampling.temperature=0", "sampling.temperature=-0.0",
@@ -324,7 +326,9 @@ def manifests(rng: random.Random) -> list[Case]:
     for text in ("at_once=0", "at_once=1000000000", "workers=0", "workers=1000000", "contexts=0", "contexts=-1", "retries=-1", "retries=1000000000", "retry_seconds=-1", "retry_seconds=nan", "retry_seconds=1e300", "num_samples=0", "num_samples=1000000000000",
                  "on_change=nosuch", "on_change=null", "grid=7", "score=os:system", "score=builtins:eval", "score=nosuch", "score=os.path:join", "score=7", "metrics=/dev/full", "metrics=.", "metrics=/nosuch/x", "metrics=7", "cluster=nosuch", "context_root=/nosuch", "context_root=/dev/zero",
                  "context_root=", "seed=9223372036854775808", "num_frames=1000000000", "num_frames=true", "+nosuch=1", "sampling.top_k=2.5", "sampling.temperature=true", "manifest=", "manifest=null", "manifest=[a]", "manifest=~", "cluster.workers=0", "hydra.run.dir=x", "output="):  # fmt: skip
-        made.append(Case("manifests", f"setting {text}", lambda place, t=text: [t], command="rollout"))
+        made.append(
+            Case("manifests", f"setting {text}", lambda place, t=text: [t], command="rollout", outputs=("out", "7"))
+        )
     data = plain
     for number in range(10):
         at = rng.randrange(len(data))
