@@ -309,7 +309,7 @@ def manifests(rng: random.Random) -> list[Case]:
     add("surrogate", plain.replace('"a"', '"\\ud800"'))
     add("surrogate path", plain.replace("{common}/context", "\\ud800"))
     add("key twice", plain[:-1] + ', "id": "b"}')
-    add("200,000 bad lines", "{}\n" * 200_000)
+    add("300 bad lines", "{}\n" * 300)
     add("100,000 of one", [{**line, "num_samples": 100_000, "num_frames": 0}])
     add("a line of 300 MB", lambda place: place.sparse("manifest.jsonl", 300 << 20, b'{"id": "a", '))
     add("1 TB", lambda place: place.sparse("manifest.jsonl", 1 << 40, b"{"))
