@@ -241,3 +241,10 @@ def test_names_are_exported_lazily():
         terra.Pipelin  # noqa: B018
     with pytest.raises(ImportError):
         exec("from terra import Pipelin")
+
+
+def test_an_error_is_one_short_line_of_printable_characters(say):
+    assert say("generate", "\x1b[31mseed=\x077").isprintable()
+    line = say("generate", "x" * 100_000 + "=1")
+    assert len(line) < 1100
+    assert line.endswith(" characters)")

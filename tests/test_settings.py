@@ -340,6 +340,11 @@ def test_a_spec_says_what_made_a_rollout_and_is_had_back_from_it():
         ({"drafts": 3, "device": 0}, "engine.device: expected text, got 0"),
         ({"_target_": "terra.engine.none.None"}, "engine._target_: expected the name of a class or function"),
         ({"_target_": 7}, "engine._target_: expected the name of a class or function, got 7"),
+        (
+            {"_target_": "os.system"},
+            "engine._target_: expected a class or function that takes checkpoint, got 'os.system'",
+        ),
+        ({"_target_": "builtins.dict"}, "engine._target_: expected a class or function that takes checkpoint"),
     ],
 )
 def test_a_parts_arguments_are_checked_against_its_signature(part, line):
