@@ -6,10 +6,10 @@ VENV := .venv
 UV := $(VENV)/bin/uv
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-fast coverage clean
+.PHONY: help demo test test-fast test-hostile coverage clean
 
 help:            ## this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/' | expand -t 14
 
 demo: $(READY)   ## a video of the shipped model on this machine's CPU, in outputs/demo; ENGINE=vllm for vLLM
 	$(VENV)/bin/terra generate experiment=demo engine=$(ENGINE) output=outputs/demo overwrite=true
@@ -19,13 +19,16 @@ test: $(READY)   ## lint, types, import contracts, tests
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyright
 	$(VENV)/bin/lint-imports
-	$(VENV)/bin/pytest --numprocesses 2 --dist loadfile
+	$(VENV)/bin/pytest -m "not hostile" --numprocesses 2 --dist loadfile
 
 test-fast: $(READY)  ## the tests without vLLM, browser, training and notebooks: two minutes
-	$(VENV)/bin/pytest -m "not slow" --numprocesses 2 --dist loadfile
+	$(VENV)/bin/pytest -m "not slow and not hostile" --numprocesses 2 --dist loadfile
+
+test-hostile: $(READY)  ## the long attacks, soaks and kills, which make test leaves out
+	$(VENV)/bin/pytest -m hostile
 
 coverage: $(READY)  ## the tests again, and the lines that they reach; slower
-	$(VENV)/bin/pytest --cov --cov-report=term:skip-covered
+	$(VENV)/bin/pytest -m "not hostile" --cov --cov-report=term:skip-covered
 
 clean:           ## remove the environment and what was generated
 	rm -rf $(VENV) outputs

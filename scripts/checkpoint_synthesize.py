@@ -21,6 +21,7 @@ def synthesize(config: DictConfig) -> None:
     from terra.check.synthetic import write_repository
     from terra.errors import ConfigError
     from terra.output import check_output, output_folder
+    from terra.world_model.published import WORLD_MODELS
 
     names = {"v1": "world_model", "v2": "world_model_v2"}
     if values["version"] not in names:
@@ -29,7 +30,8 @@ def synthesize(config: DictConfig) -> None:
         if type(values[name]) is not int or values[name] < 1:
             raise ConfigError(f"{name}: expected a whole number of at least 1, got {values[name]!r}")
     output = Path(values["output"])
-    check_output(output, overwrite=values["overwrite"], needed_bytes=_BYTES)
+    made = names[values["version"]], WORLD_MODELS[names[values["version"]]].tokenizer
+    check_output(output, needed_bytes=_BYTES, replaced=made if values["overwrite"] else ())
     with output_folder(output) as folder:
         write_repository(
             folder,

@@ -43,7 +43,7 @@ def cut(video: Path, start: int, num_context: int, output: Path) -> None:
             f"start and num-context: expected frames within 0 to {episode.num_frames - 1}, "
             f"got {start} to {start + num_context - 1}"
         )
-    check_output(output, overwrite=False, needed_bytes=1 << 20)
+    check_output(output, needed_bytes=1 << 20)
     frames = read_frames(episode)[start : start + num_context]
     poses = episode.poses
     with output_folder(output) as folder:

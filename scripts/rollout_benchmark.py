@@ -117,7 +117,7 @@ async def run_bare(pipeline: Any, settings: Any, *, num_frames: int) -> float:
         for line in read_lines(settings.manifest)
         for job in parse_line(line, settings)
     ]
-    given = [(await inputs.context(job), await inputs.actions(job), job) for job in jobs]
+    given = [((await inputs.context(job))[0], await inputs.actions(job), job) for job in jobs]
 
     begun = time.perf_counter()
     made = (pipeline.rollout_tokens(context, actions, job.sampling, job.seed) for context, actions, job in given)

@@ -128,6 +128,7 @@ _VALUED = {"-c", "--cfg", "-p", "--package", "-cp", "--config-path", "-cn", "--c
 _VALUED |= {"-i", "--info", "--experimental-rerun"}
 _FLAGS = _VALUED | {"-h", "--help", "--hydra-help", "--version", "--resolve", "-r", "--run", "-m", "--multirun"}
 _COMPLETION = {"-sc", "--shell-completion"}
+_LONGEST_LINE = 1000  # characters of an error
 
 
 def main() -> None:
@@ -185,15 +186,16 @@ def command(config_name: str, job: Callable[["DictConfig"], None]) -> None:
         _exit(str(error))
     except (HydraException, OmegaConfBaseException) as error:
         _exit(_one_line(error))
-    except ValueError as error:
-        # Hydra's word for a group set to null; one of the job's own is a bug and keeps its traceback.
-        if guarded.has_begun:
-            raise
-        _exit(_one_line(error))
     except BrokenPipeError:
         if guarded.has_begun:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read the help page has seen enough
+    except (ValueError, OSError, RecursionError) as error:
+        # Hydra's words for a group set to null, a name that is too long, and lists too deep; one of the job's own is
+        # a bug and keeps its traceback.
+        if guarded.has_begun:
+            raise
+        _exit(_one_line(error))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
@@ -267,5 +269,10 @@ def _one_line(error: Exception) -> str:
 
 
 def _exit(message: str) -> Any:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    """Print one line and exit with 2; what a name or a file brought in can't move the terminal's cursor."""
+    line = " ".join(message.split())
+    if len(line) > _LONGEST_LINE:
+        line = f"{line[:_LONGEST_LINE]}... ({len(line)} characters)"
+    shown = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)
+    print(f"error: {shown}", file=sys.stderr)
     sys.exit(2)

@@ -12,10 +12,12 @@ from decoder.camera import Camera
 from decoder.video import to_uint8
 from terra.config.groups import PipelineSettings, Sampling
 from terra.config.spec import PipelineSpec
+from terra.context import context_files
 from terra.output import check_output, output_folder
 from terra.pipeline import Pipeline, Rollout, RolloutRequest
-from terra.rollout import RolloutWriter, describe_inputs, inputs_sha256, load_inputs, rollout_record
-from terra.windows import plan_windows
+from terra.rollout import ROLLOUT_FILES, RolloutWriter, describe_inputs, inputs_sha256, load_inputs, rollout_record
+from terra.windows import check_frames, plan_windows
+from tokenizer.limits import LIMITS, Limits
 from tokenizer.settings import Count, FilePath, Seed, Text
 
 _BYTES_A_PIXEL = 8  # of all files together, generously: MP4s, the GIF's palette pixels, tokens
@@ -35,6 +37,7 @@ class GenerateSettings(PipelineSettings):
         png: whether each frame is written as a PNG, too.
         sampling: how tokens are chosen.
         camera: camera of the overlay.
+        limits: bounds on what is read.
     """
 
     context: Text
@@ -48,6 +51,7 @@ class GenerateSettings(PipelineSettings):
     png: bool
     sampling: Sampling
     camera: Camera
+    limits: Limits = LIMITS
 
 
 def run(settings: GenerateSettings, console: Console | None = None) -> Path:
@@ -57,13 +61,19 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
         TerraError: anything wrong with the input or the configuration; nothing is written then.
     """
     started, console = time.perf_counter(), console or Console(stderr=True)
+    check_frames(settings.num_frames, settings.limits)
     spec = PipelineSpec.from_settings(settings)
     model, image_size = spec.spec, spec.image_size
     num_frames, num_context = settings.num_frames, settings.num_context
     list(plan_windows(num_frames, num_context, model.layout.max_frames, settings.overlap))
     needed = num_frames * image_size[0] * image_size[1] * _BYTES_A_PIXEL + _SPARE_BYTES
-    check_output(settings.output, overwrite=settings.overwrite, needed_bytes=needed)
     context, path, sample_id = settings.context, settings.trajectory, settings.sample_id
+    check_output(
+        settings.output,
+        needed_bytes=needed,
+        replaced=ROLLOUT_FILES if settings.overwrite else (),
+        inputs=[*context_files(context, num_context), path, spec.tokenizer, spec.world_model],
+    )
     inputs = load_inputs(
         context,
         path,
@@ -72,6 +82,7 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
         num_context=num_context,
         image_size=image_size,
         spec=model,
+        limits=settings.limits,
     )
     described = describe_inputs(context, path, sample_id, inputs_sha256(context, num_context, path))
     checked = time.perf_counter()
@@ -99,6 +110,7 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
             sampling=settings.sampling,
             overlap=settings.overlap,
             seconds={"check": checked - started, "load": loaded - checked, **rollout.seconds},
+            reconstruction=rollout.reconstruction,
         )
         writer.finish(rollout.tokens, inputs.actions, record, inputs.paths)
     _report(console, settings.output, rollout, time.perf_counter() - started)
@@ -120,5 +132,7 @@ def _report(console: Console, output: Path, rollout: Rollout, seconds: float) ->
     made = rollout.tokens.shape[0] - rollout.num_context
     speed = made / rollout.seconds["generate"]
     console.print(f"{made} frames generated at {speed:.2f} frames/s, {seconds:.0f} s in all")
+    found = rollout.reconstruction
+    console.print(found.line if found.warning is None else f"WARNING: {found.warning}", soft_wrap=True)
     for name in ("video.mp4", "video.gif", "overlay.mp4"):
         console.print(f"  {output / name}", highlight=False, soft_wrap=True)

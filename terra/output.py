@@ -7,54 +7,99 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 
 from terra.errors import OutputError
 
+_MAX_NAME_BYTES = 200  # of a folder's name: file systems take 255, of which the temporary folder's name needs some
 
-def check_output(folder: Path, *, overwrite: bool, needed_bytes: int) -> None:
-    """Refuse an output folder that could not be written at the end, before any work is done.
+
+def check_output(
+    folder: Path, *, needed_bytes: int, replaced: Sequence[str] | None = (), inputs: Iterable[Path] = ()
+) -> None:
+    """Refuse an output folder that could not be written at the end, or whose replacement would take the user's files.
+
+    Args:
+        folder: new or empty, or one that may be replaced.
+        needed_bytes: free space that the output needs.
+        replaced: shell patterns of the names in a folder that may be replaced, which are those that the command writes;
+            empty: nothing is replaced; None: the command adds to the folder, and replaces nothing.
+        inputs: files and folders that the command reads.
 
     Raises:
-        OutputError: the folder exists (and `overwrite` is off), is a file, can't be written, or the disk has
+        OutputError: the folder exists (and may not be replaced), holds something else or an input, is a file or a link
+            to nothing, is or holds the current folder, has a name that is too long, can't be written, or the disk has
             less than `needed_bytes` free.
     """
-    if folder.exists() and not folder.is_dir():
-        raise OutputError(f"output={folder}: expected a folder, got a file")
-    if folder.exists() and any(folder.iterdir()) and not overwrite:
-        raise OutputError(f"output={folder}: exists already: choose another, or overwrite=true")
-    parent = next(path for path in folder.absolute().parents if path.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise OutputError(f"output={folder}: expected a place to write to, got {parent}, which is not")
-    free = shutil.disk_usage(parent).free
+    try:
+        _check_place(folder)
+        if replaced is not None and folder.exists():
+            _check_replaceable(folder, replaced, inputs)
+        parent = next(path for path in folder.absolute().parents if path.exists())
+        if not parent.is_dir() or not os.access(parent, os.W_OK):
+            raise OutputError(f"output={folder}: expected a place to write to, got {parent}, which is not")
+        free = shutil.disk_usage(parent).free
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or str(error)
+        raise OutputError(f"output={str(folder)[:100]}: expected a place to write to, got: {reason}") from None
     if free < needed_bytes:
         raise OutputError(f"output={folder}: expected {_mib(needed_bytes)} free on the disk, got {_mib(free)}")
+
+
+def _check_place(folder: Path) -> None:
+    if len(os.fsencode(folder.name)) > _MAX_NAME_BYTES:
+        got = f"{len(os.fsencode(folder.name))}: {folder.name[:40]}..."
+        raise OutputError(f"output: expected a name of at most {_MAX_NAME_BYTES} bytes, got {got}")
+    if folder.is_symlink() and not folder.exists():
+        raise OutputError(f"output={folder}: expected a folder, got a link to nothing")
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"output={folder}: expected a folder, got a file")
+    resolved = folder.resolve()
+    if resolved in (Path.cwd(), *Path.cwd().parents):
+        raise OutputError(f"output={folder}: expected a folder of its own, got the current one or one that holds it")
+
+
+def _check_replaceable(folder: Path, replaced: Sequence[str], inputs: Iterable[Path]) -> None:
+    names = sorted(path.name for path in folder.iterdir())
+    if names and not replaced:
+        raise OutputError(f"output={folder}: exists already: choose another, or overwrite=true")
+    other = next((name for name in names if not any(fnmatch(name, pattern) for pattern in replaced)), None)
+    if other is not None:
+        what = ", ".join(replaced)
+        raise OutputError(f"output={folder}: overwrite=true replaces an earlier result alone ({what}), got {other}")
+    resolved = folder.resolve()
+    for path in inputs:
+        if resolved in (path.resolve(), *path.resolve().parents):
+            raise OutputError(f"output={folder}: expected a folder without the inputs, got {path} in it")
 
 
 @contextmanager
 def output_folder(folder: Path) -> Iterator[Path]:
     """Give a temporary folder beside `folder`, and rename it to `folder` when the block ends without an exception.
 
-    An existing `folder` is replaced then. After an exception it stays, and the temporary folder is removed.
+    An existing `folder` is replaced then (see `check_output`); where it is a link, the folder that the link leads to.
+    After an exception it stays, and the temporary folder is removed.
 
     Raises:
         OutputError: the disk is full, or a file can't be written.
     """
     partial: Path | None = None
+    place = folder.resolve()
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
         partial.chmod(0o755)
         yield partial
-        if folder.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
-            folder.rename(old / folder.name)
-            partial.rename(folder)
+        if place.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{place.name}.old.", dir=place.parent))
+            place.rename(old / place.name)
+            partial.rename(place)
             shutil.rmtree(old)
         else:
-            partial.rename(folder)
+            partial.rename(place)
     except OSError as error:
         reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
         raise OutputError(f"output={folder}: {reason}") from error

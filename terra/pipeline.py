@@ -30,6 +30,7 @@ from terra.config.spec import PipelineSpec
 from terra.engine.base import Engine
 from terra.pairing import check_pairing
 from terra.prompt import Action, Actions, FrameTokens, build_prompt
+from terra.reconstruction import Reconstruction, expected_psnr
 from terra.sampling import SamplingParams
 from terra.windows import SlidingSession, plan_windows
 from tokenizer import Frames, LFQTokenizer, TokenGrid
@@ -68,6 +69,7 @@ class RolloutRequest:
 class Rollout:
     """A finished rollout: context and generated frames, as tokens and as the decoder draws them.
 
+    `reconstruction` says how well the decoder shows the context frames.
     `seconds` holds the time to "encode" and to "generate", and the decoder's working time ("decode"), which on a GPU
     overlaps generation.
     """
@@ -76,6 +78,7 @@ class Rollout:
     frames: Frames
     num_context: int
     seconds: dict[str, float]
+    reconstruction: Reconstruction
 
 
 class Pipeline:
@@ -90,6 +93,7 @@ class Pipeline:
         decoder: decodes tokens to frames.
         overlap: frames read again when the window slides.
         provenance: what the parts were built from, for `rollout.json`: see `terra.rollout`.
+        expected_psnr: PSNR (dB) of the tokenizer's held-out frames; None if not known. See `terra.reconstruction`.
 
     Raises:
         CheckpointError: the tokenizer is not the one that the world model was trained with.
@@ -103,10 +107,12 @@ class Pipeline:
         *,
         overlap: int = 3,
         provenance: Mapping[str, Any] | None = None,
+        expected_psnr: float | None = None,
     ) -> None:
         check_pairing(tokenizer, engine.spec)
         self.tokenizer, self.engine, self.decoder, self.overlap = tokenizer, engine, decoder, overlap
         self.provenance = dict(provenance or {})
+        self.expected_psnr = expected_psnr
         self.decoding = RolloutDecoding(decoder)
         self._encoding = ThreadPoolExecutor(1, "terra-encode", torch.set_num_threads, (torch.get_num_threads(),))
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -160,8 +166,16 @@ class Pipeline:
     @classmethod
     def from_spec(cls, spec: PipelineSpec) -> Self:
         """Load the weights of a checked `PipelineSpec`, and start its engine. Raises TerraError."""
+        expected = expected_psnr(spec.tokenizer)
         tokenizer, engine, decoder = spec.build()
-        return cls(tokenizer, engine, decoder, overlap=spec.settings.overlap, provenance=spec.provenance())
+        return cls(
+            tokenizer,
+            engine,
+            decoder,
+            overlap=spec.settings.overlap,
+            provenance=spec.provenance(),
+            expected_psnr=expected,
+        )
 
     async def stream(
         self, context: TokenGrid, actions: Actions, sampling: SamplingParams, seed: int
@@ -249,7 +263,13 @@ class Pipeline:
         generated = time.perf_counter()
         pieces = await decoding.finish()
         seconds = {"encode": encoded - started, "generate": generated - encoded, "decode": decoding.seconds}
-        return Rollout(tokens, pieces[0] if len(pieces) == 1 else torch.cat(pieces), len(context), seconds)
+        frames = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        reconstruction = self.reconstruction(frames[: len(context)], request.context_frames)
+        return Rollout(tokens, frames, len(context), seconds, reconstruction)
+
+    def reconstruction(self, decoded: Frames, truth: Frames) -> Reconstruction:
+        """How well decoded context frames show the frames that were encoded, both in [-1, 1]."""
+        return Reconstruction.of(decoded, truth, self.expected_psnr)
 
     async def encode(self, frames: Frames) -> TokenGrid:
         """The tokens of frames in [-1, 1], on the CPU."""

@@ -24,6 +24,8 @@ The record, version 2, has the same keys for every command; a value that is unkn
     score                of `terra rollout`: function and value
     files                of each other file in the folder, by name: bytes and sha256, see `terra.rollout_files`; records
                          that were written before have no such key
+    reconstruction       psnr of the decoded context frames, and expected, that of the tokenizer's held-out frames
+                         (dB), see `terra.reconstruction`; records that were written before have no such key
 
 Records without a version were written by earlier versions of Terra, and lack keys that a replay needs.
 """
@@ -46,6 +48,7 @@ from terra.engine.base import EngineSpec
 from terra.errors import OutputError, TerraError
 from terra.output import package_versions
 from terra.prompt import Actions
+from terra.reconstruction import Reconstruction
 from terra.rollout_files import describe_files
 from terra.sampling import SamplingParams
 from terra.trajectory import Trajectory, load_trajectory
@@ -53,10 +56,13 @@ from terra.windows import plan_windows
 from tokenizer import Frames, TokenGrid
 from tokenizer.checkpoint import write_tensors
 from tokenizer.files import file_sha256, read_json, write_json
+from tokenizer.limits import LIMITS, Limits
 
 FORMAT, VERSION = "terra-rollout", 2
 RECORD, TOKENS, VIDEO, GIF = "rollout.json", "tokens.safetensors", "video.mp4", "video.gif"
-PNGS = "frames"
+OVERLAY, PNGS = "overlay.mp4", "frames"
+ROLLOUT_FILES = RECORD, TOKENS, VIDEO, GIF, OVERLAY, PNGS
+"""Names of all that `RolloutWriter` may write."""
 
 Pixels = UInt8[np.ndarray, "frames height width 3"]
 Paths = Float64[np.ndarray, "steps points 2"]
@@ -87,6 +93,7 @@ def load_inputs(
     num_context: int,
     image_size: tuple[int, int],
     spec: EngineSpec,
+    limits: Limits = LIMITS,
 ) -> RolloutInputs:
     """Load the context and the trajectory of a rollout of `num_frames` frames, `num_context` of them given.
 
@@ -95,13 +102,15 @@ def load_inputs(
         trajectory: see `terra.trajectory.load_trajectory`; `sample_id` says which line of a .jsonl.
         image_size: (height, width) in pixels of the tokenizer's frames.
         spec: the world model's frame rate and waypoints.
+        limits: bounds on what is read.
 
     Raises:
         TrajectoryError, ContextError, VideoError: a file that can't be read, or is too short.
         ConfigError: numbers of frames that are not positive.
     """
-    actions, paths = drive_actions(load_trajectory(Path(trajectory), sample_id=sample_id), num_frames, spec)
-    frames = load_context(context, num_frames=num_context, image_size=image_size, fps=spec.fps)
+    drive = load_trajectory(trajectory, sample_id=sample_id, seconds=num_frames / spec.fps, limits=limits)
+    actions, paths = drive_actions(drive, num_frames, spec)
+    frames = load_context(context, num_frames=num_context, image_size=image_size, fps=spec.fps, limits=limits)
     return RolloutInputs(frames, actions, paths)
 
 
@@ -220,7 +229,7 @@ class RolloutWriter:
             # The last frame has no action of its own: nothing follows it.
             drawn = np.concatenate([paths, paths[-1:]])
             overlay = compose_rollout(pixels, drawn, self._camera, record["num_context"], self._fps)
-            write_video(overlay, self._folder / "overlay.mp4", self._fps)
+            write_video(overlay, self._folder / OVERLAY, self._fps)
         if self._png:
             write_png_sequence(pixels, self._folder / PNGS)
         write_tensors(self._folder / TOKENS, {"tokens": tokens, "actions": actions})
@@ -241,6 +250,7 @@ def rollout_record(
     seconds: Mapping[str, float],
     batch: Mapping[str, Any] | None = None,
     score: Mapping[str, Any] | None = None,
+    reconstruction: Reconstruction | None = None,
 ) -> dict[str, Any]:
     """A record as the module describes it, without `pixels_sha256` and `files`.
 
@@ -251,6 +261,7 @@ def rollout_record(
         num_frames, num_context, seed, sampling, overlap: the rollout's.
         seconds: what each stage took.
         batch, score: of `terra rollout`.
+        reconstruction: how well the context is shown; None where the context's frames are not at hand.
     """
     windows = plan_windows(num_frames, num_context, spec.layout.max_frames, overlap)
     return {
@@ -269,6 +280,7 @@ def rollout_record(
         "seconds": {name: round(value, 4) for name, value in seconds.items()},
         "batch": batch,
         "score": score,
+        "reconstruction": None if reconstruction is None else vars(reconstruction),
     }
 
 

@@ -1,6 +1,7 @@
 """`terra-generate` from its command line: what it writes, and every way in which its input can be wrong."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from decoder.video import probe_video, read_video, write_video
 from terra.cli import main
 from terra.engine.hf import HFSession
 from terra.errors import EngineError
+from terra.reconstruction import write_expected
 from terra.trajectory import save_poses
 
 HEIGHT, WIDTH = 4 * ROWS, 4 * COLS
@@ -111,6 +113,19 @@ def test_writes_everything(command):
     ]
     assert record["sampling"] == {"temperature": 0.9, "top_k": 0, "top_p": 1.0}
     assert torch.__version__.startswith(record["versions"]["torch"])
+    assert 0 < record["reconstruction"]["psnr"] < 100
+    assert record["reconstruction"]["expected"] is None
+
+
+def test_context_far_below_the_held_out_frames_is_warned_of(command, capsys, tiny_tokenizer, tmp_path):
+    tokenizer = tmp_path / "tokenizer"
+    shutil.copytree(tiny_tokenizer, tokenizer)
+    write_expected(tokenizer, 90.0)
+    output = command("engine=persistence", f"tokenizer.pretrained={tokenizer}")
+    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("WARNING: ")]
+    assert len(warnings) == 1
+    assert "(held-out frames: 90.0 dB)" in warnings[0]
+    assert json.loads((output / "rollout.json").read_text())["reconstruction"]["expected"] == 90.0
 
 
 def tokens(folder: Path) -> np.ndarray:
@@ -271,6 +286,8 @@ def test_existing_output_is_refused(refused, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "precious").write_text("x")
     assert "exists already: choose another, or overwrite=true" in refused()
+    assert "overwrite=true replaces an earlier result alone" in refused("overwrite=true")
+    assert (tmp_path / "out" / "precious").read_text() == "x"
 
 
 def test_full_disk_is_refused_before_any_work(refused, monkeypatch):

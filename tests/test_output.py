@@ -1,6 +1,7 @@
 import errno
 import shutil
 from collections import namedtuple
+from pathlib import Path
 
 import pytest
 
@@ -52,28 +53,94 @@ def test_full_disk_is_one_line(tmp_path):
 
 def test_existing_folder_is_never_overwritten_unasked(tmp_path):
     (tmp_path / "run").mkdir()
-    check_output(tmp_path / "run", overwrite=False, needed_bytes=0)  # empty
+    check_output(tmp_path / "run", needed_bytes=0)  # empty
     (tmp_path / "run" / "video.mp4").write_text("x")
     with pytest.raises(OutputError, match="exists already: choose another, or overwrite=true"):
-        check_output(tmp_path / "run", overwrite=False, needed_bytes=0)
-    check_output(tmp_path / "run", overwrite=True, needed_bytes=0)
+        check_output(tmp_path / "run", needed_bytes=0)
+    check_output(tmp_path / "run", needed_bytes=0, replaced=["video.mp4"])
+
+
+def test_only_an_earlier_result_is_replaced(tmp_path):
+    run = tmp_path / "run"
+    (run / "frames").mkdir(parents=True)
+    (run / "video.mp4").write_text("x")
+    check_output(run, needed_bytes=0, replaced=["video.*", "frames"])
+    check_output(run, needed_bytes=0, replaced=None)  # of a command that adds to the folder
+    (run / "holiday.jpg").write_text("x")
+    with pytest.raises(OutputError, match=r"replaces an earlier result alone \(video\.\*, frames\), got holiday\.jpg$"):
+        check_output(run, needed_bytes=0, replaced=["video.*", "frames"])
+
+
+@pytest.mark.parametrize("output", ["run", "link", "run/../run", "run/frames/.."])
+@pytest.mark.parametrize("given", ["run/video.mp4", "run", "run/frames", "link/frames", "other"])
+def test_an_input_is_never_replaced(tmp_path, output, given):
+    (tmp_path / "run" / "frames").mkdir(parents=True)
+    (tmp_path / "run" / "video.mp4").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    (tmp_path / "other").symlink_to(tmp_path / "run" / "frames")
+    with pytest.raises(OutputError, match=r"expected a folder without the inputs, got .* in it"):
+        check_output(
+            tmp_path / output,
+            needed_bytes=0,
+            replaced=["video.mp4", "frames"],
+            inputs=[tmp_path / "away", tmp_path / given],
+        )
+
+
+@pytest.mark.parametrize("output", [".", "", "/", "..", "below/.."])
+def test_the_current_folder_is_no_output(tmp_path, monkeypatch, output):
+    (tmp_path / "here" / "below").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(OutputError, match="expected a folder of its own"):
+        check_output(Path(output), needed_bytes=0, replaced=["*"])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("n" * 300, "expected a name of at most 200 bytes, got 300: nnn"),
+        ("ä" * 101, "expected a name of at most 200 bytes, got 202"),
+        ("a\0b", "null byte|NUL"),
+        ("n" * 300 + "/run", "File name too long"),
+        ("link", "a link to nothing"),
+        ("loop", "a link to nothing|[Ss]ymbolic link|[Ss]ymlink"),
+    ],
+)
+def test_places_that_can_not_be_are_one_line(tmp_path, name, message):
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(OutputError, match=message) as caught:
+        check_output(tmp_path / name, needed_bytes=0)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+    assert listing(tmp_path) == ["link", "loop"]
+
+
+def test_a_link_stays_and_leads_to_the_new_folder(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "disk")
+    with output_folder(tmp_path / "run") as folder:
+        (folder / "new").write_text("x")
+    assert (tmp_path / "run").is_symlink()
+    assert listing(tmp_path / "run") == ["new"]
+    assert listing(tmp_path) == ["disk", "run"]
 
 
 def test_a_file_in_the_way_is_refused(tmp_path):
     (tmp_path / "run").write_text("x")
     with pytest.raises(OutputError, match="expected a folder, got a file"):
-        check_output(tmp_path / "run", overwrite=True, needed_bytes=0)
+        check_output(tmp_path / "run", needed_bytes=0, replaced=["video.mp4"])
     with pytest.raises(OutputError, match="expected a place to write to"):
-        check_output(tmp_path / "run" / "below", overwrite=False, needed_bytes=0)
+        check_output(tmp_path / "run" / "below", needed_bytes=0)
 
 
 def test_too_little_space_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10, 9, 1 << 20))
     with pytest.raises(OutputError, match="expected 32 MiB free on the disk, got 1 MiB"):
-        check_output(tmp_path / "run", overwrite=False, needed_bytes=32 << 20)
+        check_output(tmp_path / "run", needed_bytes=32 << 20)
 
 
 def test_unwritable_place_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda *_: False)
     with pytest.raises(OutputError, match="expected a place to write to"):
-        check_output(tmp_path / "run", overwrite=False, needed_bytes=0)
+        check_output(tmp_path / "run", needed_bytes=0)

@@ -268,6 +268,13 @@ class TestContexts:
         kept = server.service.contexts.find(answer["id"])
         assert kept.pictures.shape == (3, 4 * ROWS, 4 * COLS, 3)
         assert kept.expires_at > time.time()
+        assert 0 < answer["psnr"] < 100
+        assert answer["warning"] is None  # the tokenizer tells no expectation
+
+    def test_pictures_that_the_model_shows_badly(self, server, http, monkeypatch):
+        monkeypatch.setattr(server.service.model.pipeline, "expected_psnr", 90.0)
+        answer = upload(http, png(64, 48), png(64, 48), png(64, 48)).json()
+        assert "(held-out frames: 90.0 dB)" in answer["warning"]
 
     @pytest.mark.parametrize("suffix", ["mp4", "gif"])
     def test_a_video_is_sampled_at_the_models_rate(self, server, http, tmp_path, suffix):

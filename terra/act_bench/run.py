@@ -51,7 +51,7 @@ def run(settings: ActBenchSettings, console: Console | None = None) -> int:
     shape = ActEstimator.check(checkpoint)
     if shape.num_classes != len(CLASSES):
         raise ConfigError(f"estimator: expected {len(CLASSES)} classes, the benchmark's, got {shape.num_classes}")
-    check_output(output, overwrite=True, needed_bytes=_NEEDED_BYTES)
+    check_output(output, needed_bytes=_NEEDED_BYTES, replaced=None)
     samples, num_in_manifest = read_samples(manifest, shape.num_frames)
     if settings.videos is None:
         settings.check_length(shape)

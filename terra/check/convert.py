@@ -9,6 +9,7 @@ from pydantic import Field
 
 from terra.errors import CheckpointError, ConfigError
 from terra.output import check_output, output_folder
+from tokenizer.checkpoint import CHECKPOINT_FILES
 from tokenizer.config import BitOrder
 from tokenizer.conversion import convert_state_dict, read_state_dict
 from tokenizer.settings import Count, FilePath, Settings, expecting
@@ -45,7 +46,9 @@ def run(settings: ConvertSettings) -> None:
     """
     model, found = {"tokenizer": _tokenizer, "refiner": _refiner}[settings.kind](settings)
     tensors, output = model.state_dict(), settings.output
-    check_output(output, overwrite=settings.overwrite, needed_bytes=sum(t.nbytes for t in tensors.values()))
+    needed = sum(tensor.nbytes for tensor in tensors.values())
+    replaced = CHECKPOINT_FILES if settings.overwrite else ()
+    check_output(output, needed_bytes=needed, replaced=replaced, inputs=[settings.input])
     with output_folder(output) as folder:
         model.save_pretrained(folder)
     parameters = sum(tensor.numel() for tensor in tensors.values())

@@ -145,13 +145,20 @@ def check_part(group: str, part: Mapping[str, Any], given: Iterable[str] = ()) -
         given: names of the arguments that `build_part` adds.
 
     Raises:
-        ConfigError: a target that can't be imported, with the extra that brings a missing package; an argument that
-            the target does not take, or of another type.
+        ConfigError: a target that can't be imported, with the extra that brings a missing package, or that does not
+            take what it is given; an argument that the target does not take, or of another type.
     """
     target = locate(group, part.get("_target_"))
     arguments = {name: value for name, value in part.items() if name != "_target_"}
+    try:
+        parameters = inspect.signature(target).parameters
+    except (TypeError, ValueError):  # no function, or one of C that does not say
+        parameters = {}
+    if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()) and not {*given} <= parameters.keys():
+        expected = f"a class or function that takes {', '.join(given)}"
+        raise ConfigError(f"{group}._target_: expected {expected}, got {part.get('_target_')!r}")
     fields: dict[str, Any] = {}
-    for parameter in inspect.signature(target).parameters.values():
+    for parameter in parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
             return arguments
         if parameter.name not in given:

@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
+from jaxtyping import UInt8
+
+from decoder.video import to_uint8
 from terra.context import load_context
 from terra.errors import ContextError
 from terra.pipeline import Pipeline
@@ -14,6 +18,7 @@ from terra.prompt import Actions
 from terra.rollout import drive_actions
 from terra.rollouts.manifest import Job
 from tokenizer import Frames, TokenGrid
+from tokenizer.limits import Limits
 
 
 class InThread(Protocol):
@@ -30,6 +35,7 @@ class _Context:
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     tokens: TokenGrid | None = None
+    frames: UInt8[np.ndarray, "frames height width 3"] | None = None
 
 
 class Inputs:
@@ -39,32 +45,34 @@ class Inputs:
         pipeline: its tokenizer encodes the contexts.
         num_contexts: number of tokenized contexts to remember, the last used ones.
         in_thread: see `InThread`.
+        limits: bounds on what is read.
     """
 
-    def __init__(self, pipeline: Pipeline, num_contexts: int, in_thread: InThread) -> None:
-        self._pipeline, self._num_contexts, self._in = pipeline, num_contexts, in_thread
+    def __init__(self, pipeline: Pipeline, num_contexts: int, in_thread: InThread, limits: Limits) -> None:
+        self._pipeline, self._num_contexts, self._in, self._limits = pipeline, num_contexts, in_thread, limits
         self._contexts: OrderedDict[tuple[tuple[str, ...], int], _Context] = OrderedDict()
 
     async def actions(self, job: Job) -> Actions:
         """The job's actions, one fewer than the rollout has frames. Raises TrajectoryError."""
         return await self._in("read", partial(self._load_actions, job))
 
-    async def context(self, job: Job) -> TokenGrid:
-        """The context's tokens, on the CPU. Raises ContextError or VideoError."""
+    async def context(self, job: Job) -> tuple[TokenGrid, UInt8[np.ndarray, "frames height width 3"]]:
+        """The context's tokens, on the CPU, and its frames in 8 bits. Raises ContextError or VideoError."""
         key = (job.contexts, job.num_context)
         context = self._contexts.setdefault(key, _Context())
         self._contexts.move_to_end(key)
         if len(self._contexts) > self._num_contexts:
             self._contexts.popitem(last=False)
         async with context.lock:
-            tokens = context.tokens
-            if tokens is None:
+            if context.tokens is None or context.frames is None:
                 frames = await self._in("read", partial(self._load_context, job))
-                tokens = context.tokens = await self._pipeline.encode(frames)
-            return tokens
+                context.tokens, context.frames = await self._pipeline.encode(frames), to_uint8(frames)
+            return context.tokens, context.frames
 
     def _load_actions(self, job: Job) -> Actions:
-        return drive_actions(job.load_trajectory(), job.num_frames, self._pipeline.engine.spec)[0]
+        spec = self._pipeline.engine.spec
+        trajectory = job.load_trajectory(job.num_frames / spec.fps, self._limits)
+        return drive_actions(trajectory, job.num_frames, spec)[0]
 
     def _load_context(self, job: Job) -> Frames:
         image_size, fps = self._pipeline.tokenizer.config.image_size, self._pipeline.engine.spec.fps

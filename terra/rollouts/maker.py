@@ -10,13 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from decoder.thread import Decoding
-from decoder.video import to_uint8
+from decoder.video import to_frames, to_uint8
 from terra.errors import EngineError, OutputError, TerraError
 from terra.pipeline import Pipeline
+from terra.reconstruction import Reconstruction
 from terra.rollout import Pixels, RolloutWriter, describe_inputs, rollout_record
 from terra.rollouts.best import Score
 from terra.rollouts.folder import RolloutFolder
@@ -40,6 +42,7 @@ class Work:
     claim: Claim | None = None
     inputs: dict[str, str] = field(default_factory=dict)
     context: Tensor | None = None
+    context_pixels: Pixels | None = None
     actions: Tensor | None = None
     tokens: Tensor | None = None
     decoding: Decoding[tuple[Pixels, Frames | None]] | None = None
@@ -66,7 +69,8 @@ class RolloutMaker:
         self._score = None if settings.score is None else Score(settings.score)
         names = (("manifest", 1), ("read", settings.workers), ("score", 1), ("write", settings.workers))
         self._threads = {name: ThreadPoolExecutor(num, thread_name_prefix=f"terra-{name}") for name, num in names}
-        self._inputs = Inputs(pipeline, settings.contexts, self.in_thread)
+        self._has_warned = False
+        self._inputs = Inputs(pipeline, settings.contexts, self.in_thread, settings.limits)
 
     async def attempt(
         self, work: Work, step: Callable[[Work], Awaitable[None]], is_stopping: Callable[[], bool]
@@ -101,7 +105,7 @@ class RolloutMaker:
         work.actions = await self._inputs.actions(job)
         work.seconds["load"] = time.perf_counter() - started
         started = time.perf_counter()
-        work.context = await self._inputs.context(job)
+        work.context, work.context_pixels = await self._inputs.context(job)
         work.seconds["encode"] = time.perf_counter() - started
 
     async def generate(self, work: Work) -> None:
@@ -172,11 +176,22 @@ class RolloutMaker:
                 "made_with": self._folder.settings["made_with"],
             },
             score=score,
+            reconstruction=self._reconstruction(work, pixels),
         )
         with RolloutWriter(folder, spec.fps) as writer:
             for piece in pixels:
                 writer.extend(piece)
             writer.finish(work.tokens, work.actions, record)
+
+    def _reconstruction(self, work: Work, pixels: Sequence[Pixels]) -> Reconstruction:
+        """How well the context is shown; the process's first rollout that is far below what is expected is named."""
+        assert work.context_pixels is not None
+        truth = to_frames(work.context_pixels)
+        found = self._pipeline.reconstruction(to_frames(np.concatenate(pixels)[: len(truth)]), truth)
+        if found.warning is not None and not self._has_warned:
+            self._has_warned = True
+            logger.warning("%s: %s (said once; rollout.json tells it of each)", work.job.name, found.warning)
+        return found
 
     def close(self) -> None:
         """Wait for the threads' current work, and end the threads."""

@@ -17,6 +17,7 @@ from terra.serving.live import live
 from terra.serving.model import encode_picture
 from terra.serving.pages import page_routes
 from terra.serving.service import Service
+from terra.serving.store import StorageError
 from terra.serving.videos import video_routes
 
 _ABOUT = """Drive a world model, or let it make videos of drives.
@@ -93,6 +94,7 @@ def create_app(service: Service) -> FastAPI:
         await live(websocket, service, has_key=websocket.scope["terra.has_key"])
 
     app.add_exception_handler(ApiError, _on_api_error)
+    app.add_exception_handler(StorageError, _on_storage_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(Exception, _on_failure)
@@ -155,7 +157,13 @@ def _model_routes(service: Service) -> APIRouter:
         async with request.form(max_files=service.settings.uploads.max_frames + 1, max_fields=16) as form:
             files = [await each.read() for each in form.getlist("files") if isinstance(each, UploadFile)]
         context = await service.contexts.add(files)
-        return schemas.Context(id=context.id, num_frames=len(context.pictures), expires_at=int(context.expires_at))
+        return schemas.Context(
+            id=context.id,
+            num_frames=len(context.pictures),
+            expires_at=int(context.expires_at),
+            psnr=context.reconstruction.psnr,
+            warning=context.reconstruction.warning,
+        )
 
     return router
 
@@ -163,11 +171,17 @@ def _model_routes(service: Service) -> APIRouter:
 def _server_routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["server"])
 
-    @router.get("/health")
+    @router.get("/health", response_model_exclude_none=True)
     async def health() -> schemas.Health:
-        """Whether the server answers and its engine works; 503 when the engine has failed."""
+        """Whether the server answers and its engine works; 503 when the engine has failed.
+
+        While jobs can't be made, as on a full disk, the status is "degraded", with the reason; live sessions go on.
+        """
         service.check_engine()
-        return schemas.Health(status="shutting_down" if service.draining else "ok")
+        if service.draining:
+            return schemas.Health(status="shutting_down")
+        problem = service.jobs.problem
+        return schemas.Health(status="ok") if problem is None else schemas.Health(status="degraded", reason=problem)
 
     text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 
@@ -184,6 +198,10 @@ def _server_routes(service: Service) -> APIRouter:
 async def _on_api_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ApiError)
     return JSONResponse(error.body, error.status, error.headers)
+
+
+async def _on_storage_error(_: Request, error: Exception) -> JSONResponse:
+    return JSONResponse(error_body(503, "storage_failed", str(error)), 503, {"Retry-After": "30"})
 
 
 async def _on_invalid(_: Request, error: Exception) -> JSONResponse:

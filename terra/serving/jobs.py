@@ -4,17 +4,18 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from decoder.video import to_uint8
-from terra.errors import EngineError, TerraError
+from terra.errors import EngineError, OutputError, TerraError
 from terra.output import output_folder
 from terra.prompt import Actions
 from terra.rollout import GIF, TOKENS, VIDEO, Pixels, RolloutWriter, describe_inputs, rollout_record
@@ -23,13 +24,17 @@ from terra.serving.errors import ApiError
 from terra.serving.metrics import Metrics
 from terra.serving.model import Model
 from terra.serving.settings import JobSettings
-from terra.serving.store import ENDED, Job, JobStore
+from terra.serving.store import ENDED, Job, JobStore, StorageError
 from tokenizer import TokenGrid
 
 logger = logging.getLogger(__name__)
 
 VARIANTS = {"video": (VIDEO, "video/mp4"), "gif": (GIF, "image/gif"), "tokens": (TOKENS, "application/octet-stream")}
 _SWEEP_SECONDS = 30.0
+_PAUSES = 0.5, 15.0
+"""Seconds until the first try after a failure, and at most until a later one."""
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,12 @@ class Jobs:
         self._wake = asyncio.Event()
         self._taking: list[asyncio.Task[None]] = []
         self._stopping = False
+        self._trouble: str | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """Why jobs are not made or can't be added at present, in one line; None if all is well."""
+        return self.store.problem or self._trouble
 
     async def start(self) -> None:
         """Continue the jobs that an earlier process left, and accept new ones."""
@@ -81,7 +92,7 @@ class Jobs:
         again = await self.store.requeue()
         if again:
             logger.info("%d jobs were in progress when the last server ended: queued again", again)
-        self._taking = [asyncio.create_task(self._take_all()) for _ in range(self._settings.at_once)]
+        self._taking = [asyncio.create_task(self._work()) for _ in range(self._settings.at_once)]
         self._taking.append(asyncio.create_task(self._sweep()))
 
     async def add(self, request: VideoRequest) -> Job:
@@ -148,49 +159,90 @@ class Jobs:
             running.task.cancel()
             await asyncio.wait({running.task})
 
-    async def _take_all(self) -> None:
+    async def _work(self) -> None:
+        """Take and make jobs, one after the other. What fails besides a job is tried again, later and later."""
+        pause = _PAUSES[0]
         while not self._stopping and self._model.failure is None:
-            taken = await self.store.take()
-            if taken is None:
-                self._wake.clear()
-                # Whatever came between looking and clearing sits in the store: look once more.
-                if await self.store.num_queued() == 0:
-                    await self._wake.wait()
-                continue
-            job, inputs = taken
-            if self._stopping:
-                await self.store.requeue(job)
-                return
-            task = asyncio.create_task(self._make(job, inputs))
-            self._running[job.id] = _Running(task)
-            await asyncio.wait({task})
-            del self._running[job.id]
-            if not task.cancelled() and (failure := task.exception()) is not None:
-                logger.error("%s failed", job.id, exc_info=failure)
-                await self._fail(job, "server_error", "the server failed; its log says why")
+            try:
+                if not self.store.has_room():
+                    raise StorageError("the disk is full: jobs wait for room")
+                await self._take_and_make()
+            except Exception as error:
+                self._note(error)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _PAUSES[1])
+            else:
+                pause, self._trouble = _PAUSES[0], None
+
+    def _note(self, error: Exception) -> None:
+        """Log what keeps the jobs from being made, once until it is over."""
+        reason = str(error) or type(error).__name__
+        if self._trouble != reason:
+            self._trouble = reason
+            logger.error("jobs wait: %s", reason, exc_info=None if isinstance(error, TerraError) else error)
+
+    async def _take_and_make(self) -> None:
+        """Make the job that waits longest, or wait for one."""
+        taken = await self.store.take()
+        if taken is None:
+            self._wake.clear()
+            # Whatever came between looking and clearing sits in the store: look once more.
+            if await self.store.num_queued() == 0:
+                await self._wake.wait()
+            return
+        job, inputs = taken
+        if self._stopping:
+            await self.store.requeue(job)
+            return
+        task = asyncio.create_task(self._make(job, inputs))
+        self._running[job.id] = _Running(task)
+        await asyncio.wait({task})
+        del self._running[job.id]
+        if task.cancelled() or (failure := task.exception()) is None:
+            return
+        if isinstance(failure, OutputError):  # the disk's, not the job's
+            await self._written(lambda: self.store.requeue(job))
+            raise failure
+        logger.error("%s failed", job.id, exc_info=failure)
+        await self._written(lambda: self._fail(job, "server_error", "the server failed; its log says why"))
+
+    async def _written(self, change: Callable[[], Awaitable[_T]]) -> _T:
+        """Make a change to the table of jobs, as soon as the disk has room for it."""
+        pause = _PAUSES[0]
+        while True:
+            try:
+                return await change()
+            except StorageError as error:
+                self._note(error)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _PAUSES[1])
 
     async def _make(self, job: Job, inputs: bytes) -> None:
         try:
             await self._model.run("files", await self._generate(job, inputs))
-            ended = await self.store.end(job, "completed")
+            ended = await self._written(lambda: self.store.end(job, "completed"))
             if not ended:  # cancelled or deleted at the last moment
                 await self.store.drop_files(job)
             else:
                 self._metrics.job_ended("completed")
         except asyncio.CancelledError:
             if not self._running[job.id].cancelled:
-                await self.store.requeue(job)
+                with suppress(StorageError):  # it is queued again when the next server starts
+                    await self.store.requeue(job)
             raise
         except (SafetensorError, KeyError):
-            await self._fail(job, "invalid_inputs", "the job was stored by another version")
+            await self._written(lambda: self._fail(job, "invalid_inputs", "the job was stored by another version"))
         except EngineError as error:
+            reason = str(error)
             if self._model.failure is None:
-                await self._fail(job, "engine_error", str(error))
+                await self._written(lambda: self._fail(job, "engine_error", reason))
             else:  # no fault of the job's: the next server makes it
-                await self.store.requeue(job)
+                await self._written(lambda: self.store.requeue(job))
+        except OutputError:
+            raise
         except TerraError as error:
             logger.error("%s failed: %s", job.id, error)
-            await self._fail(job, "server_error", "the results could not be written")
+            await self._written(lambda: self._fail(job, "server_error", "the results could not be written"))
 
     async def _generate(self, job: Job, inputs: bytes) -> Callable[[], None]:
         """Generate a job's video; returns the writer of its files."""
@@ -230,7 +282,10 @@ class Jobs:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
-            await self.store.expire()
+            try:
+                await self.store.expire()
+            except Exception as error:
+                self._note(error)
 
 
 def _all(tasks: list[asyncio.Task[None]]) -> asyncio.Task[Any]:

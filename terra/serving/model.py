@@ -14,6 +14,7 @@ from PIL import Image
 from decoder.video import to_frames, to_uint8
 from terra.engine.base import EngineSpec
 from terra.pipeline import Pipeline
+from terra.reconstruction import Reconstruction
 from tokenizer import TokenGrid
 
 _T = TypeVar("_T")
@@ -66,6 +67,14 @@ class Model:
     async def encode(self, pictures: Pictures) -> TokenGrid:
         """The tokens of pictures of the model's size, on the CPU."""
         return await self.pipeline.encode(await self.run("files", lambda: to_frames(pictures)))
+
+    async def reconstruction(self, tokens: TokenGrid, pictures: Pictures) -> Reconstruction:
+        """How well the decoder shows the pictures that the tokens were made of."""
+
+        def compare() -> Reconstruction:
+            return self.pipeline.reconstruction(self.pipeline.decoder.decode(tokens), to_frames(pictures))
+
+        return await self.run("files", compare)
 
     async def picture(self, tokens: np.ndarray, kind: PictureFormat, quality: int) -> bytes:
         """One frame (rows, cols) as the bytes of a picture file; `quality` (1 to 100) is of no effect on PNG."""

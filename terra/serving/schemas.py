@@ -75,12 +75,14 @@ class Deleted(BaseModel):
 
 
 class Context(BaseModel):
-    """An uploaded context, and the time of its deletion (seconds since 1970)."""
+    """An uploaded context, how well the model shows it, and the time of its deletion (seconds since 1970)."""
 
     id: str
     object: Literal["context"] = "context"
     num_frames: int
     expires_at: int
+    psnr: float = Field(description="mean PSNR in dB of the context's frames after encoding and decoding")
+    warning: str | None = Field(description="one line if that is far below the tokenizer's held-out frames, else null")
 
 
 class ModelCard(BaseModel):
@@ -120,7 +122,8 @@ class SceneList(BaseModel):
 class Health(BaseModel):
     """The server's status."""
 
-    status: Literal["ok", "shutting_down"]
+    status: Literal["ok", "degraded", "shutting_down"]
+    reason: str | None = None
 
 
 class ErrorDetail(BaseModel):

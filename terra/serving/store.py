@@ -40,6 +40,7 @@ CREATE TABLE IF NOT EXISTS jobs (
 );
 CREATE INDEX IF NOT EXISTS jobs_by_status ON jobs (status, number);
 """
+_ROOM_BYTES = 32 << 20
 _FIELDS = "number, id, status, created_at, completed_at, expires_at, request, error"
 
 
@@ -57,6 +58,10 @@ class Job:
     error: dict[str, str] | None
 
 
+class StorageError(OutputError):
+    """The table of jobs can't be read or written at present, as on a full disk."""
+
+
 class JobStore:
     """The table of jobs, which is used from a thread of its own.
 
@@ -64,12 +69,18 @@ class JobStore:
         folder: folder of the table and the results, made if missing; only one process at a time may use it.
         lifetime_seconds: seconds after its end at which a job is removed.
 
+    Attributes:
+        problem: why the latest change could not be written, in one line; None if it was.
+
     Raises:
         OutputError: the folder can't be written, is in use, or has a file of another kind under the table's name.
+
+    All methods that read or write raise StorageError while the table can't be used.
     """
 
     def __init__(self, folder: Path, lifetime_seconds: float) -> None:
         self._results, self._lifetime = folder / "results", lifetime_seconds
+        self.problem: str | None = None
         make_folder(self._results)
         path = folder / "jobs.sqlite3"
         self._thread = ThreadPoolExecutor(1, "terra-jobs")
@@ -98,28 +109,28 @@ class JobStore:
             )
             return _find(database, job_id)
 
-        return await self._do(work)
+        return await self._write(work)
 
     async def find(self, job_id: str) -> Job | None:
         """Find a job by its id; None if there is none."""
-        return await self._do(lambda database: _find(database, job_id))
+        return await self._read(lambda database: _find(database, job_id))
 
     async def list(self, limit: int, after: Job | None, *, newest_first: bool) -> list[Job]:
         """List up to `limit` jobs that follow `after`."""
         order, compare = ("DESC", "<") if newest_first else ("ASC", ">")
         where = "" if after is None else f"WHERE number {compare} {after.number}"
         query = f"SELECT {_FIELDS} FROM jobs {where} ORDER BY number {order} LIMIT ?"
-        return await self._do(lambda database: [_job(row) for row in database.execute(query, (limit,))])
+        return await self._read(lambda database: [_job(row) for row in database.execute(query, (limit,))])
 
     async def num_queued(self) -> int:
         """Number of queued jobs."""
         query = "SELECT COUNT(*) FROM jobs WHERE status = 'queued'"
-        return await self._do(lambda database: database.execute(query).fetchone()[0])
+        return await self._read(lambda database: database.execute(query).fetchone()[0])
 
     async def counts(self) -> dict[str, int]:
         """Number of jobs by status."""
         query = "SELECT status, COUNT(*) FROM jobs GROUP BY status"
-        found = await self._do(lambda database: dict(database.execute(query).fetchall()))
+        found = await self._read(lambda database: dict(database.execute(query).fetchall()))
         return {status: found.get(status, 0) for status in ("queued", "in_progress", *ENDED)}
 
     async def take(self) -> tuple[Job, bytes] | None:
@@ -136,7 +147,7 @@ class JobStore:
                 return job, inputs
             return None
 
-        return await self._do(work)
+        return await self._write(work)
 
     async def end(self, job: Job, status: Status, error: dict[str, str] | None = None) -> bool:
         """Mark a job as ended; return False if it has ended already or was deleted."""
@@ -151,14 +162,14 @@ class JobStore:
                 ).rowcount
             ) > 0
 
-        return await self._do(work)
+        return await self._write(work)
 
     async def requeue(self, job: Job | None = None) -> int:
         """Queue a job in progress (None: all of them) again; return the number of jobs queued."""
         query = "UPDATE jobs SET status = 'queued' WHERE status = 'in_progress'"
         values = () if job is None else (job.id,)
         query += "" if job is None else " AND id = ?"
-        return await self._do(lambda database: database.execute(query, values).rowcount)
+        return await self._write(lambda database: database.execute(query, values).rowcount)
 
     async def delete(self, job: Job) -> bool:
         """Remove a job and its files; return whether it existed."""
@@ -168,11 +179,11 @@ class JobStore:
             shutil.rmtree(self.folder(job), ignore_errors=True)
             return count > 0
 
-        return await self._do(work)
+        return await self._write(work)
 
     async def drop_files(self, job: Job) -> None:
         """Remove a job's files, but keep its row."""
-        await self._do(lambda _: shutil.rmtree(self.folder(job), ignore_errors=True))
+        await self._read(lambda _: shutil.rmtree(self.folder(job), ignore_errors=True))
 
     async def expire(self) -> None:
         """Remove jobs whose lifetime is over, and files that belong to no job."""
@@ -184,17 +195,36 @@ class JobStore:
                 if path.name not in known and not path.name.startswith("."):
                     shutil.rmtree(path, ignore_errors=True)
 
-        await self._do(work)
+        await self._write(work)
 
     def close(self) -> None:
         """Close the table."""
         self._thread.submit(self._database.close).result()
         self._thread.shutdown()
 
-    async def _do(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        def committed() -> _T:
-            with self._database:
+    def has_room(self) -> bool:
+        """Whether the disk has room for the results of some jobs."""
+        return shutil.disk_usage(self._results).free >= _ROOM_BYTES
+
+    async def _read(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        def read() -> _T:
+            try:
                 return work(self._database)
+            except sqlite3.Error as error:
+                raise StorageError(f"the table of jobs: expected to read it, got: {error}") from error
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, read)
+
+    async def _write(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        def committed() -> _T:
+            try:
+                with self._database:
+                    result = work(self._database)
+            except sqlite3.Error as error:
+                self.problem = f"the table of jobs: expected to write it, got: {error}"
+                raise StorageError(self.problem) from error
+            self.problem = None
+            return result
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, committed)
 

@@ -12,6 +12,7 @@ from torch._functorch import config as functorch_config
 
 from terra.dataset import read_split
 from terra.device import torch_dtype
+from terra.reconstruction import write_expected
 from terra.training.autoencoding import DecoderObjective, EightBit, TokenizerObjective
 from terra.training.data import DrivingFrames, load_driving
 from terra.training.loop import Objective, TrainingResult, train
@@ -99,6 +100,8 @@ def train_tokenizer(
     evaluation_frames: int = 512,
 ) -> TrainingResult:
     """Train, then write `tokenizer/` (averaged weights in `dtype`), `metrics.json` and `reconstruction.png`.
+
+    With held-out frames `tokenizer/` also tells their PSNR, see `terra.reconstruction`.
 
     Metrics and picture come from the stored weights, read back from disk. A run that SIGTERM stops writes only its
     state. Only the first process uses `held_out`; if it is None, nothing is measured.
@@ -194,6 +197,7 @@ def _evaluate(
     stored = LFQTokenizer.from_pretrained(output / FOLDER).to(frames.device)
     with torch.compiler.set_stance("force_eager"):
         metrics = evaluate_tokenizer(stored, frames, None if network is None else network.to(frames.device))
+    write_expected(output / FOLDER, metrics["psnr"])
     write_json(output / "metrics.json", {**metrics, "step": result.step, "seconds": result.elapsed_seconds})
     logger.info("held out: %s", " ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
     write_picture(comparison(stored, evenly_spaced(frames, NUM_PICTURE_FRAMES)), output / "reconstruction.png")

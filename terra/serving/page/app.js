@@ -123,7 +123,11 @@ element("help-open").onclick = () => {
   element("help").showModal();
 };
 wireUpload(
-  (id) => begin("context", id),
+  ({ id, warning }) => {
+    const drive = () => begin("context", id);
+    if (warning) notify(`Note: ${warning}.`, [["Drive all the same", drive], ["Close", hush]]);
+    else drive();
+  },
   (error) => {
     if (error.status === 401) askForKey("This server wants an API key.", route);
     else notify(error.status === 0 ? error.message : `These files won’t do: ${error.message}`, [["Close", hush]]);

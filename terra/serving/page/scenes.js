@@ -35,7 +35,7 @@ async function loadImage(image, path) {
   if (response) image.src = URL.createObjectURL(await response.blob());
 }
 
-/** Uploads files of the picker and of the drop zone; `onContext` gets the context's id, `onError` an ApiError. */
+/** Uploads files of the picker and of the drop zone; `onContext` gets the server's answer, `onError` an ApiError. */
 export function wireUpload(onContext, onError) {
   const [drop, input, choose] = ["drop", "files", "choose"].map(element);
   choose.onclick = () => input.click();
@@ -64,7 +64,9 @@ export function wireUpload(onContext, onError) {
     choose.disabled = true;
     choose.textContent = "Uploading …";
     try {
-      onContext((await (await request("v1/contexts", { method: "POST", body })).json()).id);
+      const context = await (await request("v1/contexts", { method: "POST", body })).json();
+      element("drop-detail").textContent = `The model shows these frames at ${context.psnr.toFixed(1)} dB PSNR.`;
+      onContext(context);
     } catch (error) {
       onError(error);
     } finally {

@@ -1,0 +1,72 @@
+"""How well the models show the frames that a rollout starts from, beside what its tokenizer reaches on held-out frames.
+
+A tokenizer's folder may hold reconstruction.json, which `terra train-tokenizer` writes: {"psnr": mean PSNR in dB}. It
+is a file of its own, because config.json is part of the checkpoint's hash, by which rollouts are recorded and resumed.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from terra.errors import CheckpointError
+from terra.metrics.frames import PSNR_CAP, psnr
+from tokenizer import Frames
+from tokenizer.files import read_json, write_json
+from tokenizer.settings import Settings, checked
+
+FILE = "reconstruction.json"
+MARGIN = 6.0  # dB below the held-out frames: twice their error; single drives of the demo's world are up to 4 below
+
+
+class HeldOut(Settings):
+    """The content of reconstruction.json: mean PSNR (dB) of reconstructed held-out frames, 0 to 100."""
+
+    psnr: Annotated[float, Field(ge=0, le=PSNR_CAP)]
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """How well context frames are reconstructed.
+
+    Attributes:
+        psnr: mean PSNR of the decoded context frames, in dB, at most 100.
+        expected: that of held-out frames like the tokenizer's training data; None if it is not known.
+    """
+
+    psnr: float
+    expected: float | None
+
+    @classmethod
+    def of(cls, decoded: Frames, truth: Frames, expected: float | None) -> "Reconstruction":
+        """Compare decoded context frames to the frames that were encoded, both in [-1, 1]."""
+        return cls(round(psnr(decoded.cpu(), truth.cpu()).mean().item(), 2), expected)
+
+    @property
+    def line(self) -> str:
+        """One line for the user."""
+        beside = "" if self.expected is None else f" (held-out frames: {self.expected:.1f} dB)"
+        return f"the model shows the context at {self.psnr:.1f} dB PSNR{beside}"
+
+    @property
+    def warning(self) -> str | None:
+        """One line if the context is reconstructed far worse than held-out frames, else None."""
+        if self.expected is None or self.psnr >= self.expected - MARGIN:
+            return None
+        return f"{self.line}: it is unlike the training data, and details such as other cars may be lost"
+
+
+def expected_psnr(tokenizer: Path) -> float | None:
+    """The PSNR (dB) in a tokenizer folder's reconstruction.json; None without the file. Raises CheckpointError."""
+    path = tokenizer / FILE
+    if not path.exists():
+        return None
+    return checked(
+        HeldOut, read_json(path, CheckpointError, "the PSNR of a tokenizer"), str(path), CheckpointError
+    ).psnr
+
+
+def write_expected(tokenizer: Path, value: float) -> None:
+    """Write reconstruction.json into a tokenizer's folder. Raises OutputError."""
+    write_json(tokenizer / FILE, {"psnr": round(value, 2)})
