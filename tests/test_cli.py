@@ -7,7 +7,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from entry import compose
+from omegaconf import OmegaConf
 
 import terra
 from terra.cli import COMMANDS, GROUPS, main
@@ -59,6 +61,17 @@ def test_a_command_has_settings_and_a_help_page(name):
     for part in (f"  terra {name}: ", "  USAGE\n", "  EXIT CODE\n"):
         assert part in page
     assert len(command.job) < 60
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_help_page_has_every_setting(name, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["terra", name, "--help"])
+    with pytest.raises(SystemExit):
+        main()
+    listed = yaml.safe_load(
+        capsys.readouterr().out.partition("ALL SETTINGS (setting=value)\n")[2].partition("\n\nterra ")[0]
+    )
+    assert listed == OmegaConf.to_container(compose(COMMANDS[name].config_name), resolve=False)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -168,8 +168,8 @@ def test_frechet_distance_of_a_set_to_itself_is_nothing_and_symmetric() -> None:
 
 def test_frechet_interval_holds_the_estimate_and_clip_features_see_standstill() -> None:
     clips = gaussian(12 * 5, 0, 1, 0, 6).view(12, 5, 6)
-    estimate = frechet_estimate(clips, clips + 1, num_resamples=20)
-    assert estimate.low <= estimate.value <= estimate.high
+    estimate = frechet_estimate(clips, clips + torch.rand_like(clips), num_resamples=20)
+    assert estimate.low < estimate.value < estimate.high
     assert estimate.count == 60
     still = clips[:, :1].expand(-1, 5, -1)
     assert not clip_features(still)[..., 6:].any()
@@ -225,6 +225,18 @@ def test_of_one_town_no_interval_is_known() -> None:
     assert np.isnan([distance.low, distance.high]).all()
     with pytest.raises(ValueError, match="expected the unit of each of 2 clips, got 1 names"):
         mean_estimate(np.array([1.0, 2.0]), units=["a"], num_resamples=10)
+
+
+def test_a_frechet_interval_covers_as_often_as_it_says() -> None:
+    def drawn(seed: int, num_clips: int) -> tuple[torch.Tensor, torch.Tensor]:
+        ours = gaussian(num_clips * 20, 0, 1, seed, 2).view(num_clips, 20, 2)
+        shifts = gaussian(num_clips, 1, 0.5, 1000 + seed, 2)[:, None]
+        return ours, ours + shifts
+
+    # Of many clips the distance is (1, 1)'s squared length and what the shifts' variance of 0.25 adds.
+    true = frechet_distance(*(each.reshape(-1, 2) for each in drawn(0, 20_000)))
+    estimates = [frechet_estimate(*drawn(1 + seed, 40), num_resamples=30, seed=seed) for seed in range(100)]
+    assert 85 <= sum(estimate.low <= true <= estimate.high for estimate in estimates) <= 99
 
 
 def test_frechet_intervals_resample_towns() -> None:

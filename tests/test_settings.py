@@ -266,6 +266,22 @@ def test_the_engine_that_auto_takes_is_named_with_its_reason(monkeypatch, capsys
     assert capsys.readouterr().err == f"engine: jacobi ({reason})\n"
 
 
+@pytest.mark.parametrize(
+    ("installed", "rollouts", "name"), [(True, 8, "vllm"), (True, 7, "jacobi"), (False, 64, "jacobi")]
+)
+def test_auto_takes_vllm_for_many_rollouts_on_a_cpu_where_it_is_installed(monkeypatch, installed, rollouts, name):
+    monkeypatch.setattr("terra.config.spec._has_distribution", lambda distribution: installed)
+    assert choose_engine(torch.device("cpu"), rollouts)[0] == name
+
+
+def test_a_batch_says_how_many_rollouts_it_makes(monkeypatch):
+    monkeypatch.setattr("terra.config.spec._has_distribution", lambda distribution: True)
+    settings = read_settings("generate", ["experiment=demo", "device=cpu", "engine=auto"])
+    spec = PipelineSpec.from_settings(settings, rollouts=16)
+    assert spec.settings.engine["_target_"] == "terra.engine.vllm.engine.VllmEngine"
+    assert spec.engine_choice == "engine: vllm (16 rollouts on a CPU)"
+
+
 @pytest.mark.parametrize(("capability", "name"), [((7, 5), "jacobi"), ((8, 0), "graph"), ((12, 0), "graph")])
 def test_auto_takes_graph_on_a_gpu_that_has_what_it_needs(monkeypatch, capability, name):
     monkeypatch.setattr(torch.version, "cuda", "13.0")

