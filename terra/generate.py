@@ -15,7 +15,8 @@ from terra.config.spec import PipelineSpec
 from terra.output import check_output, output_folder
 from terra.pipeline import Pipeline, Rollout, RolloutRequest
 from terra.rollout import RolloutWriter, describe_inputs, inputs_sha256, load_inputs, rollout_record
-from terra.windows import plan_windows
+from terra.windows import check_frames, plan_windows
+from tokenizer.limits import LIMITS, Limits
 from tokenizer.settings import Count, FilePath, Seed, Text
 
 _BYTES_A_PIXEL = 8  # of all files together, generously: MP4s, the GIF's palette pixels, tokens
@@ -35,6 +36,7 @@ class GenerateSettings(PipelineSettings):
         png: whether each frame is written as a PNG, too.
         sampling: how tokens are chosen.
         camera: camera of the overlay.
+        limits: bounds on what is read.
     """
 
     context: Text
@@ -48,6 +50,7 @@ class GenerateSettings(PipelineSettings):
     png: bool
     sampling: Sampling
     camera: Camera
+    limits: Limits = LIMITS
 
 
 def run(settings: GenerateSettings, console: Console | None = None) -> Path:
@@ -57,6 +60,7 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
         TerraError: anything wrong with the input or the configuration; nothing is written then.
     """
     started, console = time.perf_counter(), console or Console(stderr=True)
+    check_frames(settings.num_frames, settings.limits)
     spec = PipelineSpec.from_settings(settings)
     model, image_size = spec.spec, spec.image_size
     num_frames, num_context = settings.num_frames, settings.num_context
@@ -72,6 +76,7 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
         num_context=num_context,
         image_size=image_size,
         spec=model,
+        limits=settings.limits,
     )
     described = describe_inputs(context, path, sample_id, inputs_sha256(context, num_context, path))
     checked = time.perf_counter()

@@ -50,6 +50,7 @@ from terra.windows import plan_windows
 from tokenizer import Frames, TokenGrid
 from tokenizer.checkpoint import write_tensors
 from tokenizer.files import file_sha256, read_json, write_json
+from tokenizer.limits import LIMITS, Limits
 
 FORMAT, VERSION = "terra-rollout", 2
 RECORD, TOKENS, VIDEO, GIF = "rollout.json", "tokens.safetensors", "video.mp4", "video.gif"
@@ -84,6 +85,7 @@ def load_inputs(
     num_context: int,
     image_size: tuple[int, int],
     spec: EngineSpec,
+    limits: Limits = LIMITS,
 ) -> RolloutInputs:
     """Load the context and the trajectory of a rollout of `num_frames` frames, `num_context` of them given.
 
@@ -92,12 +94,14 @@ def load_inputs(
         trajectory: see `terra.trajectory.load_trajectory`; `sample_id` says which line of a .jsonl.
         image_size: (height, width) in pixels of the tokenizer's frames.
         spec: the world model's frame rate and waypoints.
+        limits: bounds on what is read.
 
     Raises:
         TrajectoryError, ContextError, VideoError: a file that can't be read, or is too short.
         ConfigError: numbers of frames that are not positive.
     """
-    actions, paths = drive_actions(load_trajectory(Path(trajectory), sample_id=sample_id), num_frames, spec)
+    drive = load_trajectory(trajectory, sample_id=sample_id, seconds=num_frames / spec.fps, limits=limits)
+    actions, paths = drive_actions(drive, num_frames, spec)
     frames = load_context(context, num_frames=num_context, image_size=image_size, fps=spec.fps)
     return RolloutInputs(frames, actions, paths)
 

@@ -5,6 +5,7 @@ picks `argmax(logits / temperature + noise)` among the tokens that top-k and top
 """
 
 import math
+import reprlib
 from dataclasses import dataclass
 from numbers import Integral, Real
 
@@ -32,7 +33,7 @@ class SamplingParams:
     Attributes:
         temperature: 0 takes the likeliest token (greedy); 1 samples the model's distribution. The released Terra
             samples at 0.9. 0, or 1e-6 to 100.
-        top_k: keep the k likeliest tokens; 0 keeps all.
+        top_k: keep the k likeliest tokens; 0 keeps all. Below 2**31.
         top_p: keep the smallest set of likeliest tokens whose probabilities reach this sum; above 0, and 1 keeps all.
 
     Raises:
@@ -48,13 +49,14 @@ class SamplingParams:
         _check_type("top_k", self.top_k, Integral, "a whole number")
         _check_type("top_p", self.top_p, Real, "a number")
         if not 0.0 <= self.temperature <= 100.0:
-            raise ValueError(f"temperature: expected 0 to 100, got {self.temperature}")
+            raise ValueError(f"temperature: expected 0 to 100, got {reprlib.repr(self.temperature)}")
         if 0.0 < self.temperature < _LEAST_TEMPERATURE:
             raise ValueError(f"temperature: expected 0 (greedy) or at least 1e-6, got {self.temperature}")
-        if self.top_k < 0:
-            raise ValueError(f"top_k: expected 0 (all tokens) or more, got {self.top_k}")
+        if not 0 <= self.top_k < 1 << 31:
+            expected = "0 (all tokens) or more" if self.top_k < 0 else "a number below 2**31"
+            raise ValueError(f"top_k: expected {expected}, got {reprlib.repr(self.top_k)}")
         if not 0.0 < self.top_p <= 1.0:
-            raise ValueError(f"top_p: expected above 0, up to 1, got {self.top_p}")
+            raise ValueError(f"top_p: expected above 0, up to 1, got {reprlib.repr(self.top_p)}")
 
     @property
     def greedy(self) -> bool:
@@ -69,18 +71,23 @@ class SamplingParams:
 
 def _check_type(name: str, value: object, kind: type, expected: str) -> None:
     if isinstance(value, bool) or not isinstance(value, kind):
-        raise ValueError(f"{name}: expected {expected}, got {value!r}")
+        raise ValueError(f"{name}: expected {expected}, got {reprlib.repr(value)}")
 
 
 def window_seed(seed: int, window: int) -> int:
     """The seed of one window of a rollout, below 2**63, so that windows don't repeat each other's noise.
+
+    For seeds below 2**32 it is numpy's of the two numbers, and for larger ones of the window's spawn key: numpy pads
+    entropy with zeros, so that seed + 2**32 of window 0 would have that of the seed's window 1.
 
     Raises:
         ValueError: a negative seed or window.
     """
     if seed < 0 or window < 0:
         raise ValueError(f"seed and window: expected 0 or more, got {seed = }, {window = }")
-    return int(np.random.SeedSequence([seed, window]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    small = seed < 1 << 32 and window < 1 << 32
+    sequence = np.random.SeedSequence([seed, window]) if small else np.random.SeedSequence(seed, spawn_key=(window,))
+    return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def sample_tokens(

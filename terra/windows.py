@@ -16,6 +16,7 @@ from terra.engine.base import Engine, Session
 from terra.errors import ConfigError
 from terra.prompt import Action, Actions, FrameTokens, Prompt, build_prompt
 from terra.sampling import SamplingParams, window_seed
+from tokenizer.limits import LIMITS, Limits
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,12 @@ def check_overlap(overlap: int, max_frames: int) -> None:
     """
     if not 1 <= overlap < max_frames:
         raise ConfigError(f"overlap: expected 1 to {max_frames - 1} (the window holds {max_frames}), got {overlap}")
+
+
+def check_frames(num_frames: int, limits: Limits = LIMITS, where: str = "") -> None:
+    """Raise ConfigError for a rollout of more frames than `limits` allow; the line begins with `where`."""
+    if num_frames > limits.rollout_frames:
+        raise ConfigError(f"{where}num_frames: expected at most {limits.rollout_frames}, got {num_frames}")
 
 
 def plan_windows(num_frames: int, num_context: int, max_frames: int, overlap: int) -> Iterator[Window]:

@@ -119,9 +119,9 @@ def header_file(header: object, num_data_bytes: int) -> bytes:
     [
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12\n", ["Git LFS pointer"]),
         (b"\xff" * 64, ["header within the file's 64 bytes"]),
-        (header_file(b"{not json", 0), ["a JSON header"]),
-        (header_file(b"\xff\xfe", 0), ["a JSON header"]),
-        (header_file([], 0), ["dtype, shape and data_offsets"]),
+        (header_file(b"{not json", 0), ["header: line 1, column 2: expected JSON"]),
+        (header_file(b"\xff\xfe", 0), ["header: line 1: expected"]),
+        (header_file([], 0), ["expected a JSON object, got []"]),
         (header_file({"a": {"shape": [1]}}, 0), ["data_offsets"]),
         (header_file({"a": {"dtype": "F32", "shape": ["1"], "data_offsets": [0, 4]}}, 4), ["dtype, shape"]),
         (header_file({"a": {"dtype": "F99", "shape": [1], "data_offsets": [0, 4]}}, 4), ["F99"]),
@@ -241,8 +241,8 @@ def test_unreachable_hub_is_one_line(monkeypatch):
     ("content", "words"),
     [
         (b'{\n  "a": 1,\n  "b" 2\n}', ["line 3", "JSON"]),
-        (b"[1]", ["JSON object", "list"]),
-        (b'{"a": "\xff"}', ["UTF-8", "offset 7"]),
+        (b"[1]", ["JSON object", "[1]"]),
+        (b'{"a": "\xff"}', ["line 1", "UTF-8", "0xff"]),
         (None, ["readable file"]),
     ],
 )

@@ -155,9 +155,9 @@ def test_optional_config_keys_are_read():
         (changed("encoder_decoder_config", in_channels=1), ["in_channels: expected 3", "1"]),
         (
             changed("encoder_decoder_config", num_res_blocks=0),
-            ["num_res_blocks: expected a whole number of at least 1", "0"],
+            ["num_res_blocks: expected a whole number from 1 to 32", "0"],
         ),
-        (changed("encoder_decoder_config", ch_mult=[]), ["ch_mult: expected a list of at least 1", "[]"]),
+        (changed("encoder_decoder_config", ch_mult=[]), ["ch_mult: expected a list of 1 to 10", "[]"]),
         (changed("encoder_decoder_config", ch_mult=4), ["ch_mult: expected a list", "4"]),
         (changed(None, image_size=[288, 500]), ["divisible by 16", "[288, 500]"]),
         (changed(None, image_size=[288]), ["[height, width]", "[288]"]),

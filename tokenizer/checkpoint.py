@@ -5,10 +5,10 @@ a weight is loaded.
 """
 
 import hashlib
-import json
 import math
-import operator
+import os
 import re
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,16 @@ from torch import Tensor
 
 from tokenizer import files
 from tokenizer.errors import CheckpointError, OutputError
-from tokenizer.files import file_sha256, make_folder, replacing, write_json as write_json
+from tokenizer.files import (
+    decode_text,
+    file_sha256,
+    make_folder,
+    open_regular,
+    parse_json,
+    replacing,
+    write_json as write_json,
+)
+from tokenizer.limits import LIMITS
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
@@ -27,16 +36,30 @@ INDEX_NAME = "model.safetensors.index.json"
 
 Layout = dict[str, tuple[int, ...]]
 
+BOOKKEEPING = frozenset(
+    {"_name_or_path", "architectures", "auto_map", "dtype", "model_type", "name_or_path"}
+    | {"torch_dtype", "transformers_version"}
+)
+"""Keys of a config.json that Hugging Face's writers add; they say nothing about the architecture.
+
+`auto_map` names code beside the weights; it is never followed.
+"""
+
+_BEARS_CODE = re.compile(
+    r"trust_remote_code|quantization|quant_method|custom_|kernel|fusion|adapter|peft|gguf|plugin|attn_impl|experts_impl"
+    r"|_target_|transformers_weights|base_model_name|distributed_config|tp_plan|processor_class|auto_class|runtime_env"
+)
+
 _PICKLED_SUFFIXES = frozenset({".bin", ".ckpt", ".pkl", ".pt", ".pth"})
 _PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x04")  # torch.save's zip file; pickles of protocols 2 and 4
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-_MAX_HEADER_BYTES = 100_000_000  # the safetensors format's own limit
 _ITEM_BYTES = {
     **{"F64": 8, "I64": 8, "U64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4},
     **{"F16": 2, "BF16": 2, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1},
     **{"F8_E4M3": 1, "F8_E4M3FNUZ": 1, "F8_E5M2": 1, "F8_E5M2FNUZ": 1},
 }
-_NUM_NAMES_SHOWN = 5
+_NUM_NAMES_SHOWN, _NAME_CHARS_SHOWN = 5, 200
+_MAX_DIMENSIONS = 8
 
 
 def resolve_checkpoint(path_or_hub_id: str | Path, subfolder: str | None = None, revision: str | None = None) -> Path:
@@ -68,6 +91,29 @@ def read_json(path: Path) -> dict[str, Any]:
     return files.read_json(path, CheckpointError)
 
 
+def read_config(path: Path) -> dict[str, Any]:
+    """Read a checkpoint's config.json; keys that bear code, or name something to fetch, are refused.
+
+    Raises:
+        CheckpointError: see `read_json`, and with the name of such a key, unless its value is null or false.
+    """
+    content = read_json(path)
+    try:
+        refuse_code(content)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    return content
+
+
+def refuse_code(content: Mapping[str, Any]) -> None:
+    """Raise CheckpointError for a key that bears code or names something to fetch, and is neither null nor false."""
+    for key, value in content.items():
+        if _BEARS_CODE.search(key) and value is not None and value is not False:
+            raise CheckpointError(
+                f"{key}: expected no key that bears code or fetches something, got {reprlib.repr(value)}"
+            )
+
+
 def read_layout(folder: Path) -> Layout:
     """Read the names and shapes of a checkpoint's tensors from the safetensors headers alone.
 
@@ -81,6 +127,8 @@ def read_layout(folder: Path) -> Layout:
         if repeated:
             raise CheckpointError(f"{path}: expected tensors that no other shard has, got {_shorten(repeated)}")
         layout |= header
+        if len(layout) > LIMITS.tensors:
+            raise CheckpointError(f"{path}: expected at most {LIMITS.tensors} tensors, got more")
     index = folder / INDEX_NAME
     if index.is_file():
         listed = _weight_map(index).keys()
@@ -198,10 +246,14 @@ def _weight_files(folder: Path) -> list[Path]:
 def _weight_map(index: Path) -> dict[str, str]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{index}: expected weight_map as an object of tensor and file names, got {weight_map!r}")
+        got = reprlib.repr(weight_map)
+        raise CheckpointError(f"{index}: expected weight_map as an object of tensor and file names, got {got}")
+    if len(weight_map) > LIMITS.tensors:
+        raise CheckpointError(f"{index}: expected at most {LIMITS.tensors} tensors, got {len(weight_map)}")
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
-            raise CheckpointError(f"{index}: expected a .safetensors file beside it for {name}, got {shard!r}")
+            expected = f"a .safetensors file beside it for {_short(name)}"
+            raise CheckpointError(f"{index}: expected {expected}, got {reprlib.repr(shard)}")
     return weight_map
 
 
@@ -210,24 +262,19 @@ def _read_header(path: Path) -> Layout:
 
     Format: 8 bytes of little-endian header length, that much JSON, then the data (safetensors' README).
     """
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            start = file.read(8)
-            length = int.from_bytes(start, "little")
-            if start == b"version ":
-                raise CheckpointError(f"{path}: expected weights, got a Git LFS pointer of {size} bytes")
-            if len(start) < 8 or length > min(_MAX_HEADER_BYTES, size - 8):
-                if start.startswith(_PICKLE_STARTS):
-                    raise CheckpointError(f"{path}: expected safetensors, got a pickle of PyTorch, which is not read")
-                raise CheckpointError(
-                    f"{path}: expected a safetensors header within the file's {size} bytes, got a length of {length}"
-                )
-            header = json.loads(file.read(length))
-    except OSError as error:
-        raise CheckpointError(f"{path}: expected a readable file, got: {error.strerror}") from None
-    except ValueError as error:
-        raise CheckpointError(f"{path}: expected a JSON header, got: {_first_line(error)}") from None
+    with open_regular(path, CheckpointError) as file:
+        size = os.fstat(file.fileno()).st_size
+        start = file.read(8)
+        length = int.from_bytes(start, "little")
+        if start == b"version ":
+            raise CheckpointError(f"{path}: expected weights, got a Git LFS pointer of {size} bytes")
+        if len(start) < 8 or length > min(LIMITS.header_bytes, size - 8):
+            if start.startswith(_PICKLE_STARTS):
+                raise CheckpointError(f"{path}: expected safetensors, got a pickle of PyTorch, which is not read")
+            within = f"within the file's {size} bytes and {LIMITS.header_bytes}"
+            raise CheckpointError(f"{path}: expected a safetensors header {within}, got a length of {length}")
+        text = decode_text(file.read(length), f"{path}: header", CheckpointError)
+    header = parse_json(text, f"{path}: header", CheckpointError)
     return _check_header(path, header, num_data_bytes=size - 8 - length)
 
 
@@ -238,15 +285,20 @@ def _check_header(path: Path, header: Any, num_data_bytes: int) -> Layout:
         for name, entry in header.items():
             if name == "__metadata__":
                 continue
-            shape = tuple(operator.index(side) for side in entry["shape"])
-            begin, end = entry["data_offsets"]
+            shape = tuple(map(_natural, entry["shape"]))
+            begin, end = map(_natural, entry["data_offsets"])
+            if len(shape) > _MAX_DIMENSIONS:
+                raise ValueError(f"{len(shape)} dimensions")
             num_bytes = math.prod(shape) * _ITEM_BYTES[entry["dtype"]]
             if end - begin != num_bytes:
-                raise CheckpointError(f"{path}: expected {num_bytes} bytes of {name} {shape}, got {end - begin}")
+                raise CheckpointError(
+                    f"{path}: expected {num_bytes} bytes of {_short(name)} {shape}, got {end - begin}"
+                )
             spans.append((begin, end))
             layout[name] = shape
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: expected dtype, shape and data_offsets of tensors, got: {error!r}") from None
+        got = repr(error)[:200]
+        raise CheckpointError(f"{path}: expected dtype, shape and data_offsets of tensors, got: {got}") from None
     covered = 0
     for begin, end in sorted(spans):
         if begin != covered:
@@ -257,10 +309,20 @@ def _check_header(path: Path, header: Any, num_data_bytes: int) -> Layout:
     return layout
 
 
+def _natural(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError(f"{reprlib.repr(value)} where a size or an offset is due")
+    return value
+
+
 def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__
+    return str(error).partition("\n")[0][:500] or type(error).__name__
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _NAME_CHARS_SHOWN else f"{name[:_NAME_CHARS_SHOWN]}..."
 
 
 def _shorten(names: list[str]) -> str:
     more = f" and {len(names) - _NUM_NAMES_SHOWN} more" if len(names) > _NUM_NAMES_SHOWN else ""
-    return ", ".join(names[:_NUM_NAMES_SHOWN]) + more
+    return ", ".join(map(_short, names[:_NUM_NAMES_SHOWN])) + more

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tokenizer.checkpoint import read_json
+from tokenizer.checkpoint import BOOKKEEPING, read_config
 from tokenizer.errors import CheckpointError
 from tokenizer.settings import Count, NonNegative, Settings, checked, expecting
 
@@ -14,12 +14,10 @@ BitOrder = Literal["msb_first", "lsb_first"]
 
 MODEL_TYPE = "lfq_tokenizer"
 NORM_GROUPS = 32
+MAX_SIDE, MAX_PIXELS = 8192, 1 << 23
+Side = Annotated[int, Field(ge=1, le=MAX_SIDE)]
+"""Height or width of a picture, in pixels."""
 
-# Bookkeeping that Hugging Face's writers add; it says nothing about the architecture.
-_TOLERATED_KEYS = frozenset(
-    {"_name_or_path", "architectures", "auto_map", "dtype", "model_type", "name_or_path"}
-    | {"torch_dtype", "transformers_version"}
-)
 _OPTIONAL_KEYS = frozenset({"bit_order", "image_size", "same_tokens_as"})
 
 
@@ -32,12 +30,14 @@ class EncoderDecoderConfig(Settings):
 
     error_class = CheckpointError
 
-    ch: Count = 128
+    ch: Annotated[int, Field(ge=1, le=4096)] = 128
     in_channels: Literal[3] = 3
     out_ch: Literal[3] = 3
-    z_channels: Count = 18
-    num_res_blocks: Count = 2
-    ch_mult: Annotated[tuple[Count, ...], Field(strict=False, min_length=1)] = (1, 1, 2, 2, 4)
+    z_channels: Annotated[int, Field(ge=1, le=62)] = 18
+    num_res_blocks: Annotated[int, Field(ge=1, le=32)] = 2
+    ch_mult: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=64)], ...], Field(strict=False, min_length=1, max_length=10)
+    ] = (1, 1, 2, 2, 4)
 
     @model_validator(mode="after")
     def _groups(self) -> Self:
@@ -89,7 +89,7 @@ class LFQTokenizerConfig(Settings):
     encoder_decoder_config: EncoderDecoderConfig = EncoderDecoderConfig()
     quantizer_config: QuantizerConfig = QuantizerConfig()
     image_size: Annotated[
-        tuple[Count, Count], Field(strict=False), expecting("[height, width], whole numbers of at least 1")
+        tuple[Side, Side], Field(strict=False), expecting(f"[height, width], whole numbers from 1 to {MAX_SIDE}")
     ] = (288, 512)
     same_tokens_as: Annotated[str, Field(pattern="^[0-9a-f]{64}$"), expecting("64 hexadecimal digits")] | None = None
 
@@ -98,6 +98,8 @@ class LFQTokenizerConfig(Settings):
         dim, z_channels = self.quantizer_config.dim, self.encoder_decoder_config.z_channels
         if dim != z_channels:
             raise ValueError(f"quantizer_config.dim: expected that of {z_channels = }, got {dim}")
+        if self.image_size[0] * self.image_size[1] > MAX_PIXELS:
+            raise ValueError(f"image_size: expected at most {MAX_PIXELS} pixels, got {list(self.image_size)}")
         if any(side % self.downsample for side in self.image_size):
             expected = f"[height, width] divisible by {self.downsample}"
             raise ValueError(f"image_size: expected {expected}, got {list(self.image_size)}")
@@ -137,7 +139,7 @@ class LFQTokenizerConfig(Settings):
     @classmethod
     def load(cls, path: Path) -> "LFQTokenizerConfig":
         """Read a config.json file. Raises CheckpointError naming the file."""
-        return cls.from_dict(read_json(path), source=str(path))
+        return cls.from_dict(read_config(path), source=str(path))
 
     def to_dict(self) -> dict[str, Any]:
         """The content of config.json, with our optional keys written out, but for a `same_tokens_as` of None."""
@@ -149,7 +151,7 @@ def _published(kind: type[Settings], values: object, source: str, prefix: str = 
     """A config.json's values without bookkeeping. Raises CheckpointError if a published key is missing."""
     if not isinstance(values, Mapping):
         return values
-    plain = {name: value for name, value in values.items() if name not in _TOLERATED_KEYS}
+    plain = {name: value for name, value in values.items() if name not in BOOKKEEPING}
     for name, field in kind.model_fields.items():
         if name not in plain and name not in _OPTIONAL_KEYS:
             raise CheckpointError(f"{source}: expected all published keys, with {prefix}{name}, got none")

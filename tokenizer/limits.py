@@ -9,12 +9,36 @@ class Limits(Settings):
     What is larger is refused before memory is taken for it.
 
     Attributes:
-        json_bytes: size of a JSON file.
+        json_bytes: size of a JSON file, and of one line of JSON lines.
         json_depth: depth of lists and objects in JSON.
+        json_items: lists, objects and keys in JSON together; an upper bound of their number is counted.
+        json_digits: digits of a whole number in JSON.
+        table_bytes: size of a CSV file.
+        table_lines: lines of a CSV file.
+        line_chars: characters of one line of a CSV file.
+        manifest_lines: lines of a manifest, or of ACT-Bench's JSONL.
+        npz_bytes: unpacked size of an NPZ archive.
+        npz_members: arrays in an NPZ archive.
+        header_bytes: size of the JSON header of a safetensors file.
+        tensors: tensors of a checkpoint.
+        trajectory_numbers: numbers in a trajectory: 2 for each point of each frame's path, 4 for each pose.
+        rollout_frames: frames of one rollout, context included.
     """
 
     json_bytes: Count = 64 << 20
     json_depth: Count = 64
+    json_items: Count = 4 << 20
+    json_digits: Count = 300  # a longer number is no float64
+    table_bytes: Count = 64 << 20
+    table_lines: Count = 1_000_000
+    line_chars: Count = 1000
+    manifest_lines: Count = 1_000_000
+    npz_bytes: Count = 256 << 20  # four hours of paths at 10 frames a second take 140 MB
+    npz_members: Count = 64
+    header_bytes: Count = 16 << 20
+    tensors: Count = 100_000
+    trajectory_numbers: Count = 20_000_000
+    rollout_frames: Count = 36_000  # an hour at 10 frames a second
 
 
 LIMITS = Limits()

@@ -138,8 +138,8 @@ class Refiner(nn.Module):
         try:
             with torch.device("meta"):
                 refiner = cls(config)
-        except (KeyError, TypeError, ValueError) as error:
-            reason = str(error).partition("\n")[0]
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            reason = str(error).partition("\n")[0][:500]
             raise CheckpointError(f"{folder / CONFIG_NAME}: expected networks of diffusers, got: {reason}") from None
         verify_layout(folder, {name: tuple(tensor.shape) for name, tensor in refiner.state_dict().items()})
         tensors = load_tensors(folder)

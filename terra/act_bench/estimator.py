@@ -20,13 +20,20 @@ from torch.nn import functional as F
 
 from terra.act_bench.i3d import CHANNELS, TIME_STRIDE, inception_i3d
 from terra.errors import CheckpointError, EngineError
-from tokenizer.checkpoint import CONFIG_NAME, load_tensors, read_json, read_layout, verify_layout
-from tokenizer.settings import Count, Settings, checked
+from tokenizer.checkpoint import CONFIG_NAME, load_tensors, read_config, read_layout, verify_layout
+from tokenizer.settings import Settings, checked
 
 MODEL_TYPE = "ACT-Estimator"
 FPS = 10.0
 _WRAPPER = "model."
 _ENCODER_WIDTH, _ENCODER_LAYERS = 512, 2
+
+Frames = Annotated[int, Field(ge=1, le=1024)]
+Side = Annotated[int, Field(ge=1, le=1024)]
+Classes = Annotated[int, Field(ge=1, le=1024)]
+Width = Annotated[int, Field(ge=1, le=8192)]
+Heads = Annotated[int, Field(ge=1, le=256)]
+Cells = Annotated[int, Field(ge=1, le=16)]
 
 
 class ActEstimatorConfig(Settings):
@@ -40,12 +47,12 @@ class ActEstimatorConfig(Settings):
         feature_map_size: cells along each side of the pooled feature map.
     """
 
-    num_frames: Count = 44
-    side: Count = 224
-    num_classes: Count = 9
-    d_model: Count = 512
-    num_heads: Count = 8
-    feature_map_size: Count = 4
+    num_frames: Frames = 44
+    side: Side = 224
+    num_classes: Classes = 9
+    d_model: Width = 512
+    num_heads: Heads = 8
+    feature_map_size: Cells = 4
 
     @model_validator(mode="after")
     def _heads(self) -> Self:
@@ -65,9 +72,11 @@ class ActEstimatorConfig(Settings):
         Raises:
             CheckpointError: the file is missing or another model's, or a value is missing or not allowed.
         """
-        content = read_json(path)
+        content = read_config(path)
         if content.get("model_type") != MODEL_TYPE:
-            raise CheckpointError(f"{path}: expected the model_type {MODEL_TYPE}, got {content.get('model_type')!r}")
+            raise CheckpointError(
+                f"{path}: expected the model_type {MODEL_TYPE}, got {content.get('model_type')!r:.80}"
+            )
         published = checked(_PublishedConfig, content, str(path), CheckpointError)
         sizes = {name: getattr(published, name) for name in cls.model_fields if name in content}
         sizes |= {"num_frames": published.max_seq_len, "side": published.input_shape[3]}
@@ -79,13 +88,13 @@ class _PublishedConfig(Settings):
 
     model_config = ConfigDict(extra="ignore")
 
-    input_shape: Annotated[tuple[Literal[3], Count, Count, Count], Field(strict=False)]
-    num_classes: Count
-    max_seq_len: Count
+    input_shape: Annotated[tuple[Literal[3], Frames, Side, Side], Field(strict=False)]
+    num_classes: Classes
+    max_seq_len: Frames
     timestamp_dim: Literal[1]
-    d_model: Count
-    num_heads: Count
-    feature_map_size: Count
+    d_model: Width
+    num_heads: Heads
+    feature_map_size: Cells
 
     @model_validator(mode="after")
     def _square(self) -> Self:

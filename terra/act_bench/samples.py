@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float64
 
-from terra.errors import ConfigError
+from terra.errors import ConfigError, TrajectoryError
 from terra.rollouts.manifest import read_lines
 from terra.trajectory.checks import check_finite
-from terra.trajectory.document import parse_json
+from tokenizer.files import parse_json
 from tokenizer.settings import Natural, checked
 
 # Maneuvers in the order of the estimator's outputs. No sample instructs the last one.
@@ -76,7 +76,7 @@ def read_samples(manifest: Path, num_frames: int) -> tuple[list[Sample], int]:
     lines: dict[int, int] = {}
     for line in read_lines(manifest):
         where = f"{manifest}: line {line.number}"
-        record = parse_json(line.text.decode(errors="replace"), str(manifest), first_line=line.number)
+        record = parse_json(line.text.decode(errors="replace"), str(manifest), TrajectoryError, first_line=line.number)
         sample_id = checked(Natural, record.get("sample_id"), f"{where}: sample_id")
         if sample_id in lines:
             raise ConfigError(f"{where}: sample_id {sample_id}: already on line {lines[sample_id]}")

@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from terra.errors import CheckpointError
-from terra.metrics.networks import load_weights, read_weights
+from terra.metrics.networks import check_weights, load_weights, read_weights
+from terra.trajectory.checks import MAX_FPS, MIN_FPS
 from tokenizer import Frames
-from tokenizer.checkpoint import CONFIG_NAME, WEIGHTS_NAME, read_json, write_json, write_tensors
-from tokenizer.settings import Count, Natural, Positive, Settings, checked
+from tokenizer.checkpoint import CONFIG_NAME, WEIGHTS_NAME, read_config, write_json, write_tensors
+from tokenizer.config import Side
+from tokenizer.settings import Settings, checked
 
 MODEL_TYPE = "terra_motion_estimator"
 
@@ -39,16 +41,16 @@ class EstimatorSize(Settings):
         features: length of the vector that describes a step (two consecutive frames).
     """
 
-    image_size: Annotated[tuple[Count, Count], Field(strict=False)] = (72, 128)
-    width: Annotated[int, Field(ge=_GROUPS, multiple_of=_GROUPS)] = 32
-    reach: Natural = 4
-    features: Count = 128
+    image_size: Annotated[tuple[Side, Side], Field(strict=False)] = (72, 128)
+    width: Annotated[int, Field(ge=_GROUPS, le=4096, multiple_of=_GROUPS)] = 32
+    reach: Annotated[int, Field(ge=0, le=32)] = 4
+    features: Annotated[int, Field(ge=1, le=8192)] = 128
 
 
 class EstimatorConfig(EstimatorSize):
     """The estimator's sizes, and `fps`, frames per second of the videos."""
 
-    fps: Positive
+    fps: Annotated[float, Field(ge=MIN_FPS, le=MAX_FPS)]
 
 
 class MotionEstimator(nn.Module):
@@ -127,8 +129,11 @@ class MotionEstimator(nn.Module):
         Raises:
             CheckpointError: files missing, damaged or of another model.
         """
-        model = cls(_read_config(folder / CONFIG_NAME))
-        load_weights(model, read_weights(folder / WEIGHTS_NAME), (), str(folder))
+        config, weights = _read_config(folder / CONFIG_NAME), read_weights(folder / WEIGHTS_NAME)
+        with torch.device("meta"):
+            check_weights(cls(config), weights, (), str(folder))  # before memory is taken for what config.json says
+        model = cls(config)
+        load_weights(model, weights, (), str(folder))
         return model.eval().requires_grad_(False)
 
 
@@ -145,7 +150,7 @@ def resize(frames: Frames, image_size: tuple[int, int]) -> Frames:
 
 
 def _read_config(path: Path) -> EstimatorConfig:
-    content = read_json(path)
+    content = read_config(path)
     if content.pop("model_type", None) != MODEL_TYPE:
         raise CheckpointError(f"{path}: expected the configuration of a {MODEL_TYPE}, got another")
     return checked(EstimatorConfig, content, str(path), CheckpointError)

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from terra.errors import CheckpointError, ConfigError
 from tokenizer import Frames
+from tokenizer.files import open_regular
 
 # Mean and standard deviation of ImageNet's pictures in [0, 1], as torchvision's models take them.
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -154,6 +155,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """A safetensors file's tensors. Raises CheckpointError if it is missing, damaged or of another kind."""
     if path.suffix != ".safetensors":
         raise CheckpointError(f"{path}: expected a .safetensors file (pickles and TorchScript are code), got another")
+    with open_regular(path, CheckpointError):
+        pass  # a FIFO would be waited for
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
@@ -162,6 +165,17 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 def load_weights(model: nn.Module, weights: dict[str, Tensor], unused: tuple[str, ...], source: str) -> None:
     """Copy a state dict into a model, all of it but the names that begin with one of `unused`.
+
+    Raises:
+        CheckpointError: see `check_weights`.
+    """
+    model.load_state_dict(check_weights(model, weights, unused, source), strict=False)
+
+
+def check_weights(
+    model: nn.Module, weights: dict[str, Tensor], unused: tuple[str, ...], source: str
+) -> dict[str, Tensor]:
+    """The tensors of a state dict that a model takes, all but the names that begin with one of `unused`.
 
     Raises:
         CheckpointError: missing, unexpected or misshapen tensors.
@@ -173,7 +187,7 @@ def load_weights(model: nn.Module, weights: dict[str, Tensor], unused: tuple[str
     wrong += sorted(name for name in expected.keys() & used.keys() if tuple(used[name].shape) != expected[name])
     if wrong:
         raise CheckpointError(f"{source}: expected {len(expected)} tensors of the network, differs in {wrong[:3]}")
-    model.load_state_dict(used, strict=False)
+    return used
 
 
 def _moments(samples: Features) -> tuple[Float[Tensor, " features"], Float[Tensor, "rows features"]]:

@@ -93,7 +93,7 @@ def _defaults(settings: RolloutSettings) -> dict[str, Any]:
 
 def _lines(settings: RolloutSettings) -> Iterator[tuple[list[str], int]]:
     """The rollouts' names and the number of each line of the manifest."""
-    for line in read_lines(settings.manifest):
+    for line in read_lines(settings.manifest, settings.limits):
         yield rollout_names(line, settings), line.number
 
 

@@ -14,6 +14,7 @@ from terra.prompt import Actions
 from terra.rollout import drive_actions
 from terra.rollouts.manifest import Job
 from tokenizer import Frames, TokenGrid
+from tokenizer.limits import Limits
 
 
 class InThread(Protocol):
@@ -39,10 +40,11 @@ class Inputs:
         pipeline: its tokenizer encodes the contexts.
         num_contexts: number of tokenized contexts to remember, the last used ones.
         in_thread: see `InThread`.
+        limits: bounds on what is read.
     """
 
-    def __init__(self, pipeline: Pipeline, num_contexts: int, in_thread: InThread) -> None:
-        self._pipeline, self._num_contexts, self._in = pipeline, num_contexts, in_thread
+    def __init__(self, pipeline: Pipeline, num_contexts: int, in_thread: InThread, limits: Limits) -> None:
+        self._pipeline, self._num_contexts, self._in, self._limits = pipeline, num_contexts, in_thread, limits
         self._contexts: OrderedDict[tuple[tuple[str, ...], int], _Context] = OrderedDict()
 
     async def actions(self, job: Job) -> Actions:
@@ -64,7 +66,9 @@ class Inputs:
             return tokens
 
     def _load_actions(self, job: Job) -> Actions:
-        return drive_actions(job.load_trajectory(), job.num_frames, self._pipeline.engine.spec)[0]
+        spec = self._pipeline.engine.spec
+        trajectory = job.load_trajectory(job.num_frames / spec.fps, self._limits)
+        return drive_actions(trajectory, job.num_frames, spec)[0]
 
     def _load_context(self, job: Job) -> Frames:
         image_size, fps = self._pipeline.tokenizer.config.image_size, self._pipeline.engine.spec.fps

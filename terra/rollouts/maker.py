@@ -66,7 +66,7 @@ class RolloutMaker:
         self._score = None if settings.score is None else Score(settings.score)
         names = (("manifest", 1), ("read", settings.workers), ("score", 1), ("write", settings.workers))
         self._threads = {name: ThreadPoolExecutor(num, thread_name_prefix=f"terra-{name}") for name, num in names}
-        self._inputs = Inputs(pipeline, settings.contexts, self.in_thread)
+        self._inputs = Inputs(pipeline, settings.contexts, self.in_thread, settings.limits)
 
     async def attempt(
         self, work: Work, step: Callable[[Work], Awaitable[None]], is_stopping: Callable[[], bool]

@@ -30,13 +30,15 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from terra.errors import ConfigError, TerraError, TrajectoryError
+from terra.errors import ConfigError, TerraError
 from terra.rollouts.settings import RolloutSettings, Samples
 from terra.sampling import SamplingParams
 from terra.trajectory import Trajectory, load_trajectory
 from terra.trajectory.act_bench import ACT_BENCH_FPS, ACT_BENCH_POINTS, ACT_BENCH_STEP
 from terra.trajectory.checks import number_array
-from terra.trajectory.document import parse_json
+from terra.windows import check_frames
+from tokenizer.files import decode_text, open_regular, parse_json
+from tokenizer.limits import LIMITS, Limits
 from tokenizer.settings import Count, Seed, Settings, checked, expecting
 
 PATHS = "instruction_trajs"
@@ -64,7 +66,10 @@ FIELDS = ("id", *_Fields.model_fields)
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the manifest, not parsed yet: its number from 1, its place in the file in bytes, its text."""
+    """One line of the manifest, not parsed yet: its number from 1, its place in the file in bytes, its text.
+
+    Of a line above the bound on its bytes only the beginning is there, one byte more than may be.
+    """
 
     number: int
     offset: int
@@ -104,12 +109,13 @@ class Job:
         """Whether `sample_id` is needed to find the trajectory in its file."""
         return self.trajectory is not None and self.trajectory.suffix.lower() == ".jsonl"
 
-    def load_trajectory(self) -> Trajectory:
-        """Load the job's trajectory, at the trajectory's own frame rate. Raises TrajectoryError."""
+    def load_trajectory(self, seconds: float | None = None, limits: Limits = LIMITS) -> Trajectory:
+        """Load the job's trajectory, at its own frame rate; see `terra.trajectory.load_trajectory`."""
         if self.trajectory is not None:
-            return load_trajectory(self.trajectory, sample_id=self.sample_id if self.several_trajectories else None)
+            sample_id = self.sample_id if self.several_trajectories else None
+            return load_trajectory(self.trajectory, sample_id=sample_id, seconds=seconds, limits=limits)
         where = f"{self.where}: {PATHS}"
-        points = number_array(self.paths, (None, ACT_BENCH_POINTS, 3), where)
+        points = number_array(self.paths, (None, ACT_BENCH_POINTS, 3), where, limits)
         return Trajectory(points[..., :2], np.arange(ACT_BENCH_POINTS) * ACT_BENCH_STEP, ACT_BENCH_FPS, where)
 
 
@@ -120,27 +126,32 @@ def sample_seed(seed: int, sample: int) -> int:
     return int(np.random.SeedSequence(seed, spawn_key=(sample,)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def read_lines(manifest: Path) -> Iterator[Line]:
-    """Iterate over the lines that are not blank, with one line in memory at a time. Raises ConfigError."""
-    try:
-        with manifest.open("rb") as file:
-            offset = 0
-            for number, text in enumerate(file, start=1):
-                if text.strip():
-                    yield Line(number, offset, text)
+def read_lines(manifest: Path, limits: Limits = LIMITS) -> Iterator[Line]:
+    """Iterate over the lines that are not blank, with one line in memory at a time.
+
+    Raises:
+        ConfigError: no regular file, or more lines than `limits` allow.
+    """
+    most = limits.json_bytes + 1
+    with open_regular(manifest, ConfigError) as file:
+        offset = number = 0
+        while text := file.readline(most):
+            number += 1
+            if number > limits.manifest_lines:
+                raise ConfigError(f"manifest={manifest}: expected at most {limits.manifest_lines} lines, got more")
+            if text.strip():
+                yield Line(number, offset, text)
+            while len(text) == most and not text.endswith(b"\n"):
                 offset += len(text)
-    except OSError as error:
-        raise ConfigError(f"manifest={manifest}: expected a readable file, got: {error.strerror or error}") from None
+                text = file.readline(most)
+            offset += len(text)
 
 
-def read_line(manifest: Path, number: int, offset: int) -> Line:
+def read_line(manifest: Path, number: int, offset: int, limits: Limits = LIMITS) -> Line:
     """Read a line again. Raises ConfigError."""
-    try:
-        with manifest.open("rb") as file:
-            file.seek(offset)
-            return Line(number, offset, file.readline())
-    except OSError as error:
-        raise ConfigError(f"manifest={manifest}: expected a readable file, got: {error.strerror or error}") from None
+    with open_regular(manifest, ConfigError) as file:
+        file.seek(offset)
+        return Line(number, offset, file.readline(limits.json_bytes + 1))
 
 
 def count_rollouts(settings: RolloutSettings) -> int:
@@ -153,7 +164,7 @@ def count_rollouts(settings: RolloutSettings) -> int:
     """
     manifest = settings.manifest
     total, digests, numbers = 0, array("Q"), array("Q")
-    for line in read_lines(manifest):
+    for line in read_lines(manifest, settings.limits):
         names = rollout_names(line, settings)
         digests.append(int.from_bytes(hashlib.blake2b(names[0].encode(), digest_size=8).digest(), "little"))
         numbers.append(line.number)
@@ -172,7 +183,7 @@ def count_rollouts(settings: RolloutSettings) -> int:
 def rollout_names(line: Line, settings: RolloutSettings) -> list[str]:
     """The names of a line's rollouts, even if the line has other errors; "line+N" for a line without an id."""
     try:
-        record = _parse(line, settings.manifest)
+        record = _parse(line, settings)
         name = _name(record, "")
     except TerraError:
         return [f"line+{line.number}"]
@@ -190,12 +201,13 @@ def parse_line(line: Line, settings: RolloutSettings) -> list[Job]:
         TerraError: one line with the place, what was expected and what came.
     """
     where = f"{settings.manifest}: line {line.number}"
-    record = _parse(line, settings.manifest)
+    record = _parse(line, settings)
     name = _name(record, where)
     defaults = {name: getattr(settings, name) for name in ("num_frames", "num_context", "seed", "num_samples")}
     given = {key: value for key, value in record.items() if key in FIELDS or PATHS not in record}
     given.pop("id", None)
     fields = checked(_Fields, defaults | given, where)
+    check_frames(fields.num_frames, settings.limits, f"{where}: ")
     contexts = _contexts(fields, PATHS in record, where)
     paths_sha256 = None
     if fields.trajectory is None:
@@ -235,16 +247,12 @@ def parse_line(line: Line, settings: RolloutSettings) -> list[Job]:
     return jobs
 
 
-def _parse(line: Line, manifest: Path) -> dict[str, Any]:
-    try:
-        text = line.text.decode("utf-8-sig" if line.number == 1 else "utf-8")
-    except UnicodeDecodeError as error:
-        got = f"byte {line.text[error.start]:#04x}"
-        raise ConfigError(f"{manifest}: line {line.number}: expected UTF-8 text, got {got}") from None
-    try:
-        return parse_json(text, str(manifest), first_line=line.number)
-    except TrajectoryError as error:
-        raise ConfigError(str(error)) from None
+def _parse(line: Line, settings: RolloutSettings) -> dict[str, Any]:
+    where, limits = str(settings.manifest), settings.limits
+    if len(line.text) > limits.json_bytes:
+        raise ConfigError(f"{where}: line {line.number}: expected at most {limits.json_bytes} bytes, got more")
+    text = decode_text(line.text, where, ConfigError, first_line=line.number)
+    return parse_json(text, where, ConfigError, first_line=line.number, limits=limits)
 
 
 def _sample_name(name: str, sample: int) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from terra.config.groups import PipelineSettings, Sampling
+from tokenizer.limits import LIMITS, Limits
 from tokenizer.settings import Count, FilePath, Natural, Seed, Settings, expecting
 
 Samples = Annotated[int, Field(ge=1, le=10_000)]
@@ -34,6 +35,7 @@ class RolloutSettings(Settings):
         grid: write a video of each line's futures beside each other.
         score: "package.module:function" that says which future is the best, see `terra.rollouts.best`; None for none.
         metrics: a file of counters for Prometheus; None for none.
+        limits: bounds on what is read.
 
     Raises:
         ConfigError: a value of another type or out of its range.
@@ -57,6 +59,7 @@ class RolloutSettings(Settings):
     grid: bool
     score: Annotated[str, expecting("package.module:function")] | None
     metrics: FilePath | None
+    limits: Limits = LIMITS
 
     @property
     def root(self) -> Path:

@@ -73,7 +73,7 @@ class ClaimedJobs:
         return next(self._jobs)
 
     def _iterate(self) -> Iterator[tuple[Job, Claim]]:
-        for line in read_lines(self._settings.manifest):
+        for line in read_lines(self._settings.manifest, self._settings.limits):
             if self._stopped.is_set():
                 return
             yield from self._take_line(line)
@@ -83,7 +83,8 @@ class ClaimedJobs:
                 if self._stopped.is_set():
                     return
                 number, offset, sample = held[start : start + 3]
-                yield from self._take_line(read_line(self._settings.manifest, number, offset), sample)
+                line = read_line(self._settings.manifest, number, offset, self._settings.limits)
+                yield from self._take_line(line, sample)
 
     def _take_line(self, line: Line, only: int | None = None) -> Iterator[tuple[Job, Claim]]:
         try:

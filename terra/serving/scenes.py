@@ -11,13 +11,13 @@ import numpy as np
 from decoder.video import to_uint8
 from terra.context import load_context
 from terra.engine.base import EngineSpec
-from terra.errors import ConfigError, TrajectoryError
+from terra.errors import ConfigError
 from terra.prompt import Action, Actions
 from terra.rollout import drive_actions
 from terra.serving.errors import not_found
 from terra.serving.model import Model, Pictures
 from terra.trajectory import Trajectory
-from terra.trajectory.document import parse_document, parse_json, read_text
+from terra.trajectory.document import parse_document, read_document
 from tokenizer import TokenGrid
 
 
@@ -84,7 +84,7 @@ def load_scenes(folder: Path, *, num_context: int, image_size: tuple[int, int], 
 def _load_scene(folder: Path, num_context: int, image_size: tuple[int, int], spec: EngineSpec) -> Scene:
     frames = load_context(folder, num_frames=num_context, image_size=image_size, fps=spec.fps)
     paths = sorted(folder.glob("*.json"))
-    documents = {path.stem: _read_document(path) for path in paths}
+    documents = {path.stem: read_document(path) for path in paths}
     trajectories, actions = {}, {}
     for path in paths:
         trajectories[path.stem] = parse_document(documents[path.stem], str(path))
@@ -93,13 +93,6 @@ def _load_scene(folder: Path, num_context: int, image_size: tuple[int, int], spe
     usual = actions.get("straight", next(iter(actions.values()), None))
     start = None if usual is None else (usual[:-1], _speed(usual[-1]))
     return Scene(folder.name, to_uint8(frames), documents, trajectories, start)
-
-
-def _read_document(path: Path) -> dict[str, Any]:
-    try:
-        return parse_json(read_text(path), str(path))
-    except OSError as error:
-        raise TrajectoryError(f"{path}: expected a file that can be read, got: {error.strerror or error}") from None
 
 
 def _speed(action: Action) -> float:

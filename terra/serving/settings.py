@@ -6,6 +6,7 @@ from pydantic import AfterValidator, Field
 
 from decoder.camera import Camera
 from terra.config.groups import PipelineSettings, Sampling
+from tokenizer.limits import LIMITS, Limits
 from tokenizer.settings import Count, FilePath, Natural, NonNegative, Positive, Settings, Text, expecting
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -79,6 +80,7 @@ class ServeSettings(PipelineSettings):
     uploads: UploadSettings
     sampling: Sampling
     camera: Camera
+    limits: Limits = LIMITS
 
     @property
     def hosts(self) -> tuple[str, ...] | None:

@@ -9,8 +9,9 @@ from jaxtyping import Float64
 from numpy.typing import ArrayLike
 
 from terra.errors import TrajectoryError
+from tokenizer.limits import LIMITS, Limits
 
-MAX_FPS = 100.0
+MIN_FPS, MAX_FPS = 0.01, 100.0
 MAX_SPEED = 80.0  # m/s, 288 km/h: above any road vehicle, and below any car whose meters are centimeters
 MAX_POSE_GAP = 3.0  # s, the length of a future path: between poses further apart its shape would be made up
 MAX_HEADING_JUMP = math.pi / 2
@@ -23,22 +24,24 @@ POSE_COLUMNS = ("time", "x", "y", "heading")
 
 
 def check_fps(fps: object, source: str) -> float:
-    """Return `fps` as a float, or raise TrajectoryError unless it is a number in (0, 100]."""
-    if isinstance(fps, int | float | np.integer | np.floating) and not isinstance(fps, bool) and 0 < fps <= MAX_FPS:
+    """Return `fps` as a float, or raise TrajectoryError unless it is a number from 0.01 to 100."""
+    is_number = isinstance(fps, int | float | np.integer | np.floating) and not isinstance(fps, bool)
+    if is_number and MIN_FPS <= fps <= MAX_FPS:
         return float(fps)
-    raise TrajectoryError(f"{source}: fps: expected a number in (0, {MAX_FPS:g}], got {reprlib.repr(fps)}")
+    raise TrajectoryError(f"{source}: fps: expected a number from {MIN_FPS:g} to {MAX_FPS:g}, got {reprlib.repr(fps)}")
 
 
-def number_array(value: object, shape: tuple[int | None, ...], where: str) -> np.ndarray:
+def number_array(value: object, shape: tuple[int | None, ...], where: str, limits: Limits = LIMITS) -> np.ndarray:
     """Turn nested lists, or a numeric array, into float64 of the given shape.
 
     Args:
         value: the value that a file has at `where`.
         shape: the expected length of each axis; None is any length but 0.
         where: file and field, the beginning of an error message.
+        limits: bounds on the count of numbers.
 
     Raises:
-        TrajectoryError: another shape, an entry that is no number, NaN or infinity.
+        TrajectoryError: another shape, an entry that is no number, NaN or infinity, too many numbers.
     """
     if isinstance(value, np.ndarray):
         expected = "x".join("n" if length is None else str(length) for length in shape)
@@ -48,8 +51,10 @@ def number_array(value: object, shape: tuple[int | None, ...], where: str) -> np
         if value.dtype.kind not in "fiu" or not fits:
             got = f"{value.dtype} of shape {'x'.join(map(str, value.shape)) or '()'}"
             raise TrajectoryError(f"{where}: expected numbers of shape {expected}, got {got}")
+        check_count(value.size, where, limits)
     else:
         _check_nested(value, shape, where)
+        check_count(_count(value), where, limits)
     try:
         array = np.asarray(value, dtype=np.float64)
     except OverflowError as error:
@@ -58,18 +63,29 @@ def number_array(value: object, shape: tuple[int | None, ...], where: str) -> np
     return array
 
 
+def check_count(numbers: int, where: str, limits: Limits) -> None:
+    """Raise TrajectoryError for more numbers than a trajectory may have."""
+    if numbers > limits.trajectory_numbers:
+        most = limits.trajectory_numbers
+        raise TrajectoryError(f"{where}: expected at most {most} numbers, got {numbers}")
+
+
+def _count(value: object) -> int:
+    """The count of numbers in nested lists of one shape."""
+    return len(value) * _count(value[0]) if isinstance(value, list) else 1
+
+
 def _check_nested(value: object, shape: tuple[int | None, ...], where: str) -> None:
-    if not shape:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise TrajectoryError(f"{where}: expected a number, got {reprlib.repr(value)}")
-        return
     expected = "a list that is not empty" if shape[0] is None else f"a list of {shape[0]}"
     if not isinstance(value, list):
         raise TrajectoryError(f"{where}: expected {expected}, got {reprlib.repr(value)}")
     if (shape[0] is None and not value) or (shape[0] is not None and len(value) != shape[0]):
         raise TrajectoryError(f"{where}: expected {expected}, got a list of {len(value)}")
     for index, item in enumerate(value):
-        _check_nested(item, shape[1:], f"{where}[{index}]")
+        if len(shape) > 1:
+            _check_nested(item, shape[1:], f"{where}[{index}]")
+        elif type(item) is not float and type(item) is not int:
+            raise TrajectoryError(f"{where}[{index}]: expected a number, got {reprlib.repr(item)}")
 
 
 def check_finite(array: np.ndarray, where: str) -> None:

@@ -2,10 +2,9 @@
 
 import json
 import reprlib
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -13,7 +12,9 @@ from jaxtyping import Float
 from terra.errors import OutputError, TrajectoryError
 from terra.trajectory.checks import check_fps, check_poses, number_array, stack_poses
 from terra.trajectory.model import PoseTable, Trajectory
-from tokenizer.files import replacing
+from terra.trajectory.npz import read_arrays
+from tokenizer.files import parse_json, read_text, replacing
+from tokenizer.limits import LIMITS, Limits
 
 FORMAT = "terra-trajectory"
 POSE_AXES = "x_y_heading_ccw"
@@ -23,105 +24,65 @@ TIME_UNITS = {"s": 1.0, "ms": 1000.0}
 POSITION_UNITS = {"m": 1.0}
 ANGLE_UNITS = {"rad": 1.0, "deg": 180.0 / np.pi}
 
-MAX_NPZ_BYTES = 1 << 30  # unpacked: four hours of paths at 10 fps take about 140 MB
 
-
-def read_text(path: Path) -> str:
-    """Read a UTF-8 file (with or without a byte order mark); TrajectoryError if it is empty or no text."""
-    data = path.read_bytes()
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        raise TrajectoryError(f"{path}: line {line}: expected UTF-8 text, got byte {data[error.start]:#04x}") from error
+def read_document(path: Path, limits: Limits = LIMITS) -> dict[str, Any]:
+    """Read a JSON document; TrajectoryError if it is no object, empty, or beyond a bound."""
+    text = read_text(path, TrajectoryError, max_bytes=limits.json_bytes)
     if not text.strip():
         raise TrajectoryError(f"{path}: expected a trajectory, got an empty file")
-    return text
+    return parse_json(text, str(path), TrajectoryError, limits=limits)
 
 
-def parse_json(text: str, source: str, first_line: int = 1) -> dict[str, object]:
-    """Parse one JSON object; TrajectoryError with the line, counted from `first_line`, if it is none."""
-    try:
-        value = json.loads(text, object_pairs_hook=_unique_keys)
-    except json.JSONDecodeError as error:
-        line = first_line + error.lineno - 1
-        place = f"{source}: line {line}, column {error.colno}"
-        raise TrajectoryError(f"{place}: expected JSON, got {error.msg.lower()}") from error
-    except (ValueError, RecursionError) as error:
-        raise TrajectoryError(f"{source}: line {first_line}: expected JSON that can be read, got {error}") from error
-    if not isinstance(value, dict):
-        raise TrajectoryError(f"{source}: line {first_line}: expected a JSON object, got {reprlib.repr(value)}")
-    return value
+def load_json(path: Path, seconds: float | None = None, limits: Limits = LIMITS) -> Trajectory:
+    """Load a JSON document; TrajectoryError if it is malformed, undeclared or beyond a bound."""
+    return parse_document(read_document(path, limits), str(path), seconds, limits)
 
 
-def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} twice")
-    return value
-
-
-def load_json(path: Path) -> Trajectory:
-    """Load a JSON document; TrajectoryError if it is malformed or undeclared."""
-    return parse_document(parse_json(read_text(path), str(path)), str(path))
-
-
-def load_npz(path: Path) -> Trajectory:
+def load_npz(path: Path, seconds: float | None = None, limits: Limits = LIMITS) -> Trajectory:
     """Load the document's keys from an NPZ archive.
 
     Numbers are arrays, words are 0-d strings, and units are the keys units_position, units_angle and units_time.
-    Pickled objects are refused.
+    Pickled objects are refused. Raises TrajectoryError.
     """
     document: dict[str, object] = {}
     units: dict[str, object] = {}
-    for key, array in _read_npz(path).items():
-        value = array.item() if array.ndim == 0 else array
+    for key, value in read_arrays(path, limits).items():
         if key.startswith("units_"):
             units[key.removeprefix("units_")] = value
         else:
             document[key] = value
     if units:
         document["units"] = units
-    return parse_document(document, str(path))
+    return parse_document(document, str(path), seconds, limits)
 
 
-def _read_npz(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            size = sum(member.file_size for member in archive.infolist())
-        if size > MAX_NPZ_BYTES:
-            raise TrajectoryError(f"{path}: expected at most {MAX_NPZ_BYTES} bytes unpacked, got {size}")
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in archive.files}
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError, MemoryError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise TrajectoryError(f"{path}: expected an NPZ archive of plain arrays, got: {reason}") from error
-    for key, array in arrays.items():
-        if not isinstance(array, np.ndarray):
-            raise TrajectoryError(f"{path}: {key}: expected a NumPy array, got another kind of file")
-    return arrays
-
-
-def parse_document(document: Mapping[str, object], source: str) -> Trajectory:
+def parse_document(
+    document: Mapping[str, object], source: str, seconds: float | None = None, limits: Limits = LIMITS
+) -> Trajectory:
     """Make a Trajectory of a document whose frame, axes, units and rate are all declared.
+
+    Args:
+        document: the document's keys.
+        source: its origin, with which every message begins.
+        seconds: cut the paths of the frames up to this time and one more out of poses; None for all frames.
+        limits: bounds on the numbers in a trajectory.
 
     Raises:
         TrajectoryError: a key missing, unknown or with another value than the two forms allow; bad numbers.
     """
     fps, frame = _check_header(document, source)
     if frame == "world":
-        return _parse_poses(document, fps, source).trajectory()
-    return _parse_paths(document, fps, source)
+        return _parse_poses(document, fps, source, limits).trajectory(seconds, limits)
+    return _parse_paths(document, fps, source, limits)
 
 
-def read_json_poses(path: Path) -> PoseTable:
+def read_json_poses(path: Path, limits: Limits = LIMITS) -> PoseTable:
     """Read the poses of a JSON document; TrajectoryError if it is malformed, undeclared, or holds paths."""
-    document = parse_json(read_text(path), str(path))
+    document = read_document(path, limits)
     fps, frame = _check_header(document, str(path))
     if frame != "world":
         raise TrajectoryError(f"{path}: frame: expected 'world', got {frame!r}: paths don't say where the vehicle was")
-    return _parse_poses(document, fps, str(path))
+    return _parse_poses(document, fps, str(path), limits)
 
 
 def _check_header(document: Mapping[str, object], source: str) -> tuple[float, str]:
@@ -140,18 +101,18 @@ def _check_header(document: Mapping[str, object], source: str) -> tuple[float, s
     return check_fps(document["fps"], source), frame
 
 
-def _parse_poses(document: Mapping[str, object], fps: float, source: str) -> PoseTable:
+def _parse_poses(document: Mapping[str, object], fps: float, source: str, limits: Limits) -> PoseTable:
     allowed = {"position": POSITION_UNITS, "angle": ANGLE_UNITS, "time": TIME_UNITS}
     scale = _unit_scales(document["units"], allowed, source)
-    rows = number_array(document["poses"], (None, 4), f"{source}: poses")
+    rows = number_array(document["poses"], (None, 4), f"{source}: poses", limits)
     poses = rows / [scale["time"], scale["position"], scale["position"], scale["angle"]]
     return PoseTable(poses, fps, source, locate=lambda row: f"{source}: poses[{row}]")
 
 
-def _parse_paths(document: Mapping[str, object], fps: float, source: str) -> Trajectory:
+def _parse_paths(document: Mapping[str, object], fps: float, source: str, limits: Limits) -> Trajectory:
     scale = _unit_scales(document["units"], {"position": POSITION_UNITS, "time": TIME_UNITS}, source)
-    times = number_array(document["times"], (None,), f"{source}: times") / scale["time"]
-    paths = number_array(document["paths"], (None, len(times), 2), f"{source}: paths") / scale["position"]
+    times = number_array(document["times"], (None,), f"{source}: times", limits) / scale["time"]
+    paths = number_array(document["paths"], (None, len(times), 2), f"{source}: paths", limits) / scale["position"]
     return Trajectory(paths, times, fps, source)
 
 

@@ -8,7 +8,8 @@ import numpy as np
 from jaxtyping import Float, Float32, Float64
 
 from terra.errors import ConfigError, TrajectoryError
-from terra.trajectory.checks import check_fps, check_path_times, check_paths, check_poses, stack_poses
+from terra.trajectory.checks import check_count, check_fps, check_path_times, check_paths, check_poses, stack_poses
+from tokenizer.limits import LIMITS, Limits
 
 # Seconds after the frame. The published prepare_action keeps indices 9::10 of a path sampled every 0.05 s from 0.
 WAYPOINT_TIMES = (0.45, 0.95, 1.45, 1.95, 2.45, 2.95)
@@ -26,7 +27,7 @@ class Trajectory:
     Attributes:
         paths: [x forward, y left] in meters in the ego frame of that frame's own pose.
         times: seconds after the frame, strictly increasing, the same for all frames.
-        fps: frames a second, in (0, 100].
+        fps: frames a second, 0.01 to 100.
         source: name of the origin ("drive.csv"), with which every error message begins.
 
     Raises:
@@ -95,21 +96,25 @@ class Trajectory:
             poses, fps=fps, source=source, locate=lambda row: f"{source}: pose {row}", horizon=horizon, step=step
         )
 
-    def resample(self, fps: float, max_frames: int | None = None) -> "Trajectory":
+    def resample(self, fps: float, max_frames: int | None = None, limits: Limits = LIMITS) -> "Trajectory":
         """Return the same drive at another frame rate, from its first frame to its last or to `max_frames` frames.
 
         A frame between two others gets the linear blend of their paths, point by point, because in the moving ego frame
         the point t seconds ahead changes smoothly with time. Nothing is extrapolated. The same rate returns `self`.
+        Only the frames that are returned are made.
 
         Raises:
-            TrajectoryError: fps not in (0, 100].
+            TrajectoryError: fps not from 0.01 to 100, or frames of more numbers than `limits` allow.
         """
         fps = check_fps(fps, self.source)
         if fps == self.fps:
             return self if max_frames is None else replace(self, paths=self.paths[:max_frames])
         last = (self.num_frames - 1) / self.fps
+        count = math.floor((last + TIME_TOLERANCE) * fps) + 1
+        count = count if max_frames is None else min(count, max_frames)
+        check_count(count * self.paths[0].size, f"{self.source}: {count} frames at {fps:g} fps", limits)
+        wanted = np.arange(count) / fps
         frame_times = np.arange(self.num_frames) / self.fps
-        wanted = (np.arange(math.floor((last + TIME_TOLERANCE) * fps) + 1) / fps)[:max_frames]
         return Trajectory(interpolate(frame_times, self.paths, wanted), self.times, fps, self.source)
 
     def require(self, num_frames: int) -> None:
@@ -176,9 +181,14 @@ class PoseTable:
     source: str
     locate: Callable[[int], str]
 
-    def trajectory(self) -> Trajectory:
-        """The future path of each frame. Raises TrajectoryError if the poses are not a vehicle's motion."""
-        return trajectory_from_poses(self.poses, fps=self.fps, source=self.source, locate=self.locate)
+    def trajectory(self, seconds: float | None = None, limits: Limits = LIMITS) -> Trajectory:
+        """The future path of each frame, or of the frames up to `seconds` and one more, if there are more.
+
+        Raises:
+            TrajectoryError: poses that are not a vehicle's motion, or paths of more numbers than `limits` allow.
+        """
+        named = {"fps": self.fps, "source": self.source, "locate": self.locate}
+        return trajectory_from_poses(self.poses, **named, seconds=seconds, limits=limits)
 
 
 def trajectory_from_poses(
@@ -189,20 +199,30 @@ def trajectory_from_poses(
     locate: Callable[[int], str],
     horizon: float = PATH_HORIZON,
     step: float = PATH_STEP,
+    seconds: float | None = None,
+    limits: Limits = LIMITS,
 ) -> Trajectory:
-    """`Trajectory.from_poses` for rows of [time s, x m, y m, heading rad]; `locate` names a row in error messages."""
+    """`Trajectory.from_poses` for rows of [time s, x m, y m, heading rad]; `locate` names a row in error messages.
+
+    `seconds` leaves out what comes later than the frame after that time.
+    """
     fps = check_fps(fps, source)
     if not 0 < step < horizon < math.inf:
         raise ConfigError(f"expected 0 < step < horizon in seconds, got {step = }, {horizon = }")
     check_poses(poses, source, locate)
-    path_times = np.arange(math.ceil(horizon / step - 1e-9)) * step
+    num_points = horizon / step
+    if not num_points < limits.trajectory_numbers:
+        raise ConfigError(f"expected a path of at most {limits.trajectory_numbers} points, got {step = }, {horizon = }")
+    path_times = np.arange(math.ceil(num_points - 1e-9)) * step
     clock = poses[:, 0] - poses[0, 0]
     spare = clock[-1] - path_times[-1] + TIME_TOLERANCE
     if spare < 0:
         raise TrajectoryError(
             f"{source}: covers {clock[-1]:.4g} s, expected at least the {path_times[-1]:g} s of one future path"
         )
-    frame_times = np.arange(math.floor(spare * fps) + 1) / fps
+    count = math.floor((spare if seconds is None else min(spare, seconds + 1 / fps)) * fps) + 1
+    check_count(count * 2 * len(path_times), f"{source}: {count} frames at {fps:g} fps", limits)
+    frame_times = np.arange(count) / fps
     places = np.column_stack([poses[:, 1:3] - poses[0, 1:3], np.unwrap(poses[:, 3])])
     start = interpolate(clock, places, frame_times)
     ahead = interpolate(clock, places[:, :2], frame_times[:, None] + path_times) - start[:, None, :2]

@@ -8,29 +8,39 @@ import numpy as np
 
 from terra.errors import TrajectoryError
 from terra.trajectory.checks import POSE_COLUMNS, check_fps
-from terra.trajectory.document import ANGLE_UNITS, POSITION_UNITS, TIME_UNITS, read_text
+from terra.trajectory.document import ANGLE_UNITS, POSITION_UNITS, TIME_UNITS
 from terra.trajectory.model import PoseTable
+from tokenizer.files import read_text
+from tokenizer.limits import LIMITS, Limits
 
 COLUMN_UNITS = {"time": TIME_UNITS, "x": POSITION_UNITS, "y": POSITION_UNITS, "heading": ANGLE_UNITS}
 FPS_COMMENT = re.compile(r"#\s*fps\s*:\s*(?P<fps>.*?)\s*")
 
 
-def read_csv(path: Path) -> PoseTable:
+def read_csv(path: Path, limits: Limits = LIMITS) -> PoseTable:
     """Read poses in one fixed frame from CSV.
 
     A header names the columns time_s (or time_ms), x_m, y_m and heading_rad (or heading_deg), in any order; headings
     are counter-clockwise from +x. Lines that begin with # are comments, and one of them is "# fps: 10".
 
     Raises:
-        TrajectoryError: a column missing, unknown or without its unit, no frame rate, bad numbers.
+        TrajectoryError: a column missing, unknown or without its unit, no frame rate, bad numbers, too long a file.
     """
+    content = read_text(path, TrajectoryError, max_bytes=limits.table_bytes)
+    if not content.strip():
+        raise TrajectoryError(f"{path}: expected a trajectory, got an empty file")
+    table = content.splitlines()
+    if len(table) > limits.table_lines:
+        raise TrajectoryError(f"{path}: expected at most {limits.table_lines} lines, got {len(table)}")
     fps: float | None = None
     header: list[str] = []
     scales: dict[str, float] | None = None
     rows: list[list[float]] = []
     lines: list[int] = []
-    for number, line in enumerate(read_text(path).splitlines(), start=1):
+    for number, line in enumerate(table, start=1):
         where = f"{path}: line {number}"
+        if len(line) > limits.line_chars:
+            raise TrajectoryError(f"{where}: expected at most {limits.line_chars} characters, got {len(line)}")
         text = line.strip()
         if text.startswith("#"):
             if match := FPS_COMMENT.fullmatch(text):

@@ -1,5 +1,6 @@
 """Loading of world-model checkpoints: every name and shape is checked before a weight is read."""
 
+import reprlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from transformers.utils import logging as transformers_logging
 from terra.errors import CheckpointError
 from terra.world_model.config import LlamaActionConfig
 from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
-from tokenizer.checkpoint import read_json, verify_layout
+from tokenizer.checkpoint import load_tensors, read_config, verify_layout
 
 ARCHITECTURES: dict[str, type[LlamaActionForCausalLM] | type[LlamaActionV2ForCausalLM]] = {
     cls.__name__: cls for cls in (LlamaActionForCausalLM, LlamaActionV2ForCausalLM)
@@ -24,15 +25,16 @@ def load_config(folder: Path) -> LlamaActionConfig:
     Raises:
         CheckpointError: config.json is another model's or contradicts itself, or the weights do not fit it.
     """
-    content = read_json(folder / "config.json")
+    content = read_config(folder / "config.json")
     where = folder / "config.json"
     if content.get("model_type") != LlamaActionConfig.model_type:
         raise CheckpointError(
-            f"{where}: model_type: expected {LlamaActionConfig.model_type!r}, got {content.get('model_type')!r}"
+            f"{where}: model_type: expected {LlamaActionConfig.model_type!r}, got {content.get('model_type')!r:.80}"
         )
-    named = content.get("architectures") or []
-    if len(named) != 1 or named[0] not in ARCHITECTURES:
-        raise CheckpointError(f"{where}: architectures: expected one of {sorted(ARCHITECTURES)}, got {named}")
+    named = content.get("architectures")
+    if not isinstance(named, list) or len(named) != 1 or str(named[0]) not in ARCHITECTURES:
+        got = reprlib.repr(named)
+        raise CheckpointError(f"{where}: architectures: expected one of {sorted(ARCHITECTURES)}, got {got}")
     try:
         config = LlamaActionConfig.from_dict(content)
     except CheckpointError as error:
@@ -53,10 +55,10 @@ def load_world_model(
     """
     config = load_config(folder)
     architecture = ARCHITECTURES[(config.architectures or [])[0]]
+    tensors = load_tensors(folder)
     with _no_progress_bar():
-        model = architecture.from_pretrained(
-            folder, config=config, dtype=dtype, use_safetensors=True, local_files_only=True
-        )
+        # Given the tensors and no folder, transformers reads no generation_config.json, adapters or other files of it.
+        model = architecture.from_pretrained(None, config=config, state_dict=tensors, dtype=dtype)
     return model.to(device).eval()  # pyright: ignore[reportArgumentType, reportReturnType]
 
 

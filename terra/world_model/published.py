@@ -69,6 +69,23 @@ WORLD_MODELS = {
 }
 
 
+LEFTOVERS = frozenset(
+    {
+        "activation_function",
+        "do_layer_norm_before",
+        "dropout",
+        "enable_bias",
+        "init_std",
+        "layer_norm_elementwise_affine",
+    }
+    | {"layerdrop", "llm_model_type", "num_action_embeddings", "use_text", "word_embedding_proj_dim"}
+)
+"""Keys of the published world models' config.json that say nothing about them.
+
+Most are OPT's; `num_action_embeddings` repeats `num_action_tokens`.
+"""
+
+
 def tokenizer_of(architecture: str) -> str | None:
     """Name of the tokenizer that the published world model of this class was trained with."""
     return next((model.tokenizer for model in WORLD_MODELS.values() if model.architecture == architecture), None)
