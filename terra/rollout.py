@@ -22,6 +22,8 @@ The record, version 2, has the same keys for every command; a value that is unkn
     seconds              what each stage took
     batch                of `terra rollout`: id, sample, manifest, request and made_with
     score                of `terra rollout`: function and value
+    files                of each other file in the folder, by name: bytes and sha256, see `terra.rollout_files`; records
+                         that were written before have no such key
 
 Records without a version were written by earlier versions of Terra, and lack keys that a replay needs.
 """
@@ -44,6 +46,7 @@ from terra.engine.base import EngineSpec
 from terra.errors import OutputError, TerraError
 from terra.output import package_versions
 from terra.prompt import Actions
+from terra.rollout_files import describe_files
 from terra.sampling import SamplingParams
 from terra.trajectory import Trajectory, load_trajectory
 from terra.windows import plan_windows
@@ -205,7 +208,7 @@ class RolloutWriter:
     def finish(
         self, tokens: TokenGrid, actions: Actions, record: Mapping[str, Any], paths: Paths | None = None
     ) -> None:
-        """Write all files but the video.
+        """End the video, and write all other files; no frame may follow.
 
         Args:
             tokens: tokens of all frames.
@@ -214,6 +217,7 @@ class RolloutWriter:
             paths: the paths that the overlay shows.
         """
         pixels = self._pieces[0] if len(self._pieces) == 1 else np.concatenate(self._pieces)
+        self._stack.close()  # the record lists the video, too
         if self._gif:
             write_video(pixels, self._folder / GIF, self._fps)
         if self._camera is not None and paths is not None:
@@ -224,7 +228,8 @@ class RolloutWriter:
         if self._png:
             write_png_sequence(pixels, self._folder / PNGS)
         write_tensors(self._folder / TOKENS, {"tokens": tokens, "actions": actions})
-        write_json(self._folder / RECORD, {**record, "pixels_sha256": pixels_sha256(pixels)})
+        last = {"pixels_sha256": pixels_sha256(pixels), "files": describe_files(self._folder)}
+        write_json(self._folder / RECORD, {**record, **last})
 
 
 def rollout_record(
@@ -241,7 +246,7 @@ def rollout_record(
     batch: Mapping[str, Any] | None = None,
     score: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A record as the module describes it, without `pixels_sha256`.
+    """A record as the module describes it, without `pixels_sha256` and `files`.
 
     Args:
         provenance: the pipeline's, see `terra.config.spec.PipelineSpec.provenance`.

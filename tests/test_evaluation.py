@@ -35,6 +35,7 @@ from terra.evaluation.measures import (
 from terra.evaluation.motion import CLASSES, classify, integrate, steps_of
 from terra.evaluation.rollouts import KeptRollouts
 from terra.evaluation.scores import GENERATED, PERSISTENCE, RE_ENCODED, TRUE, VARIANTS, ClipScores, Scorer
+from terra.evaluation.settings import EvaluationSettings
 from terra.metrics.bootstrap import Estimate, mean_estimate, share_estimate
 from terra.metrics.frames import PSNR_CAP, psnr, ssim
 from terra.metrics.frechet import clip_features, frechet_distance, frechet_estimate, halves_distance
@@ -593,18 +594,23 @@ def test_estimator_refuses_another_checkpoint(tmp_path: Path) -> None:
         MotionEstimator.from_pretrained(tmp_path)
 
 
+def evaluation(driving: Path, model: Path, tokenizer: Path, folder: Path, **changes: Any) -> EvaluationSettings:
+    if not (folder / "estimator").exists():
+        MotionEstimator(SMALL_ESTIMATOR).save_pretrained(folder / "estimator")
+    settings = [
+        *(f"data={driving}", f"output={folder / 'out'}", f"estimator={folder / 'estimator'}", "engine=persistence"),
+        *(f"tokenizer.pretrained={tokenizer}", f"world_model.pretrained={model}"),
+        *("num_clips=4", "num_frames=6", "num_context=2", "overlap=1", "drift_clips=2", "drift_frames=10"),
+        *("group_frames=8", "at_once=3", "workers=0", "resamples=20", "frechet_resamples=3"),
+    ]
+    return read_settings("evaluate", [*settings, *(f"{name}={value}" for name, value in changes.items())])
+
+
 @pytest.mark.slow
 def test_evaluation_writes_its_files_and_a_second_run_makes_nothing_new(
     driving: Path, model_folder: Path, tokenizer_folder: Path, tmp_path: Path
 ) -> None:
-    MotionEstimator(SMALL_ESTIMATOR).save_pretrained(tmp_path / "estimator")
-    settings = [
-        *(f"data={driving}", f"output={tmp_path / 'out'}", f"estimator={tmp_path / 'estimator'}", "engine=persistence"),
-        *(f"tokenizer.pretrained={tokenizer_folder}", f"world_model.pretrained={model_folder}"),
-        *("num_clips=4", "num_frames=6", "num_context=2", "overlap=1", "drift_clips=2", "drift_frames=10"),
-        *("group_frames=8", "at_once=3", "workers=0", "resamples=20", "frechet_resamples=3"),
-    ]
-    config = read_settings("evaluate", settings)
+    config = evaluation(driving, model_folder, tokenizer_folder, tmp_path)
     run(config, Console(quiet=True))
     out = tmp_path / "out"
     written = {path.name for path in out.iterdir()}
@@ -625,4 +631,71 @@ def test_evaluation_writes_its_files_and_a_second_run_makes_nothing_new(
     run(config, Console(quiet=True))
     second = json.loads((out / "metrics.json").read_text())
     assert second["rollouts_reused"] == 4 + 2 + 3
+    assert second["scores_reused"] == 0  # those of clips that are shown are measured with the videos
     assert second["measures"] == first["measures"]
+    assert first["criteria"] == []  # which are those of the shipped model
+    run(config.replace(requirements=True), Console(quiet=True))
+    assert len(json.loads((out / "metrics.json").read_text())["criteria"]) == 9
+
+
+@pytest.mark.slow
+def test_an_evaluation_stopped_at_any_clip_goes_on_there_and_ends_with_the_same_numbers(
+    driving: Path, model_folder: Path, tokenizer_folder: Path, tmp_path: Path, monkeypatch, caplog
+) -> None:
+    (tmp_path / "whole").mkdir()
+    whole = evaluation(driving, model_folder, tokenizer_folder, tmp_path / "whole", pictures=0)
+    config = evaluation(driving, model_folder, tokenizer_folder, tmp_path, pictures=0).replace(
+        estimator=whole.estimator
+    )
+    run(whole, Console(quiet=True))
+    score, recover = Scorer.score, Scorer.recover
+    out = config.output
+
+    def stop_after(count: int) -> None:
+        measured = []
+
+        def stop_soon(self: Scorer, clip: Clip, *rest: Any) -> Any:
+            if len(measured) == count:
+                raise KeyboardInterrupt
+            measured.append(clip.name)
+            return score(self, clip, *rest)
+
+        monkeypatch.setattr(Scorer, "score", stop_soon)
+        with pytest.raises(KeyboardInterrupt):
+            run(config, Console(quiet=True))
+        assert len(measured) == count
+
+    stop_after(2)
+    assert not (out / "metrics.json").exists()
+    stop_after(3)  # the other two clips, and the first long rollout
+    assert json.loads((out / "metrics.json").read_text())["complete"] is False
+    monkeypatch.setattr(Scorer, "score", score)
+    recovered = []
+    monkeypatch.setattr(Scorer, "recover", lambda *args: recovered.append(1) or recover(*args))
+    run(config, Console(quiet=True))
+    first, second = (json.loads((each.output / "metrics.json").read_text()) for each in (whole, config))
+    assert first["complete"] is second["complete"] is True
+    assert first["measures"] == second["measures"]
+    assert first["teacher_forced"] == second["teacher_forced"]
+    assert "made anew" not in caplog.text
+
+    # Everything is kept, and what is damaged is measured again.
+    recovered.clear()
+    run(config, Console(quiet=True))
+    assert not recovered
+    scores = sorted((out / "scores").iterdir())
+    assert len(scores) == 4 + 2 + 1
+    for path, content in zip(scores, (b"", b"{}", bytes(1000)), strict=False):
+        path.write_bytes(content)
+    scores[3].write_bytes(scores[3].read_bytes()[:-9] + bytes(9))
+    rollouts = sorted((out / "rollouts").iterdir())
+    for path in rollouts:
+        path.write_bytes(path.read_bytes()[:-5])
+    run(config, Console(quiet=True))
+    assert caplog.text.count("is damaged and made again") >= 4 + 1
+    assert json.loads((out / "metrics.json").read_text())["measures"] == first["measures"]
+
+    # A changed setting starts anew, with a line.
+    caplog.clear()
+    run(config.replace(seed=1, resamples=21), Console(quiet=True))
+    assert caplog.text.count("was made with other settings, data or weights: made anew") == 2

@@ -122,7 +122,7 @@ def read_layout(folder: Path) -> Layout:
     """
     layout: Layout = {}
     for path in _weight_files(folder):
-        header = _read_header(path)
+        header = read_header(path)
         repeated = sorted(layout.keys() & header.keys())
         if repeated:
             raise CheckpointError(f"{path}: expected tensors that no other shard has, got {_shorten(repeated)}")
@@ -257,10 +257,13 @@ def _weight_map(index: Path) -> dict[str, str]:
     return weight_map
 
 
-def _read_header(path: Path) -> Layout:
+def read_header(path: Path) -> Layout:
     """Read names and shapes from one safetensors file, and check that the tensors fill the file exactly.
 
     Format: 8 bytes of little-endian header length, that much JSON, then the data (safetensors' README).
+
+    Raises:
+        CheckpointError: the file is missing, truncated or corrupt.
     """
     with open_regular(path, CheckpointError) as file:
         size = os.fstat(file.fileno()).st_size

@@ -9,7 +9,7 @@ scores of clips --> measures with intervals --> criteria --> metrics.json, metri
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,17 @@ import numpy as np
 import torch
 from rich.console import Console
 
+import terra
 from decoder.video import to_uint8
 from terra.config.spec import PipelineSpec
 from terra.dataset.tokens import TokenizedDriving
 from terra.device import torch_device
-from terra.errors import ConfigError
+from terra.errors import CheckpointError, ConfigError
 from terra.evaluation.bench import Bench, Examined
 from terra.evaluation.clips import Clip
 from terra.evaluation.criteria import Criterion, evaluate_criteria
 from terra.evaluation.estimator import MotionEstimator
+from terra.evaluation.kept import KeptFiles
 from terra.evaluation.measures import (
     Measure,
     confusions,
@@ -48,10 +50,13 @@ from terra.pipeline import Pipeline
 from terra.progress import ProgressLine
 from terra.training.prediction import evaluate_world_model
 from terra.world_model import load_world_model
+from tokenizer.checkpoint import checkpoint_sha256
+from tokenizer.files import file_sha256
 from tokenizer.lineage import tokens_sha256
 
 logger = logging.getLogger(__name__)
 
+DEMO = Path(terra.__file__).parent / "demo"
 _ROLLOUT_BIN_SECONDS, _DRIFT_BIN_SECONDS = 0.5, 2.0
 
 
@@ -66,7 +71,10 @@ class _Found:
 
 
 def run(settings: EvaluationSettings, console: Console | None = None) -> Path:
-    """Evaluate and return the folder of results. A repeated run reads the rollouts that an interrupted run has kept.
+    """Evaluate and return the folder of results.
+
+    Rollouts and scores are kept as they are made, and metrics.json is written after each part, so that the same command
+    goes on after an interruption; what was made with other settings, data or weights is made anew.
 
     Raises:
         TerraError: anything wrong with the data, the checkpoints or the configuration.
@@ -83,27 +91,52 @@ def run(settings: EvaluationSettings, console: Console | None = None) -> Path:
         weights = {**plan.facts["checkpoints"], "tokenizer": tokens_sha256(plan.tokenizer)}
         made_with = {"engine": spec.settings.engine, "overlap": settings.overlap, **weights}
         rollouts = KeptRollouts(pipeline, settings.sampling, settings.output / "rollouts", made_with)
+        measured_with = {**made_with, "sampling": vars(settings.sampling), **_measuring(settings, plan, spec)}
+        kept = KeptFiles(settings.output / "scores", measured_with)
         limits = {"at_once": settings.at_once, "workers": settings.workers}
-        bench = Bench(tokenizer, decoder, rollouts, scorer, waypoint_times=plan.model.waypoint_times, **limits)
+        bench = Bench(tokenizer, decoder, rollouts, kept, scorer, waypoint_times=plan.model.waypoint_times, **limits)
         found = _examine(bench, plan.clips, settings.pictures, "rollouts")
+        measures = _measure("rollouts", found.scores, network, _ROLLOUT_BIN_SECONDS, plan)
+        write_metrics(settings.output, measures, [], plan.facts | {"complete": False})
         drift = _examine(bench, plan.drift, min(settings.pictures, 2), "drift")
+        measures += _measure("drift", drift.scores, network, _DRIFT_BIN_SECONDS, plan)
+        write_metrics(settings.output, measures, [], plan.facts | {"complete": False})
         ordered, places, futures = _examine_groups(bench, plan)
-    facts = plan.facts | {"rollouts_reused": rollouts.num_reused, "damaged": bench.damaged}
+    facts = plan.facts | {"complete": True, "rollouts_reused": rollouts.num_reused, "scores_reused": kept.num_reused}
+    facts["damaged"] = bench.damaged
     facts["teacher_forced"] = _teacher_forced(found, plan)
     codebook_used = _codebook_used(found.tokens, tokenizer.codebook_size)
     facts["codebook_used"] = codebook_used
-    measures = _measure("rollouts", found.scores, network, _ROLLOUT_BIN_SECONDS, plan)
-    measures += _measure("drift", drift.scores, network, _DRIFT_BIN_SECONDS, plan)
     for contrast, by_variant in ordered.items():
         measures += order_measures(contrast, by_variant, places[contrast], plan.bootstrap)
     if scorer.estimator is not None:
         facts["confusion"] = {"classes": CLASSES, **confusions(found.scores, plan.fps)}
-    criteria = evaluate_criteria(measures, network, codebook_used)
+    criteria = evaluate_criteria(measures, network, codebook_used) if _has_requirements(settings, plan) else []
     facts["seconds"] = time.perf_counter() - started
     _write(plan, measures, criteria, facts, {"clips": found.shown, "drift_clips": drift.shown, **futures})
     print_report(console, measures, criteria)
     console.print(f"metrics, plots and videos: {settings.output}", highlight=False, soft_wrap=True)
     return settings.output
+
+
+def _measuring(settings: EvaluationSettings, plan: EvaluationPlan, spec: PipelineSpec) -> dict[str, Any]:
+    """What scores depend on besides the rollouts."""
+    paths = (settings.network_path, settings.video_network_path)
+    return {
+        "decoder": spec.settings.decoder,
+        "tokenizer_with_decoder": plan.facts["checkpoints"]["tokenizer"],
+        "estimator": None if settings.estimator is None else checkpoint_sha256(settings.estimator),
+        "networks": [settings.network, settings.video_network],
+        "networks_sha256": [None if path is None else file_sha256(path, CheckpointError) for path in paths],
+    }
+
+
+def _has_requirements(settings: EvaluationSettings, plan: EvaluationPlan) -> bool:
+    """Whether to print the requirements, which say nothing of other models and other driving than the shipped ones."""
+    if settings.requirements is not None:
+        return settings.requirements
+    shipped = {name: checkpoint_sha256(DEMO / name) for name in ("tokenizer", "world_model")}
+    return plan.facts["checkpoints"] == shipped and all(clip.episode.source == "town" for clip in plan.clips)
 
 
 def _load_scorer(settings: EvaluationSettings, fps: float) -> Scorer:
@@ -125,15 +158,22 @@ def _examine(bench: Bench, clips: Sequence[Clip], pictures: int, name: str) -> _
     """Run the bench over clips and keep the results, with the videos of `pictures` evenly spread clips."""
     moving = [clip.name for clip in clips if clip.is_moving] or [clip.name for clip in clips]
     shown = {moving[index] for index in np.linspace(0, len(moving) - 1, min(pictures, len(moving))).round().astype(int)}
-    found = _Found()
+    results: dict[str, Examined] = {}
+    videos: dict[str, dict[str, Pixels]] = {}
     with ProgressLine(name, len(clips)) as line:
-        for index, examined in enumerate(bench.examine(clips), start=1):
-            found.scores.append(examined.scores)
-            found.tokens.append(examined.truth_tokens)
-            found.actions.append(examined.actions)
-            if examined.scores.clip.name in shown:
-                found.shown.append(_show(examined))
+        for index, examined in enumerate(bench.examine(clips, shown), start=1):
+            clip = examined.scores.clip.name
+            if clip in shown:
+                videos[clip] = _show(examined)
+            results[clip] = replace(examined, variants={})  # the videos of all clips are too many to hold
             line.show(index, f"{index} of {len(clips)} clips")
+    found = _Found()
+    for clip in (each.name for each in clips if each.name in results):
+        found.scores.append(results[clip].scores)
+        found.tokens.append(results[clip].truth_tokens)
+        found.actions.append(results[clip].actions)
+        if clip in videos:
+            found.shown.append(videos[clip])
     return found
 
 
@@ -151,11 +191,11 @@ def _examine_groups(
     shown: dict[str, list[dict[str, Pixels]]] = {}
     for name, groups in plan.groups.items():
         with ProgressLine(name, len(groups)) as line:
-            for index, each in enumerate(bench.examine_groups(groups), start=1):
+            for index, each in enumerate(bench.examine_groups(groups, plan.settings.pictures), start=1):
                 places.setdefault(name, []).append(each.group.clips[0].place)
                 for variant, steps in each.steps.items():
                     ordered.setdefault(name, {}).setdefault(variant, []).append(each.group.is_ordered(steps))
-                if index <= plan.settings.pictures:
+                if index <= plan.settings.pictures and each.generated:
                     maneuvers = [clip.episode.maneuver or "" for clip in each.group.clips]
                     videos = [to_uint8(frames) for frames in each.generated]
                     shown.setdefault(name, []).append(dict(zip(maneuvers, videos, strict=True)))

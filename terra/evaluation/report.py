@@ -50,8 +50,10 @@ def write_metrics(
 
 
 def print_report(console: Console, measures: Sequence[Measure], criteria: Sequence[Criterion]) -> None:
-    """Print the measures over whole clips, a row per metric, and the criteria."""
+    """Print the measures over whole clips, a row per metric, and the criteria, if there are any."""
     print_measures(console, measures)
+    if not criteria:
+        return
     table = Table("requirement", "value", "limit", "", title="requirements")
     for criterion in criteria:
         mark = {True: "[green]passed", False: "[red]failed", None: "unknown"}[criterion.passed]

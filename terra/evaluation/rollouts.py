@@ -1,23 +1,19 @@
 """Rollouts of many clips at once, each kept in a file: an interrupted evaluation goes on where it stopped."""
 
 import asyncio
-import hashlib
 import itertools
-import json
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from terra.metrics.networks import read_weights
+from terra.evaluation.kept import KeptFiles
 from terra.pipeline import Pipeline, RolloutRequest
 from terra.progress import frames_shown
 from terra.sampling import SamplingParams
 from tokenizer import TokenGrid
-from tokenizer.checkpoint import write_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -33,15 +29,14 @@ class KeptRollouts:
     """
 
     def __init__(self, pipeline: Pipeline, sampling: SamplingParams, folder: Path, made_with: dict[str, Any]) -> None:
-        self._pipeline, self._sampling, self._folder = pipeline, sampling, folder
-        self._made_with = json.dumps({**made_with, "sampling": vars(sampling)}, sort_keys=True)
+        self._pipeline, self._sampling = pipeline, sampling
+        self._files = KeptFiles(folder, {**made_with, "sampling": vars(sampling)})
         self.num_reused = 0
 
     def tokens(self, names: Sequence[str], requests: Sequence[RolloutRequest]) -> list[TokenGrid]:
         """Each request's tokens, context included, int64 on the CPU; those not kept yet are made together.
 
         Raises:
-            CheckpointError: a kept file is damaged.
             OutputError: a file can't be written.
         """
         keys = [self._key(request) for request in requests]
@@ -56,8 +51,7 @@ class KeptRollouts:
 
                 async def make(index: int) -> TokenGrid:
                     tokens = await self._make(requests[index], lambda _: show(next(count)))
-                    content = {"tokens": tokens, "made_from": keys[index]}
-                    await asyncio.to_thread(write_tensors, self._path(names[index]), content)
+                    await asyncio.to_thread(self._files.write, names[index], keys[index], {"tokens": tokens})
                     return tokens
 
                 async def make_all() -> list[TokenGrid]:
@@ -73,17 +67,9 @@ class KeptRollouts:
         return await self._pipeline.rollout_tokens(context, request.actions, self._sampling, request.seed, on_frame)
 
     def _read(self, name: str, key: Tensor) -> TokenGrid | None:
-        if not self._path(name).exists():
-            return None
-        stored = read_weights(self._path(name))
-        return stored["tokens"] if torch.equal(stored["made_from"], key) else None
-
-    def _path(self, name: str) -> Path:
-        return self._folder / f"{name}.safetensors"
+        stored = self._files.read(name, key)
+        return None if stored is None else stored.get("tokens")
 
     def _key(self, request: RolloutRequest) -> Tensor:
-        """SHA-256 of all that the rollout depends on, as 32 bytes."""
-        total = hashlib.sha256(f"{self._made_with} {request.seed} {request.num_frames}".encode())
-        for part in (request.context_frames, request.actions):
-            total.update(part.contiguous().numpy().tobytes())
-        return torch.tensor(list(total.digest()), dtype=torch.uint8)
+        parts = (part.contiguous().numpy().tobytes() for part in (request.context_frames, request.actions))
+        return self._files.key(f"{request.seed} {request.num_frames}", *parts)

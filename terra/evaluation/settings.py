@@ -26,6 +26,8 @@ class EvaluationSettings(PipelineSettings):
             `terra.metrics.video_networks`.
         resamples, frechet_resamples: of the bootstrap over places, of means and of Frechet distances.
         pictures: clips and groups that are shown.
+        requirements: print those that the shipped model is held to; None prints them for that model on driving of
+            `terra record` alone.
     """
 
     data: FilePath
@@ -51,6 +53,7 @@ class EvaluationSettings(PipelineSettings):
     resamples: Count
     frechet_resamples: Count
     pictures: Natural
+    requirements: bool | None
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:

@@ -8,6 +8,7 @@ from typing import Any
 
 from terra.config.groups import build_part
 from terra.config.spec import PipelineSpec
+from terra.errors import EngineError
 from terra.output import check_output
 from terra.progress import ProgressLine
 from terra.rollouts.best import Score, score_all, write_best
@@ -48,7 +49,7 @@ def run(settings: BatchSettings) -> int:
     tally = Tally(total)
     spec.announce()
     made_with = {"made_with": {**spec.made_with(), "context_root": context_root}, **_defaults(settings)}
-    folder = RolloutFolder(settings.output, made_with, settings.on_change)
+    folder = RolloutFolder(settings.output, made_with, settings.on_change, verify=settings.verify)
     metrics = MetricsFile(settings.metrics, tally)
     with folder.open():
         started = time.monotonic()
@@ -58,11 +59,15 @@ def run(settings: BatchSettings) -> int:
                 line.show(tally.ended, _progress(tally, time.monotonic() - started))
                 metrics.update()
 
-            interrupted = cluster.make_rollouts(spec, folder, settings, tally, show)
+            try:
+                interrupted = cluster.make_rollouts(spec, folder, settings, tally, show)
+            except EngineError:
+                _report(settings, tally, folder.write_index(_named(settings)))  # what is left to do
+                raise
             show()
         if interrupted is None:
             _finish(spec, folder, settings, tally, score)
-        counts = folder.write_index((name, line) for names, line in _lines(settings) for name in names)
+        counts = folder.write_index(_named(settings))
         metrics.write()
     _report(settings, tally, counts)
     if interrupted is not None:
@@ -83,7 +88,7 @@ def _finish(
         score_all(folder, _lines(settings), score, decode, functools.partial(note_failure, tally, folder))
         write_best(folder, _lines(settings), score)
     if settings.grid:
-        write_grids(folder, _lines(settings))
+        write_grids(folder, _lines(settings), verify=settings.verify)
 
 
 def _defaults(settings: RolloutSettings) -> dict[str, Any]:
@@ -95,6 +100,11 @@ def _lines(settings: RolloutSettings) -> Iterator[tuple[list[str], int]]:
     """The rollouts' names and the number of each line of the manifest."""
     for line in read_lines(settings.manifest, settings.limits):
         yield rollout_names(line, settings), line.number
+
+
+def _named(settings: RolloutSettings) -> Iterator[tuple[str, int]]:
+    """The name and the line's number of each rollout."""
+    return ((name, number) for names, number in _lines(settings) for name in names)
 
 
 def _progress(tally: Tally, seconds: float) -> str:

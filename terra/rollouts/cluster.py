@@ -14,7 +14,7 @@ import logging
 import math
 import os
 import resource
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -25,7 +25,9 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 # isort: split
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayError
+from ray.util import placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from terra.config.spec import PipelineSpec
 from terra.errors import ConfigError, EngineError, OutputError
@@ -42,6 +44,9 @@ from tokenizer.settings import Count, Natural, NonNegative, Settings, checked
 logger = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 60.0
+_RESERVE_SECONDS = 40.0  # after which the run ends if the cluster has room for no worker
+_POLL_SECONDS = 0.2
+_WATCH_SECONDS = 5.0
 _SPARE_FILES = 256
 
 
@@ -79,7 +84,7 @@ class RayCluster:
 
         Raises:
             ConfigError: no such cluster, or too small a one.
-            EngineError: a worker could not start, or died too often.
+            EngineError: a worker could not start or died too often, or the cluster has room for none.
             OutputError: the output can't be written.
         """
         is_ours = not ray.is_initialized()
@@ -123,6 +128,41 @@ class RayCluster:
         return workers, gpus
 
 
+class _Reservation:
+    """Room for one worker on a machine of the cluster. Its methods ask the cluster, which may take seconds.
+
+    Without a reservation nobody can tell a worker that starts slowly from one that no machine has room for.
+
+    Args:
+        options: `num_cpus` and `num_gpus` of the worker.
+    """
+
+    def __init__(self, options: dict[str, float]) -> None:
+        named = {"CPU": options["num_cpus"], "GPU": options["num_gpus"]}
+        self.needs = {name: count for name, count in named.items() if count}
+        # A worker that needs nothing has room wherever there is a machine.
+        self._group: Any = placement_group([self.needs]) if self.needs else None
+
+    def is_held(self) -> bool:
+        """Whether a living machine holds the room now."""
+        try:
+            if self._group is None:
+                return any(node["Alive"] for node in ray.nodes())
+            return placement_group_table(self._group).get("state") == "CREATED"
+        except RayError:  # nobody answers
+            return False
+
+    def options(self) -> dict[str, Any]:
+        """What an actor's `options` take."""
+        return {} if self._group is None else {"scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, 0)}
+
+    def release(self) -> None:
+        """Give the room back; a worker that is still in it ends."""
+        if self._group is not None:
+            with suppress(RayError):
+                remove_placement_group(self._group)
+
+
 class _WorkerHandle:
     """A living worker process. `died` is resolved with the reason when the process has died."""
 
@@ -163,6 +203,7 @@ class _Run:
         self._jobs = ClaimedJobs(settings, folder, tally)
         self._stopping = Stopping(self._drain)
         self._alive: set[_WorkerHandle] = set()
+        self._reserved: set[_Reservation] = set()
         self._claims: set[Claim] = set()
 
     @property
@@ -249,23 +290,59 @@ class _Run:
 
     async def _keep(self, index: int) -> None:
         """Start a worker, and replace the worker whenever it dies."""
-        make_actor: Any = ray.remote(Worker).options(**self._options, max_concurrency=self._places + 4)
+        make_actor: Any = ray.remote(Worker)
         for deaths in itertools.count():
-            actor = make_actor.remote(*self._arguments)
-            worker = _WorkerHandle(actor)
+            reservation = await self._reserve(index)
+            options = {**self._options, **reservation.options(), "max_concurrency": self._places + 4}
+            worker = _WorkerHandle(make_actor.options(**options).remote(*self._arguments))
             self._alive.add(worker)
-            await _start(worker, is_first=deaths == 0)
-            if not worker.died.done():
-                worker.has_started = True
-                for _ in range(self._places):
-                    self._free.put_nowait(worker)
-            reason = await worker.died
+            reason = await self._employ(worker, reservation, is_first=deaths == 0)
             self._alive.discard(worker)
-            ray.kill(actor)
+            ray.kill(worker.actor)
+            await self._release(reservation)
             if deaths == self._max_restarts:
                 raise EngineError(f"worker {index}: died {deaths + 1} times, the last time: {reason}")
             self._tally.restarts += 1
             logger.warning("worker %d died and is replaced: %s", index, reason)
+
+    async def _reserve(self, index: int) -> _Reservation:
+        """Wait for room for a worker, as long as there are others. Raises EngineError if nobody is there to work."""
+        reservation = await asyncio.to_thread(_Reservation, self._options)
+        self._reserved.add(reservation)
+        is_said, clock = False, asyncio.get_running_loop().time
+        begun = clock()
+        while not await asyncio.to_thread(reservation.is_held):
+            waited = clock() - begun
+            if waited >= _RESERVE_SECONDS and not (is_said and self._alive):
+                need = " and ".join(f"{count:g} {name}s" for name, count in reservation.needs.items()) or "any"
+                text = f"worker {index}: expected a machine with {need} free, got none in {waited:.0f} s"
+                if not self._alive:
+                    raise EngineError(f"{text}: no worker is left; the same command goes on with the rollouts to do")
+                logger.warning("%s; the other workers go on", text)
+                is_said = True
+            await asyncio.sleep(_POLL_SECONDS)
+        return reservation
+
+    async def _employ(self, worker: _WorkerHandle, reservation: _Reservation, *, is_first: bool) -> str:
+        """Start a worker and let it take rollouts until it dies; returns the reason of its death."""
+        start = asyncio.ensure_future(_start(worker, is_first=is_first))
+        watch = asyncio.ensure_future(_watch(worker, reservation))
+        try:
+            await asyncio.wait((start, worker.died), return_when=asyncio.FIRST_COMPLETED)
+            if start.done():
+                start.result()
+            if not worker.died.done():
+                worker.has_started = True
+                for _ in range(self._places):
+                    self._free.put_nowait(worker)
+            return await worker.died
+        finally:
+            start.cancel()
+            watch.cancel()
+
+    async def _release(self, reservation: _Reservation) -> None:
+        self._reserved.discard(reservation)
+        await asyncio.to_thread(reservation.release)
 
     def _drain(self) -> None:
         self._jobs.stop()
@@ -280,6 +357,15 @@ class _Run:
             await asyncio.wait_for(asyncio.gather(*closing), _CLOSE_SECONDS if not self._stopping else 1.0)
         for worker in self._alive:
             ray.kill(worker.actor)
+        for reservation in list(self._reserved):
+            await self._release(reservation)
+
+
+async def _watch(worker: _WorkerHandle, reservation: _Reservation) -> None:
+    """Give a worker up when its machine is gone: a call to it may then wait for ever."""
+    while await asyncio.to_thread(reservation.is_held):
+        await asyncio.sleep(_WATCH_SECONDS)
+    worker.give_up("its machine is gone")
 
 
 async def _start(worker: _WorkerHandle, *, is_first: bool) -> None:
@@ -296,17 +382,27 @@ async def _start(worker: _WorkerHandle, *, is_first: bool) -> None:
 
 async def _ask(worker: _WorkerHandle, job: Job) -> Outcome | None:
     """Have a worker make a rollout; returns the outcome, None if the worker died meanwhile. Raises OutputError."""
+    asked = asyncio.ensure_future(_awaited(worker.actor.make.remote(job)))
     try:
-        outcome = await worker.actor.make.remote(job)
+        await asyncio.wait((asked, worker.died), return_when=asyncio.FIRST_COMPLETED)
+        if not asked.done():
+            return None
+        outcome = asked.result()
     except RayActorError as died:
         worker.give_up(_first_line(died))
         return None
+    finally:
+        asked.cancel()
     if outcome.status != "broken":
         return outcome
     if isinstance(outcome.error, OutputError):
         raise outcome.error
     worker.give_up(str(outcome.error))
     return None
+
+
+async def _awaited(answer: Awaitable[Outcome]) -> Outcome:
+    return await answer
 
 
 def _first_line(error: Exception) -> str:

@@ -1,12 +1,12 @@
 """Reads and writes the output folder of a batch, each of whose files is complete at any moment:
 
-    rollouts/ID/     video.mp4, tokens.safetensors, rollout.json; appears by renaming, complete
+    rollouts/ID/     video.mp4, tokens.safetensors, rollout.json; appears by renaming, complete; made again when damaged
     failed/ID.json   why a rollout could not be made, the last time it was tried ("line+N": a line without an id)
     index.jsonl      one line a rollout in the manifest's order; derived from the folders whenever a run ends
     best.json        with `score=`: of each line the best future, and all scores; derived likewise
     grids/ID.mp4     with `grid=true`: a line's futures beside each other; derived likewise
     log.jsonl        one line for each rollout done or failed, appended at that moment
-    run.json         weights and settings that the rollouts are made with
+    run.json         weights and settings that the rollouts are made with; written anew when damaged
     claims/, partial/   rollouts in progress, see `terra.rollouts.locks`; empty and gone after a run
 
 Several processes may work in one folder at the same time, with the same settings.
@@ -14,12 +14,13 @@ Several processes may work in one folder at the same time, with the same setting
 
 import errno
 import json
+import logging
 import os
 import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +28,21 @@ from terra.errors import ConfigError, OutputError
 from terra.rollout import RECORD
 from terra.rollouts.fingerprint import Fingerprints
 from terra.rollouts.locks import Claim, Lock
+from terra.rollouts.made import read_made
 from terra.rollouts.manifest import Job
 from tokenizer.files import make_folder, read_json, replacing, write_json
+
+logger = logging.getLogger(__name__)
 
 FORMAT = "terra-rollouts"
 
 
 def recorded_settings(path: Path) -> dict[str, Any] | None:
-    """The settings of an earlier run's folder, see `RolloutFolder`; None for a new folder.
-
-    Raises:
-        OutputError: the folder's run.json is damaged.
-    """
-    file = path / "run.json"
-    return read_json(file, OutputError) if file.exists() else None
+    """The settings of an earlier run's folder, see `RolloutFolder`; None for a new folder, or if they are damaged."""
+    try:
+        return _read_run(path / "run.json")
+    except OutputError:
+        return None
 
 
 class RolloutFolder:
@@ -50,10 +52,11 @@ class RolloutFolder:
         path: the folder; new, empty, or of an earlier run.
         settings: what all rollouts are made with, as JSON has it: weights, engine, defaults.
         on_change: "refuse", "redo" or "keep" rollouts that were made with something else.
+        verify: compare the hashes of finished rollouts' files, too, which reads all of them.
     """
 
-    def __init__(self, path: Path, settings: dict[str, Any], on_change: str) -> None:
-        self.path, self.settings, self._on_change = path, settings, on_change
+    def __init__(self, path: Path, settings: dict[str, Any], on_change: str, *, verify: bool = False) -> None:
+        self.path, self.settings, self._on_change, self._verify = path, settings, on_change, verify
         self._rollouts, self._failed = path / "rollouts", path / "failed"
         self._claims, self._partial = path / "claims", path / "partial"
         self._fingerprints = Fingerprints()
@@ -83,32 +86,50 @@ class RolloutFolder:
             lock.release()
             self._tidy()
 
-    def is_done(self, job: Job) -> bool:
-        """Whether the rollout exists and is to be kept.
+    def is_done(self, job: Job, *, is_claimed: bool = False) -> bool:
+        """Whether the rollout exists, undamaged, and is to be kept.
+
+        Args:
+            job: the rollout.
+            is_claimed: whether the caller holds the claim, so that the rollout will be made now: the log names damage.
 
         Raises:
-            ConfigError: on_change is "refuse", and the rollout was made from another line, other files or settings.
+            ConfigError: on_change is "refuse", and the rollout was made from another line, other files or settings; or
+                a newer Terra made it.
         """
-        path = self.rollout(job.name) / RECORD
-        if not path.exists():
+        path = self.rollout(job.name)
+        if not os.path.lexists(path):
             return False
-        record = read_json(path, OutputError)
-        asked = _batch(record)
-        # Files that are not there any more say nothing against what was made from them.
-        inputs = self.fingerprint(job)
-        before = record.get("inputs") or {}
-        changed = _differences(
-            {
-                "request": asked.get("request"),
-                "made_with": asked.get("made_with"),
-                "inputs": {name: before.get(name) for name in inputs},
-            },
-            {"request": job.request, "made_with": self.settings["made_with"], "inputs": inputs},
-        )
-        if changed and self._on_change == "redo":
+        damage, changed = None, ""
+        try:
+            made = read_made(path)
+        except OutputError as error:
+            damage = str(error)
+        except ConfigError:
+            if self._on_change != "redo":
+                raise
             return False
-        if changed and self._on_change == "refuse":
-            raise ConfigError(f"{job.where}: {path.parent} was made otherwise ({changed}): on_change=redo or keep")
+        else:
+            # Files that are not there any more say nothing against what was made from them.
+            inputs = self.fingerprint(job)
+            before = made.inputs or {}
+            changed = _differences(
+                {
+                    "request": made.batch.request,
+                    "made_with": made.batch.made_with,
+                    "inputs": {name: before.get(name) for name in inputs},
+                },
+                {"request": job.request, "made_with": self.settings["made_with"], "inputs": inputs},
+            )
+            if changed and self._on_change == "redo":
+                return False
+            if changed and self._on_change == "refuse":
+                raise ConfigError(f"{job.where}: {path} was made otherwise ({changed}): on_change=redo or keep")
+            damage = made.damage(path, verify=self._verify)
+        if damage is not None:
+            if is_claimed:
+                logger.warning("%s: is damaged and made again: %s", job.name, damage)
+            return False
         self._failure_path(job.name).unlink(missing_ok=True)
         return True
 
@@ -149,11 +170,13 @@ class RolloutFolder:
             partial.mkdir(parents=True)
             write(partial)
             _sync(partial)
-            if final.exists():
+            if os.path.lexists(final):
                 final.rename(old)
             partial.rename(final)
-            if old.exists():
+            if old.is_dir() and not old.is_symlink():
                 shutil.rmtree(old)
+            else:  # nothing, or what is no folder
+                old.unlink(missing_ok=True)
             self._failure_path(job.name).unlink(missing_ok=True)
         except OSError as error:
             raise OutputError(f"{final}: expected to write it, got: {error.strerror or error}") from error
@@ -178,8 +201,11 @@ class RolloutFolder:
         path = self.path / "log.jsonl"
         line = json.dumps({"time": round(time.time(), 3), **event}) + "\n"
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
+                size = os.fstat(descriptor).st_size
+                if size and os.pread(descriptor, 1, size - 1) != b"\n":  # a full disk cut the last line
+                    line = "\n" + line
                 os.write(descriptor, line.encode())
             finally:
                 os.close(descriptor)
@@ -206,16 +232,19 @@ class RolloutFolder:
 
     def _entry(self, name: str, line: int) -> dict[str, Any]:
         # A failure first: of a rollout that is there, it says why that one does not count.
-        if self._failure_path(name).exists():
-            return read_json(self._failure_path(name), OutputError)
-        path = self.rollout(name) / RECORD
-        if not path.exists():
+        failure = self._failure_path(name)
+        if failure.exists():
+            try:
+                return read_json(failure, OutputError)
+            except (OutputError, RecursionError, ValueError):
+                return {"id": name, "status": "failed", "line": line, "reason": f"unknown: {failure} is damaged"}
+        try:
+            made = read_made(self.rollout(name))
+        except (ConfigError, OutputError):
             return {"id": name, "status": "pending", "line": line}
-        record = read_json(path, OutputError)
-        kept = {"sample": _batch(record)["sample"]}
-        kept |= {key: record[key] for key in ("seed", "num_frames", "seconds")}
-        if record.get("score"):
-            kept["score"] = record["score"]["value"]
+        kept = {"sample": made.batch.sample, "seed": made.seed, "num_frames": made.num_frames, "seconds": made.seconds}
+        if made.score is not None:
+            kept["score"] = made.score.value
         return {"id": name, "status": "done", "line": line, "folder": f"rollouts/{name}", **kept}
 
     def _failure_path(self, name: str) -> Path:
@@ -224,8 +253,13 @@ class RolloutFolder:
     def _check_settings(self, is_alone: bool) -> None:
         path = self.path / "run.json"
         content = {"format": FORMAT, **self.settings}
-        if path.exists():
-            changed = _differences(read_json(path, OutputError), content)
+        try:
+            before = _read_run(path)
+        except OutputError as error:  # each rollout still says what it was made with
+            logger.warning("%s; it is written anew", error)
+            before = None
+        if before is not None:
+            changed = _differences(before, content)
             if not changed:
                 return
             if self._on_change == "refuse":
@@ -240,12 +274,26 @@ class RolloutFolder:
         if lock is not None:
             for folder in (self._claims, self._partial):
                 shutil.rmtree(folder, ignore_errors=True)
+            for folder in (self.path, self._failed, self.path / "grids"):
+                for temporary in folder.glob(".*.tmp"):  # see `tokenizer.files.temporary_name`
+                    with suppress(OSError):
+                        temporary.unlink()
             lock.release()
 
 
-def _batch(record: dict[str, Any]) -> dict[str, Any]:
-    """The key `batch` of a rollout's record; a record without a version has its keys at the top level."""
-    return record.get("batch") or record
+def _read_run(path: Path) -> dict[str, Any] | None:
+    """The content of run.json; None if there is none. Raises OutputError."""
+    if not os.path.lexists(path):
+        return None
+    if not path.is_file():
+        raise OutputError(f"{path}: expected a file, got something else")
+    try:
+        content = read_json(path, OutputError)
+    except (RecursionError, ValueError) as error:
+        raise OutputError(f"{path}: expected JSON, got: {error}") from None
+    if not isinstance(content.get("made_with"), dict):
+        raise OutputError(f"{path}: expected made_with as an object, got {_short(content.get('made_with'))}")
+    return content
 
 
 def _differences(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> str:

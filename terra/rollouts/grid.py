@@ -1,8 +1,10 @@
 """Draws the futures of one line of the manifest side by side in one video."""
 
+import logging
 import math
 from collections.abc import Iterable
 from contextlib import ExitStack, closing
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +13,22 @@ from jaxtyping import UInt8
 from PIL import Image, ImageDraw, ImageFont
 
 from decoder.video import VideoWriter, probe_video, stream_video
-from terra.errors import OutputError
+from terra.errors import OutputError, VideoError
+from terra.rollout_files import find_damage
 from terra.rollouts.folder import RECORD, RolloutFolder
 from tokenizer.files import make_folder, read_json
+
+logger = logging.getLogger(__name__)
 
 GRIDS = "grids"
 _GAP = 4  # pixels
 _BACKGROUND, _TEXT = (16, 20, 27), (236, 240, 245)
 
 
-def write_grids(folder: RolloutFolder, lines: Iterable[tuple[list[str], int]]) -> None:
+def write_grids(folder: RolloutFolder, lines: Iterable[tuple[list[str], int]], *, verify: bool = False) -> None:
     """Write grids/ID.mp4 for each line whose several futures are all done, unless the grid is newer than they are.
+
+    A damaged grid is written again; with `verify` all are.
 
     Raises:
         OutputError: a file can't be written.
@@ -32,11 +39,22 @@ def write_grids(folder: RolloutFolder, lines: Iterable[tuple[list[str], int]]) -
             continue
         path = folder.path / GRIDS / f"{names[0]}.mp4"
         videos = [folder.rollout(name) / "video.mp4" for name in names]
-        if path.exists() and path.stat().st_mtime > max(video.parent.stat().st_mtime for video in videos):
+        newest = max(video.parent.stat().st_mtime for video in videos)
+        if not verify and _is_whole(path) and path.stat().st_mtime > newest:
             continue
         make_folder(path.parent)
         records = [read_json(video.parent / RECORD, OutputError) for video in videos]
         write_grid(videos, [f"seed {record['seed']}" for record in records], path)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether there is a grid, with no damage that its headers show; damage is logged."""
+    if not path.is_file():
+        return False
+    damage = find_damage(path.parent, {path.name: None})
+    if damage:
+        logger.warning("%s: is damaged and made again: %s", path, damage[path.name])
+    return not damage
 
 
 def write_grid(videos: list[Path], labels: list[str], path: Path) -> None:
@@ -57,7 +75,10 @@ def write_grid(videos: list[Path], labels: list[str], path: Path) -> None:
         readers: list[Any] = [stream_video(video) for video in videos]
         streams = [stack.enter_context(closing(reader)) for reader in readers]
         writer = stack.enter_context(VideoWriter(path, info.fps, (canvas.shape[1], canvas.shape[0])))
-        for frames in zip(*streams, strict=True):
+        for frames in zip_longest(*streams):
+            if any(frame is None for frame in frames):
+                lost = videos[next(index for index, frame in enumerate(frames) if frame is None)]
+                raise VideoError(f"{lost}: expected as many frames as the other futures have: try verify=true")
             for index, (frame, plate) in enumerate(zip(frames, plates, strict=True)):
                 row, col = divmod(index, cols)
                 top, left = row * (info.height + _GAP), col * (info.width + _GAP)

@@ -32,6 +32,7 @@ class RolloutSettings(Settings):
         retries: how often a line that failed is tried again.
         retry_seconds: how long to wait before another try.
         on_change: what to do with rollouts made with other weights or settings: refuse, redo or keep them.
+        verify: hash the files of finished rollouts, too, and make those again whose content has changed.
         grid: write a video of each line's futures beside each other.
         score: "package.module:function" that says which future is the best, see `terra.rollouts.best`; None for none.
         metrics: a file of counters for Prometheus; None for none.
@@ -56,6 +57,7 @@ class RolloutSettings(Settings):
     retries: Natural
     retry_seconds: Annotated[float, Field(ge=0, le=3600)]
     on_change: Literal["refuse", "redo", "keep"]
+    verify: bool
     grid: bool
     score: Annotated[str, expecting("package.module:function")] | None
     metrics: FilePath | None

@@ -117,13 +117,17 @@ class ClaimedJobs:
             self._held.extend((job.line, offset, job.sample))
             return None
         # Between the look and the claim another process may have come to an end with it.
-        if self._folder.is_done(job):
-            self._tally.reused += 1
-        elif again and self._folder.has_failed_since(job.name, self._started):
-            self._tally.failed += 1
-        else:
-            return claim
-        claim.release()
+        try:
+            if self._folder.is_done(job, is_claimed=True):
+                self._tally.reused += 1
+            elif again and self._folder.has_failed_since(job.name, self._started):
+                self._tally.failed += 1
+            else:
+                taken, claim = claim, None
+                return taken
+        finally:
+            if claim is not None:
+                claim.release()
         return None
 
     def _fail(self, name: str, number: int, reason: str) -> None:

@@ -73,6 +73,11 @@ class Batch:
         return sorted(path.name for path in (self.output / "rollouts").iterdir())
 
 
+def mean_token(frames: Tensor, tokens: Tensor, actions: Tensor) -> float:
+    """A score of `terra rollout`."""
+    return float(tokens.double().mean())
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 

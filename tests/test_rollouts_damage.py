@@ -1,0 +1,284 @@
+"""Damaged results of `terra rollout`: named in one line, made again, and in the end those of an undisturbed run."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tiny_rollouts import Batch
+
+from terra.rollout_files import mp4_damage
+from terra.rollouts.folder import RolloutFolder
+
+FILES = ("video.mp4", "tokens.safetensors")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tiny_tokenizer: Path) -> Batch:
+    batch = Batch(tmp_path_factory.mktemp("undisturbed"), tiny_model, tiny_tokenizer)
+    batch.write(*(batch.line(index, num_frames=6) for index in range(2)))
+    assert run(batch) == 0
+    return batch
+
+
+@pytest.fixture
+def batch(undisturbed: Batch) -> Batch:
+    """The undisturbed batch with a copy of its output, to be damaged."""
+    damaged = Batch.__new__(Batch)
+    vars(damaged).update(vars(undisturbed))
+    damaged.output = undisturbed.folder / "damaged"
+    shutil.rmtree(damaged.output, ignore_errors=True)
+    shutil.copytree(undisturbed.output, damaged.output)
+    return damaged
+
+
+def run(batch: Batch, **changes: object) -> int:
+    return batch.run(engine="persistence", num_samples=2, grid=True, **changes)
+
+
+def check_healed(batch: Batch, undisturbed: Batch) -> None:
+    assert batch.names() == undisturbed.names() == ["r0", "r0+1", "r1", "r1+1"]
+    for name in batch.names():
+        for file in FILES:
+            path = Path("rollouts", name, file)
+            assert (batch.output / path).read_bytes() == (undisturbed.output / path).read_bytes()
+        got, expected = batch.record(name), undisturbed.record(name)
+        assert got.keys() == expected.keys()
+        assert {key for key in got if got[key] != expected[key]} <= {"seconds"}
+    for grid in ("r0.mp4", "r1.mp4"):
+        path = Path("grids", grid)
+        assert (batch.output / path).read_bytes() == (undisturbed.output / path).read_bytes()
+    assert [row["status"] for row in batch.index()] == ["done"] * 4
+    assert not list((batch.output).rglob(".*.tmp"))
+
+
+def overwrite(path: Path, at: int, content: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(content)
+
+
+def zero(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def zero_second_half(path: Path) -> None:
+    half = path.stat().st_size // 2
+    overwrite(path, half, bytes(path.stat().st_size - half))
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
+
+
+def replace_by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def edit(change: Callable[[dict], object]) -> Callable[[Path], object]:
+    def write(path: Path) -> None:
+        record = json.loads(path.read_text())
+        change(record)
+        path.write_text(json.dumps(record))
+
+    return write
+
+
+ANY = {
+    "removed": Path.unlink,
+    "empty": lambda path: path.write_bytes(b""),
+    "cut": cut,
+    "zeroed": zero,
+    "longer": lambda path: path.write_bytes(path.read_bytes() + bytes(9)),
+    "a folder": replace_by_folder,
+    "a dangling link": lambda path: (path.unlink(), path.symlink_to("nowhere")),
+}
+RECORDS = {
+    "not an object": lambda path: path.write_text("[1]"),
+    "deep": lambda path: path.write_text('{"a":' + "[" * 200_000 + "]" * 200_000 + "}"),
+    "a long number": lambda path: path.write_text('{"seed": ' + "1" * 6000 + "}"),
+    "no UTF-8": lambda path: path.write_bytes(b'{"seed": "\xff"}'),
+    **{f"without {key}": edit(lambda record, key=key: record.pop(key)) for key in ("seed", "num_frames", "batch")},
+    "without made_with": edit(lambda record: record["batch"].pop("made_with")),
+    "another seed": edit(lambda record: record.update(seed=17)),
+    "text for seconds": edit(lambda record: record.update(seconds="all")),
+    "a file outside": edit(lambda record: record["files"].update({"../../run.json": {"bytes": 1, "sha256": ""}})),
+    "a file too many": edit(lambda record: record["files"].update({"more.mp4": {"bytes": 1, "sha256": ""}})),
+    "files as text": edit(lambda record: record.update(files="all")),
+}
+DAMAGE = [
+    *((file, how, damage) for file in (*FILES, "rollout.json") for how, damage in ANY.items()),
+    ("tokens.safetensors", "second half zeroed", zero_second_half),
+    *(("rollout.json", how, damage) for how, damage in RECORDS.items()),
+]
+
+
+@pytest.mark.parametrize(("file", "damage"), [pytest.param(file, by, id=f"{file}-{how}") for file, how, by in DAMAGE])
+def test_a_damaged_result_is_named_and_made_again(batch, undisturbed, caplog, file, damage):
+    before = (batch.output / "rollouts" / "r1").stat().st_ino
+    damage(batch.output / "rollouts" / "r0" / file)
+    assert run(batch) == 0
+    check_healed(batch, undisturbed)
+    (line,) = [text for text in caplog.messages if "is damaged and made again" in text]
+    assert line.startswith("r0: ")
+    assert file in line or "more.mp4" in line or "run.json" in line
+    assert "\n" not in line
+    assert (batch.output / "rollouts" / "r1").stat().st_ino == before
+
+
+@pytest.mark.parametrize("how", ["removed", "a file", "a dangling link", "a link"])
+def test_a_folder_that_is_none_is_made_again(batch, undisturbed, how):
+    folder = batch.output / "rollouts" / "r0"
+    elsewhere = folder.rename(batch.output / "elsewhere")
+    if how == "a file":
+        folder.write_text("nothing")
+    elif how != "removed":
+        folder.symlink_to(batch.output / "nowhere")
+        if how == "a link":
+            (elsewhere / "video.mp4").unlink()
+            (batch.output / "nowhere").symlink_to(elsewhere)
+    assert run(batch) == 0
+    assert folder.is_dir()
+    assert not folder.is_symlink()
+    check_healed(batch, undisturbed)
+
+
+def test_a_video_changed_within_is_found_by_its_hash_on_request(batch, undisturbed, caplog):
+    video, grid = batch.output / "rollouts" / "r1" / "video.mp4", batch.output / "grids" / "r0.mp4"
+    for path in (video, grid):
+        overwrite(path, path.read_bytes().index(b"mdat") + 40, bytes(8))
+    assert run(batch) == 0
+    assert "damaged" not in caplog.text
+    assert video.read_bytes() != (undisturbed.output / "rollouts" / "r1" / "video.mp4").read_bytes()
+    assert run(batch, verify=True) == 0
+    assert "r1: is damaged and made again: video.mp4: expected the content" in caplog.text
+    check_healed(batch, undisturbed)
+
+
+@pytest.mark.parametrize("how", ["removed", "empty", "cut", "zeroed"])
+def test_a_damaged_grid_is_made_again(batch, undisturbed, how):
+    ANY[how](batch.output / "grids" / "r0.mp4")
+    assert run(batch) == 0
+    check_healed(batch, undisturbed)
+
+
+@pytest.mark.parametrize("how", ["removed", "empty", "cut", "zeroed", "longer", "not an object", "deep"])
+@pytest.mark.parametrize("file", ["run.json", "index.jsonl"])
+def test_files_about_the_run_are_written_anew(batch, undisturbed, caplog, file, how):
+    (ANY | RECORDS)[how](batch.output / file)
+    assert run(batch) == 0
+    check_healed(batch, undisturbed)
+    assert (batch.output / "run.json").read_bytes() == (undisturbed.output / "run.json").read_bytes()
+    assert len(batch.log()) == 4
+    assert ("run.json" in caplog.text) == (file == "run.json" and how != "removed")
+
+
+def test_a_log_cut_in_the_middle_of_a_line_is_gone_on_with_in_a_new_line(batch):
+    log = batch.output / "log.jsonl"
+    log.write_bytes(log.read_bytes()[:-10])
+    (batch.output / "rollouts" / "r0" / "video.mp4").unlink()
+    assert run(batch) == 0
+    lines = log.read_text().splitlines()
+    assert len(lines) == 5
+    assert {json.loads(line)["id"] for line in lines[:3]} < set(batch.names())
+    assert json.loads(lines[4])["id"] == "r0"
+
+
+def test_a_damaged_failure_is_made_good_by_the_rollout_and_is_one_in_the_index_until_then(batch, undisturbed):
+    shutil.rmtree(batch.output / "rollouts" / "r0")
+    failure = batch.output / "failed" / "r0.json"
+    failure.write_text("{")
+    folder = RolloutFolder(batch.output, {}, "keep")
+    assert folder.write_index([("r0", 1), ("r1", 2)]) == {"done": 1, "failed": 1, "pending": 0}
+    assert "r0.json is damaged" in batch.index()[0]["reason"]
+    assert run(batch) == 0
+    assert not failure.exists()
+    check_healed(batch, undisturbed)
+
+
+def test_what_could_not_be_remade_is_pending_in_the_index(batch):
+    cut(batch.output / "rollouts" / "r0" / "rollout.json")
+    folder = RolloutFolder(batch.output, {}, "keep")
+    assert folder.write_index([("r0", 1), ("r1", 2)]) == {"done": 1, "failed": 0, "pending": 1}
+
+
+def test_scores_of_damaged_rollouts_are_made_again(batch, undisturbed):
+    score = "tiny_rollouts:mean_token"
+    assert run(batch, score=score) == 0
+    best = (batch.output / "best.json").read_bytes()
+    for path in (batch.output / "rollouts" / "r0+1" / "tokens.safetensors", batch.output / "best.json"):
+        cut(path)
+    edit(lambda record: record.update(score={"function": score}))(batch.output / "rollouts" / "r1" / "rollout.json")
+    assert run(batch, score=score) == 0
+    assert (batch.output / "best.json").read_bytes() == best
+    for name in batch.names():
+        tokens = Path("rollouts", name, "tokens.safetensors")
+        assert (batch.output / tokens).read_bytes() == (undisturbed.output / tokens).read_bytes()
+
+
+def test_records_without_files_are_read_and_what_their_headers_show_is_mended(batch, undisturbed, caplog):
+    for name in batch.names():
+        edit(lambda record: record.pop("files"))(batch.output / "rollouts" / name / "rollout.json")
+    folders = {name: (batch.output / "rollouts" / name).stat().st_ino for name in batch.names()}
+    assert run(batch, verify=True) == 0
+    assert {name: (batch.output / "rollouts" / name).stat().st_ino for name in batch.names()} == folders
+    assert "damaged" not in caplog.text
+    damaged = {"r0": ("video.mp4", cut), "r0+1": ("tokens.safetensors", zero), "r1": ("video.mp4", zero)}
+    for name, (file, damage) in damaged.items():
+        damage(batch.output / "rollouts" / name / file)
+    (batch.output / "rollouts" / "r1+1" / "video.mp4").unlink()
+    assert run(batch) == 0
+    check_healed(batch, undisturbed)
+
+
+def test_a_record_without_a_version_is_read(batch):
+    def flatten(record: dict) -> None:
+        whole = record.pop("batch")
+        for key in ("version", "files"):
+            del record[key]
+        record.update(whole)
+
+    edit(flatten)(batch.output / "rollouts" / "r0" / "rollout.json")
+    inode = (batch.output / "rollouts" / "r0").stat().st_ino
+    assert run(batch) == 0
+    assert (batch.output / "rollouts" / "r0").stat().st_ino == inode
+
+
+def test_results_of_a_newer_terra_are_left_alone_unless_they_are_to_be_redone(batch, undisturbed):
+    path = batch.output / "rollouts" / "r0" / "rollout.json"
+    edit(lambda record: record.update(version=3))(path)
+    newer = path.read_bytes()
+    assert run(batch) == 3
+    assert path.read_bytes() == newer
+    assert "expected version 2, got 3: a newer Terra wrote it" in batch.index()[0]["reason"]
+    assert run(batch, on_change="redo") == 0
+    check_healed(batch, undisturbed)
+
+
+def test_what_a_killed_process_left_half_written_is_removed(batch, undisturbed):
+    for folder in (batch.output, batch.output / "failed", batch.output / "grids"):
+        (folder / ".index.jsonl.123.abcd.tmp").write_text("{")
+    assert run(batch) == 0
+    check_healed(batch, undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", "an empty file"),
+        (b"\0\0\0\x08ftyp", "expected an MP4 with ftyp, moov and mdat, got ftyp"),
+        (b"\0\0\0\x08ftyp\0\0\0\x08moov\0\0\0\x08mdat", None),
+        (b"\0\0\0\x08moov\0\0\0\x08ftyp\0\0\0\x08mdat", "got moov ftyp mdat"),
+        (b"\0\0\0\x08ftyp\0\0\0\x08moov\0\0\0\x01mdat\0\0\0\0\0\0\0\x12..", None),
+        (b"\0\0\0\x08ftyp\0\0\0\x08moov\0\0\0\x01mdat\0\0\0\0\0\0\0\x13..", "got none at byte 16"),
+        (b"\0\0\0\x08ftyp\0\0\0\x00moov", "got none at byte 8"),
+        (b"\0\0\0\x08ftyp" * 1000, "got ftyp ftyp ftyp ftyp ftyp"),
+    ],
+)
+def test_boxes_of_an_mp4(tmp_path, content, expected):
+    path = tmp_path / "video.mp4"
+    path.write_bytes(content)
+    reason = mp4_damage(path, len(content))
+    assert reason is None if expected is None else reason is not None and expected in reason

@@ -1,0 +1,83 @@
+"""`terra rollout cluster=ray` on a cluster of several machines, some of which go away."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tiny_rollouts import Batch
+
+pytest.importorskip("ray")
+
+import ray
+from ray.cluster_utils import Cluster
+
+from terra.errors import EngineError
+from terra.rollouts import cluster as ray_cluster
+
+pytestmark = pytest.mark.slow
+
+NUM = 9
+
+
+@pytest.fixture
+def cluster():
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    ray.init(address=made.address, logging_level="error", log_to_driver=False)
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+@pytest.fixture
+def batch(tmp_path: Path, tiny_model: Path, tiny_tokenizer: Path) -> Batch:
+    batch = Batch(tmp_path, tiny_model, tiny_tokenizer)
+    batch.write(*(batch.line(index, num_frames=12 + index % 3) for index in range(NUM)))
+    return batch
+
+
+def on_ray(batch: Batch, workers: int) -> int:
+    return batch.run(cluster="ray", **{"cluster.workers": workers, "cluster.cpus": 1})
+
+
+def when(batch: Batch, enough: int, act: Callable[[], object]) -> threading.Thread:
+    """Do something once so many rollouts are there."""
+
+    def wait() -> None:
+        rollouts = batch.output / "rollouts"
+        while not (rollouts.exists() and len(list(rollouts.iterdir())) >= enough):
+            time.sleep(0.005)
+        act()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_cluster_without_room_for_any_worker_ends_the_run_and_says_what_is_left(batch, cluster, monkeypatch, caplog):
+    monkeypatch.setattr(ray_cluster, "_RESERVE_SECONDS", 10.0)
+    caplog.set_level("INFO")
+    (raylet,) = cluster.head_node.all_processes["raylet"]
+    killer = when(batch, 2, raylet.process.kill)
+    with pytest.raises(EngineError, match=r"worker 0: expected a machine with 1 CPUs free, got none in \d+ s: no "):
+        on_ray(batch, workers=1)
+    killer.join()
+    made = len(batch.names())
+    assert 2 <= made < NUM
+    assert "worker 0 died and is replaced" in caplog.text
+    assert f"{NUM - made} to do" in caplog.text
+    assert [row["status"] for row in batch.index()].count("pending") == NUM - made
+    assert not (batch.output / "claims").exists()
+    assert batch.run() == 0
+    assert sorted(batch.names()) == sorted(f"r{index}" for index in range(NUM))
+
+
+def test_one_of_two_machines_goes_and_the_other_s_worker_makes_the_rest(batch, cluster, monkeypatch, caplog):
+    monkeypatch.setattr(ray_cluster, "_RESERVE_SECONDS", 1.0)
+    other = cluster.add_node(num_cpus=1)
+    remover = when(batch, 2, lambda: cluster.remove_node(other, allow_graceful=False))
+    assert on_ray(batch, workers=2) == 0
+    remover.join()
+    assert sorted(batch.names()) == sorted(f"r{index}" for index in range(NUM))
+    assert caplog.text.count("died and is replaced") == 1
