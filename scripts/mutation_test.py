@@ -186,8 +186,9 @@ class Related:
     def _module(path: Path) -> str:
         return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
-    def tests(self, name: str) -> list[Path]:
-        """The test files, nearest first: of the same name, importing the file, importing what imports it."""
+    def tests(self, mutant: Mutant, text: str) -> list[Path]:
+        """The test files, nearest first: of the same name, naming what is changed, importing the file or its users."""
+        name, changed = mutant.file, enclosing_name(mutant, text)
         module = self._module(ROOT / name)
         near, wider = {module}, {module}
         for _ in range(2):
@@ -209,8 +210,19 @@ class Related:
             return 3 if imported & wider else None
 
         found = [(distance(path), path) for path in self._tests if path.name.startswith("test_")]
-        ranked = sorted((far, path) for far, path in found if far is not None)
-        return [path for _, path in ranked[:MOST_FILES]]
+        mentions = {path: len(re.findall(rf"\b{changed}\b", path.read_text(encoding="utf-8"))) for _, path in found}
+        ranked = sorted((far > 0, -mentions[path], far, path) for far, path in found if far is not None)
+        return [path for *_, path in ranked[:MOST_FILES]]
+
+
+def enclosing_name(mutant: Mutant, text: str) -> str:
+    """The name of the innermost public function or class around a mutant's first line."""
+    at = mutant.at if mutant.at >= 0 else text.find(mutant.old)
+    line, name = text.count("\n", 0, at + len(mutant.old) - len(mutant.old.lstrip())) + 1, "no name"
+    for node in ast.walk(ast.parse(text)):  # outer nodes come first
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            name = node.name if node.lineno <= line <= (node.end_lineno or 0) else name
+    return name
 
 
 def copy_tree(folder: Path) -> None:
@@ -275,7 +287,7 @@ def try_mutant(mutant: Mutant, related: Related, tree: Path, seconds: float, *, 
     target = tree / mutant.file
     text = target.read_text(encoding="utf-8")
     changed = mutant.apply(text)
-    tests = [str(path.relative_to(ROOT)) for path in related.tests(mutant.file)]
+    tests = [str(path.relative_to(ROOT)) for path in related.tests(mutant, text)]
     if changed is None or not tests:
         mutant.verdict = "does not apply" if changed is None else "no tests"
         return

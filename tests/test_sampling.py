@@ -212,6 +212,15 @@ def test_a_choice_is_that_of_sorting_everything(rows, size, spread, levels, top_
     assert torch.equal(sample_tokens(logits, *arguments), sorted_choice(logits, *arguments))
 
 
+def test_sharp_and_flat_rows_of_a_batch_keep_their_own_seeds_and_positions():
+    """A flat row is sorted whole, and is not the batch's first: the rows that are keep their place."""
+    spread = torch.tensor([8.0, 0.1, 8.0, 0.1, 0.1])[:, None]
+    logits = torch.randn(5, 5000, generator=torch.Generator().manual_seed(1)) * spread
+    params = SamplingParams(temperature=0.9, top_p=0.9)
+    seeds, positions = torch.tensor([11, 12, 13, 14, 15]), torch.tensor([5, 900, 7, 30, 2])
+    assert torch.equal(sample_tokens(logits, params, seeds, positions), sorted_choice(logits, params, seeds, positions))
+
+
 def test_a_sharp_distribution_is_not_sorted_beyond_its_head(monkeypatch):
     logits = torch.randn(2, 8192, generator=torch.Generator().manual_seed(3)) * 6.0
     params = SamplingParams(temperature=0.9, top_p=0.9)

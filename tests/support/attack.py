@@ -295,7 +295,8 @@ def attack_all(cases: Sequence[Case], jobs: int = 2, *, progress: bool = False) 
             for number, outcome in pool.imap_unordered(_attack_number, range(len(cases))):
                 outcomes[number] = outcome
                 if progress and outcome.problems:
-                    print(f"{outcome.group}/{outcome.name[:60]!r}: {'; '.join(outcome.problems)}", flush=True)
+                    place, problems = f"{len(outcomes)} of {len(cases)}", "; ".join(outcome.problems)
+                    print(f"{place}: {outcome.group}/{outcome.name[:60]!r}: {problems}", flush=True)
         return [outcomes[number] for number in range(len(cases))]
     finally:
         shutil.rmtree(root, ignore_errors=True)
