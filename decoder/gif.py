@@ -1,4 +1,4 @@
-"""GIF through Pillow: every frame is kept, the total duration is right, and one shared palette avoids flicker."""
+"""Writes GIFs by Pillow: every frame is kept, the total duration is right, one shared palette avoids flicker."""
 
 import itertools
 import math
@@ -10,32 +10,10 @@ from einops import rearrange
 from jaxtyping import UInt8
 from PIL import Image
 
-from tokenizer.errors import VideoError
-
 _TRANSPARENT = 255  # palette index that keeps the pixel of the previous frame
 _PALETTE_PIXELS = 1 << 15
 _DITHER_STEPS = 8.0  # peak to peak, in 8-bit steps: about the distance of two colors of a palette
 _BAYER = np.array([[0, 8, 2, 10], [12, 4, 14, 6], [3, 11, 1, 9], [15, 7, 13, 5]]) / 15 - 0.5
-# The exceptions that Pillow raises on damaged files.
-_PILLOW_ERRORS = (OSError, EOFError, SyntaxError, ValueError, IndexError, Image.DecompressionBombError)
-
-
-def read_gif(path: Path, max_frames: int | None) -> tuple[UInt8[np.ndarray, "frames height width 3"], float]:
-    """The frames of `path`, or the first `max_frames`, and their mean rate. Raises `VideoError` if it is damaged."""
-    frames, milliseconds = [], 0.0
-    try:
-        with path.open("rb") as file, Image.open(file, formats=["GIF"]) as gif:
-            count = getattr(gif, "n_frames", 1)
-            file.seek(-1, 2)
-            if file.read() != b";":
-                raise VideoError(f"{path}: expected a whole GIF, got one that was cut off in frame {count - 1}")
-            for index in range(min(count, max_frames or count)):
-                gif.seek(index)
-                frames.append(np.asarray(gif.convert("RGB")))
-                milliseconds += gif.info.get("duration", 0) or 100  # browsers show a duration of 0 as 100 ms
-    except _PILLOW_ERRORS as error:
-        raise VideoError(f"{path}: expected a readable GIF: {error}") from error
-    return np.stack(frames), 1000 * len(frames) / milliseconds
 
 
 class GifSink:

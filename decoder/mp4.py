@@ -1,15 +1,21 @@
-"""MP4 through ffmpeg: each stored frame is read once, damaged files are refused, and the H.264 plays everywhere.
+"""Videos through ffmpeg: each stored frame is read once, damaged files are refused, and the H.264 plays everywhere.
 
 ffmpeg, from the binary that imageio-ffmpeg brings, runs as a process, because its exit status and error messages are
-needed: without them a damaged file reads as a shorter video, and a video on a full disk seems complete.
+needed: without them a damaged file reads as a shorter video, and a video on a full disk seems complete. A file's first
+bytes choose ffmpeg's demuxer, so that no playlist is followed to other files, and a frame's pixels, the number of
+frames and ffmpeg's memory are bounded, because a few kilobytes can unpack to gigabytes.
 """
 
 import re
+import resource
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path
+from typing import IO
 
 import imageio_ffmpeg
 import numpy as np
@@ -17,6 +23,7 @@ from einops import rearrange
 from jaxtyping import UInt8
 
 from tokenizer.errors import VideoError
+from tokenizer.limits import LIMITS, Limits
 
 # Output as PPM pictures, whose headers give their size.
 _AS_PICTURES = (
@@ -24,69 +31,78 @@ _AS_PICTURES = (
     *("-pix_fmt", "rgb24", "-c:v", "ppm", "-f", "image2pipe"),
 )
 _DISCARDED = 4  # packet flag of a frame that an edit list removes
+_MAX_THREADS = 4  # each one decodes a frame of its own
+_FFMPEG_BYTES = 2 << 30  # of address space, when ffmpeg reads
 
 
-def read_mp4(path: Path, max_frames: int | None, threads: int = 0) -> UInt8[np.ndarray, "frames height width 3"]:
-    """Read the frames of `path`, or the first `max_frames`. Raises `VideoError` if the file is damaged or no MP4.
+def stream_frames(
+    path: Path,
+    *,
+    start_seconds: float = 0.0,
+    max_frames: int | None = None,
+    threads: int = _MAX_THREADS,
+    limits: Limits = LIMITS,
+    seconds: float | None = None,
+) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
+    """Yield the frames of an MP4 or a GIF as RGB in [0, 255], one in memory at a time.
 
-    `threads` is the number of ffmpeg's decoding threads; 0 lets ffmpeg choose by the number of cores.
+    Args:
+        path: the file.
+        start_seconds: time of the first frame.
+        max_frames: number of frames; None: all.
+        threads: ffmpeg's decoding threads.
+        limits: bounds on a frame's pixels.
+        seconds: how long reading may take; None: without end.
+
+    Raises:
+        VideoError: the file is damaged within what is read, is no such video, is larger than the bounds, or takes
+            longer.
     """
-    _check_boxes(path)
-    limit = [] if max_frames is None else ["-frames:v", str(max_frames)]
-    pictures = _ffmpeg_output(path, *limit, *_AS_PICTURES, threads=threads)
-    header = re.match(rb"P6\s(\d+) (\d+)\s255\s", pictures)
-    if header is None:
-        raise VideoError(f"{path}: expected a video with at least one frame, got none")
-    width, height = int(header[1]), int(header[2])
-    rows = np.frombuffer(pictures, np.uint8).reshape(-1, header.end() + height * width * 3)
-    return rearrange(rows[:, header.end() :], "f (h w c) -> f h w c", h=height, w=width, c=3).copy()
-
-
-def stream_mp4(path: Path, start_seconds: float) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
-    """Yield the frames of `path` from `start_seconds` on, for videos that are larger than memory.
-
-    Raises `VideoError` if the file is damaged or no MP4.
-    """
-    _check_boxes(path)
-    source = ("-v", "error", "-nostdin", "-xerror", "-protocol_whitelist", "file")
     seek = ("-ss", f"{start_seconds:.6f}") if start_seconds > 0 else ()
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            [_ffmpeg(), *source, *seek, "-i", str(path.absolute()), *_AS_PICTURES, "pipe:1"],
-            stdout=subprocess.PIPE,
-            stderr=log,
-        )
-        assert process.stdout is not None
-        try:
-            while (header := process.stdout.readline()) == b"P6\n":
-                width, height = (int(side) for side in process.stdout.readline().split())
-                process.stdout.readline()
-                pixels = process.stdout.read(height * width * 3)
-                if len(pixels) < height * width * 3:
-                    break
-                yield rearrange(np.frombuffer(pixels, np.uint8), "(h w c) -> h w c", h=height, w=width, c=3)
-            if process.wait() or header:
-                log.seek(0)
-                raise VideoError(f"{path}: expected a readable video: {_ffmpeg_reason(log.read(), process.returncode)}")
-        finally:
-            process.kill()
-            process.wait()
-            process.stdout.close()
+    limit = () if max_frames is None else ("-frames:v", str(max_frames))
+    with _ffmpeg_output(
+        path, *limit, *_AS_PICTURES, before=seek, threads=threads, limits=limits, seconds=seconds
+    ) as pipe:
+        while (header := pipe.readline()) == b"P6\n":
+            width, height = (int(side) for side in pipe.readline().split())
+            pipe.readline()
+            pixels = pipe.read(height * width * 3)
+            if len(pixels) < height * width * 3:
+                break
+            yield rearrange(np.frombuffer(pixels, np.uint8), "(h w c) -> h w c", h=height, w=width, c=3)
+    if header:
+        raise VideoError(f"{path}: expected a readable video, got one that ends within a frame")
 
 
-def count_mp4(path: Path) -> tuple[int, float]:
-    """Count the frames of `path` and find their mean rate (frames per second), without decoding them."""
-    _check_boxes(path)
-    listing = _ffmpeg_output(path, "-map", "0:v:0", "-c", "copy", "-f", "framecrc").decode()
-    time_base = re.search(r"^#tb 0: (\d+)/(\d+)$", listing, re.MULTILINE)
-    # A packet a line: stream, dts, pts, duration, size, checksum and, unless it is a plain keyframe, flags.
-    packets = [line.split(",") for line in listing.splitlines() if line.startswith("0,")]
-    shown = [packet for packet in packets if not _packet_flags(packet) & _DISCARDED]
-    ticks = sum(int(packet[3]) for packet in shown)
+def count_frames(path: Path, limits: Limits = LIMITS) -> tuple[int, float]:
+    """Count the frames of an MP4 or a GIF and find their mean rate (frames per second), without decoding them.
+
+    A browser shows a GIF's frame of less than 20 ms for 100 ms; so it counts here.
+
+    Raises:
+        VideoError: the file is damaged, is no such video, or has more frames or a higher rate than the bounds allow.
+    """
+    count = ticks = 0
+    time_base = None
+    with _ffmpeg_output(path, "-map", "0:v:0", "-c", "copy", "-f", "framecrc", threads=1, limits=limits) as pipe:
+        for line in pipe:
+            if line.startswith(b"#tb 0: "):
+                time_base = Fraction(line[7:].decode().strip())
+            elif line.startswith(b"0,"):
+                # A packet a line: stream, dts, pts, duration, size, checksum and, unless it is a plain keyframe, flags.
+                packet = line.decode().split(",")
+                if _packet_flags(packet) & _DISCARDED:
+                    continue
+                count += 1
+                ticks += int(packet[3])
+                if count > limits.video_frames:
+                    raise VideoError(f"{path}: expected at most {limits.video_frames} frames, got more")
     if time_base is None or ticks <= 0:
-        raise VideoError(f"{path}: expected a video with frames and a frame rate, got {len(shown)} frames")
-    seconds = ticks * Fraction(int(time_base[1]), int(time_base[2]))
-    return len(shown), float(len(shown) / seconds)
+        raise VideoError(f"{path}: expected a video with frames and a frame rate, got {count} frames")
+    fps = float(count / (ticks * time_base))
+    if fps > limits.video_fps:
+        raise VideoError(f"{path}: expected at most {limits.video_fps:g} frames a second, got {fps:g}")
+    return count, fps
 
 
 class Mp4Sink:
@@ -142,6 +158,22 @@ class Mp4Sink:
         return _ffmpeg_reason(self._log.read(), self._process.returncode)
 
 
+def _demuxer(path: Path) -> str:
+    """ffmpeg's demuxer of a whole MP4 or GIF. Raises `VideoError` for other files, and for one that was cut off."""
+    try:
+        with path.open("rb") as file:
+            is_gif = file.read(4) == b"GIF8"
+            if is_gif:
+                file.seek(-1, 2)
+                if file.read() != b";":
+                    raise VideoError(f"{path}: expected a whole GIF, got one that was cut off")
+                return "gif"
+        _check_boxes(path)
+    except OSError as error:
+        raise VideoError(f"{path}: expected a readable video: {error.strerror or error}") from None
+    return "mov"
+
+
 def _check_boxes(path: Path) -> None:
     """Raise `VideoError` if a file is no MP4 or was cut off, even where ffmpeg would read a shorter video.
 
@@ -179,14 +211,64 @@ def _ffmpeg() -> str:
         raise VideoError("expected ffmpeg from imageio-ffmpeg or in IMAGEIO_FFMPEG_EXE, got none") from error
 
 
-def _ffmpeg_output(path: Path, *arguments: str, threads: int = 0) -> bytes:
-    """Run ffmpeg on the video at `path` and return its standard output; any damage makes ffmpeg fail (-xerror)."""
-    source = ("-v", "error", "-nostdin", "-xerror", "-protocol_whitelist", "file")
-    source = (*source, "-filter_threads", str(threads), "-threads", str(threads), "-i", str(path.absolute()))
-    done = subprocess.run([_ffmpeg(), *source, *arguments, "pipe:1"], capture_output=True, check=False)
-    if done.returncode:
-        raise VideoError(f"{path}: expected a readable video: {_ffmpeg_reason(done.stderr, done.returncode)}")
-    return done.stdout
+@contextmanager
+def _ffmpeg_output(
+    path: Path,
+    *arguments: str,
+    before: tuple[str, ...] = (),
+    threads: int,
+    limits: Limits,
+    seconds: float | None = None,
+) -> Iterator[IO[bytes]]:
+    """ffmpeg's standard output about a video; any damage makes ffmpeg fail (-xerror). ffmpeg ends with the block.
+
+    Args:
+        path: the video.
+        arguments: ffmpeg's, behind its input.
+        before: ffmpeg's, before its input.
+        threads: decoding threads, at most four.
+        limits: bounds on a frame's pixels.
+        seconds: how long it may take; None: without end.
+
+    Raises:
+        VideoError: ffmpeg failed or took longer; not if the block ends earlier than ffmpeg.
+    """
+    count = str(min(threads or _MAX_THREADS, _MAX_THREADS))
+    source = ("-v", "error", "-nostdin", "-xerror", "-protocol_whitelist", "file", "-f", _demuxer(path))
+    bounds = ("-max_pixels", str(limits.video_pixels), "-filter_threads", count, "-threads", count)
+    command = [_ffmpeg(), *source, *bounds, *before, "-i", str(path.absolute()), *arguments, "pipe:1"]
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log)
+        assert process.stdout is not None
+        overdue = threading.Event()
+
+        def stop() -> None:
+            overdue.set()
+            process.kill()
+
+        timer = None if seconds is None else threading.Timer(seconds, stop)
+        try:
+            if hasattr(resource, "prlimit"):  # Linux
+                with suppress(ProcessLookupError):
+                    resource.prlimit(process.pid, resource.RLIMIT_AS, (_FFMPEG_BYTES, _FFMPEG_BYTES))
+            if timer is not None:
+                timer.start()
+            yield process.stdout
+            status = process.wait()
+            if overdue.is_set():
+                raise VideoError(f"{path}: expected frames that are read within {seconds:g} s, got none so soon")
+            if status:
+                log.seek(0)
+                reason = _ffmpeg_reason(log.read(4096), status)
+                if size := re.search(r"Picture size (\d+x\d+) exceeds", reason):
+                    raise VideoError(f"{path}: expected frames of at most {limits.video_pixels} pixels, got {size[1]}")
+                raise VideoError(f"{path}: expected a readable video: {reason}")
+        finally:
+            if timer is not None:
+                timer.cancel()
+            process.kill()
+            process.wait()
+            process.stdout.close()
 
 
 def _ffmpeg_reason(log: bytes, status: int | None) -> str:

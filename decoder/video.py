@@ -13,10 +13,11 @@ import numpy as np
 from einops import rearrange
 from jaxtyping import UInt8
 
-from decoder.gif import GifSink, read_gif
-from decoder.mp4 import Mp4Sink, count_mp4, read_mp4, stream_mp4
+from decoder.gif import GifSink
+from decoder.mp4 import Mp4Sink, count_frames, stream_frames
 from tokenizer.errors import OutputError, VideoError
 from tokenizer.files import temporary_name
+from tokenizer.limits import LIMITS, Limits
 
 if TYPE_CHECKING:
     # Only conversions need torch, and a process that records should not pay for importing it.
@@ -37,44 +38,43 @@ class VideoInfo:
     height: int
 
 
-def probe_video(path: Path | str) -> VideoInfo:
-    """Count the frames of an MP4 or GIF and find their rate and size; only the first frame of an MP4 is decoded.
+def probe_video(path: Path | str, limits: Limits = LIMITS) -> VideoInfo:
+    """Count the frames of an MP4 or GIF and find their rate and size; only the first frame is decoded.
 
-    Raises `VideoError` when the file is missing, cut off, or not such a video.
+    Raises `VideoError` when the file is missing, cut off, not such a video, or larger than the bounds.
     """
     path = _existing(path)
-    if path.suffix.lower() == ".gif":
-        frames, fps = read_gif(path, max_frames=None)
-        num_frames = len(frames)
-    else:
-        num_frames, fps = count_mp4(path)
-        frames = read_mp4(path, max_frames=1)
-    return VideoInfo(num_frames, fps, width=frames.shape[2], height=frames.shape[1])
+    num_frames, fps = count_frames(path, limits)
+    frame = read_video(path, max_frames=1, limits=limits)[0]
+    return VideoInfo(num_frames, fps, width=frame.shape[1], height=frame.shape[0])
 
 
 def read_video(
-    path: Path | str, max_frames: int | None = None, threads: int = 0
+    path: Path | str, max_frames: int | None = None, threads: int = 0, limits: Limits = LIMITS
 ) -> UInt8[np.ndarray, "frames height width 3"]:
     """Read the frames of an MP4 or GIF, each stored frame once and in order, as RGB in [0, 255].
 
-    `max_frames` bounds the frames, from the start. `threads` is the number of decoding threads; 0 lets ffmpeg choose.
-    Raises `VideoError` when the file is missing, damaged within what is read, or not such a video.
+    `max_frames` bounds the frames, from the start. `threads` is the number of decoding threads, 1 to 4; 0: four.
+    Raises `VideoError` when the file is missing, damaged within what is read, not such a video, or of larger frames
+    than the bounds allow.
     """
     if max_frames is not None and max_frames < 1:
         raise VideoError(f"{path}: expected max_frames of at least 1, got {max_frames = }")
-    path = _existing(path)
-    return read_gif(path, max_frames)[0] if path.suffix.lower() == ".gif" else read_mp4(path, max_frames, threads)
+    frames = list(stream_frames(_existing(path), max_frames=max_frames, threads=threads, limits=limits))
+    if not frames:
+        raise VideoError(f"{path}: expected a video with at least one frame, got none")
+    return np.stack(frames)
 
 
-def stream_video(path: Path | str, start_seconds: float = 0.0) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
-    """Yield the frames of an MP4 from a time on, as RGB in [0, 255], for videos that are larger than memory.
+def stream_video(
+    path: Path | str, start_seconds: float = 0.0, *, limits: Limits = LIMITS, seconds: float | None = None
+) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
+    """Yield the frames of an MP4 or GIF from a time on, as RGB in [0, 255], one in memory at a time.
 
-    Raises `VideoError` when the file is missing, damaged, or not such a video.
+    With `seconds`, reading may take so long. Raises `VideoError` when the file is missing, damaged, not such a video,
+    of larger frames than the bounds allow, or when it takes longer.
     """
-    path = _existing(path)
-    if path.suffix.lower() == ".gif":
-        raise VideoError(f"{path}: expected an MP4 to read frame by frame, got a GIF")
-    return stream_mp4(path, start_seconds)
+    return stream_frames(_existing(path), start_seconds=start_seconds, limits=limits, seconds=seconds)
 
 
 def write_video(frames: UInt8[np.ndarray, "frames height width 3"], path: Path | str, fps: float) -> None:

@@ -5,7 +5,7 @@ import math
 import re
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +13,14 @@ import torch
 from jaxtyping import UInt8
 from PIL import Image, ImageOps
 
-from decoder.video import probe_video, read_video, to_frames
+from decoder.video import probe_video, stream_video, to_frames
 from terra.errors import ConfigError, ContextError
+from tokenizer.limits import LIMITS, Limits
 from tokenizer.types import Frames
 
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
 VIDEO_SUFFIXES = (".gif", ".m4v", ".mov", ".mp4")
 
-MAX_PIXELS = 64_000_000  # per picture: a file of a few kilobytes can unpack to gigabytes
 ASPECT_TOLERANCE = 0.02  # stretching by more than this is seen, and no camera the model knows
 RATE_TOLERANCE = 0.01  # 29.97 counts as 30
 
@@ -38,7 +38,12 @@ DAMAGED_IMAGE = (
 
 
 def load_context(
-    source: str | Path | Sequence[str | Path], *, num_frames: int, image_size: tuple[int, int], fps: float
+    source: str | Path | Sequence[str | Path],
+    *,
+    num_frames: int,
+    image_size: tuple[int, int],
+    fps: float,
+    limits: Limits = LIMITS,
 ) -> Frames:
     """Load the first `num_frames` frames of a folder, a glob, a video or a list of pictures.
 
@@ -52,41 +57,43 @@ def load_context(
         num_frames: number of frames to take.
         image_size: (height, width) in pixels that the tokenizer takes.
         fps: the model's frames a second.
+        limits: bounds on pictures and videos.
 
     Returns:
         `num_frames` frames in [-1, 1] of the given size.
 
     Raises:
-        ContextError: nothing found, too few frames, a picture that is damaged, not RGB, larger than 64 megapixels,
+        ContextError: nothing found, too few frames, a picture that is damaged, not RGB, larger than the bounds,
             smaller than half of `image_size`, of another aspect ratio (by more than 2 %) or size than the first; a
             video slower than `fps`.
-        VideoError: a video that can't be read.
+        VideoError: a video that can't be read, or is larger than the bounds.
         ConfigError: num_frames, image_size or fps not positive.
     """
     if num_frames < 1 or min(image_size) < 1 or not 0 < fps < math.inf:
         raise ConfigError(f"expected positive context settings, got {num_frames = }, {image_size = }, {fps = }")
     if not isinstance(source, str | Path):
         if len(source) > 1:
-            return _load_list(source, num_frames, image_size, fps)
+            return _load_list(source, num_frames, image_size, fps, limits)
         source = source[0]
     path = Path(source)
     if path.is_dir():
-        return _load_pictures(_pictures(path.iterdir()), str(source), num_frames, image_size)
+        return _load_pictures(_pictures(path.iterdir()), str(source), num_frames, image_size, limits)
     if path.is_file() and path.suffix.lower() in VIDEO_SUFFIXES:
-        return _load_video(path, num_frames, image_size, fps)
+        return _load_video(path, num_frames, image_size, fps, limits)
     if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES:
-        return _load_pictures([path], str(source), num_frames, image_size)
+        return _load_pictures([path], str(source), num_frames, image_size, limits)
     if path.exists():
         known = ", ".join(IMAGE_SUFFIXES + VIDEO_SUFFIXES)
         raise ContextError(f"{source}: expected a folder or a file that ends in {known}, got {path.suffix!r}")
     if not any(character in str(source) for character in "*?["):
         raise ContextError(f"{source}: expected a folder, a glob or a video, got no such path")
     # Path.glob refuses absolute patterns and matches hidden files.
-    matches = [Path(match) for match in glob.glob(str(source), recursive=True)]  # noqa: PTH207
-    for match in matches:
+    matches = []
+    for match in map(Path, glob.iglob(str(source), recursive=True)):  # noqa: PTH207
         if not is_picture(match):
             raise ContextError(f"{source}: expected a glob of PNG or JPEG pictures, got {match}")
-    return _load_pictures(sorted(matches, key=natural_key), str(source), num_frames, image_size)
+        matches.append(match)
+    return _load_pictures(sorted(matches, key=natural_key), str(source), num_frames, image_size, limits)
 
 
 def context_files(source: str | Path | Sequence[str | Path], num_frames: int) -> list[Path]:
@@ -129,21 +136,27 @@ def _pictures(entries: Iterable[Path]) -> list[Path]:
     return sorted(filter(is_picture, entries), key=natural_key)
 
 
-def _load_list(source: Sequence[str | Path], num_frames: int, image_size: tuple[int, int], fps: float) -> Frames:
+def _load_list(
+    source: Sequence[str | Path], num_frames: int, image_size: tuple[int, int], fps: float, limits: Limits
+) -> Frames:
     if len(source) < num_frames:
         raise ContextError(f"context_frames: expected {num_frames} or more pictures, got {len(source)}")
-    frames = [load_context(each, num_frames=1, image_size=image_size, fps=fps) for each in source[:num_frames]]
+    frames = [
+        load_context(each, num_frames=1, image_size=image_size, fps=fps, limits=limits) for each in source[:num_frames]
+    ]
     return torch.cat(frames)
 
 
-def _load_pictures(paths: list[Path], source: str, num_frames: int, image_size: tuple[int, int]) -> Frames:
+def _load_pictures(
+    paths: list[Path], source: str, num_frames: int, image_size: tuple[int, int], limits: Limits
+) -> Frames:
     if len(paths) < num_frames:
         raise ContextError(f"{source}: expected {num_frames} or more PNG or JPEG pictures, got {len(paths)}")
     paths = paths[:num_frames]
     frames: list[np.ndarray] = []
     first_size: tuple[int, int] | None = None
     for path in paths:
-        picture = _read_picture(path, image_size)
+        picture = _read_picture(path, image_size, limits)
         if first_size is not None and picture.size != first_size:
             raise ContextError(
                 f"{path}: expected {_size_text(first_size)} pixels like {paths[0].name}, got {_size_text(picture.size)}"
@@ -153,10 +166,10 @@ def _load_pictures(paths: list[Path], source: str, num_frames: int, image_size: 
     return to_frames(np.stack(frames))
 
 
-def _read_picture(path: Path, image_size: tuple[int, int]) -> Image.Image:
+def _read_picture(path: Path, image_size: tuple[int, int], limits: Limits) -> Image.Image:
     try:
         with Image.open(path, formats=("PNG", "JPEG")) as picture:
-            _check_pixels(picture.size, str(path))
+            _check_pixels(picture.size, str(path), limits)
             if picture.mode != "RGB":
                 raise ContextError(f"{path}: expected an RGB picture, got mode {picture.mode!r}")
             upright = ImageOps.exif_transpose(picture)
@@ -168,10 +181,12 @@ def _read_picture(path: Path, image_size: tuple[int, int]) -> Image.Image:
     return upright
 
 
-def _check_pixels(size: tuple[int, int], source: str) -> None:
-    if size[0] * size[1] > MAX_PIXELS:
+def _check_pixels(size: tuple[int, int], source: str, limits: Limits) -> None:
+    if size[0] * size[1] > limits.picture_pixels:
         got = f"{_size_text(size)} = {size[0] * size[1] / 1e6:.0f}"
-        raise ContextError(f"{source}: expected at most {MAX_PIXELS // 1_000_000} megapixels, got {got} megapixels")
+        raise ContextError(
+            f"{source}: expected at most {limits.picture_pixels / 1e6:g} megapixels, got {got} megapixels"
+        )
 
 
 def _check_size(size: tuple[int, int], image_size: tuple[int, int], source: str) -> None:
@@ -197,15 +212,45 @@ def _resize(picture: Image.Image, image_size: tuple[int, int]) -> UInt8[np.ndarr
     return np.asarray(picture if picture.size == size else picture.resize(size, Image.Resampling.BICUBIC))
 
 
-def _load_video(path: Path, num_frames: int, image_size: tuple[int, int], fps: float) -> Frames:
-    info = probe_video(path)
+def _load_video(path: Path, num_frames: int, image_size: tuple[int, int], fps: float, limits: Limits) -> Frames:
+    frames = [
+        _resize(Image.fromarray(frame), image_size)
+        for frame in sample_video(path, num_frames, fps, lambda size: _check_size(size, image_size, str(path)), limits)
+    ]
+    return to_frames(np.stack(frames))
+
+
+def sample_video(
+    path: Path, num_frames: int, fps: float, check_size: Callable[[tuple[int, int]], None], limits: Limits = LIMITS
+) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
+    """Yield the first `num_frames` frames of a video at `fps`, each time the nearest one, as RGB in [0, 255].
+
+    One frame is in memory at a time.
+
+    Args:
+        path: an MP4 or a GIF.
+        num_frames: number of frames.
+        fps: frames a second to sample at.
+        check_size: raises an error if a (width, height) is not wanted.
+        limits: bounds on the video, and on the time that reading takes.
+
+    Raises:
+        ContextError: a video slower than `fps`, or too short.
+        VideoError: a video that can't be read, or is larger than the bounds.
+    """
+    info = probe_video(path, limits)
+    check_size((info.width, info.height))
     wanted = nearest_frames(info.fps, fps, num_frames)
     if wanted is None:
         raise ContextError(f"{path}: expected a video of {fps:g} or more frames a second, got {info.fps:g}")
-    _check_pixels((info.width, info.height), str(path))
-    _check_size((info.width, info.height), image_size, str(path))
-    frames = read_video(path, max_frames=wanted[-1] + 1)
-    if len(frames) <= wanted[-1]:
-        available = sum(index < len(frames) for index in wanted)
+    if info.num_frames <= wanted[-1]:
+        available = sum(index < info.num_frames for index in wanted)
         raise ContextError(f"{path}: expected {num_frames} or more frames at {fps:g} fps, got {available}")
-    return to_frames(np.stack([_resize(Image.fromarray(frames[index]), image_size) for index in wanted]))
+    left = set(wanted)
+    for index, frame in enumerate(stream_video(path, limits=limits, seconds=limits.context_seconds)):
+        if index in left:
+            yield frame
+            left.remove(index)
+        if not left:
+            return
+    raise ContextError(f"{path}: expected {num_frames} or more frames at {fps:g} fps, got {num_frames - len(left)}")

@@ -1,9 +1,11 @@
+import os
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image
 
 import decoder
@@ -12,12 +14,14 @@ from decoder.video import (
     VideoWriter,
     probe_video,
     read_video,
+    stream_video,
     to_frames,
     to_uint8,
     write_png_sequence,
     write_video,
 )
 from terra.errors import OutputError, VideoError
+from tokenizer.limits import Limits
 
 
 def moving_waves(num_frames: int = 12, height: int = 48, width: int = 64) -> np.ndarray:
@@ -342,3 +346,72 @@ def test_the_package_offers_its_public_names():
         assert getattr(decoder, name).__name__ == name
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = decoder.no_such_name
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".gif"])
+def test_larger_videos_than_the_bounds_are_refused(tmp_path, suffix):
+    path = tmp_path / f"v{suffix}"
+    write_video(moving_waves(4), path, fps=10.0)
+    assert len(read_video(path, limits=Limits(video_pixels=48 * 64))) == 4
+    with pytest.raises(VideoError, match=r"expected frames of at most 3071 pixels, got 64x48"):
+        read_video(path, limits=Limits(video_pixels=48 * 64 - 1))
+    with pytest.raises(VideoError, match=r"expected at most 3 frames, got more"):
+        probe_video(path, limits=Limits(video_frames=3))
+    with pytest.raises(VideoError, match=r"expected at most 9\.5 frames a second, got 10"):
+        probe_video(path, limits=Limits(video_fps=9.5))
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".gif"])
+def test_a_video_is_streamed_and_may_be_left_early(tmp_path, suffix):
+    path = tmp_path / f"v{suffix}"
+    write_video(moving_waves(), path, fps=10.0)
+    frames = stream_video(path)
+    assert np.array_equal(next(frames), read_video(path)[0])
+    frames.close()
+    assert np.array_equal(np.stack(list(stream_video(path))), read_video(path))
+
+
+def test_reading_that_takes_too_long_ends(mp4):
+    with pytest.raises(VideoError, match=r"expected frames that are read within 1e-09 s"):
+        list(stream_video(mp4, seconds=1e-9))
+
+
+PLAYLISTS = {
+    "hls": "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n{other}\n#EXT-X-ENDLIST\n",
+    "concat": "ffconcat version 1.0\nfile '{other}'\n",
+    "dash": "<?xml version='1.0'?><MPD><BaseURL>{other}</BaseURL></MPD>",
+}
+
+
+@pytest.mark.parametrize("name", ["v.mp4", "v.mov", "v.gif"])
+@pytest.mark.parametrize("playlist", PLAYLISTS.values(), ids=PLAYLISTS)
+@pytest.mark.parametrize("head", [b"", b"GIF8", b"\0\0\0\x08ftyp\0\0\0\x08moov"])
+def test_a_playlist_reads_no_other_file(tmp_path, mp4, name, playlist, head):
+    path = tmp_path / name
+    path.write_bytes(head + playlist.format(other=mp4).encode() + b";")
+    with pytest.raises(VideoError):
+        read_video(path)
+
+
+def test_a_pipe_and_a_device_are_no_videos(tmp_path):
+    os.mkfifo(tmp_path / "pipe.mp4")
+    (tmp_path / "device.mp4").symlink_to("/dev/zero")
+    for name in ("pipe.mp4", "device.mp4"):
+        with pytest.raises(VideoError, match="expected a video file"):
+            read_video(tmp_path / name)
+
+
+@pytest.mark.slow
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damaged_videos_are_read_or_refused(tmp_path, mp4, gif, data):
+    """Any bytes of a video changed: frames of some size, or one of our errors."""
+    source = data.draw(st.sampled_from([mp4, gif]))
+    content = bytearray(source.read_bytes())
+    for _ in range(data.draw(st.integers(1, 6))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    path = tmp_path / f"damaged{source.suffix}"
+    path.write_bytes(bytes(content))
+    with suppress(VideoError):
+        info = probe_video(path)
+        assert read_video(path, max_frames=2).shape[1:] == (info.height, info.width, 3)

@@ -1,6 +1,6 @@
 """Bounds on what is read from files and requests of others, so that a few bytes can't take gigabytes or minutes."""
 
-from tokenizer.settings import Count, Settings
+from tokenizer.settings import Count, Positive, Settings
 
 
 class Limits(Settings):
@@ -23,6 +23,11 @@ class Limits(Settings):
         tensors: tensors of a checkpoint.
         trajectory_numbers: numbers in a trajectory: 2 for each point of each frame's path, 4 for each pose.
         rollout_frames: frames of one rollout, context included.
+        picture_pixels: pixels of a picture.
+        video_pixels: pixels of a video's frame.
+        video_frames: frames of a video.
+        video_fps: frames a second of a video.
+        context_seconds: how long the frames of a context may take to be read from a video.
     """
 
     json_bytes: Count = 64 << 20
@@ -39,6 +44,11 @@ class Limits(Settings):
     tensors: Count = 100_000
     trajectory_numbers: Count = 20_000_000
     rollout_frames: Count = 36_000  # an hour at 10 frames a second
+    picture_pixels: Count = 64_000_000
+    video_pixels: Count = 1 << 24
+    video_frames: Count = 1_000_000
+    video_fps: Positive = 1000.0
+    context_seconds: Positive = 15.0
 
 
 LIMITS = Limits()

@@ -7,11 +7,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from decoder.video import probe_video, read_video
+from decoder.video import probe_video, stream_video
 from terra.errors import ConfigError, VideoError
 
 _NAME = re.compile(r"_(\d+)\.mp4")
@@ -77,9 +78,10 @@ def read_clip(path: Path, num_frames: int, side: int) -> Clip:
     from torchvision.transforms import functional as pictures
 
     fps = probe_video(path).fps
-    frames = torch.from_numpy(read_video(path)[-num_frames:])
-    if len(frames) < num_frames:
-        raise VideoError(f"{path}: expected {num_frames} frames or more, got {len(frames)}")
+    last = deque(stream_video(path), maxlen=num_frames)
+    if len(last) < num_frames:
+        raise VideoError(f"{path}: expected {num_frames} frames or more, got {len(last)}")
+    frames = torch.from_numpy(np.stack(last))
     square = side * 8 // 7
     resized = pictures.resize(frames.permute(0, 3, 1, 2), [square, square], antialias=True)
     return Clip(pictures.center_crop(resized, [side, side]).transpose(0, 1).contiguous(), fps)

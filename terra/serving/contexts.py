@@ -4,27 +4,24 @@ A client's file names are not used, and the size of a picture is known before th
 """
 
 import io
-import re
 import secrets
-import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import imageio_ffmpeg
 import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageOps
 
-from decoder.video import probe_video, read_video
-from terra.context import DAMAGED_IMAGE, nearest_frames
-from terra.errors import VideoError
+from terra.context import DAMAGED_IMAGE, sample_video
+from terra.errors import ContextError, VideoError
 from terra.serving.errors import ApiError, not_found
 from terra.serving.model import Model, Pictures
 from terra.serving.settings import UploadSettings
 from tokenizer import TokenGrid
+from tokenizer.limits import LIMITS
 
 _PICTURES = ("PNG", "JPEG", "WEBP")
 _MIN_SIDE = 8
@@ -45,6 +42,7 @@ class Contexts:
 
     def __init__(self, model: Model, settings: UploadSettings, num_context: int) -> None:
         self._model, self._settings, self._num_context = model, settings, num_context
+        self._limits = LIMITS.replace(video_pixels=min(settings.max_pixels, LIMITS.video_pixels))
         self._contexts: dict[str, Context] = {}
         self._reading = 0
 
@@ -113,21 +111,14 @@ class Contexts:
         with tempfile.TemporaryDirectory(prefix="terra-upload-") as folder:
             path = Path(folder, f"video{suffix}")
             path.write_bytes(data)
+            fps, wanted = self._model.spec.fps, self._num_context
             try:
-                self._check_size(_gif_size(data) if suffix == ".gif" else _mp4_size(path), "video")
-                info = probe_video(path)
-                wanted = nearest_frames(info.fps, self._model.spec.fps, self._num_context)
-                if wanted is None:
-                    expected = f"expected {self._model.spec.fps:g} or more frames a second"
-                    raise _refused(f"video: {expected}, got {info.fps:g}")
-                if info.num_frames <= wanted[-1]:
-                    seconds = (self._num_context - 1) / self._model.spec.fps
-                    raise _refused(f"video: expected {seconds:g} s or more at {self._model.spec.fps:g} frames a second")
-                frames = read_video(path, max_frames=wanted[-1] + 1)
-            except (VideoError, *DAMAGED_IMAGE):
+                frames = sample_video(path, wanted, fps, lambda size: self._check_size(size, "video"), self._limits)
+                return np.stack([self._fit(Image.fromarray(frame)) for frame in frames])
+            except ContextError as error:
+                raise _refused(str(error).replace(str(path), "video")) from None
+            except VideoError:
                 raise _refused("video: expected a whole MP4 or GIF") from None
-        self._check_size((frames.shape[2], frames.shape[1]), "video")
-        return np.stack([self._fit(Image.fromarray(frames[index])) for index in wanted])
 
     def _check_size(self, size: tuple[int, int], where: str) -> None:
         width, height = size
@@ -148,25 +139,6 @@ def _kind(data: bytes) -> str:
     if data[4:8] == b"ftyp":
         return ".mp4"
     return ".gif" if data[:4] == b"GIF8" else ""
-
-
-def _gif_size(data: bytes) -> tuple[int, int]:
-    """(width, height) of all frames side by side, because the decoder unpacks the whole animation at once."""
-    with Image.open(io.BytesIO(data), formats=["GIF"]) as gif:
-        if gif.width * gif.height * getattr(gif, "n_frames", 1) > 1 << 28:
-            raise _refused("video: expected a GIF of fewer pixels in all its frames")
-        return gif.size
-
-
-def _mp4_size(path: Path) -> tuple[int, int]:
-    """(width, height) that the MP4's header declares, read without decoding a frame."""
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-nostdin", "-protocol_whitelist", "file"]
-    # Without an output it ends with an error after telling of the streams.
-    done = subprocess.run([*command, "-i", str(path)], capture_output=True, check=False, timeout=30)
-    sizes = re.findall(rb"Video: .*?[ ,](\d{1,6})x(\d{1,6})[ ,\r\n]", done.stderr)
-    if not sizes:
-        raise _refused("video: expected a whole MP4 or GIF")
-    return max(int(width) for width, _ in sizes), max(int(height) for _, height in sizes)
 
 
 def _refused(message: str) -> ApiError:
