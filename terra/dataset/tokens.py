@@ -21,8 +21,8 @@ from jaxtyping import Float, Int
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from terra.errors import ConfigError, DatasetError
-from tokenizer.checkpoint import write_tensors
+from terra.errors import CheckpointError, ConfigError, DatasetError
+from tokenizer.checkpoint import read_header, write_tensors
 from tokenizer.files import file_sha256, read_json, write_json
 
 logger = logging.getLogger(__name__)
@@ -149,6 +149,31 @@ def read_shard_facts(path: Path) -> ShardFacts:
         return ShardFacts(**values)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise DatasetError(f"{path}: expected tokens as terra tokenize writes them, got {error!r}") from error
+
+
+def shard_damage(path: Path, sha256: str | None) -> str | None:
+    """What is wrong with the bytes of a file, in one line; None if nothing is.
+
+    Args:
+        path: the file.
+        sha256: its hash, or None if that is not known: then what the file's header shows is all.
+    """
+    try:
+        read_header(path)
+    except CheckpointError as error:
+        return str(error).removeprefix(f"{path}: ")
+    if sha256 is not None and sha256 != (got := file_sha256(path, DatasetError)):
+        return f"expected sha256 {sha256[:12]} of {INDEX}, got {got[:12]}"
+    return None
+
+
+def indexed_hashes(folder: Path) -> dict[str, str]:
+    """The SHA-256 of each file that a split's index names; nothing if there is no index, or a damaged one."""
+    try:
+        files = _read_index(folder)["files"]
+        return {name: str(described["sha256"]) for name, described in files.items()}
+    except (DatasetError, AttributeError, KeyError, TypeError):
+        return {}
 
 
 def write_index(folder: Path, names: Sequence[str]) -> None:

@@ -19,7 +19,9 @@ def read_log(run: Path, name: str) -> tuple[list[int], list[float]]:
     """
     path = run / "log.jsonl"
     try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        text = path.read_text(encoding="utf-8")
+        # A killed run may have left a part of its last line.
+        lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
     except (OSError, ValueError) as error:
         raise OutputError(f"{path}: expected the log of a training run: {error}") from None
     found = [(line["step"], line[name]) for line in lines if name in line]

@@ -27,7 +27,7 @@ class TrainingLog:
     """Appends to `log.jsonl` and `tensorboard/` in a run's folder; use it as a context manager.
 
     Raises:
-        OutputError: on entering, the folder can't be written.
+        OutputError: the folder can't be written, or the disk is full.
     """
 
     def __init__(self, output: Path, first_step: int, accelerator: Accelerator):
@@ -39,26 +39,34 @@ class TrainingLog:
         if self._writes:
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
+                _drop_cut_line(self._path)
                 # An interrupted run may have logged steps after its last saved state; TensorBoard forgets them.
                 self._board = SummaryWriter(str(self._path.with_name("tensorboard")), purge_step=self._first_step + 1)
             except OSError as error:
-                raise OutputError(f"{self._path.parent}: expected a writable folder, got: {error.strerror}") from error
+                raise _output_error(self._path.parent, error) from error
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._board is not None:
-            self._board.close()
+            try:
+                self._board.close()
+            except OSError as failure:
+                if error is None:  # else the first one says more
+                    raise _output_error(self._path.parent, failure) from failure
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         """Append one line of named numbers at `step` to log.jsonl, and to TensorBoard."""
         if self._board is None:
             return
-        with self._path.open("a") as file:
-            file.write(json.dumps({"step": step, **numbers}) + "\n")
-        for name, value in numbers.items():
-            self._board.add_scalar(name, value, step)
+        try:
+            with self._path.open("a") as file:
+                file.write(json.dumps({"step": step, **numbers}) + "\n")
+            for name, value in numbers.items():
+                self._board.add_scalar(name, value, step)
+        except OSError as error:
+            raise _output_error(self._path, error) from error
 
     def write_previews(self, step: int, previews: Mapping[str, Tensor]) -> None:
         """Log numbers (no axes), pictures (3 x height x width) and videos (frames x 3 x height x width), uint8."""
@@ -67,14 +75,29 @@ class TrainingLog:
         numbers = {name: float(tensor) for name, tensor in previews.items() if tensor.ndim == 0}
         if numbers:
             self.write(step, {name: value for name, value in numbers.items() if math.isfinite(value)})
-        for name, tensor in previews.items():
-            if tensor.ndim == 3:
-                self._board.add_image(name, tensor.cpu(), step)
-            elif tensor.ndim == 4:
-                picture = _animation(tensor)
-                self._board.file_writer.add_summary(  # pyright: ignore[reportOptionalMemberAccess]
-                    Summary(value=[Summary.Value(tag=name, image=picture)]), step
-                )
+        try:
+            for name, tensor in previews.items():
+                if tensor.ndim == 3:
+                    self._board.add_image(name, tensor.cpu(), step)
+                elif tensor.ndim == 4:
+                    picture = _animation(tensor)
+                    self._board.file_writer.add_summary(  # pyright: ignore[reportOptionalMemberAccess]
+                        Summary(value=[Summary.Value(tag=name, image=picture)]), step
+                    )
+        except OSError as error:
+            raise _output_error(self._path.parent, error) from error
+
+
+def _drop_cut_line(path: Path) -> None:
+    """Cut a log behind its last whole line: a killed run, or a full disk, may have left a part of one."""
+    if path.exists():
+        with path.open("r+b") as file:
+            content = file.read()
+            file.truncate(content.rfind(b"\n") + 1)
+
+
+def _output_error(path: Path, error: OSError) -> OutputError:
+    return OutputError(f"{path}: expected to write it, got: {error.strerror or error}")
 
 
 def _animation(frames: UInt8[Tensor, "frames 3 height width"]) -> Summary.Image:

@@ -219,10 +219,13 @@ class Trainer:
         now = monotonic()
         rates = self._rates(now - self._summed_since)
         self._summed_since, self._sums, self._steps_summed = now, {}, 0
-        if not all(math.isfinite(means[name]) for name in ("loss", "discriminator_loss") if name in means):
+        # A gradient that is not finite has already made weights that are none, also where the step's loss was finite.
+        names = ("loss", "discriminator_loss", "gradient_norm", "discriminator_gradient_norm")
+        bad = next((name for name in names if not math.isfinite(means.get(name, 0.0))), None)
+        if bad is not None:
             raise ConfigError(
-                f"{self.config.output}: expected a finite loss, got {means['loss']} before step {self.step}: "
-                f"lower learning_rate={self.config.learning_rate:g}; the last saved state is from before"
+                f"{self.config.output}: expected a finite {bad.replace('_', ' ')}, got {means[bad]} before step "
+                f"{self.step}: lower learning_rate={self.config.learning_rate:g}; the last saved state is from before"
             )
         elapsed, completed = self._coordinator.elapsed_at(self.step), self._completed()
         record = {

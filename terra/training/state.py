@@ -3,8 +3,10 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from pydantic import ConfigDict, Field
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -12,12 +14,25 @@ from torch.optim import Optimizer
 
 from terra.errors import CheckpointError
 from tokenizer.checkpoint import read_json, write_json, write_tensors
+from tokenizer.settings import Natural, NonNegative, Settings, checked, expecting
 
 STATE_FILE = "state.json"
 
 Scalars = dict[str, int | float | str]
 Networks = Mapping[str, tuple[nn.Module, Optimizer]]
 """Networks under training, by the names that their tensors have in the file."""
+
+
+class _State(Settings):
+    """What state.json has at least."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    tensors: Annotated[str, Field(pattern=r"^state-\d+\.safetensors$"), expecting("the name of a state's file")]
+    step: Natural
+    seed: Natural
+    elapsed_seconds: NonNegative
+    starting_seconds: NonNegative
 
 
 class Ema:
@@ -66,9 +81,13 @@ def save_state(folder: Path, networks: Networks, ema: Ema, scalars: Scalars) -> 
     `networks` must hold "model", whose moving average is `ema`; `scalars` must hold "step", "seed", "elapsed_seconds"
     and "starting_seconds". The tensor file's name carries the step; `state.json` names that file and is replaced last.
 
+    What an earlier save left half-written, because its process was killed, is removed.
+
     Raises:
-        OutputError: the folder can't be written.
+        OutputError: the folder can't be written; the previous state is still there.
     """
+    for unfinished in folder.glob(".state*.tmp"):  # see `tokenizer.files.temporary_name`
+        unfinished.unlink(missing_ok=True)
     tensors = {f"ema.{name}": weight for name, weight in ema.weights.items()}
     for part, (network, optimizer) in networks.items():
         tensors |= {f"{part}.{name}": tensor.detach() for name, tensor in network.state_dict().items()}
@@ -96,6 +115,7 @@ def load_state(folder: Path, networks: Networks, ema: Ema) -> Scalars | None:
     missing = {"tensors", "step", "seed", "elapsed_seconds", "starting_seconds"} - scalars.keys()
     if missing:
         raise CheckpointError(f"{path}: expected the state of a training run, got none of {sorted(missing)}")
+    checked(_State, scalars, str(path), CheckpointError)
     tensors = read_tensors(folder / scalars.pop("tensors"))
     targets = {f"ema.{name}": weight for name, weight in ema.weights.items()}
     for part, (network, _) in networks.items():

@@ -21,7 +21,14 @@ from decoder.video import to_unit_range
 from terra.config.groups import Dtype
 from terra.dataset import Episode, Split, read_split
 from terra.dataset.checks import Names
-from terra.dataset.tokens import ShardFacts, read_shard_facts, save_shard, write_index
+from terra.dataset.tokens import (
+    ShardFacts,
+    indexed_hashes,
+    read_shard_facts,
+    save_shard,
+    shard_damage,
+    write_index,
+)
 from terra.device import torch_dtype
 from terra.errors import ConfigError, DatasetError
 from terra.progress import ProgressLine
@@ -155,7 +162,7 @@ def tokenize_split(
 ) -> None:
     """Write this process's token files of a split into `output`; each process takes every `num_processes`-th shard.
 
-    An existing file of the same episodes is kept. When all processes are done, `finish_split` completes the split.
+    An existing file of the same episodes is kept, unless it is damaged. When all processes are done, `finish_split` completes the split.
 
     Raises:
         DatasetError: a file in `output` comes from another tokenizer.
@@ -167,7 +174,7 @@ def tokenize_split(
     if size != encoder.image_size:
         raise ConfigError(f"expected frames of the tokenizer's {encoder.image_size} (height, width), got {size}")
     times = tuple(waypoint_times)
-    pending = []
+    pending, hashes = [], indexed_hashes(output)
     for name, members in shards_of(episodes)[rank::num_processes]:
         facts = ShardFacts(
             fps=members[0].fps,
@@ -177,7 +184,7 @@ def tokenize_split(
             source_sha256=_source_sha256(members),
             precision=encoder.precision,
         )
-        if not _is_done(output / name, facts):
+        if not _is_done(output / name, facts, hashes.get(name)):
             pending.append((output / name, members, facts))
     damaged = [*found.damaged, *odd] if rank == 0 else []
     decoded = decode_episodes([episode for _, members, _ in pending for episode in members], workers, times)
@@ -241,9 +248,16 @@ def _write_shard(
     return damaged
 
 
-def _is_done(path: Path, facts: ShardFacts) -> bool:
-    """Whether `path` holds the tokens of these episodes; raise DatasetError if its tokenizer or precision differs."""
+def _is_done(path: Path, facts: ShardFacts, sha256: str | None) -> bool:
+    """Whether `path` holds the tokens of these episodes; raise DatasetError if its tokenizer or precision differs.
+
+    `sha256` is the file's hash in the index, if the split had been finished.
+    """
     if not path.is_file():
+        return False
+    damage = shard_damage(path, sha256)
+    if damage is not None:
+        logger.warning("%s: is damaged and made again: %s", path, damage)
         return False
     present = read_shard_facts(path)
     if present.shared != facts.shared:

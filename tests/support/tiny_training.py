@@ -170,6 +170,50 @@ def terminate_at(objective: Objective, draws: int) -> None:
     objective.draw = drawing
 
 
+KILLS = ("in the tensors", "before state.json", "in state.json", "before the old state goes")
+"""Moments of a save at which `train_until_killed` dies."""
+
+
+def train_until_killed(output: Path, moment: str) -> None:
+    """Train, save after every step, and die by SIGKILL in the third save; the target of a process of its own."""
+    import tokenizer.checkpoint
+    from terra.training import state
+
+    count, save, write, unlink = iter(range(1_000)), tokenizer.checkpoint.save_file, Path.write_text, Path.unlink
+    saving = [0]
+
+    def die() -> None:
+        if saving[0] == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def save_file(tensors: dict, path: Path, metadata: object) -> None:
+        saving[0] = next(count) + 1
+        save(tensors, path, metadata)
+        if moment == KILLS[0] and saving[0] == 3:
+            path.write_bytes(path.read_bytes()[:-100])
+            die()
+
+    def write_json(path: Path, content: dict) -> None:
+        if moment == KILLS[1]:
+            die()
+        original_json(path, content)
+
+    def write_text(path: Path, text: str, **options: str) -> None:
+        write(path, text[:20] if moment == KILLS[2] and saving[0] == 3 else text, **options)
+        if moment == KILLS[2]:
+            die()
+
+    def remove(path: Path, missing_ok: bool = False) -> None:
+        if moment == KILLS[3] and path.name.startswith("state-"):
+            die()
+        unlink(path, missing_ok)
+
+    original_json = state.write_json
+    tokenizer.checkpoint.save_file, state.write_json = save_file, write_json  # pyright: ignore[reportAttributeAccessIssue]
+    Path.write_text, Path.unlink = write_text, remove  # pyright: ignore[reportAttributeAccessIssue]
+    train(OBJECTIVES["numbers"](), config(output, save_every_seconds=1e-9), start_processes("cpu"))
+
+
 def main(output: Path) -> None:
     accelerator = start_processes("cpu")
     for name, make in OBJECTIVES.items():
