@@ -169,6 +169,7 @@ def outputs() -> list[Case]:
             "env known": ("out",),
             "climbs": ("out", "x"),
             "true": ("*",),
+            "dot": ("*",),  # a folder of rollouts may be the empty one at hand
         }.get(name, ("out",))
         place_case(f"to {name}", lambda place: None, f"output={value}", must=None, outputs=made_names)
     place_case("is a file", lambda place: (place.work / "out").write_text("mine"))
