@@ -191,7 +191,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _check_nesting(value: object, max_depth: int, *, texts: bool) -> None:
     """Raise ValueError for a value of more than `max_depth` levels or, if `texts`, text that can't be written."""
     level: list[Any] = [value]
-    for _ in range(max_depth + 1):
+    for _ in range(max_depth):
         inner = []
         for each in level:
             if texts and isinstance(each, dict):

@@ -220,7 +220,9 @@ def trajectory_from_poses(
         raise TrajectoryError(
             f"{source}: covers {clock[-1]:.4g} s, expected at least the {path_times[-1]:g} s of one future path"
         )
-    count = math.floor((spare if seconds is None else min(spare, seconds + 1 / fps)) * fps) + 1
+    count = math.floor(spare * fps) + 1
+    if seconds is not None:
+        count = min(count, math.ceil(seconds * fps) + 2)
     check_count(count * 2 * len(path_times), f"{source}: {count} frames at {fps:g} fps", limits)
     frame_times = np.arange(count) / fps
     places = np.column_stack([poses[:, 1:3] - poses[0, 1:3], np.unwrap(poses[:, 3])])

@@ -3,6 +3,7 @@
 import math
 import reprlib
 import struct
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -19,7 +20,7 @@ _LIST_BYTES_A_MEMBER = 1 << 10  # of the archive's list of members: 46 and the n
 _MAX_HEADER = 10_000
 _DAMAGE = (
     *(ValueError, TypeError, OverflowError, EOFError, RuntimeError, MemoryError),
-    *(zipfile.BadZipFile, zlib.error),
+    *(SyntaxError, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
 )
 
 
