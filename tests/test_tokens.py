@@ -1,5 +1,6 @@
 import json
 import logging
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,6 +106,44 @@ def test_a_stopped_run_goes_on_to_the_same_files(recorded, model, tmp_path, monk
     assert len(written) == len(set(written)) == 3
     tokenize(recorded, tmp_path / "parts", model)
     assert len(written) == 3
+
+
+EMPTY = (lambda path: path.write_bytes(b""), "expected a safetensors header within the file's 0 bytes")
+CUT = (lambda path: path.write_bytes(path.read_bytes()[:-7]), "bytes of tensor data, got")
+ZEROED = (lambda path: path.write_bytes(bytes(path.stat().st_size)), "got")
+CHANGED = (lambda path: path.write_bytes(path.read_bytes()[:-7] + b"changed"), "expected sha256 .* of tokens.json, got")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message", "is_finished"),
+    [
+        *((*damage, is_finished) for damage in (EMPTY, CUT, ZEROED) for is_finished in (True, False)),
+        (*CHANGED, True),  # which a hash alone shows
+    ],
+)
+def test_a_damaged_token_file_is_named_and_made_again(recorded, model, tmp_path, caplog, damage, message, is_finished):
+    tokenize(recorded, tmp_path, model)
+    before = contents(tmp_path)
+    path = next(tmp_path.rglob("*.safetensors"))
+    damage(path)
+    if not is_finished:
+        path.with_name("tokens.json").unlink()
+    tokenize(recorded, tmp_path, model)
+    assert contents(tmp_path) == before
+    (line,) = [text for text in caplog.messages if "is damaged and made again" in text]
+    assert re.search(message, line)
+
+
+INDEX_OF_NUMBERS = '{"format": "terra-tokens", "version": 2, "files": {"a": 1}}'
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", '{"files": 1}', INDEX_OF_NUMBERS])
+def test_a_damaged_index_is_written_anew(recorded, model, tmp_path, content):
+    tokenize(recorded, tmp_path, model)
+    before = contents(tmp_path)
+    next(tmp_path.rglob("tokens.json")).write_text(content)
+    tokenize(recorded, tmp_path, model)
+    assert contents(tmp_path) == before
 
 
 def test_files_of_another_tokenizer_or_recording(recorded, model, tmp_path):

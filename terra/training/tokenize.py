@@ -162,7 +162,8 @@ def tokenize_split(
 ) -> None:
     """Write this process's token files of a split into `output`; each process takes every `num_processes`-th shard.
 
-    An existing file of the same episodes is kept, unless it is damaged. When all processes are done, `finish_split` completes the split.
+    An existing file of the same episodes is kept, unless it is damaged. When all processes are done, `finish_split`
+    completes the split.
 
     Raises:
         DatasetError: a file in `output` comes from another tokenizer.
