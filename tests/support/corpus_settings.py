@@ -170,6 +170,7 @@ def outputs() -> list[Case]:
             "env known": ("out",),
             "climbs": ("out", "x"),
             "true": ("*",),
+            "nul": ("*",),  # no NUL, but a backslash and a zero
             "dot": ("*",),  # a folder of rollouts may be the empty one at hand
         }.get(name, ("out",))
         place_case(f"to {name}", lambda place: None, f"output={value}", must=None, outputs=made_names)
