@@ -4,6 +4,7 @@ import glob
 import math
 import re
 import struct
+import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -35,6 +36,9 @@ DAMAGED_IMAGE = (
     Image.DecompressionBombError,
     Image.DecompressionBombWarning,
 )
+
+# The limit of Terra's own refuses a large picture in one line; Pillow's warning would be two more.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
 def load_context(

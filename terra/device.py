@@ -34,8 +34,12 @@ def torch_device(name: str | None) -> torch.device:
         device = torch.device(name)
     except (RuntimeError, TypeError) as error:
         raise ConfigError(f"device: expected cpu or cuda, got {name!r}") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device: expected cpu or cuda, got {name!r}")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device: expected cpu (no CUDA device is available), got {name!r}")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device: expected one of {torch.cuda.device_count()} CUDA devices from 0 on, got {name!r}")
     return device
 
 

@@ -120,9 +120,9 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
 @contextmanager
 def _frame_bar(console: Console, total: int) -> Iterator[Callable[[int, int], None]]:
     columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TextColumn("frames"))
-    with Progress(
-        *columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console
-    ) as progress:
+    columns += (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    # In a log the bar would be one more line, also before an error.
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("frames", total=total)
         on_frame: Callable[[int, int], None] = lambda _request, _frame: progress.advance(task)  # noqa: E731
         yield on_frame

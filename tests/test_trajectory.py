@@ -571,6 +571,13 @@ class TestErrors:
         objects = tmp_path / "drive.npz"
         np.savez(objects, poses=np.array([{"a": 1}], dtype=object))
         assert "plain arrays" in refused(lambda: load_trajectory(objects))
+        behind = write_npz(tmp_path, pose_document())
+        archive = behind.read_bytes()
+        with behind.open("r+b") as file:  # an archive at the end of a file of 1 TB, which takes no room on the disk
+            file.truncate(1 << 40)
+            file.seek((1 << 40) - len(archive))
+            file.write(archive)
+        assert "a file of 1099511627776 bytes, above the" in refused(lambda: load_trajectory(behind))
         undeclared = write_npz(tmp_path, pose_document(axes=None))
         assert "the key 'axes'" in refused(lambda: load_trajectory(undeclared))
         shaped = write_npz(tmp_path, pose_document(poses=np.zeros((5, 3))))

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache
 
 from terra.errors import CheckpointError
-from terra.prompt import Layout
+from terra.prompt import Layout, build_prompt, pack_blocks
 from terra.world_model import (
     LlamaActionConfig,
     LlamaActionForCausalLM,
@@ -247,3 +247,22 @@ def test_load_restores_the_model(tmp_path):
     assert not model.training
     torch.manual_seed(0)
     assert load_world_model(tmp_path / "first", dtype=torch.bfloat16).lm_head.weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_prompts_actions_are_finite(value):
+    actions = torch.zeros(1, 6, 3)
+    actions[0, 5, 2] = value
+    with pytest.raises(ValueError, match="actions: expected finite numbers, got NaN or infinity"):
+        build_prompt(torch.zeros(2, ROWS, COLS, dtype=torch.int64), actions)
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_prompt_has_an_action_between_two_frames(steps):
+    with pytest.raises(ValueError, match=f"expected 1 .one between two frames., got {steps}"):
+        build_prompt(torch.zeros(2, ROWS, COLS, dtype=torch.int64), torch.zeros(steps, 6, 3))
+
+
+def test_frames_are_packed_row_by_row_with_their_slots_after_them():
+    tokens = torch.arange(1, 13).reshape(2, 2, 3)
+    assert pack_blocks(tokens, 2).tolist() == [1, 2, 3, 4, 5, 6, 0, 0, 7, 8, 9, 10, 11, 12, 0, 0]

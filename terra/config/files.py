@@ -1,6 +1,7 @@
 """Finds and composes the YAML files of conf/, and checks overrides and paths. Imports nothing heavy."""
 
 import difflib
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -123,7 +124,8 @@ def check_paths(config: DictConfig, inputs: Sequence[str]) -> None:
     values: Any = OmegaConf.to_container(config, resolve=True)
     for name, value in _leaves(values):
         is_model = name.rpartition(".")[2] == "pretrained"
-        if not (is_model or name in inputs) or not isinstance(value, str) or Path(value).exists():
+        # Path.exists raises for names that are too long, os.path.exists does not.
+        if not (is_model or name in inputs) or not isinstance(value, str) or os.path.exists(value):  # noqa: PTH110
             continue
         if is_model and not _HUB_ID.fullmatch(value):
             raise ConfigError(f"{name}: expected a checkpoint folder or a Hub id owner/name, found no folder {value}")

@@ -43,8 +43,11 @@ def read_arrays(path: Path, limits: Limits = LIMITS) -> dict[str, object]:
 
 
 def _check_list(file: BinaryIO, limits: Limits) -> None:
-    """Raise ValueError for a list of members that is too long; `zipfile` would read it whole."""
+    """Raise ValueError for a file, or a list of members, that is too long; `zipfile` would read the list whole."""
     size = file.seek(0, 2)
+    # A zip may begin anywhere before its end, and the whole file is hashed later.
+    if size > limits.npz_bytes:
+        raise ValueError(f"a file of {size} bytes, above the {limits.npz_bytes} that are read")
     start = max(0, size - _END_BYTES - _MAX_COMMENT)
     file.seek(start)
     tail = file.read()

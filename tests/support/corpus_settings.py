@@ -49,8 +49,9 @@ def settings() -> list[Case]:
     """
     texts = [text for line in refused.strip().splitlines() for text in line.strip().split("; ")]
     for text in dict.fromkeys(texts):
-        # Hydra's own settings and options may be harmless, and {} merged into settings changes nothing.
-        must = None if text.lstrip("+").startswith(("hydra", "--")) or text.endswith("={}") else "refuse"
+        # Hydra's own settings and options may be harmless, and what is merged with {} or taken away is the default.
+        harmless = text.lstrip("+").startswith(("hydra", "--")) or text.endswith("={}") or text == "~sampling.top_k"
+        must = None if harmless else "refuse"
         make: Make = lambda place, t=text: t.split(" ") if t.startswith("-") else [t]  # noqa: E731
         sweeps = text.startswith(("-m", "--multirun", "hydra.mode"))
         made.append(Case("settings", text, make, must=must, outputs=("out", "multirun") if sweeps else ("out",)))
@@ -169,6 +170,8 @@ def outputs() -> list[Case]:
             "env known": ("out",),
             "climbs": ("out", "x"),
             "true": ("*",),
+            "nul": ("*",),  # no NUL, but a backslash and a zero
+            "dot": ("*",),  # a folder of rollouts may be the empty one at hand
         }.get(name, ("out",))
         place_case(f"to {name}", lambda place: None, f"output={value}", must=None, outputs=made_names)
     place_case("is a file", lambda place: (place.work / "out").write_text("mine"))

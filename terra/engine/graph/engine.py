@@ -20,6 +20,7 @@ from terra.sampling import SamplingParams
 from terra.world_model import load_world_model
 
 _MIN_CAPABILITY = (8, 0)
+_MOST_SESSIONS = 4096
 """Compute capability of a GPU that the kernels need: bfloat16 in tensor cores, asynchronous copies to shared memory."""
 
 
@@ -68,8 +69,8 @@ class GraphEngine:
             raise ConfigError(f"engine.{name}: engine=graph has no such option{reason}")
         if drafts < 0:
             raise ConfigError(f"engine.drafts: expected 0 or more, got {drafts}")
-        if max_sessions < 1:
-            raise ConfigError(f"engine.max_sessions: expected 1 or more, got {max_sessions}")
+        if not 1 <= max_sessions <= _MOST_SESSIONS:
+            raise ConfigError(f"engine.max_sessions: expected 1 to {_MOST_SESSIONS}, got {max_sessions}")
         where = torch_device(device)
         check_gpu(where)
         if (fp8_weights or fp8_cache) and not has_fp8(where):
