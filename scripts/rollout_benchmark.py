@@ -111,7 +111,7 @@ async def run_bare(pipeline: Any, settings: Any, *, num_frames: int) -> float:
     async def here(_threads: str, work: Any) -> Any:
         return work()
 
-    inputs = Inputs(pipeline, settings.contexts, here)
+    inputs = Inputs(pipeline, settings.contexts, here, settings.limits)
     jobs = [
         replace(job, num_frames=num_frames)
         for line in read_lines(settings.manifest)

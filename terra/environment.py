@@ -69,8 +69,9 @@ class DriveContext:
         spec = pipeline.engine.spec
         size = pipeline.tokenizer.config.image_size
         if trajectory is not None:
-            numbers = {"num_frames": num_frames, "num_context": num_frames}
-            inputs = load_inputs(source, trajectory, **numbers, image_size=size, spec=spec)
+            inputs = load_inputs(
+                source, trajectory, num_frames=num_frames, num_context=num_frames, image_size=size, spec=spec
+            )
             return cls(inputs.context_frames, inputs.actions)
         if num_frames > 1:
             raise ConfigError(f"trajectory: expected one for {num_frames} context frames, got none")

@@ -216,7 +216,7 @@ def _check_texts(values: Iterable[object]) -> None:
 def file_sha256(path: Path, error_class: type[TerraError]) -> str:
     """The SHA-256 of a file's bytes, in hexadecimal. Raises `error_class` if it can't be read."""
     with open_regular(path, error_class) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()  # pyright: ignore[reportArgumentType]
 
 
 def _kind(mode: int) -> str:

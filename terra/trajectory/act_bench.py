@@ -35,7 +35,7 @@ def load_act_bench(path: Path, sample_id: int | str | None, limits: Limits = LIM
         TrajectoryError: no such sample, several and no `sample_id`, a broken line, another shape.
     """
     stat = path.stat()
-    samples = _find_samples(path, stat.st_mtime_ns, stat.st_size, limits)
+    samples = _find_samples(path, stat.st_mtime_ns, stat.st_size, limits)  # pyright: ignore[reportArgumentType]
     first = ", ".join(islice(samples, 5)) + (", ..." if len(samples) > 5 else "")
     if not samples:
         raise TrajectoryError(f"{path}: expected one sample a line, got an empty file")

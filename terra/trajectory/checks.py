@@ -3,6 +3,7 @@
 import math
 import reprlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
@@ -26,8 +27,9 @@ POSE_COLUMNS = ("time", "x", "y", "heading")
 def check_fps(fps: object, source: str) -> float:
     """Return `fps` as a float, or raise TrajectoryError unless it is a number from 0.01 to 100."""
     is_number = isinstance(fps, int | float | np.integer | np.floating) and not isinstance(fps, bool)
-    if is_number and MIN_FPS <= fps <= MAX_FPS:
-        return float(fps)
+    rate: Any = fps
+    if is_number and MIN_FPS <= rate <= MAX_FPS:
+        return float(rate)
     raise TrajectoryError(f"{source}: fps: expected a number from {MIN_FPS:g} to {MAX_FPS:g}, got {reprlib.repr(fps)}")
 
 

@@ -82,7 +82,7 @@ def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> object:
             there = f"of which {member.file_size} bytes are there"
             raise ValueError(f"{member.filename}: an array of shape {reprlib.repr(shape)}, {there}")
     with archive.open(member) as file:
-        array = np.lib.format.read_array(file, allow_pickle=False, max_header_size=_MAX_HEADER)
+        array = np.lib.format.read_array(file, allow_pickle=False, max_header_size=_MAX_HEADER)  # pyright: ignore[reportCallIssue]
     return array.item() if array.ndim == 0 else array
 
 
@@ -91,5 +91,5 @@ def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     if version not in readers:
         raise ValueError(f"a version {version} of NumPy's format")
-    shape, _, dtype = readers[version](file, max_header_size=_MAX_HEADER)
+    shape, _, dtype = readers[version](file, max_header_size=_MAX_HEADER)  # pyright: ignore[reportCallIssue]
     return shape, dtype
