@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,14 @@ def test_hashes_are_of_the_bytes(tmp_path: Path):
     assert file_sha256(path, DatasetError) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     with pytest.raises(ConfigError, match="expected a readable file"):
         file_sha256(tmp_path, ConfigError)
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "folder"])
+def test_what_is_no_file_is_never_replaced(tmp_path: Path, kind: str):
+    path = tmp_path / "metrics.json"
+    os.mkfifo(path) if kind == "FIFO" else path.mkdir()
+    mode = path.lstat().st_mode
+    with pytest.raises(OutputError, match=f"metrics.json: expected a file or none, got a {kind}"):
+        write_json(path, {})
+    assert path.lstat().st_mode == mode
+    assert [each.name for each in tmp_path.iterdir()] == ["metrics.json"]

@@ -89,7 +89,7 @@ class TestScenes:
 
     def test_a_trajectory_that_is_a_folder(self, refused, own_scenes):
         (own_scenes / "day/odd.json").mkdir()
-        assert "odd.json: expected a file that can be read" in refused(scenes=own_scenes)
+        assert "odd.json: expected a readable file, got a folder" in refused(scenes=own_scenes)
 
     def test_too_few_pictures(self, refused, own_scenes):
         (own_scenes / "night/2.png").unlink()

@@ -32,10 +32,11 @@ def replacing(path: Path) -> Iterator[Path]:
     After an exception the temporary file is removed, and an older file at `path` is untouched.
 
     Raises:
-        OutputError: an `OSError` in the block or in the renaming, as one line.
+        OutputError: an `OSError` in the block or in the renaming, as one line; a folder, a device or a FIFO at `path`.
     """
     temporary = temporary_name(path)
     try:
+        _check_replaceable(path)
         temporary.touch()
         permissions = temporary.stat().st_mode
         yield temporary
@@ -46,6 +47,14 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def _check_replaceable(path: Path) -> None:
+    """Raise `OutputError` if what is at `path` is no file: renaming would take a device away from all programs."""
+    with suppress(FileNotFoundError):
+        mode = path.lstat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+            raise OutputError(f"{path}: expected a file or none, got {_kind(mode)}")
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

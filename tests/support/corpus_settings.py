@@ -149,7 +149,7 @@ def outputs() -> list[Case]:
         "dot": ".", "two dots": "..", "root": "/", "proc": "/proc/x", "sys": "/sys/x", "dev": "/dev/null", "dev full": "/dev/full", "below dev null": "/dev/null/x", "fd": "/dev/fd/1", "stdout": "/dev/stdout",
         "empty": "", "slash": "a/", "null": "null", "long": "a" * 300, "long path": "a/" * 2_500 + "b", "newline": "'a\\nb'", "list": "[a]", "object": "{a:b}", "true": "true", "tilde": "~/terra-hostile-out",
         "surrogate": "a\udcff", "nul": "'a\\0b'", "ansi": "\x1b[31m", "env": "${oc.env:NOSUCH}", "env known": "${oc.env:TERRA_HOSTILE}", "itself": "${output}", "context": "${context}", "trajectory": "${trajectory}", "dash": "-out",
-        "climbs": "x/../../work/out", "dots inside": "./out/.", "space": "' '", "bytes 255": "a" * 255, "bytes 250": "a" * 250, "unicode 200": "\u00e4" * 200, "emoji": "\U0001f697" * 60, "number": "7", "now": "${now:%Y}", "colon": "a:b", "percent": "%s", "deep": "a/b/c/d/e/f",
+        "climbs": "x/../../case/out", "dots inside": "./out/.", "space": "' '", "bytes 255": "a" * 255, "bytes 250": "a" * 250, "unicode 200": "\u00e4" * 200, "emoji": "\U0001f697" * 60, "number": "7", "now": "${now:%Y}", "colon": "a:b", "percent": "%s", "deep": "a/b/c/d/e/f",
     }.items():  # fmt: skip
         made_names = {
             "number": ("7",),

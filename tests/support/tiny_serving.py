@@ -77,7 +77,7 @@ def serve_settings(scenes: Path, data: Path, changes: Mapping[str, Any]) -> Serv
         "data": str(data),
         "jobs": {"max_frames": 40, "default_frames": 6},
         "live": {"sessions_per_client": 64, "idle_seconds": 20.0},
-        "uploads": {"max_bytes": 2 << 20, "max_json_bytes": 1 << 20, "max_frames": 4, "contexts": 6},
+        "uploads": {"max_bytes": 2 << 20, "max_json_bytes": 1 << 20, "max_frames": 4, "contexts": 12},
     }
     for update in (small, changes):
         for key, value in update.items():
