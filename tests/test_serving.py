@@ -327,13 +327,13 @@ class TestContexts:
         limits = server.settings.uploads
         kept = Contexts(server.service.model, limits, 3)
         for _ in range(limits.contexts):
-            wait(kept.add([png()]))
+            wait(kept.add([png()], "a"))
         with pytest.raises(Exception, match="at most") as refused:
-            wait(kept.add([png()]))
+            wait(kept.add([png()], "a"))
         assert refused.value.status == 429
         now = time.time()
         monkeypatch.setattr(time, "time", lambda: now + limits.lifetime_seconds + 1)
-        assert wait(kept.add([png()])).pictures.shape[0] == 1
+        assert wait(kept.add([png()], "a")).pictures.shape[0] == 1
 
 
 class TestSafety:

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from terra.serving import schemas
 from terra.serving.errors import ApiError, error_body, not_found
-from terra.serving.guard import Guard
+from terra.serving.guard import Guard, client_of
 from terra.serving.live import live
 from terra.serving.model import encode_picture
 from terra.serving.pages import page_routes
@@ -156,7 +156,7 @@ def _model_routes(service: Service) -> APIRouter:
             raise ApiError(415, "unsupported_media_type", "expected multipart/form-data")
         async with request.form(max_files=service.settings.uploads.max_frames + 1, max_fields=16) as form:
             files = [await each.read() for each in form.getlist("files") if isinstance(each, UploadFile)]
-        context = await service.contexts.add(files)
+        context = await service.contexts.add(files, client_of(request))
         return schemas.Context(
             id=context.id,
             num_frames=len(context.pictures),

@@ -37,6 +37,7 @@ class Context:
     expires_at: float
     tokens: TokenGrid
     reconstruction: Reconstruction
+    client: str
 
 
 class Contexts:
@@ -48,13 +49,19 @@ class Contexts:
         self._contexts: dict[str, Context] = {}
         self._reading = 0
 
-    async def add(self, files: Sequence[bytes]) -> Context:
-        """Keep the given pictures (in their order) or the given video as a context.
+    async def add(self, files: Sequence[bytes], client: str) -> Context:
+        """Keep the given pictures (in their order) or the given video as a context of a client's, named by address.
 
         Raises:
-            ApiError: 400 if the files are no pictures or video, or too large; 429 if the server keeps its maximum.
+            ApiError: 400 if the files are no pictures or video, or too large; 429 if the server keeps its maximum, or
+                that of one client.
         """
         self.expire()
+        own, most = sum(each.client == client for each in self._contexts.values()), self._settings.contexts_per_client
+        if own >= most:
+            raise ApiError(
+                429, "too_many_contexts", f"expected at most {most} contexts of one client", retry_seconds=60
+            )
         if len(self._contexts) + self._reading >= self._settings.contexts:
             raise ApiError(
                 429, "too_many_contexts", f"expected at most {self._settings.contexts} contexts", retry_seconds=60
@@ -67,7 +74,7 @@ class Contexts:
         finally:
             self._reading -= 1
         expires_at = time.time() + self._settings.lifetime_seconds
-        context = Context(f"ctx_{secrets.token_hex(16)}", pictures, expires_at, tokens, reconstruction)
+        context = Context(f"ctx_{secrets.token_hex(16)}", pictures, expires_at, tokens, reconstruction, client)
         self._contexts[context.id] = context
         return context
 

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from starlette.requests import HTTPConnection
+
 from terra.serving.errors import ApiError
 from terra.serving.metrics import Metrics
 from terra.serving.settings import ServeSettings
@@ -110,6 +112,11 @@ class Guard:
             return message
 
         return counted
+
+
+def client_of(connection: HTTPConnection) -> str:
+    """A client's name in limits: its address."""
+    return connection.client.host if connection.client else "unknown"
 
 
 def _netloc(url: str) -> str | None:

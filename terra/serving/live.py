@@ -9,6 +9,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from terra.errors import EngineError
 from terra.serving.errors import ApiError
+from terra.serving.guard import client_of
 from terra.serving.messages import Message, MessageError, Open, read_message
 from terra.serving.rollout import Fork
 from terra.serving.service import Service
@@ -31,7 +32,7 @@ async def live(websocket: WebSocket, service: Service, *, has_key: bool) -> None
         message = await _first_message(websocket, service)
         if service.settings.api_key is not None and not has_key:
             _check_key(message, service.settings.api_key)
-        client = websocket.client.host if websocket.client else "unknown"
+        client = client_of(websocket)
         with service.admit(client) as name:
             reason = await _serve(websocket, service, message, client, name)
             code = _CODES.get(reason, 1008)

@@ -13,6 +13,8 @@ from terra.config.spec import PipelineSpec
 from terra.errors import ConfigError
 from terra.pipeline import Pipeline
 from terra.serving.app import create_app
+from terra.serving.connections import Connections, bounded_protocol
+from terra.serving.logs import RateLimit
 from terra.serving.scenes import Scene, load_scenes
 from terra.serving.service import Service, check_windows
 from terra.serving.settings import LOOPBACK, ServeSettings
@@ -29,6 +31,8 @@ def run(settings: ServeSettings) -> None:
         TerraError: anything wrong with the configuration, the weights, the data folder or the port.
     """
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # a line for each connection is too many
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(RateLimit())
     pipeline, scenes, model_hash = load(settings)
     if settings.api_key is None and settings.host not in LOOPBACK:
         logger.warning("host=%s without an api_key: whoever reaches the port can use the server", settings.host)
@@ -56,6 +60,7 @@ class Server(uvicorn.Server):
                 proxy_headers=settings.trusted_proxies is not None,
                 forwarded_allow_ips=settings.trusted_proxies,
                 server_header=False,
+                http=bounded_protocol(Connections(settings.connections)),
                 ws="websockets-sansio",
                 ws_max_size=_MAX_MESSAGE_BYTES,
                 ws_per_message_deflate=False,

@@ -55,8 +55,17 @@ class UploadSettings(Settings):
     max_pixels: Count
     max_frames: Count
     contexts: Count
+    contexts_per_client: Count
     lifetime_seconds: Positive
     receive_seconds: Positive
+
+
+class ConnectionSettings(Settings):
+    """Limits of connections: in `total`, `per_client` address, and `header_seconds` until the first whole request."""
+
+    total: Count
+    per_client: Count
+    header_seconds: Positive
 
 
 class ServeSettings(PipelineSettings):
@@ -75,6 +84,7 @@ class ServeSettings(PipelineSettings):
     start_speed: NonNegative
     decode_threads: Count
     drain_seconds: NonNegative
+    connections: ConnectionSettings
     jobs: JobSettings
     live: LiveSettings
     uploads: UploadSettings

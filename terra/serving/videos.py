@@ -12,6 +12,7 @@ from terra.errors import ConfigError, TrajectoryError
 from terra.rollout import drive_actions
 from terra.serving import schemas
 from terra.serving.errors import ApiError, not_found
+from terra.serving.guard import client_of
 from terra.serving.jobs import VARIANTS, VideoRequest
 from terra.serving.messages import first_problem
 from terra.serving.scenes import Scene
@@ -57,7 +58,7 @@ def video_routes(service: Service) -> APIRouter:
             raise ApiError(404, "model_not_found", message, param="model")
         if sum((body.scene is not None, body.context is not None, bool(files))) != 1:
             raise ApiError(400, "invalid_request", "expected one of scene, context and input_reference")
-        job = await service.jobs.add(await _video_request(service, body, files))
+        job = await service.jobs.add(await _video_request(service, body, files, client_of(request)))
         return video(service, job)
 
     @router.get("/v1/videos")
@@ -173,7 +174,9 @@ async def _form_fields(form: FormData) -> dict[str, Any]:
     return fields
 
 
-async def _video_request(service: Service, body: schemas.VideoRequestBody, files: list[bytes]) -> VideoRequest:
+async def _video_request(
+    service: Service, body: schemas.VideoRequestBody, files: list[bytes], client: str
+) -> VideoRequest:
     settings = service.settings
     num_frames = body.num_frames or settings.jobs.default_frames
     if num_frames > settings.jobs.max_frames:
@@ -184,7 +187,7 @@ async def _video_request(service: Service, body: schemas.VideoRequestBody, files
     if scene is not None:
         context = await service.scenes.tokens(scene)
     else:
-        name = body.context or (await service.contexts.add(files)).id
+        name = body.context or (await service.contexts.add(files, client)).id
         context = await service.contexts.tokens(name)
     spec = service.model.spec
     try:
