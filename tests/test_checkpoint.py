@@ -289,7 +289,7 @@ def test_tensors_begin_where_cpus_like_it(folder):
 def test_failed_write_keeps_the_old_file_and_is_an_output_error(folder):
     (folder / "config.json").unlink()
     (folder / "config.json").mkdir()
-    with pytest.raises(OutputError, match=r"config\.json: expected a writable file"):
+    with pytest.raises(OutputError, match=r"config\.json: expected a file or none, got a folder"):
         write_json(folder / "config.json", {})
     with pytest.raises(OutputError, match="expected a writable file"):
         write_tensors(folder / "model.safetensors" / "below.safetensors", TENSORS)

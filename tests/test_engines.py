@@ -444,7 +444,7 @@ def test_graph_engine_asks_for_8_bits_that_are_there(tiny_model, monkeypatch):
 
 
 def test_graph_engine_has_room_for_a_session(tiny_model):
-    with pytest.raises(ConfigError, match="max_sessions: expected 1 or more, got 0"):
+    with pytest.raises(ConfigError, match="max_sessions: expected 1 to 4096, got 0"):
         GraphEngine(tiny_model, drafts=0, max_sessions=0, dtype="float32", device=DEVICE)
 
 

@@ -27,6 +27,8 @@ from tokenizer.checkpoint import read_layout
 from tokenizer.files import parse_json, read_bytes, read_json, read_text
 from tokenizer.limits import LIMITS, Limits
 
+pytestmark = pytest.mark.slow
+
 SMALL = Limits(json_bytes=1000, json_depth=5, json_items=100, table_lines=10, table_bytes=1000, line_chars=100)
 TIMES = np.arange(60) * 0.05
 PATH = np.stack([5 * TIMES, 0 * TIMES], axis=-1)

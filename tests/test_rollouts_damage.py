@@ -11,6 +11,8 @@ from tiny_rollouts import Batch
 from terra.rollout_files import mp4_damage
 from terra.rollouts.folder import RolloutFolder
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tiny_tokenizer: Path) -> Batch:

@@ -10,6 +10,8 @@ from tiny_serving import Served
 
 from terra.serving.logs import RateLimit
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ["serving_fixtures"]
 
 

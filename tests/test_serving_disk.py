@@ -13,6 +13,8 @@ import terra.serving.jobs
 from terra.errors import OutputError
 from terra.serving.store import JobStore
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ["serving_fixtures"]
 
 JOB = {"scene": "day", "trajectory_name": "left", "num_frames": 6}
