@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 pytest.importorskip("ray")
 
 from terra.errors import EngineError
 from terra.rollouts import cluster
 from terra.rollouts.cluster import _ask, _Run, _watch, _WorkerHandle
+
+pytestmark = pytest.mark.slow
 
 
 class Room:
