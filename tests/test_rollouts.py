@@ -413,6 +413,10 @@ def test_metrics_that_can_not_be_written_are_said(batch):
     batch.write(batch.line(0))
     with pytest.raises(OutputError, match=r"no/where/metrics\.prom: expected a writable file"):
         batch.run(engine="persistence", metrics=batch.folder / "no" / "where" / "metrics.prom")
+    with pytest.raises(OutputError, match=r"expected a file or none, got a folder"):
+        batch.run(engine="persistence", metrics=batch.folder)
+    assert not batch.output.exists()
+    assert batch.run(engine="persistence", metrics=batch.output / "metrics.prom") == 0
 
 
 def test_a_disk_with_little_room_and_folders_that_can_not_be_are_refused_before_any_work(batch, monkeypatch):

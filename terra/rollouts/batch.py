@@ -49,8 +49,10 @@ def run(settings: BatchSettings) -> int:
     tally = Tally(total)
     spec.announce()
     made_with = {"made_with": {**spec.made_with(), "context_root": context_root}, **_defaults(settings)}
-    folder = RolloutFolder(settings.output, made_with, settings.on_change, verify=settings.verify)
     metrics = MetricsFile(settings.metrics, tally)
+    if settings.metrics is not None and not settings.metrics.absolute().is_relative_to(settings.output.absolute()):
+        metrics.write()  # a file that can't be written is said before there is an output folder
+    folder = RolloutFolder(settings.output, made_with, settings.on_change, verify=settings.verify)
     with folder.open():
         started = time.monotonic()
         with ProgressLine("rollouts", tally.total) as line:

@@ -11,6 +11,7 @@ from tokenizer.limits import LIMITS, Limits
 from tokenizer.settings import Count, FilePath, Natural, Seed, Settings, expecting
 
 Samples = Annotated[int, Field(ge=1, le=10_000)]
+AtOnce = Annotated[int, Field(ge=1, le=4096)]
 
 
 def _half_of_the_cores(workers: object) -> object:
@@ -51,8 +52,8 @@ class RolloutSettings(Settings):
     sampling: Sampling
     num_samples: Samples
     overlap: Count
-    at_once: Count
-    workers: Annotated[Count, BeforeValidator(_half_of_the_cores)]
+    at_once: AtOnce
+    workers: Annotated[AtOnce, BeforeValidator(_half_of_the_cores)]
     contexts: Count
     retries: Natural
     retry_seconds: Annotated[float, Field(ge=0, le=3600)]

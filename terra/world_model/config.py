@@ -191,7 +191,7 @@ class WorldModelValues(Settings):
     num_action_tokens: Annotated[int, Field(ge=1, le=64)] = 6
     num_spatio_embeddings: Annotated[int, Field(ge=1, le=1 << 17)] = 582
     num_temporal_embeddings: Annotated[int, Field(ge=2, le=1 << 12)] = 25
-    action_dim: Literal[3] = 3
+    action_dim: Annotated[int, Field(ge=1, le=1 << 12)] = 3
     fps: Annotated[float, Field(ge=MIN_FPS, le=MAX_FPS)] = 10.0
     waypoint_times: Annotated[list[WaypointTime], Field(min_length=1, max_length=64)] | None = None
     tokenizer_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$"), expecting("64 hexadecimal digits")] | None = None
