@@ -307,9 +307,8 @@ def test_closing_fails_those_who_wait(tiny_model, wait, make):
     wait(check_closing(make(tiny_model, 1)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("make", [jacobi, graph])
-@pytest.mark.parametrize("drafts", [0, 1, 5, 100])
+@pytest.mark.parametrize("drafts", [5, *(pytest.param(number, marks=pytest.mark.slow) for number in (0, 1, 100))])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_hf_equals_drafted(tiny_model, hf_engine, wait, make, sampling, drafts):
     drafted = make(tiny_model, drafts)
