@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
+from torch.nn import functional as F
 
 from terra.errors import CheckpointError
 from terra.metrics.frames import PSNR_CAP, psnr
@@ -40,8 +41,14 @@ class Reconstruction:
 
     @classmethod
     def of(cls, decoded: Frames, truth: Frames, expected: float | None) -> "Reconstruction":
-        """Compare decoded context frames to the frames that were encoded, both in [-1, 1]."""
-        return cls(round(psnr(decoded.cpu(), truth.cpu()).mean().item(), 2), expected)
+        """Compare decoded context frames to the frames that were encoded, both in [-1, 1].
+
+        A decoder may have a picture size of its own; frames that were encoded are compared at that size.
+        """
+        truth, size = truth.float().cpu(), decoded.shape[-2:]
+        if truth.shape[-2:] != size:
+            truth = F.interpolate(truth, size, mode="bilinear", antialias=True)
+        return cls(round(psnr(decoded.cpu(), truth).mean().item(), 2), expected)
 
     @property
     def line(self) -> str:

@@ -293,7 +293,7 @@ def test_manifests_of_no_use_are_refused_before_any_work(batch, texts, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"at_once": 0}, "at_once: expected a whole number of at least 1, got 0"),
+        ({"at_once": 0}, "at_once: expected a whole number from 1 to 4096, got 0"),
         ({"on_change": "shrug"}, "on_change: expected one of refuse, redo, keep"),
         ({"retry_seconds": -1}, "retry_seconds: expected a number from 0 to 3600, got -1"),
         ({"overlap": 9}, "overlap: expected 1 to 7"),

@@ -74,18 +74,21 @@ def make_folder(folder: Path) -> None:
 
 
 @contextmanager
-def open_regular(path: Path, error_class: type[TerraError], expected: str = "a readable file") -> Iterator[BinaryIO]:
+def open_regular(
+    path: Path, error_class: type[TerraError], expected: str = "a readable file", *, setting: str | None = None
+) -> Iterator[BinaryIO]:
     """Open a regular file to read its bytes; a FIFO, a device, a socket or a folder is refused without waiting.
 
     Args:
         path: the file.
         error_class: class of the errors raised.
         expected: the expectation in the message about a file that is missing or can't be read.
+        setting: the setting that names the file, for that message.
 
     Raises:
         error_class: no such file, no regular one, or an `OSError` in the block.
     """
-    refused = f"{path}: expected {expected}, got"
+    refused = f"{path if setting is None else f'{setting}={path}'}: expected {expected}, got"
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):

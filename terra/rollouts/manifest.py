@@ -133,7 +133,7 @@ def read_lines(manifest: Path, limits: Limits = LIMITS) -> Iterator[Line]:
         ConfigError: no regular file, or more lines than `limits` allow.
     """
     most = limits.json_bytes + 1
-    with open_regular(manifest, ConfigError) as file:
+    with open_regular(manifest, ConfigError, setting="manifest") as file:
         offset = number = 0
         while text := file.readline(most):
             number += 1
