@@ -22,4 +22,12 @@ __all__ = [
     "TerraError",
     "TrajectoryError",
     "VideoError",
+    "first_error",
 ]
+
+
+def first_error(error: BaseException) -> BaseException:
+    """The first error in a nested exception group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import re
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,14 @@ from tokenizer import LFQTokenizer
 # A busy machine is no failure.
 settings.register_profile("terra", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("terra")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave files whose every test is slow unread in the fast lane: their imports, vLLM among them, take 10 s."""
+    if "not slow" not in config.option.markexpr or not collection_path.name.startswith("test_"):
+        return None
+    marks = re.search(r"^pytestmark = (\[.*?^\]|.*?$)", collection_path.read_text(), re.MULTILINE | re.DOTALL)
+    return True if marks is not None and "pytest.mark.slow" in marks[1] else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects

@@ -235,7 +235,10 @@ def pickled(folder: Path) -> None:
         (truncate, r"model-00003-of-00007\.safetensors: expected \d+ bytes of tensor data, got \d+$"),
         (point, r"model-00002-of-00007\.safetensors: expected weights, got a Git LFS pointer of 1\d\d bytes$"),
         (remove, r"index\.json: expected 7 shards beside it, missing model-00007-of-00007\.safetensors$"),
-        (escape, r"index\.json: expected a \.safetensors file beside it for lm_head\.weight, got '\.\./world_mod\.\.\.7\.safetensors'"),
+        (
+            escape,
+            r"index\.json: expected a \.safetensors file beside it for lm_head\.weight, got .\.\./world_mod\.\.\.",
+        ),
         (
             swap,
             r"world_model_v2: expected 29 tensors of the configured architecture, got 25 with 6 missing: "

@@ -23,6 +23,7 @@ def attack(folder: Path, *options: str) -> list[dict]:
     return [outcome for outcome in json.loads(table.read_text()) if outcome["problems"]]
 
 
+@pytest.mark.slow
 def test_the_corpus_is_large_and_the_same_for_a_seed():
     titles = [case.title for case in corpus(0)]
     assert len(titles) >= 600

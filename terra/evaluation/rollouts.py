@@ -3,12 +3,13 @@
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from terra.errors import first_error
 from terra.evaluation.kept import KeptFiles
 from terra.pipeline import Pipeline, RolloutRequest
 from terra.progress import frames_shown
@@ -51,11 +52,17 @@ class KeptRollouts:
 
                 async def make(index: int) -> TokenGrid:
                     tokens = await self._make(requests[index], lambda _: show(next(count)))
-                    await asyncio.to_thread(self._files.write, names[index], keys[index], {"tokens": tokens})
+                    write = asyncio.to_thread(self._files.write, names[index], keys[index], {"tokens": tokens})
+                    await _to_the_end(write)
                     return tokens
 
                 async def make_all() -> list[TokenGrid]:
-                    return await asyncio.gather(*(make(index) for index in missing))
+                    try:
+                        async with asyncio.TaskGroup() as group:
+                            tasks = [group.create_task(make(index)) for index in missing]
+                    except BaseExceptionGroup as errors:
+                        raise first_error(errors) from None
+                    return [task.result() for task in tasks]
 
                 made = self._pipeline.wait(make_all())
             for index, tokens in zip(missing, made, strict=True):
@@ -73,3 +80,12 @@ class KeptRollouts:
     def _key(self, request: RolloutRequest) -> Tensor:
         parts = (part.contiguous().numpy().tobytes() for part in (request.context_frames, request.actions))
         return self._files.key(f"{request.seed} {request.num_frames}", *parts)
+
+
+async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
+    """Wait for work that is not stopped where another rollout fails."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    finally:
+        await task

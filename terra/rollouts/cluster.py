@@ -30,11 +30,10 @@ from ray.util import placement_group, placement_group_table, remove_placement_gr
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from terra.config.spec import PipelineSpec
-from terra.errors import ConfigError, EngineError, OutputError
+from terra.errors import ConfigError, EngineError, OutputError, first_error
 from terra.rollouts.folder import RolloutFolder
 from terra.rollouts.locks import Claim
 from terra.rollouts.manifest import Job
-from terra.rollouts.runner import first_error
 from terra.rollouts.settings import RolloutSettings
 from terra.rollouts.signals import Stopping
 from terra.rollouts.source import ClaimedJobs, Tally, note_done, note_failure

@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from terra.config.spec import PipelineSpec
+from terra.errors import first_error
 from terra.pipeline import Pipeline
 from terra.rollouts.folder import RolloutFolder
 from terra.rollouts.maker import RolloutMaker, Work, rounded
@@ -166,10 +167,3 @@ class BatchRunner:
     def _count_frame(self) -> None:
         self._tally.frames += 1
         self._on_progress()
-
-
-def first_error(error: BaseException) -> BaseException:
-    """The first error in a nested exception group."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
