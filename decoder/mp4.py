@@ -30,6 +30,7 @@ _AS_PICTURES = (
     *("-map", "0:v:0", "-fps_mode", "passthrough", "-sws_flags", "bicubic+accurate_rnd+full_chroma_int"),
     *("-pix_fmt", "rgb24", "-c:v", "ppm", "-f", "image2pipe"),
 )
+_MAX_BOXES = 1 << 16  # of an MP4; a fragmented one has two for each fragment
 _DISCARDED = 4  # packet flag of a frame that an edit list removes
 _MAX_THREADS = 4  # each one decodes a frame of its own
 _FFMPEG_BYTES = 2 << 30  # of address space, when ffmpeg reads
@@ -168,13 +169,13 @@ def _demuxer(path: Path) -> str:
                 if file.read() != b";":
                     raise VideoError(f"{path}: expected a whole GIF, got one that was cut off")
                 return "gif"
-        _check_boxes(path)
+        check_boxes(path)
     except OSError as error:
         raise VideoError(f"{path}: expected a readable video: {error.strerror or error}") from None
     return "mov"
 
 
-def _check_boxes(path: Path) -> None:
+def check_boxes(path: Path) -> None:
     """Raise `VideoError` if a file is no MP4 or was cut off, even where ffmpeg would read a shorter video.
 
     An MP4 is a sequence of boxes: 4 bytes of size (0: to the file's end; 1: the size is in 8 more bytes), 4 bytes of
@@ -193,6 +194,8 @@ def _check_boxes(path: Path) -> None:
             if not kind.isalnum() or 0 < length < 8:
                 break
             kinds.append(kind)
+            if len(kinds) > _MAX_BOXES:
+                raise VideoError(f"{path}: expected at most {_MAX_BOXES} boxes, got more")
             if start + length > size and kinds[0] in (b"ftyp", b"moov", b"wide", b"mdat", b"free", b"skip"):
                 raise VideoError(f"{path}: expected {start + length} bytes, got {size}: the video was cut off")
             start += length or size

@@ -4,19 +4,17 @@ The look that every run takes reads little: whether the files are there, their s
 are small, the tokens' hash. With `verify` all files are read and hashed.
 """
 
-import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from terra.errors import CheckpointError, OutputError
+from decoder.mp4 import check_boxes
+from terra.errors import CheckpointError, OutputError, VideoError
 from tokenizer.checkpoint import read_header
 from tokenizer.files import file_sha256
 
-_BOX_NAME = re.compile(rb"[ -~]{4}")
 _HEADERS = {".gif": b"GIF8", ".png": b"\x89PNG\r\n\x1a\n"}
 _HASHED_ALWAYS = ".safetensors"
-_MAX_BOXES = 64  # ffmpeg writes four
 
 
 def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
@@ -58,51 +56,26 @@ def _damage(folder: Path, name: str, known: Mapping[str, Any] | None, verify: bo
         size = path.stat().st_size
         if known is not None and size != known["bytes"]:
             return f"expected {known['bytes']} bytes, got {size}"
-        reason = _header_damage(path, size)
+        reason = _header_damage(path)
         if reason is None and known is not None and (verify or path.suffix == _HASHED_ALWAYS):
             got = file_sha256(path, OutputError)
             if got != known["sha256"]:
                 reason = f"expected the content {known['sha256'][:12]}, got {got[:12]}"
     except OSError as error:
         return f"expected a readable file, got: {error.strerror or error}"
-    except (CheckpointError, OutputError) as error:
+    except (CheckpointError, OutputError, VideoError) as error:
         return str(error).removeprefix(f"{path}: ")
     else:
         return reason
 
 
-def _header_damage(path: Path, size: int) -> str | None:
+def _header_damage(path: Path) -> str | None:
     if path.suffix == ".safetensors":
         read_header(path)  # checks that the tensors fill the file exactly
         return None
     if path.suffix == ".mp4":
-        return mp4_damage(path, size)
+        check_boxes(path)
+        return None
     start = _HEADERS.get(path.suffix, b"")
     with path.open("rb") as file:
         return None if file.read(len(start)) == start else f"expected the header of a {path.suffix} file, got another"
-
-
-def mp4_damage(path: Path, size: int) -> str | None:
-    """What is wrong with an MP4's boxes, by their headers: they begin with ftyp, fill the file, and have an index.
-
-    Each box (ISO/IEC 14496-12, 4.2) begins with its length, big-endian in 4 bytes, and its name; the length 1 means
-    that 8 bytes of length follow.
-
-    Raises:
-        OSError: the file can't be read.
-    """
-    names, at = [], 0
-    with path.open("rb") as file:
-        while at < size and len(names) <= _MAX_BOXES:
-            file.seek(at)
-            head = file.read(16)
-            length, name = int.from_bytes(head[:4]), head[4:8]
-            if length == 1:
-                length = int.from_bytes(head[8:16])
-            if length < 8 or at + length > size or not _BOX_NAME.fullmatch(name):
-                return f"expected an MP4 whose boxes fill its {size} bytes, got none at byte {at}"
-            names.append(name)
-            at += length
-    if names[:1] != [b"ftyp"] or not {b"moov", b"mdat"} <= set(names):
-        return f"expected an MP4 with ftyp, moov and mdat, got {b' '.join(names[:5]).decode() or 'an empty file'}"
-    return None

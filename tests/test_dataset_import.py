@@ -29,7 +29,7 @@ from terra.dataset.importing import (
 from terra.dataset.importing.alignment import align, crop_box, cut, fit_picture, fitted_camera
 from terra.dataset.importing.command import run
 from terra.dataset.importing.kinds import open_source
-from terra.dataset.importing.source import Intrinsics, motion
+from terra.dataset.importing.source import Intrinsics, motion, read_picture
 from terra.dataset.inspect import inspect_source
 from terra.errors import ConfigError, DatasetError, TrajectoryError
 from terra.trajectory import save_poses
@@ -122,6 +122,25 @@ def test_an_import_goes_on_where_it_was_and_changes_no_byte(tmp_path):
     # So do shards of another camera, which would be in its camera.json.
     with pytest.raises(DatasetError, match="expected a shard made by"):
         import_drives(one.replace(mount=Mount(fov_degrees=70.0, height_meters=1.5)), workers=0)
+
+
+def test_what_is_left_out_is_said(tmp_path, caplog):
+    caplog.set_level("INFO")
+    folder = write_video_poses(tmp_path / "in", names=("a",))
+    for name in ("b.avi", "notes.txt", "c.csv", "._a.mp4"):
+        (folder / name).write_bytes(b"")
+    assert import_drives(settings_for(VideoPosesSource(folder), tmp_path / "out"), workers=0).num_done == 1
+    assert "not used as videos (.mp4) or their poses (.csv, .json): b.avi, c.csv, notes.txt" in caplog.text
+    assert "30 left out at the end, where less than 3 s of poses follow" in caplog.text
+
+
+def test_a_picture_that_would_take_gigabytes_is_refused_before_it_is_unpacked(tmp_path):
+    Image.new("1", (8_500, 8_500)).save(tmp_path / "large.png")
+    with pytest.raises(DatasetError, match="expected at most 64000000 pixels, got 8500 x 8500"):
+        read_picture(tmp_path / "large.png")
+    (tmp_path / "text.png").write_text("text")
+    with pytest.raises(DatasetError, match="expected a PNG or JPEG picture, got: cannot identify"):
+        read_picture(tmp_path / "text.png")
 
 
 def test_a_damaged_drive_is_noted_and_the_rest_goes_on(tmp_path):

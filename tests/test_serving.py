@@ -195,6 +195,11 @@ class TestVideos:
         assert error(http.post("/v1/videos", content=b"{", headers=kind)) == (400, "invalid_request")
         assert error(http.post("/v1/videos", content=b"[" * 100_000, headers=kind)) == (400, "invalid_request")
         assert error(http.post("/v1/videos", content=b"\xff\xfe", headers=kind)) == (400, "invalid_request")
+        assert error(http.post("/v1/videos", content=b'{"seed": 1, "seed": 2}', headers=kind)) == (
+            400,
+            "invalid_request",
+        )
+        assert error(http.post("/v1/videos", content=b"[]", headers=kind)) == (400, "invalid_request")
         assert error(http.post("/v1/videos", content=b"x")) == (415, "unsupported_media_type")
 
     def test_pages_of_the_list(self, server, http):
@@ -239,6 +244,7 @@ class TestQueue:
             ids = [http.post("/v1/videos", json=job()).json()["id"]]
             held.wait_for(ids[0], "in_progress")
             ids += [http.post("/v1/videos", json=job()).json()["id"] for _ in range(2)]
+            assert held.call(held.service.store.find(ids[1])).request["client"] == "127.0.0.1"
             answer = http.post("/v1/videos", json=job())
             assert error(answer) == (429, "queue_full")
             assert int(answer.headers["retry-after"]) > 0

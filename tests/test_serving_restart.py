@@ -114,7 +114,7 @@ def test_killed_during_ten_jobs_it_loses_none(folder, tiny_model, tiny_tokenizer
 def test_the_store_after_a_kill(tmp_path, wait):
     """As the process finds it: what was in progress waits again, in its old order; what ended is left alone."""
     store = JobStore(tmp_path, 100.0)
-    jobs = [wait(store.add(f"video_{index}", {"n": index}, bytes([index]), 10)) for index in range(4)]
+    jobs = [wait(store.add(f"video_{index}", {"n": index}, bytes([index]), 10, 10)) for index in range(4)]
     (first, inputs), (second, _) = wait(store.take()), wait(store.take())
     assert ([first.id, second.id], inputs) == (["video_0", "video_1"], b"\0")
     assert wait(store.end(first, "completed"))
@@ -126,6 +126,10 @@ def test_the_store_after_a_kill(tmp_path, wait):
     assert wait(store.requeue()) == 1
     assert wait(store.counts()) == {"queued": 3, "in_progress": 0, "completed": 1, "failed": 0, "cancelled": 0}
     assert wait(store.take())[0].id == "video_1"
-    assert wait(store.add("video_5", {}, b"", 2)) is None
+    assert wait(store.add("video_5", {}, b"", 2, 10)) is None
+    assert wait(store.add("video_6", {"client": "a"}, b"", 10, 1)) is not None
+    assert wait(store.add("video_7", {"client": "a"}, b"", 10, 1)) is None
+    assert wait(store.delete(wait(store.add("video_8", {"client": "b"}, b"", 10, 1))))
+    assert wait(store.delete(wait(store.find("video_6"))))
     assert [job.id for job in wait(store.list(2, jobs[2], newest_first=True))] == ["video_1", "video_0"]
     store.close()

@@ -22,7 +22,7 @@ from terra.serving.errors import ApiError, not_found
 from terra.serving.model import Model, Pictures
 from terra.serving.settings import UploadSettings
 from tokenizer import TokenGrid
-from tokenizer.limits import LIMITS
+from tokenizer.limits import LIMITS, Limits
 
 _PICTURES = ("PNG", "JPEG", "WEBP")
 _MIN_SIDE = 8
@@ -43,9 +43,9 @@ class Context:
 class Contexts:
     """All uploaded contexts of a server that have not expired."""
 
-    def __init__(self, model: Model, settings: UploadSettings, num_context: int) -> None:
+    def __init__(self, model: Model, settings: UploadSettings, num_context: int, limits: Limits = LIMITS) -> None:
         self._model, self._settings, self._num_context = model, settings, num_context
-        self._limits = LIMITS.replace(video_pixels=min(settings.max_pixels, LIMITS.video_pixels))
+        self._limits = limits.replace(video_pixels=min(settings.max_pixels, limits.video_pixels))
         self._contexts: dict[str, Context] = {}
         self._reading = 0
 

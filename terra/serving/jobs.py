@@ -95,11 +95,11 @@ class Jobs:
         self._taking = [asyncio.create_task(self._work()) for _ in range(self._settings.at_once)]
         self._taking.append(asyncio.create_task(self._sweep()))
 
-    async def add(self, request: VideoRequest) -> Job:
-        """Queue a job, on disk: from then on the job survives a crash of this process.
+    async def add(self, request: VideoRequest, client: str) -> Job:
+        """Queue a client's job, on disk: from then on the job survives a crash of this process.
 
         Raises:
-            ApiError: 429 when the queue is full.
+            ApiError: 429 when the queue, or the client's share of it, is full.
         """
         tensors = {"context": request.context, "actions": request.actions}
         said = {
@@ -108,12 +108,16 @@ class Jobs:
             "seed": request.seed,
             "sampling": vars(request.sampling),
             "model_hash": self._hash,
+            "client": client,
         }
         inputs = save({name: each.contiguous() for name, each in tensors.items()})
-        job = await self.store.add(f"video_{secrets.token_hex(16)}", said, inputs, self._settings.queue)
+        settings = self._settings
+        job = await self.store.add(
+            f"video_{secrets.token_hex(16)}", said, inputs, settings.queue, settings.queue_per_client
+        )
         if job is None:
-            limit = self._settings.queue
-            raise ApiError(429, "queue_full", f"expected at most {limit} jobs that wait", retry_seconds=10)
+            message = f"expected at most {settings.queue} jobs that wait, {settings.queue_per_client} of one client"
+            raise ApiError(429, "queue_full", message, retry_seconds=10)
         self._wake.set()
         return job
 

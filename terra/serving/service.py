@@ -72,7 +72,7 @@ class Service:
         self.created = int(time.time())
         self.metrics = Metrics()
         self.scenes = Scenes(scenes, self.model)
-        self.contexts = Contexts(self.model, settings.uploads, settings.num_context)
+        self.contexts = Contexts(self.model, settings.uploads, settings.num_context, settings.limits)
         self.store = JobStore(settings.data, settings.jobs.lifetime_seconds)
         self.jobs = Jobs(self.model, self.store, settings.jobs, self.metrics, model_hash)
         self.sessions: dict[str, LiveSession] = {}

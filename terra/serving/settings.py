@@ -26,6 +26,7 @@ class JobSettings(Settings):
 
     at_once: Count
     queue: Natural
+    queue_per_client: Natural
     default_frames: Count
     max_frames: Count
     lifetime_seconds: Positive

@@ -96,12 +96,22 @@ class JobStore:
         """The folder of a job's results, which may not exist yet."""
         return self._results / job.id
 
-    async def add(self, job_id: str, request: dict[str, Any], inputs: bytes, max_queued: int) -> Job | None:
-        """Queue a job and write it to disk; return None if `max_queued` jobs wait already."""
+    async def add(
+        self, job_id: str, request: dict[str, Any], inputs: bytes, max_queued: int, max_of_client: int
+    ) -> Job | None:
+        """Queue a job and write it to disk.
+
+        Returns:
+            The job, or None if `max_queued` jobs wait already, or `max_of_client` of the client in `request`.
+        """
 
         def work(database: sqlite3.Connection) -> Job | None:
             (queued,) = database.execute("SELECT COUNT(*) FROM jobs WHERE status = 'queued'").fetchone()
-            if queued >= max_queued:
+            (of_client,) = database.execute(
+                "SELECT COUNT(*) FROM jobs WHERE status = 'queued' AND json_extract(request, '$.client') IS ?",
+                (request.get("client"),),
+            ).fetchone()
+            if queued >= max_queued or of_client >= max_of_client:
                 return None
             database.execute(
                 "INSERT INTO jobs (id, status, created_at, request, inputs) VALUES (?, 'queued', ?, ?, ?)",

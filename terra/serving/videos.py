@@ -1,6 +1,5 @@
 """Defines the HTTP routes of video jobs, with the names and fields of OpenAI's /v1/videos."""
 
-import json
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -21,6 +20,8 @@ from terra.serving.store import Job
 from terra.trajectory import Trajectory
 from terra.trajectory.document import parse_document
 from terra.windows import plan_windows
+from tokenizer.files import parse_json
+from tokenizer.limits import Limits
 
 _MAX_FIELDS = 16
 _JSON_FIELDS = ("trajectory", "sampling")
@@ -52,13 +53,14 @@ def video_routes(service: Service) -> APIRouter:
     async def create_video(request: Request) -> schemas.Video:
         """Queue a video: context frames of a scene or an upload, and a trajectory."""
         service.check_open()
-        body, files = await _read_body(request, service.settings.uploads.max_frames)
+        body, files = await _read_body(service, request)
         if body.model not in (None, service.settings.model_name):
             message = f"expected {service.settings.model_name}, the model that is served"
             raise ApiError(404, "model_not_found", message, param="model")
         if sum((body.scene is not None, body.context is not None, bool(files))) != 1:
             raise ApiError(400, "invalid_request", "expected one of scene, context and input_reference")
-        job = await service.jobs.add(await _video_request(service, body, files, client_of(request)))
+        client = client_of(request)
+        job = await service.jobs.add(await _video_request(service, body, files, client), client)
         return video(service, job)
 
     @router.get("/v1/videos")
@@ -144,16 +146,22 @@ async def _find(service: Service, video_id: str) -> Job:
     return job
 
 
-async def _read_body(request: Request, max_files: int) -> tuple[schemas.VideoRequestBody, list[bytes]]:
-    """The fields and files of a JSON or multipart body. Raises ApiError (400, 415)."""
+async def _read_body(service: Service, request: Request) -> tuple[schemas.VideoRequestBody, list[bytes]]:
+    """The fields and files of a JSON or multipart body, parsed outside the event loop. Raises ApiError (400, 415)."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    limits, uploads = service.settings.limits, service.settings.uploads
     try:
         if kind == "application/json":
-            return schemas.VideoRequestBody.model_validate_json(await request.body(), strict=True), []
+            content = await request.body()
+            return await service.model.run("files", lambda: _parse_body(content, limits)), []
         if kind == "multipart/form-data":
-            async with request.form(max_files=max_files + 1, max_fields=_MAX_FIELDS, max_part_size=4 << 20) as form:
+            max_files = uploads.max_frames + 1
+            async with request.form(
+                max_files=max_files, max_fields=_MAX_FIELDS, max_part_size=uploads.max_json_bytes
+            ) as form:
                 files = [await each.read() for each in form.getlist("input_reference") if isinstance(each, UploadFile)]
-                return schemas.VideoRequestBody.model_validate(await _form_fields(form)), files
+                texts = await _form_texts(form)
+            return await service.model.run("files", lambda: _parse_form(texts, limits)), files
     except ValidationError as error:
         place = error.errors(include_url=False, include_context=False, include_input=False)[0]["loc"]
         param = str(place[0]) if place else None
@@ -161,17 +169,32 @@ async def _read_body(request: Request, max_files: int) -> tuple[schemas.VideoReq
     raise ApiError(415, "unsupported_media_type", "expected application/json or multipart/form-data")
 
 
-async def _form_fields(form: FormData) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
+async def _form_texts(form: FormData) -> dict[str, str]:
+    texts: dict[str, str] = {}
     for name, value in form.multi_items():
-        if name == "input_reference":
-            continue
-        text = (await value.read()).decode(errors="replace") if isinstance(value, UploadFile) else value
-        try:
-            fields[name] = json.loads(text) if name in _JSON_FIELDS else text
-        except (ValueError, RecursionError):
-            raise ApiError(400, "invalid_request", f"{name}: expected JSON", param=name) from None
-    return fields
+        if name != "input_reference":
+            texts[name] = (await value.read()).decode(errors="replace") if isinstance(value, UploadFile) else value
+    return texts
+
+
+def _parse_body(content: bytes, limits: Limits) -> schemas.VideoRequestBody:
+    _parse_json(content.decode(errors="replace"), "body", limits)  # bounds depth and digits, finds keys given twice
+    return schemas.VideoRequestBody.model_validate_json(content, strict=True)
+
+
+def _parse_form(texts: dict[str, str], limits: Limits) -> schemas.VideoRequestBody:
+    fields: dict[str, Any] = {}
+    for name, text in texts.items():
+        fields[name] = _parse_json(text, name, limits) if name in _JSON_FIELDS else text
+    return schemas.VideoRequestBody.model_validate(fields)
+
+
+def _parse_json(text: str, name: str, limits: Limits) -> dict[str, Any]:
+    try:
+        return parse_json(text, name, ConfigError, limits=limits)
+    except ConfigError as error:
+        param = None if name == "body" else name
+        raise ApiError(400, "invalid_request", str(error), param=param) from None
 
 
 async def _video_request(
@@ -183,7 +206,7 @@ async def _video_request(
         message = f"num_frames: expected at most {settings.jobs.max_frames}, got {num_frames}"
         raise ApiError(400, "too_many_frames", message, param="num_frames")
     scene = None if body.scene is None else service.scenes.find(body.scene)
-    trajectory = await service.model.run("files", lambda: _trajectory(body, scene))
+    trajectory = await service.model.run("files", lambda: _trajectory(body, scene, settings.limits))
     if scene is not None:
         context = await service.scenes.tokens(scene)
     else:
@@ -200,14 +223,14 @@ async def _video_request(
     return VideoRequest(context, actions, service.sampling(body.sampling), body.seed)
 
 
-def _trajectory(body: schemas.VideoRequestBody, scene: Scene | None) -> Trajectory:
+def _trajectory(body: schemas.VideoRequestBody, scene: Scene | None, limits: Limits) -> Trajectory:
     if body.trajectory is None:
         assert scene is not None
         if body.trajectory_name not in scene.trajectories:
             raise not_found("trajectory")
         return scene.trajectories[body.trajectory_name or ""]
     try:
-        return parse_document(body.trajectory, "trajectory")
+        return parse_document(body.trajectory, "trajectory", limits=limits)
     except TrajectoryError as error:
         raise ApiError(400, "invalid_trajectory", str(error), param="trajectory") from None
     except OverflowError:

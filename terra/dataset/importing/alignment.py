@@ -28,12 +28,16 @@ class Alignment:
         frame_index: index of the source's frame for each frame of the dataset.
         poses: the pose at each frame of the dataset and for 3 s after the last frame.
         num_repeated: number of frames that repeat the previous frame of the source.
+        num_before: number of the source's frames at its start that have no pose.
+        num_after: number of its frames at its end that are left out, because fewer than 3 s of poses follow.
         largest_offset: largest time, in seconds, between a frame and its pose.
     """
 
     frame_index: Int[np.ndarray, " frames"]
     poses: Poses
     num_repeated: int
+    num_before: int
+    num_after: int
     largest_offset: float
 
 
@@ -70,7 +74,9 @@ def align(drive: SourceDrive, fps: float) -> Alignment:
     columns = {name: np.interp(instants, poses.time, values) for name, values in vars(poses).items()}
     columns["time"] = np.arange(num_frames + num_future) / fps
     repeated = int((np.diff(index) == 0).sum())
-    return Alignment(index, Poses(**columns), repeated, float(offsets.max()))
+    next_instant = instants[num_frames - 1] + 1 / fps
+    before, after = int(index[0]), int((times > next_instant - period / 2).sum())
+    return Alignment(index, Poses(**columns), repeated, before, after, float(offsets.max()))
 
 
 def cut(poses: Poses, num_frames: int, fps: float, most: int) -> list[tuple[int, Poses]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from terra.dataset.importing.source import Intrinsics, SourceDrive, motion, read_picture
+from terra.dataset.importing.source import Intrinsics, SourceDrive, motion, read_picture, say_left_out
 from terra.errors import DatasetError
 
 PICTURES = "image_2"  # the left color camera
@@ -37,9 +37,12 @@ class KittiSource:
 
     def list_drives(self) -> tuple[str, ...]:
         """The numbers of the sequences that have poses."""
-        names = tuple(path.stem for path in sorted((self.folder / "poses").glob("*.txt")))
+        names = tuple(path.stem for path in sorted((self.folder / "poses").glob("[!.]*.txt")))
         if not names:
             raise DatasetError(f"{self.folder}: expected KITTI odometry with poses/NN.txt, got none")
+        sequences = self.folder / "sequences"
+        if sequences.is_dir():
+            say_left_out(sequences, [sequences / name for name in names], "drives, because poses/NN.txt is missing")
         return names
 
     def open_drive(self, name: str) -> SourceDrive:
@@ -47,7 +50,7 @@ class KittiSource:
         path, sequence = self.folder / "poses" / f"{name}.txt", self.folder / "sequences" / name
         matrices = _read_numbers(path, 12).reshape(-1, 3, 4)
         times = _read_numbers(sequence / "times.txt", 1)[:, 0]
-        pictures = sorted((sequence / PICTURES).glob("*.png"))
+        pictures = sorted((sequence / PICTURES).glob("[!.]*.png"))
         if not len(matrices) == len(times) == len(pictures):
             counts = f"{len(matrices)} poses, {len(times)} times and {len(pictures)} pictures"
             raise DatasetError(f"{sequence}: expected as many poses as times and pictures in {PICTURES}, got {counts}")

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, ConfigDict, Field, SkipValidation
 from decoder.camera import Camera, FieldOfView, Height, Pitch
 from terra.dataset.card import write_card
 from terra.dataset.checks import ImageSize, check_workload
-from terra.dataset.format import FramesASecond, check_name
+from terra.dataset.format import FUTURE_SECONDS, FramesASecond, check_name
 from terra.dataset.importing.alignment import Alignment, align, cut, fit_picture, fitted_camera
 from terra.dataset.importing.source import DriveSource, Intrinsics, SourceDrive
 from terra.dataset.workers import Outcome, run_jobs
@@ -132,9 +132,7 @@ def import_drive(job: _Drive, worker: int, advance: Callable[[int], None]) -> No
     settings = job.settings
     drive = settings.source.open_drive(job.name)
     alignment = align(drive, settings.fps)
-    if alignment.num_repeated:
-        count = len(alignment.frame_index)
-        logger.warning("%s: %d of %d frames are shown twice", drive.origin, alignment.num_repeated, count)
+    _say_alignment(drive, alignment, settings.fps)
     parts = cut(alignment.poses, len(alignment.frame_index), settings.fps, settings.frames_per_episode)
     frames = chosen_frames(drive, alignment)
     first = next(frames)
@@ -144,6 +142,19 @@ def import_drive(job: _Drive, worker: int, advance: Callable[[int], None]) -> No
     with _writer(settings, job.name, camera) as writer:
         for number, (num_frames, poses) in enumerate(parts):
             advance(writer.add(f"{writer.name_prefix}_{number:03d}", islice(fitted, num_frames), poses))
+
+
+def _say_alignment(drive: SourceDrive, alignment: Alignment, fps: float) -> None:
+    kept = len(alignment.frame_index)
+    facts = [f"{len(drive.frame_times)} frames read", f"{kept} kept at {fps:g} frames a second"]
+    if alignment.num_repeated:
+        facts.append(f"{alignment.num_repeated} of these shown twice")
+    if alignment.num_before:
+        facts.append(f"{alignment.num_before} left out at the start, where no pose is")
+    if alignment.num_after:
+        facts.append(f"{alignment.num_after} left out at the end, where less than {FUTURE_SECONDS:g} s of poses follow")
+    level = logging.WARNING if alignment.num_repeated else logging.INFO
+    logger.log(level, "%s: %s", drive.origin, ", ".join(facts))
 
 
 def chosen_frames(drive: SourceDrive, alignment: Alignment) -> Iterator[UInt8[np.ndarray, "height width 3"]]:

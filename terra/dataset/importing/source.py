@@ -1,16 +1,23 @@
 """The interface of an import source: it opens drives, each with frames, their times, and the vehicle's motion."""
 
-from collections.abc import Callable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import imageio.v3 as iio
 import numpy as np
 from jaxtyping import Float, UInt8
+from PIL import Image
 
+from terra.context import DAMAGED_IMAGE
 from terra.dataset.poses import Poses
 from terra.errors import DatasetError
+from tokenizer.limits import LIMITS, Limits
+
+logger = logging.getLogger(__name__)
+
+_NAMED = 5  # files named in a line
 
 
 @dataclass(frozen=True)
@@ -83,13 +90,32 @@ def motion(
     return Poses(times, x, y, z, headings, pitches, speeds)
 
 
-def read_picture(path: Path) -> UInt8[np.ndarray, "height width 3"]:
-    """Read a picture, whose format the file's suffix tells, as RGB in [0, 255]. Raises DatasetError."""
+def read_picture(path: Path, limits: Limits = LIMITS) -> UInt8[np.ndarray, "height width 3"]:
+    """Read a PNG or JPEG picture as RGB in [0, 255]; its size is checked before it is unpacked. Raises DatasetError."""
     try:
-        with path.open("rb") as file:
-            return iio.imread(file, plugin="pillow", extension=path.suffix, mode="RGB")
-    except (OSError, ValueError, SyntaxError) as error:
-        raise DatasetError(f"{path}: expected a picture, got: {str(error).partition(chr(10))[0]}") from None
+        with Image.open(path, formats=("PNG", "JPEG")) as picture:
+            width, height = picture.size
+            if width * height > limits.picture_pixels:
+                raise DatasetError(f"{path}: expected at most {limits.picture_pixels} pixels, got {width} x {height}")
+            return np.asarray(picture.convert("RGB"))
+    except DAMAGED_IMAGE as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise DatasetError(f"{path}: expected a PNG or JPEG picture, got: {reason}") from None
+
+
+def say_left_out(folder: Path, used: Iterable[Path], purpose: str) -> None:
+    """Say in one line which files of a folder an import has no use for; hidden files are not counted.
+
+    Args:
+        folder: the folder that was looked through.
+        used: the files that the import reads.
+        purpose: what the folder was looked through for.
+    """
+    known = set(used)
+    left = [path.name for path in sorted(folder.iterdir()) if path not in known and not path.name.startswith(".")]
+    if left:
+        more = "" if len(left) <= _NAMED else f" and {len(left) - _NAMED} more"
+        logger.warning("%s: not used as %s: %s%s", folder, purpose, ", ".join(left[:_NAMED]), more)
 
 
 def _forward_speeds(

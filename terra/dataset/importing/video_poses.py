@@ -8,11 +8,12 @@ import numpy as np
 from jaxtyping import UInt8
 
 from decoder.video import probe_video, stream_video
-from terra.dataset.importing.source import SourceDrive, motion
+from terra.dataset.importing.source import SourceDrive, motion, say_left_out
 from terra.errors import DatasetError
 from terra.trajectory import load_poses
 
 _RATE_TOLERANCE = 0.01
+_POSES = (".csv", ".json")
 
 
 @dataclass(frozen=True)
@@ -36,15 +37,17 @@ class VideoPosesSource:
 
     def list_drives(self) -> tuple[str, ...]:
         """The stems of the videos. Raises DatasetError if there are no videos."""
-        videos = sorted(self.folder.glob("*.mp4"))
+        videos = sorted(path for path in self.folder.glob("*.mp4") if not path.name.startswith("."))
         if not videos:
             raise DatasetError(f"{self.folder}: expected a folder with videos (*.mp4), got none")
+        poses = [video.with_suffix(suffix) for video in videos for suffix in _POSES]
+        say_left_out(self.folder, [*videos, *poses], "videos (.mp4) or their poses (.csv, .json)")
         return tuple(video.stem for video in videos)
 
     def open_drive(self, name: str) -> SourceDrive:
         """Open the video and the poses of one stem."""
         video = self.folder / f"{name}.mp4"
-        found = [path for path in (video.with_suffix(".csv"), video.with_suffix(".json")) if path.is_file()]
+        found = [path for path in map(video.with_suffix, _POSES) if path.is_file()]
         if len(found) != 1:
             raise DatasetError(f"{video}: expected {name}.csv or {name}.json beside it, got {len(found)} of them")
         table, info = load_poses(found[0]), probe_video(video)
