@@ -124,6 +124,7 @@ COMMANDS = {command.name: command for group in GROUPS.values() for command in gr
 
 # Settings of Hydra's that all commands share: results have folders of their own, and nothing else is written.
 _HYDRA = ("hydra.run.dir=.", "hydra.output_subdir=null")
+_FIXED = ("hydra.run", "hydra.output_subdir")
 _VALUED = {"-c", "--cfg", "-p", "--package", "-cp", "--config-path", "-cn", "--config-name", "-cd", "--config-dir"}
 _VALUED |= {"-i", "--info", "--experimental-rerun"}
 _FLAGS = _VALUED | {"-h", "--help", "--hydra-help", "--version", "--resolve", "-r", "--run", "-m", "--multirun"}
@@ -240,6 +241,8 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             flags.append(argument)
         elif argument.startswith("-"):
             raise ConfigError(f"{argument}: no such option; settings are given as name=value, without dashes")
+        elif argument.lstrip("+~").startswith(_FIXED):
+            raise ConfigError(f"{name}: is fixed: nothing is written but what output= and other settings name")
         elif "=" in argument or argument.startswith("~"):
             overrides.append(argument)
         else:

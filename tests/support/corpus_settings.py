@@ -50,7 +50,8 @@ def settings() -> list[Case]:
     texts = [text for line in refused.strip().splitlines() for text in line.strip().split("; ")]
     for text in dict.fromkeys(texts):
         # Hydra's own settings and options may be harmless, and what is merged with {} or taken away is the default.
-        harmless = text.lstrip("+").startswith(("hydra", "--")) or text.endswith("={}") or text == "~sampling.top_k"
+        fixed = text.startswith(("hydra.run", "hydra.output_subdir"))
+        harmless = text.lstrip("+").startswith(("hydra", "--")) and not fixed or text.endswith("={}") or text == "~sampling.top_k"
         must = None if harmless else "refuse"
         make: Make = lambda place, t=text: t.split(" ") if t.startswith("-") else [t]  # noqa: E731
         sweeps = text.startswith(("-m", "--multirun", "hydra.mode"))
