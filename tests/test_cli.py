@@ -143,7 +143,10 @@ def test_a_help_page_lists_the_choices_of_its_command_alone(monkeypatch, capsys)
         ("generate experimnt=demo", "experimnt: no such setting; did you mean experiment?"),
         ("check +camera=demo", "camera: no such setting"),
         ("record qqq=1", "qqq: no such setting"),
-        ("generate hydra.run.dir=x", "hydra.run.dir: is fixed: nothing is written but what output= and other settings name"),
+        (
+            "generate hydra.run.dir=x",
+            "hydra.run.dir: is fixed: nothing is written but what output= and other settings name",
+        ),
         ("generate --num_frames=6", "--num_frames=6: no such option; settings are given as name=value, without dashes"),
         ("generate frames", "frames: expected setting=value"),
         ("record", "output: expected a value, got nothing: output=... is needed"),

@@ -51,7 +51,11 @@ def settings() -> list[Case]:
     for text in dict.fromkeys(texts):
         # Hydra's own settings and options may be harmless, and what is merged with {} or taken away is the default.
         fixed = text.startswith(("hydra.run", "hydra.output_subdir"))
-        harmless = text.lstrip("+").startswith(("hydra", "--")) and not fixed or text.endswith("={}") or text == "~sampling.top_k"
+        harmless = (
+            (text.lstrip("+").startswith(("hydra", "--")) and not fixed)
+            or text.endswith("={}")
+            or text == "~sampling.top_k"
+        )
         must = None if harmless else "refuse"
         make: Make = lambda place, t=text: t.split(" ") if t.startswith("-") else [t]  # noqa: E731
         sweeps = text.startswith(("-m", "--multirun", "hydra.mode"))
