@@ -1,6 +1,7 @@
 """The errors that users can cause; `tokenizer.errors` defines and draws the tree."""
 
 from tokenizer.errors import (
+    ActionError,
     CheckpointError,
     ConfigError,
     ContextError,
@@ -13,6 +14,7 @@ from tokenizer.errors import (
 )
 
 __all__ = [
+    "ActionError",
     "CheckpointError",
     "ConfigError",
     "ContextError",

@@ -11,6 +11,7 @@ from entry import load_script, read_settings
 from hypothesis import given, settings, strategies as st
 from tiny_driving import CAMERA, SIZE, drive_frames, drive_poses, shard_writer, write_driving
 
+from terra.actions import Waypoints
 from terra.dataset import (
     NUM_FUTURE_POSES,
     Poses,
@@ -84,7 +85,7 @@ def test_actions_are_those_of_the_trajectory(written):
     # A circle to the left: the path bends to positive y, as far ahead as the arc is long.
     assert (np.diff(actions[:, :, 0], axis=1) > 0).all()
     np.testing.assert_allclose(actions[0, -1, 1], 60 * np.sin(0.295), atol=0.02)
-    assert episode_actions(episode, (0.5, 1.0)).shape == (4, 2, 3)
+    assert episode_actions(episode, Waypoints(times=(0.5, 1.0))).shape == (4, 2, 3)
 
 
 @settings(max_examples=15)
@@ -180,7 +181,7 @@ def test_poses_that_do_not_fit_the_frames_are_named(dataset):
 def test_missing_datasets_and_splits_are_named(dataset, tmp_path):
     with pytest.raises(DatasetError, match=r"split validation, got splits \['train', 'held_out'\]"):
         read_split(dataset, "validation")
-    with pytest.raises(DatasetError, match="expected a dataset of driving"):
+    with pytest.raises(DatasetError, match="expected a dataset of video with actions"):
         read_split(tmp_path / "nowhere", "train")
     edit(dataset / "dataset.json", version=1)
     with pytest.raises(DatasetError, match="expected terra-driving version 2, got terra-driving 1"):
@@ -197,7 +198,7 @@ def test_one_episode_is_read_by_its_video(dataset):
 def test_a_shard_without_its_facts_is_damaged_and_not_recorded_over(dataset):
     writer = shard_writer(dataset, "train", "000000")
     (writer.folder / "shard.json").unlink()
-    with pytest.raises(DatasetError, match=r"1 damaged: .*shard\.json: expected a shard of driving"):
+    with pytest.raises(DatasetError, match=r"1 damaged: .*shard\.json: expected a shard of a dataset"):
         read_split(dataset, "train")
     assert any("shard.json" in line for line in inspect_dataset(dataset).doubts)
     with pytest.raises(DatasetError, match=r"shard\.json: expected a whole shard, or no folder"):

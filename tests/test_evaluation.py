@@ -13,6 +13,7 @@ from rich.console import Console
 from tiny import save_tiny
 
 from decoder import FramewiseDecoder
+from terra.actions import Waypoints
 from terra.dataset import NUM_FUTURE_POSES, Episode, Poses, ShardWriter, create_dataset, read_split
 from terra.engine.persistence import PersistenceEngine
 from terra.errors import CheckpointError, ConfigError, DatasetError, EngineError
@@ -64,8 +65,9 @@ def episode_of(steps: np.ndarray, **facts: Any) -> Episode:
         **{"id": "drive", "split": "held_out", "source": "town", "place": "000001", "weather": "day", "fps": FPS},
         **{"num_frames": len(steps) + 1, "image_size": (12, 16), "events": (), "video": Path("drive.mp4")},
         **{"video_sha256": "", "group": None, "maneuver": None, "num_context": 0, "camera": None},
+        **{"space": Waypoints(), "actions": None},
     }
-    return Episode(**{**known, "poses": poses_of(steps), **facts})
+    return Episode(**{**known, "motion": poses_of(steps), **facts})
 
 
 def constant(speed: float, turn_degrees: float, count: int = 22) -> np.ndarray:
@@ -322,7 +324,7 @@ class PerfectEstimator(MotionEstimator):
 
 def test_an_action_of_a_clip_lies_between_its_frame_and_the_next(marked: Episode) -> None:
     start, num_frames, ahead = 5, 8, (0.1, 1.0)
-    (loaded,) = load_clips([Clip("clip", marked, start, num_frames, 3, 0)], 0, ahead)
+    (loaded,) = load_clips([Clip("clip", marked, start, num_frames, 3, 0)], 0, Waypoints(times=ahead))
     assert isinstance(loaded, LoadedClip)
     assert indices(loaded.frames).tolist() == list(range(start, start + num_frames))
     x = marked.poses.x
@@ -341,7 +343,7 @@ def test_instructed_motion_goes_from_the_last_context_frame_to_the_last_frame() 
 
 def test_motion_recovered_without_error_is_the_instructed_motion(marked: Episode) -> None:
     clip = Clip("clip", marked, start=5, num_frames=8, num_context=3, seed=0)
-    (loaded,) = load_clips([clip], 0, (0.1,))
+    (loaded,) = load_clips([clip], 0, Waypoints(times=(0.1,)))
     assert isinstance(loaded, LoadedClip)
     scorer = Scorer(cast(FeatureNetwork, None), PerfectEstimator(marked))
     recovered = scorer.recover(clip, loaded.frames)

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from tiny_driving import record
 
 from decoder.video import to_unit_range
+from terra.actions import Waypoints
 from terra.dataset import read_split
 from terra.dataset.tokens import (
     ShardFacts,
@@ -26,12 +27,11 @@ from terra.training import tokenize as tokenize_module
 from terra.training.data import load_driving
 from terra.training.tokenize import FrameEncoder, finish_split, tokenize_split
 from terra.training.tokenizer import small_config
-from terra.trajectory import WAYPOINT_TIMES
 from tokenizer import LFQTokenizer
 
 CONFIG = small_config(image_size=(16, 32), ch=32, ch_mult=[1, 1, 1], num_res_blocks=1, dim=6)
 SHARDS = ((5, 3), (4,), (7, 2))
-FACTS = ShardFacts(10.0, 16, "f" * 64, WAYPOINT_TIMES, "0" * 64, "float32")
+FACTS = ShardFacts(10.0, 16, "f" * 64, Waypoints(), "0" * 64, "float32")
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_tokens_made_in_a_stream_are_those_made_at_once(recorded, model, tmp_pat
     assert torch.equal(loaded.actions, driving.actions)
     assert torch.equal(loaded.episode_start, driving.episode_start)
     assert (loaded.fps, loaded.codebook_size, loaded.tokenizer_sha256) == (10.0, 64, "a" * 64)
-    assert loaded.waypoint_times == WAYPOINT_TIMES
+    assert loaded.space == Waypoints()
     assert loaded.tokens.dtype == torch.uint8
     index = json.loads((tmp_path / "tokens.json").read_text())
     assert (index["frames"], index["episodes"], len(index["files"])) == (21, 5, 3)
@@ -282,7 +282,7 @@ def test_windows_never_cross_episodes(lengths, window, data):
         fps=10.0,
         codebook_size=16,
         tokenizer_sha256="f" * 64,
-        waypoint_times=WAYPOINT_TIMES,
+        space=Waypoints(),
     )
     if max(lengths) < window:
         with pytest.raises(DatasetError, match=f"expected an episode of at least {window} frames, got at most"):

@@ -2,6 +2,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from terra.actions import Waypoints
 from terra.engine.base import EngineSpec
 from terra.engine.persistence import PersistenceEngine
 from terra.errors import ConfigError
@@ -58,7 +59,7 @@ class CountingEngine(PersistenceEngine):
     """Makes frames that count up from the last one, and notes how it was opened."""
 
     def __init__(self, max_frames: int) -> None:
-        super().__init__(EngineSpec(Layout(1, 1, max_frames), 10_000, 10.0, (0.5,)))
+        super().__init__(EngineSpec(Layout(1, 1, max_frames), 10_000, 10.0, Waypoints(times=(0.5,))))
         self.opened: list[tuple[list[int], list[float], int]] = []
 
     async def open(self, prompt, sampling, seed):

@@ -4,7 +4,8 @@
     +-- CheckpointError   weights or their configuration: missing, corrupt, mismatched
     +-- VideoError        a picture or a video that can't be read or written
     +-- ContextError      context frames: missing, too few, of the wrong size or kind
-    +-- TrajectoryError   a trajectory file: columns, units, values, length
+    +-- ActionError       actions: columns, units, values, length, of another world
+        +-- TrajectoryError   a trajectory file, which holds the actions of driving
     +-- DatasetError      recorded driving: missing, incomplete, damaged
     +-- ConfigError       a configuration value, an unknown engine, an extra that is not installed
     +-- EngineError       an engine was used out of order, or refused a request
@@ -31,7 +32,11 @@ class ContextError(TerraError):
     """Context frames are missing, too few, or not of the kind the tokenizer takes."""
 
 
-class TrajectoryError(TerraError):
+class ActionError(TerraError):
+    """Actions are malformed, undeclared, out of their range, too few, or of another action space."""
+
+
+class TrajectoryError(ActionError):
     """A trajectory file is malformed, undeclared, too short, or physically absurd."""
 
 

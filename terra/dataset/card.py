@@ -1,6 +1,6 @@
-"""A dataset's card: README.md with statistics, a contact sheet of frames, and a picture of the driven paths."""
+"""A dataset's card: README.md with statistics, a contact sheet of frames, and a picture of the paths or actions."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +8,18 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from terra.dataset.episode import Split
+from terra.actions import Waypoints, read_space
+from terra.dataset.episode import Episode, Split
 from terra.dataset.format import read_dataset
-from terra.dataset.pictures import PATHS_NAME, SHEET_NAME, contact_sheet, draw_paths
+from terra.dataset.pictures import ACTIONS_NAME, PATHS_NAME, SHEET_NAME, contact_sheet, draw_paths, draw_tracks
 from terra.dataset.reading import read_splits
 from terra.dataset.statistics import split_statistics, tabulate
+from terra.errors import DatasetError
 from tokenizer.files import make_folder, replacing
 
 
 def write_card(folder: Path) -> None:
-    """Write README.md, contact_sheet.png and paths.png of a dataset.
+    """Write README.md, contact_sheet.png and paths.png (actions.png where nothing is driven) of a dataset.
 
     Raises:
         DatasetError: no dataset, or none of its episodes can be read.
@@ -26,18 +28,23 @@ def write_card(folder: Path) -> None:
     facts, splits = read_dataset(folder), read_splits(folder)
     episodes = [episode for split in splits.values() for episode in split.episodes]
     sheet, unshown = contact_sheet(episodes)
-    save_pictures(folder, sheet, draw_paths([episode.poses for episode in episodes]))
+    save_pictures(folder, {SHEET_NAME: sheet} | draw_actions(episodes))
     damaged = [line for split in splits.values() for line in split.damaged] + unshown
     with replacing(folder / "README.md") as temporary:
         temporary.write_text("\n".join(_lines(facts, splits, damaged)) + "\n", encoding="utf-8")
 
 
-def save_pictures(
-    folder: Path, sheet: UInt8[np.ndarray, "height width 3"], paths: UInt8[np.ndarray, "side side 3"]
-) -> None:
-    """Write contact_sheet.png and paths.png. Raises OutputError."""
+def draw_actions(episodes: Sequence[Episode]) -> dict[str, UInt8[np.ndarray, "height width 3"]]:
+    """The picture of what was done in the episodes, by its file's name: the driven paths, or the actions over time."""
+    if episodes[0].motion is not None:
+        return {PATHS_NAME: draw_paths([episode.poses for episode in episodes])}
+    return {ACTIONS_NAME: draw_tracks(episodes)}
+
+
+def save_pictures(folder: Path, pictures: Mapping[str, UInt8[np.ndarray, "height width 3"]]) -> None:
+    """Write pictures by their files' names. Raises OutputError."""
     make_folder(folder)
-    for name, picture in ((SHEET_NAME, sheet), (PATHS_NAME, paths)):
+    for name, picture in pictures.items():
         with replacing(folder / name) as temporary:
             Image.fromarray(picture).save(temporary, format="PNG")
 
@@ -48,22 +55,34 @@ def _lines(facts: Mapping[str, Any], splits: Mapping[str, Split], damaged: list[
     table = [f"| | {' | '.join(splits)} |", f"|---|{'---:|' * len(splits)}"]
     table += [f"| {label} | {' | '.join(cells)} |" for label, cells in rows.items()]
     notices = [f"- {source}: {facts['notices'].get(source, 'none was given')}." for source in facts["sources"]]
+    space = read_space(facts, "dataset.json", DatasetError)
+    is_driven = isinstance(space, Waypoints)
+    content = (
+        "with the vehicle's pose for each\nframe and for three seconds more."
+        if is_driven
+        else f"with the action at each\nframe, which leads to the next: {space.title}."
+    )
+    turning = ["A frame turns if its heading changes by more than 2 degrees a second.", ""] if is_driven else []
+    drawn, caption = (
+        (PATHS_NAME, "The paths of some episodes from one start")
+        if is_driven
+        else (ACTIONS_NAME, "The actions of some episodes over time")
+    )
     return [
-        f"# Driving: {', '.join(facts['sources'])}",
+        f"# {'Driving' if is_driven else 'Video with actions'}: {', '.join(facts['sources'])}",
         "",
-        f"Videos of {width} x {height} pixels at {facts['fps']:g} frames a second, with the vehicle's pose for each",
-        "frame and for three seconds more. The splits share no place.",
+        f"Videos of {width} x {height} pixels at {facts['fps']:g} frames a second, {content}",
+        "The splits share no place.",
         "",
         f"![A frame of some episodes]({SHEET_NAME})",
         "",
         *table,
         "",
-        "A frame turns if its heading changes by more than 2 degrees a second.",
-        "",
+        *turning,
         "Damaged and left out of these numbers:" if damaged else "Nothing is damaged, as far as facts and poses tell.",
         *(f"- {line}" for line in damaged),
         "",
-        f"![The paths of some episodes from one start]({PATHS_NAME})",
+        f"![{caption}]({drawn})",
         "",
         "## Terms",
         "",

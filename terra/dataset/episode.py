@@ -4,7 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from decoder.camera import Camera
+from terra.actions import ActionSpace
+from terra.actions.space import Values
 from terra.dataset.poses import Poses
+from terra.errors import DatasetError
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +24,10 @@ class Episode:
         fps: frames per second.
         image_size: (height, width) in pixels.
         events: (frame, event) in the order of the frames: left, right, straight (into a junction), stop, ...
-        poses: the vehicle's pose at each frame and for 3 s after the last frame.
+        space: what the actions between the frames mean.
+        motion: the vehicle's pose at each frame and for 3 s after the last frame; None where actions are no waypoints.
+        actions: the values of the action space at each frame, (frames, columns); None where actions are waypoints. The
+            last one leads nowhere.
         video: path of the MP4.
         video_sha256: SHA-256 of the MP4's bytes, in hexadecimal.
         group: name of the start that several futures share, or None.
@@ -39,13 +45,22 @@ class Episode:
     fps: float
     image_size: tuple[int, int]
     events: tuple[tuple[int, str], ...]
-    poses: Poses
+    space: ActionSpace
+    motion: Poses | None
+    actions: Values | None
     video: Path
     video_sha256: str
     group: str | None
     maneuver: str | None
     num_context: int
     camera: Camera | None
+
+    @property
+    def poses(self) -> Poses:
+        """The poses of an episode of driving. Raises DatasetError for another world."""
+        if self.motion is None:
+            raise DatasetError(f"{self.video}: expected an episode of driving, got one of {self.space.title}")
+        return self.motion
 
     @property
     def seconds(self) -> float:

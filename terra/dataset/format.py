@@ -1,11 +1,12 @@
-"""The dataset's format on disk, version 2.
+"""The dataset's format on disk: driving (terra-driving, version 2), or any other world (terra-world, version 1).
 
     DIR/dataset.json                        the facts that all episodes share
     DIR/README.md, contact_sheet.png, paths.png    the dataset in numbers and in pictures
     DIR/<split>/<source>_<place>/           a SHARD: one town, one imported drive
         shard.json                          the facts of the shard's episodes, and the SHA-256 of its files
         <episode id>.mp4                    the frames, H.264 (crf 16)
-        poses.parquet                       the motion in all the shard's episodes
+        poses.parquet                       driving: the motion in all the shard's episodes
+        actions.parquet                     other worlds: the actions in all the shard's episodes
         camera.json                         the camera of all the shard's frames
         <group>/frame_0000.png ...          if several futures share a start: the shared frames, lossless,
         <episode id>.json                   and each future's poses as `terra.trajectory` reads them
@@ -23,31 +24,40 @@ poses.parquet: columns episode (text), frame (int32), time_s, x_m, y_m, z_m, hea
 place, heading counter-clockwise from +x and never wrapped, pitch up positive. Rows are 1 / fps s apart: one per frame,
 and then those of 3 s more (30 at 10 frames per second), so that the future path of every frame is known.
 
+Other worlds have {"format": "terra-world", "version": 1, "action_space": see `terra.actions.space`} instead, without
+"frame", "axes" and "units".
+
+actions.parquet: columns episode (text), frame (int32), and one (float64) for each column of the action space. Row k of
+an episode is the action at frame k, which leads to frame k + 1; that of the last frame leads nowhere.
+
 camera.json: {"frame": "vehicle", "axes": "x_forward_y_left_z_up", "units": {"length": "m", "angle": "rad", "image":
 "px", "fov": "deg"}, "fps", "image_size", "mount": the fields of `decoder.camera.Camera` or null, "intrinsics":
 {"fx", "fy", "cx", "cy"} of the stored frames or null}. Null stands for a value that the source does not give.
 
-shard.json: {"format": "terra-driving-shard", "version": 2, "split", "source", "place", "fps", "image_size", "recipe":
-the settings that made the shard, "sha256": {file: its hash, for all files but the videos}, "episodes": [{"id",
-"weather", "num_frames", "events": [[frame, event], ...], "group", "maneuver", "num_context", "sha256" of the video},
-...]}.
+shard.json: {"format": "terra-driving-shard", "version": 2 (or "terra-world-shard", 1), "split", "source", "place",
+"fps", "image_size", "recipe": the settings that made the shard, "sha256": {file: its hash, for all files but the
+videos}, "episodes": [{"id", "weather", "num_frames", "events": [[frame, event], ...], "group", "maneuver",
+"num_context", "sha256" of the video}, ...]}.
 """
 
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
+from terra.actions import ActionSpace, Waypoints, read_space
 from terra.dataset.checks import ImageSize
 from terra.errors import DatasetError
 from tokenizer.files import read_json
 from tokenizer.settings import Settings, checked
 
-FORMAT, SHARD_FORMAT, VERSION = "terra-driving", "terra-driving-shard", 2
+DRIVING_FORMAT, WORLD_FORMAT = ("terra-driving", 2), ("terra-world", 1)
 SPLITS = ("train", "held_out")
 DATASET_FILE, SHARD_FILE, POSES_FILE, CAMERA_FILE = "dataset.json", "shard.json", "poses.parquet", "camera.json"
+ACTIONS_FILE = "actions.parquet"
 FRAME, AXES = "world", "x_y_z_up_heading_ccw_pitch_up"
 UNITS = {"position": "m", "angle": "rad", "time": "s", "speed": "m/s"}
 CAMERA_FRAME, CAMERA_AXES = "vehicle", "x_forward_y_left_z_up"
@@ -88,13 +98,30 @@ def list_shards(folder: Path, split: str) -> list[Path]:
 def read_dataset(folder: Path) -> dict[str, Any]:
     """The content of dataset.json, checked; DatasetError if it is missing, or of another format or version."""
     path = folder / DATASET_FILE
-    facts = read_json(path, DatasetError, "a dataset of driving")
+    facts = read_json(path, DatasetError, "a dataset of video with actions")
     got = (facts.get("format"), facts.get("version"))
-    if got != (FORMAT, VERSION):
-        raise DatasetError(f"{path}: expected {FORMAT} version {VERSION}, got {got[0]} {got[1]}")
+    if got != format_of(dataset_space(facts, path)):
+        formats = " or ".join(f"{name} version {version}" for name, version in (DRIVING_FORMAT, WORLD_FORMAT))
+        raise DatasetError(f"{path}: expected {formats}, got {got[0]} {got[1]}")
     facts.setdefault("notices", {})  # not every source has terms to tell of
     checked(_Facts, facts, str(path), DatasetError)
     return facts
+
+
+def dataset_space(facts: Mapping[str, Any], path: Path) -> ActionSpace:
+    """The action space of a dataset.json's content; `path` names it in errors. Raises DatasetError."""
+    return read_space(facts, str(path), DatasetError)
+
+
+def format_of(space: ActionSpace) -> tuple[str, int]:
+    """Name and version of the format that a dataset of an action space has."""
+    return DRIVING_FORMAT if isinstance(space, Waypoints) else WORLD_FORMAT
+
+
+def shard_format_of(space: ActionSpace) -> tuple[str, int]:
+    """Name and version of the format of its shards."""
+    name, version = format_of(space)
+    return f"{name}-shard", version
 
 
 class _Facts(Settings):

@@ -10,14 +10,15 @@ import numpy as np
 from jaxtyping import UInt8
 from pydantic import model_validator
 
-from terra.dataset.card import save_pictures
+from terra.dataset.card import draw_actions, save_pictures
 from terra.dataset.checks import Workers
 from terra.dataset.format import read_dataset
 from terra.dataset.importing.alignment import fit_picture
 from terra.dataset.importing.kinds import open_source
 from terra.dataset.importing.source import DriveSource, SourceDrive
 from terra.dataset.motion import MotionReport, check_motion
-from terra.dataset.pictures import SHEET_PICTURES, contact_sheet, draw_paths, spread, tile
+from terra.dataset.pictures import PATHS_NAME, SHEET_NAME, SHEET_PICTURES, contact_sheet, draw_paths, spread, tile
+from terra.dataset.poses import Poses
 from terra.dataset.reading import read_splits
 from terra.dataset.statistics import split_statistics, tabulate
 from terra.dataset.verify import verify_dataset
@@ -68,7 +69,7 @@ def run(settings: InspectSettings) -> int:
     if kind == "dataset":
         inspection = inspect_dataset(data)
     else:
-        inspection = inspect_source(open_source(kind, data, settings.lerobot))
+        inspection = inspect_source(open_source(kind, data, lerobot=settings.lerobot))
     inspection.save(output)
     print("\n".join(inspection.lines))
     doubts = list(inspection.doubts)
@@ -82,16 +83,15 @@ def run(settings: InspectSettings) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Inspection:
-    """`lines` are to be printed; `doubts` name what is damaged or implausible; both pictures are RGB in [0, 255]."""
+    """`lines` are to be printed; `doubts` name what is damaged or implausible; `pictures` are by file name."""
 
     lines: tuple[str, ...]
     doubts: tuple[str, ...]
-    sheet: UInt8[np.ndarray, "height width 3"]
-    paths: UInt8[np.ndarray, "side side 3"]
+    pictures: dict[str, UInt8[np.ndarray, "height width 3"]]
 
     def save(self, folder: Path) -> None:
-        """Write contact_sheet.png and paths.png. Raises OutputError."""
-        save_pictures(folder, self.sheet, self.paths)
+        """Write the pictures. Raises OutputError."""
+        save_pictures(folder, self.pictures)
 
 
 def inspect_dataset(folder: Path) -> Inspection:
@@ -104,11 +104,11 @@ def inspect_dataset(folder: Path) -> Inspection:
         lines.append("  ".join([f"{label:{max(map(len, rows))}}", *(f"{cell:>24}" for cell in cells)]))
     episodes = [episode for split in splits.values() for episode in split.episodes]
     doubts = [line for split in splits.values() for line in split.damaged]
-    reports = [check_motion(episode.poses, episode.id) for episode in episodes]
-    lines += summarize(reports)
+    reports = [check_motion(episode.poses, episode.id) for episode in episodes if episode.motion is not None]
+    lines += summarize(reports) if reports else []
     doubts += [line for report in reports for line in report.warnings]
     sheet, unshown = contact_sheet(episodes)
-    return Inspection(tuple(lines), (*doubts, *unshown), sheet, draw_paths([episode.poses for episode in episodes]))
+    return Inspection(tuple(lines), (*doubts, *unshown), {SHEET_NAME: sheet} | draw_actions(episodes))
 
 
 def inspect_source(source: DriveSource) -> Inspection:
@@ -129,16 +129,19 @@ def inspect_source(source: DriveSource) -> Inspection:
     lines = [f"{len(drives)} of {len(names)} drives, {frames} frames, {hours:.2f} h"]
     if rates:
         lines.append(f"frames a second: {min(rates):.2f} to {max(rates):.2f}")
-    reports = [check_motion(drive.poses, drive.name) for drive in drives]
-    lines += summarize(reports)
+    driven = [drive for drive in drives if isinstance(drive.track, Poses)]
+    reports = [check_motion(drive.poses, drive.name) for drive in driven]
+    lines += summarize(reports) if reports else []
     doubts += [line for report in reports for line in report.warnings]
     labeled = []
     for drive in spread(drives, SHEET_PICTURES):
         picture, reason = _first_frame(drive)
         labeled.append((drive.name, picture))
         doubts += [] if reason is None else [reason]
-    paths = draw_paths([drive.poses for drive in drives if len(drive.poses.time)])
-    return Inspection(tuple(lines), tuple(doubts), tile(labeled), paths)
+    pictures = {SHEET_NAME: tile(labeled)}
+    if driven:
+        pictures[PATHS_NAME] = draw_paths([drive.poses for drive in driven if len(drive.poses.time)])
+    return Inspection(tuple(lines), tuple(doubts), pictures)
 
 
 def summarize(reports: Sequence[MotionReport]) -> list[str]:

@@ -1,6 +1,5 @@
 """Reading a dataset from disk: the episodes of a split, and an episode's frames, path and actions."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,23 +8,27 @@ from jaxtyping import Float32, UInt8
 
 from decoder.camera import Camera
 from decoder.video import read_video
+from terra.actions import ActionSpace, Waypoints
+from terra.actions.space import Values
 from terra.dataset.episode import Episode, Split
 from terra.dataset.format import (
+    ACTIONS_FILE,
     CAMERA_FILE,
+    DATASET_FILE,
     POSES_FILE,
     SHARD_FILE,
-    SHARD_FORMAT,
     SPLITS,
-    VERSION,
     check_name,
+    dataset_space,
     list_shards,
     num_future_poses,
     read_dataset,
+    shard_format_of,
 )
 from terra.dataset.poses import Poses
-from terra.dataset.tables import check_spacing, read_camera, read_poses
+from terra.dataset.tables import check_spacing, read_actions, read_camera, read_poses
 from terra.errors import DatasetError
-from terra.trajectory import WAYPOINT_TIMES, Trajectory
+from terra.trajectory import Trajectory
 from tokenizer.files import file_sha256, read_json
 
 _Types = dict[str, type | tuple[type, ...]]
@@ -92,8 +95,9 @@ def _read_shards(folder: Path, split: str, dataset: dict[str, Any]) -> Split:
 def read_shard(folder: Path, dataset: dict[str, Any]) -> tuple[list[Episode], list[str]]:
     """Read one shard's episodes, and one line for each damaged episode; `dataset` is the content of dataset.json."""
     try:
-        facts = _read_facts(folder, dataset)
-        poses = read_poses(check_hash(folder / POSES_FILE, facts["sha256"].get(POSES_FILE)))
+        space = dataset_space(dataset, folder.parent.parent / DATASET_FILE)
+        facts = _read_facts(folder, dataset, space)
+        tracks = _read_tracks(folder, facts, space)
         camera = read_camera(check_hash(folder / CAMERA_FILE, facts["sha256"].get(CAMERA_FILE)))
     except DatasetError as error:
         return [], [str(error)]
@@ -103,7 +107,7 @@ def read_shard(folder: Path, dataset: dict[str, Any]) -> tuple[list[Episode], li
     damaged: list[str] = []
     for index, entry in enumerate(facts["episodes"]):
         try:
-            episodes.append(_make_episode(folder, index, entry, facts, poses, camera))
+            episodes.append(_make_episode(folder, index, entry, facts, space, tracks, camera))
         except DatasetError as error:
             damaged.append(str(error))
     return episodes, damaged
@@ -145,23 +149,36 @@ def trajectory_of(episode: Episode) -> Trajectory:
 
 
 def episode_actions(
-    episode: Episode, waypoint_times: Sequence[float] = WAYPOINT_TIMES
-) -> Float32[np.ndarray, "frames slots 3"]:
-    """The action at each frame: rows of [lateral y (left positive), forward x, time t] in meters and seconds.
+    episode: Episode, space: ActionSpace | None = None
+) -> Float32[np.ndarray, "frames slots action_dim"]:
+    """The action at each frame, as rows of a space: None for the episode's own, or waypoints at other times.
 
     Raises:
         TrajectoryError: the poses are not a car's motion.
-        ConfigError: waypoint times that don't increase.
+        DatasetError: the episode has actions of another space.
     """
-    return trajectory_of(episode).actions(episode.num_frames, waypoint_times)
+    space = space or episode.space
+    if isinstance(space, Waypoints) and episode.motion is not None:
+        return trajectory_of(episode).actions(episode.num_frames, space.times)
+    if isinstance(space, Waypoints) or episode.actions is None or space != episode.space:
+        raise DatasetError(f"{episode.video}: expected actions of {space.title}, got those of {episode.space.title}")
+    return space.rows(episode.actions)
 
 
-def _read_facts(folder: Path, dataset: dict[str, Any]) -> dict[str, Any]:
+def _read_tracks(folder: Path, facts: dict[str, Any], space: ActionSpace) -> dict[str, Poses] | dict[str, Values]:
+    """The poses of driving, or the actions of another world, by episode."""
+    name = POSES_FILE if isinstance(space, Waypoints) else ACTIONS_FILE
+    path = check_hash(folder / name, facts["sha256"].get(name))
+    return read_poses(path) if isinstance(space, Waypoints) else read_actions(path, space)
+
+
+def _read_facts(folder: Path, dataset: dict[str, Any], space: ActionSpace) -> dict[str, Any]:
     path = folder / SHARD_FILE
-    facts = read_json(path, DatasetError, "a shard of driving")
-    if (facts.get("format"), facts.get("version")) != (SHARD_FORMAT, VERSION):
+    facts = read_json(path, DatasetError, "a shard of a dataset")
+    name, version = shard_format_of(space)
+    if (facts.get("format"), facts.get("version")) != (name, version):
         got = f"{facts.get('format')} {facts.get('version')}"
-        raise DatasetError(f"{path}: expected {SHARD_FORMAT} version {VERSION}, got {got}")
+        raise DatasetError(f"{path}: expected {name} version {version}, got {got}")
     _check_types(facts, _SHARD_FACTS, str(path))
     for name in ("fps", "image_size"):
         if facts.get(name) != dataset.get(name):
@@ -172,7 +189,13 @@ def _read_facts(folder: Path, dataset: dict[str, Any]) -> dict[str, Any]:
 
 
 def _make_episode(
-    folder: Path, index: int, entry: Any, shard: dict[str, Any], poses: dict[str, Poses], camera: Camera | None
+    folder: Path,
+    index: int,
+    entry: Any,
+    shard: dict[str, Any],
+    space: ActionSpace,
+    tracks: dict[str, Poses] | dict[str, Values],
+    camera: Camera | None,
 ) -> Episode:
     where = f"{folder / SHARD_FILE}: episodes[{index}]"
     if not isinstance(entry, dict):
@@ -181,9 +204,14 @@ def _make_episode(
     name, num_frames, fps = check_name(entry["id"], where), entry["num_frames"], float(shard["fps"])
     if num_frames < 1:
         raise DatasetError(f"{where}: num_frames: expected 1 or more, got {num_frames}")
-    if name not in poses:
-        raise DatasetError(f"{folder / POSES_FILE}: expected poses of {name}, got none")
-    check_spacing(poses[name], num_frames + num_future_poses(fps), fps, f"{folder / POSES_FILE}: {name}")
+    table = folder / (POSES_FILE if isinstance(space, Waypoints) else ACTIONS_FILE)
+    track = tracks.get(name)
+    if track is None:
+        raise DatasetError(f"{table}: expected {table.stem} of {name}, got none")
+    if isinstance(track, Poses):
+        check_spacing(track, num_frames + num_future_poses(fps), fps, f"{table}: {name}")
+    elif len(track) != num_frames:
+        raise DatasetError(f"{table}: {name}: expected {num_frames} actions, one for each frame, got {len(track)}")
     video = folder / f"{name}.mp4"
     if not video.is_file():
         raise DatasetError(f"{video}: expected a video, got no file")
@@ -197,7 +225,9 @@ def _make_episode(
         fps=fps,
         image_size=(int(shard["image_size"][0]), int(shard["image_size"][1])),
         events=events,
-        poses=poses[name],
+        space=space,
+        motion=track if isinstance(track, Poses) else None,
+        actions=None if isinstance(track, Poses) else track,
         video=video,
         video_sha256=entry["sha256"],
         camera=camera,

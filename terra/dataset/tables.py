@@ -1,7 +1,7 @@
-"""Reading and writing of poses.parquet and camera.json: the motion and the camera of a shard."""
+"""Reading and writing of a shard's tables and its camera: poses.parquet, actions.parquet and camera.json."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from decoder.camera import Camera
+from terra.actions import TableSpace
+from terra.actions.space import Values
 from terra.dataset.format import CAMERA_AXES, CAMERA_FRAME, CAMERA_UNITS
 from terra.dataset.poses import Poses
 from terra.errors import ConfigError, DatasetError
@@ -30,42 +32,79 @@ _TIME_TOLERANCE = 1e-6  # s; rows are placed at multiples of 1 / fps, so only ro
 
 def write_poses(path: Path, poses: Mapping[str, Poses]) -> None:
     """Write the poses of a shard's episodes, by id, as one table. Raises OutputError."""
-    lengths = [len(part.time) for part in poses.values()]
+    parts = {
+        name: {column: getattr(part, field) for field, column in POSE_COLUMNS.items()} for name, part in poses.items()
+    }
+    _write_table(path, list(POSE_COLUMNS.values()), parts)
+
+
+def write_actions(path: Path, space: TableSpace, actions: Mapping[str, Values]) -> None:
+    """Write the actions of a shard's episodes, by id, as one table. Raises OutputError."""
+    parts = {name: dict(zip(space.columns, values.T, strict=True)) for name, values in actions.items()}
+    _write_table(path, list(space.columns), parts)
+
+
+def _write_table(path: Path, names: Sequence[str], parts: Mapping[str, Mapping[str, np.ndarray]]) -> None:
+    """Write columns of float64, `parts` by episode and column, behind the columns episode and frame."""
+    lengths = [len(part[names[0]]) for part in parts.values()]
     columns: dict[str, Any] = {
-        "episode": pa.array(np.repeat(np.array(list(poses), dtype=object), lengths), pa.string()),
+        "episode": pa.array(np.repeat(np.array(list(parts), dtype=object), lengths), pa.string()),
         "frame": pa.array(np.concatenate([np.arange(length) for length in lengths]), pa.int32()),
     }
-    for field, column in POSE_COLUMNS.items():
-        columns[column] = np.concatenate([getattr(part, field) for part in poses.values()])
+    for name in names:
+        columns[name] = np.concatenate([part[name] for part in parts.values()])
     with replacing(path) as temporary:
         pq.write_table(pa.table(columns), temporary)
 
 
 def read_poses(path: Path) -> dict[str, Poses]:
     """Read the poses of a shard's episodes, by id. Raises DatasetError on a damaged table or a number not finite."""
+    parts = _read_table(path, list(POSE_COLUMNS.values()), "poses")
+    return {
+        name: Poses(**{field: part[column] for field, column in POSE_COLUMNS.items()}) for name, part in parts.items()
+    }
+
+
+def read_actions(path: Path, space: TableSpace) -> dict[str, Values]:
+    """Read the actions of a shard's episodes, by id.
+
+    Raises:
+        DatasetError: a damaged table, one of other columns, or a value outside the space.
+    """
+    parts = _read_table(path, list(space.columns), "actions")
+    actions = {name: np.stack([part[column] for column in space.columns], axis=1) for name, part in parts.items()}
+    for name, values in actions.items():
+        for row, problem in enumerate(map(space.problem, values)):
+            if problem is not None:
+                raise DatasetError(f"{path}: {name}: frame {row}: {problem}")
+    return actions
+
+
+def _read_table(path: Path, names: Sequence[str], what: str) -> dict[str, dict[str, np.ndarray]]:
+    """Read what `_write_table` writes. Raises DatasetError."""
     try:
         # No threads: processes read shards in parallel, and a shard has a hundred thousand rows at most.
         table = pq.read_table(path, use_threads=False)
     except (OSError, pa.ArrowException) as error:
         reason = str(error).partition("\n")[0]
-        raise DatasetError(f"{path}: expected a Parquet table of poses, got: {reason}") from None
-    wanted = ["episode", "frame", *POSE_COLUMNS.values()]
+        raise DatasetError(f"{path}: expected a Parquet table of {what}, got: {reason}") from None
+    wanted = ["episode", "frame", *names]
     if table.column_names != wanted:
         raise DatasetError(f"{path}: expected the columns {', '.join(wanted)}, got {', '.join(table.column_names)}")
-    for name in POSE_COLUMNS.values():
+    for name in names:
         if table[name].type != pa.float64() or not np.isfinite(table[name].to_numpy()).all():
             raise DatasetError(f"{path}: {name}: expected finite float64 numbers, got {table[name].type} or NaN")
     ids = table["episode"].to_numpy()
     starts = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]]) if len(ids) else np.zeros(0, int)
     ends = np.r_[starts[1:], len(ids)]
-    columns = {field: table[column].to_numpy() for field, column in POSE_COLUMNS.items()}
+    columns = {name: table[name].to_numpy() for name in names}
     frames = table["frame"].to_numpy()
-    poses: dict[str, Poses] = {}
+    parts: dict[str, dict[str, np.ndarray]] = {}
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-        if ids[start] in poses or not np.array_equal(frames[start:end], np.arange(end - start)):
+        if ids[start] in parts or not np.array_equal(frames[start:end], np.arange(end - start)):
             raise DatasetError(f"{path}: {ids[start]}: expected frames from 0 on, each once and in order")
-        poses[str(ids[start])] = Poses(**{field: values[start:end] for field, values in columns.items()})
-    return poses
+        parts[str(ids[start])] = {name: values[start:end] for name, values in columns.items()}
+    return parts
 
 
 def check_spacing(poses: Poses, num_poses: int, fps: float, where: str) -> None:

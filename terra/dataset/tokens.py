@@ -1,8 +1,8 @@
 """Recorded driving as token ids: one file per shard of the dataset; a split is loaded whole and read in windows.
 
     DIR/<split>/<shard>.safetensors    tokens (frames, rows, cols), the smallest of uint8, int16 and int32 that holds
-                                       the codebook; actions (frames, slots, 3) float32; episode_start (episodes + 1)
-                                       int64; `ShardFacts` in the header
+                                       the codebook; actions (frames, slots, action_dim) float32; episode_start
+                                       (episodes + 1) int64; `ShardFacts` in the header
     DIR/<split>/tokens.json            written last: the facts that all files share, their names, frames and SHA-256
 
 `terra.training.tokenize` writes them.
@@ -11,7 +11,7 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from terra.actions import ActionSpace, describe_space, read_space
 from terra.errors import CheckpointError, ConfigError, DatasetError
 from tokenizer.checkpoint import read_header, write_tensors
 from tokenizer.files import file_sha256, read_json, write_json
@@ -37,12 +38,12 @@ class TokenizedDriving:
 
     Attributes:
         tokens: ids in [0, codebook_size), as the smallest of uint8, int16 and int32 that holds them.
-        actions: float32 rows of [lateral y (left positive), forward x, time t], meters and seconds.
+        actions: float32 rows of the action space, one action for each frame; the last one of an episode leads nowhere.
         episode_start: int64 on the CPU; episode i is frames episode_start[i] to episode_start[i + 1].
         fps: frames per second.
         codebook_size: number of ids of the tokenizer.
         tokenizer_sha256: `tokenizer.lineage.tokens_sha256` of the tokenizer that made the tokens.
-        waypoint_times: for each row of an action, its time ahead of the frame, in seconds.
+        space: what the actions mean.
     """
 
     tokens: Int[Tensor, "frames rows cols"]
@@ -51,7 +52,7 @@ class TokenizedDriving:
     fps: float
     codebook_size: int
     tokenizer_sha256: str
-    waypoint_times: tuple[float, ...]
+    space: ActionSpace
 
     def window_starts(self, window: int) -> Int[Tensor, " windows"]:
         """First frames of all windows of `window` frames that lie inside one episode, int64 on the CPU.
@@ -86,7 +87,7 @@ class ShardFacts:
     """The origin of one file's tokens, and the facts needed to read them.
 
     Attributes:
-        fps, codebook_size, tokenizer_sha256, waypoint_times: as in `TokenizedDriving`.
+        fps, codebook_size, tokenizer_sha256, space: as in `TokenizedDriving`.
         source_sha256: SHA-256 of the ids, lengths and video hashes of the shard's episodes; tells if the file is stale.
         precision: data type in which the tokenizer computed.
     """
@@ -94,18 +95,26 @@ class ShardFacts:
     fps: float
     codebook_size: int
     tokenizer_sha256: str
-    waypoint_times: tuple[float, ...]
+    space: ActionSpace
     source_sha256: str
     precision: str
 
     def header(self) -> dict[str, str]:
         """The header of a safetensors file, as one string, because safetensors writes several in no fixed order."""
-        return {FORMAT: json.dumps({"version": VERSION, **asdict(self)})}
+        return {FORMAT: json.dumps({"version": VERSION, **self._plain})}
+
+    @property
+    def _plain(self) -> dict[str, Any]:
+        plain: dict[str, Any] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            plain |= describe_space(value) if each.name == "space" else {each.name: value}
+        return plain
 
     @property
     def shared(self) -> dict[str, Any]:
         """The facts that must be equal in all files of a split."""
-        return {name: value for name, value in asdict(self).items() if name != "source_sha256"}
+        return {name: value for name, value in self._plain.items() if name != "source_sha256"}
 
 
 def token_dtype(codebook_size: int) -> torch.dtype:
@@ -145,8 +154,10 @@ def read_shard_facts(path: Path) -> ShardFacts:
         if (version := values.pop("version", None)) != VERSION:
             kind = None if header is None else FORMAT
             raise DatasetError(f"{path}: expected {FORMAT} version {VERSION}, got {kind} version {version}")
-        values["waypoint_times"] = tuple(values["waypoint_times"])
-        return ShardFacts(**values)
+        space = read_space(values, str(path), DatasetError)
+        for name in ("waypoint_times", "action_space"):
+            values.pop(name, None)
+        return ShardFacts(**values, space=space)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise DatasetError(f"{path}: expected tokens as terra tokenize writes them, got {error!r}") from error
 
@@ -190,7 +201,7 @@ def write_index(folder: Path, names: Sequence[str]) -> None:
         facts = read_shard_facts(path)
         shared = shared or facts.shared
         if facts.shared != shared:
-            differing = [key for key, value in shared.items() if facts.shared[key] != value]
+            differing = [key for key, value in shared.items() if facts.shared.get(key) != value]
             raise DatasetError(f"{path}: expected the {', '.join(differing)} of {folder / names[0]}, got others")
         with safe_open(path, "pt") as file:
             frames, episodes = file.get_slice("tokens").get_shape()[0], file.get_slice("episode_start").get_shape()[0]
@@ -210,7 +221,7 @@ def load_tokens(folder: Path, device: torch.device | str = "cpu") -> TokenizedDr
     try:
         rows = int(index["frames"])
         facts = {name: index[name] for name in ("fps", "codebook_size", "tokenizer_sha256")}
-        times = tuple(float(time) for time in index["waypoint_times"])
+        space = read_space(index, str(folder / INDEX), DatasetError)
         files: Mapping[str, Mapping[str, Any]] = dict(index["files"])
     except (KeyError, TypeError, ValueError) as error:
         raise DatasetError(f"{folder / INDEX}: expected an index of token files, got {error!r}") from error
@@ -230,7 +241,7 @@ def load_tokens(folder: Path, device: torch.device | str = "cpu") -> TokenizedDr
         done += len(part["tokens"])
     if not files or done != rows:
         raise DatasetError(f"{folder / INDEX}: expected {rows} frames in its files, got {done}")
-    tokenized = TokenizedDriving(**whole, episode_start=torch.tensor(bounds), **facts, waypoint_times=times)
+    tokenized = TokenizedDriving(**whole, episode_start=torch.tensor(bounds), **facts, space=space)
     low, high = (int(bound) for bound in tokenized.tokens.aminmax())
     if low < 0 or high >= tokenized.codebook_size:
         raise DatasetError(f"{folder}: expected ids in [0, {tokenized.codebook_size}), got {low} to {high}")
@@ -264,7 +275,7 @@ def _read_shard(path: Path, described: Mapping[str, Any]) -> dict[str, Tensor]:
     tokens, actions, bounds = (tensors[key] for key in ("tokens", "actions", "episode_start"))
     if tokens.ndim != 3 or actions.ndim != 3 or len(actions) != len(tokens):
         raise DatasetError(
-            f"{path}: expected tokens (frames, rows, cols) and actions (frames, slots, 3), "
+            f"{path}: expected tokens (frames, rows, cols) and actions (frames, slots, action_dim), "
             f"got {tuple(tokens.shape)} and {tuple(actions.shape)}"
         )
     ends = (int(bounds[0]), int(bounds[-1])) if len(bounds) else None

@@ -24,8 +24,9 @@ class _Shard:
 def verify_dataset(folder: Path, *, workers: int = 0) -> tuple[str, ...]:
     """Read a whole dataset and return one line for each damage.
 
-    In each shard it checks the hashes, counts, sizes and times, decodes every video, and derives every frame's future
-    path from the poses (which refuses jumps). It also checks that the splits have no place and no name in common.
+    In each shard it checks the hashes, counts, sizes and times, decodes every video, and of driving derives every
+    frame's future path from the poses (which refuses jumps). It also checks that the splits have no place and no name
+    in common.
 
     Args:
         folder: folder of the dataset.
@@ -63,9 +64,10 @@ def verify_shard(shard: _Shard, worker: int, advance: Callable[[int], None]) -> 
     for episode in episodes:
         try:
             advance(len(read_frames(episode)))
-            paths = trajectory_of(episode).num_frames
-            if paths < episode.num_frames:
-                damaged.append(f"{episode.video}: expected {episode.num_frames} frames with a path, got {paths}")
+            if episode.motion is not None:
+                paths = trajectory_of(episode).num_frames
+                if paths < episode.num_frames:
+                    damaged.append(f"{episode.video}: expected {episode.num_frames} frames with a path, got {paths}")
             if not episode.id.startswith(shard.folder.name):
                 damaged.append(f"{episode.video}: expected a name that begins with {shard.folder.name}")
             if any(not 0 <= frame < episode.num_frames for frame, _ in episode.events):

@@ -12,28 +12,31 @@ from jaxtyping import UInt8
 
 from decoder.camera import Camera
 from decoder.video import VideoWriter, write_png_sequence
+from terra.actions import ActionSpace, Waypoints, describe_space, require_table, save_actions
+from terra.actions.space import Values
 from terra.dataset.format import (
+    ACTIONS_FILE,
     AXES,
     CAMERA_FILE,
     CRF,
     DATASET_FILE,
-    FORMAT,
     FRAME,
     POSES_FILE,
     SHARD_FILE,
-    SHARD_FORMAT,
     SPLITS,
     UNITS,
     UNKNOWN_WEATHER,
-    VERSION,
     check_name,
+    dataset_space,
+    format_of,
     list_shards,
     num_future_poses,
     read_dataset,
+    shard_format_of,
     shard_name,
 )
 from terra.dataset.poses import Poses
-from terra.dataset.tables import check_spacing, write_camera, write_poses
+from terra.dataset.tables import check_spacing, write_actions, write_camera, write_poses
 from terra.errors import DatasetError, OutputError
 from terra.trajectory import save_poses
 from tokenizer.files import file_sha256, make_folder, read_json, write_json
@@ -41,20 +44,44 @@ from tokenizer.files import file_sha256, make_folder, read_json, write_json
 logger = logging.getLogger(__name__)
 
 
-def create_dataset(folder: Path, fps: float, image_size: tuple[int, int], source: str, notice: str = "") -> None:
-    """Write dataset.json, or add `source` to an existing one; `notice` gives the license terms of the source's frames.
+def create_dataset(
+    folder: Path,
+    fps: float,
+    image_size: tuple[int, int],
+    source: str,
+    notice: str = "",
+    space: ActionSpace | None = None,
+) -> None:
+    """Write dataset.json, or add `source` to an existing one.
+
+    Args:
+        folder: folder of the dataset.
+        fps: frames per second.
+        image_size: (height, width) in pixels, both even.
+        source: name of the frames' source.
+        notice: the license terms of the source's frames.
+        space: what the actions mean; None for driving, whose actions are made of poses.
 
     Raises:
-        DatasetError: the existing dataset has frames of another rate or size.
+        DatasetError: the existing dataset has frames of another rate or size, or actions of another space.
         OutputError: the folder can't be written.
     """
-    facts: dict[str, Any] = {"format": FORMAT, "version": VERSION, "fps": fps, "image_size": list(image_size)}
-    facts |= {"frame": FRAME, "axes": AXES, "units": UNITS, "sources": [check_name(source, "source")]}
+    space = space or Waypoints()
+    name, version = format_of(space)
+    facts: dict[str, Any] = {"format": name, "version": version, "fps": fps, "image_size": list(image_size)}
+    if isinstance(space, Waypoints):
+        facts |= {"frame": FRAME, "axes": AXES, "units": UNITS}
+    else:
+        facts |= describe_space(space)
+    facts["sources"] = [check_name(source, "source")]
     facts["notices"] = {source: notice} if notice else {}
     # A dataset.json without any shard is overwritten, because nothing depends on it yet.
     if (folder / DATASET_FILE).exists() and any(list_shards(folder, split) for split in SPLITS):
         present = read_dataset(folder)
-        for name in facts.keys() - {"sources", "notices"}:
+        if dataset_space(present, folder / DATASET_FILE) != space:
+            there = dataset_space(present, folder / DATASET_FILE).title
+            raise DatasetError(f"{folder / DATASET_FILE}: expected actions of {there}, as there, got {space.title}")
+        for name in facts.keys() - {"sources", "notices", "action_space"}:
             if present.get(name) != facts[name]:
                 expected = f"{name} {present.get(name)} as in the episodes there"
                 raise DatasetError(f"{folder / DATASET_FILE}: expected {expected}, got {facts[name]}")
@@ -80,6 +107,7 @@ class ShardWriter:
         camera: Camera | None,
         futures: bool = False,
         recipe: Mapping[str, Any] | None = None,
+        space: ActionSpace | None = None,
     ) -> None:
         """Check the names; nothing is written yet.
 
@@ -93,6 +121,7 @@ class ShardWriter:
             camera: the camera of all frames, or None if it is unknown.
             futures: whether groups of episodes share a start.
             recipe: the settings that make the shard, as JSON; `is_complete` compares them.
+            space: what the actions mean; None for driving.
 
         Raises:
             DatasetError: an unknown split, or a name with characters that are not allowed.
@@ -104,10 +133,13 @@ class ShardWriter:
         self.folder = folder / split / shard_name(source, place, futures=futures)
         self._unfinished = self.folder.with_name(f".{self.folder.name}.tmp")
         self._fps, self._image_size, self._camera = fps, image_size, camera
-        self._facts = {"format": SHARD_FORMAT, "version": VERSION, "split": split, "source": source, "place": place}
+        self._space = space or Waypoints()
+        kind, version = shard_format_of(self._space)
+        self._facts = {"format": kind, "version": version, "split": split, "source": source, "place": place}
         self._recipe = dict(recipe or {})
         self._episodes: list[dict[str, Any]] = []
         self._poses: dict[str, Poses] = {}
+        self._actions: dict[str, Values] = {}
         self._context: tuple[str, np.ndarray] | None = None  # the last group's name and shared frames
 
     @property
@@ -143,14 +175,14 @@ class ShardWriter:
             # A killed process left these files; no other process writes this shard.
             shutil.rmtree(self._unfinished)
         make_folder(self._unfinished)
-        self._episodes, self._poses, self._context = [], {}, None
+        self._episodes, self._poses, self._actions, self._context = [], {}, {}, None
         return self
 
     def add(
         self,
         name: str,
         frames: Iterable[UInt8[np.ndarray, "height width 3"]],
-        poses: Poses,
+        track: Poses | Values,
         *,
         events: Iterable[tuple[int, str]] = (),
         weather: str = UNKNOWN_WEATHER,
@@ -163,7 +195,8 @@ class ShardWriter:
         Args:
             name: id of the episode.
             frames: RGB in [0, 255], consumed one by one.
-            poses: poses at the frames and for 3 s after the last frame.
+            track: driving: the poses at the frames and for 3 s after the last frame; other worlds: the values of the
+                action space at each frame, of which the last one leads nowhere.
             events: (frame, event), in order.
             weather: the source's word for the weather.
             group: name of the start that several futures share; its shared frames are stored lossless.
@@ -171,10 +204,10 @@ class ShardWriter:
             num_context: number of first frames that all futures of the group share.
 
         Raises:
-            DatasetError: a repeated name, frames that don't fit the poses, or shared frames that differ.
+            DatasetError: a repeated name, frames that don't fit the track, or shared frames that differ.
             OutputError: the files can't be written.
         """
-        if check_name(name, "episode") in self._poses:
+        if check_name(name, "episode") in self._poses.keys() | self._actions.keys():
             raise DatasetError(f"{self.folder}: expected each episode once, got {name} twice")
         video = self._unfinished / f"{name}.mp4"
         height, width = self._image_size
@@ -187,14 +220,27 @@ class ShardWriter:
                     context.append(frame.copy())
                 num_frames += 1
         where = f"{self.folder.name}: {name}"
-        check_spacing(poses, num_frames + num_future_poses(self._fps), self._fps, where)
+        self._keep(name, track, num_frames, where)
         if group is not None:
-            self._write_context(name, check_name(group, "group"), np.stack(context), poses)
+            self._write_context(name, check_name(group, "group"), np.stack(context), track)
         entry = {"id": name, "weather": weather, "num_frames": num_frames, "events": [list(event) for event in events]}
         entry |= {"group": group, "maneuver": maneuver, "num_context": num_context}
         self._episodes.append(entry | {"sha256": file_sha256(video, DatasetError)})
-        self._poses[name] = poses
         return num_frames
+
+    def _keep(self, name: str, track: Poses | Values, num_frames: int, where: str) -> None:
+        if isinstance(track, Poses):
+            check_spacing(track, num_frames + num_future_poses(self._fps), self._fps, where)
+            self._poses[name] = track
+            return
+        space = require_table(self._space, where)
+        if track.shape != (num_frames, len(space.columns)):
+            expected = f"{num_frames} actions of {len(space.columns)} numbers"
+            raise DatasetError(f"{where}: expected {expected}, got shape {track.shape}")
+        for row, problem in enumerate(map(space.problem, track)):
+            if problem is not None:
+                raise DatasetError(f"{where}: frame {row}: {problem}")
+        self._actions[name] = track
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -206,7 +252,7 @@ class ShardWriter:
             shutil.rmtree(self._unfinished, ignore_errors=True)
 
     def _write_context(
-        self, name: str, group: str, context: UInt8[np.ndarray, "frames height width 3"], poses: Poses
+        self, name: str, group: str, context: UInt8[np.ndarray, "frames height width 3"], track: Poses | Values
     ) -> None:
         folder = self._unfinished / group
         if not folder.exists():
@@ -214,13 +260,20 @@ class ShardWriter:
             self._context = (group, context)
         elif self._context is None or self._context[0] != group or not np.array_equal(self._context[1], context):
             raise DatasetError(f"{self.folder.name}: {name}: expected the context frames of all futures of {group}")
-        positions = np.column_stack([poses.x, poses.y])
-        save_poses(self._unfinished / f"{name}.json", poses.time, positions, poses.heading, self._fps)
+        path = self._unfinished / f"{name}.json"
+        if isinstance(track, Poses):
+            positions = np.column_stack([track.x, track.y])
+            save_poses(path, track.time, positions, track.heading, self._fps)
+        else:
+            save_actions(path, require_table(self._space, name), self._fps, track)
 
     def _finish(self) -> None:
         if not self._episodes:
             raise DatasetError(f"{self.folder}: expected at least one episode, got none")
-        write_poses(self._unfinished / POSES_FILE, self._poses)
+        if isinstance(self._space, Waypoints):
+            write_poses(self._unfinished / POSES_FILE, self._poses)
+        else:
+            write_actions(self._unfinished / ACTIONS_FILE, self._space, self._actions)
         write_camera(self._unfinished / CAMERA_FILE, self._camera, self._image_size, self._fps)
         others = sorted(path for path in self._unfinished.rglob("*") if path.is_file() and path.suffix != ".mp4")
         hashes = {path.relative_to(self._unfinished).as_posix(): file_sha256(path, DatasetError) for path in others}

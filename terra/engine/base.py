@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 
+from terra.actions import ActionSpace, require_waypoints
 from terra.errors import EngineError
 from terra.prompt import Action, Actions, FrameTokens, Layout, Prompt
 from terra.sampling import SamplingParams
@@ -27,7 +28,7 @@ class EngineSpec:
         layout: where the image tokens and action slots of a window stand.
         vocab_size: number of image tokens; their ids are 0 to `vocab_size` - 1.
         fps: frames a second.
-        waypoint_times: seconds from a frame to each of its action's waypoints.
+        space: what the model's actions mean.
         tokenizer_sha256: hash of the tokenizer's weights that the model was trained with; None where it is not known.
         architecture: class of the model, as the checkpoint's config.json names the class; None where it is not known.
     """
@@ -35,7 +36,7 @@ class EngineSpec:
     layout: Layout
     vocab_size: int
     fps: float
-    waypoint_times: tuple[float, ...]
+    space: ActionSpace
     tokenizer_sha256: str | None = None
     architecture: str | None = None
 
@@ -46,15 +47,20 @@ class EngineSpec:
             layout=config.layout,
             vocab_size=config.image_vocab_size,
             fps=config.fps,
-            waypoint_times=tuple(config.waypoint_times),
+            space=config.space,
             tokenizer_sha256=config.tokenizer_sha256,
             architecture=(config.architectures or [None])[0],
         )
 
     @property
     def action_shape(self) -> tuple[int, int]:
-        """Shape of one action: (slots, 3), a row of [y, x, t] for each slot."""
-        return self.layout.action_slots, 3
+        """Shape of one action: (slots, action_dim)."""
+        return self.space.shape
+
+    @property
+    def waypoint_times(self) -> tuple[float, ...]:
+        """Seconds from a frame to each of its action's waypoints. Raises ActionError for another action space."""
+        return require_waypoints(self.space, "driving").times
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from decoder import Decoder
+from terra.actions import ActionSpace
 from terra.evaluation.clips import Clip, LoadedClip, load_clips
 from terra.evaluation.contrasts import CounterfactualGroup
 from terra.evaluation.kept import KeptFiles, clip_facts, scores_from_tensors, scores_to_tensors
@@ -55,7 +56,7 @@ class Bench:
 
     Args:
         tokenizer, decoder: encode and decode the recordings; the decoder also decodes the generated tokens.
-        waypoint_times: for each row of the world model's actions, its time ahead of the frame, in seconds.
+        space: the world model's action space.
         rollouts: generates tokens and keeps them in files.
         kept: keeps what was measured.
         scorer: measures the videos of a clip.
@@ -71,13 +72,13 @@ class Bench:
         kept: KeptFiles,
         scorer: Scorer,
         *,
-        waypoint_times: Sequence[float],
+        space: ActionSpace,
         at_once: int,
         workers: int,
     ) -> None:
         self._tokenizer, self._decoder, self._rollouts, self._kept = tokenizer, decoder, rollouts, kept
         self._scorer = scorer
-        self._waypoint_times = waypoint_times
+        self._space = space
         self._at_once, self._workers = at_once, workers
         self.damaged: list[str] = []
 
@@ -187,7 +188,7 @@ class Bench:
                 yield group, [loaded[clip.name] for clip in group.clips]
 
     def _load(self, clips: Sequence[Clip]) -> Iterator[LoadedClip]:
-        for loaded in load_clips(clips, self._workers, self._waypoint_times):
+        for loaded in load_clips(clips, self._workers, self._space):
             if isinstance(loaded, str):
                 logger.warning("left out: %s", loaded)
                 self.damaged.append(loaded)

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float32, UInt8
 
 from decoder.video import to_frames
+from terra.actions import ActionSpace
 from terra.dataset import Episode
 from terra.errors import DatasetError
 from terra.evaluation.motion import Steps, steps_of
@@ -89,13 +90,13 @@ def clip_seed(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:6])
 
 
-def load_clips(clips: Iterable[Clip], workers: int, waypoint_times: Sequence[float]) -> Iterator[LoadedClip | str]:
+def load_clips(clips: Iterable[Clip], workers: int, space: ActionSpace) -> Iterator[LoadedClip | str]:
     """Each clip in order or, if its episode is damaged, one line that says why; an episode is decoded once in a row.
 
     Args:
         clips: those of one episode after one another.
         workers: videos decoded at once, see `terra.training.data.decode_episodes`.
-        waypoint_times: seconds ahead of an action's rows.
+        space: of the actions.
     """
     by_episode: list[list[Clip]] = []
     for clip in clips:
@@ -103,14 +104,16 @@ def load_clips(clips: Iterable[Clip], workers: int, waypoint_times: Sequence[flo
             by_episode[-1].append(clip)
         else:
             by_episode.append([clip])
-    decoded = decode_episodes([group[0].episode for group in by_episode], workers, waypoint_times)
+    decoded = decode_episodes([group[0].episode for group in by_episode], workers, space)
     for group, episode in zip(by_episode, decoded, strict=True):
         for clip in group:
             yield episode if isinstance(episode, str) else _cut(clip, episode.frames, episode.actions)
 
 
 def _cut(
-    clip: Clip, frames: UInt8[np.ndarray, "frames height width 3"], actions: Float32[np.ndarray, "frames slots 3"]
+    clip: Clip,
+    frames: UInt8[np.ndarray, "frames height width 3"],
+    actions: Float32[np.ndarray, "frames slots action_dim"],
 ) -> LoadedClip:
     part = slice(clip.start, clip.start + clip.num_frames)
     return LoadedClip(clip, to_frames(frames[part].copy()), torch.from_numpy(actions[part][:-1].copy()))

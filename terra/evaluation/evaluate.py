@@ -94,7 +94,7 @@ def run(settings: EvaluationSettings, console: Console | None = None) -> Path:
         measured_with = {**made_with, "sampling": vars(settings.sampling), **_measuring(settings, plan, spec)}
         kept = KeptFiles(settings.output / "scores", measured_with)
         limits = {"at_once": settings.at_once, "workers": settings.workers}
-        bench = Bench(tokenizer, decoder, rollouts, kept, scorer, waypoint_times=plan.model.waypoint_times, **limits)
+        bench = Bench(tokenizer, decoder, rollouts, kept, scorer, space=plan.model.space, **limits)
         found = _examine(bench, plan.clips, settings.pictures, "rollouts")
         measures = _measure("rollouts", found.scores, network, _ROLLOUT_BIN_SECONDS, plan)
         write_metrics(settings.output, measures, [], plan.facts | {"complete": False})
@@ -219,7 +219,7 @@ def _teacher_forced(found: _Found, plan: EvaluationPlan) -> dict[str, Any]:
         fps=plan.model.fps,
         codebook_size=plan.model.image_vocab_size,
         tokenizer_sha256=plan.facts["checkpoints"]["tokenizer"],
-        waypoint_times=tuple(plan.model.waypoint_times),
+        space=plan.model.space,
     )
     model = load_world_model(plan.world_model, dtype=dtype, device=device)
     return evaluate_world_model(model, driving.to(device), window, len(found.tokens))

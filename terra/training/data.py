@@ -17,10 +17,10 @@ from einops import rearrange
 from jaxtyping import Float, Float32, Int, UInt8
 from torch import Tensor
 
+from terra.actions import ActionSpace
 from terra.dataset import Episode, episode_actions, read_frames, read_split
-from terra.errors import ConfigError, DatasetError, TrajectoryError, VideoError
+from terra.errors import ActionError, ConfigError, DatasetError, VideoError
 from terra.progress import ProgressLine
-from terra.trajectory import WAYPOINT_TIMES
 
 logger = logging.getLogger(__name__)
 
@@ -31,10 +31,10 @@ class DrivingFrames:
 
     Attributes:
         frames: 8-bit RGB on a device, channels_last in memory; `decoder.video.to_unit_range` makes `Frames` of a part.
-        actions: float32 on the CPU, one for each frame: rows of [lateral y (left positive), forward x, time t].
+        actions: float32 on the CPU, one for each frame, as the action space has them.
         episode_start: int64 on the CPU; episode i is frames episode_start[i] to episode_start[i + 1].
         fps: frames per second of the recording (of `frames` too, unless `max_frames` left some out).
-        waypoint_times: for each row of an action, its time ahead of the frame, in seconds.
+        space: what the actions mean.
         damaged: for each episode that was left out, one line that says why.
     """
 
@@ -42,7 +42,7 @@ class DrivingFrames:
     actions: Float[Tensor, "frames slots action_dim"]
     episode_start: Int[Tensor, " boundaries"]
     fps: float
-    waypoint_times: tuple[float, ...]
+    space: ActionSpace
     damaged: tuple[str, ...]
 
 
@@ -55,7 +55,7 @@ class DecodedEpisode:
 
 
 def decode_episodes(
-    episodes: Sequence[Episode], workers: int, waypoint_times: Sequence[float] = WAYPOINT_TIMES
+    episodes: Sequence[Episode], workers: int, space: ActionSpace | None = None
 ) -> Iterator[DecodedEpisode | str]:
     """Decode episodes in order; a damaged episode yields one line that says why instead of its frames and actions.
 
@@ -63,22 +63,21 @@ def decode_episodes(
         episodes: episodes that `terra.dataset.read_split` found.
         workers: number of videos decoded at once; 0 decodes a video when the iterator reaches it. At most
             `workers` + 1 episodes are in memory.
-        waypoint_times: for each row of an action, its time ahead of the frame, in seconds.
+        space: of the actions; None takes the episodes' own.
 
     Raises:
         ConfigError: `workers` below 0.
     """
     if workers < 0:
         raise ConfigError(f"workers: expected 0 or more, got {workers}")
-    times = tuple(waypoint_times)
     if workers == 0:
-        yield from (_decode(episode, times) for episode in episodes)
+        yield from (_decode(episode, space) for episode in episodes)
         return
     waiting: deque[Future[DecodedEpisode | str]] = deque()
     with ThreadPoolExecutor(workers, thread_name_prefix="decode") as pool:
         try:
             for episode in episodes:
-                waiting.append(pool.submit(_decode, episode, times))
+                waiting.append(pool.submit(_decode, episode, space))
                 # Bounded, so that decoded frames don't pile up where the device is the slower side.
                 if len(waiting) > workers:
                     yield waiting.popleft().result()
@@ -99,7 +98,6 @@ def load_driving(
     max_episodes: int | None = None,
     rank: int = 0,
     num_processes: int = 1,
-    waypoint_times: Sequence[float] = WAYPOINT_TIMES,
 ) -> DrivingFrames:
     """Decode a split onto `device`; each process of a run decodes every `num_processes`-th episode.
 
@@ -138,7 +136,7 @@ def load_driving(
         (num_frames, 3, height, width), dtype=torch.uint8, device=device, memory_format=torch.channels_last
     )
     bounds, actions = [0], []
-    decoded = decode_episodes([episode for episode, _ in mine], workers, waypoint_times)
+    decoded = decode_episodes([episode for episode, _ in mine], workers)
     with ProgressLine(f"decoding {split}", num_frames) as line:
         for (_, kept), episode in zip(mine, decoded, strict=True):
             if isinstance(episode, str):
@@ -161,7 +159,7 @@ def load_driving(
         actions=torch.cat(actions),
         episode_start=torch.tensor(bounds),
         fps=mine[0][0].fps,
-        waypoint_times=tuple(waypoint_times),
+        space=mine[0][0].space,
         damaged=tuple(damaged),
     )
 
@@ -186,10 +184,10 @@ def report_damage(damaged: Sequence[str]) -> None:
         logger.warning("%d damaged episodes are left out", len(damaged))
 
 
-def _decode(episode: Episode, waypoint_times: tuple[float, ...]) -> DecodedEpisode | str:
+def _decode(episode: Episode, space: ActionSpace | None) -> DecodedEpisode | str:
     try:
-        return DecodedEpisode(read_frames(episode), episode_actions(episode, waypoint_times))
-    except (DatasetError, VideoError, TrajectoryError) as error:
+        return DecodedEpisode(read_frames(episode), episode_actions(episode, space))
+    except (ActionError, DatasetError, VideoError) as error:
         return str(error)
 
 

@@ -34,7 +34,6 @@ from terra.errors import ConfigError, DatasetError
 from terra.progress import ProgressLine
 from terra.training.data import DecodedEpisode, decode_episodes, report_damage, same_kind
 from terra.training.processes import start_processes
-from terra.trajectory import WAYPOINT_TIMES
 from tokenizer import LFQTokenizer
 from tokenizer.checkpoint import resolve_checkpoint
 from tokenizer.config import BitOrder
@@ -158,7 +157,6 @@ def tokenize_split(
     workers: int = 0,
     rank: int = 0,
     num_processes: int = 1,
-    waypoint_times: Sequence[float] = WAYPOINT_TIMES,
 ) -> None:
     """Write this process's token files of a split into `output`; each process takes every `num_processes`-th shard.
 
@@ -174,21 +172,20 @@ def tokenize_split(
     size = tuple(episodes[0].image_size)
     if size != encoder.image_size:
         raise ConfigError(f"expected frames of the tokenizer's {encoder.image_size} (height, width), got {size}")
-    times = tuple(waypoint_times)
     pending, hashes = [], indexed_hashes(output)
     for name, members in shards_of(episodes)[rank::num_processes]:
         facts = ShardFacts(
             fps=members[0].fps,
             codebook_size=encoder.config.quantizer_config.codebook_size,
             tokenizer_sha256=tokenizer_sha256,
-            waypoint_times=times,
+            space=members[0].space,
             source_sha256=_source_sha256(members),
             precision=encoder.precision,
         )
         if not _is_done(output / name, facts, hashes.get(name)):
             pending.append((output / name, members, facts))
     damaged = [*found.damaged, *odd] if rank == 0 else []
-    decoded = decode_episodes([episode for _, members, _ in pending for episode in members], workers, times)
+    decoded = decode_episodes([episode for _, members, _ in pending for episode in members], workers)
     num_frames = sum(episode.num_frames for _, members, _ in pending for episode in members)
     done = 0
     with ProgressLine(f"tokenizing {episodes[0].split}", num_frames) as line:

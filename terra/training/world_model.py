@@ -12,6 +12,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from terra.actions import describe_space
 from terra.dataset.tokens import TokenizedDriving, load_tokens
 from terra.errors import ConfigError
 from terra.prompt import pack_blocks
@@ -102,7 +103,7 @@ def build_config(tokenized: TokenizedDriving, window: int, size: WorldModelSize)
         num_temporal_embeddings=window,
         action_dim=action_dim,
         fps=tokenized.fps,
-        waypoint_times=list(tokenized.waypoint_times),
+        **describe_space(tokenized.space),
         tokenizer_sha256=tokenized.tokenizer_sha256,
     )
 

@@ -10,10 +10,11 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 from transformers import LlamaConfig
 
+from terra.actions import ActionSpace, describe_space, read_space
+from terra.actions.space import WaypointTime
 from terra.errors import CheckpointError
 from terra.prompt import Layout
 from terra.trajectory.checks import MAX_FPS, MIN_FPS
-from terra.trajectory.model import WAYPOINT_TIMES
 from terra.world_model.published import LEFTOVERS
 from tokenizer.checkpoint import BOOKKEEPING, refuse_code
 from tokenizer.settings import Fraction, Natural, Settings, expecting
@@ -25,7 +26,6 @@ _KEYS_SHOWN = 5
 FloatType = Literal["float32", "bfloat16", "float16"]
 RopeTheta = Annotated[float, Field(ge=1, le=1e12)]
 TokenId = Natural
-WaypointTime = Annotated[float, Field(ge=0, le=60)]
 
 
 class LlamaActionConfig(LlamaConfig):
@@ -36,11 +36,12 @@ class LlamaActionConfig(LlamaConfig):
     sampled. `max_position_embeddings` must hold `num_temporal_embeddings` frames.
 
     Terra's additional optional keys are `fps` (frames per second in training), `waypoint_times` (for each slot, its
-    waypoint's time ahead of the frame, in seconds) and `tokenizer_sha256` (`tokenizer.lineage.tokens_sha256` of the
+    waypoint's time ahead of the frame, in seconds), `action_space` (in place of `waypoint_times` where actions are no
+    waypoints, see `terra.actions.space`) and `tokenizer_sha256` (`tokenizer.lineage.tokens_sha256` of the
     tokenizer whose tokens the model was trained on, which is compared with the tokenizer's in use).
 
     Raises:
-        CheckpointError: the head counts do not divide, or the lengths contradict each other.
+        CheckpointError: the head counts do not divide, the lengths contradict each other, or no such action space.
     """
 
     model_type = "llama_action"
@@ -51,7 +52,8 @@ class LlamaActionConfig(LlamaConfig):
     num_temporal_embeddings: int = 25
     action_dim: int = 3
     fps: float = 10.0
-    waypoint_times: list[float]
+    waypoint_times: list[float] | None = None
+    action_space: dict[str, Any] | None = None
     tokenizer_sha256: str | None = None
 
     def __init__(
@@ -71,6 +73,7 @@ class LlamaActionConfig(LlamaConfig):
         action_dim: int = 3,
         fps: float = 10.0,
         waypoint_times: list[float] | None = None,
+        action_space: dict[str, Any] | None = None,
         tokenizer_sha256: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -97,7 +100,9 @@ class LlamaActionConfig(LlamaConfig):
         self.num_temporal_embeddings = num_temporal_embeddings
         self.action_dim = action_dim
         self.fps = float(fps)
-        self.waypoint_times = [float(t) for t in (waypoint_times or WAYPOINT_TIMES)]
+        space = read_space({"waypoint_times": waypoint_times, "action_space": action_space}, "config", CheckpointError)
+        for name, value in describe_space(space).items():  # one of the two; published checkpoints have no other
+            setattr(self, name, value)
         self.tokenizer_sha256 = tokenizer_sha256
         self._check_lengths()
 
@@ -114,10 +119,15 @@ class LlamaActionConfig(LlamaConfig):
                 f"max_position_embeddings: expected at least {window} ({self.num_temporal_embeddings} frames of "
                 f"{block}), got {self.max_position_embeddings}"
             )
-        if len(self.waypoint_times) != self.num_action_tokens:
+        if self.waypoint_times is not None and len(self.waypoint_times) != self.num_action_tokens:
             raise CheckpointError(
                 f"waypoint_times: expected one for each of {self.num_action_tokens} action slots, "
                 f"got {len(self.waypoint_times)}"
+            )
+        space, shape = self.space, (self.num_action_tokens, self.action_dim)
+        if space.shape != shape:
+            raise CheckpointError(
+                f"num_action_tokens and action_dim: expected {space.shape} for {space.title}, got {shape}"
             )
 
     @classmethod
@@ -136,6 +146,12 @@ class LlamaActionConfig(LlamaConfig):
     def to_dict(self) -> dict[str, Any]:
         """The content of config.json, with both published names of the number of action slots."""
         return super().to_dict() | {"num_action_embeddings": self.num_action_tokens}
+
+    @property
+    def space(self) -> ActionSpace:
+        """What the model's actions mean."""
+        facts = {"waypoint_times": self.waypoint_times, "action_space": self.action_space}
+        return read_space(facts, "config", CheckpointError)
 
     @property
     def layout(self) -> Layout:
@@ -194,6 +210,7 @@ class WorldModelValues(Settings):
     action_dim: Annotated[int, Field(ge=1, le=1 << 12)] = 3
     fps: Annotated[float, Field(ge=MIN_FPS, le=MAX_FPS)] = 10.0
     waypoint_times: Annotated[list[WaypointTime], Field(min_length=1, max_length=64)] | None = None
+    action_space: dict[str, Any] | None = None
     tokenizer_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$"), expecting("64 hexadecimal digits")] | None = None
 
     @model_validator(mode="after")
@@ -205,6 +222,8 @@ class WorldModelValues(Settings):
         times = self.waypoint_times or []
         if any(later <= earlier for earlier, later in itertools.pairwise(times)):
             raise ValueError(f"waypoint_times: expected increasing seconds, got {reprlib.repr(times)}")
+        if self.action_space is not None and self.waypoint_times is not None:
+            raise ValueError("action_space: expected none beside waypoint_times, got both")
         return self
 
     @classmethod

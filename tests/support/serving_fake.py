@@ -16,6 +16,7 @@ from einops import reduce, repeat
 from entry import compose
 from omegaconf import OmegaConf
 
+from terra.actions import Waypoints
 from terra.config.files import register_resolvers
 from terra.engine.base import EngineCounters, EngineSpec
 from terra.pipeline import Pipeline
@@ -58,7 +59,7 @@ class TurningEngine:
 
     def __init__(self, seconds: float) -> None:
         layout = Layout(image_tokens=MosaicTokenizer.rows * MosaicTokenizer.cols, action_slots=6, max_frames=25)
-        self.spec = EngineSpec(layout, MosaicTokenizer.codebook_size, 10.0, _WAYPOINT_TIMES)
+        self.spec = EngineSpec(layout, MosaicTokenizer.codebook_size, 10.0, Waypoints(times=_WAYPOINT_TIMES))
         self.seconds = seconds
 
     async def open(self, prompt: Prompt, sampling: SamplingParams, seed: int) -> "TurningSession":

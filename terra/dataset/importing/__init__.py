@@ -1,16 +1,20 @@
-"""Import of driving from other formats: each source opens its drives, and `run` writes them in Terra's format.
+"""Import of recordings from other formats: each source opens its drives, and `run` writes them in Terra's format.
 
-{VideoPoses, Kitti, LeRobot, NuScenes}Source --open_drive--> SourceDrive --align, fit_picture--> ShardWriter
+{VideoPoses, VideoActions, Donkeycar, Kitti, LeRobot, NuScenes}Source --open_drive--> SourceDrive
+                                                                      --align, fit_picture--> ShardWriter
 """
 
+from terra.dataset.importing.donkeycar import DonkeycarSource
 from terra.dataset.importing.kitti import KittiSource
 from terra.dataset.importing.lerobot import LeRobotColumns, LeRobotSource
 from terra.dataset.importing.nuscenes import NuScenesSource
 from terra.dataset.importing.run import ImportSettings, Mount, import_drives
 from terra.dataset.importing.source import DriveSource, SourceDrive
+from terra.dataset.importing.video_actions import VideoActionsSource
 from terra.dataset.importing.video_poses import VideoPosesSource
 
 __all__ = [
+    "DonkeycarSource",
     "DriveSource",
     "ImportSettings",
     "KittiSource",
@@ -19,6 +23,7 @@ __all__ = [
     "Mount",
     "NuScenesSource",
     "SourceDrive",
+    "VideoActionsSource",
     "VideoPosesSource",
     "import_drives",
 ]

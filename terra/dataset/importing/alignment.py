@@ -1,14 +1,16 @@
-"""Alignment of a source's drive to the dataset's frame rate and image size: choice of frames, poses and crop."""
+"""Alignment of a source's drive to the dataset's frame rate and image size: choice of frames, actions and crop."""
 
 import math
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from jaxtyping import Int, UInt8
+from jaxtyping import Float64, Int, UInt8
 from PIL import Image
 
 from decoder.camera import Camera
+from terra.actions import ActionTrack
+from terra.actions.space import Values
 from terra.dataset.format import num_future_poses
 from terra.dataset.importing.source import Intrinsics, SourceDrive
 from terra.dataset.poses import Poses
@@ -22,75 +24,116 @@ RATE_TOLERANCE = 1.05
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """A drive's frames and poses at the dataset's frame rate.
+    """A drive's frames and its poses or actions at the dataset's frame rate.
 
     Attributes:
         frame_index: index of the source's frame for each frame of the dataset.
-        poses: the pose at each frame of the dataset and for 3 s after the last frame.
+        track: the pose at each frame of the dataset and for 3 s after the last frame; or the values of the action
+            space at each frame.
         num_repeated: number of frames that repeat the previous frame of the source.
-        num_before: number of the source's frames at its start that have no pose.
-        num_after: number of its frames at its end that are left out, because fewer than 3 s of poses follow.
-        largest_offset: largest time, in seconds, between a frame and its pose.
+        num_before: number of the source's frames at its start that have no pose or action.
+        num_after: number of its frames at its end that are left out, because nothing is known of what follows.
+        largest_offset: largest time, in seconds, between a frame and the instant that it stands for.
     """
 
     frame_index: Int[np.ndarray, " frames"]
-    poses: Poses
+    track: Poses | Values
     num_repeated: int
     num_before: int
     num_after: int
     largest_offset: float
 
+    @property
+    def poses(self) -> Poses:
+        """The poses of a drive that has them."""
+        assert isinstance(self.track, Poses)
+        return self.track
+
 
 def align(drive: SourceDrive, fps: float) -> Alignment:
-    """Take a drive's nearest frame and its pose each 1 / fps s, as long as the poses of the next 3 s are known.
+    """Take a drive's nearest frame each 1 / fps s, with its pose or its action.
 
-    Poses are interpolated linearly between those of the source.
+    Poses are interpolated linearly between those of the source, and a frame needs those of the next 3 s. Actions are
+    resampled as their space has it (`terra.actions.space`); the last frame needs none.
 
     Raises:
         TrajectoryError: the poses are not the motion of a vehicle.
         DatasetError: the drive is too short, has fewer frames per second than `fps`, or lacks frames in between.
     """
-    poses, times = drive.poses, drive.frame_times
+    period = _period(drive, fps)
+    if isinstance(drive.track, ActionTrack):
+        track = drive.track
+        instants = _instants(drive, fps, float(track.times[0]), track.end, "two frames with an action between them", 2)
+        values = track.space.resampled(track.times, track.values, instants, float(instants[-1]) + 1 / fps)
+        return _aligned(drive, instants, period, fps, values)
+    poses = drive.track
     rows = stack_poses(poses.time, np.column_stack([poses.x, poses.y]), poses.heading, drive.origin)
     check_poses(rows, drive.origin, lambda row: f"{drive.origin}: pose {row}")
+    num_future = num_future_poses(fps)
+    end = float(poses.time[-1]) - num_future / fps
+    instants = _instants(drive, fps, float(poses.time[0]), end, "frames with 3 s of poses after them", 1)
+    num_frames = len(instants)
+    known = instants[0] + np.arange(num_frames + num_future) / fps
+    columns = {name: np.interp(known, poses.time, values) for name, values in vars(poses).items()}
+    columns["time"] = np.arange(len(known)) / fps
+    return _aligned(drive, instants, period, fps, Poses(**columns))
+
+
+def cut(track: Poses | Values, num_frames: int, fps: float, most: int) -> list[tuple[int, Poses | Values]]:
+    """Cut a drive into parts of nearly equal length, at most `most` frames: (number of frames, track) of each part."""
+    num_parts = math.ceil(num_frames / most)
+    bounds = [num_frames * part // num_parts for part in range(num_parts + 1)]
+    parts: list[tuple[int, Poses | Values]] = []
+    for start, end in pairwise(bounds):
+        if not isinstance(track, Poses):
+            parts.append((end - start, track[start:end]))
+            continue
+        rows = slice(start, end + num_future_poses(fps))
+        columns = {name: values[rows] for name, values in vars(track).items()}
+        # Each part's time starts at 0, as a drive's does.
+        columns["time"] = np.arange(rows.stop - rows.start) / fps
+        parts.append((end - start, Poses(**columns)))
+    return parts
+
+
+def _period(drive: SourceDrive, fps: float) -> float:
+    """Seconds between two frames of the source, in the median. Raises DatasetError if these are too many."""
+    times = drive.frame_times
     if len(times) < 2 or (np.diff(times) <= 0).any():
         raise DatasetError(f"{drive.origin}: expected 2 or more frames at increasing times, got {len(times)}")
     period = float(np.median(np.diff(times)))
     if fps > RATE_TOLERANCE / period:
         raise DatasetError(f"{drive.origin}: expected fps of at most its frames' rate, {1 / period:.2f}, got {fps:g}")
-    start = max(float(times[0]), float(poses.time[0]))
-    num_future = num_future_poses(fps)
-    end = min(float(times[-1]), float(poses.time[-1]) - num_future / fps)
+    return period
+
+
+def _instants(
+    drive: SourceDrive, fps: float, known_from: float, known_until: float, expected: str, fewest: int
+) -> Float64[np.ndarray, " frames"]:
+    """The instants of the dataset's frames: from the first that the source has frames and a track of, to the last."""
+    times = drive.frame_times
+    start, end = max(float(times[0]), known_from), min(float(times[-1]), known_until)
     num_frames = math.floor((end - start) * fps + 1e-6) + 1
-    if num_frames < 1:
-        covers = f"{times[-1] - times[0]:.1f} s of frames, {poses.time[-1] - poses.time[0]:.1f} s of poses"
-        raise DatasetError(f"{drive.origin}: expected frames with 3 s of poses after them, got {covers}")
-    instants = start + np.arange(num_frames + num_future) / fps
-    index = _nearest(times, instants[:num_frames])
-    offsets = np.abs(times[index] - instants[:num_frames])
+    if num_frames < fewest:
+        kind = "poses" if isinstance(drive.track, Poses) else "actions"
+        track_times = drive.track.time if isinstance(drive.track, Poses) else drive.track.times
+        covers = f"{times[-1] - times[0]:.1f} s of frames, {track_times[-1] - track_times[0]:.1f} s of {kind}"
+        raise DatasetError(f"{drive.origin}: expected {expected}, got {covers}")
+    return start + np.arange(num_frames) / fps
+
+
+def _aligned(
+    drive: SourceDrive, instants: Float64[np.ndarray, " frames"], period: float, fps: float, track: Poses | Values
+) -> Alignment:
+    times = drive.frame_times
+    index = _nearest(times, instants)
+    offsets = np.abs(times[index] - instants)
     if offsets.max() > 1.5 * period:
         missing = instants[int(np.argmax(offsets))] - times[0]
         raise DatasetError(f"{drive.origin}: expected a frame each {period:.3g} s, got none at {missing:.2f} s")
-    columns = {name: np.interp(instants, poses.time, values) for name, values in vars(poses).items()}
-    columns["time"] = np.arange(num_frames + num_future) / fps
     repeated = int((np.diff(index) == 0).sum())
-    next_instant = instants[num_frames - 1] + 1 / fps
-    before, after = int(index[0]), int((times > next_instant - period / 2).sum())
-    return Alignment(index, Poses(**columns), repeated, before, after, float(offsets.max()))
-
-
-def cut(poses: Poses, num_frames: int, fps: float, most: int) -> list[tuple[int, Poses]]:
-    """Cut a drive into parts of nearly equal length, at most `most` frames: (number of frames, poses) of each part."""
-    num_parts = math.ceil(num_frames / most)
-    bounds = [num_frames * part // num_parts for part in range(num_parts + 1)]
-    parts = []
-    for start, end in pairwise(bounds):
-        rows = slice(start, end + num_future_poses(fps))
-        columns = {name: values[rows] for name, values in vars(poses).items()}
-        # Each part's time starts at 0, as a drive's does.
-        columns["time"] = np.arange(rows.stop - rows.start) / fps
-        parts.append((end - start, Poses(**columns)))
-    return parts
+    before, after = int(index[0]), int((times > instants[-1] + 1 / fps - period / 2).sum())
+    return Alignment(index, track, repeated, before, after, float(offsets.max()))
 
 
 def crop_box(

@@ -1,13 +1,15 @@
 """What `terra import` does: check the settings, then bring driving from elsewhere into our format."""
 
 import logging
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from terra.dataset.checks import ImageSize, Names, Seconds, Workers
 from terra.dataset.format import FramesASecond
 from terra.dataset.importing.kinds import open_source
 from terra.dataset.importing.run import ImportSettings, Mount, import_drives
-from tokenizer.settings import Count, FilePath, Settings, Text
+from tokenizer.settings import Count, FilePath, Positive, Settings, Text
 
 logger = logging.getLogger(__name__)
 
@@ -19,12 +21,13 @@ class ImportCommand(Settings):
         kind: kind of source.
         input: folder of the source.
         lerobot: the columns of a LeRobot dataset, see `terra.dataset.importing.lerobot.LeRobotColumns`.
+        action_space, picture_fps, sections: see `open_source`.
         camera: `ImportSettings.mount`.
         workers: processes; 0 imports in this one.
         max_seconds: no drive is begun after so long; None for no limit.
     """
 
-    kind: Literal["video_poses", "lerobot", "kitti", "nuscenes"]
+    kind: Literal["video_poses", "video_actions", "lerobot", "kitti", "nuscenes", "donkeycar"]
     input: FilePath
     output: FilePath
     name: Text
@@ -35,6 +38,9 @@ class ImportCommand(Settings):
     drives: Names | None
     camera: Mount
     lerobot: dict[str, Any] | None
+    action_space: dict[str, Any] | None
+    picture_fps: Positive | None
+    sections: Annotated[int, Field(ge=1, le=1000)]
     workers: Workers
     max_seconds: Seconds | None
 
@@ -49,7 +55,14 @@ def run(settings: ImportCommand) -> int:
         ConfigError, DatasetError, OutputError: see `open_source` and `import_drives`.
     """
     what = ImportSettings(
-        source=open_source(settings.kind, settings.input, settings.lerobot),
+        source=open_source(
+            settings.kind,
+            settings.input,
+            lerobot=settings.lerobot,
+            action_space=settings.action_space,
+            picture_fps=settings.picture_fps,
+            sections=settings.sections,
+        ),
         name=settings.name,
         output=settings.output,
         fps=settings.fps,

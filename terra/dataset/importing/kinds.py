@@ -3,30 +3,63 @@
 from pathlib import Path
 from typing import Any
 
+from terra.actions import parse_space, require_table
+from terra.dataset.importing.donkeycar import DonkeycarSource
 from terra.dataset.importing.kitti import KittiSource
 from terra.dataset.importing.lerobot import LeRobotColumns, LeRobotSource
 from terra.dataset.importing.nuscenes import NuScenesSource
 from terra.dataset.importing.source import DriveSource
+from terra.dataset.importing.video_actions import VideoActionsSource
 from terra.dataset.importing.video_poses import VideoPosesSource
 from terra.errors import ConfigError, DatasetError
 
-KINDS = ("video_poses", "lerobot", "kitti", "nuscenes")
+KINDS = ("video_poses", "video_actions", "lerobot", "kitti", "nuscenes", "donkeycar")
 
 
-def open_source(kind: str, folder: Path, lerobot: dict[str, Any] | None = None) -> DriveSource:
-    """Open the source of a kind in a folder; `lerobot` declares the columns of a LeRobot dataset (`LeRobotColumns`).
+def open_source(
+    kind: str,
+    folder: Path,
+    *,
+    lerobot: dict[str, Any] | None = None,
+    action_space: dict[str, Any] | None = None,
+    picture_fps: float | None = None,
+    sections: int = 1,
+) -> DriveSource:
+    """Open the source of a kind in a folder.
+
+    Args:
+        kind: one of `KINDS`.
+        folder: its folder.
+        lerobot: the columns of a LeRobot dataset, see `LeRobotColumns`.
+        action_space: what the actions of video_actions mean, see `terra.actions.space`.
+        picture_fps: pictures a second, where files don't tell: of video_actions with pictures, and of donkeycar.
+        sections: into how many drives each tub of donkeycar is cut.
 
     Raises:
-        ConfigError: an unknown kind, or columns that are not declared in full.
+        ConfigError: an unknown kind, or a setting that the kind needs or doesn't have.
         DatasetError: no such folder.
     """
     if kind not in KINDS:
         raise ConfigError(f"kind: expected one of {', '.join(KINDS)}, got {kind!r}")
     if not folder.is_dir():
         raise DatasetError(
-            f"{folder}: expected a folder with driving, got {'a file' if folder.exists() else 'nothing'}"
+            f"{folder}: expected a folder with recordings, got {'a file' if folder.exists() else 'nothing'}"
         )
+    used = {"video_actions": {"action_space", "picture_fps"}, "donkeycar": {"picture_fps", "sections"}}.get(kind, set())
+    given = {"action_space": action_space, "picture_fps": picture_fps, "sections": None if sections == 1 else sections}
+    for name, value in given.items():
+        if value is not None and name not in used:
+            raise ConfigError(f"{name}: expected none with kind={kind}, got {value}")
     if kind == "lerobot":
         return LeRobotSource(folder, LeRobotColumns.from_dict(lerobot))
+    if kind == "donkeycar":
+        return DonkeycarSource(folder, picture_fps, sections)
+    if kind == "video_actions":
+        if action_space is None:
+            raise ConfigError(
+                "action_space: expected what the actions mean, such as '{kind:keys,names:[forward,left,right]}', got null"
+            )
+        space = require_table(parse_space(action_space, "action_space", ConfigError), "kind=video_actions")
+        return VideoActionsSource(folder, space, picture_fps)
     sources = {"video_poses": VideoPosesSource, "kitti": KittiSource, "nuscenes": NuScenesSource}
     return sources[kind](folder)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, UInt8
 
+from terra.actions import Waypoints
 from terra.dataset.importing.source import Intrinsics, SourceDrive, motion, read_picture, say_left_out
 from terra.errors import DatasetError
 
@@ -24,6 +25,11 @@ class KittiSource:
     """
 
     folder: Path
+
+    @property
+    def space(self) -> Waypoints:
+        """Waypoints, which are made of poses."""
+        return Waypoints()
 
     @property
     def declared(self) -> dict[str, str | None]:
@@ -67,7 +73,7 @@ class KittiSource:
 
         return SourceDrive(
             name=name,
-            poses=poses,
+            track=poses,
             frame_times=times,
             frames=frames,
             intrinsics=_read_intrinsics(sequence / "calib.txt"),

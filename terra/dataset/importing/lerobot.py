@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from jaxtyping import Float, UInt8
 
 from decoder.video import stream_video
+from terra.actions import Waypoints
 from terra.dataset.importing.source import SourceDrive, motion
 from terra.errors import ConfigError, DatasetError
 from tokenizer.files import read_json
@@ -87,6 +88,11 @@ class LeRobotSource:
     columns: LeRobotColumns
 
     @property
+    def space(self) -> Waypoints:
+        """Waypoints, which are made of poses."""
+        return Waypoints()
+
+    @property
     def declared(self) -> dict[str, str | None]:
         """Return the declared columns."""
         return asdict(self.columns)
@@ -131,7 +137,7 @@ class LeRobotSource:
 
         return SourceDrive(
             name=name,
-            poses=motion(times, self._positions(rows, times, heading, speeds, info, where), heading, speeds=speeds),
+            track=motion(times, self._positions(rows, times, heading, speeds, info, where), heading, speeds=speeds),
             frame_times=times,
             frames=frames,
             intrinsics=None,

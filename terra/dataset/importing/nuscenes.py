@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, UInt8
 
+from terra.actions import Waypoints
 from terra.dataset.format import check_name
 from terra.dataset.importing.nuscenes_tables import Row, Table, read_table
 from terra.dataset.importing.source import Intrinsics, SourceDrive, motion, read_picture
@@ -28,6 +29,11 @@ class NuScenesSource:
     """
 
     folder: Path
+
+    @property
+    def space(self) -> Waypoints:
+        """Waypoints, which are made of poses."""
+        return Waypoints()
 
     @property
     def declared(self) -> dict[str, str | None]:
@@ -67,7 +73,7 @@ class NuScenesSource:
 
         return SourceDrive(
             name=name,
-            poses=motion(
+            track=motion(
                 times,
                 np.array([pose["translation"] for pose in poses], np.float64),
                 np.arctan2(ahead[:, 1], ahead[:, 0]),

@@ -17,6 +17,7 @@ from terra.dataset.checks import ImageSize, check_workload
 from terra.dataset.format import FUTURE_SECONDS, FramesASecond, check_name
 from terra.dataset.importing.alignment import Alignment, align, cut, fit_picture, fitted_camera
 from terra.dataset.importing.source import DriveSource, Intrinsics, SourceDrive
+from terra.dataset.poses import Poses
 from terra.dataset.workers import Outcome, run_jobs
 from terra.dataset.writing import ShardWriter, create_dataset
 from terra.errors import ConfigError, DatasetError
@@ -100,7 +101,7 @@ def import_drives(settings: ImportSettings, *, workers: int, max_seconds: float 
     for name, drives in recordings.items():
         if 0 < len(set(drives) & set(settings.held_out)) < len(drives):
             logger.warning("%s: some of its drives are held out, others are not: the splits share places", name)
-    create_dataset(settings.output, settings.fps, settings.image_size, settings.name, _NOTICE)
+    create_dataset(settings.output, settings.fps, settings.image_size, settings.name, _NOTICE, settings.source.space)
     jobs = [_Drive(settings, name) for name in wanted if not _writer(settings, name, None).is_complete()]
     logger.info("%s: %d drives to import, %d complete already", settings.output, len(jobs), len(wanted) - len(jobs))
     with ProgressLine("importing", len(jobs)) as line:
@@ -133,15 +134,15 @@ def import_drive(job: _Drive, worker: int, advance: Callable[[int], None]) -> No
     drive = settings.source.open_drive(job.name)
     alignment = align(drive, settings.fps)
     _say_alignment(drive, alignment, settings.fps)
-    parts = cut(alignment.poses, len(alignment.frame_index), settings.fps, settings.frames_per_episode)
+    parts = cut(alignment.track, len(alignment.frame_index), settings.fps, settings.frames_per_episode)
     frames = chosen_frames(drive, alignment)
     first = next(frames)
     intrinsics = _intrinsics(drive, settings.mount, first)
     camera = _camera(settings, intrinsics, first)
     fitted = (fit_picture(frame, settings.image_size, intrinsics) for frame in chain([first], frames))
     with _writer(settings, job.name, camera) as writer:
-        for number, (num_frames, poses) in enumerate(parts):
-            advance(writer.add(f"{writer.name_prefix}_{number:03d}", islice(fitted, num_frames), poses))
+        for number, (num_frames, track) in enumerate(parts):
+            advance(writer.add(f"{writer.name_prefix}_{number:03d}", islice(fitted, num_frames), track))
 
 
 def _say_alignment(drive: SourceDrive, alignment: Alignment, fps: float) -> None:
@@ -150,9 +151,10 @@ def _say_alignment(drive: SourceDrive, alignment: Alignment, fps: float) -> None
     if alignment.num_repeated:
         facts.append(f"{alignment.num_repeated} of these shown twice")
     if alignment.num_before:
-        facts.append(f"{alignment.num_before} left out at the start, where no pose is")
+        facts.append(f"{alignment.num_before} left out at the start, of which no pose or action is known")
     if alignment.num_after:
-        facts.append(f"{alignment.num_after} left out at the end, where less than {FUTURE_SECONDS:g} s of poses follow")
+        needed = f"less than {FUTURE_SECONDS:g} s of poses follow" if isinstance(drive.track, Poses) else "no action is"
+        facts.append(f"{alignment.num_after} left out at the end, where {needed}")
     level = logging.WARNING if alignment.num_repeated else logging.INFO
     logger.log(level, "%s: %s", drive.origin, ", ".join(facts))
 
@@ -215,4 +217,5 @@ def _writer(settings: ImportSettings, drive: str, camera: Camera | None) -> Shar
             "camera": settings.mount.model_dump(),
             "declared": dict(settings.source.declared),
         },
+        space=settings.source.space,
     )

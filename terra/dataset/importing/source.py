@@ -1,4 +1,4 @@
-"""The interface of an import source: it opens drives, each with frames, their times, and the vehicle's motion."""
+"""The interface of an import source: it opens drives, each with frames, their times, and the motion or actions."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
 
+from terra.actions import ActionSpace, ActionTrack
 from terra.context import DAMAGED_IMAGE
 from terra.dataset.poses import Poses
 from terra.errors import DatasetError
@@ -35,23 +36,36 @@ class SourceDrive:
 
     Attributes:
         name: letters, digits, '.', '_' and '-'.
-        poses: poses at the source's times, in the axes and units of `terra.dataset.format`; speed is along the heading.
+        track: poses at the source's times, in the axes and units of `terra.dataset.format`, with the speed along the
+            heading; or actions, in worlds that are not driven by poses.
         frame_times: time of each frame in seconds, by the same clock as the poses.
         frames: returns an iterator over all frames, RGB in [0, 255].
         intrinsics: the camera's intrinsics, or None if the source does not give them.
-        origin: name of the file with the poses, with which error messages begin.
+        origin: name of the file with the track, with which error messages begin.
     """
 
     name: str
-    poses: Poses
+    track: Poses | ActionTrack
     frame_times: Float[np.ndarray, " frames"]
     frames: Callable[[], Iterator[UInt8[np.ndarray, "height width 3"]]]
     intrinsics: Intrinsics | None
     origin: str
 
+    @property
+    def poses(self) -> Poses:
+        """The poses of a drive that has them. Raises DatasetError."""
+        if not isinstance(self.track, Poses):
+            raise DatasetError(f"{self.origin}: expected poses, got actions of {self.track.space.title}")
+        return self.track
+
 
 class DriveSource(Protocol):
     """A collection of drives; small and picklable, because worker processes open drives by name."""
+
+    @property
+    def space(self) -> ActionSpace:
+        """What the actions mean; waypoints where drives have poses."""
+        ...
 
     @property
     def declared(self) -> Mapping[str, str | None]:

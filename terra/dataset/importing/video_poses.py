@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from decoder.video import probe_video, stream_video
+from terra.actions import Waypoints
 from terra.dataset.importing.source import SourceDrive, motion, say_left_out
 from terra.errors import DatasetError
 from terra.trajectory import load_poses
@@ -24,6 +25,11 @@ class VideoPosesSource:
     """
 
     folder: Path
+
+    @property
+    def space(self) -> Waypoints:
+        """Waypoints, which are made of poses."""
+        return Waypoints()
 
     @property
     def declared(self) -> dict[str, str | None]:
@@ -62,7 +68,7 @@ class VideoPosesSource:
 
         return SourceDrive(
             name=name,
-            poses=motion(times, poses[:, 1:3], poses[:, 3]),
+            track=motion(times, poses[:, 1:3], poses[:, 3]),
             frame_times=np.arange(info.num_frames) / table.fps,
             frames=frames,
             intrinsics=None,
