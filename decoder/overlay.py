@@ -5,6 +5,7 @@ RGB.
 """
 
 import math
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -13,7 +14,17 @@ from PIL import Image, ImageDraw, ImageFont
 
 from decoder.camera import Camera, project
 
-__all__ = ["PATH_COLOR", "Camera", "Color", "compose_rollout", "draw_path", "project", "side_by_side", "top_down"]
+__all__ = [
+    "PATH_COLOR",
+    "Camera",
+    "Color",
+    "compose_rollout",
+    "compose_words",
+    "draw_path",
+    "project",
+    "side_by_side",
+    "top_down",
+]
 
 Color = tuple[int, int, int]
 PATH_COLOR: Color = (45, 212, 191)
@@ -155,6 +166,31 @@ def compose_rollout(
     panels = side_by_side(plain, drawn, ("rollout", "its path on the road"))
     bars = np.stack([_bar(index, num_frames, num_context, fps, panels.shape[2]) for index in range(num_frames)])
     return np.concatenate([panels, bars], axis=1)
+
+
+def compose_words(
+    generated: UInt8[np.ndarray, "frames height width 3"], words: Sequence[str], num_context: int, fps: float
+) -> UInt8[np.ndarray, "frames composed_height composed_width 3"]:
+    """Show a rollout, enlarged to a width of about 512 pixels, over a line of words for each frame and a bar as above.
+
+    Raises `ValueError` unless there is a line for each frame and `num_context` is between 1 and the number of frames.
+    """
+    num_frames, _, width = generated.shape[:3]
+    if len(words) != num_frames:
+        raise ValueError(f"expected one line of words for each of {num_frames} frames, got {len(words)}")
+    if not 1 <= num_context <= num_frames:
+        raise ValueError(f"expected 1 to {num_frames} context frames, got {num_context = }")
+    scale = max(1, round(_PANEL_WIDTH / width))
+    composed = []
+    for index, (frame, text) in enumerate(zip(generated, words, strict=True)):
+        picture = _enlarge(frame, scale)
+        line = Image.new("RGB", (picture.shape[1], _BAR_HEIGHT), _BACKGROUND)
+        ImageDraw.Draw(line).text((12, _BAR_HEIGHT // 2), text, fill=_TEXT, font=_font(18), anchor="lm")
+        bar = _bar(index, num_frames, num_context, fps, picture.shape[1])
+        composed.append(np.concatenate([picture, np.asarray(line), bar]))
+    stacked = np.stack(composed)
+    odd = [(0, stacked.shape[1] % 2), (0, stacked.shape[2] % 2)]  # H.264 needs even sides
+    return np.pad(stacked, [(0, 0), *odd, (0, 0)], mode="edge")
 
 
 def _enlarge(frame: np.ndarray, scale: int) -> np.ndarray:

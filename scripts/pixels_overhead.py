@@ -29,8 +29,7 @@ from terra.config.spec import PipelineSpec
 from terra.context import load_context
 from terra.generate import GenerateSettings
 from terra.pipeline import Pipeline, RolloutRequest
-from terra.rollout import drive_actions
-from terra.trajectory import load_trajectory
+from terra.rollout import load_action_file
 from tokenizer import TokenGrid
 from tokenizer.settings import checked
 
@@ -60,8 +59,8 @@ def measure(config: DictConfig, rounds: int) -> dict[str, Any]:
     settings = checked(GenerateSettings, plain(config))
     pipeline = Pipeline.from_spec(PipelineSpec.from_settings(settings))
     spec, size = pipeline.engine.spec, pipeline.tokenizer.config.image_size
-    trajectory = load_trajectory(settings.trajectory, sample_id=settings.sample_id)
-    actions, _ = drive_actions(trajectory, settings.num_frames, spec)
+    assert settings.trajectory is not None
+    actions, _ = load_action_file(settings.trajectory, spec, settings.num_frames, sample_id=settings.sample_id)
     sampling = settings.sampling
 
     def read() -> torch.Tensor:

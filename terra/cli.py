@@ -71,7 +71,10 @@ class Command:
 GROUPS: dict[str, tuple[Command, ...]] = {
     "Generate": (
         Command(
-            "generate", "terra.generate:run", "one video of context frames and a trajectory", ("context", "trajectory")
+            "generate",
+            "terra.generate:run",
+            "one video of context frames and actions",
+            ("context", "trajectory", "actions"),
         ),
         Command("rollout", "terra.rollouts.batch:run", "many videos of a manifest", ("manifest", "context_root")),
         Command(
@@ -115,7 +118,10 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     ),
     "Checkpoints": (
         Command(
-            "check", "terra.check:check", "are checkpoints whole, as published, a pair?", ("context", "trajectory")
+            "check",
+            "terra.check:check",
+            "are checkpoints whole, as published, a pair?",
+            ("context", "trajectory"),
         ),
         Command("convert", "terra.check.convert:run", "others' tokenizers, and the published refiner", ("input",)),
     ),

@@ -10,9 +10,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from decoder.camera import Camera
 from decoder.video import to_uint8
+from terra.actions import ActionSpace, Waypoints
 from terra.config.groups import PipelineSettings, Sampling
 from terra.config.spec import PipelineSpec
 from terra.context import context_files
+from terra.errors import ConfigError
 from terra.output import check_output, output_folder
 from terra.pipeline import Pipeline, Rollout, RolloutRequest
 from terra.rollout import ROLLOUT_FILES, RolloutWriter, describe_inputs, inputs_sha256, load_inputs, rollout_record
@@ -29,7 +31,8 @@ class GenerateSettings(PipelineSettings):
 
     Attributes:
         context: folder or glob of pictures, or a video.
-        trajectory: the drive's path; `sample_id` chooses a line of a .jsonl.
+        trajectory: the drive's path, where actions are waypoints; `sample_id` chooses a line of a .jsonl.
+        actions: the file of the actions, where these are vectors, keys or choices.
         num_context: context frames taken from the start of `context`.
         num_frames: frames of the video, context included.
         seed: seed of the sampling.
@@ -41,7 +44,8 @@ class GenerateSettings(PipelineSettings):
     """
 
     context: Text
-    trajectory: FilePath
+    trajectory: FilePath | None
+    actions: FilePath | None
     sample_id: int | str | None
     num_context: Count
     num_frames: Count
@@ -67,7 +71,7 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
     num_frames, num_context = settings.num_frames, settings.num_context
     list(plan_windows(num_frames, num_context, model.layout.max_frames, settings.overlap))
     needed = num_frames * image_size[0] * image_size[1] * _BYTES_A_PIXEL + _SPARE_BYTES
-    context, path, sample_id = settings.context, settings.trajectory, settings.sample_id
+    context, path, sample_id = settings.context, _action_file(settings, model.space), settings.sample_id
     check_output(
         settings.output,
         needed_bytes=needed,
@@ -112,9 +116,19 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
             seconds={"check": checked - started, "load": loaded - checked, **rollout.seconds},
             reconstruction=rollout.reconstruction,
         )
-        writer.finish(rollout.tokens, inputs.actions, record, inputs.paths)
+        writer.finish(rollout.tokens, inputs.actions, record, inputs.drawn)
     _report(console, settings.output, rollout, time.perf_counter() - started)
     return settings.output
+
+
+def _action_file(settings: GenerateSettings, space: ActionSpace) -> Path:
+    """The file of the actions, which the setting that suits the model's space names. Raises ConfigError."""
+    wanted, other = ("trajectory", "actions") if isinstance(space, Waypoints) else ("actions", "trajectory")
+    path = getattr(settings, wanted)
+    if path is None or getattr(settings, other) is not None:
+        got = "nothing" if path is None else f"{other}= as well"
+        raise ConfigError(f"{wanted}: expected the file of the actions, {space.title}, got {got}")
+    return path
 
 
 @contextmanager

@@ -35,13 +35,12 @@ from terra.rollout import (
     VIDEO,
     Pixels,
     RolloutWriter,
-    drive_actions,
     inputs_sha256,
+    load_action_file,
     pixels_sha256,
     read_record,
 )
 from terra.sampling import SamplingParams
-from terra.trajectory import load_trajectory
 from tokenizer import Frames, TokenGrid
 from tokenizer.settings import FilePath, Settings
 
@@ -150,8 +149,7 @@ def _find_inputs(
         frames = load_context(context, num_frames=num_context, image_size=image_size, fps=spec.fps)
     if trajectory is None:
         return frames, stored
-    drive = load_trajectory(trajectory, sample_id=inputs["sample_id"])
-    return frames, drive_actions(drive, record["num_frames"], spec)[0]
+    return frames, load_action_file(trajectory, spec, record["num_frames"], sample_id=inputs["sample_id"])[0]
 
 
 def _find(folder: Path, name: str, recorded: str) -> Path:

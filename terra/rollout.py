@@ -2,7 +2,7 @@
 
     video.mp4            the frames, context included
     video.gif            the same frames, if requested
-    overlay.mp4          the same frames with each frame's path drawn in, if a camera is given
+    overlay.mp4          the same frames with each frame's path drawn in, if a camera is given, or its action in words
     frames/              the same frames as PNGs, if requested
     tokens.safetensors   `tokens` (frames, rows, cols) and `actions` (frames - 1, slots, action_dim)
     rollout.json         the record: everything that the rollout depends on, for `terra replay` and for readers
@@ -10,7 +10,8 @@
 The record, version 2, has the same keys for every command; a value that is unknown or does not apply is null:
 
     format, version      "terra-rollout", 2
-    inputs               context (paths, absolute), trajectory (path), sample_id, and context_sha256 and
+    inputs               context (paths, absolute), trajectory (path of the file with the actions: a trajectory where
+                         these are waypoints), sample_id, and context_sha256 and
                          trajectory_sha256 of the files' content; null where nothing was read from a file
     num_frames, num_context, fps, seed, sampling
     overlap, windows     frames read again when the window slides; start, num_given and num_frames of each window
@@ -41,11 +42,12 @@ import numpy as np
 import torch
 from jaxtyping import Float64, UInt8
 
-from decoder.overlay import Camera, compose_rollout
+from decoder.overlay import Camera, compose_rollout, compose_words
 from decoder.video import VideoWriter, write_png_sequence, write_video
+from terra.actions import Waypoints, load_actions
 from terra.context import context_files, load_context
 from terra.engine.base import EngineSpec
-from terra.errors import OutputError, TerraError
+from terra.errors import ActionError, OutputError, TerraError
 from terra.output import package_versions
 from terra.prompt import Actions
 from terra.reconstruction import Reconstruction
@@ -68,6 +70,9 @@ Pixels = UInt8[np.ndarray, "frames height width 3"]
 Paths = Float64[np.ndarray, "steps points 2"]
 """The path [x forward, y left] in meters of each frame but a rollout's last, in the frame's own ego frame."""
 
+Drawn = Paths | list[str]
+"""What an overlay shows of each action: its path, or in worlds without poses its words."""
+
 
 @dataclass(frozen=True, eq=False)
 class RolloutInputs:
@@ -76,12 +81,12 @@ class RolloutInputs:
     Attributes:
         context_frames: frames in [-1, 1], of the model's size and rate.
         actions: one between each two frames of the rollout.
-        paths: the paths that the actions were made from, for the overlay.
+        drawn: what the overlay shows of the actions.
     """
 
     context_frames: Frames
     actions: Actions
-    paths: Paths
+    drawn: Drawn
 
 
 def load_inputs(
@@ -95,23 +100,53 @@ def load_inputs(
     spec: EngineSpec,
     limits: Limits = LIMITS,
 ) -> RolloutInputs:
-    """Load the context and the trajectory of a rollout of `num_frames` frames, `num_context` of them given.
+    """Load the context and the actions of a rollout of `num_frames` frames, `num_context` of them given.
 
     Args:
         context: see `terra.context.load_context`.
-        trajectory: see `terra.trajectory.load_trajectory`; `sample_id` says which line of a .jsonl.
+        trajectory: the file of the actions, see `load_action_file`; `sample_id` says which line of a .jsonl.
         image_size: (height, width) in pixels of the tokenizer's frames.
-        spec: the world model's frame rate and waypoints.
+        spec: the world model's frame rate and action space.
         limits: bounds on what is read.
 
     Raises:
-        TrajectoryError, ContextError, VideoError: a file that can't be read, or is too short.
+        ActionError, ContextError, VideoError: a file that can't be read, or is too short.
         ConfigError: numbers of frames that are not positive.
     """
-    drive = load_trajectory(trajectory, sample_id=sample_id, seconds=num_frames / spec.fps, limits=limits)
-    actions, paths = drive_actions(drive, num_frames, spec)
+    actions, drawn = load_action_file(trajectory, spec, num_frames, sample_id=sample_id, limits=limits)
     frames = load_context(context, num_frames=num_context, image_size=image_size, fps=spec.fps, limits=limits)
-    return RolloutInputs(frames, actions, paths)
+    return RolloutInputs(frames, actions, drawn)
+
+
+def load_action_file(
+    path: str | Path,
+    spec: EngineSpec,
+    num_frames: int,
+    *,
+    sample_id: int | str | None = None,
+    limits: Limits = LIMITS,
+) -> tuple[Actions, Drawn]:
+    """The `num_frames` - 1 actions of a rollout from a file of any rate, and what an overlay shows of them.
+
+    Args:
+        path: where actions are waypoints a trajectory, see `terra.trajectory`; else see `terra.actions.files`.
+        spec: the world model's frame rate and action space.
+        num_frames: frames of the rollout.
+        sample_id: which line of a trajectory's .jsonl.
+        limits: bounds on what is read.
+
+    Raises:
+        ActionError: the file can't be read, is too short, or has actions of another space.
+        ConfigError: `num_frames` below 1.
+    """
+    if isinstance(spec.space, Waypoints):
+        drive = load_trajectory(path, sample_id=sample_id, seconds=num_frames / spec.fps, limits=limits)
+        return drive_actions(drive, num_frames, spec)
+    if sample_id is not None:
+        raise ActionError(f"{path}: expected no sample_id, which is for trajectories, got {sample_id}")
+    track = load_actions(path, spec.space, limits=limits)
+    values = track.at_rate(spec.fps, num_frames - 1)
+    return torch.from_numpy(spec.space.rows(values)), [spec.space.text(each) for each in values]
 
 
 def drive_actions(trajectory: Trajectory, num_frames: int, spec: EngineSpec) -> tuple[Actions, Paths]:
@@ -211,7 +246,7 @@ class RolloutWriter:
         self._pieces.append(pixels)
 
     def finish(
-        self, tokens: TokenGrid, actions: Actions, record: Mapping[str, Any], paths: Paths | None = None
+        self, tokens: TokenGrid, actions: Actions, record: Mapping[str, Any], drawn: Drawn | None = None
     ) -> None:
         """End the video, and write all other files; no frame may follow.
 
@@ -219,16 +254,19 @@ class RolloutWriter:
             tokens: tokens of all frames.
             actions: actions between the frames.
             record: see `rollout_record`.
-            paths: the paths that the overlay shows.
+            drawn: what the overlay shows; None for no overlay. Paths need the writer's camera.
         """
         pixels = self._pieces[0] if len(self._pieces) == 1 else np.concatenate(self._pieces)
         self._stack.close()  # the record lists the video, too
         if self._gif:
             write_video(pixels, self._folder / GIF, self._fps)
-        if self._camera is not None and paths is not None:
+        if isinstance(drawn, list):
+            overlay = compose_words(pixels, [*drawn, ""], record["num_context"], self._fps)
+            write_video(overlay, self._folder / OVERLAY, self._fps)
+        elif self._camera is not None and drawn is not None:
             # The last frame has no action of its own: nothing follows it.
-            drawn = np.concatenate([paths, paths[-1:]])
-            overlay = compose_rollout(pixels, drawn, self._camera, record["num_context"], self._fps)
+            paths = np.concatenate([drawn, drawn[-1:]])
+            overlay = compose_rollout(pixels, paths, self._camera, record["num_context"], self._fps)
             write_video(overlay, self._folder / OVERLAY, self._fps)
         if self._png:
             write_png_sequence(pixels, self._folder / PNGS)

@@ -15,7 +15,7 @@ from terra.context import load_context
 from terra.errors import ContextError
 from terra.pipeline import Pipeline
 from terra.prompt import Actions
-from terra.rollout import drive_actions
+from terra.rollout import drive_actions, load_action_file
 from terra.rollouts.manifest import Job
 from tokenizer import Frames, TokenGrid
 from tokenizer.limits import Limits
@@ -53,7 +53,7 @@ class Inputs:
         self._contexts: OrderedDict[tuple[tuple[str, ...], int], _Context] = OrderedDict()
 
     async def actions(self, job: Job) -> Actions:
-        """The job's actions, one fewer than the rollout has frames. Raises TrajectoryError."""
+        """The job's actions, one fewer than the rollout has frames. Raises ActionError."""
         return await self._in("read", partial(self._load_actions, job))
 
     async def context(self, job: Job) -> tuple[TokenGrid, UInt8[np.ndarray, "frames height width 3"]]:
@@ -71,8 +71,10 @@ class Inputs:
 
     def _load_actions(self, job: Job) -> Actions:
         spec = self._pipeline.engine.spec
-        trajectory = job.load_trajectory(job.num_frames / spec.fps, self._limits)
-        return drive_actions(trajectory, job.num_frames, spec)[0]
+        if job.trajectory is not None:
+            sample_id = job.sample_id if job.several_trajectories else None
+            return load_action_file(job.trajectory, spec, job.num_frames, sample_id=sample_id, limits=self._limits)[0]
+        return drive_actions(job.inline_trajectory(self._limits), job.num_frames, spec)[0]
 
     def _load_context(self, job: Job) -> Frames:
         image_size, fps = self._pipeline.tokenizer.config.image_size, self._pipeline.engine.spec.fps

@@ -6,6 +6,7 @@ id            names the folder: letters, digits, '.', '_' and '-'. Without it th
 context       a folder, glob or video, as `terra generate` takes it; or `context_frames`, a list of pictures in order.
               Relative paths start from `context_root=`, by default the manifest's folder.
 trajectory    .json, .csv, .npz or .jsonl; relative paths start from the manifest's folder.
+actions       in its place, where the model's actions are vectors, keys or choices.
 sample_id     which line of a .jsonl trajectory; the id, if there is none. Other trajectories have no use for it.
 num_frames, num_context, seed, num_samples, sampling
               instead of the command's; `sampling` is an object of temperature, top_k and top_p, and may have one alone.
@@ -33,7 +34,7 @@ from pydantic import Field
 from terra.errors import ConfigError, TerraError
 from terra.rollouts.settings import RolloutSettings, Samples
 from terra.sampling import SamplingParams
-from terra.trajectory import Trajectory, load_trajectory
+from terra.trajectory import Trajectory
 from terra.trajectory.act_bench import ACT_BENCH_FPS, ACT_BENCH_POINTS, ACT_BENCH_STEP
 from terra.trajectory.checks import number_array
 from terra.windows import check_frames
@@ -53,6 +54,7 @@ class _Fields(Settings):
     context: _Path = None
     context_frames: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None = None
     trajectory: _Path = None
+    actions: _Path = None
     sample_id: Annotated[int | str | None, expecting("a number or text")] = None
     num_frames: Count
     num_context: Count
@@ -86,7 +88,7 @@ class Job:
         line: the line's number from 1.
         sample: index of the sample within its line, from 0.
         contexts: a folder, glob or video; or the pictures one by one.
-        trajectory: the file, and `sample_id` its line; None if `paths` are in the manifest itself.
+        trajectory: the file of the actions, and `sample_id` its line; None if `paths` are in the manifest itself.
         request: all that the line and the command's defaults say about the rollout, as JSON has it.
     """
 
@@ -109,11 +111,8 @@ class Job:
         """Whether `sample_id` is needed to find the trajectory in its file."""
         return self.trajectory is not None and self.trajectory.suffix.lower() == ".jsonl"
 
-    def load_trajectory(self, seconds: float | None = None, limits: Limits = LIMITS) -> Trajectory:
-        """Load the job's trajectory, at its own frame rate; see `terra.trajectory.load_trajectory`."""
-        if self.trajectory is not None:
-            sample_id = self.sample_id if self.several_trajectories else None
-            return load_trajectory(self.trajectory, sample_id=sample_id, seconds=seconds, limits=limits)
+    def inline_trajectory(self, limits: Limits = LIMITS) -> Trajectory:
+        """The trajectory whose `paths` are in the manifest, at its own frame rate. Raises TrajectoryError."""
         where = f"{self.where}: {PATHS}"
         points = number_array(self.paths, (None, ACT_BENCH_POINTS, 3), where, limits)
         return Trajectory(points[..., :2], np.arange(ACT_BENCH_POINTS) * ACT_BENCH_STEP, ACT_BENCH_FPS, where)
@@ -210,14 +209,17 @@ def parse_line(line: Line, settings: RolloutSettings) -> list[Job]:
     check_frames(fields.num_frames, settings.limits, f"{where}: ")
     contexts = _contexts(fields, PATHS in record, where)
     paths_sha256 = None
-    if fields.trajectory is None:
+    if fields.trajectory is not None and fields.actions is not None:
+        raise ConfigError(f"{where}: expected one of trajectory and actions, got both")
+    actions = fields.trajectory or fields.actions
+    if actions is None:
         if PATHS not in record:
             raise ConfigError(f"{where}: trajectory: expected a path, got none")
         paths_sha256 = hashlib.sha256(json.dumps(record[PATHS]).encode()).hexdigest()
     sampling = _sampling(fields.sampling or {}, settings.sampling, where)
     shared = {
         "context": list(contexts),
-        "trajectory": fields.trajectory,
+        "trajectory": actions,
         "sample_id": fields.sample_id,
         "paths_sha256": paths_sha256,
         "num_frames": fields.num_frames,
@@ -234,7 +236,7 @@ def parse_line(line: Line, settings: RolloutSettings) -> list[Job]:
                 line=line.number,
                 sample=sample,
                 contexts=tuple(str(settings.root / context) for context in contexts),
-                trajectory=None if fields.trajectory is None else settings.manifest.parent / fields.trajectory,
+                trajectory=None if actions is None else settings.manifest.parent / actions,
                 sample_id=fields.sample_id,
                 paths=record.get(PATHS),
                 num_frames=fields.num_frames,

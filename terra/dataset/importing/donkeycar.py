@@ -24,7 +24,6 @@ from tokenizer.settings import Settings, checked
 
 SPACE = Vector(names=("steering", "throttle"), units=("", ""), low=(-1.0, -1.0), high=(1.0, 1.0))
 _MANIFEST = "manifest.json"
-_GAP = 3.0  # a pause of so many periods begins another drive
 
 
 class _Record(Settings):

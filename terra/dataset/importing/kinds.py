@@ -13,6 +13,7 @@ from terra.dataset.importing.video_actions import VideoActionsSource
 from terra.dataset.importing.video_poses import VideoPosesSource
 from terra.errors import ConfigError, DatasetError
 
+_EXAMPLE = "'{kind:keys,names:[forward,left,right]}'"
 KINDS = ("video_poses", "video_actions", "lerobot", "kitti", "nuscenes", "donkeycar")
 
 
@@ -56,9 +57,7 @@ def open_source(
         return DonkeycarSource(folder, picture_fps, sections)
     if kind == "video_actions":
         if action_space is None:
-            raise ConfigError(
-                "action_space: expected what the actions mean, such as '{kind:keys,names:[forward,left,right]}', got null"
-            )
+            raise ConfigError(f"action_space: expected one such as {_EXAMPLE}, got null")
         space = require_table(parse_space(action_space, "action_space", ConfigError), "kind=video_actions")
         return VideoActionsSource(folder, space, picture_fps)
     sources = {"video_poses": VideoPosesSource, "kitti": KittiSource, "nuscenes": NuScenesSource}
