@@ -1,10 +1,10 @@
 """Wraps the world model as a Gymnasium environment: reset to context frames, step with an action, get a frame.
 
-    env = DrivingEnv(pipeline, DriveContext.load(pipeline, "drive/*.png", "drive.json"))
+    env = WorldEnv(pipeline, DriveContext.load(pipeline, "drive/*.png", "drive.json"))
     frame, info = env.reset(seed=0)
     frame, reward, terminated, truncated, info = env.step(action)
 
-`DrivingVectorEnv` steps many sessions of one engine together. `SteeringAction` and `SteeringVectorAction` take
+`WorldVectorEnv` steps many sessions of one engine together. `SteeringAction` and `SteeringVectorAction` take
 [steering angle, speed] instead of an action. The same seed, context and actions give the tokens that `terra generate`
 and `terra rollout` give. Nothing here knows where the road is: the reward is the user's, and nothing terminates.
 """
@@ -21,10 +21,11 @@ import torch
 from jaxtyping import Float, Float32, Int, UInt8
 
 from decoder.video import to_uint8
+from terra.actions import Choice, Keys, Vector, Waypoints
 from terra.context import load_context
 from terra.driving.control import MAX_SPEED, Driver, Steering
 from terra.engine.base import EngineSpec
-from terra.errors import ConfigError
+from terra.errors import ActionError, ConfigError
 from terra.extras import extras_named
 from terra.pipeline import Pipeline
 from terra.prompt import Actions, FrameTokens
@@ -45,7 +46,7 @@ _SEEDS = 2**63
 _REMEMBERED = 64  # tokenized contexts
 
 Image = UInt8[np.ndarray, "height width 3"]
-Reward = Callable[[Image, Float32[np.ndarray, "waypoints 3"]], float]
+Reward = Callable[[Image, np.ndarray], float]
 """Called with the frame and the action that led to it."""
 
 
@@ -103,14 +104,15 @@ class _Drives:
             self._sessions[index] = session
         return [grid[-1] for grid in tokens]
 
-    def step(self, indices: Sequence[int], actions: Float32[np.ndarray, "envs slots 3"]) -> list[FrameTokens]:
-        """Step the drives `indices`; returns the tokens of each one's next frame."""
+    def step(self, indices: Sequence[int], actions: np.ndarray) -> list[FrameTokens]:
+        """Step the drives `indices` with elements of `action_space`; returns the tokens of each one's next frame."""
         sessions = [session for index in indices if (session := self._sessions[index]) is not None]
         if len(sessions) < len(indices):
             raise gymnasium.error.ResetNeeded("expected reset before step")
+        rows = _rows(self._pipeline.engine.spec, actions)
 
         async def step() -> list[FrameTokens]:
-            given = zip(sessions, torch.from_numpy(np.array(actions, np.float32)), strict=True)
+            given = zip(sessions, torch.from_numpy(rows), strict=True)
             return await asyncio.gather(*(session.step(action) for session, action in given))
 
         return self._pipeline.wait(step())
@@ -135,12 +137,37 @@ def _frame_space(pipeline: Pipeline) -> spaces.Box:
     return spaces.Box(0, 255, (*pipeline.tokenizer.config.image_size, 3), np.uint8)
 
 
-def action_space(spec: EngineSpec) -> spaces.Box:
-    """The space of actions: rows of [y left (m), x forward (m), t (s)]; bounds are 80 m/s, times are the model's."""
+def action_space(spec: EngineSpec) -> spaces.Space[Any]:
+    """The world's actions as Gymnasium has them.
+
+    Waypoints are rows of [y left (m), x forward (m), t (s)], with bounds of 80 m/s and the model's times; a vector is a
+    box in its own units, keys are `MultiBinary`, a choice is `Discrete`.
+    """
+    space = spec.space
+    if isinstance(space, Vector):
+        return spaces.Box(np.array(space.low, np.float32), np.array(space.high, np.float32))
+    if isinstance(space, Keys):
+        return spaces.MultiBinary(len(space.names))
+    if isinstance(space, Choice):
+        return spaces.Discrete(len(space.names))
     times = np.array(spec.waypoint_times, np.float32)
     reach = MAX_SPEED * times
     low, high = np.stack([-reach, -reach, times], -1), np.stack([reach, reach, times], -1)
     return spaces.Box(low, high, dtype=np.float32)
+
+
+def _rows(spec: EngineSpec, actions: np.ndarray) -> Float32[np.ndarray, "envs slots action_dim"]:
+    """The model's rows of actions of the environment's space. Raises ActionError for one that is out of range."""
+    space = spec.space
+    if isinstance(space, Waypoints):
+        return np.array(actions, np.float32)
+    values = np.asarray(actions, np.float64).reshape(len(actions), -1)
+    for each in values:
+        if len(each) != len(space.columns):
+            raise ActionError(f"action: expected {len(space.columns)} numbers of {space.title}, got {len(each)}")
+        if problem := space.problem(each):
+            raise ActionError(f"action: {problem}")
+    return space.rows(values)
 
 
 def _steering_space() -> spaces.Box:
@@ -151,8 +178,10 @@ def _info(tokens: FrameTokens, seed: int, num_steps: int) -> dict[str, Any]:
     return {"tokens": tokens.numpy().copy(), "seed": seed, "num_steps": num_steps}
 
 
-class DrivingEnv(gymnasium.Env[Image, Float32[np.ndarray, "waypoints 3"]]):
-    """An environment of one drive. A frame is 8-bit RGB; `info` has its `tokens`, the drive's `seed` and `num_steps`.
+class WorldEnv(gymnasium.Env[Image, np.ndarray]):
+    """An environment of one rollout; `action_space` says what its actions are.
+
+    A frame is 8-bit RGB; `info` has its `tokens`, the rollout's `seed` and `num_steps`.
 
     `reset(seed=s)` makes the drive of seed s; without a seed, the next one from `np_random`. The first frame is the
     last context frame as the decoder draws it. `reset(options={"context": ...})` starts from another `DriveContext`,
@@ -194,8 +223,13 @@ class DrivingEnv(gymnasium.Env[Image, Float32[np.ndarray, "waypoints 3"]]):
         self._frame = frame = self._drives.draw([tokens])[0]
         return frame.copy(), _info(tokens, self._seed, 0)
 
-    def step(self, action: Float32[np.ndarray, "waypoints 3"]) -> tuple[Image, float, bool, bool, dict[str, Any]]:
-        """Apply an action to the last frame. Raises EngineError for one that is not finite or of another shape."""
+    def step(self, action: np.ndarray) -> tuple[Image, float, bool, bool, dict[str, Any]]:
+        """Apply an action to the last frame.
+
+        Raises:
+            EngineError: waypoints that are not finite or of another shape.
+            ActionError: another action that is out of range.
+        """
         (tokens,) = self._drives.step([0], np.asarray(action)[None])
         self._num_steps += 1
         self._frame = frame = self._drives.draw([tokens])[0]
@@ -212,8 +246,8 @@ class DrivingEnv(gymnasium.Env[Image, Float32[np.ndarray, "waypoints 3"]]):
         self._drives.close()
 
 
-class DrivingVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
-    """A vector environment of many drives in one engine, stepped together; each is as in `DrivingEnv`.
+class WorldVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
+    """A vector environment of many drives in one engine, stepped together; each is as in `WorldEnv`.
 
     `reset(seed=s)` makes the drives of the seeds s, s + 1, ..., or of the seeds of a list. A truncated drive starts
     anew with the next step, whose action for it is of no effect (`AutoresetMode.NEXT_STEP`).
@@ -221,7 +255,7 @@ class DrivingVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
     Args:
         pipeline: stays open when the environment is closed.
         contexts: the start of each drive.
-        sampling, max_steps, reward: as `DrivingEnv` has them.
+        sampling, max_steps, reward: as `WorldEnv` has them.
     """
 
     def __init__(
@@ -264,10 +298,8 @@ class DrivingVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         self._frames = self._drives.draw(tokens)
         return self._frames.copy(), self._infos(tokens)
 
-    def step(
-        self, actions: Float32[np.ndarray, "envs waypoints 3"]
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Apply an action to each drive. Raises EngineError for one that is not finite or of another shape."""
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Apply an action to each drive; errors as `WorldEnv.step`."""
         going, anew = (np.flatnonzero(mask).tolist() for mask in (~self._over, self._over))
         tokens = dict(zip(going, self._drives.step(going, np.asarray(actions)[going]), strict=True)) if going else {}
         self._num_steps[going] += 1
@@ -314,9 +346,9 @@ def steering_action(steering: Float[np.ndarray, " 2"], spec: EngineSpec) -> Floa
 
 
 class SteeringAction(gymnasium.ActionWrapper):
-    """A `DrivingEnv` whose action is [steering angle in rad (left positive), speed in m/s]."""
+    """A `WorldEnv` whose action is [steering angle in rad (left positive), speed in m/s]."""
 
-    def __init__(self, env: DrivingEnv) -> None:
+    def __init__(self, env: WorldEnv) -> None:
         super().__init__(env)
         self.action_space = _steering_space()
         self._spec = env.spec_of_engine
@@ -327,9 +359,9 @@ class SteeringAction(gymnasium.ActionWrapper):
 
 
 class SteeringVectorAction(gymnasium.vector.VectorActionWrapper):
-    """A `DrivingVectorEnv` whose actions are [steering angle in rad (left positive), speed in m/s] each."""
+    """A `WorldVectorEnv` whose actions are [steering angle in rad (left positive), speed in m/s] each."""
 
-    def __init__(self, env: DrivingVectorEnv) -> None:
+    def __init__(self, env: WorldVectorEnv) -> None:
         super().__init__(env)
         self.single_action_space = _steering_space()
         self.action_space = batch_space(self.single_action_space, env.num_envs)

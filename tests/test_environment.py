@@ -17,10 +17,10 @@ from PIL import Image
 from decoder import FramewiseDecoder
 from terra.environment import (
     DriveContext,
-    DrivingEnv,
-    DrivingVectorEnv,
     SteeringAction,
     SteeringVectorAction,
+    WorldEnv,
+    WorldVectorEnv,
     steering_action,
 )
 from terra.errors import ConfigError, EngineError, TerraError
@@ -67,16 +67,16 @@ def checked(env) -> None:
 
 
 def test_gymnasium_accepts_the_environment(pipeline):
-    checked(DrivingEnv(pipeline, make_context(0), sampling=SAMPLING))
+    checked(WorldEnv(pipeline, make_context(0), sampling=SAMPLING))
 
 
 def test_gymnasium_accepts_it_with_steering(pipeline):
-    checked(SteeringAction(DrivingEnv(pipeline, make_context(0), sampling=SAMPLING)))
+    checked(SteeringAction(WorldEnv(pipeline, make_context(0), sampling=SAMPLING)))
 
 
 def test_a_drive_has_the_tokens_of_the_rollout_with_its_seed(pipeline):
     context = make_context(3)
-    env = DrivingEnv(pipeline, context, sampling=SAMPLING)
+    env = WorldEnv(pipeline, context, sampling=SAMPLING)
     actions = some_actions(env, 9)  # past the end of the window
     request = RolloutRequest(context.frames, torch.cat([context.actions, torch.from_numpy(actions)]), seed=7)
     (rollout,) = pipeline.generate([request], SAMPLING)
@@ -98,14 +98,14 @@ def test_a_drive_has_the_tokens_of_the_rollout_with_its_seed(pipeline):
 
 
 def test_a_reset_without_a_seed_makes_another_drive_and_the_same_ones_after_a_seed(pipeline):
-    env = DrivingEnv(pipeline, make_context(0), sampling=SAMPLING)
+    env = WorldEnv(pipeline, make_context(0), sampling=SAMPLING)
     seeds = [env.reset(seed=5)[1]["seed"], env.reset()[1]["seed"], env.reset()[1]["seed"]]
     assert len(set(seeds)) == 3
     assert [env.reset(seed=5)[1]["seed"], env.reset()[1]["seed"], env.reset()[1]["seed"]] == seeds
 
 
 def test_contexts_are_changed_by_reset(pipeline):
-    env = DrivingEnv(pipeline, make_context(0))
+    env = WorldEnv(pipeline, make_context(0))
     first = env.reset(seed=0)[0]
     other = env.reset(seed=0, options={"context": make_context(1)})[0]
     assert not np.array_equal(first, other)
@@ -117,7 +117,7 @@ def test_contexts_are_changed_by_reset(pipeline):
 
 
 def test_bad_actions_are_refused(pipeline):
-    env = DrivingEnv(pipeline, make_context(0))
+    env = WorldEnv(pipeline, make_context(0))
     env.reset(seed=0)
     for action in (np.full((6, 3), np.nan, np.float32), np.zeros((5, 3), np.float32)):
         with pytest.raises(EngineError, match="action: expected"):
@@ -126,7 +126,7 @@ def test_bad_actions_are_refused(pipeline):
 
 
 def test_rewards_are_the_users_and_long_drives_are_truncated(pipeline):
-    env = DrivingEnv(pipeline, make_context(0), max_steps=2, reward=lambda frame, action: action[0, 1])
+    env = WorldEnv(pipeline, make_context(0), max_steps=2, reward=lambda frame, action: action[0, 1])
     env.reset(seed=0)
     actions = some_actions(env, 2)
     results = [env.step(action) for action in actions]
@@ -136,7 +136,7 @@ def test_rewards_are_the_users_and_long_drives_are_truncated(pipeline):
 
 def test_drives_together_are_those_alone(pipeline):
     contexts = [make_context(0), make_context(1), make_context(2, num_frames=3)]
-    together = DrivingVectorEnv(pipeline, contexts, sampling=SAMPLING, max_steps=3)
+    together = WorldVectorEnv(pipeline, contexts, sampling=SAMPLING, max_steps=3)
     assert together.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
     together.action_space.seed(0)
     frames, infos = together.reset(seed=[4, 5, 6])
@@ -145,7 +145,7 @@ def test_drives_together_are_those_alone(pipeline):
     actions = [together.action_space.sample() for _ in range(4)]
     made = [together.step(each) for each in actions]
     for place, context in enumerate(contexts):
-        alone = DrivingEnv(pipeline, context, sampling=SAMPLING, max_steps=3)
+        alone = WorldEnv(pipeline, context, sampling=SAMPLING, max_steps=3)
         assert alike(alone.reset(seed=4 + place)[0], frames[place])
         for each, (shown, rewards, ended, truncated, info) in zip(actions[:3], made, strict=False):
             frame, reward, terminated, over, alone_info = alone.step(each[place])
@@ -175,8 +175,8 @@ def test_steering_is_an_arc_for_one_and_for_many(pipeline):
     assert (np.diff(left[:, 0]) > 0).all()
     assert np.allclose(np.hypot(*np.diff(left[:, :2], axis=0).T), 5, rtol=0.01)  # 0.5 s at 10 m/s
     assert not still[:, :2].any()
-    one = SteeringAction(DrivingEnv(pipeline, make_context(0), sampling=SAMPLING))
-    many = SteeringVectorAction(DrivingVectorEnv(pipeline, [make_context(0)] * 2, sampling=SAMPLING))
+    one = SteeringAction(WorldEnv(pipeline, make_context(0), sampling=SAMPLING))
+    many = SteeringVectorAction(WorldVectorEnv(pipeline, [make_context(0)] * 2, sampling=SAMPLING))
     one.reset(seed=3)
     many.reset(seed=[3, 3])
     wheel = np.array([0.2, 8], np.float32)
@@ -194,7 +194,7 @@ def test_contexts_are_loaded_as_the_command_does(pipeline, tmp_path):
     context = DriveContext.load(pipeline, tmp_path / "*.png", tmp_path / "drive.json")
     assert (context.frames.shape[0], context.actions.shape) == (3, (2, 6, 3))
     assert DriveContext.load(pipeline, tmp_path / "0.png", num_frames=1).actions.shape == (0, 6, 3)
-    DrivingEnv(pipeline, DriveContext.load(pipeline, tmp_path / "0.png", num_frames=1)).reset(seed=0)
+    WorldEnv(pipeline, DriveContext.load(pipeline, tmp_path / "0.png", num_frames=1)).reset(seed=0)
     with pytest.raises(ConfigError, match="trajectory: expected one for 3 context frames"):
         DriveContext.load(pipeline, tmp_path / "*.png")
     with pytest.raises(TerraError, match=r"nowhere\.json"):
