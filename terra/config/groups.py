@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, ValidationError, create_model, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from terra.errors import ConfigError
 from terra.extras import extras_named, install_hint
