@@ -130,9 +130,10 @@ COMMANDS = {command.name: command for group in GROUPS.values() for command in gr
 
 # Settings of Hydra's that all commands share: results have folders of their own, and nothing else is written.
 _HYDRA = ("hydra.run.dir=.", "hydra.output_subdir=null")
-_FIXED = ("hydra.run", "hydra.output_subdir")
+_FIXED = ("hydra.run", "hydra.output_subdir", "hydra.job_logging", "hydra.hydra_logging")
+_LOGGING, _WITHOUT_FILE = ("hydra/job_logging", "hydra/hydra_logging"), ("none", "stdout", "disabled")
 _VALUED = {"-c", "--cfg", "-p", "--package", "-cp", "--config-path", "-cn", "--config-name", "-cd", "--config-dir"}
-_VALUED |= {"-i", "--info", "--experimental-rerun"}
+_VALUED |= {"-i", "--info"}
 _FLAGS = _VALUED | {"-h", "--help", "--hydra-help", "--version", "--resolve", "-r", "--run", "-m", "--multirun"}
 _COMPLETION = {"-sc", "--shell-completion"}
 _LONGEST_LINE = 1000  # characters of an error
@@ -197,9 +198,9 @@ def command(config_name: str, job: Callable[["DictConfig"], None]) -> None:
         if guarded.has_begun:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read the help page has seen enough
-    except (ValueError, OSError, RecursionError) as error:
-        # Hydra's words for a group set to null, a name that is too long, and lists too deep; one of the job's own is
-        # a bug and keeps its traceback.
+    except (ValueError, TypeError, OSError, RecursionError) as error:
+        # Hydra's words for a group set to null or to a list, a name that is too long, and lists too deep; one of the
+        # job's own is a bug and keeps its traceback.
         if guarded.has_begun:
             raise
         _exit(_one_line(error))
@@ -247,7 +248,9 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             flags.append(argument)
         elif argument.startswith("-"):
             raise ConfigError(f"{argument}: no such option; settings are given as name=value, without dashes")
-        elif argument.lstrip("+~").startswith(_FIXED):
+        elif argument.lstrip("+~").startswith(_FIXED) or (
+            name.lstrip("+~") in _LOGGING and argument.partition("=")[2] not in _WITHOUT_FILE
+        ):
             raise ConfigError(f"{name}: is fixed: nothing is written but what output= and other settings name")
         elif "=" in argument or argument.startswith("~"):
             overrides.append(argument)

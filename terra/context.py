@@ -22,6 +22,7 @@ from tokenizer.types import Frames
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
 VIDEO_SUFFIXES = (".gif", ".m4v", ".mov", ".mp4")
 
+_SCAN, _CHUNK = b"\xff\xda", 1 << 20  # the marker before each scan of a JPEG, which nothing else in it contains
 ASPECT_TOLERANCE = 0.02  # stretching by more than this is seen, and no camera the model knows
 RATE_TOLERANCE = 0.01  # 29.97 counts as 30
 
@@ -80,6 +81,10 @@ def load_context(
             return _load_list(source, num_frames, image_size, fps, limits)
         source = source[0]
     path = Path(source)
+    try:
+        path.exists()
+    except OSError as error:
+        raise ContextError(f"{source}: expected a folder, a glob or a video, got: {error.strerror}") from None
     if path.is_dir():
         return _load_pictures(_pictures(path.iterdir()), str(source), num_frames, image_size, limits)
     if path.is_file() and path.suffix.lower() in VIDEO_SUFFIXES:
@@ -91,9 +96,11 @@ def load_context(
         raise ContextError(f"{source}: expected a folder or a file that ends in {known}, got {path.suffix!r}")
     if not any(character in str(source) for character in "*?["):
         raise ContextError(f"{source}: expected a folder, a glob or a video, got no such path")
+    if "**" in str(source):
+        raise ContextError(f"{source}: expected a glob without **, which goes through whole trees")
     # Path.glob refuses absolute patterns and matches hidden files.
     matches = []
-    for match in map(Path, glob.iglob(str(source), recursive=True)):  # noqa: PTH207
+    for match in map(Path, glob.iglob(str(source))):  # noqa: PTH207
         if not is_picture(match):
             raise ContextError(f"{source}: expected a glob of PNG or JPEG pictures, got {match}")
         matches.append(match)
@@ -107,10 +114,14 @@ def context_files(source: str | Path | Sequence[str | Path], num_frames: int) ->
             return [Path(each) for each in source[:num_frames]]
         source = source[0]
     path = Path(source)
-    if path.is_file():
-        return [path]
-    entries = path.iterdir() if path.is_dir() else map(Path, glob.glob(str(source), recursive=True))  # noqa: PTH207
-    return _pictures(entries)[:num_frames]
+    try:
+        if path.is_file():
+            return [path]
+        if path.is_dir():
+            return _pictures(path.iterdir())[:num_frames]
+    except OSError:  # a name that is too long
+        return []
+    return _pictures(map(Path, glob.glob(str(source))))[:num_frames] if "**" not in str(source) else []  # noqa: PTH207
 
 
 def nearest_frames(video_fps: float, fps: float, num_frames: int) -> list[int] | None:
@@ -174,6 +185,7 @@ def _read_picture(path: Path, image_size: tuple[int, int], limits: Limits) -> Im
     try:
         with Image.open(path, formats=("PNG", "JPEG")) as picture:
             _check_pixels(picture.size, str(path), limits)
+            check_scans(picture, limits)
             if picture.mode != "RGB":
                 raise ContextError(f"{path}: expected an RGB picture, got mode {picture.mode!r}")
             upright = ImageOps.exif_transpose(picture)
@@ -183,6 +195,21 @@ def _read_picture(path: Path, image_size: tuple[int, int], limits: Limits) -> Im
         raise ContextError(f"{path}: expected a whole PNG or JPEG picture, got: {reason}") from error
     _check_size(upright.size, image_size, str(path))
     return upright
+
+
+def check_scans(picture: Image.Image, limits: Limits) -> None:
+    """Raise ValueError for a JPEG of more scans than the bounds allow: some kilobytes of them take minutes."""
+    file = getattr(picture, "fp", None)
+    if picture.format != "JPEG" or file is None:
+        return
+    at, count, tail = file.tell(), 0, b""
+    file.seek(0)
+    while chunk := file.read(_CHUNK):
+        count += (tail + chunk).count(_SCAN)
+        tail = chunk[-1:] if not chunk.endswith(_SCAN) else b""
+    file.seek(at)
+    if count > limits.jpeg_scans:
+        raise ValueError(f"a JPEG of {count} scans, above the {limits.jpeg_scans} that are read")
 
 
 def _check_pixels(size: tuple[int, int], source: str, limits: Limits) -> None:

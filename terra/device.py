@@ -31,7 +31,7 @@ def torch_device(name: str | None) -> torch.device:
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        device = torch.device(name)
+        device = torch.device(name or "none")  # "" would be the CPU
     except (RuntimeError, TypeError) as error:
         raise ConfigError(f"device: expected cpu or cuda, got {name!r}") from error
     if device.type not in ("cpu", "cuda"):

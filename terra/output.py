@@ -53,8 +53,9 @@ def _check_place(folder: Path) -> None:
     if len(os.fsencode(folder.name)) > _MAX_NAME_BYTES:
         got = f"{len(os.fsencode(folder.name))}: {folder.name[:40]}..."
         raise OutputError(f"output: expected a name of at most {_MAX_NAME_BYTES} bytes, got {got}")
-    if folder.is_symlink() and not folder.exists():
-        raise OutputError(f"output={folder}: expected a folder, got a link to nothing")
+    for path in (folder, *folder.parents):
+        if path.is_symlink() and not path.exists():
+            raise OutputError(f"output={folder}: expected a folder, got {path}, a link to nothing")
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"output={folder}: expected a folder, got a file")
     resolved = folder.resolve()

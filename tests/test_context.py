@@ -91,7 +91,17 @@ class TestPictures:
             (tmp_path / f"take_{index}").mkdir()
             save(tmp_path / f"take_{index}" / "a.png", np.full((18, 32, 3), index, np.uint8))
         assert levels(load(f"{tmp_path}/take_*/*.png", num_frames=2)) == pytest.approx([2, 10], abs=1e-4)
-        assert levels(load(tmp_path / "**" / "*.png", num_frames=2)) == pytest.approx([2, 10], abs=1e-4)
+        with pytest.raises(ContextError, match=r"expected a glob without \*\*, which goes through whole trees"):
+            load(tmp_path / "**" / "*.png", num_frames=2)
+
+    def test_a_jpeg_of_thousands_of_scans_is_refused_before_it_is_decoded(self, tmp_path):
+        path = tmp_path / "a.jpg"
+        Image.fromarray(pixels()).save(path, progressive=True)
+        assert load(path).shape == (1, 3, *SIZE)
+        data = path.read_bytes()
+        path.write_bytes(data[:-2] + data[data.rindex(b"\xff\xda") : -2] * 5000 + b"\xff\xd9")
+        with pytest.raises(ContextError, match=r"a JPEG of 50\d\d scans, above the 100 that are read"):
+            load(path)
 
     def test_folder_whose_name_looks_like_a_glob(self, tmp_path):
         (tmp_path / "drive[1]").mkdir()

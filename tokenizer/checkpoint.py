@@ -52,6 +52,7 @@ _BEARS_CODE = re.compile(
     r"|_target_|transformers_weights|base_model_name|distributed_config|tp_plan|processor_class|auto_class|runtime_env"
 )
 
+_MAX_NAME = 255  # characters of a file's name
 _PICKLED_SUFFIXES = frozenset({".bin", ".ckpt", ".pkl", ".pt", ".pth"})
 _PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x04")  # torch.save's zip file; pickles of protocols 2 and 4
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
@@ -253,7 +254,8 @@ def _weight_map(index: Path) -> dict[str, str]:
     if len(weight_map) > LIMITS.tensors:
         raise CheckpointError(f"{index}: expected at most {LIMITS.tensors} tensors, got {len(weight_map)}")
     for name, shard in weight_map.items():
-        if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
+        is_name = isinstance(shard, str) and Path(shard).name == shard and len(shard) <= _MAX_NAME
+        if not is_name or not shard.endswith(".safetensors"):
             expected = f"a .safetensors file beside it for {_short(name)}"
             raise CheckpointError(f"{index}: expected {expected}, got {reprlib.repr(shard)}")
     return weight_map

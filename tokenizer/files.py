@@ -34,9 +34,12 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         OutputError: an `OSError` in the block or in the renaming, as one line; a folder, a device or a FIFO at `path`.
     """
-    temporary = temporary_name(path)
     try:
         _check_replaceable(path)
+    except OSError as error:
+        raise OutputError(f"{path}: expected a writable file, got: {_reason(error)}") from error
+    temporary = temporary_name(path)
+    try:
         temporary.touch()
         permissions = temporary.stat().st_mode
         yield temporary

@@ -1,5 +1,9 @@
 """Bounds on what is read from files and requests of others, so that a few bytes can't take gigabytes or minutes."""
 
+from typing import Annotated
+
+from pydantic import Field
+
 from tokenizer.settings import Count, Positive, Settings
 
 
@@ -23,7 +27,9 @@ class Limits(Settings):
         tensors: tensors of a checkpoint.
         trajectory_numbers: numbers in a trajectory: 2 for each point of each frame's path, 4 for each pose.
         rollout_frames: frames of one rollout, context included.
+        manifest_bytes: size of a manifest, or of ACT-Bench's JSONL.
         picture_pixels: pixels of a picture.
+        jpeg_scans: scans of a progressive JPEG, each of which is decoded over the whole picture.
         video_pixels: pixels of a video's frame.
         video_frames: frames of a video.
         video_fps: frames a second of a video.
@@ -31,7 +37,7 @@ class Limits(Settings):
     """
 
     json_bytes: Count = 64 << 20
-    json_depth: Count = 64
+    json_depth: Annotated[int, Field(ge=1, le=1000)] = 64
     json_items: Count = 4 << 20
     json_digits: Count = 300  # a longer number is no float64
     table_bytes: Count = 64 << 20
@@ -44,7 +50,9 @@ class Limits(Settings):
     tensors: Count = 100_000
     trajectory_numbers: Count = 20_000_000
     rollout_frames: Count = 36_000  # an hour at 10 frames a second
+    manifest_bytes: Count = 8 << 30
     picture_pixels: Count = 64_000_000
+    jpeg_scans: Count = 100
     video_pixels: Count = 1 << 24
     video_frames: Count = 1_000_000
     video_fps: Positive = 1000.0

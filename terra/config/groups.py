@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, ValidationError, create_model, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from terra.errors import ConfigError
 from terra.extras import extras_named, install_hint
@@ -58,7 +58,7 @@ class CheckpointSettings(Settings):
 class TokenizerSettings(CheckpointSettings):
     """A tokenizer's checkpoint, and the device where the tokenizer computes; None takes a GPU if there is one."""
 
-    device: str | None = None
+    device: Annotated[str, Field(min_length=1)] | None = None
 
 
 class ModelFolder(Settings):
@@ -74,6 +74,7 @@ class ModelFolder(Settings):
     revision: Text | None = None
 
 
+_OWN = ("terra.", "decoder.", "tokenizer.")
 _MODELS = {"demo": "demo", "terra": "terra_v1", "terra_ema": "terra_v2", "terra_v1": "terra_v1", "terra_v2": "terra_v2"}
 
 
@@ -90,7 +91,7 @@ class PairSettings(Settings):
     model: ModelFolder | None = None
     tokenizer: TokenizerSettings
     world_model: CheckpointSettings
-    device: str | None = None
+    device: Annotated[str, Field(min_length=1)] | None = None
     dtype: Dtype | None = None
 
     @model_validator(mode="before")
@@ -133,7 +134,13 @@ def build_part(group: str, part: Mapping[str, Any], **given: Any) -> Any:
         TerraError: what the target raises.
     """
     arguments = check_part(group, part, given)
-    return locate(group, part["_target_"])(**given, **arguments)
+    target = locate(group, part["_target_"])
+    if str(part["_target_"]).startswith(_OWN):
+        return target(**given, **arguments)
+    try:
+        return target(**given, **arguments)
+    except TypeError as error:  # a user's own target that is none
+        raise ConfigError(f"{group}._target_={part['_target_']}: expected one to call, got: {error}") from error
 
 
 def check_part(group: str, part: Mapping[str, Any], given: Iterable[str] = ()) -> dict[str, Any]:

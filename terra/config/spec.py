@@ -158,7 +158,11 @@ class PipelineSpec:
         """Load the weights and start the engine. Raises TerraError."""
         tokenizer = self.build_tokenizer()
         decoder = build_part("decoder", self.settings.decoder, tokenizer=tokenizer)
-        return tokenizer, build_part("engine", self.settings.engine, checkpoint=self.world_model), decoder
+        engine = build_part("engine", self.settings.engine, checkpoint=self.world_model)
+        if not isinstance(engine, Engine):
+            target = self.settings.engine["_target_"]
+            raise ConfigError(f"engine._target_={target}: expected an engine, got {type(engine).__name__}")
+        return tokenizer, engine, decoder
 
     def build_tokenizer(self) -> LFQTokenizer:
         """Load the tokenizer alone. Raises TerraError."""

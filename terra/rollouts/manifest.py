@@ -20,6 +20,7 @@ is that of `numpy.random.SeedSequence(seed, spawn_key=(k,))`, see `sample_seed`.
 
 import hashlib
 import json
+import os
 import re
 import reprlib
 from array import array
@@ -133,6 +134,8 @@ def read_lines(manifest: Path, limits: Limits = LIMITS) -> Iterator[Line]:
     """
     most = limits.json_bytes + 1
     with open_regular(manifest, ConfigError, setting="manifest") as file:
+        if (size := os.fstat(file.fileno()).st_size) > limits.manifest_bytes:
+            raise ConfigError(f"manifest={manifest}: expected at most {limits.manifest_bytes} bytes, got {size}")
         offset = number = 0
         while text := file.readline(most):
             number += 1

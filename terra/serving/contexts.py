@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageOps
 
-from terra.context import DAMAGED_IMAGE, sample_video
+from terra.context import DAMAGED_IMAGE, check_scans, sample_video
 from terra.errors import ContextError, VideoError
 from terra.reconstruction import Reconstruction
 from terra.serving.errors import ApiError, not_found
@@ -111,6 +111,7 @@ class Contexts:
         try:
             with Image.open(io.BytesIO(data), formats=_PICTURES) as picture:
                 self._check_size(picture.size, where)
+                check_scans(picture, self._limits)
                 upright = ImageOps.exif_transpose(picture)
                 return upright.convert("RGB")
         except DAMAGED_IMAGE:

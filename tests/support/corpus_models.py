@@ -311,7 +311,6 @@ def weights(rng: random.Random) -> list[Case]:
             for file in ("config.json", "model.safetensors"):
                 place_case(f"{file} {kind}", special(kind, file))
     for name, pretrained in {
-        "hub": "somebody/nothing",
         "url": "http://127.0.0.1:9/a",
         "climbs": "../../etc",
         "nul": "'a\\0b'",

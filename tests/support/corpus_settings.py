@@ -50,9 +50,10 @@ def settings() -> list[Case]:
     texts = [text for line in refused.strip().splitlines() for text in line.strip().split("; ")]
     for text in dict.fromkeys(texts):
         # Hydra's own settings and options may be harmless, and what is merged with {} or taken away is the default.
-        fixed = text.startswith(("hydra.run", "hydra.output_subdir"))
+        fixed = text.startswith(("hydra.run", "hydra.output_subdir", "hydra/job_logging", "--experimental"))
         harmless = (
-            (text.lstrip("+").startswith(("hydra", "--")) and not fixed)
+            (text.lstrip("+").startswith(("hydra", "--", "-sc")) and not fixed)
+            or text in ("sampling=[greedy]", "experiment=[demo,demo]")  # a list of one choice is Hydra's own
             or text.endswith("={}")
             or text == "~sampling.top_k"
         )

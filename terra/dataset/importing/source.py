@@ -11,7 +11,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 
 from terra.actions import ActionSpace, ActionTrack
-from terra.context import DAMAGED_IMAGE
+from terra.context import DAMAGED_IMAGE, check_scans
 from terra.dataset.poses import Poses
 from terra.errors import DatasetError
 from tokenizer.limits import LIMITS, Limits
@@ -111,6 +111,7 @@ def read_picture(path: Path, limits: Limits = LIMITS) -> UInt8[np.ndarray, "heig
             width, height = picture.size
             if width * height > limits.picture_pixels:
                 raise DatasetError(f"{path}: expected at most {limits.picture_pixels} pixels, got {width} x {height}")
+            check_scans(picture, limits)
             return np.asarray(picture.convert("RGB"))
     except DAMAGED_IMAGE as error:
         reason = str(error).partition("\n")[0] or type(error).__name__

@@ -1,0 +1,194 @@
+"""Worlds of vectors, keys and choices go from recordings with actions to videos, without a line about them in Terra."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from entry import read_settings
+from PIL import Image
+from rich.console import Console
+from safetensors.torch import load_file
+from tiny_rollouts import read_lines, run as run_batch
+
+from decoder.video import VideoWriter, probe_video
+from terra.actions import Choice, Keys, TableSpace, Vector, save_actions
+from terra.config.files import register_resolvers
+from terra.dataset import read_frames, read_split
+from terra.dataset.importing.command import run as import_recordings
+from terra.dataset.inspect import run as inspect
+from terra.errors import ActionError, ConfigError, DatasetError
+from terra.generate import run as generate
+from terra.replay import run as replay
+from terra.training.tokenize import run as tokenize
+from terra.training.tokenizer import run as train_tokenizer
+from terra.training.world_model import run as train
+from terra.world_model import load_config
+
+pytestmark = pytest.mark.slow
+
+ARM = Vector(
+    names=[f"joint_{index}" for index in range(12)],
+    units=["rad"] * 12,
+    low=[-1.5] * 12,
+    high=[1.0 + index for index in range(12)],
+)
+GAME = Keys(names=["forward", "back", "left", "right", "fire"])
+PAD = Choice(names=[f"move_{index}" for index in range(18)])
+NUM_FRAMES, FPS, SIZE = 16, 5.0, (32, 48)
+SMALL = [
+    *("tokenizer.ch=32", "tokenizer.ch_mult=[1,1,1,1,2]", "tokenizer.num_res_blocks=1", "tokenizer.dim=6"),
+    *("perceptual.weight=0", "batch_size=4", "schedule=steps", "max_seconds=null", "max_steps=3", "workers=0"),
+    *("evaluation_frames=16", "ema_decay=0.5", "warmup_steps=1"),
+]
+MODEL = [
+    *("world_model.hidden_size=32", "world_model.intermediate_size=64", "world_model.num_hidden_layers=1"),
+    *("world_model.num_attention_heads=1", "world_model.num_key_value_heads=1", "window=5", "batch_size=2"),
+    *("schedule=steps", "max_seconds=null", "max_steps=3", "warmup_steps=1", "ema_decay=0.5", "preview_frames=0"),
+    "evaluation_windows=2",
+]
+
+
+def some_values(space: TableSpace, seed: int) -> np.ndarray:
+    random = np.random.default_rng(seed)
+    if isinstance(space, Vector):
+        return random.uniform(space.low, space.high, (NUM_FRAMES, len(space.names)))
+    if isinstance(space, Keys):
+        return random.integers(0, 2, (NUM_FRAMES, len(space.names))).astype(float)
+    return random.integers(0, len(space.names), (NUM_FRAMES, 1)).astype(float)
+
+
+def write_recordings(folder: Path, space: TableSpace) -> Path:
+    """Two videos and a folder of pictures, each with its actions."""
+    folder.mkdir()
+    for number, name in enumerate(("a", "b", "c")):
+        frames = np.random.default_rng(number).integers(0, 256, (NUM_FRAMES, *SIZE, 3), dtype=np.uint8)
+        if name == "c":
+            (folder / name).mkdir()
+            for index, frame in enumerate(frames):
+                Image.fromarray(frame).save(folder / name / f"{index}.png")
+        else:
+            with VideoWriter(folder / f"{name}.mp4", FPS, size=(SIZE[1], SIZE[0]), crf=8) as writer:
+                writer.extend(frames)
+        save_actions(folder / f"{name}.json", space, FPS, some_values(space, number))
+    return folder
+
+
+def import_all(folder: Path, output: Path, space: TableSpace, *more: str) -> int:
+    declared = (
+        json.dumps(space.model_dump(mode="json")).replace('"', "").replace(" ", "").replace("units:[,", "units:['',")
+    )
+    given = [f"input={folder}", f"output={output}", f"action_space={declared}", "kind=video_actions", "picture_fps=5"]
+    given += [f"fps={FPS:g}", f"image_size=[{SIZE[0]},{SIZE[1]}]", "held_out=[b]", "workers=0", *more]
+    return import_recordings(read_settings("import", given))
+
+
+@pytest.mark.parametrize("space", [ARM, GAME, PAD], ids=["12 numbers", "5 keys", "18 choices"])
+def test_from_recordings_to_videos(tmp_path, space):
+    register_resolvers()
+    recordings, data = write_recordings(tmp_path / "recordings", space), tmp_path / "data"
+    assert import_all(recordings, data, space) == 0
+    episodes = read_split(data, "train").episodes
+    assert [episode.place for episode in episodes] == ["a", "c"]
+    for episode, seed in zip(episodes, (0, 2), strict=True):
+        assert episode.space == space
+        np.testing.assert_allclose(episode.actions, some_values(space, seed))
+        assert read_frames(episode).shape == (NUM_FRAMES, *SIZE, 3)
+    assert (
+        inspect(read_settings("inspect", [f"data={data}", f"output={tmp_path / 'look'}", "verify=true", "workers=0"]))
+        == 0
+    )
+    assert (tmp_path / "look" / "actions.png").is_file()
+    assert space.names[0] in (data / "README.md").read_text()
+
+    trained = tmp_path / "trained"
+    train_tokenizer(read_settings("train_tokenizer", [*SMALL, f"data={data}", f"output={trained}/t", "device=cpu"]))
+    tokenize(
+        read_settings(
+            "tokenize", [f"data={data}", f"checkpoint={trained}/t/tokenizer", f"output={tmp_path}/tokens", "workers=0"]
+        )
+    )
+    train(read_settings("train", [*MODEL, f"data={tmp_path}/tokens", f"output={trained}/w", "device=cpu"]))
+    model = trained / "w" / "world_model"
+    assert load_config(model).space == space
+
+    parts = [f"tokenizer.pretrained={trained}/t/tokenizer", f"world_model.pretrained={model}", "engine=hf", "overlap=2"]
+    context, actions = recordings / "b.mp4", recordings / "b.json"
+    given = [*parts, f"context={context}", "num_context=2", "num_frames=9", "device=cpu", "dtype=float32"]
+    video = generate(
+        read_settings("generate", [*given, f"actions={actions}", f"output={tmp_path}/one"]), Console(quiet=True)
+    )
+    made = load_file(video / "tokens.safetensors")
+    np.testing.assert_allclose(made["actions"], space.rows(some_values(space, 1))[:8], atol=1e-6)
+    assert probe_video(video / "overlay.mp4").num_frames == 9
+    assert replay(read_settings("replay", [f"folder={video}"]), Console(quiet=True)) == 0
+
+    line = {"id": "one", "context": str(context), "actions": str(actions), "num_frames": 9, "num_context": 2, "seed": 0}
+    (tmp_path / "manifest.jsonl").write_text(json.dumps(line) + "\n")
+    batch = [*parts, f"manifest={tmp_path}/manifest.jsonl", f"output={tmp_path}/batch", "device=cpu", "dtype=float32"]
+    assert run_batch(batch) == 0
+    assert read_lines(tmp_path / "batch" / "index.jsonl")[0]["status"] == "done"
+    again = load_file(tmp_path / "batch" / "rollouts" / "one" / "tokens.safetensors")
+    assert made["tokens"].equal(again["tokens"])
+
+    with pytest.raises(ConfigError, match=r"actions: expected the file of the actions, \w+ of .*, got nothing"):
+        generate(read_settings("generate", [*given, f"trajectory={actions}", f"output={tmp_path}/two"]))
+    other = write_recordings(tmp_path / "other", Keys(names=["up"])) / "b.json"
+    with pytest.raises(ActionError, match=r"expected actions of the model's .*, got keys of up"):
+        generate(read_settings("generate", [*given, f"actions={other}", f"output={tmp_path}/two"]))
+    assert not (tmp_path / "two").exists()
+    with pytest.raises(DatasetError, match=r"expected actions of \w+ of .*, as there, got keys of up"):
+        import_all(tmp_path / "other", data, Keys(names=["up"]), "name=other")
+
+
+def write_tub(folder: Path, count: int = 40, **changes: object) -> Path:
+    (folder / "images").mkdir(parents=True)
+    lines = []
+    for index in range(count):
+        Image.new("RGB", (64, 48), (index * 5, 0, 0)).save(folder / "images" / f"{index}_cam.jpg")
+        record = {"_index": index, "_timestamp_ms": 1000 + 50 * index, "cam/image_array": f"{index}_cam.jpg"}
+        record |= {"user/angle": index / count, "user/throttle": 0.5, "user/mode": "user"}
+        lines.append(json.dumps(record | (changes if index == 7 else {})))
+    (folder / "catalog_0.catalog").write_text("\n".join(lines) + "\n")
+    last = {"paths": ["catalog_0.catalog"], "current_index": count, "deleted_indexes": [3]}
+    (folder / "manifest.json").write_text("\n".join(["[]", "[]", "{}", "{}", json.dumps(last)]))
+    return folder
+
+
+def import_tub(folder: Path, output: Path, *more: str) -> int:
+    given = [
+        f"input={folder}",
+        f"output={output}",
+        "kind=donkeycar",
+        "fps=10",
+        "image_size=[32,48]",
+        "workers=0",
+        *more,
+    ]
+    return import_recordings(read_settings("import", given))
+
+
+def test_a_tub_is_cut_into_sections(tmp_path):
+    folder = write_tub(tmp_path / "tub")
+    (folder / "images" / "._0_cam.jpg").write_bytes(b"no frame")
+    assert import_tub(folder, tmp_path / "out", "sections=4", "held_out=[tub_03]") == 0
+    (held_out,) = read_split(tmp_path / "out", "held_out").episodes
+    assert (held_out.place, held_out.num_frames) == ("tub_03", 5)
+    assert held_out.actions is not None
+    np.testing.assert_allclose(held_out.actions[:, 0], np.arange(30, 40, 2) / 40)
+    assert len(read_split(tmp_path / "out", "train").episodes) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"user/angle": 1.5}, "record 7: steering: expected -1 to 1, got 1.5"),
+        ({"user/angle": "left"}, "user/angle: expected a number, got 'left'"),
+        ({"cam/image_array": "../../../etc/passwd"}, "cam/image_array: expected"),
+        ({"cam/image_array": "none.jpg"}, "none.jpg: expected a PNG or JPEG picture"),
+        ({"_timestamp_ms": 0}, "expected _timestamp_ms that increase; or give picture_fps="),
+    ],
+)
+def test_a_bad_tub_is_one_line(tmp_path, caplog, changes, message):
+    assert import_tub(write_tub(tmp_path / "tub", **changes), tmp_path / "out") == 2
+    assert message in caplog.text
