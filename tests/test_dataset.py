@@ -184,7 +184,9 @@ def test_missing_datasets_and_splits_are_named(dataset, tmp_path):
     with pytest.raises(DatasetError, match="expected a dataset of video with actions"):
         read_split(tmp_path / "nowhere", "train")
     edit(dataset / "dataset.json", version=1)
-    with pytest.raises(DatasetError, match="expected terra-driving version 2, got terra-driving 1"):
+    with pytest.raises(
+        DatasetError, match="expected terra-driving version 2 or terra-world version 1, got terra-driving 1"
+    ):
         read_split(dataset, "train")
 
 

@@ -464,7 +464,7 @@ def test_the_command_and_its_configuration_agree(tmp_path):
     assert checked(Names, ["07", 10], "drives") == ("07", "10")
     with pytest.raises(ConfigError, match=r"drives\[0\]: expected text, got 1\.5"):
         checked(Names, [1.5], "drives")
-    with pytest.raises(ConfigError, match="kind: expected one of video_poses, lerobot, kitti"):
+    with pytest.raises(ConfigError, match="kind: expected one of video_poses, video_actions, lerobot"):
         open_source("rosbag", tmp_path)
-    with pytest.raises(DatasetError, match="expected a folder with driving, got nothing"):
+    with pytest.raises(DatasetError, match="expected a folder with recordings, got nothing"):
         open_source("kitti", tmp_path / "nowhere")
