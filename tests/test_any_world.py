@@ -18,8 +18,10 @@ from terra.dataset import read_frames, read_split
 from terra.dataset.importing.command import run as import_recordings
 from terra.dataset.inspect import run as inspect
 from terra.errors import ActionError, ConfigError, DatasetError
+from terra.evaluation.evaluate import run as evaluate
 from terra.generate import run as generate
 from terra.replay import run as replay
+from terra.serving.run import load as load_server
 from terra.training.tokenize import run as tokenize
 from terra.training.tokenizer import run as train_tokenizer
 from terra.training.world_model import run as train
@@ -131,6 +133,11 @@ def test_from_recordings_to_videos(tmp_path, space):
     again = load_file(tmp_path / "batch" / "rollouts" / "one" / "tokens.safetensors")
     assert made["tokens"].equal(again["tokens"])
 
+    evaluation = [f"tokenizer.pretrained={trained}/t/tokenizer", f"world_model.pretrained={model}", f"data={data}"]
+    with pytest.raises(ActionError, match=r"terra evaluate: expected a world of waypoints, got one of \w+ of"):
+        evaluate(read_settings("evaluate", [*evaluation, f"output={tmp_path}/two"]))
+    with pytest.raises(ActionError, match=r"terra serve: expected a world of waypoints, got one of \w+ of"):
+        load_server(read_settings("serve", parts))
     with pytest.raises(ConfigError, match=r"actions: expected the file of the actions, \w+ of .*, got nothing"):
         generate(read_settings("generate", [*given, f"trajectory={actions}", f"output={tmp_path}/two"]))
     other = write_recordings(tmp_path / "other", Keys(names=["up"])) / "b.json"

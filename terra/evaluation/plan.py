@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from terra.actions import require_waypoints
 from terra.dataset import Episode, read_split
 from terra.engine.base import EngineSpec
 from terra.errors import ConfigError
@@ -57,11 +58,13 @@ def make_plan(settings: EvaluationSettings, tokenizer: Path, world_model: Path) 
     """Read and check the data and the checkpoints' configurations, and choose what to generate.
 
     Raises:
+        ActionError: a world model whose actions are no waypoints.
         CheckpointError: checkpoints that don't fit each other.
         DatasetError: no data, or no episode that is long enough.
         ConfigError: lengths that no window fits, or recordings of another rate or size than the models take.
     """
     model = load_config(world_model)
+    require_waypoints(model.space, "terra evaluate")
     check_pairing(tokenizer, EngineSpec.of(model))
     for length in (settings.num_frames, settings.drift_frames, settings.group_frames):
         list(plan_windows(length, settings.num_context, model.layout.max_frames, settings.overlap))
