@@ -188,7 +188,7 @@ def test_a_sweep_over_seeds_makes_a_folder_each(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
         command("seed=0,1")  # without -m a list of seeds is no seed
-    swept = [argument for argument in sys.argv if not argument.startswith("output=")]
+    swept = [argument for argument in sys.argv if not argument.startswith(("output=", "hydra"))]
     monkeypatch.setattr(sys, "argv", [swept[0], "-m", *swept[1:]])
     main()
     assert sorted(path.name[-6:] for path in (tmp_path / "outputs").iterdir()) == ["_seed0", "_seed1"]
@@ -237,7 +237,7 @@ def test_a_sweep_over_seeds_makes_a_folder_each(command, tmp_path, monkeypatch):
         (["context=null"], "context: expected text, got null"),
         (["context=/no/such/folder"], "/no/such/folder"),
         (["trajectory=/no/such/file.json"], "/no/such/file.json"),
-        (["trajectory=null"], "trajectory: expected a path, got null"),
+        (["trajectory=null"], "trajectory: expected the file of the actions, waypoints at 0.45, 0.95"),
         (["tokenizer.pretrained=/no/such/tokenizer"], "/no/such/tokenizer"),
         (["world_model.pretrained=/no/such/model"], "/no/such/model"),
         (["num_context=4"], "expected 4 or more PNG or JPEG pictures, got 3"),

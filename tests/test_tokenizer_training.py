@@ -19,6 +19,7 @@ from tiny_driving import record
 from tiny_training import read_log, read_state, tokenized
 from torch import nn
 
+from terra.actions import Waypoints
 from terra.config.files import register_resolvers
 from terra.engine.base import EngineSpec
 from terra.errors import CheckpointError, ConfigError, DatasetError
@@ -47,7 +48,6 @@ from terra.training.reconstruction import evaluate_tokenizer, evenly_spaced, pac
 from terra.training.settings import LoopConfig
 from terra.training.terms import EntropyAnneal, Terms, TermSettings
 from terra.training.tokenizer import TrainTokenizerSettings, run, small_config, train_decoder, train_tokenizer
-from terra.trajectory import WAYPOINT_TIMES
 from tokenizer import LFQTokenizer, LossWeights
 from tokenizer.checkpoint import checkpoint_sha256
 from tokenizer.lineage import makes_tokens_of, tokens_sha256
@@ -72,7 +72,7 @@ def pictures(count: int) -> np.ndarray:
 
 def driving(count: int = 24) -> DrivingFrames:
     frames = torch.from_numpy(pictures(count)).permute(0, 3, 1, 2).to(memory_format=torch.channels_last)
-    return DrivingFrames(frames, torch.zeros(count, 6, 3), torch.tensor([0, count]), 10.0, WAYPOINT_TIMES, ())
+    return DrivingFrames(frames, torch.zeros(count, 6, 3), torch.tensor([0, count]), 10.0, Waypoints(), ())
 
 
 def small_network() -> FeatureNetwork:

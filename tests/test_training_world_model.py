@@ -17,6 +17,7 @@ from tiny import tiny_tokenizer_config
 from tiny_training import CPU, TINY_SIZE, WINDOW, config, tokenized, world_model_objective
 from torch.nn import functional as F
 
+from terra.actions import Waypoints
 from terra.dataset.tokens import ShardFacts, save_shard, write_index
 from terra.engine.hf import HFEngine
 from terra.errors import ConfigError, DatasetError
@@ -37,7 +38,6 @@ from terra.training.world_model import (
     save_world_model,
     train_world_model,
 )
-from terra.trajectory import WAYPOINT_TIMES
 from terra.world_model import LlamaActionV2ForCausalLM, load_world_model, model as model_module
 from tokenizer import LFQTokenizer
 from tokenizer.checkpoint import checkpoint_sha256
@@ -302,7 +302,7 @@ def test_sizes_of_the_recipes(recipe, rows, cols, codebook_size, expected):
 def test_a_folder_of_tokens_trains_from_its_settings(tmp_path):
     for split, seed in (("train", 0), ("held_out", 1)):
         data = tokenized((9, 8), seed)
-        facts = ShardFacts(10.0, 16, "f" * 64, WAYPOINT_TIMES, "0" * 64, "float32")
+        facts = ShardFacts(10.0, 16, "f" * 64, Waypoints(), "0" * 64, "float32")
         save_shard(tmp_path / split / "a.safetensors", facts, data.tokens, data.actions, data.episode_start)
         write_index(tmp_path / split, ["a.safetensors"])
     values = compose_values("recipe=world_model_smoke", "schedule=steps", "max_steps=1", "window=4")

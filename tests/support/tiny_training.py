@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from terra.actions import Waypoints
 from terra.dataset.tokens import TokenizedDriving
 from terra.training.adversarial import AdversarialConfig
 from terra.training.autoencoding import DecoderObjective
@@ -25,7 +26,6 @@ from terra.training.settings import LoopConfig
 from terra.training.terms import EntropyAnneal, Terms
 from terra.training.tokenizer import small_config
 from terra.training.world_model import WorldModelObjective, WorldModelSize, WorldModelTraining, build_config
-from terra.trajectory import WAYPOINT_TIMES
 from terra.world_model import LlamaActionV2ForCausalLM
 from tokenizer import LFQTokenizer, LossWeights
 
@@ -124,7 +124,7 @@ def tokenized(lengths: tuple[int, ...] = (7, 9), seed: int = 0) -> TokenizedDriv
     start = torch.randint(16, (1, 2, 4), generator=generator)
     tokens = (start + torch.arange(count)[:, None, None]) % 16
     actions = torch.randn(count, 6, 3, generator=generator)
-    return TokenizedDriving(tokens.to(torch.uint8), actions, bounds, 10.0, 16, "f" * 64, WAYPOINT_TIMES)
+    return TokenizedDriving(tokens.to(torch.uint8), actions, bounds, 10.0, 16, "f" * 64, Waypoints())
 
 
 def world_model_objective(data: TokenizedDriving | None = None, **training: object) -> WorldModelObjective:
