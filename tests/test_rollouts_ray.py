@@ -19,6 +19,7 @@ pytest.importorskip("ray")
 
 import ray
 from ray.exceptions import RayActorError
+from ray_start import start_ray
 
 from terra.config.spec import PipelineSpec
 from terra.errors import CheckpointError, ConfigError, EngineError, OutputError
@@ -36,7 +37,7 @@ FILES = {"video.mp4", "tokens.safetensors", "rollout.json"}
 
 @pytest.fixture(scope="module", autouse=True)
 def ray_cluster():
-    ray.init(num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
+    start_ray(lambda: ray.init(num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False))
     yield
     ray.shutdown()
 

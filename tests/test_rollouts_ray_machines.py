@@ -17,6 +17,7 @@ pytest.importorskip("ray")
 
 import ray
 from ray.cluster_utils import Cluster
+from ray_start import start_ray
 
 from terra.errors import EngineError
 from terra.rollouts import cluster as ray_cluster
@@ -28,7 +29,8 @@ NUM = 9
 
 @pytest.fixture
 def cluster():
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    head = {"num_cpus": 1, "include_dashboard": False}
+    made = start_ray(lambda: Cluster(initialize_head=True, head_node_args=head))
     ray.init(address=made.address, logging_level=logging.ERROR, log_to_driver=False)
     yield made
     ray.shutdown()
