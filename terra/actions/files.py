@@ -94,12 +94,21 @@ def load_actions(path: str | Path, space: TableSpace, *, limits: Limits = LIMITS
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise ActionError(f"{path}: expected actions in a file that ends in .csv, .json or .npz, got {path.suffix!r}")
-    times, values, locate = reader(path, space, limits)
-    if not len(times):
-        raise ActionError(f"{path}: expected rows of actions, got none")
-    if len(times) > 1:
-        check_increasing(times, locate)
-    return ActionTrack(space, times, values, str(path))
+    return _track(space, reader(path, space, limits), str(path))
+
+
+def parse_document(document: Mapping[str, Any], space: TableSpace, source: str) -> ActionTrack:
+    """The actions of a parsed JSON document, see the module.
+
+    Args:
+        document: the document's keys.
+        space: the world model's action space.
+        source: where the document comes from, with which every message begins.
+
+    Raises:
+        ActionError: as `load_actions`.
+    """
+    return _track(space, _read_document(document, space, source), source)
 
 
 def save_actions(path: Path, space: TableSpace, fps: float, values: Values) -> None:
@@ -110,6 +119,15 @@ def save_actions(path: Path, space: TableSpace, fps: float, values: Values) -> N
 
 
 _Read = tuple[Float64[np.ndarray, " rows"], Values, Callable[[int], str]]
+
+
+def _track(space: TableSpace, read: _Read, source: str) -> ActionTrack:
+    times, values, locate = read
+    if not len(times):
+        raise ActionError(f"{source}: expected rows of actions, got none")
+    if len(times) > 1:
+        check_increasing(times, locate)
+    return ActionTrack(space, times, values, source)
 
 
 def _read_csv(path: Path, space: TableSpace, limits: Limits) -> _Read:
@@ -145,11 +163,10 @@ def _read_csv(path: Path, space: TableSpace, limits: Limits) -> _Read:
 def _read_json(path: Path, space: TableSpace, limits: Limits) -> _Read:
     text = read_text(path, ActionError, max_bytes=limits.json_bytes)
     document = parse_json(text, str(path), ActionError, limits=limits)
-    return parse_document(document, space, str(path))
+    return _read_document(document, space, str(path))
 
 
-def parse_document(document: Mapping[str, Any], space: TableSpace, source: str) -> _Read:
-    """The times (s), values and places of the rows of a document; see the module. Raises ActionError."""
+def _read_document(document: Mapping[str, Any], space: TableSpace, source: str) -> _Read:
     if (document.get("format"), document.get("version")) != (FORMAT, VERSION):
         got = (document.get("format"), document.get("version"))
         raise ActionError(f"{source}: expected format {FORMAT} version {VERSION}, got {got[0]!r} version {got[1]!r}")

@@ -140,9 +140,9 @@ class Vector(_Columns):
         return ((values - low) / (high - low) * 2 - 1).astype(np.float32)[:, None]
 
     def values(self, rows: Rows) -> Values:
-        """The values that rows stand for."""
+        """The values that rows stand for, within the range also after rounding."""
         low, high = np.array(self.low), np.array(self.high)
-        return (rows[:, 0].astype(np.float64) + 1) / 2 * (high - low) + low
+        return np.clip((rows[:, 0].astype(np.float64) + 1) / 2 * (high - low) + low, low, high)
 
     def problem(self, values: Float64[np.ndarray, " columns"]) -> str | None:
         """What is wrong with an action, in one line; None if nothing is."""
