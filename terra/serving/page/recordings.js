@@ -1,5 +1,6 @@
 /** Recordings: one that runs, and those that are finished, each with a preview and a link to save it. */
 
+import { paintLegend } from "./legend.js";
 import { canRecord, writeVideo } from "./record.js";
 import { decode, paintFrame, paintPath } from "./stage.js";
 
@@ -75,9 +76,10 @@ export class Recordings {
   }
 }
 
-async function paint(context, size, { picture, header, camera, overlay }) {
+async function paint(context, size, { picture, header, camera, space, overlay }) {
   const decoded = await decode(picture);
   if (!decoded) return;
   paintFrame(context, size, decoded);
   if (overlay && camera && header.path) paintPath(context, size, { camera, path: header.path });
+  else if (overlay && !header.path) paintLegend(context, size, space, header.action);
 }
