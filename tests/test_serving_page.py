@@ -3,9 +3,7 @@ import contextlib
 import io
 import re
 import shutil
-import socket
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,12 +16,11 @@ from PIL import Image
 pytest.importorskip("fastapi", reason="needs terra's extra serve")
 pytest.importorskip("playwright", reason="needs Playwright for Python, of the dev group")
 from playwright.sync_api import Browser, Page, expect, sync_playwright
-from serving_fake import build_service
+from serving_fake import Serving
 from tiny_serving import wait_until
 from websockets.sync.client import connect
 
 from decoder.camera import Camera, project
-from terra.serving.run import Server
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [
@@ -41,30 +38,6 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-
-
-class Serving:
-    """The server in a thread, on a port that it keeps over restarts."""
-
-    def __init__(self, data: Path) -> None:
-        self._data = data
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self.start()
-
-    def start(self) -> None:
-        if self._listener.fileno() < 0:
-            self._listener = socket.create_server(("127.0.0.1", self.port))
-        self.service, settings = build_service(self._data)
-        self._server = Server(self.service, settings)
-        self._thread = threading.Thread(target=self._server.run, args=[[self._listener]], daemon=True)
-        self._thread.start()
-        wait_until(lambda: self._server.started)
-
-    def stop(self) -> None:
-        self._server.should_exit = True
-        self._thread.join(timeout=10)
-        self._listener.close()
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,10 @@
 
 import asyncio
 import shutil
+import socket
 import sys
 import tempfile
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +18,8 @@ import torch
 from einops import reduce, repeat
 from entry import compose
 from omegaconf import OmegaConf
+from tiny_serving import Talk, wait_until
+from websockets.sync.client import connect
 
 import terra
 from terra.actions import ActionSpace, Choice, Keys, TableSpace, Vector, Waypoints, save_actions
@@ -24,6 +28,7 @@ from terra.engine.base import EngineCounters, EngineSpec
 from terra.pipeline import Pipeline
 from terra.prompt import Action, Actions, FrameTokens, Layout, Prompt
 from terra.sampling import SamplingParams
+from terra.serving.run import Server
 from terra.serving.scenes import load_scenes
 from terra.serving.service import Service
 from terra.serving.settings import ServeSettings
@@ -125,7 +130,7 @@ def scene_folder(folder: Path, space: TableSpace) -> Path:
     if isinstance(space, Vector):
         values[:, 0] = np.linspace(0, 1, 60)
     for name, pictures in {"room": "city", "yard": "day"}.items():
-        (folder / name).mkdir(parents=True)
+        (folder / name).mkdir(parents=True, exist_ok=True)
         for path in (demo / pictures).glob("*.png"):
             shutil.copy(path, folder / name)
         save_actions(folder / name / "look.json", space, 10.0, values)
@@ -148,6 +153,39 @@ def build_service(
     num_context, size = settings.num_context, tokenizer.image_size
     scenes = load_scenes(settings.scenes, num_context=num_context, image_size=size, spec=engine.spec)
     return Service(pipeline, settings, scenes, "0" * 64), settings
+
+
+class Serving:
+    """The server in a thread, on a port that it keeps over restarts."""
+
+    def __init__(self, data: Path, space: ActionSpace = DRIVING, seconds_a_frame: float = 0.05) -> None:
+        self._data, self._space, self._seconds = data, space, seconds_a_frame
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.start()
+
+    def start(self) -> None:
+        if self._listener.fileno() < 0:
+            self._listener = socket.create_server(("127.0.0.1", self.port))
+        self.service, settings = build_service(self._data, self._seconds, self._space)
+        self._server = Server(self.service, settings)
+        self._thread = threading.Thread(target=self._server.run, args=[[self._listener]], daemon=True)
+        self._thread.start()
+        wait_until(lambda: self._server.started)
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(timeout=10)
+        self._listener.close()
+
+    def open(self, **message: Any) -> Talk:
+        """Open a live session whose context frames have been received."""
+        talk = Talk(connect(f"ws://127.0.0.1:{self.port}/v1/live", compression=None).__enter__())
+        talk.say(type="open", **message)
+        talk.opened = talk.hear("opened")
+        talk.context = [talk.frame() for _ in range(talk.opened["num_context"])]
+        return talk
 
 
 if __name__ == "__main__":
