@@ -127,12 +127,9 @@ class TestHttp:
         other = KEYS if isinstance(space, Choice) else CHOICE
         given = document(space)
         wrong, message = WRONG[space.kind][0]
+        instead = ("trajectory: expected actions", space.title)
         for changes, field, said in [
-            (
-                {"trajectory": {"format": "terra-trajectory"}},
-                "trajectory",
-                ("trajectory: expected actions", space.title),
-            ),
+            ({"trajectory": {"format": "terra-trajectory"}}, "trajectory", instead),
             ({"trajectory_name": "look"}, "trajectory", instead),
             ({"actions": document(other)}, "actions", (f"model's {space.title}", f"got {other.title}")),
             ({"actions": given | {"actions": [wrong]}}, "actions", ("actions: actions[0]: ", message)),

@@ -1,6 +1,6 @@
 /** Whoever drives: keys, pedals, buttons and the slider, what they do to a drive, and its futures side by side. */
 
-import { Controls, wireKeys, wirePedals } from "./controls.js";
+import { Controls, focusStage, wireKeys, wirePedals } from "./controls.js";
 import { Drive } from "./drive.js";
 import { letter, showCaptions, showFutures, showGauges, showState, showTools } from "./instruments.js";
 import { hush, notify, say } from "./notice.js";
@@ -292,8 +292,6 @@ export class Cockpit {
     this.#refresh();
   }
 }
-
-const focusStage = () => element("stage").focus({ preventScroll: true, focusVisible: false });
 
 /** About 1024 pixels wide, whole times the frame, even as H.264 wants it: [width, height]. */
 function enlarged(width, height) {

@@ -89,6 +89,9 @@ export function arc(steering, speed, seconds = 3, points = 30) {
   });
 }
 
+/** Gives the keys to the picture, after a click on something that would take them. */
+export const focusStage = () => document.getElementById("stage").focus({ preventScroll: true, focusVisible: false });
+
 /** Buttons with data-hold press their pedal of `controls()` as long as a finger, a pointer or Space and Enter hold them. */
 export function wirePedals(root, controls, onPress) {
   for (const button of root.querySelectorAll("[data-hold]")) {

@@ -3,7 +3,7 @@
  * the numbers of a vector. Both show themselves in the panel beside the picture, and tell what they do by an act message.
  */
 
-import { wirePedals } from "./controls.js";
+import { focusStage, wirePedals } from "./controls.js";
 import { assignKeys, direction, label } from "./keyboard.js";
 import { asText } from "./legend.js";
 
@@ -97,6 +97,7 @@ class Presses {
       const keys = [...this.#codes].filter(([, each]) => each === name).map(([code]) => label(code));
       const button = Object.assign(document.createElement("button"), { type: "button", title: name });
       button.dataset.hold = name;
+      button.addEventListener("pointerup", focusStage);
       button.append(Object.assign(document.createElement("span"), { textContent: name }));
       if (keys.length) button.append(Object.assign(document.createElement("kbd"), { textContent: keys.join(" ") }));
       const place = direction(name);
@@ -229,7 +230,7 @@ class Numbers {
         this.#show();
         this.#onPress();
       });
-      slider.addEventListener("pointerup", () => element("stage").focus({ preventScroll: true, focusVisible: false }));
+      slider.addEventListener("pointerup", focusStage);
       const head = Object.assign(document.createElement("div"), { className: "head" });
       const [least, most] = [low, high].map((ends) =>
         Object.assign(document.createElement("small"), { textContent: asText({ ...this.#space, units: [] }, index, ends[index]) }),
@@ -239,7 +240,10 @@ class Numbers {
       return { row, slider, output };
     });
     const rest = Object.assign(document.createElement("button"), { type: "button", className: "quiet", textContent: "Neutral" });
-    rest.onclick = () => this.#rest();
+    rest.onclick = ({ detail }) => {
+      this.#rest();
+      if (detail > 0) focusStage();
+    };
     element("panel").replaceChildren(...this.#rows.map(({ row }) => row), rest);
     element("panel").dataset.kind = "vector";
     const [first, second] = names;
