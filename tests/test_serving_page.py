@@ -2,7 +2,6 @@ import base64
 import contextlib
 import io
 import re
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,43 +14,30 @@ from PIL import Image
 
 pytest.importorskip("fastapi", reason="needs terra's extra serve")
 pytest.importorskip("playwright", reason="needs Playwright for Python, of the dev group")
-from playwright.sync_api import Browser, Page, expect, sync_playwright
-from serving_fake import SPACES, Serving
+from chromium import CHROMIUM, launched
+from playwright.sync_api import Browser, Page, expect
+from serving_fake import SPACES, Serving, fake
 from tiny_serving import wait_until
 from websockets.sync.client import connect
 
 from decoder.camera import Camera, project
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (on Debian: apt-get install chromium)"),
-]
-
-ARGUMENTS = [
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
 ]
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     # Launched once; each test has a context, which is a profile of its own.
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+    with launched() as chromium:
         yield chromium
-        chromium.close()
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    serving = Serving(tmp_path_factory.mktemp("serving"))
+    serving = fake(tmp_path_factory.mktemp("serving"))
     yield serving
     serving.stop()
 
@@ -59,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serving]]:
     """A server of a world of each kind that is not driven."""
-    servers = {kind: Serving(tmp_path_factory.mktemp(kind), space) for kind, space in SPACES.items()}
+    servers = {kind: fake(tmp_path_factory.mktemp(kind), space) for kind, space in SPACES.items()}
     yield servers
     for serving in servers.values():
         serving.stop()
@@ -430,7 +416,7 @@ def test_keys_are_played(open_page: Callable[..., Page], worlds: dict[str, Servi
 
 
 def test_a_short_tap_counts_for_a_frame(open_page: Callable[..., Page], tmp_path: Path) -> None:
-    server = Serving(tmp_path, SPACES["keys"], seconds_a_frame=0.5)
+    server = fake(tmp_path, SPACES["keys"], seconds_a_frame=0.5)
     try:
         page = open_page("#scene=room", server=server)
         wait_for_state(page, "waiting")

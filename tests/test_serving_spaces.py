@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 pytest.importorskip("fastapi", reason="needs terra's extra serve")
 from PIL import Image
 from safetensors.torch import load
-from serving_fake import CHOICE, DRIVING, KEYS, VECTOR, Serving
+from serving_fake import CHOICE, DRIVING, KEYS, VECTOR, fake
 from tiny_serving import Talk
 
 from terra.actions import Choice, Keys, TableSpace, Vector
@@ -57,14 +57,14 @@ WRONG = {
 
 @pytest.fixture(scope="module", params=[VECTOR, KEYS, CHOICE], ids=lambda space: space.kind)
 def served(request, tmp_path_factory):
-    serving = Serving(tmp_path_factory.mktemp("serving"), request.param, seconds_a_frame=0.0)
+    serving = fake(tmp_path_factory.mktemp("serving"), request.param, seconds_a_frame=0.0)
     yield serving
     serving.stop()
 
 
 @pytest.fixture(scope="module")
 def driven(tmp_path_factory):
-    serving = Serving(tmp_path_factory.mktemp("driven"), DRIVING, seconds_a_frame=0.0)
+    serving = fake(tmp_path_factory.mktemp("driven"), DRIVING, seconds_a_frame=0.0)
     yield serving
     serving.stop()
 

@@ -9,7 +9,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -156,10 +156,10 @@ def build_service(
 
 
 class Serving:
-    """The server in a thread, on a port that it keeps over restarts."""
+    """A server in a thread, on a port that it keeps over restarts."""
 
-    def __init__(self, data: Path, space: ActionSpace = DRIVING, seconds_a_frame: float = 0.05) -> None:
-        self._data, self._space, self._seconds = data, space, seconds_a_frame
+    def __init__(self, build: Callable[[], tuple[Service, ServeSettings]]) -> None:
+        self._build = build
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -168,7 +168,7 @@ class Serving:
     def start(self) -> None:
         if self._listener.fileno() < 0:
             self._listener = socket.create_server(("127.0.0.1", self.port))
-        self.service, settings = build_service(self._data, self._seconds, self._space)
+        self.service, settings = self._build()
         self._server = Server(self.service, settings)
         self._thread = threading.Thread(target=self._server.run, args=[[self._listener]], daemon=True)
         self._thread.start()
@@ -186,6 +186,11 @@ class Serving:
         talk.opened = talk.hear("opened")
         talk.context = [talk.frame() for _ in range(talk.opened["num_context"])]
         return talk
+
+
+def fake(data: Path, space: ActionSpace = DRIVING, seconds_a_frame: float = 0.05) -> Serving:
+    """The server of a world without weights."""
+    return Serving(lambda: build_service(data, seconds_a_frame, space))
 
 
 if __name__ == "__main__":
