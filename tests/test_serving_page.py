@@ -494,6 +494,21 @@ def test_numbers_are_played(open_page: Callable[..., Page], worlds: dict[str, Se
     expect(page.locator("#panel output").nth(1)).to_have_text("0.00 m")
 
 
+def test_without_scenes(open_page: Callable[..., Page], tmp_path: Path) -> None:
+    server = fake(tmp_path, SPACES["keys"], scenes="null")
+    try:
+        page = open_page(server=server)
+        expect(page.locator("#scenes")).to_contain_text("no scenes")
+        picture = tmp_path / "room.png"
+        Image.new("RGB", (256, 144), (90, 120, 160)).save(picture)
+        page.set_input_files("#files", [picture])
+        wait_for_state(page, "waiting")
+        page.keyboard.down("d")
+        wait_until(lambda: ["right"] in actions_made(server))
+    finally:
+        server.stop()
+
+
 def test_choices_are_played(open_page: Callable[..., Page], worlds: dict[str, Serving]) -> None:
     server = worlds["choice"]
     page = open_page("#scene=room", server=server)

@@ -138,14 +138,13 @@ def scene_folder(folder: Path, space: TableSpace) -> Path:
 
 
 def build_service(
-    data: Path, seconds_a_frame: float = 0.05, space: ActionSpace = DRIVING, **live: Any
+    data: Path, seconds_a_frame: float = 0.05, space: ActionSpace = DRIVING, **changes: Any
 ) -> tuple[Service, ServeSettings]:
-    """A service that keeps its jobs in `data`; `live` changes limits of live sessions."""
+    """A service that keeps its jobs in `data`; `changes` are of settings."""
     register_resolvers()
-    changes = [f"data={data}", *(f"live.{name}={value}" for name, value in live.items())]
     if not isinstance(space, Waypoints):
-        changes.append(f"scenes={scene_folder(data / 'scenes', space)}")
-    config = compose("serve", changes)
+        changes = {"scenes": scene_folder(data / "scenes", space), **changes}
+    config = compose("serve", [f"data={data}", *(f"{name}={value}" for name, value in changes.items())])
     values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
     settings = checked(ServeSettings, values)
     tokenizer, engine = MosaicTokenizer(), TurningEngine(seconds_a_frame, space)
@@ -188,9 +187,9 @@ class Serving:
         return talk
 
 
-def fake(data: Path, space: ActionSpace = DRIVING, seconds_a_frame: float = 0.05) -> Serving:
+def fake(data: Path, space: ActionSpace = DRIVING, seconds_a_frame: float = 0.05, **changes: Any) -> Serving:
     """The server of a world without weights."""
-    return Serving(lambda: build_service(data, seconds_a_frame, space))
+    return Serving(lambda: build_service(data, seconds_a_frame, space, **changes))
 
 
 if __name__ == "__main__":

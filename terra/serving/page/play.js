@@ -111,7 +111,7 @@ class Presses {
     element("panel").dataset.kind = this.#space.kind;
     wirePedals(element("panel"), () => this, onPress);
     const several = this.#space.kind === "keys" ? "several at once count" : "the last one pressed counts";
-    explain([["keys on the buttons", several]]);
+    explain([["the buttons’ keys", several]]);
     this.#light();
   }
 }
@@ -247,21 +247,25 @@ class Numbers {
     element("panel").replaceChildren(...this.#rows.map(({ row }) => row), rest);
     element("panel").dataset.kind = "vector";
     const [first, second] = names;
-    explain([["← → or A D", first], ...(second ? [["↑ ↓ or W S", second]] : []), ["a gamepad’s sticks", names.slice(0, 4).join(", ")]]);
+    const sticks = names.slice(0, 4).join(", ");
+    explain([
+      [[..."←→AD"], first],
+      [[..."↓↑SW"], second ?? first],
+      ["a gamepad’s sticks", sticks],
+    ]);
     this.#show();
   }
 }
 
-/** Writes the help's rows, [keys, what they do] each. */
+/** Writes the help's rows, [keys (or words for them), what they do] each. */
 function explain(rows) {
+  const make = (kind, ...content) => {
+    const made = document.createElement(kind);
+    made.append(...content);
+    return made;
+  };
+  const caps = (keys) => (typeof keys === "string" ? [keys] : keys.flatMap((key) => [make("kbd", key), " "]));
   element("help-actions").replaceChildren(
-    ...rows.map(([keys, text]) => {
-      const row = document.createElement("div");
-      row.append(
-        Object.assign(document.createElement("dt"), { textContent: keys }),
-        Object.assign(document.createElement("dd"), { textContent: text }),
-      );
-      return row;
-    }),
+    ...rows.map(([keys, text]) => make("div", make("dt", ...caps(keys)), make("dd", text))),
   );
 }

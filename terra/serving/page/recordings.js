@@ -3,6 +3,7 @@
 import { paintLegend } from "./legend.js";
 import { canRecord, writeVideo } from "./record.js";
 import { decode, paintFrame, paintPath } from "./stage.js";
+import { isDriven } from "./world.js";
 
 export class Recordings {
   isPossible = canRecord();
@@ -50,7 +51,7 @@ export class Recordings {
     try {
       const { blob, suffix } = await writeVideo(frames, { size, fps, paint, onProgress });
       this.#count += 1;
-      this.#fill(card, { blob, name: `terra-drive-${this.#count}.${suffix}`, seconds: frames.length / fps });
+      this.#fill(card, { blob, name: `terra-${isDriven() ? "drive" : "play"}-${this.#count}.${suffix}`, seconds: frames.length / fps });
       this.#say("The recording is ready to save.");
     } catch (error) {
       card.textContent = `The video could not be written: ${error.message}`;
