@@ -225,11 +225,12 @@ class Keys(_Columns):
 
     def from_json(self, value: object, where: str) -> Float64[np.ndarray, " columns"]:
         """The values of an action that came as JSON: a list of the pressed keys' names. Raises ActionError."""
-        pressed = checked(list[str], value, where, ActionError)
+        pressed, known = checked(list[str], value, where, ActionError), frozenset(self.names)
         for name in pressed:
-            if name not in self.names:
+            if name not in known:
                 raise ActionError(f"{where}: expected keys of {', '.join(self.names)}, got {reprlib.repr(name)}")
-        return np.array([float(name in pressed) for name in self.names])
+        down = frozenset(pressed)
+        return np.array([float(name in down) for name in self.names])
 
 
 class Choice(_Columns):

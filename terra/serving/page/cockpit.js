@@ -4,8 +4,8 @@ import { Controls, focusStage, wireKeys, wirePedals } from "./controls.js";
 import { Drive } from "./drive.js";
 import { letter, showCaptions, showFutures, showGauges, showState, showTools } from "./instruments.js";
 import { hush, notify, say } from "./notice.js";
-import { controlsOf } from "./play.js";
 import { strokeToPath } from "./overlay.js";
+import { controlsOf } from "./play.js";
 import { Recordings } from "./recordings.js";
 import { View } from "./view.js";
 import { isDriven, showWorld } from "./world.js";
@@ -31,7 +31,8 @@ const KEYS = {
 export class Cockpit {
   #drives = [];
   #drive = null;
-  #controls = new Controls(); // of a car, until a session says what its actions are
+  #car = new Controls();
+  #controls = this.#car; // until a session says that its actions are others
   #space = null; // of these controls, as text
   #callbacks;
   #recordings = new Recordings(element("recordings"), (text) => say(text));
@@ -109,7 +110,7 @@ export class Cockpit {
     if (space === this.#space) return;
     this.#space = space;
     showWorld(info.action_space);
-    this.#controls = isDriven() ? new Controls() : controlsOf(info, () => this.#pressed());
+    this.#controls = isDriven() ? this.#car : controlsOf(info, () => this.#pressed());
   }
 
   #show(drive) {
