@@ -137,6 +137,7 @@ class TestHttp:
             ({"actions": given | {"actions": []}}, "actions", ("actions: expected rows of actions, got none",)),
             ({"actions": given | {"fps": 0}}, "actions", ("actions: fps",)),
             ({"actions": given | {"more": 1}}, "actions", ("actions: expected", "'more'")),
+            ({"actions": given | {"actions": [None] * 36_001}}, "actions", ("actions: expected at most 36000, got",)),
             ({"actions": {}}, "actions", ("actions: expected format terra-actions version 1",)),
         ]:
             answer = httpx.post(f"{served.url}/v1/videos", json={"scene": "room", "num_frames": 9, **changes})

@@ -97,18 +97,24 @@ def load_actions(path: str | Path, space: TableSpace, *, limits: Limits = LIMITS
     return _track(space, reader(path, space, limits), str(path))
 
 
-def parse_document(document: Mapping[str, Any], space: TableSpace, source: str) -> ActionTrack:
+def parse_document(
+    document: Mapping[str, Any], space: TableSpace, source: str, *, limits: Limits = LIMITS
+) -> ActionTrack:
     """The actions of a parsed JSON document, see the module.
 
     Args:
         document: the document's keys.
         space: the world model's action space.
         source: where the document comes from, with which every message begins.
+        limits: bounds on what is read; there may be as many actions as a rollout may have frames.
 
     Raises:
         ActionError: as `load_actions`.
     """
-    return _track(space, _read_document(document, space, source), source)
+    actions = document.get("actions")
+    if isinstance(actions, list) and len(actions) > limits.rollout_frames:
+        raise ActionError(f"{source}: actions: expected at most {limits.rollout_frames}, got {len(actions)}")
+    return _track(space, _read_document(document, space, source, limits), source)
 
 
 def save_actions(path: Path, space: TableSpace, fps: float, values: Values) -> None:
@@ -163,10 +169,10 @@ def _read_csv(path: Path, space: TableSpace, limits: Limits) -> _Read:
 def _read_json(path: Path, space: TableSpace, limits: Limits) -> _Read:
     text = read_text(path, ActionError, max_bytes=limits.json_bytes)
     document = parse_json(text, str(path), ActionError, limits=limits)
-    return _read_document(document, space, str(path))
+    return _read_document(document, space, str(path), limits)
 
 
-def _read_document(document: Mapping[str, Any], space: TableSpace, source: str) -> _Read:
+def _read_document(document: Mapping[str, Any], space: TableSpace, source: str, limits: Limits) -> _Read:
     if (document.get("format"), document.get("version")) != (FORMAT, VERSION):
         got = (document.get("format"), document.get("version"))
         raise ActionError(f"{source}: expected format {FORMAT} version {VERSION}, got {got[0]!r} version {got[1]!r}")
@@ -180,6 +186,9 @@ def _read_document(document: Mapping[str, Any], space: TableSpace, source: str) 
     actions = document.get("actions")
     if not isinstance(actions, list):
         raise ActionError(f"{source}: actions: expected a list, got {reprlib.repr(actions)}")
+    numbers = len(actions) * len(space.columns)
+    if numbers > limits.trajectory_numbers:
+        raise ActionError(f"{source}: actions: expected at most {limits.trajectory_numbers} numbers, got {numbers}")
     if ("times_s" in document) == ("fps" in document):
         raise ActionError(f"{source}: expected one of times_s and fps")
     if "fps" in document:

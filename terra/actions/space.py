@@ -175,7 +175,7 @@ class Vector(_Columns):
         """
         if isinstance(value, list):
             value = _by_name(value, self.names, where)
-        given = checked(dict[str, Annotated[float, Field(allow_inf_nan=False)]], value, where, ActionError)
+        given = checked(dict[str, float], value, where, ActionError)
         _check_names(given, self.names, where)
         return _fitting(self, np.array([given[name] for name in self.names]), where)
 

@@ -107,4 +107,4 @@ def parse_track(
     """The actions of a document: a trajectory where the space is waypoints. Raises ActionError."""
     if isinstance(space, Waypoints):
         return parse_document(document, source, limits=limits)
-    return parse_actions(document, space, source)
+    return parse_actions(document, space, source, limits=limits)
