@@ -44,7 +44,7 @@ from jaxtyping import Float64, UInt8
 
 from decoder.overlay import Camera, compose_rollout, compose_words
 from decoder.video import VideoWriter, write_png_sequence, write_video
-from terra.actions import Waypoints, load_actions
+from terra.actions import ActionTrack, Waypoints, load_actions
 from terra.context import context_files, load_context
 from terra.engine.base import EngineSpec
 from terra.errors import ActionError, OutputError, TerraError
@@ -141,12 +141,23 @@ def load_action_file(
     """
     if isinstance(spec.space, Waypoints):
         drive = load_trajectory(path, sample_id=sample_id, seconds=num_frames / spec.fps, limits=limits)
-        return drive_actions(drive, num_frames, spec)
+        return track_actions(drive, num_frames, spec)
     if sample_id is not None:
         raise ActionError(f"{path}: expected no sample_id, which is for trajectories, got {sample_id}")
-    track = load_actions(path, spec.space, limits=limits)
+    return track_actions(load_actions(path, spec.space, limits=limits), num_frames, spec)
+
+
+def track_actions(track: Trajectory | ActionTrack, num_frames: int, spec: EngineSpec) -> tuple[Actions, Drawn]:
+    """The `num_frames` - 1 actions of a rollout from a trajectory or a track of the world model's action space.
+
+    Raises:
+        ActionError: it is too short, or a trajectory's paths do not cover the model's waypoints.
+        ConfigError: `num_frames` below 1.
+    """
+    if isinstance(track, Trajectory):
+        return drive_actions(track, num_frames, spec)
     values = track.at_rate(spec.fps, num_frames - 1)
-    return torch.from_numpy(spec.space.rows(values)), [spec.space.text(each) for each in values]
+    return torch.from_numpy(track.space.rows(values)), [track.space.text(each) for each in values]
 
 
 def drive_actions(trajectory: Trajectory, num_frames: int, spec: EngineSpec) -> tuple[Actions, Paths]:

@@ -23,6 +23,7 @@ from terra.actions import (
     save_actions,
 )
 from terra.errors import ActionError, CheckpointError, TerraError
+from tokenizer.limits import LIMITS
 
 ARM = Vector(names=("joint", "grip"), units=("rad", ""), low=(-2.0, 0.0), high=(2.0, 1.0))
 GAME = Keys(names=("forward", "left", "fire"))
@@ -244,3 +245,9 @@ class TestFiles:
         except TerraError as error:
             line = str(error)
         assert "\n" not in line
+
+
+def test_a_document_of_too_many_numbers_is_one_line(tmp_path):
+    save_actions(tmp_path / "a.json", GAME, 10.0, np.zeros((2, 3)))
+    with pytest.raises(ActionError, match=r"a.json: actions: expected at most 5 numbers, got 6"):
+        load_actions(tmp_path / "a.json", GAME, limits=LIMITS.replace(trajectory_numbers=5))

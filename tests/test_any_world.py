@@ -1,19 +1,24 @@
 """Worlds of vectors, keys and choices go from recordings with actions to videos, without a line about them in Terra."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from chromium import CHROMIUM, launched
 from entry import read_settings
 from PIL import Image
 from rich.console import Console
 from safetensors.torch import load_file
+from serving_fake import Serving
 from tiny_rollouts import read_lines, run as run_batch
+from tiny_serving import wait_until
 
-from decoder.video import VideoWriter, probe_video
+from decoder.video import VideoWriter, probe_video, to_uint8
 from terra.actions import Choice, Keys, TableSpace, Vector, save_actions
 from terra.config.files import register_resolvers
+from terra.context import load_context
 from terra.dataset import read_frames, read_split
 from terra.dataset.importing.command import run as import_recordings
 from terra.dataset.inspect import run as inspect
@@ -21,7 +26,9 @@ from terra.errors import ActionError, ConfigError, DatasetError
 from terra.evaluation.evaluate import run as evaluate
 from terra.generate import run as generate
 from terra.replay import run as replay
+from terra.serving.client import Client
 from terra.serving.run import load as load_server
+from terra.serving.service import Service
 from terra.training.tokenize import run as tokenize
 from terra.training.tokenizer import run as train_tokenizer
 from terra.training.world_model import run as train
@@ -85,6 +92,60 @@ def import_all(folder: Path, output: Path, space: TableSpace, *more: str) -> int
     return import_recordings(read_settings("import", given))
 
 
+def check_serving(folder: Path, space: TableSpace, parts: list[str], actions: Path, video: Path) -> None:
+    """A job and a live session make the video that `terra generate` has made, and the page plays the world."""
+    made, scene = load_file(video / "tokens.safetensors"), folder / "scenes" / "b"
+    scene.mkdir(parents=True)
+    frames = to_uint8(load_context(actions.with_suffix(".mp4"), num_frames=2, image_size=SIZE, fps=FPS))
+    for index, frame in enumerate(frames):
+        Image.fromarray(frame).save(scene / f"{index}.png")
+    shutil.copy(actions, scene)
+    given = [*parts, f"scenes={folder}/scenes", f"data={folder}/data", "num_context=2", "uploads.max_frames=2"]
+    settings = read_settings("serve", [*given, "jobs.default_frames=9", "device=cpu", "dtype=float32"])
+    pipeline, scenes, model_hash = load_server(settings)
+    serving = Serving(lambda: (Service(pipeline, settings, scenes, model_hash), settings))
+    try:
+        with Client(serving.url) as client:
+            assert client.models()[0]["action_space"] == space.model_dump(mode="json")
+            job = client.wait(client.create_video(scene="b", actions_name="b")["id"], every=0.05)
+            client.download(job["id"], folder / "job.safetensors", "tokens")
+            with client.open(scene="b") as play:
+                for values in some_values(space, 1)[1:8]:
+                    play.step(action=space.to_json(values))
+                (session,) = serving.service.sessions.values()
+                tokens = np.stack([moment.tokens for moment in session.rollout.moments])
+        job_made = load_file(folder / "job.safetensors")
+        assert all(job_made[name].equal(made[name]) for name in ("tokens", "actions"))
+        np.testing.assert_array_equal(tokens, made["tokens"].numpy())
+        if CHROMIUM is not None:
+            play_on_the_page(serving, space)
+    finally:
+        serving.stop()
+
+
+def play_on_the_page(serving: Serving, space: TableSpace) -> None:
+    key, held = {
+        "vector": ("ArrowRight", lambda action: action["joint_0"] == 1.0),
+        "keys": ("w", lambda action: action == ["forward"]),
+        "choice": ("3", lambda action: action == "move_3"),
+    }[space.kind]
+
+    def last() -> object:
+        (session,) = serving.service.sessions.values()
+        action = session.rollout.last.action
+        return action is not None and held(space.to_json(space.values(action[None])[0]))
+
+    wait_until(lambda: not serving.service.sessions)
+    with launched() as browser:
+        page = browser.new_page()
+        page.goto(f"{serving.url}/#scene=b")
+        page.wait_for_selector("#stage[data-state=waiting]")
+        page.keyboard.down(key)
+        wait_until(lambda: bool(last()), seconds=60)
+        page.keyboard.up(key)
+        wait_until(lambda: not last(), seconds=60)
+
+
 @pytest.mark.parametrize("space", [ARM, GAME, PAD], ids=["12 numbers", "5 keys", "18 choices"])
 def test_from_recordings_to_videos(tmp_path, space):
     register_resolvers()
@@ -136,8 +197,7 @@ def test_from_recordings_to_videos(tmp_path, space):
     evaluation = [f"tokenizer.pretrained={trained}/t/tokenizer", f"world_model.pretrained={model}", f"data={data}"]
     with pytest.raises(ActionError, match=r"terra evaluate: expected a world of waypoints, got one of \w+ of"):
         evaluate(read_settings("evaluate", [*evaluation, f"output={tmp_path}/two"]))
-    with pytest.raises(ActionError, match=r"terra serve: expected a world of waypoints, got one of \w+ of"):
-        load_server(read_settings("serve", parts))
+    check_serving(tmp_path / "serving", space, parts, actions, video)
     with pytest.raises(ConfigError, match=r"actions: expected the file of the actions, \w+ of .*, got nothing"):
         generate(read_settings("generate", [*given, f"trajectory={actions}", f"output={tmp_path}/two"]))
     other = write_recordings(tmp_path / "other", Keys(names=["up"])) / "b.json"

@@ -2,10 +2,7 @@ import base64
 import contextlib
 import io
 import re
-import shutil
-import socket
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,82 +14,54 @@ from PIL import Image
 
 pytest.importorskip("fastapi", reason="needs terra's extra serve")
 pytest.importorskip("playwright", reason="needs Playwright for Python, of the dev group")
-from playwright.sync_api import Browser, Page, expect, sync_playwright
-from serving_fake import build_service
+from chromium import CHROMIUM, launched
+from playwright.sync_api import Browser, Page, expect
+from serving_fake import SPACES, Serving, fake
 from tiny_serving import wait_until
 from websockets.sync.client import connect
 
 from decoder.camera import Camera, project
-from terra.serving.run import Server
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (on Debian: apt-get install chromium)"),
 ]
 
-ARGUMENTS = [
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-
-
-class Serving:
-    """The server in a thread, on a port that it keeps over restarts."""
-
-    def __init__(self, data: Path) -> None:
-        self._data = data
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self.start()
-
-    def start(self) -> None:
-        if self._listener.fileno() < 0:
-            self._listener = socket.create_server(("127.0.0.1", self.port))
-        self.service, settings = build_service(self._data)
-        self._server = Server(self.service, settings)
-        self._thread = threading.Thread(target=self._server.run, args=[[self._listener]], daemon=True)
-        self._thread.start()
-        wait_until(lambda: self._server.started)
-
-    def stop(self) -> None:
-        self._server.should_exit = True
-        self._thread.join(timeout=10)
-        self._listener.close()
-
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     # Launched once; each test has a context, which is a profile of its own.
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+    with launched() as chromium:
         yield chromium
-        chromium.close()
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    serving = Serving(tmp_path_factory.mktemp("serving"))
+    serving = fake(tmp_path_factory.mktemp("serving"))
     yield serving
     serving.stop()
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serving]]:
+    """A server of a world of each kind that is not driven."""
+    servers = {kind: fake(tmp_path_factory.mktemp(kind), space) for kind, space in SPACES.items()}
+    yield servers
+    for serving in servers.values():
+        serving.stop()
 
 
 @pytest.fixture
 def open_page(browser: Browser, server: Serving) -> Iterator[Callable[..., Page]]:
     contexts, errors = [], []
 
-    def open_at(fragment: str = "", **settings: Any) -> Page:
+    def open_at(fragment: str = "", server: Serving = server, script: str = "", **settings: Any) -> Page:
         context = browser.new_context(**{"viewport": {"width": 1000, "height": 700}, **settings})
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(10_000)
         page.on("pageerror", lambda error: errors.append(str(error)))
+        page.add_init_script(script)
         page.goto(f"http://127.0.0.1:{server.port}/{fragment}")
         return page
 
@@ -174,6 +143,14 @@ def test_drive_left_and_right(open_page: Callable[..., Page]) -> None:
     assert "imagined" in page.inner_text("#badge-frame")
 
 
+def recorded(file: Path) -> np.ndarray:
+    """The frames of a recording of the fake's pictures."""
+    options = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", str(file), *options]
+    pixels = subprocess.run(command, capture_output=True, check=True).stdout
+    return np.frombuffer(pixels, np.uint8).reshape(-1, 576, 1024, 3)
+
+
 def test_record_and_download(open_page: Callable[..., Page], tmp_path: Path) -> None:
     page = open_page("#scene=day")
     wait_for_state(page, "waiting")
@@ -185,14 +162,11 @@ def test_record_and_download(open_page: Callable[..., Page], tmp_path: Path) -> 
         page.click("text=Save video")
     file = tmp_path / saving.value.suggested_filename
     saving.value.save_as(file)
-    options = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", str(file), *options]
-    pixels = subprocess.run(command, capture_output=True, check=True).stdout
-    frames = np.frombuffer(pixels, np.uint8).reshape(-1, 576, 1024, 3)
-    recorded = float(re.search(r"([\d.]+) s", page.inner_text(".recording")).group(1))  # type: ignore[union-attr]
+    frames = recorded(file)
+    seconds = float(re.search(r"([\d.]+) s", page.inner_text(".recording")).group(1))  # type: ignore[union-attr]
     assert file.suffix in (".webm", ".mp4")
     assert len(frames) >= 5
-    assert len(frames) == round(10 * recorded)
+    assert len(frames) == round(10 * seconds)
     assert frames[0].std() > 20
     assert np.abs(frames[-1].astype(float) - frames[0]).mean() > 3
 
@@ -377,3 +351,201 @@ def test_keyboard_alone(open_page: Callable[..., Page]) -> None:
     expect(page.locator("#help")).to_be_visible()
     page.keyboard.press("Escape")
     expect(page.locator("#help")).to_be_hidden()
+
+
+def actions_made(server: Serving) -> list[Any]:
+    """The action of each frame that the one session has made, as its space has it in JSON."""
+    (session,) = server.service.sessions.values()
+    space = server.service.model.spec.space
+    made = [moment.action for moment in session.rollout.moments if moment.generated]
+    return [space.to_json(space.values(action[None])[0]) for action in made]  # type: ignore[union-attr]
+
+
+def lit(page: Page) -> list[str]:
+    return page.locator("#panel .lit span").all_inner_texts()
+
+
+def pixel(page: Page, across: float, up: float) -> list[int]:
+    """A pixel of the canvas, by its distances from the lower left corner as shares of the height."""
+    script = """([across, up]) => {
+        const canvas = document.querySelector("#view");
+        const [x, y] = [across * canvas.height, (1 - up) * canvas.height].map(Math.round);
+        return [...canvas.getContext("2d").getImageData(x, y, 1, 1).data].slice(0, 3);
+    }"""
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    return page.evaluate(script, [across, up])
+
+
+TEAL = [45, 212, 191]
+"""The legend's color of what is pressed."""
+
+
+def test_keys_are_played(open_page: Callable[..., Page], worlds: dict[str, Serving]) -> None:
+    server = worlds["keys"]
+    page = open_page(server=server)
+    expect(page.locator("h1")).to_have_text("Play a world that is being imagined", use_inner_text=True)
+    page.click("[data-scene=room]")
+    wait_for_state(page, "waiting")
+    for hidden in ("#speed", "#map", "#draw", ".pedals"):
+        expect(page.locator(hidden)).to_be_hidden()
+    buttons = page.locator("#panel [data-hold]").all_inner_texts()
+    assert [" ".join(each.split()) for each in buttons] == [
+        "forward ↑ W",
+        "back ↓ S",
+        "left ← A",
+        "right → D",
+        "fire I",
+    ]
+
+    page.keyboard.down("w")
+    page.keyboard.down("ArrowLeft")
+    wait_for_frame(page, 6)
+    assert lit(page) == ["forward", "left"]
+    expect(page.locator("#did")).to_have_text("forward + left")
+    page.keyboard.up("w")
+    wait_until(lambda: actions_made(server)[-1] == ["left"])
+    assert lit(page) == ["left"]
+    page.keyboard.press("Space")
+    wait_for_state(page, "paused")
+    page.keyboard.up("ArrowLeft")
+    settle(page)
+    assert ["forward", "left"] in actions_made(server)
+    before = pixel(page, 0.06, 0.08)
+    page.keyboard.press("o")  # without the legend
+    assert pixel(page, 0.06, 0.08) != before
+
+
+def test_a_short_tap_counts_for_a_frame(open_page: Callable[..., Page], tmp_path: Path) -> None:
+    server = fake(tmp_path, SPACES["keys"], seconds_a_frame=0.5)
+    try:
+        page = open_page("#scene=room", server=server)
+        wait_for_state(page, "waiting")
+        page.keyboard.press("Space")
+        wait_for_frame(page, 3)
+        page.keyboard.press("i")  # much shorter than a frame takes
+        assert lit(page) == ["fire"]
+        wait_until(lambda: ["fire"] in actions_made(server))
+        wait_until(lambda: actions_made(server)[-1] == [])
+        wait_until(lambda: lit(page) == [])
+    finally:
+        server.stop()
+
+
+def test_keys_by_touch_and_recorded(open_page: Callable[..., Page], worlds: dict[str, Serving], tmp_path: Path) -> None:
+    server = worlds["keys"]
+    phone = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+    page = open_page("#scene=yard", server=server, **phone)
+    wait_for_state(page, "waiting")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    page.tap("#record")
+    fingers = []
+    for name in ("forward", "fire"):
+        box = page.locator(f"[data-hold={name}]").bounding_box()
+        assert box is not None
+        assert box["y"] + box["height"] <= 844
+        assert min(box["height"], box["width"]) >= 44
+        fingers.append({"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2, "id": len(fingers)})
+    touch = page.context.new_cdp_session(page)
+    touch.send("Input.dispatchTouchEvent", {"type": "touchStart", "touchPoints": fingers})
+    wait_for_frame(page, 12)
+    assert lit(page) == ["forward", "fire"]
+    touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    wait_until(lambda: actions_made(server)[-1] == [])
+    page.tap("#record")
+    with page.expect_download() as saving:
+        page.click("text=Save video")
+    file = tmp_path / saving.value.suggested_filename
+    saving.value.save_as(file)
+    frame = recorded(file)[6].astype(float)
+    height = len(frame)
+    cap = frame[round(height * 0.93) - 4 : round(height * 0.93) + 4, round(height * 0.06)]
+    # "forward" is lit in the picture's corner, within what a video's compression changes.
+    assert np.abs(cap - TEAL).mean() < 40
+
+
+def test_numbers_are_played(open_page: Callable[..., Page], worlds: dict[str, Serving]) -> None:
+    server = worlds["vector"]
+    stick = """
+        window.stick = [0, 0, 0, 0];
+        navigator.getGamepads = () => [{ connected: true, axes: window.stick }];
+    """
+    page = open_page("#scene=room", server=server, script=stick)
+    wait_for_state(page, "waiting")
+    assert page.locator("#panel .number").all_inner_texts()[0].split() == ["pan", "0.00", "rad", "\u22121.50", "1.50"]
+    page.locator("[data-name=lift]").press("End")  # which starts the world, as any control does
+    wait_for_frame(page, 6)
+    wait_until(lambda: actions_made(server)[-1] == {"pan": 0.0, "lift": 2.0, "grip": 0.0})
+    page.focus("#stage")
+    page.keyboard.down("ArrowLeft")
+    wait_until(lambda: actions_made(server)[-1]["pan"] == -1.5)
+    page.keyboard.up("ArrowLeft")
+    wait_until(lambda: actions_made(server)[-1] == {"pan": 0.0, "lift": 2.0, "grip": 0.0})
+    page.evaluate("() => { window.stick = [1, 1, 0.56, 0]; }")
+    wait_until(lambda: actions_made(server)[-1]["pan"] == 1.5)
+    assert actions_made(server)[-1] == pytest.approx({"pan": 1.5, "lift": 0.0, "grip": 0.5})
+    expect(page.locator("#did")).to_have_text("pan 1.50 rad, lift 0.00 m, grip 0.50")
+    page.evaluate("() => { window.stick = [0, 0, 0, 0]; }")
+    wait_until(lambda: actions_made(server)[-1]["pan"] == 0.0)
+    wait_until(lambda: actions_made(server)[-1]["lift"] == 2.0)  # back to the slider's
+    page.click("text=Neutral")
+    wait_until(lambda: actions_made(server)[-1]["lift"] == 0.0)
+    page.keyboard.press("Space")
+    wait_for_state(page, "paused")
+    expect(page.locator("#panel output").nth(1)).to_have_text("0.00 m")
+
+
+def test_without_scenes(open_page: Callable[..., Page], tmp_path: Path) -> None:
+    server = fake(tmp_path, SPACES["keys"], scenes="null")
+    try:
+        page = open_page(server=server)
+        expect(page.locator("#scenes")).to_contain_text("no scenes")
+        picture = tmp_path / "room.png"
+        Image.new("RGB", (256, 144), (90, 120, 160)).save(picture)
+        page.set_input_files("#files", [picture])
+        wait_for_state(page, "waiting")
+        page.keyboard.down("d")
+        wait_until(lambda: ["right"] in actions_made(server))
+    finally:
+        server.stop()
+
+
+def test_choices_are_played(open_page: Callable[..., Page], worlds: dict[str, Serving]) -> None:
+    server = worlds["choice"]
+    page = open_page("#scene=room", server=server)
+    wait_for_state(page, "waiting")
+    assert lit(page) == ["noop"]
+    page.keyboard.down("ArrowUp")
+    page.keyboard.down("i")  # the last one pressed counts
+    wait_until(lambda: "fire" in actions_made(server))
+    assert lit(page) == ["fire"]
+    page.keyboard.up("i")
+    wait_until(lambda: actions_made(server)[-1] == "up")
+    page.keyboard.up("ArrowUp")
+    wait_until(lambda: actions_made(server)[-1] == "noop")
+    assert lit(page) == ["noop"]
+    page.keyboard.press("Space")
+    wait_for_state(page, "paused")
+    settle(page)
+    before = len(actions_made(server))
+    page.locator("[data-hold=up_left]").click()  # tapped while paused: for the next frame
+    page.click("#step")
+    wait_until(lambda: len(actions_made(server)) == before + 1)
+    assert actions_made(server)[-1] == "up_left"
+
+
+def test_keyboards_for_any_names(open_page: Callable[..., Page]) -> None:
+    page = open_page()
+    script = """async (names) => {
+        const { assignKeys } = await import("/page/keyboard.js");
+        return [...assignKeys(names)];
+    }"""
+    assigned = page.evaluate(script, ["move_forward", "turn_left", "strafe_left", "jump", "up_right", "x", "fire"])
+    assert dict(assigned) == {
+        **{"KeyX": "x", "ArrowUp": "move_forward", "KeyW": "move_forward", "ArrowLeft": "turn_left"},
+        **{"KeyA": "turn_left", "KeyS": "strafe_left", "KeyJ": "jump", "KeyU": "up_right", "KeyI": "fire"},
+    }
+    many = [f"move_{index}" for index in range(60)]
+    assigned = page.evaluate(script, many)
+    assert len({code for code, _ in assigned}) == len({name for _, name in assigned}) == 32
+    reserved = {"KeyR", "KeyF", "KeyO", "KeyV", "Space", "Period", "Comma"}
+    assert reserved.isdisjoint(code for code, _ in assigned)

@@ -25,7 +25,8 @@ class Limits(Settings):
         npz_members: arrays in an NPZ archive.
         header_bytes: size of the JSON header of a safetensors file.
         tensors: tensors of a checkpoint.
-        trajectory_numbers: numbers in a trajectory: 2 for each point of each frame's path, 4 for each pose.
+        trajectory_numbers: numbers in a trajectory: 2 for each point of each frame's path, 4 for each pose; in a JSON
+            of actions one for each column of each action.
         rollout_frames: frames of one rollout, context included.
         manifest_bytes: size of a manifest, or of ACT-Bench's JSONL.
         picture_pixels: pixels of a picture.

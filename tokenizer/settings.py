@@ -7,6 +7,7 @@ from a model's own JSON schema, so a field's bounds are written once, in its ann
 import difflib
 import reprlib
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar, overload
 
@@ -127,6 +128,18 @@ def first_problem(error: ValidationError, kind: object, values: object) -> str:
 
 
 def _adapter(kind: Any) -> TypeAdapter[Any]:
+    try:
+        return _kept_adapter(kind)
+    except TypeError:  # a type with a constraint that has no hash
+        return _new_adapter(kind)
+
+
+@lru_cache(maxsize=64)
+def _kept_adapter(kind: Any) -> TypeAdapter[Any]:
+    return _new_adapter(kind)
+
+
+def _new_adapter(kind: Any) -> TypeAdapter[Any]:
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return TypeAdapter(kind)
     return TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False))

@@ -94,12 +94,27 @@ def load_actions(path: str | Path, space: TableSpace, *, limits: Limits = LIMITS
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise ActionError(f"{path}: expected actions in a file that ends in .csv, .json or .npz, got {path.suffix!r}")
-    times, values, locate = reader(path, space, limits)
-    if not len(times):
-        raise ActionError(f"{path}: expected rows of actions, got none")
-    if len(times) > 1:
-        check_increasing(times, locate)
-    return ActionTrack(space, times, values, str(path))
+    return _track(space, reader(path, space, limits), str(path))
+
+
+def parse_document(
+    document: Mapping[str, Any], space: TableSpace, source: str, *, limits: Limits = LIMITS
+) -> ActionTrack:
+    """The actions of a parsed JSON document, see the module.
+
+    Args:
+        document: the document's keys.
+        space: the world model's action space.
+        source: where the document comes from, with which every message begins.
+        limits: bounds on what is read; there may be as many actions as a rollout may have frames.
+
+    Raises:
+        ActionError: as `load_actions`.
+    """
+    actions = document.get("actions")
+    if isinstance(actions, list) and len(actions) > limits.rollout_frames:
+        raise ActionError(f"{source}: actions: expected at most {limits.rollout_frames}, got {len(actions)}")
+    return _track(space, _read_document(document, space, source, limits), source)
 
 
 def save_actions(path: Path, space: TableSpace, fps: float, values: Values) -> None:
@@ -110,6 +125,15 @@ def save_actions(path: Path, space: TableSpace, fps: float, values: Values) -> N
 
 
 _Read = tuple[Float64[np.ndarray, " rows"], Values, Callable[[int], str]]
+
+
+def _track(space: TableSpace, read: _Read, source: str) -> ActionTrack:
+    times, values, locate = read
+    if not len(times):
+        raise ActionError(f"{source}: expected rows of actions, got none")
+    if len(times) > 1:
+        check_increasing(times, locate)
+    return ActionTrack(space, times, values, source)
 
 
 def _read_csv(path: Path, space: TableSpace, limits: Limits) -> _Read:
@@ -145,11 +169,10 @@ def _read_csv(path: Path, space: TableSpace, limits: Limits) -> _Read:
 def _read_json(path: Path, space: TableSpace, limits: Limits) -> _Read:
     text = read_text(path, ActionError, max_bytes=limits.json_bytes)
     document = parse_json(text, str(path), ActionError, limits=limits)
-    return parse_document(document, space, str(path))
+    return _read_document(document, space, str(path), limits)
 
 
-def parse_document(document: Mapping[str, Any], space: TableSpace, source: str) -> _Read:
-    """The times (s), values and places of the rows of a document; see the module. Raises ActionError."""
+def _read_document(document: Mapping[str, Any], space: TableSpace, source: str, limits: Limits) -> _Read:
     if (document.get("format"), document.get("version")) != (FORMAT, VERSION):
         got = (document.get("format"), document.get("version"))
         raise ActionError(f"{source}: expected format {FORMAT} version {VERSION}, got {got[0]!r} version {got[1]!r}")
@@ -163,6 +186,9 @@ def parse_document(document: Mapping[str, Any], space: TableSpace, source: str) 
     actions = document.get("actions")
     if not isinstance(actions, list):
         raise ActionError(f"{source}: actions: expected a list, got {reprlib.repr(actions)}")
+    numbers = len(actions) * len(space.columns)
+    if numbers > limits.trajectory_numbers:
+        raise ActionError(f"{source}: actions: expected at most {limits.trajectory_numbers} numbers, got {numbers}")
     if ("times_s" in document) == ("fps" in document):
         raise ActionError(f"{source}: expected one of times_s and fps")
     if "fps" in document:

@@ -140,9 +140,9 @@ class Vector(_Columns):
         return ((values - low) / (high - low) * 2 - 1).astype(np.float32)[:, None]
 
     def values(self, rows: Rows) -> Values:
-        """The values that rows stand for."""
+        """The values that rows stand for, within the range also after rounding."""
         low, high = np.array(self.low), np.array(self.high)
-        return (rows[:, 0].astype(np.float64) + 1) / 2 * (high - low) + low
+        return np.clip((rows[:, 0].astype(np.float64) + 1) / 2 * (high - low) + low, low, high)
 
     def problem(self, values: Float64[np.ndarray, " columns"]) -> str | None:
         """What is wrong with an action, in one line; None if nothing is."""
@@ -175,7 +175,7 @@ class Vector(_Columns):
         """
         if isinstance(value, list):
             value = _by_name(value, self.names, where)
-        given = checked(dict[str, Annotated[float, Field(allow_inf_nan=False)]], value, where, ActionError)
+        given = checked(dict[str, float], value, where, ActionError)
         _check_names(given, self.names, where)
         return _fitting(self, np.array([given[name] for name in self.names]), where)
 
@@ -225,11 +225,12 @@ class Keys(_Columns):
 
     def from_json(self, value: object, where: str) -> Float64[np.ndarray, " columns"]:
         """The values of an action that came as JSON: a list of the pressed keys' names. Raises ActionError."""
-        pressed = checked(list[str], value, where, ActionError)
+        pressed, known = checked(list[str], value, where, ActionError), frozenset(self.names)
         for name in pressed:
-            if name not in self.names:
+            if name not in known:
                 raise ActionError(f"{where}: expected keys of {', '.join(self.names)}, got {reprlib.repr(name)}")
-        return np.array([float(name in pressed) for name in self.names])
+        down = frozenset(pressed)
+        return np.array([float(name in down) for name in self.names])
 
 
 class Choice(_Columns):

@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 
+from terra.actions import Waypoints
 from terra.serving import schemas
 from terra.serving.errors import ApiError, error_body, not_found
 from terra.serving.guard import Guard, client_of
@@ -20,12 +21,13 @@ from terra.serving.service import Service
 from terra.serving.store import StorageError
 from terra.serving.videos import video_routes
 
-_ABOUT = """Drive a world model, or let it make videos of drives.
+_ABOUT = """Drive or play a world model, or let it make videos.
 
 Live sessions are a WebSocket at /v1/live: send {"type": "open", "scene": "day"}, then {"type": "control", "steering": \
-rad, "speed": m/s} or {"type": "path", "points": [[x, y], ...], "times": [...]}, and {"type": "ack", "index": k} for \
-each frame; also pause, resume, step, rewind, fork and close. A frame is one binary message: 4 bytes with the length \
-of a JSON header, the header, the picture."""
+rad, "speed": m/s} or {"type": "path", "points": [[x, y], ...], "times": [...]}, or, where the model's actions are no \
+waypoints, {"type": "act", "action": ["forward"]}, and {"type": "ack", "index": k} for each frame; also pause, resume, \
+step, rewind, fork and close. A frame is one binary message: 4 bytes with the length of a JSON header, the header, the \
+picture."""
 _FILES = {
     "requestBody": {
         "required": True,
@@ -115,16 +117,18 @@ def _model_routes(service: Service) -> APIRouter:
             fps=service.model.spec.fps,
             size=f"{width}x{height}",
             frame_tokens=service.model.spec.layout.image_tokens,
+            action_space=service.model.spec.space.model_dump(mode="json"),
         )
         return schemas.ModelList(data=[card])
 
-    @router.get("/v1/scenes")
+    @router.get("/v1/scenes", response_model_exclude_none=True)
     async def list_scenes() -> schemas.SceneList:
         """Scenes to start from."""
+        tracks = "trajectories" if isinstance(service.model.spec.space, Waypoints) else "actions"
         every = service.scenes.all.values()
         return schemas.SceneList(
             data=[
-                schemas.Scene(id=each.id, num_frames=len(each.pictures), trajectories=list(each.trajectories))
+                schemas.Scene(id=each.id, num_frames=len(each.pictures), **{tracks: list(each.tracks)})
                 for each in every
             ]
         )
@@ -140,9 +144,10 @@ def _model_routes(service: Service) -> APIRouter:
         data = await service.model.run("files", lambda: encode_picture(scene.pictures[-1], "png"))
         return Response(data, media_type="image/png", headers={"Cache-Control": "max-age=600"})
 
+    @router.get("/v1/scenes/{scene_id}/actions/{name}")
     @router.get("/v1/scenes/{scene_id}/trajectories/{name}")
     async def scene_trajectory(scene_id: str, name: str) -> dict[str, Any]:
-        """One of a scene's trajectories, as the document that POST /v1/videos takes."""
+        """One of a scene's trajectories or other files of actions, as the document that POST /v1/videos takes."""
         documents = service.scenes.find(scene_id).documents
         if name not in documents:
             raise not_found("trajectory")

@@ -55,11 +55,11 @@ class Client:
         self._http = httpx.Client(base_url=self._url, headers=self._headers, timeout=timeout)
 
     def models(self) -> list[dict[str, Any]]:
-        """List the served models: id, fps, size."""
+        """List the served models: id, fps, size, action_space."""
         return self._json("GET", "/v1/models")["data"]
 
     def scenes(self) -> list[dict[str, Any]]:
-        """List the scenes that rollouts can start from: id, num_frames, trajectories."""
+        """List the scenes that rollouts can start from: id, num_frames, and trajectories or actions."""
         return self._json("GET", "/v1/scenes")["data"]
 
     def create_context(self, *files: Path | str) -> dict[str, Any]:
@@ -71,7 +71,10 @@ class Client:
         return self._json("POST", "/v1/contexts", files=parts)
 
     def create_video(self, **request: Any) -> dict[str, Any]:
-        """Queue a video: scene= or context=, trajectory= (a document) or trajectory_name=, num_frames=, seed=, ..."""
+        """Queue a video: scene= or context=, num_frames=, seed=, ..., and trajectory= (a document) or trajectory_name=.
+
+        A model whose actions are no waypoints takes actions= (a terra-actions document) or actions_name= instead.
+        """
         return self._json("POST", "/v1/videos", json=request)
 
     def video(self, video_id: str) -> dict[str, Any]:

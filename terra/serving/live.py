@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from terra.actions import Waypoints
 from terra.errors import EngineError
 from terra.serving.errors import ApiError
 from terra.serving.guard import client_of
@@ -120,6 +121,11 @@ async def _receive(websocket: WebSocket) -> str:
 
 
 def _opened(service: Service, name: str, start: Fork) -> dict[str, Any]:
+    space = service.model.spec.space
+    if isinstance(space, Waypoints):
+        facts: dict[str, Any] = {"camera": service.settings.camera.to_dict()}
+    else:
+        facts = {"neutral": space.to_json(space.neutral)}
     return {
         "type": "opened",
         "session": name,
@@ -128,7 +134,8 @@ def _opened(service: Service, name: str, start: Fork) -> dict[str, Any]:
         "num_context": start.num_context,
         "frame": start.last.index,
         "seed": start.seed,
-        "camera": service.settings.camera.to_dict(),
+        "action_space": space.model_dump(mode="json"),
+        **facts,
     }
 
 

@@ -29,7 +29,7 @@ class LiveFrame:
     Attributes:
         index: index of the frame in the rollout, from 0.
         picture: bytes of a JPEG, WebP or PNG file.
-        header: the frame's facts from the server: action, path, pose, speed, latency_ms, ...
+        header: the frame's facts from the server: action, latency_ms, and of a car path, pose, speed, ...
     """
 
     index: int
@@ -80,7 +80,7 @@ class LiveDrive:
         steering: float | None = None,
         speed: float | None = None,
         path: tuple[Sequence[Sequence[float]], Sequence[float]] | None = None,
-        action: Sequence[Sequence[float]] | None = None,
+        action: Any = None,
     ) -> LiveFrame:
         """Make one frame.
 
@@ -89,7 +89,9 @@ class LiveDrive:
             speed: speed in m/s.
             path: points [x forward, y left] (m) and their times in seconds from now; the path holds until the next
                 order.
-            action: rows of [lateral y, forward x, time t] for this frame alone.
+            action: where the model is driven rows of [lateral y, forward x, time t], for this frame alone; else the
+                action as the model's space has it in JSON, which holds until the next one: {"throttle": 0.5} or a list
+                of all numbers, the names of the pressed keys, or the name of the choice.
         """
         if not self.opened.get("paused"):
             self.pause()
@@ -99,8 +101,13 @@ class LiveDrive:
             self._send_message(
                 type="path", points=[list(map(float, each)) for each in path[0]], times=list(map(float, path[1]))
             )
-        rows = None if action is None else [list(map(float, row)) for row in action]
-        self._send_message(**({"type": "step"} if rows is None else {"type": "step", "action": rows}))
+        if action is None:
+            self._send_message(type="step")
+        elif self.opened["action_space"]["kind"] == "waypoints":
+            self._send_message(type="step", action=[list(map(float, row)) for row in action])
+        else:
+            self._send_message(type="act", action=action)
+            self._send_message(type="step")
         return self._frame()
 
     def pause(self) -> None:

@@ -7,7 +7,7 @@ import json
 import struct
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError, model_validator
 
 from terra.driving.control import MAX_PATH_POINTS, MAX_SPEED, MAX_STEERING
 from terra.sampling import SamplingParams
@@ -50,8 +50,10 @@ class Open(_Model):
     sampling: Sampling | None = None
     format: Literal["jpeg", "webp", "png"] = "jpeg"
     quality: Annotated[int, Field(ge=1, le=100)] = 85
-    actions: Annotated[list[ActionRows], Field(max_length=64)] | None = Field(
-        default=None, description="between the context frames; of a scene's straight drive if left out"
+    actions: Annotated[list[JsonValue], Field(max_length=64)] | None = Field(
+        default=None,
+        description="between the context frames, rows (`read_rows`) where the model is driven, else as its action "
+        "space has them in JSON; of a scene's own file if left out",
     )
     speed: Annotated[float, Field(ge=0, le=MAX_SPEED)] | None = Field(
         default=None, description="m/s at the start, for a context that says nothing about it"
@@ -73,6 +75,13 @@ class Control(_Model):
     type: Literal["control"]
     steering: Annotated[float, Field(ge=-MAX_STEERING, le=MAX_STEERING)]
     speed: Annotated[float, Field(ge=0, le=MAX_SPEED)]
+
+
+class Act(_Model):
+    """The action of a model that is not driven, as its action space has it in JSON; it holds until the next one."""
+
+    type: Literal["act"]
+    action: JsonValue
 
 
 class PathOrder(_Model):
@@ -120,8 +129,11 @@ class Plain(_Model):
     type: Literal["pause", "resume", "close"]
 
 
-Message = Annotated[Open | Control | PathOrder | Ack | Step | Rewind | ForkOrder | Plain, Field(discriminator="type")]
+Message = Annotated[
+    Open | Control | Act | PathOrder | Ack | Step | Rewind | ForkOrder | Plain, Field(discriminator="type")
+]
 _ADAPTER: TypeAdapter[Any] = TypeAdapter(Message)
+_ROWS = TypeAdapter(list[ActionRows], config=ConfigDict(strict=True, allow_inf_nan=False))
 
 
 class MessageError(ValueError):
@@ -138,6 +150,18 @@ def read_message(text: str) -> Message:
         return _ADAPTER.validate_json(text)
     except ValidationError as error:
         raise MessageError(first_problem(error)) from None
+
+
+def read_rows(actions: list[JsonValue]) -> list[list[list[float]]]:
+    """The `actions` of an `Open` for a model that is driven: rows of [lateral y, forward x, time t] each.
+
+    Raises:
+        MessageError: other JSON, or a number out of range.
+    """
+    try:
+        return _ROWS.validate_python(actions)
+    except ValidationError as error:
+        raise MessageError(f"open.actions.{first_problem(error)}") from None
 
 
 def first_problem(error: ValidationError) -> str:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int32
+from jaxtyping import Float32, Float64, Int32
 
+from terra.actions import TableSpace
 from terra.driving.control import Driver
 from terra.errors import EngineError
 from terra.pipeline import Pipeline
@@ -23,17 +24,39 @@ from tokenizer import TokenGrid
 
 
 @dataclass(frozen=True, eq=False)
+class Player:
+    """What holds an action of a model that is not driven, until it is told another one; immutable, as `Driver` is.
+
+    Attributes:
+        space: the model's action space.
+        values: the action, in the space's columns.
+    """
+
+    space: TableSpace
+    values: Float64[np.ndarray, " columns"]
+
+    @property
+    def action(self) -> Float32[np.ndarray, "slots action_dim"]:
+        """The model's rows of the action."""
+        return self.space.rows(self.values[None])[0]
+
+    def told(self, values: Float64[np.ndarray, " columns"]) -> "Player":
+        """Return a player with another action."""
+        return replace(self, values=values)
+
+
+@dataclass(frozen=True, eq=False)
 class Moment:
     """One frame of a live rollout.
 
-    `action` led to it (None for the first frame); `driver` is the car at this frame. Token ids are kept in 32
-    bits, because a long session holds many.
+    `action` led to it (None for the first frame); `driver` is the car, or who plays, at this frame. Token ids are kept
+    in 32 bits, because a long session holds many.
     """
 
     index: int
     tokens: Int32[np.ndarray, "rows cols"]
-    action: Float32[np.ndarray, "slots 3"] | None
-    driver: Driver
+    action: Float32[np.ndarray, "slots action_dim"] | None
+    driver: Driver | Player
     generated: bool
 
 
@@ -56,12 +79,13 @@ class Fork:
         return self if seed is None else replace(self, seed=seed)
 
 
-def context_moments(context: TokenGrid, actions: Actions, driver: Driver) -> tuple[Moment, ...]:
+def context_moments(context: TokenGrid, actions: Actions, driver: Driver | Player) -> tuple[Moment, ...]:
     """The frames that a rollout starts from, along `actions`, which lie between them; `driver` is at the first."""
     moments: list[Moment] = []
     for index, grid in enumerate(context):
         action = actions[index - 1].numpy() if index else None
-        driver = driver if action is None else driver.moved_by(action)
+        if action is not None and isinstance(driver, Driver):
+            driver = driver.moved_by(action)
         moments.append(Moment(index, grid.numpy().astype(np.int32), action, driver, generated=False))
     return tuple(moments)
 
@@ -93,7 +117,7 @@ class LiveRollout:
         """The kept frames, oldest first."""
         return tuple(self._moments)
 
-    async def step(self, action: Float32[np.ndarray, "slots 3"] | None = None) -> Moment:
+    async def step(self, action: Float32[np.ndarray, "slots action_dim"] | None = None) -> Moment:
         """Generate the next frame with the given action, or with the driver's.
 
         Raises:
@@ -101,14 +125,11 @@ class LiveRollout:
         """
         if self._session is None:
             self._session = await self._open()
-        if action is None:
-            taken, driver = self.driver.action(self._spec.waypoint_times), self.driver.moved()
-        else:
-            taken, driver = action, self.driver.moved_by(action)
         before = self.driver
+        taken, driver = self._taken(action)
         tokens = await self._session.step(torch.from_numpy(taken))
         if self.driver is not before:  # told something else while the frame was made: that counts from here
-            driver = replace(self.driver, pose=driver.pose, num_since=self.driver.num_since + 1)
+            driver = _after(driver, self.driver)
         self.driver = driver
         moment = Moment(self.last.index + 1, tokens.numpy().astype(np.int32), taken, driver, generated=True)
         self._moments.append(moment)
@@ -136,6 +157,17 @@ class LiveRollout:
         if session is not None:
             await session.close()
 
+    def _taken(
+        self, action: Float32[np.ndarray, "slots action_dim"] | None
+    ) -> tuple[Float32[np.ndarray, "slots action_dim"], Driver | Player]:
+        """The given action or the driver's, and the driver after it."""
+        driver = self.driver
+        if isinstance(driver, Player):
+            return (driver.action if action is None else action), driver
+        if action is None:
+            return driver.action(self._spec.waypoint_times), driver.moved()
+        return action, driver.moved_by(action)
+
     def _up_to(self, index: int) -> Sequence[Moment]:
         oldest = self._moments[0].index
         # The window that goes on from there must be kept whole.
@@ -155,6 +187,12 @@ class LiveRollout:
         inside = [moment for moment in self._moments if moment.index >= start]
         tokens = torch.from_numpy(np.stack([moment.tokens for moment in inside]).astype(np.int64))
         led = [moment.action for moment in inside[1:] if moment.action is not None]
-        slots = self._spec.layout.action_slots
-        actions = torch.from_numpy(np.stack(led)) if led else torch.zeros(0, slots, 3)
+        actions = torch.from_numpy(np.stack(led)) if led else torch.zeros(0, *self._spec.action_shape)
         return await self._pipeline.open(tokens, actions, self._start.sampling, self._start.seed, index)
+
+
+def _after(moved: Driver | Player, told: Driver | Player) -> Driver | Player:
+    """The driver at a new frame who was told something while the frame was made; a car has moved as `moved` has."""
+    if isinstance(moved, Player) or isinstance(told, Player):
+        return told
+    return replace(told, pose=moved.pose, num_since=told.num_since + 1)

@@ -9,7 +9,6 @@ from types import FrameType
 
 import uvicorn
 
-from terra.actions import require_waypoints
 from terra.config.spec import PipelineSpec
 from terra.errors import ConfigError
 from terra.pipeline import Pipeline
@@ -103,7 +102,6 @@ def load(settings: ServeSettings) -> tuple[Pipeline, dict[str, Scene], str]:
         TerraError: anything wrong with the configuration, the scenes or the weights.
     """
     spec = PipelineSpec.from_settings(settings, sessions=settings.live.sessions + settings.jobs.at_once)
-    require_waypoints(spec.spec.space, "terra serve")
     check_windows(settings, spec.spec.layout)
     scenes = load_scenes(settings.scenes, num_context=settings.num_context, image_size=spec.image_size, spec=spec.spec)
     spec.announce()

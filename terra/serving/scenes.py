@@ -1,4 +1,4 @@
-"""Loads the scenes that a server offers: folders of context pictures and trajectories, read once at the start."""
+"""Loads the scenes that a server offers: folders of context pictures and files of actions, read once at the start."""
 
 import asyncio
 from collections.abc import Mapping
@@ -6,40 +6,41 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from decoder.video import to_uint8
+from terra.actions import ActionSpace, ActionTrack, Waypoints
+from terra.actions.files import parse_document as parse_actions
 from terra.context import load_context
 from terra.engine.base import EngineSpec
 from terra.errors import ConfigError
-from terra.prompt import Action, Actions
-from terra.rollout import drive_actions
+from terra.prompt import Actions
+from terra.rollout import track_actions
 from terra.serving.errors import not_found
 from terra.serving.model import Model, Pictures
 from terra.trajectory import Trajectory
 from terra.trajectory.document import parse_document, read_document
 from tokenizer import TokenGrid
+from tokenizer.limits import LIMITS, Limits
 
 
 @dataclass(eq=False)
 class Scene:
-    """Context frames, and the trajectories that start with them.
+    """Context frames, and the actions that start with them.
 
     Attributes:
         id: name of the scene's folder.
         pictures: the context frames, in the model's size.
-        documents: the parsed JSON of the trajectory files.
-        trajectories: the trajectories; each is long enough for the context.
-        start: actions between the context frames, and the speed (m/s) after them, of the drive that a live session's
-            context is taken to have: the straight one, else the first by name; None without a trajectory.
+        documents: the parsed JSON of the files of actions, which are trajectories where the model is driven.
+        tracks: their actions; each is long enough for the context.
+        start: an action for each context frame, as a live session's context is taken to have them: those of the file
+            `straight`, else of the first by name; None without a file.
         tokens: tokens of the context frames, set at the first request for them.
     """
 
     id: str
     pictures: Pictures
     documents: Mapping[str, dict[str, Any]]
-    trajectories: Mapping[str, Trajectory]
-    start: tuple[Actions, float] | None
+    tracks: Mapping[str, Trajectory | ActionTrack]
+    start: Actions | None
     tokens: TokenGrid | None = field(default=None)
 
 
@@ -65,14 +66,20 @@ class Scenes:
             return scene.tokens
 
 
-def load_scenes(folder: Path, *, num_context: int, image_size: tuple[int, int], spec: EngineSpec) -> dict[str, Scene]:
+def load_scenes(
+    folder: Path | None, *, num_context: int, image_size: tuple[int, int], spec: EngineSpec
+) -> dict[str, Scene]:
     """Read all scenes of a folder, by name; hidden folders are left out. `image_size` is the model's (height, width).
+
+    Without a folder there are no scenes, and rollouts start from uploads alone.
 
     Raises:
         ContextError: too few pictures, or pictures that can't be read or have another shape.
-        TrajectoryError: a trajectory that can't be read, or that is too short for the context and a frame after it.
+        ActionError: actions that can't be read, or that are too short for the context and a frame after it.
         ConfigError: no folder, or no scene in it.
     """
+    if folder is None:
+        return {}
     if not folder.is_dir():
         raise ConfigError(f"scenes={folder}: expected a folder, got none")
     paths = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")]
@@ -85,16 +92,19 @@ def _load_scene(folder: Path, num_context: int, image_size: tuple[int, int], spe
     frames = load_context(folder, num_frames=num_context, image_size=image_size, fps=spec.fps)
     paths = sorted(folder.glob("*.json"))
     documents = {path.stem: read_document(path) for path in paths}
-    trajectories, actions = {}, {}
+    tracks, actions = {}, {}
     for path in paths:
-        trajectories[path.stem] = parse_document(documents[path.stem], str(path))
+        tracks[path.stem] = parse_track(documents[path.stem], spec.space, str(path))
         # The first frame that is made needs the action of the last one given.
-        actions[path.stem], _ = drive_actions(trajectories[path.stem], num_context + 1, spec)
-    usual = actions.get("straight", next(iter(actions.values()), None))
-    start = None if usual is None else (usual[:-1], _speed(usual[-1]))
-    return Scene(folder.name, to_uint8(frames), documents, trajectories, start)
+        actions[path.stem], _ = track_actions(tracks[path.stem], num_context + 1, spec)
+    start = actions.get("straight", next(iter(actions.values()), None))
+    return Scene(folder.name, to_uint8(frames), documents, tracks, start)
 
 
-def _speed(action: Action) -> float:
-    """Speed (m/s) from the ego position to the first waypoint [y, x, t]."""
-    return float(np.hypot(*action[0, :2].numpy()) / action[0, 2].numpy())
+def parse_track(
+    document: dict[str, Any], space: ActionSpace, source: str, limits: Limits = LIMITS
+) -> Trajectory | ActionTrack:
+    """The actions of a document: a trajectory where the space is waypoints. Raises ActionError."""
+    if isinstance(space, Waypoints):
+        return parse_document(document, source, limits=limits)
+    return parse_actions(document, space, source, limits=limits)

@@ -8,7 +8,7 @@ from terra.serving.messages import MAX_SEED, Identifier, Sampling
 
 
 class VideoRequestBody(BaseModel):
-    """A request for a video: its context and its trajectory."""
+    """A request for a video: its context, and its trajectory or, where the model is not driven, its actions."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -17,16 +17,20 @@ class VideoRequestBody(BaseModel):
     context: Identifier | None = Field(default=None, description="one of POST /v1/contexts")
     trajectory: dict[str, Any] | None = Field(default=None, description="a terra-trajectory document")
     trajectory_name: Identifier | None = Field(default=None, description="one of the scene's")
+    actions: dict[str, Any] | None = Field(default=None, description="a terra-actions document")
+    actions_name: Identifier | None = Field(default=None, description="one of the scene's")
     num_frames: Annotated[int, Field(ge=2, le=1_000_000)] | None = Field(default=None, description="context included")
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = 0
     sampling: Sampling | None = None
 
     @model_validator(mode="after")
     def _sources(self) -> "VideoRequestBody":
-        if (self.trajectory is None) == (self.trajectory_name is None):
-            raise ValueError("expected one of trajectory and trajectory_name")
-        if self.trajectory_name is not None and self.scene is None:
-            raise ValueError("expected a scene with trajectory_name")
+        given = (self.trajectory, self.trajectory_name, self.actions, self.actions_name)
+        if sum(each is not None for each in given) != 1:
+            raise ValueError("expected one of trajectory, trajectory_name, actions and actions_name")
+        for name in ("trajectory_name", "actions_name"):
+            if getattr(self, name) is not None and self.scene is None:
+                raise ValueError(f"expected a scene with {name}")
         return self
 
 
@@ -95,6 +99,10 @@ class ModelCard(BaseModel):
     fps: float
     size: str
     frame_tokens: int
+    action_space: dict[str, Any] = Field(
+        description="what an action is: its kind (waypoints, vector, keys or choice), and names, units, low and high, "
+        "or the waypoints' times in seconds"
+    )
 
 
 class ModelList(BaseModel):
@@ -109,7 +117,8 @@ class Scene(BaseModel):
 
     id: str
     num_frames: int
-    trajectories: list[str]
+    trajectories: list[str] | None = Field(default=None, description="where the model is driven")
+    actions: list[str] | None = Field(default=None, description="where the model is not driven")
 
 
 class SceneList(BaseModel):

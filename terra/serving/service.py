@@ -11,25 +11,25 @@ from functools import partial
 import numpy as np
 import torch
 
+from terra.actions import TableSpace, Waypoints
 from terra.driving.control import Driver, Steering
-from terra.errors import ConfigError
+from terra.errors import ActionError, ConfigError
 from terra.pipeline import Pipeline
-from terra.prompt import Actions, Layout
+from terra.prompt import Action, Actions, Layout
 from terra.sampling import SamplingParams
 from terra.serving.contexts import Contexts
 from terra.serving.errors import ApiError
 from terra.serving.forks import Forks
 from terra.serving.jobs import Jobs
-from terra.serving.messages import Open, Sampling
+from terra.serving.messages import MessageError, Open, Sampling, read_rows
 from terra.serving.metrics import Metrics
 from terra.serving.model import Model
-from terra.serving.rollout import Fork, context_moments
+from terra.serving.rollout import Fork, Player, context_moments
 from terra.serving.scenes import Scene, Scenes
 from terra.serving.session import LiveSession, Send
 from terra.serving.settings import ServeSettings
 from terra.serving.store import JobStore
 from terra.windows import check_overlap
-from tokenizer import TokenGrid
 
 
 def check_windows(settings: ServeSettings, layout: Layout) -> None:
@@ -160,32 +160,70 @@ class Service:
         return SamplingParams(**{**vars(self.settings.sampling), **changes})
 
     async def _context_start(self, message: Open) -> Fork:
-        speed = self.settings.start_speed
-        actions: Actions | None = None
+        usual: Actions | None = None
         if message.scene is not None:
             scene = self.scenes.find(message.scene)
-            context = await self.scenes.tokens(scene)
-            if scene.start is not None:
-                actions, speed = scene.start
+            context, usual = await self.scenes.tokens(scene), scene.start
         else:
             assert message.context is not None
             context = await self.contexts.tokens(message.context)
-        speed = speed if message.speed is None else message.speed
-        driver = Driver(Steering(0.0, speed), self.model.spec.fps)
-        if message.actions is not None:
-            actions = self._given_actions(message.actions, context)
-        elif actions is None or message.speed is not None:
-            made = driver.action(self.model.spec.waypoint_times)
-            actions = torch.from_numpy(made).expand(len(context) - 1, -1, -1).clone()
+        if message.actions is not None and len(message.actions) != len(context) - 1:
+            got = len(message.actions)
+            raise _invalid_actions(f"expected {len(context) - 1}, one between two context frames, got {got}")
+        space = self.model.spec.space
+        if isinstance(space, Waypoints):
+            driver, actions = self._driven(message, len(context) - 1, usual)
+        else:
+            driver, actions = _played(message, len(context) - 1, usual, space)
         moments = context_moments(context, actions, driver)
         return Fork(moments, len(context), self.sampling(message.sampling), message.seed or 0)
 
-    def _given_actions(self, rows: list[list[list[float]]], context: TokenGrid) -> Actions:
+    def _driven(self, message: Open, count: int, usual: Actions | None) -> tuple[Driver, Actions]:
+        """The car at the first context frame, and the `count` actions between these."""
+        speed = self.settings.start_speed if usual is None else _speed(usual[-1])
+        speed = speed if message.speed is None else message.speed
+        driver = Driver(Steering(0.0, speed), self.model.spec.fps)
+        if message.actions is not None:
+            return driver, self._given_rows(message)
+        if usual is not None and message.speed is None:
+            return driver, usual[:-1]
+        made = driver.action(self.model.spec.waypoint_times)
+        return driver, torch.from_numpy(made).expand(count, -1, -1).clone()
+
+    def _given_rows(self, message: Open) -> Actions:
         slots = self.model.spec.layout.action_slots
-        if len(rows) != len(context) - 1 or any(len(each) != slots for each in rows):
-            message = f"expected {len(context) - 1} actions of {slots} rows, one between two context frames"
-            raise ApiError(400, "invalid_actions", message, param="actions")
+        try:
+            rows = read_rows(message.actions or [])
+        except MessageError as error:
+            raise ApiError(400, "invalid_message", str(error), param="actions") from None
+        if any(len(each) != slots for each in rows):
+            raise _invalid_actions(f"expected {slots} rows in each")
         actions = torch.from_numpy(np.array(rows, np.float32).reshape(-1, slots, 3))
         if bool((torch.diff(actions[:, :, 2], dim=1, prepend=torch.zeros(len(rows), 1)) <= 0).any()):
-            raise ApiError(400, "invalid_actions", "expected times that increase from 0 s", param="actions")
+            raise _invalid_actions("expected times that increase from 0 s")
         return actions
+
+
+def _played(message: Open, count: int, usual: Actions | None, space: TableSpace) -> tuple[Player, Actions]:
+    """Who plays, with the neutral action, and the `count` actions between the context frames."""
+    if message.speed is not None:
+        raise ApiError(400, "invalid_message", f"speed: expected none, for the model's {space.title}", param="speed")
+    player = Player(space, space.neutral)
+    if message.actions is not None:
+        try:
+            values = [space.from_json(each, f"actions[{index}]") for index, each in enumerate(message.actions)]
+        except ActionError as error:
+            raise ApiError(400, "invalid_actions", str(error), param="actions") from None
+        return player, torch.from_numpy(space.rows(np.array(values).reshape(-1, len(space.columns))))
+    if usual is not None:
+        return player, usual[:-1]
+    return player, torch.from_numpy(player.action).expand(count, -1, -1).clone()
+
+
+def _speed(action: Action) -> float:
+    """Speed (m/s) from the ego position to the first waypoint [y, x, t]."""
+    return float(np.hypot(*action[0, :2].numpy()) / action[0, 2].numpy())
+
+
+def _invalid_actions(message: str) -> ApiError:
+    return ApiError(400, "invalid_actions", f"actions: {message}", param="actions")

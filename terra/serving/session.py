@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
-from terra.driving.control import Path, Steering
-from terra.errors import EngineError, TrajectoryError
+from terra.driving.control import Driver, Path, Steering
+from terra.errors import ActionError, EngineError, TrajectoryError
 from terra.serving.messages import (
     Ack,
+    Act,
     Control,
     ForkOrder,
     Message,
@@ -27,7 +28,7 @@ from terra.serving.messages import (
 )
 from terra.serving.metrics import Metrics
 from terra.serving.model import Model, PictureFormat
-from terra.serving.rollout import Fork, LiveRollout, Moment
+from terra.serving.rollout import Fork, LiveRollout, Moment, Player
 from terra.serving.settings import LiveSettings
 
 _DRAWN_SECONDS = np.arange(0, 3.01, 0.25)  # of the path that a frame's header tells
@@ -136,9 +137,11 @@ class LiveSession:
                 if message.index <= self.rollout.last.index:
                     self._acked = max(self._acked, message.index)
             case Control():
-                await self._tell(Steering(message.steering, message.speed))
+                await self._tell(self._driver(message).told(Steering(message.steering, message.speed)))
             case PathOrder():
-                await self._tell(self._path(message))
+                await self._tell(self._driver(message).told(self._path(message)))
+            case Act():
+                await self._tell(self._acting(message))
             case Step():
                 self._add_step(message)
                 await self._set_mode("paused")
@@ -160,19 +163,39 @@ class LiveSession:
         """Send the client an error message, in order with all other messages."""
         await self._say(type="error", code=code, message=message)
 
-    async def _tell(self, order: Steering | Path) -> None:
-        self.rollout.driver = self.rollout.driver.told(order)
+    async def _tell(self, driver: Driver | Player) -> None:
+        self.rollout.driver = driver
         if self._mode == "waiting":
             await self._set_mode("running")
 
+    def _driver(self, message: Control | PathOrder | Step) -> Driver:
+        driver = self.rollout.driver
+        if isinstance(driver, Player):
+            expected = f"act, for the model's {driver.space.title}"
+            raise SessionError("invalid_action", f"{message.type}: expected {expected}, got an order for a car")
+        return driver
+
+    def _acting(self, message: Act) -> Player:
+        player = self.rollout.driver
+        if isinstance(player, Driver):
+            expected = f"control or path, for the model's {self._model.spec.space.title}"
+            raise SessionError("invalid_action", f"act: expected {expected}, got an act")
+        try:
+            return player.told(player.space.from_json(message.action, "action"))
+        except ActionError as error:
+            raise SessionError("invalid_action", str(error)) from None
+
     def _path(self, message: PathOrder) -> Path:
         try:
-            return Path.given(message.points, message.times, self.rollout.driver.pose, self._model.spec.fps)
+            return Path.given(message.points, message.times, self._driver(message).pose, self._model.spec.fps)
         except TrajectoryError as error:
             raise SessionError("invalid_path", str(error)) from None
 
     def _add_step(self, message: Step) -> None:
-        action = None if message.action is None else np.array(message.action, np.float32)
+        action = None
+        if message.action is not None:
+            self._driver(message)
+            action = np.array(message.action, np.float32)
         slots = self._model.spec.layout.action_slots
         if action is not None and (len(action) != slots or (np.diff(action[:, 2], prepend=0.0) <= 0).any()):
             raise SessionError("invalid_action", f"action: expected {slots} rows of [y, x, t], t increasing from 0 s")
@@ -273,19 +296,30 @@ class LiveSession:
         await self._send(frame_message(self._header(moment, latency), picture))
 
     def _header(self, moment: Moment, latency: float | None) -> dict[str, Any]:
-        driver, times = moment.driver, self._times
+        times = self._times
         pace = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 and times[-1] > times[0] else None
         return {
             "type": "frame",
             "index": moment.index,
             "generated": moment.generated,
-            "action": None if moment.action is None else moment.action.tolist(),
-            "path": np.round(driver.ahead(_DRAWN_SECONDS), 3).tolist(),
-            "pose": [round(driver.pose.x, 4), round(driver.pose.y, 4), round(driver.pose.heading, 5)],
-            "speed": round(driver.speed, 3),
+            **_action_facts(moment),
             "latency_ms": None if latency is None else round(1000 * latency, 2),
             "frames_per_second": None if pace is None else round(pace, 2),
         }
+
+
+def _action_facts(moment: Moment) -> dict[str, Any]:
+    """What a frame's header tells about the action that led to it, and about the car, if one is driven."""
+    action, driver = moment.action, moment.driver
+    if isinstance(driver, Player):
+        space = driver.space
+        return {"action": None if action is None else space.to_json(space.values(action[None])[0])}
+    return {
+        "action": None if action is None else action.tolist(),
+        "path": np.round(driver.ahead(_DRAWN_SECONDS), 3).tolist(),
+        "pose": [round(driver.pose.x, 4), round(driver.pose.y, 4), round(driver.pose.heading, 5)],
+        "speed": round(driver.speed, 3),
+    }
 
 
 async def _cancel(task: asyncio.Task[Any]) -> None:

@@ -79,7 +79,7 @@ class ServeSettings(PipelineSettings):
     allowed_origins: Words
     trusted_proxies: str | None
     data: FilePath
-    scenes: FilePath
+    scenes: FilePath | None
     model_name: Text
     num_context: Count
     start_speed: NonNegative

@@ -7,24 +7,24 @@ from fastapi.responses import FileResponse
 from pydantic import ValidationError
 from starlette.datastructures import FormData, UploadFile
 
-from terra.errors import ConfigError, TrajectoryError
-from terra.rollout import drive_actions
+from terra.actions import ActionSpace, ActionTrack, Waypoints
+from terra.errors import ActionError, ConfigError
+from terra.rollout import track_actions
 from terra.serving import schemas
 from terra.serving.errors import ApiError, not_found
 from terra.serving.guard import client_of
 from terra.serving.jobs import VARIANTS, VideoRequest
 from terra.serving.messages import first_problem
-from terra.serving.scenes import Scene
+from terra.serving.scenes import Scene, parse_track
 from terra.serving.service import Service
 from terra.serving.store import Job
 from terra.trajectory import Trajectory
-from terra.trajectory.document import parse_document
 from terra.windows import plan_windows
 from tokenizer.files import parse_json
 from tokenizer.limits import Limits
 
 _MAX_FIELDS = 16
-_JSON_FIELDS = ("trajectory", "sampling")
+_JSON_FIELDS = ("trajectory", "actions", "sampling")
 _BODY = {
     "requestBody": {
         "required": True,
@@ -37,6 +37,7 @@ _BODY = {
                     "properties": {
                         "input_reference": {"type": "array", "items": {"type": "string", "format": "binary"}},
                         "trajectory": {"type": "string", "description": "the document's JSON"},
+                        "actions": {"type": "string", "description": "the document's JSON"},
                     },
                 }
             },
@@ -51,7 +52,7 @@ def video_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/videos", openapi_extra=_BODY)
     async def create_video(request: Request) -> schemas.Video:
-        """Queue a video: context frames of a scene or an upload, and a trajectory."""
+        """Queue a video: context frames of a scene or an upload, and a trajectory or actions."""
         service.check_open()
         body, files = await _read_body(service, request)
         if body.model not in (None, service.settings.model_name):
@@ -205,33 +206,54 @@ async def _video_request(
     if num_frames > settings.jobs.max_frames:
         message = f"num_frames: expected at most {settings.jobs.max_frames}, got {num_frames}"
         raise ApiError(400, "too_many_frames", message, param="num_frames")
+    spec = service.model.spec
     scene = None if body.scene is None else service.scenes.find(body.scene)
-    trajectory = await service.model.run("files", lambda: _trajectory(body, scene, settings.limits))
+    field = _action_field(body, spec.space)
+    track = await service.model.run("files", lambda: _track(body, field, spec.space, scene, settings.limits))
     if scene is not None:
         context = await service.scenes.tokens(scene)
     else:
         name = body.context or (await service.contexts.add(files, client)).id
         context = await service.contexts.tokens(name)
-    spec = service.model.spec
     try:
         list(plan_windows(num_frames, len(context), spec.layout.max_frames, settings.overlap))
-        actions, _ = await service.model.run("files", lambda: drive_actions(trajectory, num_frames, spec))
-    except TrajectoryError as error:
-        raise ApiError(400, "invalid_trajectory", str(error), param="trajectory") from None
+        actions, _ = await service.model.run("files", lambda: track_actions(track, num_frames, spec))
+    except ActionError as error:
+        raise _refused(field, str(error)) from None
     except ConfigError as error:
         raise ApiError(400, "invalid_request", str(error), param="num_frames") from None
     return VideoRequest(context, actions, service.sampling(body.sampling), body.seed)
 
 
-def _trajectory(body: schemas.VideoRequestBody, scene: Scene | None, limits: Limits) -> Trajectory:
-    if body.trajectory is None:
+def _action_field(body: schemas.VideoRequestBody, space: ActionSpace) -> str:
+    """Which field tells the actions: `trajectory`, in driving, or `actions`, a scene's file by its name included.
+
+    Raises:
+        ApiError: 400 where the field does not suit the space.
+    """
+    field = "actions" if body.trajectory is None and body.trajectory_name is None else "trajectory"
+    wanted = "trajectory" if isinstance(space, Waypoints) else "actions"
+    if field != wanted:
+        raise _refused(field, f"{field}: expected {wanted} in its place, for the model's {space.title}, got {field}")
+    return field
+
+
+def _track(
+    body: schemas.VideoRequestBody, field: str, space: ActionSpace, scene: Scene | None, limits: Limits
+) -> Trajectory | ActionTrack:
+    document, name = getattr(body, field), getattr(body, f"{field}_name")
+    if document is None:
         assert scene is not None
-        if body.trajectory_name not in scene.trajectories:
-            raise not_found("trajectory")
-        return scene.trajectories[body.trajectory_name or ""]
+        if name not in scene.tracks:
+            raise not_found(field)
+        return scene.tracks[name]
     try:
-        return parse_document(body.trajectory, "trajectory", limits=limits)
-    except TrajectoryError as error:
-        raise ApiError(400, "invalid_trajectory", str(error), param="trajectory") from None
+        return parse_track(document, space, field, limits)
+    except ActionError as error:
+        raise _refused(field, str(error)) from None
     except OverflowError:
-        raise ApiError(400, "invalid_trajectory", "trajectory: expected finite numbers", param="trajectory") from None
+        raise _refused(field, f"{field}: expected finite numbers") from None
+
+
+def _refused(field: str, message: str) -> ApiError:
+    return ApiError(400, f"invalid_{field}", message, param=field)

@@ -1,12 +1,15 @@
 """Serves a world without weights, for tests of the page: mosaics that turn with the actions, at little cost.
 
-`python tests/support/serving_fake.py PORT` runs the server.
+`python tests/support/serving_fake.py PORT [keys | vector | choice]` runs the server; without a kind one drives.
 """
 
 import asyncio
+import shutil
+import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,13 +18,17 @@ import torch
 from einops import reduce, repeat
 from entry import compose
 from omegaconf import OmegaConf
+from tiny_serving import Talk, wait_until
+from websockets.sync.client import connect
 
-from terra.actions import Waypoints
+import terra
+from terra.actions import ActionSpace, Choice, Keys, TableSpace, Vector, Waypoints, save_actions
 from terra.config.files import register_resolvers
 from terra.engine.base import EngineCounters, EngineSpec
 from terra.pipeline import Pipeline
 from terra.prompt import Action, Actions, FrameTokens, Layout, Prompt
 from terra.sampling import SamplingParams
+from terra.serving.run import Server
 from terra.serving.scenes import load_scenes
 from terra.serving.service import Service
 from terra.serving.settings import ServeSettings
@@ -30,7 +37,12 @@ from tokenizer.settings import checked
 
 _CELL, _LEVELS = 4, 16  # pixels a side; values of a color, so 4096 tokens
 _CELLS_A_RADIAN = 167 / _CELL  # the demo's camera: 256 pixels are 75 degrees
-_WAYPOINT_TIMES = (0.45, 0.95, 1.45, 1.95, 2.45, 2.95)  # seconds, as the published model's
+DRIVING = Waypoints(times=(0.45, 0.95, 1.45, 1.95, 2.45, 2.95))  # seconds, as the published model's
+KEYS = Keys(names=["forward", "back", "left", "right", "fire"])
+VECTOR = Vector(names=["pan", "lift", "grip"], units=["rad", "m", ""], low=[-1.5, 0, 0], high=[1.5, 2, 1])
+CHOICE = Choice(names=["noop", "up", "right", "left", "down", "up_right", "up_left", "fire"])
+SPACES = {"keys": KEYS, "vector": VECTOR, "choice": CHOICE}
+_SHIFTS = {"left": (0, 3), "right": (0, -3), "forward": (3, 0), "up": (3, 0), "back": (-3, 0), "down": (-3, 0)}
 
 
 class MosaicTokenizer:
@@ -52,14 +64,19 @@ class MosaicTokenizer:
 
 
 class TurningEngine:
-    """An engine that repeats the last frame, moved to the side by as much as the action turns the car."""
+    """An engine that repeats the last frame, moved to the side by as much as the action turns the car.
+
+    In worlds that are not driven keys and choices move the frame the way they are called, and a vector's first number
+    moves it to the side.
+    """
 
     failure = None
     counters = EngineCounters()
 
-    def __init__(self, seconds: float) -> None:
-        layout = Layout(image_tokens=MosaicTokenizer.rows * MosaicTokenizer.cols, action_slots=6, max_frames=25)
-        self.spec = EngineSpec(layout, MosaicTokenizer.codebook_size, 10.0, Waypoints(times=_WAYPOINT_TIMES))
+    def __init__(self, seconds: float, space: ActionSpace = DRIVING) -> None:
+        tokens = MosaicTokenizer.rows * MosaicTokenizer.cols
+        layout = Layout(image_tokens=tokens, action_slots=space.shape[0], max_frames=25)
+        self.spec = EngineSpec(layout, MosaicTokenizer.codebook_size, 10.0, space)
         self.seconds = seconds
 
     async def open(self, prompt: Prompt, sampling: SamplingParams, seed: int) -> "TurningSession":
@@ -75,6 +92,10 @@ class TurningSession:
 
     async def step(self, action: Action) -> FrameTokens:
         await asyncio.sleep(self._engine.seconds)
+        space = self._engine.spec.space
+        if not isinstance(space, Waypoints):
+            self._frame = self._frame.roll(_shift(space, action), dims=(-2, -1))
+            return self._frame.clone()
         left, ahead, seconds = (float(value) for value in action[0])
         # The chord to a point of an arc makes half the arc's angle with the heading.
         turn = 2 * np.arctan2(left, max(ahead, 0.01)) / seconds / self._engine.spec.fps
@@ -92,17 +113,83 @@ class TurningSession:
         pass
 
 
-def build_service(data: Path, seconds_a_frame: float = 0.05, **live: Any) -> tuple[Service, ServeSettings]:
-    """A service that keeps its jobs in `data`; `live` changes limits of live sessions."""
+def _shift(space: TableSpace, action: Action) -> tuple[int, int]:
+    """Cells down and to the right."""
+    values = space.values(action.numpy()[None])[0]
+    if isinstance(space, Vector):
+        return 0, -round(4 * values[0])
+    words = space.text(values).replace("_", " ").split()
+    down, right = np.sum([_SHIFTS.get(word, (0, 0)) for word in words], axis=0)
+    return int(down), int(right)
+
+
+def scene_folder(folder: Path, space: TableSpace) -> Path:
+    """Write the scenes room and yard: the demo's pictures, and actions of 6 s."""
+    demo = Path(terra.__file__).parent / "demo" / "contexts"
+    values = np.tile(space.neutral, (60, 1))
+    if isinstance(space, Vector):
+        values[:, 0] = np.linspace(0, 1, 60)
+    for name, pictures in {"room": "city", "yard": "day"}.items():
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for path in (demo / pictures).glob("*.png"):
+            shutil.copy(path, folder / name)
+        save_actions(folder / name / "look.json", space, 10.0, values)
+    return folder
+
+
+def build_service(
+    data: Path, seconds_a_frame: float = 0.05, space: ActionSpace = DRIVING, **changes: Any
+) -> tuple[Service, ServeSettings]:
+    """A service that keeps its jobs in `data`; `changes` are of settings."""
     register_resolvers()
-    config = compose("serve", [f"data={data}", *(f"live.{name}={value}" for name, value in live.items())])
+    if not isinstance(space, Waypoints):
+        changes = {"scenes": scene_folder(data / "scenes", space), **changes}
+    config = compose("serve", [f"data={data}", *(f"{name}={value}" for name, value in changes.items())])
     values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
     settings = checked(ServeSettings, values)
-    tokenizer, engine = MosaicTokenizer(), TurningEngine(seconds_a_frame)
+    tokenizer, engine = MosaicTokenizer(), TurningEngine(seconds_a_frame, space)
     pipeline = Pipeline(cast(LFQTokenizer, tokenizer), engine, tokenizer, overlap=3)
     num_context, size = settings.num_context, tokenizer.image_size
     scenes = load_scenes(settings.scenes, num_context=num_context, image_size=size, spec=engine.spec)
     return Service(pipeline, settings, scenes, "0" * 64), settings
+
+
+class Serving:
+    """A server in a thread, on a port that it keeps over restarts."""
+
+    def __init__(self, build: Callable[[], tuple[Service, ServeSettings]]) -> None:
+        self._build = build
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.start()
+
+    def start(self) -> None:
+        if self._listener.fileno() < 0:
+            self._listener = socket.create_server(("127.0.0.1", self.port))
+        self.service, settings = self._build()
+        self._server = Server(self.service, settings)
+        self._thread = threading.Thread(target=self._server.run, args=[[self._listener]], daemon=True)
+        self._thread.start()
+        wait_until(lambda: self._server.started)
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(timeout=10)
+        self._listener.close()
+
+    def open(self, **message: Any) -> Talk:
+        """Open a live session whose context frames have been received."""
+        talk = Talk(connect(f"ws://127.0.0.1:{self.port}/v1/live", compression=None).__enter__())
+        talk.say(type="open", **message)
+        talk.opened = talk.hear("opened")
+        talk.context = [talk.frame() for _ in range(talk.opened["num_context"])]
+        return talk
+
+
+def fake(data: Path, space: ActionSpace = DRIVING, seconds_a_frame: float = 0.05, **changes: Any) -> Serving:
+    """The server of a world without weights."""
+    return Serving(lambda: build_service(data, seconds_a_frame, space, **changes))
 
 
 if __name__ == "__main__":
@@ -111,5 +198,5 @@ if __name__ == "__main__":
     from terra.serving.app import create_app
 
     with tempfile.TemporaryDirectory() as folder:
-        service, _ = build_service(Path(folder))
+        service, _ = build_service(Path(folder), space=SPACES[sys.argv[2]] if sys.argv[2:] else DRIVING)
         uvicorn.run(create_app(service), port=int(sys.argv[1]), log_level="warning", ws="websockets-sansio")

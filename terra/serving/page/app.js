@@ -2,8 +2,10 @@
 
 import { isUp, request, untilReachable } from "./api.js";
 import { Cockpit } from "./cockpit.js";
+import { showState } from "./instruments.js";
 import { askForKey, hush, notify, renotify, say } from "./notice.js";
 import { openingOf, readSettings, showScenes, title, wireUpload } from "./scenes.js";
+import { isDriven, showWorld } from "./world.js";
 
 const element = (id) => document.getElementById(id);
 const cockpit = new Cockpit({ onLeave: leave, onEnded: ended, onRestart: open });
@@ -17,6 +19,7 @@ function leave() {
 async function route() {
   stopWaiting();
   hush();
+  loadModel();
   const opening = openingOf(location.hash);
   element("start").hidden = opening !== null;
   element("drive").hidden = opening === null;
@@ -27,10 +30,14 @@ async function route() {
     window.scrollTo(0, 0);
     open();
   } else {
-    document.title = "Terra · drive the model";
+    showStart();
     await loadScenes();
   }
-  loadModel();
+}
+
+function showStart() {
+  document.title = `Terra · ${isDriven() ? "drive" : "play"} the model`;
+  showState();
 }
 
 function open() {
@@ -56,7 +63,10 @@ async function loadScenes() {
 async function loadModel() {
   const response = await request("v1/models").catch(() => null);
   const model = response && (await response.json()).data[0];
-  if (model) element("model").textContent = [model.id, model.size?.replace("x", " × ")].filter(Boolean).join(" · ");
+  if (!model) return;
+  element("model").textContent = [model.id, model.size?.replace("x", " × ")].filter(Boolean).join(" · ");
+  showWorld(model.action_space);
+  if (document.body.dataset.view === "start") showStart();
 }
 
 function stopWaiting() {

@@ -1,12 +1,14 @@
 /** Whoever drives: keys, pedals, buttons and the slider, what they do to a drive, and its futures side by side. */
 
-import { Controls, wireKeys, wirePedals } from "./controls.js";
+import { Controls, focusStage, wireKeys, wirePedals } from "./controls.js";
 import { Drive } from "./drive.js";
 import { letter, showCaptions, showFutures, showGauges, showState, showTools } from "./instruments.js";
 import { hush, notify, say } from "./notice.js";
 import { strokeToPath } from "./overlay.js";
+import { controlsOf } from "./play.js";
 import { Recordings } from "./recordings.js";
 import { View } from "./view.js";
+import { isDriven, showWorld } from "./world.js";
 
 const element = (id) => document.getElementById(id);
 const SEND_EVERY = 50; // milliseconds between controls, as those below
@@ -29,12 +31,14 @@ const KEYS = {
 export class Cockpit {
   #drives = [];
   #drive = null;
-  #controls = new Controls();
+  #car = new Controls();
+  #controls = this.#car; // until a session says that its actions are others
+  #space = null; // of these controls, as text
   #callbacks;
   #recordings = new Recordings(element("recordings"), (text) => say(text));
   #view = new View((stroke, size) => this.#follow(stroke, size));
   #follows = null; // the path message that the car follows, instead of the wheel
-  #sent = { steering: 0, speed: 0, time: 0 };
+  #sent = { order: "", time: 0 };
   #last = performance.now();
   #touched = Date.now();
 
@@ -42,12 +46,12 @@ export class Cockpit {
   constructor(callbacks) {
     this.#callbacks = callbacks;
     this.#wireButtons();
-    wireKeys(this.#controls, {
+    wireKeys(() => this.#controls, {
       isOn: () => this.#drive && !element("help").open,
       onPress: () => this.#pressed(),
       onKey: (event) => this.#key(event),
     });
-    wirePedals(element("drive"), this.#controls, () => this.#pressed());
+    wirePedals(element("drive"), () => this.#controls, () => this.#pressed());
     for (const name of ["keydown", "pointerdown"]) window.addEventListener(name, () => (this.#touched = Date.now()), true);
     setInterval(() => this.#keepAlive(), KEEP_ALIVE_EVERY);
     document.addEventListener("visibilitychange", () => document.hidden && this.#drive?.pause());
@@ -80,6 +84,7 @@ export class Cockpit {
     const drive = new Drive(opening, past);
     drive.addEventListener("change", () => {
       if (drive !== this.#drive) return;
+      if (drive.info) this.#meet(drive.info);
       this.#refresh();
       // A key that is held since before the session opened.
       if (drive.state === "waiting" && this.#controls.held && drive.atEnd) this.#go();
@@ -99,12 +104,21 @@ export class Cockpit {
     return drive;
   }
 
+  // The controls of the world that a session has, which are made anew only for another world.
+  #meet(info) {
+    const space = JSON.stringify(info.action_space);
+    if (space === this.#space) return;
+    this.#space = space;
+    showWorld(info.action_space);
+    this.#controls = isDriven() ? this.#car : controlsOf(info, () => this.#pressed());
+  }
+
   #show(drive) {
     this.#drive?.pause();
     this.#drive = drive;
     this.#follows = null;
     this.#view.forget({ keepPicture: true });
-    this.#controls.reset(drive.frame?.header.speed ?? 0);
+    this.#controls.reset(drive.frame?.header);
     this.#shown(false);
     this.#refresh();
   }
@@ -126,15 +140,19 @@ export class Cockpit {
   async #shown(isNew) {
     const frame = this.#drive?.frame;
     if (!frame) return;
-    if (this.#drive.state === "waiting") this.#controls.reset(frame.header.speed ?? 0);
-    if (isNew) this.#recordings.add({ ...frame, camera: this.#drive.info?.camera, overlay: this.#view.overlay });
     const drive = this.#drive;
+    if (drive.state === "waiting") this.#controls.reset(frame.header);
+    if (isNew) {
+      const { camera, action_space: space } = drive.info;
+      this.#controls.took(frame.header);
+      this.#recordings.add({ ...frame, camera, space, overlay: this.#view.overlay });
+    }
     await this.#view.show(frame, drive.info?.size);
     drive.taken(frame.header.index);
   }
 
   get #order() {
-    return this.#follows ?? { type: "control", steering: this.#controls.steering, speed: this.#controls.speed };
+    return this.#follows ?? this.#controls.order;
   }
 
   #go() {
@@ -143,7 +161,7 @@ export class Cockpit {
     if (drive.state === "driving") return drive.pause();
     if (!drive.atEnd) {
       this.#follows = null;
-      this.#controls.reset(drive.frame.header.speed ?? 0);
+      this.#controls.reset(drive.frame.header);
     }
     this.#note();
     // A path that is followed already lies on the server; sent again it would begin at the car anew.
@@ -153,8 +171,8 @@ export class Cockpit {
   #pressed() {
     if (this.#follows) {
       this.#follows = null;
-      this.#controls.reset(this.#drive?.frame?.header.speed ?? 0);
-      this.#sent = { steering: NaN, speed: NaN, time: 0 }; // so that the wheel is told even if it stands as before
+      this.#controls.reset(this.#drive?.frame?.header);
+      this.#sent = { order: "", time: 0 }; // so that the wheel is told even if it stands as before
     }
     if (this.#drive?.state === "waiting") this.#go();
   }
@@ -166,23 +184,20 @@ export class Cockpit {
   }
 
   #note() {
-    this.#sent = { steering: this.#controls.steering, speed: this.#controls.speed, time: performance.now() };
+    this.#sent = { order: JSON.stringify(this.#controls.order), time: performance.now() };
   }
 
   #tick(now) {
     const seconds = Math.min(0.1, (now - this.#last) / 1000);
     this.#last = now;
     const { state, info, rate } = this.#drive ?? {};
-    if (state === "driving" && !this.#follows) {
-      // A slow model lives in slow time: the wheel must not be through before the next frame shows it.
-      const pace = rate ? Math.max(SLOWEST, Math.min(1, rate / info.fps)) : UNKNOWN_PACE;
-      if (this.#controls.update(seconds * pace)) this.#view.touch();
-      const { steering, speed, time } = this.#sent;
-      const changed = steering !== this.#controls.steering || speed !== this.#controls.speed;
-      if (changed && now - time >= SEND_EVERY) {
-        this.#note();
-        this.#drive.control(this.#controls.steering, this.#controls.speed);
-      }
+    const drives = state === "driving" && !this.#follows;
+    // A slow model lives in slow time: the wheel must not be through before the next frame shows it.
+    const pace = !isDriven() ? 1 : rate ? Math.max(SLOWEST, Math.min(1, rate / info.fps)) : UNKNOWN_PACE;
+    if (this.#drive && this.#controls.update(seconds * pace, drives)) this.#view.touch();
+    if (drives && now - this.#sent.time >= SEND_EVERY && this.#sent.order !== JSON.stringify(this.#controls.order)) {
+      this.#note();
+      this.#drive.control(this.#controls.order);
     }
     if (this.#drive) this.#paint();
     requestAnimationFrame((next) => this.#tick(next));
@@ -191,7 +206,7 @@ export class Cockpit {
   #paint() {
     const [drive, controls, follows] = [this.#drive, this.#controls, this.#follows];
     const { state, rate } = drive;
-    const steers = state === "driving" && drive.atEnd && !follows && Math.abs(controls.steering) > 0.005;
+    const steers = isDriven() && state === "driving" && drive.atEnd && !follows && Math.abs(controls.steering) > 0.005;
     if (this.#view.paint({ drive, wheel: steers ? controls : null })) {
       const { header, meters } = this.#view.frame;
       showGauges({ header, meters, state, rate, controls, follows });
@@ -278,8 +293,6 @@ export class Cockpit {
     this.#refresh();
   }
 }
-
-const focusStage = () => element("stage").focus({ preventScroll: true, focusVisible: false });
 
 /** About 1024 pixels wide, whole times the frame, even as H.264 wants it: [width, height]. */
 function enlarged(width, height) {

@@ -39,9 +39,22 @@ export class Controls {
     this.#held.clear();
   }
 
-  reset(speed) {
+  /** Holds the wheel straight and the speed of a frame's header. */
+  reset(header) {
     this.steering = 0;
-    this.speed = Math.min(TOP_SPEED, Math.max(0, speed));
+    this.speed = Math.min(TOP_SPEED, Math.max(0, header?.speed ?? 0));
+  }
+
+  /** The pedal that a key of the keyboard stands for. */
+  meaning(code) {
+    return KEYS[code];
+  }
+
+  // A frame has come, made with an earlier order.
+  took() {}
+
+  get order() {
+    return { type: "control", steering: this.steering, speed: this.speed };
   }
 
   is(pedal) {
@@ -52,8 +65,9 @@ export class Controls {
     return this.#held.size > 0;
   }
 
-  /** Moves wheel and speed on by `seconds`; true when something changed. */
-  update(seconds) {
+  /** Moves wheel and speed on by `seconds` while the car drives; true when something changed. */
+  update(seconds, drives) {
+    if (!drives) return false;
     const before = [this.steering, this.speed];
     const limit = Math.min(MAX_STEERING, Math.atan((SIDEWAYS * WHEELBASE) / Math.max(this.speed, 0.1) ** 2));
     const wanted = (this.is("left") ? limit : 0) - (this.is("right") ? limit : 0);
@@ -75,17 +89,20 @@ export function arc(steering, speed, seconds = 3, points = 30) {
   });
 }
 
-/** Buttons with data-hold press their pedal as long as a finger, a pointer or Space and Enter hold them. */
+/** Gives the keys to the picture, after a click on something that would take them. */
+export const focusStage = () => document.getElementById("stage").focus({ preventScroll: true, focusVisible: false });
+
+/** Buttons with data-hold press their pedal of `controls()` as long as a finger, a pointer or Space and Enter hold them. */
 export function wirePedals(root, controls, onPress) {
   for (const button of root.querySelectorAll("[data-hold]")) {
     const pedal = button.dataset.hold;
     const down = () => {
-      controls.press(button, pedal);
+      controls().press(button, pedal);
       button.classList.add("held");
       onPress();
     };
     const up = () => {
-      controls.release(button);
+      controls().release(button);
       button.classList.remove("held");
     };
     button.addEventListener("pointerdown", (event) => {
@@ -105,7 +122,7 @@ export function wirePedals(root, controls, onPress) {
 }
 
 /**
- * Presses the pedals by keys of the window while `isOn()`: `onPress()` follows. Other keys go to `onKey(event)`, which says
+ * Presses the pedals of `controls()` by keys of the window while `isOn()`: `onPress()` follows. Other keys go to `onKey(event)`, which says
  * whether they mean something. Fields, buttons and sliders keep the keys that they use themselves.
  */
 export function wireKeys(controls, { isOn, onPress, onKey }) {
@@ -115,13 +132,13 @@ export function wireKeys(controls, { isOn, onPress, onKey }) {
     const button = event.target.closest("button, a, summary, video");
     const slider = event.target.closest("input[type=range]");
     if (field || (button && event.code === "Space") || (slider && event.code.startsWith("Arrow"))) return;
-    const pedal = KEYS[event.code];
+    const pedal = controls().meaning(event.code);
     if (pedal) {
-      controls.press(event.code, pedal);
+      controls().press(event.code, pedal);
       if (!event.repeat) onPress();
     } else if (!onKey(event)) return;
     event.preventDefault();
   });
-  window.addEventListener("keyup", (event) => controls.release(event.code));
-  window.addEventListener("blur", () => controls.releaseAll());
+  window.addEventListener("keyup", (event) => controls().release(event.code));
+  window.addEventListener("blur", () => controls().releaseAll());
 }

@@ -60,11 +60,11 @@ export class Drive extends EventTarget {
     return (1000 * (this.#times.length - 1)) / (this.#times.at(-1) - this.#times[0]);
   }
 
-  control(steering, speed) {
-    if (this.state === "driving") this.#live.send({ type: "control", steering, speed });
+  control(order) {
+    if (this.state === "driving") this.#live.send(order);
   }
 
-  /** Drives on from the frame looked at; what lay after it is dropped. `action` is a control or a path message. */
+  /** Drives on from the frame looked at; what lay after it is dropped. `action` is a control, path or act message. */
   go(action) {
     if (!["waiting", "paused", "driving"].includes(this.state)) return;
     const wasPaused = this.state === "paused";
@@ -153,7 +153,7 @@ export class Drive extends EventTarget {
     const follows = this.atEnd || this.viewed < 0;
     const isNew = header.generated && header.index > this.last;
     const before = this.frames[header.index - 1];
-    const meters = before ? before.meters + distance(before.header.pose, header.pose) : 0;
+    const meters = before && header.pose ? before.meters + distance(before.header.pose, header.pose) : 0;
     this.frames[header.index] = { header, picture, meters };
     if (this.first > 0) this.frames[this.first - 1].picture = null;
     if (isNew) this.#times.push(performance.now());

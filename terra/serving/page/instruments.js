@@ -1,6 +1,8 @@
 /** What is written about a drive: its state, the gauges, the captions on the picture and by the slider. */
 
 import { TOP_SPEED } from "./controls.js";
+import { words } from "./legend.js";
+import { isDriven } from "./world.js";
 
 const element = (id) => document.getElementById(id);
 const MAX_WHEEL = 0.55; // radians; where the bar ends
@@ -18,7 +20,7 @@ const STATES = {
 export function showState(state) {
   const [link, word] = STATES[state] ?? ["idle", "not driving"];
   element("link").dataset.state = link;
-  element("link-text").textContent = word;
+  element("link-text").textContent = isDriven() ? word : word.replace("driving", "playing");
 }
 
 /** The buttons and the slider as the drive allows them; `drive` may be null. */
@@ -27,9 +29,10 @@ export function showTools(drive, recordings) {
   element("stage").dataset.state = state ?? "";
   const isDriving = state === "driving";
   element("pause").querySelector("path").setAttribute("d", isDriving ? PAUSE : PLAY);
-  element("pause").querySelector("span").textContent = isDriving ? "Pause" : "Drive";
+  element("pause").querySelector("span").textContent = isDriving ? "Pause" : isDriven() ? "Drive" : "Play";
   const able = ["waiting", "driving", "paused"].includes(state);
-  for (const id of ["pause", "step", "fork", "draw"]) element(id).disabled = !able;
+  for (const id of ["pause", "step", "fork"]) element(id).disabled = !able;
+  element("draw").disabled = !able || !isDriven();
   element("record").disabled = !recordings.isPossible || (!able && !recordings.isRunning);
   element("record").setAttribute("aria-pressed", recordings.isRunning);
   element("record").querySelector("span").textContent = recordings.isRunning ? "Stop" : "Record";
@@ -61,6 +64,10 @@ export const letter = (index) => String.fromCharCode(65 + (index % 26)) + (index
 
 /** Fills the gauges from a frame's header and from the controls, which are ahead of it while one drives. */
 export function showGauges({ header, meters, state, rate, controls, follows }) {
+  const pace = rate ?? header.frames_per_second;
+  element("rate").textContent = state === "driving" && pace != null ? pace.toFixed(1) : "–";
+  element("latency").textContent = duration(header.latency_ms);
+  if (!isDriven()) return;
   const speed = state === "driving" && !follows ? controls.speed : (header.speed ?? 0);
   element("speed").textContent = Math.round(speed * 3.6);
   element("speed-bar").style.width = `${Math.min(100, (100 * speed) / TOP_SPEED)}%`;
@@ -71,9 +78,6 @@ export function showGauges({ header, meters, state, rate, controls, follows }) {
   const bar = element("steering-bar").style;
   bar.width = `${width}%`;
   bar.left = controls.steering > 0 ? `${50 - width}%` : "50%";
-  const pace = rate ?? header.frames_per_second;
-  element("rate").textContent = state === "driving" && pace != null ? pace.toFixed(1) : "–";
-  element("latency").textContent = duration(header.latency_ms);
   element("driven").textContent = `${Math.round(meters)} m`;
 }
 
@@ -88,7 +92,10 @@ export function showCaptions(drive, { follows, drawing }) {
   const [fps, context] = [drive?.info?.fps ?? 10, drive?.info?.num_context ?? 1];
   const seconds = (index) => Math.max(0, (index - context + 1) / fps).toFixed(1);
   element("time").textContent = header ? `${seconds(drive.viewed)} / ${seconds(drive.last)} s` : "0.0 s";
-  const spoken = header ? `frame ${header.index} of ${drive.last}, ${seconds(drive.viewed)} s` : "";
+  const action = header && !header.pose && drive.info ? words(drive.info.action_space, header.action) : "";
+  element("did").textContent = action;
+  const did = action && `, ${action}`;
+  const spoken = header ? `frame ${header.index} of ${drive.last}, ${seconds(drive.viewed)} s${did}` : "";
   element("slider").setAttribute("aria-valuetext", spoken);
   element("badge-frame").textContent = header ? `${header.generated ? "imagined" : "context"} · ${header.index}` : "…";
   element("badge-mode").hidden = !follows && !drawing;
@@ -98,16 +105,17 @@ export function showCaptions(drive, { follows, drawing }) {
 
 function hint(drive, drawing) {
   const touch = matchMedia("(pointer: coarse)").matches;
-  const key = touch ? "Drive" : "Space";
+  const key = touch ? (isDriven() ? "Drive" : "Play") : "Space";
   if (drawing) return "Draw on the road, from the bottom up: the car will follow.";
   switch (drive?.state) {
     case "opening":
       return "Opening …";
     case "waiting":
+      if (!isDriven()) return touch ? "Press a control, or Play." : "Use a control to play, or press Space.";
       return touch ? "Press Gas, or Drive." : "Press ↑ to drive, ← → to steer.";
     case "paused":
       if (drive.atEnd) return `Paused. ${key} goes on.`;
-      return `${key} drives on from here. What comes after is dropped; Fork keeps it.`;
+      return `${key} ${isDriven() ? "drives" : "goes"} on from here. What comes after is dropped; Fork keeps it.`;
     case "ended":
       return drive.last < 0 ? "" : "Not connected. The frames are still here to look at.";
     default:

@@ -1,7 +1,9 @@
 /** Recordings: one that runs, and those that are finished, each with a preview and a link to save it. */
 
+import { paintLegend } from "./legend.js";
 import { canRecord, writeVideo } from "./record.js";
 import { decode, paintFrame, paintPath } from "./stage.js";
+import { isDriven } from "./world.js";
 
 export class Recordings {
   isPossible = canRecord();
@@ -49,7 +51,7 @@ export class Recordings {
     try {
       const { blob, suffix } = await writeVideo(frames, { size, fps, paint, onProgress });
       this.#count += 1;
-      this.#fill(card, { blob, name: `terra-drive-${this.#count}.${suffix}`, seconds: frames.length / fps });
+      this.#fill(card, { blob, name: `terra-${isDriven() ? "drive" : "play"}-${this.#count}.${suffix}`, seconds: frames.length / fps });
       this.#say("The recording is ready to save.");
     } catch (error) {
       card.textContent = `The video could not be written: ${error.message}`;
@@ -75,9 +77,10 @@ export class Recordings {
   }
 }
 
-async function paint(context, size, { picture, header, camera, overlay }) {
+async function paint(context, size, { picture, header, camera, space, overlay }) {
   const decoded = await decode(picture);
   if (!decoded) return;
   paintFrame(context, size, decoded);
   if (overlay && camera && header.path) paintPath(context, size, { camera, path: header.path });
+  else if (overlay && !header.path) paintLegend(context, size, space, header.action);
 }

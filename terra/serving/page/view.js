@@ -2,6 +2,7 @@
 
 import { arc } from "./controls.js";
 import { mapColors } from "./instruments.js";
+import { paintLegend } from "./legend.js";
 import { drawMap } from "./map.js";
 import { strokeToPath } from "./overlay.js";
 import { decode, paintFrame, paintPath, paintStroke, wireStroke } from "./stage.js";
@@ -12,7 +13,7 @@ const SIZE = [144, 256]; // height and width of frames, until a session says its
 
 /** Draws when `paint` is called after something changed; whoever changes the drive or the controls says so by `touch`. */
 export class View {
-  overlay = true; // whether the path lies on the road
+  overlay = true; // whether the path lies on the road, or the legend on the picture
   whole = false; // whether the map shows all of the drive
   frame = null; // the frame whose picture is shown
   #drawing = false;
@@ -90,6 +91,10 @@ export class View {
       paintStroke(context, size, { camera, stroke: this.#stroke, path });
     } else if (camera && this.overlay) {
       paintPath(context, size, { camera, path: header.path, wheel: wheel && arc(wheel.steering, wheel.speed) });
+    }
+    if (!header.pose) {
+      if (drive.info && this.overlay) paintLegend(context, size, drive.info.action_space, header.action);
+      return true;
     }
     this.#colors ??= mapColors();
     const poses = drive.frames.map((each) => each.header.pose);

@@ -1,0 +1,271 @@
+/**
+ * The controls of worlds that are not driven, with the methods of `Controls`: buttons for keys and choices, sliders for
+ * the numbers of a vector. Both show themselves in the panel beside the picture, and tell what they do by an act message.
+ */
+
+import { focusStage, wirePedals } from "./controls.js";
+import { assignKeys, direction, label } from "./keyboard.js";
+import { asText } from "./legend.js";
+
+const FULL = 0.35; // seconds from one end of a range to the other while a key is held
+const DEAD = 0.12; // of a gamepad's axis, where it rests
+const STEPS = 200; // of a slider
+
+const element = (id) => document.getElementById(id);
+
+/** The controls of a space, as the server's `opened` tells it; `onPress()` is called when one is used. */
+export const controlsOf = ({ action_space: space, neutral }, onPress) =>
+  space.kind === "vector" ? new Numbers(space, neutral, onPress) : new Presses(space, neutral, onPress);
+
+/** Keys, several of them at once, or a choice, of which the last one pressed counts and else the neutral one. */
+class Presses {
+  #space;
+  #neutral;
+  #codes;
+  #held = new Map(); // what is held down -> name
+  #unseen = new Set(); // pressed, and in no frame yet: a short tap counts for one frame, however slowly these come
+  #buttons = new Map();
+
+  constructor(space, neutral, onPress) {
+    [this.#space, this.#neutral] = [space, neutral];
+    this.#codes = assignKeys(space.names);
+    this.#build(onPress);
+  }
+
+  get order() {
+    return { type: "act", action: this.#action };
+  }
+
+  get held() {
+    return this.#held.size > 0;
+  }
+
+  get #action() {
+    const pressed = [...this.#unseen, ...this.#held.values()];
+    if (this.#space.kind === "choice") return pressed.at(-1) ?? this.#neutral;
+    return this.#space.names.filter((name) => pressed.includes(name));
+  }
+
+  meaning(code) {
+    return this.#codes.get(code);
+  }
+
+  press(source, name) {
+    if (this.#held.get(source) === name) return; // the keyboard's own repetition
+    if (this.#space.kind === "choice") this.#unseen.clear();
+    this.#held.set(source, name);
+    this.#unseen.add(name);
+    this.#light();
+  }
+
+  release(source) {
+    if (this.#held.delete(source)) this.#light();
+  }
+
+  releaseAll() {
+    this.#held.clear();
+    this.reset();
+  }
+
+  reset() {
+    this.#unseen.clear();
+    this.#light();
+  }
+
+  /** A frame has come, made with `action`. */
+  took({ action }) {
+    for (const name of [action].flat()) this.#unseen.delete(name);
+    this.#light();
+  }
+
+  update() {
+    return false;
+  }
+
+  #light() {
+    const lit = [this.#action].flat();
+    for (const [name, button] of this.#buttons) {
+      button.classList.toggle("lit", lit.includes(name));
+      button.setAttribute("aria-pressed", lit.includes(name));
+    }
+  }
+
+  #build(onPress) {
+    const [arrows, rest] = ["arrows", "others"].map((name) => Object.assign(document.createElement("div"), { className: name }));
+    const places = new Set();
+    for (const name of this.#space.names) {
+      const keys = [...this.#codes].filter(([, each]) => each === name).map(([code]) => label(code));
+      const button = Object.assign(document.createElement("button"), { type: "button", title: name });
+      button.dataset.hold = name;
+      button.addEventListener("pointerup", focusStage);
+      button.append(Object.assign(document.createElement("span"), { textContent: name }));
+      if (keys.length) button.append(Object.assign(document.createElement("kbd"), { textContent: keys.join(" ") }));
+      const place = direction(name);
+      const isArrow = place && !places.has(place);
+      if (isArrow) button.dataset.place = place;
+      if (isArrow) places.add(place);
+      (isArrow ? arrows : rest).append(button);
+      this.#buttons.set(name, button);
+    }
+    element("panel").replaceChildren(...[arrows, rest].filter((each) => each.children.length));
+    element("panel").dataset.kind = this.#space.kind;
+    wirePedals(element("panel"), () => this, onPress);
+    const several = this.#space.kind === "keys" ? "several at once count" : "the last one pressed counts";
+    explain([["the buttons’ keys", several]]);
+    this.#light();
+  }
+}
+
+/** A slider for each number. Arrow keys and a gamepad's sticks move the first ones while they are held. */
+class Numbers {
+  #space;
+  #neutral;
+  #set; // what the sliders were left at
+  #now;
+  #held = new Map(); // code -> [index, -1 or 1]
+  #sticks = []; // indices that a gamepad moves
+  #rows;
+  #onPress;
+
+  constructor(space, neutral, onPress) {
+    this.#space = space;
+    this.#neutral = space.names.map((name) => neutral[name]);
+    this.#set = this.#neutral.slice();
+    this.#now = this.#neutral.slice();
+    this.#onPress = onPress;
+    this.#build();
+  }
+
+  get order() {
+    return { type: "act", action: Object.fromEntries(this.#space.names.map((name, index) => [name, this.#now[index]])) };
+  }
+
+  get held() {
+    return this.#held.size > 0;
+  }
+
+  meaning(code) {
+    const second = this.#now.length > 1 ? 1 : 0;
+    const meanings = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowUp: [second, 1], ArrowDown: [second, -1] };
+    return meanings[{ KeyD: "ArrowRight", KeyA: "ArrowLeft", KeyW: "ArrowUp", KeyS: "ArrowDown" }[code] ?? code];
+  }
+
+  press(source, meaning) {
+    this.#held.set(source, meaning);
+  }
+
+  release(source) {
+    this.#held.delete(source);
+  }
+
+  releaseAll() {
+    this.#held.clear();
+    this.#rest();
+  }
+
+  // The sliders stay as they are seen.
+  reset() {}
+
+  took() {}
+
+  /** Moves what keys and sticks hold, and what comes back from them; true when a number changed. */
+  update(seconds) {
+    const { low, high } = this.#space;
+    const before = this.#now.slice();
+    const sticks = this.#axes();
+    this.#now.forEach((value, index) => {
+      if (index in sticks) return (this.#now[index] = sticks[index]);
+      const [, sign] = [...this.#held.values()].findLast(([each]) => each === index) ?? [];
+      const wanted = sign ? (sign > 0 ? high : low)[index] : this.#set[index];
+      const step = ((high[index] - low[index]) * seconds) / FULL;
+      this.#now[index] = Math.abs(wanted - value) <= step ? wanted : value + Math.sign(wanted - value) * step;
+    });
+    const started = Object.keys(sticks).some((index) => !this.#sticks.includes(index));
+    this.#sticks = Object.keys(sticks);
+    if (started) this.#onPress();
+    const changed = this.#now.some((value, index) => value !== before[index]);
+    if (changed) this.#show();
+    return changed;
+  }
+
+  // Numbers by index of the axes that are not at rest; up on a stick is more.
+  #axes() {
+    const pads = [...(navigator.getGamepads?.() ?? [])].filter((each) => each?.connected);
+    const moved = (pads[0]?.axes ?? []).slice(0, this.#now.length).map((value, index) => [index, index % 2 ? -value : value]);
+    const place = ([index, value]) => {
+      const end = (value > 0 ? this.#space.high : this.#space.low)[index];
+      const share = Math.min(1, (Math.abs(value) - DEAD) / (1 - DEAD));
+      return [index, share * end + (1 - share) * this.#neutral[index]];
+    };
+    return Object.fromEntries(moved.filter(([, value]) => Math.abs(value) > DEAD).map(place));
+  }
+
+  #rest() {
+    this.#set = this.#neutral.slice();
+    this.#now = this.#neutral.slice();
+    this.#show();
+  }
+
+  #show() {
+    this.#rows.forEach(({ slider, output }, index) => {
+      slider.value = this.#now[index];
+      output.textContent = asText(this.#space, index, this.#now[index]);
+      slider.setAttribute("aria-valuetext", output.textContent);
+    });
+  }
+
+  #build() {
+    const { names, low, high } = this.#space;
+    this.#rows = names.map((name, index) => {
+      const row = Object.assign(document.createElement("label"), { className: "number" });
+      const title = Object.assign(document.createElement("span"), { textContent: name });
+      const output = Object.assign(document.createElement("output"), { className: "num" });
+      const step = (high[index] - low[index]) / STEPS;
+      const slider = Object.assign(document.createElement("input"), { type: "range", min: low[index], max: high[index], step });
+      slider.dataset.name = name;
+      slider.addEventListener("input", () => {
+        // A slider's last step may lie beyond its end by a rounding error.
+        const value = Math.min(high[index], Math.max(low[index], Number(slider.value)));
+        this.#set[index] = this.#now[index] = value;
+        this.#show();
+        this.#onPress();
+      });
+      slider.addEventListener("pointerup", focusStage);
+      const head = Object.assign(document.createElement("div"), { className: "head" });
+      const [least, most] = [low, high].map((ends) =>
+        Object.assign(document.createElement("small"), { textContent: asText({ ...this.#space, units: [] }, index, ends[index]) }),
+      );
+      head.append(title, output);
+      row.append(head, least, slider, most);
+      return { row, slider, output };
+    });
+    const rest = Object.assign(document.createElement("button"), { type: "button", className: "quiet", textContent: "Neutral" });
+    rest.onclick = ({ detail }) => {
+      this.#rest();
+      if (detail > 0) focusStage();
+    };
+    element("panel").replaceChildren(...this.#rows.map(({ row }) => row), rest);
+    element("panel").dataset.kind = "vector";
+    const [first, second] = names;
+    const sticks = names.slice(0, 4).join(", ");
+    explain([
+      [[..."←→AD"], first],
+      [[..."↓↑SW"], second ?? first],
+      ["a gamepad’s sticks", sticks],
+    ]);
+    this.#show();
+  }
+}
+
+/** Writes the help's rows, [keys (or words for them), what they do] each. */
+function explain(rows) {
+  const make = (kind, ...content) => {
+    const made = document.createElement(kind);
+    made.append(...content);
+    return made;
+  };
+  const caps = (keys) => (typeof keys === "string" ? [keys] : keys.flatMap((key) => [make("kbd", key), " "]));
+  element("help-actions").replaceChildren(
+    ...rows.map(([keys, text]) => make("div", make("dt", ...caps(keys)), make("dd", text))),
+  );
+}
