@@ -14,6 +14,7 @@ from tiny_driving import drive_poses
 
 from decoder.camera import project
 from decoder.video import VideoWriter
+from terra.actions import Vector
 from terra.dataset import Poses, read_frames, read_split
 from terra.dataset.checks import Names
 from terra.dataset.importing import (
@@ -434,14 +435,85 @@ def test_what_lerobot_does_not_declare_is_not_guessed(tmp_path):
     ):
         with pytest.raises(DatasetError, match=message):
             LeRobotSource(root, replace(COLUMNS, **changes)).open_drive("episode_000000")
-    with pytest.raises(DatasetError, match=r"codebase_version: expected v3\.x, got 'v2\.1'"):
-        LeRobotSource(write_lerobot(tmp_path / "old", version="v2.1"), COLUMNS).list_drives()
+    with pytest.raises(DatasetError, match=r"codebase_version: expected v2\.x or v3\.x, got 'v1\.6'"):
+        LeRobotSource(write_lerobot(tmp_path / "old", version="v1.6"), COLUMNS).list_drives()
     with pytest.raises(ConfigError, match="heading_from: expected one of x_ccw, north_cw, got 'north'"):
         replace(COLUMNS, heading_from="north")
     with pytest.raises(ConfigError, match="expected columns x and y, or neither and a speed"):
         replace(COLUMNS, x=None, y=None)
     with pytest.raises(ConfigError, match="lerobot: expected "):
         LeRobotColumns.from_dict({"x": "observation.state[0]"})
+
+
+def write_lerobot_2(root: Path, lengths=(12, 9)) -> Path:
+    """Two episodes of version 2.1, each with files of its own, at 10 frames a second; actions of [pan, grip, 0]."""
+    features = {"action": {"dtype": "float32", "shape": [3], "names": ["pan", "grip.pos", "still"]}}
+    features["observation.images.front"] = {"dtype": "video", "shape": [*PICTURE, 3], "names": None}
+    info = {"codebase_version": "v2.1", "fps": 10, "features": features, "chunks_size": 1000}
+    info["data_path"] = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
+    info["video_path"] = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
+    (root / "meta").mkdir(parents=True)
+    (root / "data" / "chunk-000").mkdir(parents=True)
+    (root / "meta" / "info.json").write_text(json.dumps(info))
+    episodes, stats = [], []
+    for index, length in enumerate(lengths):
+        name = f"episode_{index:06d}"
+        write_mp4(root / f"videos/chunk-000/observation.images.front/{name}.mp4", numbered(length, 20 * index), 10.0)
+        action = np.float32([[0.1 * frame, index - frame, 0.0] for frame in range(length)])
+        rows = {"timestamp": np.arange(length) / 10, "episode_index": [index] * length, "action": list(action)}
+        pq.write_table(pa.table(rows), root / "data" / "chunk-000" / f"{name}.parquet")
+        episodes.append({"episode_index": index, "length": length, "tasks": ["push"]})
+        reach = {"min": action.min(axis=0).tolist(), "max": action.max(axis=0).tolist()}
+        stats.append({"episode_index": index, "stats": {"action": reach}})
+    (root / "meta" / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in episodes))
+    (root / "meta" / "episodes_stats.jsonl").write_text("".join(json.dumps(line) + "\n" for line in stats))
+    return root
+
+
+def import_lerobot(root: Path, output: Path, *more: str) -> int:
+    given = ["kind=lerobot", "lerobot=actions", f"input={root}", f"output={output}", "image_size=[16,32]", "workers=0"]
+    return run(read_settings("import", [*given, *more]))
+
+
+def test_actions_of_a_robot_come_with_their_names_and_their_range(tmp_path, caplog):
+    assert import_lerobot(write_lerobot_2(tmp_path / "in"), tmp_path / "out", "held_out=[episode_000001]") == 0
+    (episode,) = read_split(tmp_path / "out", "held_out").episodes
+    assert isinstance(episode.space, Vector)
+    assert episode.space.names == ("pan", "grip.pos", "still")
+    np.testing.assert_allclose([episode.space.low, episode.space.high], [[0, -11, -1], [1.1, 1, 1]], rtol=1e-6)
+    assert "always the same: still; its range is taken to be 1 below to 1 above" in caplog.text
+    assert numbers_of(read_frames(episode)) == list(range(20, 29))
+    expected = [[0.1 * frame, 1 - frame, 0.0] for frame in range(9)]
+    np.testing.assert_allclose(episode.actions, expected, atol=1e-6)
+
+
+def test_actions_of_version_3_and_a_declared_space(tmp_path):
+    root = write_lerobot(tmp_path / "in")
+    reach = {"min": [-100.0] * 4, "max": [100.0] * 4}
+    (root / "meta" / "stats.json").write_text(json.dumps({"observation.state": reach}))
+    assert import_lerobot(root, tmp_path / "out", "lerobot.action=observation.state") == 0
+    first, second = read_split(tmp_path / "out", "train").episodes
+    assert first.space.names == ("pos_x", "pos_y", "yaw", "speed_kmh")
+    assert (first.num_frames, second.num_frames) == (45, 50)
+    assert numbers_of(read_frames(second)) == list(range(45, 95))
+    np.testing.assert_allclose(second.actions[:, 0], drive_poses(20).x, atol=1e-4)
+    declared = "{kind:vector,names:[x,y,yaw,v],units:[m,m,rad,km/h],low:[-99,-99,-9,0],high:[99,99,9,50]}"
+    given = ("lerobot.action=observation.state", f"action_space={declared}")
+    assert import_lerobot(root, tmp_path / "own", *given) == 0
+    assert read_split(tmp_path / "own", "train").episodes[0].space.units == ("m", "m", "rad", "km/h")
+    narrow = declared.replace("high:[99,99,9,50]", "high:[99,99,9,20]")
+    assert import_lerobot(root, tmp_path / "narrow", given[0], f"action_space={narrow}") == 2
+    with pytest.raises(DatasetError, match=r"info\.json: expected a feature action, got observation\.state, "):
+        import_lerobot(root, tmp_path / "none")
+    other = write_lerobot(tmp_path / "other")
+    with pytest.raises(DatasetError, match="expected statistics that hold the range of observation"):
+        import_lerobot(other, tmp_path / "none", given[0])
+    (other / "meta" / "stats.json").write_text(json.dumps({"observation.state": {"min": [0, "a"]}}))
+    with pytest.raises(DatasetError, match="expected min and max of each number, got none; declare one with action_sp"):
+        import_lerobot(other, tmp_path / "none", given[0])
+    with pytest.raises(ConfigError, match=r"lerobot\.video: expected the name of a feature, got None"):
+        import_lerobot(root, tmp_path / "none", "lerobot.video=null")
+    assert not (tmp_path / "none").exists()
 
 
 # The command

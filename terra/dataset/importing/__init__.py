@@ -6,7 +6,7 @@
 
 from terra.dataset.importing.donkeycar import DonkeycarSource
 from terra.dataset.importing.kitti import KittiSource
-from terra.dataset.importing.lerobot import LeRobotColumns, LeRobotSource
+from terra.dataset.importing.lerobot import LeRobotActions, LeRobotColumns, LeRobotSource
 from terra.dataset.importing.nuscenes import NuScenesSource
 from terra.dataset.importing.run import ImportSettings, Mount, import_drives
 from terra.dataset.importing.source import DriveSource, SourceDrive
@@ -18,6 +18,7 @@ __all__ = [
     "DriveSource",
     "ImportSettings",
     "KittiSource",
+    "LeRobotActions",
     "LeRobotColumns",
     "LeRobotSource",
     "Mount",

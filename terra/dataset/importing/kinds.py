@@ -6,7 +6,7 @@ from typing import Any
 from terra.actions import parse_space, require_table
 from terra.dataset.importing.donkeycar import DonkeycarSource
 from terra.dataset.importing.kitti import KittiSource
-from terra.dataset.importing.lerobot import LeRobotColumns, LeRobotSource
+from terra.dataset.importing.lerobot import LeRobotActions, LeRobotColumns, LeRobotSource
 from terra.dataset.importing.nuscenes import NuScenesSource
 from terra.dataset.importing.source import DriveSource
 from terra.dataset.importing.video_actions import VideoActionsSource
@@ -31,8 +31,8 @@ def open_source(
     Args:
         kind: one of `KINDS`.
         folder: its folder.
-        lerobot: the columns of a LeRobot dataset, see `LeRobotColumns`.
-        action_space: what the actions of video_actions mean, see `terra.actions.space`.
+        lerobot: the columns of a LeRobot dataset, see `LeRobotColumns`; with `action` those of `LeRobotActions`.
+        action_space: what the actions of video_actions, or of a LeRobot dataset, mean, see `terra.actions.space`.
         picture_fps: pictures a second, where files don't tell: of video_actions with pictures, and of donkeycar.
         sections: into how many drives each tub of donkeycar is cut.
 
@@ -46,19 +46,24 @@ def open_source(
         raise DatasetError(
             f"{folder}: expected a folder with recordings, got {'a file' if folder.exists() else 'nothing'}"
         )
+    has_actions = kind == "lerobot" and lerobot is not None and "action" in lerobot
     used = {"video_actions": {"action_space", "picture_fps"}, "donkeycar": {"picture_fps", "sections"}}.get(kind, set())
+    used = {"action_space"} if has_actions else used
     given = {"action_space": action_space, "picture_fps": picture_fps, "sections": None if sections == 1 else sections}
     for name, value in given.items():
         if value is not None and name not in used:
             raise ConfigError(f"{name}: expected none with kind={kind}, got {value}")
+    space = None
+    if action_space is not None:
+        space = require_table(parse_space(action_space, "action_space", ConfigError), f"kind={kind}")
     if kind == "lerobot":
-        return LeRobotSource(folder, LeRobotColumns.from_dict(lerobot))
+        columns = LeRobotActions.from_dict(lerobot or {}) if has_actions else LeRobotColumns.from_dict(lerobot)
+        return LeRobotSource(folder, columns, space)
     if kind == "donkeycar":
         return DonkeycarSource(folder, picture_fps, sections)
     if kind == "video_actions":
-        if action_space is None:
+        if space is None:
             raise ConfigError(f"action_space: expected one such as {_EXAMPLE}, got null")
-        space = require_table(parse_space(action_space, "action_space", ConfigError), "kind=video_actions")
         return VideoActionsSource(folder, space, picture_fps)
     sources = {"video_poses": VideoPosesSource, "kitti": KittiSource, "nuscenes": NuScenesSource}
     return sources[kind](folder)
