@@ -1,10 +1,11 @@
 """Import of recordings from other formats: each source opens its drives, and `run` writes them in Terra's format.
 
-{VideoPoses, VideoActions, Donkeycar, Kitti, LeRobot, NuScenes}Source --open_drive--> SourceDrive
+{VideoPoses, VideoActions, Gpx, Donkeycar, Kitti, LeRobot, NuScenes}Source --open_drive--> SourceDrive
                                                                       --align, fit_picture--> ShardWriter
 """
 
 from terra.dataset.importing.donkeycar import DonkeycarSource
+from terra.dataset.importing.gpx import GpxSource
 from terra.dataset.importing.kitti import KittiSource
 from terra.dataset.importing.lerobot import LeRobotActions, LeRobotColumns, LeRobotSource
 from terra.dataset.importing.nuscenes import NuScenesSource
@@ -16,6 +17,7 @@ from terra.dataset.importing.video_poses import VideoPosesSource
 __all__ = [
     "DonkeycarSource",
     "DriveSource",
+    "GpxSource",
     "ImportSettings",
     "KittiSource",
     "LeRobotActions",

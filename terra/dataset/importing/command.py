@@ -7,7 +7,7 @@ from pydantic import Field
 
 from terra.dataset.checks import ImageSize, Names, Seconds, Workers
 from terra.dataset.format import FramesASecond
-from terra.dataset.importing.kinds import open_source
+from terra.dataset.importing.kinds import Gps, open_source
 from terra.dataset.importing.run import ImportSettings, Mount, import_drives
 from tokenizer.settings import Count, FilePath, Positive, Settings, Text
 
@@ -21,13 +21,13 @@ class ImportCommand(Settings):
         kind: kind of source.
         input: folder of the source.
         lerobot: the columns of a LeRobot dataset, see `terra.dataset.importing.lerobot.LeRobotColumns`.
-        action_space, picture_fps, sections: see `open_source`.
+        action_space, picture_fps, sections, gps: see `open_source`.
         camera: `ImportSettings.mount`.
         workers: processes; 0 imports in this one.
         max_seconds: no drive is begun after so long; None for no limit.
     """
 
-    kind: Literal["video_poses", "video_actions", "lerobot", "kitti", "nuscenes", "donkeycar"]
+    kind: Literal["video_poses", "video_actions", "lerobot", "kitti", "nuscenes", "donkeycar", "gpx"]
     input: FilePath
     output: FilePath
     name: Text
@@ -41,6 +41,7 @@ class ImportCommand(Settings):
     action_space: dict[str, Any] | None
     picture_fps: Positive | None
     sections: Annotated[int, Field(ge=1, le=1000)]
+    gps: Gps
     workers: Workers
     max_seconds: Seconds | None
 
@@ -62,6 +63,7 @@ def run(settings: ImportCommand) -> int:
             action_space=settings.action_space,
             picture_fps=settings.picture_fps,
             sections=settings.sections,
+            gps=settings.gps,
         ),
         name=settings.name,
         output=settings.output,
