@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
 
-from decoder.video import probe_video, stream_video
+from decoder.video import VIDEO_SUFFIXES, probe_video, stream_video
 from terra.actions import ActionSpace, ActionTrack
-from terra.context import DAMAGED_IMAGE, VIDEO_SUFFIXES, check_scans, is_picture, natural_key
+from terra.context import DAMAGED_IMAGE, check_scans, is_picture, natural_key
 from terra.dataset.poses import Poses
 from terra.errors import ConfigError, DatasetError
 from tokenizer.limits import LIMITS, Limits
@@ -29,6 +29,10 @@ class Intrinsics:
     focal: float
     center_x: float
     center_y: float
+
+    def moved(self, left: float, top: float) -> "Intrinsics":
+        """The intrinsics of a part of the picture whose upper left corner lies there."""
+        return Intrinsics(self.focal, self.center_x - left, self.center_y - top)
 
 
 @dataclass(frozen=True, eq=False)
