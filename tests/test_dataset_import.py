@@ -135,6 +135,53 @@ def test_what_is_left_out_is_said(tmp_path, caplog):
     assert "30 left out at the end, where less than 3 s of poses follow" in caplog.text
 
 
+def test_a_part_of_a_drive_and_of_its_pictures(tmp_path, caplog):
+    caplog.set_level("INFO")
+    folder = write_video_poses(tmp_path / "in", names=("a",), num_frames=80)
+    given_ = ["kind=video_poses", f"input={folder}", "image_size=[16,32]", "workers=0"]
+
+    def imported(name: str, *more: str):
+        assert run(read_settings("import", [*given_, f"output={tmp_path / name}", *more])) == 0
+        return read_split(tmp_path / name, "train").episodes[0]
+
+    # The frames up to end= are kept whole, because the poses go on after it.
+    part = imported("part", "start=1", "end=3")
+    assert numbers_of(read_frames(part)) == list(range(10, 31))
+    np.testing.assert_allclose(part.poses.heading[0], 0.1, atol=1e-6)
+    assert "10 frames before start= and 49 after end= left out" in caplog.text
+    assert numbers_of(read_frames(imported("rest", "start=2.05"))) == list(range(21, 50))
+    camera = ("camera.fov_degrees=75", "camera.height_meters=1.4")
+    square, box = imported("square", "crop=1:1", *camera), imported("box", "crop=[30,0,66,36]", *camera)
+    assert "pictures cropped to [30, 0, 66, 36]" in caplog.text
+    assert square.camera == box.camera
+    whole = imported("whole", *camera).camera
+    assert square.camera is not None
+    assert whole is not None
+    # The kept picture is half as wide as what is kept of the whole: 36 of 72 pixels.
+    tangents = [math.tan(math.radians(each.fov_degrees / 2)) for each in (square.camera, whole)]
+    assert tangents[0] / tangents[1] == pytest.approx(0.5)
+    assert imported("whole", *camera).id == "video_poses_a_000"  # complete already
+    with pytest.raises(DatasetError, match="expected a shard made by"):
+        imported("whole", *camera, "start=1")
+    for more, message in (
+        (("start=1", "end=1"), "end: expected more than start=1, got 1"),
+        (("crop=[5,0,5,9]",), r"crop: expected \[left,top,right,bottom\] in pixels, or an aspect such as 16:9, got"),
+        (("crop=wide",), "crop: expected .* in pixels, or an aspect such as 16:9, got 'wide'"),
+        (("crop=0:9",), "crop: expected .* got '0:9'"),
+        (("start=-1",), "start: expected a number of at least 0, got -1"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            imported("none", *more)
+    for more, message in (
+        (("crop=[0,0,97,36]",), "expected a crop within 96 x 36 pixels, got [0, 0, 97, 36]"),
+        (("start=60",), "expected 2 or more frames from 60 s to the end, got 7.9 s of frames in all"),
+        (("start=6",), "expected frames with 3 s of poses after them"),
+    ):
+        assert run(read_settings("import", [*given_, f"output={tmp_path / 'bad'}", *more])) == 2
+        assert message in caplog.text
+        assert not list((tmp_path / "bad" / "train").glob("*"))
+
+
 def test_a_picture_that_would_take_gigabytes_is_refused_before_it_is_unpacked(tmp_path):
     Image.new("1", (8_500, 8_500)).save(tmp_path / "large.png")
     with pytest.raises(DatasetError, match="expected at most 64000000 pixels, got 8500 x 8500"):

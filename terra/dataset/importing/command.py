@@ -1,4 +1,4 @@
-"""What `terra import` does: check the settings, then bring driving from elsewhere into our format."""
+"""What `terra import` does: check the settings, then bring recordings from elsewhere into our format."""
 
 import logging
 from typing import Annotated, Any, Literal
@@ -8,8 +8,8 @@ from pydantic import Field
 from terra.dataset.checks import ImageSize, Names, Seconds, Workers
 from terra.dataset.format import FramesASecond
 from terra.dataset.importing.kinds import Gps, open_source
-from terra.dataset.importing.run import ImportSettings, Mount, import_drives
-from tokenizer.settings import Count, FilePath, Positive, Settings, Text
+from terra.dataset.importing.run import Crop, ImportSettings, Mount, import_drives
+from tokenizer.settings import Count, FilePath, NonNegative, Positive, Settings, Text
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +37,9 @@ class ImportCommand(Settings):
     held_out: Names
     drives: Names | None
     camera: Mount
+    crop: Crop
+    start: NonNegative
+    end: Positive | None
     lerobot: dict[str, Any] | None
     action_space: dict[str, Any] | None
     picture_fps: Positive | None
@@ -73,6 +76,9 @@ def run(settings: ImportCommand) -> int:
         held_out=settings.held_out,
         drives=settings.drives,
         mount=settings.camera,
+        crop=settings.crop,
+        start=settings.start,
+        end=settings.end,
     )
     try:
         outcome = import_drives(what, workers=settings.workers, max_seconds=settings.max_seconds)
