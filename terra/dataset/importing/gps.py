@@ -20,6 +20,7 @@ from tokenizer.limits import LIMITS, Limits
 MAX_LATITUDE = 85.0  # degrees; nearer to a pole a flat map of east and north means little
 _MAX_DEPTH = 32  # elements within each other
 _TIME_CHARS = 64
+_CHUNK = 1 << 16  # bytes; a tag that goes on for longer is refused before its attributes take memory
 _CSV_COLUMNS = ("time", "lat", "lon")
 # WGS 84: the earth's semi-major axis (m), and the square of its eccentricity.
 _AXIS, _ECCENTRICITY_2 = 6_378_137.0, 6.694_379_990_14e-3
@@ -81,7 +82,7 @@ def load_gps(path: Path, limits: Limits = LIMITS) -> GpsTrack:
     return GpsTrack(times, latitude, longitude, int((~kept).sum()))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Fix:
     time: float
     latitude: float
@@ -154,7 +155,11 @@ def _read_gpx(path: Path, limits: Limits) -> list[_Fix]:
     data = read_bytes(path, DatasetError, "a GPX file", max_bytes=limits.table_bytes)
     reader = _GpxReader(path, limits)
     try:
-        reader.parser.Parse(data, True)
+        for start in range(0, len(data), _CHUNK):
+            reader.parser.Parse(data[start : start + _CHUNK], False)
+            if start + _CHUNK - reader.parser.CurrentByteIndex > 3 * _CHUNK:
+                raise DatasetError(f"{path}: expected tags of at most {_CHUNK} bytes, got a larger one")
+        reader.parser.Parse(b"", True)
     except expat.ExpatError as error:
         raise DatasetError(
             f"{path}: line {error.lineno}: expected well-formed XML, got: {expat.ErrorString(error.code)}"

@@ -8,7 +8,7 @@ import numpy as np
 
 from terra.actions import Waypoints
 from terra.dataset.importing.gps import load_gps
-from terra.dataset.importing.smoothing import smooth
+from terra.dataset.importing.smoothing import STEP, smooth
 from terra.dataset.importing.source import SourceDrive, find_pairs, motion, open_footage, say_left_out
 from terra.errors import DatasetError
 from terra.trajectory.checks import MAX_POSE_GAP, MAX_SPEED
@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 SUFFIXES = (".gpx", ".csv")
 _MARGIN = 10.0  # s of fixes before and after the video, by which its ends are known better
+_MAX_NODES = 500_000  # of the smoother: they take a gigabyte, and some minutes
 _LEAST_METERS = 10.0
 _LEAST_SPEED = 1.0  # m/s, that must be reached for a heading
 
@@ -79,6 +80,9 @@ class GpxSource:
             )
         if track.num_dropped:
             logger.warning("%s: %d fixes left out, at the time of the one before", path, track.num_dropped)
+        if (count := int(near.sum())) + np.ptp(times[near]) / STEP > _MAX_NODES:
+            got = f"{count} fixes over {np.ptp(times[near]):.0f} s"
+            raise DatasetError(f"{path}: expected a day of fixes at most, or {_MAX_NODES} fixes, got {got}")
         times, positions = times[near], track.meters(int(np.argmax(near)))[near]
         gaps = np.diff(times)
         speeds = np.hypot(*np.diff(positions, axis=0).T) / gaps
@@ -87,8 +91,9 @@ class GpxSource:
             row = int(np.argmax(too_fast))
             got = f"{speeds[row]:.0f} m/s at {times[row]:.1f} s of the video"
             raise DatasetError(f"{path}: expected a car's motion, at most {MAX_SPEED:g} m/s, got {got}")
+        moves = np.ptp(positions, axis=0).max() >= _LEAST_METERS
         nodes, states = smooth(times, positions, self.sigma_meters, MAX_POSE_GAP)
-        if np.ptp(positions, axis=0).max() < _LEAST_METERS or states[:, 3].max() < _LEAST_SPEED:
+        if not moves or states[:, 3].max() < _LEAST_SPEED:
             raise DatasetError(
                 f"{path}: expected a car that moves, because its heading is that of the motion, got none"
             )

@@ -10,7 +10,7 @@ smoother (Bell, "The Iterated Kalman Smoother as a Gauss-Newton Method", 1994). 
 import numpy as np
 from jaxtyping import Float64
 
-_STEP = 0.2  # s, at most between two nodes
+STEP = 0.2  # s, at most between two nodes
 # Standard deviations of what the model doesn't know, after one second.
 _SLIP = 0.05  # m, of the position
 _DRIFT = 0.01  # rad, of the heading
@@ -19,7 +19,7 @@ _STEERING = 0.05  # 1/m, of the curvature
 _CURVATURE = 0.3  # 1/m, of any curvature there is: no car turns in less than 3 m
 _HUBER = 2.5  # standard deviations of a fix from which on its influence grows no more
 _MOVING = 1.0  # m/s, from which on the course of the first guess is believed
-_MAX_STEPS = 50
+_MAXSTEPS = 50
 _ENOUGH = 1e-5  # a step's relative gain, which ends the search
 
 States = Float64[np.ndarray, "nodes 5"]  # x, y (m), heading (rad), speed (m/s), curvature (1/m)
@@ -47,7 +47,7 @@ def smooth(
     states = _first_guess(times, positions, nodes, sigma)
     damping = 1e-3
     cost, diagonal, below, gradient = _linearize(states, spans, known, fix_nodes, positions, sigma)
-    for _ in range(_MAX_STEPS):
+    for _ in range(_MAXSTEPS):
         step = _solve(diagonal, below, gradient, damping)
         proposed = states + step
         found = _linearize(proposed, spans, known, fix_nodes, positions, sigma)
@@ -67,7 +67,7 @@ def smooth(
 def _nodes(times: np.ndarray, longest_gap: float) -> tuple[np.ndarray, np.ndarray]:
     """The nodes' times, and which nodes are the fixes."""
     gaps = np.diff(times)
-    pieces = np.where(gaps <= longest_gap, np.ceil(gaps / _STEP - 1e-9), 1).astype(int)
+    pieces = np.where(gaps <= longest_gap, np.ceil(gaps / STEP - 1e-9), 1).astype(int)
     fix_nodes = np.concatenate([[0], np.cumsum(pieces)])
     return np.interp(np.arange(fix_nodes[-1] + 1), fix_nodes, times), fix_nodes
 
