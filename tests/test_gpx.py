@@ -284,6 +284,9 @@ def test_what_is_no_drive_leaves_nothing(tmp_path, caplog):
         assert import_gpx(folder, tmp_path / f"out{number}", *more) == 2
         assert message in caplog.text
         assert not list((tmp_path / f"out{number}").glob("train/*"))
+    # What lies outside start= and end= may lack fixes.
+    assert import_gpx(tmp_path / "in2", tmp_path / "part", "start=8") == 0
+    assert read_split(tmp_path / "part", "train").episodes[0].num_frames == 11
     with pytest.raises(DatasetError, match=r"expected NAME\.gpx or \.csv beside NAME \(\.avi, .*\), got none"):
         import_gpx(tmp_path / "out0", tmp_path / "none")
 
