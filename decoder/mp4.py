@@ -31,6 +31,7 @@ _AS_PICTURES = (
     *("-pix_fmt", "rgb24", "-c:v", "ppm", "-f", "image2pipe"),
 )
 _MAX_BOXES = 1 << 16  # of an MP4; a fragmented one has two for each fragment
+_RIFF, _EBML, _SEGMENT, _TS_PACKET = b"RIFF", b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67", 188
 _DISCARDED = 4  # packet flag of a frame that an edit list removes
 _MAX_THREADS = 4  # each one decodes a frame of its own
 _FFMPEG_BYTES = 2 << 30  # of address space, when ffmpeg reads
@@ -45,7 +46,7 @@ def stream_frames(
     limits: Limits = LIMITS,
     seconds: float | None = None,
 ) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
-    """Yield the frames of an MP4 or a GIF as RGB in [0, 255], one in memory at a time.
+    """Yield the frames of a video as RGB in [0, 255], one in memory at a time.
 
     Args:
         path: the file.
@@ -76,15 +77,17 @@ def stream_frames(
 
 
 def count_frames(path: Path, limits: Limits = LIMITS) -> tuple[int, float]:
-    """Count the frames of an MP4 or a GIF and find their mean rate (frames per second), without decoding them.
+    """Count the frames of a video and find their mean rate (frames per second), without decoding them.
 
-    A browser shows a GIF's frame of less than 20 ms for 100 ms; so it counts here.
+    A browser shows a GIF's frame of less than 20 ms for 100 ms; so it counts here. The rate of an MP4 or a GIF is that
+    of its frames' durations; other files don't always have right ones, so that their rate is that of their times.
 
     Raises:
         VideoError: the file is damaged, is no such video, or has more frames or a higher rate than the bounds allow.
     """
-    count = ticks = 0
+    count = ticks = first = last = 0
     time_base = None
+    has_durations = _demuxer(path) in ("mov", "gif")
     with _ffmpeg_output(path, "-map", "0:v:0", "-c", "copy", "-f", "framecrc", threads=1, limits=limits) as pipe:
         for line in pipe:
             if line.startswith(b"#tb 0: "):
@@ -95,12 +98,16 @@ def count_frames(path: Path, limits: Limits = LIMITS) -> tuple[int, float]:
                 if _packet_flags(packet) & _DISCARDED:
                     continue
                 count += 1
-                ticks += int(packet[3])
+                ticks, last = ticks + int(packet[3]), int(packet[1])
+                first = last if count == 1 else first
                 if count > limits.video_frames:
                     raise VideoError(f"{path}: expected at most {limits.video_frames} frames, got more")
+    frames = count
+    if not has_durations and count > 1:
+        frames, ticks = count - 1, last - first
     if time_base is None or ticks <= 0:
         raise VideoError(f"{path}: expected a video with frames and a frame rate, got {count} frames")
-    fps = float(count / (ticks * time_base))
+    fps = float(frames / (ticks * time_base))
     if fps > limits.video_fps:
         raise VideoError(f"{path}: expected at most {limits.video_fps:g} frames a second, got {fps:g}")
     return count, fps
@@ -160,19 +167,58 @@ class Mp4Sink:
 
 
 def _demuxer(path: Path) -> str:
-    """ffmpeg's demuxer of a whole MP4 or GIF. Raises `VideoError` for other files, and for one that was cut off."""
+    """ffmpeg's demuxer of a whole video, by its first bytes.
+
+    Raises:
+        VideoError: another kind of file, or one that was cut off, as far as its kind can tell.
+    """
     try:
+        size = path.stat().st_size
         with path.open("rb") as file:
-            is_gif = file.read(4) == b"GIF8"
-            if is_gif:
+            head = file.read(3 * _TS_PACKET)
+            if head.startswith(b"GIF8"):
                 file.seek(-1, 2)
                 if file.read() != b";":
                     raise VideoError(f"{path}: expected a whole GIF, got one that was cut off")
                 return "gif"
+        if head[:4] == _RIFF and head[8:12] == b"AVI ":
+            _check_size(path, 8 + int.from_bytes(head[4:8], "little"), size)
+            return "avi"
+        if head.startswith(_EBML):
+            _check_size(path, _matroska_size(head), size)
+            return "matroska"
+        if len(head) == 3 * _TS_PACKET and {head[0], head[_TS_PACKET], head[2 * _TS_PACKET]} == {ord("G")}:
+            _check_size(path, -(-size // _TS_PACKET) * _TS_PACKET, size)
+            return "mpegts"
         check_boxes(path)
     except OSError as error:
         raise VideoError(f"{path}: expected a readable video: {error.strerror or error}") from None
     return "mov"
+
+
+def _check_size(path: Path, expected: int, size: int) -> None:
+    if size < expected:
+        raise VideoError(f"{path}: expected {expected} bytes, got {size}: the video was cut off")
+
+
+def _matroska_size(head: bytes) -> int:
+    """The bytes that a Matroska or WebM file declares; 0 if it doesn't, as a live recording (RFC 8794)."""
+    length, start = _ebml_number(head, 4)
+    segment = start + length
+    if head[segment : segment + 4] != _SEGMENT:
+        return 0
+    length, start = _ebml_number(head, segment + 4)
+    return start + length if length else 0
+
+
+def _ebml_number(head: bytes, start: int) -> tuple[int, int]:
+    """The number (1 to 8 bytes; 0 where all its bits are set: unknown) that begins at a byte, and the byte after it."""
+    first = head[start] if start < len(head) else 0
+    width = 9 - first.bit_length()
+    if not first:
+        return 0, start + 1
+    number = int.from_bytes(head[start : start + width], "big") & ((1 << 7 * width) - 1)
+    return (0 if number == (1 << 7 * width) - 1 else number), start + width
 
 
 def check_boxes(path: Path) -> None:

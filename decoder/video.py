@@ -1,4 +1,4 @@
-"""Reading and writing of frames: the only module for MP4, GIF and PNG files, and the border of 8-bit frames."""
+"""Reading and writing of frames: the only module for videos, GIF and PNG files, and the border of 8-bit frames."""
 
 import math
 import shutil
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     # Only conversions need torch, and a process that records should not pay for importing it.
     from tokenizer.types import Frames
 
-_READABLE = (".mp4", ".m4v", ".mov", ".gif")
+VIDEO_SUFFIXES = (".avi", ".gif", ".m4v", ".mkv", ".mov", ".mp4", ".ts", ".webm")
 _WRITABLE = (".mp4", ".gif")
 _GIF_MAX_FPS = 50.0  # browsers show a GIF frame of less than 20 ms for 100 ms
 
@@ -39,7 +39,7 @@ class VideoInfo:
 
 
 def probe_video(path: Path | str, limits: Limits = LIMITS) -> VideoInfo:
-    """Count the frames of an MP4 or GIF and find their rate and size; only the first frame is decoded.
+    """Count the frames of a video and find their rate and size; only the first frame is decoded.
 
     Raises `VideoError` when the file is missing, cut off, not such a video, or larger than the bounds.
     """
@@ -52,7 +52,7 @@ def probe_video(path: Path | str, limits: Limits = LIMITS) -> VideoInfo:
 def read_video(
     path: Path | str, max_frames: int | None = None, threads: int = 0, limits: Limits = LIMITS
 ) -> UInt8[np.ndarray, "frames height width 3"]:
-    """Read the frames of an MP4 or GIF, each stored frame once and in order, as RGB in [0, 255].
+    """Read the frames of a video, each stored frame once and in order, as RGB in [0, 255].
 
     `max_frames` bounds the frames, from the start. `threads` is the number of decoding threads, 1 to 4; 0: four.
     Raises `VideoError` when the file is missing, damaged within what is read, not such a video, or of larger frames
@@ -69,7 +69,7 @@ def read_video(
 def stream_video(
     path: Path | str, start_seconds: float = 0.0, *, limits: Limits = LIMITS, seconds: float | None = None
 ) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
-    """Yield the frames of an MP4 or GIF from a time on, as RGB in [0, 255], one in memory at a time.
+    """Yield the frames of a video from a time on, as RGB in [0, 255], one in memory at a time.
 
     With `seconds`, reading may take so long. Raises `VideoError` when the file is missing, damaged, not such a video,
     of larger frames than the bounds allow, or when it takes longer.
@@ -216,8 +216,8 @@ def _existing(path: Path | str) -> Path:
     path = Path(path)
     if not path.is_file():
         raise VideoError(f"{path}: expected a video file, got {'a folder' if path.is_dir() else 'no file'}")
-    if path.suffix.lower() not in _READABLE:
-        raise VideoError(f"{path}: expected a video ({', '.join(_READABLE)}), got {path.suffix or 'no suffix'}")
+    if path.suffix.lower() not in VIDEO_SUFFIXES:
+        raise VideoError(f"{path}: expected a video ({', '.join(VIDEO_SUFFIXES)}), got {path.suffix or 'no suffix'}")
     return path
 
 

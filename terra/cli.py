@@ -83,8 +83,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command("replay", "terra.replay:run", "make a rollout again from its rollout.json, and compare", ("folder",)),
     ),
     "Data": (
-        Command("record", "terra.recording.run:run", "driving in the procedural town"),
-        Command("import", "terra.dataset.importing.command:run", "driving from elsewhere", ("input",)),
+        Command("record", "terra.recording.run:run", "driving in the procedural town, or a Gymnasium environment"),
+        Command("import", "terra.dataset.importing.command:run", "recordings from elsewhere", ("input",)),
         Command("inspect", "terra.dataset.inspect:run", "numbers, doubts and pictures of driving", ("data",)),
         Command("tokenize", "terra.training.tokenize:run", "driving to tokens", ("data", "checkpoint")),
     ),

@@ -14,13 +14,12 @@ import torch
 from jaxtyping import UInt8
 from PIL import Image, ImageOps
 
-from decoder.video import probe_video, stream_video, to_frames
+from decoder.video import VIDEO_SUFFIXES, probe_video, stream_video, to_frames
 from terra.errors import ConfigError, ContextError
 from tokenizer.limits import LIMITS, Limits
 from tokenizer.types import Frames
 
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
-VIDEO_SUFFIXES = (".gif", ".m4v", ".mov", ".mp4")
 
 _SCAN, _CHUNK = b"\xff\xda", 1 << 20  # the marker before each scan of a JPEG, which nothing else in it contains
 ASPECT_TOLERANCE = 0.02  # stretching by more than this is seen, and no camera the model knows
@@ -57,8 +56,8 @@ def load_context(
     from its first frame on, each time at its nearest frame. Frames of another size are resized bicubically.
 
     Args:
-        source: a folder, a glob such as "drive/*.png", a picture, or a video (MP4, MOV or GIF); or a list of two or
-            more pictures, which are taken in its order.
+        source: a folder, a glob such as "drive/*.png", a picture, or a video (MP4, MOV, GIF, MKV, WebM, AVI or TS); or
+            a list of two or more pictures, which are taken in its order.
         num_frames: number of frames to take.
         image_size: (height, width) in pixels that the tokenizer takes.
         fps: the model's frames a second.

@@ -125,7 +125,7 @@ def test_a_help_page_lists_the_choices_of_its_command_alone(monkeypatch, capsys)
         main()
     assert caught.value.code == 0
     page = capsys.readouterr().out
-    assert "CHOICES (choice=option)\nlerobot: l2d, state\n\n" in page
+    assert "CHOICES (choice=option)\nlerobot: actions, l2d, state\n\n" in page
     assert "frames_per_episode: 300" in page
     assert "terra import --version" in page
 

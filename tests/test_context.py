@@ -142,7 +142,7 @@ class TestPictureErrors:
 
     def test_other_kinds(self, tmp_path):
         (tmp_path / "notes.txt").write_text("a")
-        assert ".mov, .mp4, got '.txt'" in refused(tmp_path / "notes.txt")
+        assert ".ts, .webm, got '.txt'" in refused(tmp_path / "notes.txt")
         assert "notes.txt" in refused(f"{tmp_path}/*")
         os.mkfifo(tmp_path / "pipe.png")
         assert "got 0" in refused(tmp_path)

@@ -14,6 +14,7 @@ from tiny_driving import drive_poses
 
 from decoder.camera import project
 from decoder.video import VideoWriter
+from terra.actions import Vector
 from terra.dataset import Poses, read_frames, read_split
 from terra.dataset.checks import Names
 from terra.dataset.importing import (
@@ -132,6 +133,53 @@ def test_what_is_left_out_is_said(tmp_path, caplog):
     assert import_drives(settings_for(VideoPosesSource(folder), tmp_path / "out"), workers=0).num_done == 1
     assert "not used as videos (.mp4) or their poses (.csv, .json): b.avi, c.csv, notes.txt" in caplog.text
     assert "30 left out at the end, where less than 3 s of poses follow" in caplog.text
+
+
+def test_a_part_of_a_drive_and_of_its_pictures(tmp_path, caplog):
+    caplog.set_level("INFO")
+    folder = write_video_poses(tmp_path / "in", names=("a",), num_frames=80)
+    given_ = ["kind=video_poses", f"input={folder}", "image_size=[16,32]", "workers=0"]
+
+    def imported(name: str, *more: str):
+        assert run(read_settings("import", [*given_, f"output={tmp_path / name}", *more])) == 0
+        return read_split(tmp_path / name, "train").episodes[0]
+
+    # The frames up to end= are kept whole, because the poses go on after it.
+    part = imported("part", "start=1", "end=3")
+    assert numbers_of(read_frames(part)) == list(range(10, 31))
+    np.testing.assert_allclose(part.poses.heading[0], 0.1, atol=1e-6)
+    assert "10 frames before start= and 49 after end= left out" in caplog.text
+    assert numbers_of(read_frames(imported("rest", "start=2.05"))) == list(range(21, 50))
+    camera = ("camera.fov_degrees=75", "camera.height_meters=1.4")
+    square, box = imported("square", "crop=1:1", *camera), imported("box", "crop=[30,0,66,36]", *camera)
+    assert "pictures cropped to [30, 0, 66, 36]" in caplog.text
+    assert square.camera == box.camera
+    whole = imported("whole", *camera).camera
+    assert square.camera is not None
+    assert whole is not None
+    # The kept picture is half as wide as what is kept of the whole: 36 of 72 pixels.
+    tangents = [math.tan(math.radians(each.fov_degrees / 2)) for each in (square.camera, whole)]
+    assert tangents[0] / tangents[1] == pytest.approx(0.5)
+    assert imported("whole", *camera).id == "video_poses_a_000"  # complete already
+    with pytest.raises(DatasetError, match="expected a shard made by"):
+        imported("whole", *camera, "start=1")
+    for more, message in (
+        (("start=1", "end=1"), "end: expected more than start=1, got 1"),
+        (("crop=[5,0,5,9]",), r"crop: expected \[left,top,right,bottom\] in pixels, or an aspect such as 16:9, got"),
+        (("crop=wide",), "crop: expected .* in pixels, or an aspect such as 16:9, got 'wide'"),
+        (("crop=0:9",), "crop: expected .* got '0:9'"),
+        (("start=-1",), "start: expected a number of at least 0, got -1"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            imported("none", *more)
+    for more, message in (
+        (("crop=[0,0,97,36]",), "expected a crop within 96 x 36 pixels, got [0, 0, 97, 36]"),
+        (("start=60",), "expected 2 or more frames from 60 s to the end, got 7.9 s of frames in all"),
+        (("start=6",), "expected frames with 3 s of poses after them"),
+    ):
+        assert run(read_settings("import", [*given_, f"output={tmp_path / 'bad'}", *more])) == 2
+        assert message in caplog.text
+        assert not list((tmp_path / "bad" / "train").glob("*"))
 
 
 def test_a_picture_that_would_take_gigabytes_is_refused_before_it_is_unpacked(tmp_path):
@@ -434,14 +482,85 @@ def test_what_lerobot_does_not_declare_is_not_guessed(tmp_path):
     ):
         with pytest.raises(DatasetError, match=message):
             LeRobotSource(root, replace(COLUMNS, **changes)).open_drive("episode_000000")
-    with pytest.raises(DatasetError, match=r"codebase_version: expected v3\.x, got 'v2\.1'"):
-        LeRobotSource(write_lerobot(tmp_path / "old", version="v2.1"), COLUMNS).list_drives()
+    with pytest.raises(DatasetError, match=r"codebase_version: expected v2\.x or v3\.x, got 'v1\.6'"):
+        LeRobotSource(write_lerobot(tmp_path / "old", version="v1.6"), COLUMNS).list_drives()
     with pytest.raises(ConfigError, match="heading_from: expected one of x_ccw, north_cw, got 'north'"):
         replace(COLUMNS, heading_from="north")
     with pytest.raises(ConfigError, match="expected columns x and y, or neither and a speed"):
         replace(COLUMNS, x=None, y=None)
     with pytest.raises(ConfigError, match="lerobot: expected "):
         LeRobotColumns.from_dict({"x": "observation.state[0]"})
+
+
+def write_lerobot_2(root: Path, lengths=(12, 9)) -> Path:
+    """Two episodes of version 2.1, each with files of its own, at 10 frames a second; actions of [pan, grip, 0]."""
+    features = {"action": {"dtype": "float32", "shape": [3], "names": ["pan", "grip.pos", "still"]}}
+    features["observation.images.front"] = {"dtype": "video", "shape": [*PICTURE, 3], "names": None}
+    info = {"codebase_version": "v2.1", "fps": 10, "features": features, "chunks_size": 1000}
+    info["data_path"] = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
+    info["video_path"] = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
+    (root / "meta").mkdir(parents=True)
+    (root / "data" / "chunk-000").mkdir(parents=True)
+    (root / "meta" / "info.json").write_text(json.dumps(info))
+    episodes, stats = [], []
+    for index, length in enumerate(lengths):
+        name = f"episode_{index:06d}"
+        write_mp4(root / f"videos/chunk-000/observation.images.front/{name}.mp4", numbered(length, 20 * index), 10.0)
+        action = np.float32([[0.1 * frame, index - frame, 0.0] for frame in range(length)])
+        rows = {"timestamp": np.arange(length) / 10, "episode_index": [index] * length, "action": list(action)}
+        pq.write_table(pa.table(rows), root / "data" / "chunk-000" / f"{name}.parquet")
+        episodes.append({"episode_index": index, "length": length, "tasks": ["push"]})
+        reach = {"min": action.min(axis=0).tolist(), "max": action.max(axis=0).tolist()}
+        stats.append({"episode_index": index, "stats": {"action": reach}})
+    (root / "meta" / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in episodes))
+    (root / "meta" / "episodes_stats.jsonl").write_text("".join(json.dumps(line) + "\n" for line in stats))
+    return root
+
+
+def import_lerobot(root: Path, output: Path, *more: str) -> int:
+    given = ["kind=lerobot", "lerobot=actions", f"input={root}", f"output={output}", "image_size=[16,32]", "workers=0"]
+    return run(read_settings("import", [*given, *more]))
+
+
+def test_actions_of_a_robot_come_with_their_names_and_their_range(tmp_path, caplog):
+    assert import_lerobot(write_lerobot_2(tmp_path / "in"), tmp_path / "out", "held_out=[episode_000001]") == 0
+    (episode,) = read_split(tmp_path / "out", "held_out").episodes
+    assert isinstance(episode.space, Vector)
+    assert episode.space.names == ("pan", "grip.pos", "still")
+    np.testing.assert_allclose([episode.space.low, episode.space.high], [[0, -11, -1], [1.1, 1, 1]], rtol=1e-6)
+    assert "always the same: still; its range is taken to be 1 below to 1 above" in caplog.text
+    assert numbers_of(read_frames(episode)) == list(range(20, 29))
+    expected = [[0.1 * frame, 1 - frame, 0.0] for frame in range(9)]
+    np.testing.assert_allclose(episode.actions, expected, atol=1e-6)
+
+
+def test_actions_of_version_3_and_a_declared_space(tmp_path):
+    root = write_lerobot(tmp_path / "in")
+    reach = {"min": [-100.0] * 4, "max": [100.0] * 4}
+    (root / "meta" / "stats.json").write_text(json.dumps({"observation.state": reach}))
+    assert import_lerobot(root, tmp_path / "out", "lerobot.action=observation.state") == 0
+    first, second = read_split(tmp_path / "out", "train").episodes
+    assert first.space.names == ("pos_x", "pos_y", "yaw", "speed_kmh")
+    assert (first.num_frames, second.num_frames) == (45, 50)
+    assert numbers_of(read_frames(second)) == list(range(45, 95))
+    np.testing.assert_allclose(second.actions[:, 0], drive_poses(20).x, atol=1e-4)
+    declared = "{kind:vector,names:[x,y,yaw,v],units:[m,m,rad,km/h],low:[-99,-99,-9,0],high:[99,99,9,50]}"
+    given = ("lerobot.action=observation.state", f"action_space={declared}")
+    assert import_lerobot(root, tmp_path / "own", *given) == 0
+    assert read_split(tmp_path / "own", "train").episodes[0].space.units == ("m", "m", "rad", "km/h")
+    narrow = declared.replace("high:[99,99,9,50]", "high:[99,99,9,20]")
+    assert import_lerobot(root, tmp_path / "narrow", given[0], f"action_space={narrow}") == 2
+    with pytest.raises(DatasetError, match=r"info\.json: expected a feature action, got observation\.state, "):
+        import_lerobot(root, tmp_path / "none")
+    other = write_lerobot(tmp_path / "other")
+    with pytest.raises(DatasetError, match="expected statistics that hold the range of observation"):
+        import_lerobot(other, tmp_path / "none", given[0])
+    (other / "meta" / "stats.json").write_text(json.dumps({"observation.state": {"min": [0, "a"]}}))
+    with pytest.raises(DatasetError, match="expected min and max of each number, got none; declare one with action_sp"):
+        import_lerobot(other, tmp_path / "none", given[0])
+    with pytest.raises(ConfigError, match=r"lerobot\.video: expected the name of a feature, got None"):
+        import_lerobot(root, tmp_path / "none", "lerobot.video=null")
+    assert not (tmp_path / "none").exists()
 
 
 # The command

@@ -16,7 +16,7 @@ from terra.dataset.verify import verify_dataset
 from terra.errors import ConfigError, DatasetError, TerraError
 from terra.recording import record as recording
 from terra.recording.devices import egl_devices
-from terra.recording.record import RecordSettings, parse_maneuvers, record, town_places
+from terra.recording.record import RecordSettings, parse_maneuvers, record, seeded_places
 from terra.recording.run import run
 
 
@@ -167,11 +167,11 @@ def test_bad_settings_are_refused(tmp_path, changes, message):
 
 
 def test_splits_never_share_a_town():
-    assert town_places("train", 0, 2) == ("000000", "000001")
-    assert town_places("held_out", 5, 1) == ("900005",)
+    assert seeded_places("train", 0, 2) == ("000000", "000001")
+    assert seeded_places("held_out", 5, 1) == ("900005",)
     for changes in (("test", 0, 1), ("train", -1, 1), ("train", 450_000, 1), ("train", 0, 0)):
         with pytest.raises(ConfigError):
-            town_places(*changes)
+            seeded_places(*changes)
     assert parse_maneuvers("drives", ("left",), 3) == ((), 0)
     with pytest.raises(ConfigError, match=r"maneuvers: expected some of left, .*, got none"):
         parse_maneuvers("counterfactuals", (), 3)

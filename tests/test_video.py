@@ -1,7 +1,9 @@
 import os
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 
+import imageio_ffmpeg
 import numpy as np
 import pytest
 import torch
@@ -401,12 +403,77 @@ def test_a_pipe_and_a_device_are_no_videos(tmp_path):
             read_video(tmp_path / name)
 
 
+CONTAINERS = {
+    "h264.mkv": ("-c", "copy"),
+    "h264.ts": ("-c", "copy"),
+    "h264.avi": ("-c", "copy"),
+    "mjpeg.avi": ("-c:v", "mjpeg", "-q:v", "2"),
+    "mpeg2.ts": ("-c:v", "mpeg2video", "-q:v", "2"),
+    "vp8.webm": ("-c:v", "libvpx", "-crf", "4", "-b:v", "4M"),
+    "vp9.webm": ("-c:v", "libvpx-vp9", "-crf", "10", "-b:v", "0", "-deadline", "realtime", "-cpu-used", "8"),
+}
+
+
+@pytest.fixture(scope="module")
+def containers(mp4, tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("containers")
+    for name, arguments in CONTAINERS.items():
+        command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", mp4, *arguments, folder / name]
+        subprocess.run(list(map(str, command)), check=True)
+    return {name: folder / name for name in CONTAINERS}
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_other_containers_are_read_frame_by_frame(containers, mp4, name):
+    info, expected = probe_video(containers[name]), probe_video(mp4)
+    assert (info.num_frames, info.width, info.height) == (expected.num_frames, expected.width, expected.height)
+    assert info.fps == pytest.approx(expected.fps, rel=1e-3)
+    off = np.abs(read_video(containers[name]).astype(float) - read_video(mp4)).mean(axis=(1, 2, 3))
+    assert off.max() < 12
+    frames = list(stream_video(containers[name]))
+    np.testing.assert_array_equal(frames[-1], read_video(containers[name])[-1])
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_other_containers_cut_off_are_refused_or_shorter(containers, tmp_path, name, share):
+    data = containers[name].read_bytes()
+    path = tmp_path / name
+    path.write_bytes(data[: int(len(data) * share)])
+    if path.suffix == ".ts" and path.stat().st_size % 188 == 0:
+        assert probe_video(path).num_frames < probe_video(containers[name]).num_frames
+    else:
+        assert_refused(path)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"RIFF\0\0\0\0AVI ",
+        b"RIFF\xff\xff\xff\xffAVI LIST",
+        b"RIFF\0\0\0\0WAVE" * 100,
+        b"\x1a\x45\xdf\xa3",
+        b"\x1a\x45\xdf\xa3" + b"\xff" * 40,
+        b"\x1a\x45\xdf\xa3\0\0",
+        b"\x1a\x45\xdf\xa3\x80\x18\x53\x80\x67\x01\x00\x00\x00\x00\x00\x00",
+        (b"G" + bytes(187)) * 3,
+        b"G" * 188 * 4,
+        b"#EXTM3U\n#EXTINF:1,\n/etc/passwd\n",
+        b"ffconcat version 1.0\nfile /etc/passwd\n",
+    ],
+)
+@pytest.mark.parametrize("suffix", [".avi", ".mkv", ".webm", ".ts"])
+def test_what_only_begins_like_a_video_is_refused(tmp_path, data, suffix):
+    (tmp_path / f"a{suffix}").write_bytes(data)
+    assert_refused(tmp_path / f"a{suffix}")
+
+
 @pytest.mark.slow
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_damaged_videos_are_read_or_refused(tmp_path, mp4, gif, data):
+def test_damaged_videos_are_read_or_refused(tmp_path, mp4, gif, containers, data):
     """Any bytes of a video changed: frames of some size, or one of our errors."""
-    source = data.draw(st.sampled_from([mp4, gif]))
+    source = data.draw(st.sampled_from([mp4, gif, *containers.values()]))
     content = bytearray(source.read_bytes())
     for _ in range(data.draw(st.integers(1, 6))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))

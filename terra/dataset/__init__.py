@@ -8,7 +8,7 @@
 
 from terra.dataset.episode import Episode, Split
 from terra.dataset.poses import NUM_FUTURE_POSES, Poses
-from terra.dataset.reading import episode_actions, read_episode, read_frames, read_split, trajectory_of
+from terra.dataset.reading import episode_actions, episode_state, read_episode, read_frames, read_split, trajectory_of
 from terra.dataset.writing import ShardWriter, create_dataset
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Split",
     "create_dataset",
     "episode_actions",
+    "episode_state",
     "read_episode",
     "read_frames",
     "read_split",

@@ -7,6 +7,7 @@
         <episode id>.mp4                    the frames, H.264 (crf 16)
         poses.parquet                       driving: the motion in all the shard's episodes
         actions.parquet                     other worlds: the actions in all the shard's episodes
+        state.parquet                       if the source tells it: its state, for evaluation (reward, observation)
         camera.json                         the camera of all the shard's frames
         <group>/frame_0000.png ...          if several futures share a start: the shared frames, lossless,
         <episode id>.json                   and each future's poses as `terra.trajectory` reads them
@@ -29,6 +30,10 @@ Other worlds have {"format": "terra-world", "version": 1, "action_space": see `t
 
 actions.parquet: columns episode (text), frame (int32), and one (float64) for each column of the action space. Row k of
 an episode is the action at frame k, which leads to frame k + 1; that of the last frame leads nowhere.
+
+state.parquet: columns episode (text), frame (int32), and one (float64) for each number that the source tells: of a
+Gymnasium environment reward and terminated (1 or 0) of the step that led to the frame (0 at frame 0), and observation_0
+and on, where the observation has 1 to 64 numbers. A model is not trained on them.
 
 camera.json: {"frame": "vehicle", "axes": "x_forward_y_left_z_up", "units": {"length": "m", "angle": "rad", "image":
 "px", "fov": "deg"}, "fps", "image_size", "mount": the fields of `decoder.camera.Camera` or null, "intrinsics":
@@ -57,7 +62,7 @@ from tokenizer.settings import Settings, checked
 DRIVING_FORMAT, WORLD_FORMAT = ("terra-driving", 2), ("terra-world", 1)
 SPLITS = ("train", "held_out")
 DATASET_FILE, SHARD_FILE, POSES_FILE, CAMERA_FILE = "dataset.json", "shard.json", "poses.parquet", "camera.json"
-ACTIONS_FILE = "actions.parquet"
+ACTIONS_FILE, STATE_FILE = "actions.parquet", "state.parquet"
 FRAME, AXES = "world", "x_y_z_up_heading_ccw_pitch_up"
 UNITS = {"position": "m", "angle": "rad", "time": "s", "speed": "m/s"}
 CAMERA_FRAME, CAMERA_AXES = "vehicle", "x_forward_y_left_z_up"

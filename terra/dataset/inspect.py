@@ -41,7 +41,7 @@ class InspectSettings(Settings):
     """
 
     data: FilePath
-    kind: Literal["dataset", "video_poses", "lerobot", "kitti", "nuscenes"]
+    kind: Literal["dataset", "video_poses", "gpx", "lerobot", "kitti", "nuscenes", "donkeycar"]
     output: FilePath
     verify: bool
     workers: Workers

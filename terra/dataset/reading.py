@@ -18,6 +18,7 @@ from terra.dataset.format import (
     POSES_FILE,
     SHARD_FILE,
     SPLITS,
+    STATE_FILE,
     check_name,
     dataset_space,
     list_shards,
@@ -26,7 +27,7 @@ from terra.dataset.format import (
     shard_format_of,
 )
 from terra.dataset.poses import Poses
-from terra.dataset.tables import check_spacing, read_actions, read_camera, read_poses
+from terra.dataset.tables import State, check_spacing, read_actions, read_camera, read_poses, read_state
 from terra.errors import DatasetError
 from terra.trajectory import Trajectory
 from tokenizer.files import file_sha256, read_json
@@ -163,6 +164,23 @@ def episode_actions(
     if isinstance(space, Waypoints) or episode.actions is None or space != episode.space:
         raise DatasetError(f"{episode.video}: expected actions of {space.title}, got those of {episode.space.title}")
     return space.rows(episode.actions)
+
+
+def episode_state(episode: Episode) -> State:
+    """What the source told of its state at each frame, by name; see `terra.dataset.format` for the names.
+
+    Raises:
+        DatasetError: the source told none, or the table is damaged.
+    """
+    shard = episode.video.parent
+    path = shard / STATE_FILE
+    if not path.is_file():
+        raise DatasetError(f"{path}: expected the state of {episode.id}, got no file: its source tells none")
+    hashes = read_json(shard / SHARD_FILE, DatasetError, "a shard of a dataset").get("sha256")
+    states = read_state(check_hash(path, hashes.get(STATE_FILE) if isinstance(hashes, dict) else None))
+    if episode.id not in states:
+        raise DatasetError(f"{path}: expected the state of {episode.id}, got none")
+    return states[episode.id]
 
 
 def _read_tracks(folder: Path, facts: dict[str, Any], space: ActionSpace) -> dict[str, Poses] | dict[str, Values]:

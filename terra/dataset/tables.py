@@ -1,4 +1,4 @@
-"""Reading and writing of a shard's tables and its camera: poses.parquet, actions.parquet and camera.json."""
+"""Reading and writing of a shard's tables and its camera: poses, actions, state (Parquet) and camera.json."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from jaxtyping import Float64
 
 from decoder.camera import Camera
 from terra.actions import TableSpace
@@ -27,6 +28,8 @@ POSE_COLUMNS = {
     "pitch": "pitch_rad",
     "speed": "speed_m_s",
 }
+State = Mapping[str, Float64[np.ndarray, " frames"]]
+"""What a source tells of its state at each frame of an episode, by name."""
 _TIME_TOLERANCE = 1e-6  # s; rows are placed at multiples of 1 / fps, so only rounding may differ
 
 
@@ -42,6 +45,11 @@ def write_actions(path: Path, space: TableSpace, actions: Mapping[str, Values]) 
     """Write the actions of a shard's episodes, by id, as one table. Raises OutputError."""
     parts = {name: dict(zip(space.columns, values.T, strict=True)) for name, values in actions.items()}
     _write_table(path, list(space.columns), parts)
+
+
+def write_state(path: Path, states: Mapping[str, State]) -> None:
+    """Write the states of a shard's episodes, by id, all of the same names, as one table. Raises OutputError."""
+    _write_table(path, list(next(iter(states.values()))), states)
 
 
 def _write_table(path: Path, names: Sequence[str], parts: Mapping[str, Mapping[str, np.ndarray]]) -> None:
@@ -80,19 +88,27 @@ def read_actions(path: Path, space: TableSpace) -> dict[str, Values]:
     return actions
 
 
-def _read_table(path: Path, names: Sequence[str], what: str) -> dict[str, dict[str, np.ndarray]]:
-    """Read what `_write_table` writes. Raises DatasetError."""
+def read_state(path: Path) -> dict[str, dict[str, np.ndarray]]:
+    """Read the states of a shard's episodes, by id and name; they may be infinite or NaN. Raises DatasetError."""
+    return _read_table(path, None, "states")
+
+
+def _read_table(path: Path, names: Sequence[str] | None, what: str) -> dict[str, dict[str, np.ndarray]]:
+    """Read what `_write_table` writes; None takes the columns that are there, of any numbers. Raises DatasetError."""
     try:
         # No threads: processes read shards in parallel, and a shard has a hundred thousand rows at most.
         table = pq.read_table(path, use_threads=False)
     except (OSError, pa.ArrowException) as error:
         reason = str(error).partition("\n")[0]
         raise DatasetError(f"{path}: expected a Parquet table of {what}, got: {reason}") from None
+    is_known = names is not None
+    names = table.column_names[2:] if names is None else names
     wanted = ["episode", "frame", *names]
     if table.column_names != wanted:
         raise DatasetError(f"{path}: expected the columns {', '.join(wanted)}, got {', '.join(table.column_names)}")
     for name in names:
-        if table[name].type != pa.float64() or not np.isfinite(table[name].to_numpy()).all():
+        is_number = table[name].type == pa.float64()
+        if not is_number or (is_known and not np.isfinite(table[name].to_numpy()).all()):
             raise DatasetError(f"{path}: {name}: expected finite float64 numbers, got {table[name].type} or NaN")
     ids = table["episode"].to_numpy()
     starts = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]]) if len(ids) else np.zeros(0, int)

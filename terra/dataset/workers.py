@@ -158,7 +158,7 @@ def _start_worker(work: Work[Job], index: int, job: Job) -> "_Worker[Job]":
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__", work.__module__])
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, work, index), daemon=True)
+    process = context.Process(target=_serve, args=(theirs, work, index, logging.getLogger().level), daemon=True)
     process.start()
     theirs.close()
     ours.send(job)
@@ -184,7 +184,9 @@ def _receive(worker: "_Worker[Job]", describe: Callable[[Job], str]) -> int | st
         return f"{describe(worker.job)}: its process ended with status {worker.process.exitcode}"
 
 
-def _serve(connection: Connection, work: Work[Job], index: int) -> None:
+def _serve(connection: Connection, work: Work[Job], index: int, log_level: int) -> None:
+    # What a job says, such as which frames it leaves out, is shown as if it ran in the parent process.
+    logging.basicConfig(format="%(message)s", stream=sys.stdout, level=log_level)
     # Ctrl-C reaches all processes of a terminal; the parent process decides what to do with its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_STOPPED))

@@ -2,7 +2,7 @@
 
 import logging
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,6 +24,7 @@ from terra.dataset.format import (
     POSES_FILE,
     SHARD_FILE,
     SPLITS,
+    STATE_FILE,
     UNITS,
     UNKNOWN_WEATHER,
     check_name,
@@ -36,7 +37,7 @@ from terra.dataset.format import (
     shard_name,
 )
 from terra.dataset.poses import Poses
-from terra.dataset.tables import check_spacing, write_actions, write_camera, write_poses
+from terra.dataset.tables import State, check_spacing, write_actions, write_camera, write_poses, write_state
 from terra.errors import DatasetError, OutputError
 from terra.trajectory import save_poses
 from tokenizer.files import file_sha256, make_folder, read_json, write_json
@@ -140,6 +141,7 @@ class ShardWriter:
         self._episodes: list[dict[str, Any]] = []
         self._poses: dict[str, Poses] = {}
         self._actions: dict[str, Values] = {}
+        self._states: dict[str, State] = {}
         self._context: tuple[str, np.ndarray] | None = None  # the last group's name and shared frames
 
     @property
@@ -175,15 +177,16 @@ class ShardWriter:
             # A killed process left these files; no other process writes this shard.
             shutil.rmtree(self._unfinished)
         make_folder(self._unfinished)
-        self._episodes, self._poses, self._actions, self._context = [], {}, {}, None
+        self._episodes, self._poses, self._actions, self._states, self._context = [], {}, {}, {}, None
         return self
 
     def add(
         self,
         name: str,
         frames: Iterable[UInt8[np.ndarray, "height width 3"]],
-        track: Poses | Values,
+        track: Poses | Values | Callable[[], Values],
         *,
+        state: Callable[[], State] | None = None,
         events: Iterable[tuple[int, str]] = (),
         weather: str = UNKNOWN_WEATHER,
         group: str | None = None,
@@ -196,7 +199,9 @@ class ShardWriter:
             name: id of the episode.
             frames: RGB in [0, 255], consumed one by one.
             track: driving: the poses at the frames and for 3 s after the last frame; other worlds: the values of the
-                action space at each frame, of which the last one leads nowhere.
+                action space at each frame, of which the last one leads nowhere, or a function that is called for them
+                when all frames are written.
+            state: a function that is called then for what the source tells of its state at each frame, by name.
             events: (frame, event), in order.
             weather: the source's word for the weather.
             group: name of the start that several futures share; its shared frames are stored lossless.
@@ -220,7 +225,10 @@ class ShardWriter:
                     context.append(frame.copy())
                 num_frames += 1
         where = f"{self.folder.name}: {name}"
+        track = track() if callable(track) else track
         self._keep(name, track, num_frames, where)
+        if state is not None:
+            self._states[name] = state()
         if group is not None:
             self._write_context(name, check_name(group, "group"), np.stack(context), track)
         entry = {"id": name, "weather": weather, "num_frames": num_frames, "events": [list(event) for event in events]}
@@ -274,6 +282,8 @@ class ShardWriter:
             write_poses(self._unfinished / POSES_FILE, self._poses)
         else:
             write_actions(self._unfinished / ACTIONS_FILE, self._space, self._actions)
+        if self._states:
+            write_state(self._unfinished / STATE_FILE, self._states)
         write_camera(self._unfinished / CAMERA_FILE, self._camera, self._image_size, self._fps)
         others = sorted(path for path in self._unfinished.rglob("*") if path.is_file() and path.suffix != ".mp4")
         hashes = {path.relative_to(self._unfinished).as_posix(): file_sha256(path, DatasetError) for path in others}

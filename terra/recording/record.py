@@ -25,22 +25,63 @@ logger = logging.getLogger(__name__)
 NOTICES = {
     "town": "drawn by this project's own code; nobody else's pictures or models are in the frames",
 }
-# The first town's seed of each split.
+# The first place's seed of each split.
 SPLIT_SEEDS = {"train": 0, "held_out": 900_000}
+MAX_EPISODES = 100  # of a place
 MAX_NUM_CONTEXT = 25  # frames; the run-up to the junction must fit into the shortest approach
 
 
-class RecordSettings(Settings):
-    """Settings of a recording.
+class Recording(Settings):
+    """Base of the settings of a recording, which know how to record one of its places.
 
     Attributes:
         output: folder of the dataset; complete shards in it are kept.
         split: "train" or "held_out".
-        source: "town".
-        places: seeds of towns, see `town_places`; each becomes a shard.
-        episodes_per_place: number of drives, or of starts with one episode for each maneuver.
-        frames_per_episode: number of frames, at 10 frames per second.
+        places: seeds, see `seeded_places`; each becomes a shard.
+        episodes_per_place: number of episodes, or of starts with one episode for each maneuver.
+        frames_per_episode: number of frames; an episode that ends by itself has fewer.
         image_size: (height, width), both even.
+
+    Raises:
+        ConfigError: a value out of range or unknown.
+    """
+
+    output: FilePath
+    split: Literal["train", "held_out"]
+    places: Annotated[tuple[str, ...], expecting("one or more, each once")]
+    episodes_per_place: Annotated[int, Field(ge=1, le=MAX_EPISODES)]
+    frames_per_episode: Annotated[int, Field(ge=1, le=100_000)]
+    image_size: ImageSize
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Self:
+        if not self.places or len(set(self.places)) != len(self.places):
+            raise ValueError(f"places: expected one or more, each once, got {list(self.places)}")
+        return self
+
+    @property
+    def frames_per_shard(self) -> int:
+        """Number of frames of one place, at most."""
+        return self.episodes_per_place * self.frames_per_episode
+
+    def create(self) -> None:
+        """Write dataset.json, or compare with the one that is there. Raises DatasetError, OutputError."""
+        raise NotImplementedError
+
+    def writer(self, place: str) -> ShardWriter:
+        """The writer of a place's shard."""
+        raise NotImplementedError
+
+    def record_place(self, place: str, worker: int, advance: Callable[[int], None]) -> None:
+        """Record one place in worker number `worker`; call `advance` with the number of frames of each episode."""
+        raise NotImplementedError
+
+
+class RecordSettings(Recording):
+    """Settings of a recording of towns, at 10 frames per second.
+
+    Attributes:
+        source: "town".
         camera: the camera that takes the frames.
         maneuvers: the futures of each start; () records plain drives.
         num_context: frames that the futures of a start share; 0 for plain drives.
@@ -49,21 +90,13 @@ class RecordSettings(Settings):
         ConfigError: a value out of range or unknown.
     """
 
-    output: FilePath
-    split: Literal["train", "held_out"]
     source: Literal["town"]
-    places: Annotated[tuple[str, ...], expecting("one or more, each once")]
-    episodes_per_place: Annotated[int, Field(ge=1, le=100)]
-    frames_per_episode: Annotated[int, Field(ge=1, le=100_000)]
-    image_size: ImageSize
     camera: Camera
     maneuvers: tuple[str, ...] = ()
     num_context: int = 0
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
-        if not self.places or len(set(self.places)) != len(self.places):
-            raise ValueError(f"places: expected one or more, each once, got {list(self.places)}")
         most = min(MAX_NUM_CONTEXT, self.frames_per_episode - 1)
         if self.maneuvers and not 1 <= self.num_context <= most:
             raise ValueError(f"num_context: expected a whole number from 1 to {most}, got {self.num_context!r}")
@@ -76,20 +109,76 @@ class RecordSettings(Settings):
     @property
     def frames_per_shard(self) -> int:
         """Number of frames of one place."""
-        return self.episodes_per_place * max(1, len(self.maneuvers)) * self.frames_per_episode
+        return super().frames_per_shard * max(1, len(self.maneuvers))
+
+    def create(self) -> None:
+        """Write dataset.json, or compare with the one that is there. Raises DatasetError, OutputError."""
+        create_dataset(self.output, FPS, self.image_size, self.source, NOTICES[self.source])
+
+    def writer(self, place: str) -> ShardWriter:
+        """The writer of a town's shard."""
+        return ShardWriter(
+            self.output,
+            split=self.split,
+            source=self.source,
+            place=place,
+            fps=FPS,
+            image_size=self.image_size,
+            camera=self.camera,
+            futures=bool(self.maneuvers),
+            recipe={
+                "episodes": self.episodes_per_place,
+                "frames_per_episode": self.frames_per_episode,
+                "num_context": self.num_context,
+                "maneuvers": list(self.maneuvers),
+                "camera": self.camera.to_dict(),
+            },
+        )
+
+    def record_place(self, place: str, worker: int, advance: Callable[[int], None]) -> None:
+        """Record one town in worker number `worker`; call `advance` with the number of frames of each episode."""
+        source = _open_source(self, place, worker)
+        with self.writer(place) as writer:
+            unknown = set(self.maneuvers) - set(source.maneuvers)
+            if unknown:
+                where = writer.folder.name
+                raise ConfigError(f"{where}: expected maneuvers of {source.maneuvers}, got {self.maneuvers}")
+            for number in range(self.episodes_per_place):
+                name, weather = f"{writer.name_prefix}_{number:02d}", source.weather(number)
+                if not self.maneuvers:
+                    drive = source.simulate(number, self.frames_per_episode)
+                    frames = source.render(drive, weather)
+                    advance(writer.add(name, frames, drive.poses, events=drive.events, weather=weather))
+                for maneuver in self.maneuvers:
+                    drive = source.simulate_counterfactual(number, maneuver, self.frames_per_episode, self.num_context)
+                    num_frames = writer.add(
+                        f"{name}_{maneuver}",
+                        source.render(drive, weather),
+                        drive.poses,
+                        events=drive.events,
+                        weather=weather,
+                        group=name,
+                        maneuver=maneuver,
+                        num_context=self.num_context,
+                    )
+                    advance(num_frames)
 
 
-def town_places(split: str, seed: int, towns: int) -> tuple[str, ...]:
-    """Names of `towns` places of a split, beginning with the split's town number `seed`. Raises ConfigError."""
+def seeded_places(split: str, seed: int, count: int, name: str = "towns") -> tuple[str, ...]:
+    """Names of `count` places of a split, beginning with the split's number `seed`; `name` is the setting of `count`.
+
+    Raises:
+        ConfigError: an unknown split, or numbers out of range.
+    """
     if split not in SPLIT_SEEDS:
         raise ConfigError(f"split: expected one of {', '.join(SPLIT_SEEDS)}, got {split!r}")
-    checked(Annotated[int, Field(ge=1, le=100_000)], towns, "towns")
+    checked(Annotated[int, Field(ge=1, le=100_000)], count, name)
     checked(Annotated[int, Field(ge=0, lt=SPLIT_SEEDS["held_out"] // 2)], seed, "seed")
     first = SPLIT_SEEDS[split] + seed
-    return tuple(f"{number:06d}" for number in range(first, first + towns))
+    return tuple(f"{number:06d}" for number in range(first, first + count))
 
 
-def record(settings: RecordSettings, *, workers: int, max_seconds: float | None = None) -> Outcome:
+def record(settings: Recording, *, workers: int, max_seconds: float | None = None) -> Outcome:
     """Record what is missing, then describe the dataset (README.md and its pictures).
 
     Args:
@@ -103,8 +192,8 @@ def record(settings: RecordSettings, *, workers: int, max_seconds: float | None 
         OutputError: the output can't be written.
     """
     check_workload(workers, max_seconds)
-    create_dataset(settings.output, FPS, settings.image_size, settings.source, NOTICES[settings.source])
-    jobs = [_Shard(settings, place) for place in settings.places if not _writer(settings, place).is_complete()]
+    settings.create()
+    jobs = [_Shard(settings, place) for place in settings.places if not settings.writer(place).is_complete()]
     kept = len(settings.places) - len(jobs)
     logger.info("%s: %d places to record, %d complete already", settings.output, len(jobs), kept)
     with frames_shown("recording", len(jobs) * settings.frames_per_shard) as show:
@@ -129,64 +218,17 @@ def record(settings: RecordSettings, *, workers: int, max_seconds: float | None 
 class _Shard:
     """One place to record."""
 
-    settings: RecordSettings
+    settings: Recording
     place: str
 
 
 def _describe(shard: _Shard) -> str:
-    return _writer(shard.settings, shard.place).folder.name
+    return shard.settings.writer(shard.place).folder.name
 
 
 def record_shard(shard: _Shard, worker: int, advance: Callable[[int], None]) -> None:
     """Record one place in worker number `worker`; call `advance` with the number of frames of each episode."""
-    settings = shard.settings
-    source = _open_source(settings, shard.place, worker)
-    unknown = set(settings.maneuvers) - set(source.maneuvers)
-    if unknown:
-        raise ConfigError(f"{_describe(shard)}: expected maneuvers of {source.maneuvers}, got {settings.maneuvers}")
-    with _writer(settings, shard.place) as writer:
-        for number in range(settings.episodes_per_place):
-            name, weather = f"{writer.name_prefix}_{number:02d}", source.weather(number)
-            if not settings.maneuvers:
-                drive = source.simulate(number, settings.frames_per_episode)
-                frames = source.render(drive, weather)
-                advance(writer.add(name, frames, drive.poses, events=drive.events, weather=weather))
-            for maneuver in settings.maneuvers:
-                drive = source.simulate_counterfactual(
-                    number, maneuver, settings.frames_per_episode, settings.num_context
-                )
-                num_frames = writer.add(
-                    f"{name}_{maneuver}",
-                    source.render(drive, weather),
-                    drive.poses,
-                    events=drive.events,
-                    weather=weather,
-                    group=name,
-                    maneuver=maneuver,
-                    num_context=settings.num_context,
-                )
-                advance(num_frames)
-
-
-def _writer(settings: RecordSettings, place: str) -> ShardWriter:
-    recipe = {
-        "episodes": settings.episodes_per_place,
-        "frames_per_episode": settings.frames_per_episode,
-        "num_context": settings.num_context,
-        "maneuvers": list(settings.maneuvers),
-        "camera": settings.camera.to_dict(),
-    }
-    return ShardWriter(
-        settings.output,
-        split=settings.split,
-        source=settings.source,
-        place=place,
-        fps=FPS,
-        image_size=settings.image_size,
-        camera=settings.camera,
-        futures=bool(settings.maneuvers),
-        recipe=recipe,
-    )
+    shard.settings.record_place(shard.place, worker, advance)
 
 
 def _open_source(settings: RecordSettings, place: str, worker: int) -> SceneSource:

@@ -1,8 +1,11 @@
 """Alignment of a source's drive to the dataset's frame rate and image size: choice of frames, actions and crop."""
 
+import logging
 import math
-from dataclasses import dataclass
-from itertools import pairwise
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import islice, pairwise
 
 import numpy as np
 from jaxtyping import Float64, Int, UInt8
@@ -11,11 +14,16 @@ from PIL import Image
 from decoder.camera import Camera
 from terra.actions import ActionTrack
 from terra.actions.space import Values
-from terra.dataset.format import num_future_poses
+from terra.dataset.format import FUTURE_SECONDS, num_future_poses
 from terra.dataset.importing.source import Intrinsics, SourceDrive
 from terra.dataset.poses import Poses
 from terra.errors import DatasetError
 from terra.trajectory.checks import check_poses, stack_poses
+
+logger = logging.getLogger(__name__)
+
+_INSTANT = 1e-6  # s
+_ASPECT = re.compile(r"([1-9]\d{0,3}):([1-9]\d{0,3})")
 
 # A drive may have up to this factor fewer frames per second than the dataset; some of its frames are then used twice.
 # KITTI, for example, has 9.6 frames per second and is used at 10.
@@ -79,6 +87,29 @@ def align(drive: SourceDrive, fps: float) -> Alignment:
     return _aligned(drive, instants, period, fps, Poses(**columns))
 
 
+def shorten(drive: SourceDrive, start: float, end: float | None) -> SourceDrive:
+    """The part of a drive from `start` to `end`, in seconds after its first frame; the poses go on for 3 s more.
+
+    Raises:
+        DatasetError: fewer than two frames in this part.
+    """
+    times = drive.frame_times
+    first = int(np.searchsorted(times, times[0] + start - _INSTANT))
+    last = len(times) if end is None else int(np.searchsorted(times, times[0] + end + _INSTANT, side="right"))
+    if last - first < 2:
+        expected = f"2 or more frames from {start:g} s to {'the end' if end is None else f'{end:g} s'}"
+        raise DatasetError(f"{drive.origin}: expected {expected}, got {times[-1] - times[0]:.1f} s of frames in all")
+    logger.info("%s: %d frames before start= and %d after end= left out", drive.origin, first, len(times) - last)
+    track = drive.track
+    if isinstance(track, Poses):
+        since = max(int(np.searchsorted(track.time, times[first], side="right")) - 1, 0)
+        until = int(np.searchsorted(track.time, times[last - 1] + FUTURE_SECONDS + 1)) + 1
+        track = Poses(**{name: values[since:until] for name, values in vars(track).items()})
+    return replace(
+        drive, track=track, frame_times=times[first:last], frames=lambda: islice(drive.frames(), first, last)
+    )
+
+
 def cut(track: Poses | Values, num_frames: int, fps: float, most: int) -> list[tuple[int, Poses | Values]]:
     """Cut a drive into parts of nearly equal length, at most `most` frames: (number of frames, track) of each part."""
     num_parts = math.ceil(num_frames / most)
@@ -134,6 +165,42 @@ def _aligned(
     repeated = int((np.diff(index) == 0).sum())
     before, after = int(index[0]), int((times > instants[-1] + 1 / fps - period / 2).sum())
     return Alignment(index, track, repeated, before, after, float(offsets.max()))
+
+
+def check_crop(value: object) -> object:
+    """Return a crop as `kept_box` takes it. Raises ValueError."""
+    if value is None or (isinstance(value, str) and _ASPECT.fullmatch(value)):
+        return value
+    if isinstance(value, Sequence) and len(value) == 4 and all(type(edge) is int and edge >= 0 for edge in value):
+        left, top, right, bottom = value
+        if left < right and top < bottom:
+            return left, top, right, bottom
+    raise ValueError(f"expected [left,top,right,bottom] in pixels, or an aspect such as 16:9, got {value!r}")
+
+
+def kept_box(
+    picture_size: tuple[int, int], crop: tuple[int, int, int, int] | str, where: str
+) -> tuple[int, int, int, int]:
+    """The part of a picture that a crop keeps, as (left, top, right, bottom) in pixels.
+
+    Args:
+        picture_size: (height, width).
+        crop: such a box, or an aspect such as "16:9", of which the largest centered box is taken.
+        where: the beginning of a message.
+
+    Raises:
+        DatasetError: a box that is not within the picture.
+    """
+    height, width = picture_size
+    if isinstance(crop, str):
+        across, up = map(int, crop.split(":"))
+        box_width = min(width, max(1, round(height * across / up)))
+        box_height = min(height, max(1, round(width * up / across)))
+        left, top = (width - box_width) // 2, (height - box_height) // 2
+        return left, top, left + box_width, top + box_height
+    if crop[2] > width or crop[3] > height:
+        raise DatasetError(f"{where}: expected a crop within {width} x {height} pixels, got {list(crop)}")
+    return crop
 
 
 def crop_box(

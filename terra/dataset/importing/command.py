@@ -1,4 +1,4 @@
-"""What `terra import` does: check the settings, then bring driving from elsewhere into our format."""
+"""What `terra import` does: check the settings, then bring recordings from elsewhere into our format."""
 
 import logging
 from typing import Annotated, Any, Literal
@@ -7,9 +7,9 @@ from pydantic import Field
 
 from terra.dataset.checks import ImageSize, Names, Seconds, Workers
 from terra.dataset.format import FramesASecond
-from terra.dataset.importing.kinds import open_source
-from terra.dataset.importing.run import ImportSettings, Mount, import_drives
-from tokenizer.settings import Count, FilePath, Positive, Settings, Text
+from terra.dataset.importing.kinds import Gps, open_source
+from terra.dataset.importing.run import Crop, ImportSettings, Mount, import_drives
+from tokenizer.settings import Count, FilePath, NonNegative, Positive, Settings, Text
 
 logger = logging.getLogger(__name__)
 
@@ -21,13 +21,13 @@ class ImportCommand(Settings):
         kind: kind of source.
         input: folder of the source.
         lerobot: the columns of a LeRobot dataset, see `terra.dataset.importing.lerobot.LeRobotColumns`.
-        action_space, picture_fps, sections: see `open_source`.
+        action_space, picture_fps, sections, gps: see `open_source`.
         camera: `ImportSettings.mount`.
         workers: processes; 0 imports in this one.
         max_seconds: no drive is begun after so long; None for no limit.
     """
 
-    kind: Literal["video_poses", "video_actions", "lerobot", "kitti", "nuscenes", "donkeycar"]
+    kind: Literal["video_poses", "video_actions", "lerobot", "kitti", "nuscenes", "donkeycar", "gpx"]
     input: FilePath
     output: FilePath
     name: Text
@@ -37,10 +37,14 @@ class ImportCommand(Settings):
     held_out: Names
     drives: Names | None
     camera: Mount
+    crop: Crop
+    start: NonNegative
+    end: Positive | None
     lerobot: dict[str, Any] | None
     action_space: dict[str, Any] | None
     picture_fps: Positive | None
     sections: Annotated[int, Field(ge=1, le=1000)]
+    gps: Gps
     workers: Workers
     max_seconds: Seconds | None
 
@@ -62,6 +66,7 @@ def run(settings: ImportCommand) -> int:
             action_space=settings.action_space,
             picture_fps=settings.picture_fps,
             sections=settings.sections,
+            gps=settings.gps,
         ),
         name=settings.name,
         output=settings.output,
@@ -71,6 +76,9 @@ def run(settings: ImportCommand) -> int:
         held_out=settings.held_out,
         drives=settings.drives,
         mount=settings.camera,
+        crop=settings.crop,
+        start=settings.start,
+        end=settings.end,
     )
     try:
         outcome = import_drives(what, workers=settings.workers, max_seconds=settings.max_seconds)

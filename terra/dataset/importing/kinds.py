@@ -1,20 +1,31 @@
 """The kinds of sources by the names that the configuration uses."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from terra.actions import parse_space, require_table
 from terra.dataset.importing.donkeycar import DonkeycarSource
+from terra.dataset.importing.gpx import GpxSource
 from terra.dataset.importing.kitti import KittiSource
-from terra.dataset.importing.lerobot import LeRobotColumns, LeRobotSource
+from terra.dataset.importing.lerobot import LeRobotActions, LeRobotColumns, LeRobotSource
 from terra.dataset.importing.nuscenes import NuScenesSource
 from terra.dataset.importing.source import DriveSource
 from terra.dataset.importing.video_actions import VideoActionsSource
 from terra.dataset.importing.video_poses import VideoPosesSource
 from terra.errors import ConfigError, DatasetError
+from tokenizer.settings import Settings
 
 _EXAMPLE = "'{kind:keys,names:[forward,left,right]}'"
-KINDS = ("video_poses", "video_actions", "lerobot", "kitti", "nuscenes", "donkeycar")
+KINDS = ("video_poses", "video_actions", "lerobot", "kitti", "nuscenes", "donkeycar", "gpx")
+
+
+class Gps(Settings):
+    """The clock and the noise of GPS tracks: `offset_seconds` from the first fix to the video's first frame."""
+
+    offset_seconds: Annotated[float, Field(ge=-1e9, le=1e9)] = 0.0
+    sigma_meters: Annotated[float, Field(ge=0.01, le=50)] = 2.0
 
 
 def open_source(
@@ -25,16 +36,18 @@ def open_source(
     action_space: dict[str, Any] | None = None,
     picture_fps: float | None = None,
     sections: int = 1,
+    gps: Gps | None = None,
 ) -> DriveSource:
     """Open the source of a kind in a folder.
 
     Args:
         kind: one of `KINDS`.
         folder: its folder.
-        lerobot: the columns of a LeRobot dataset, see `LeRobotColumns`.
-        action_space: what the actions of video_actions mean, see `terra.actions.space`.
-        picture_fps: pictures a second, where files don't tell: of video_actions with pictures, and of donkeycar.
+        lerobot: the columns of a LeRobot dataset, see `LeRobotColumns`; with `action` those of `LeRobotActions`.
+        action_space: what the actions of video_actions, or of a LeRobot dataset, mean, see `terra.actions.space`.
+        picture_fps: pictures a second, where files don't tell: of folders of pictures, and of donkeycar.
         sections: into how many drives each tub of donkeycar is cut.
+        gps: the clock and the noise of a GPS track, see `GpxSource`.
 
     Raises:
         ConfigError: an unknown kind, or a setting that the kind needs or doesn't have.
@@ -46,19 +59,32 @@ def open_source(
         raise DatasetError(
             f"{folder}: expected a folder with recordings, got {'a file' if folder.exists() else 'nothing'}"
         )
-    used = {"video_actions": {"action_space", "picture_fps"}, "donkeycar": {"picture_fps", "sections"}}.get(kind, set())
+    has_actions = kind == "lerobot" and lerobot is not None and "action" in lerobot
+    used = {
+        "video_actions": {"action_space", "picture_fps"},
+        "donkeycar": {"picture_fps", "sections"},
+        "gpx": {"picture_fps", "gps"},
+    }.get(kind, set())
+    used = {"action_space"} if has_actions else used
     given = {"action_space": action_space, "picture_fps": picture_fps, "sections": None if sections == 1 else sections}
+    given["gps"] = None if gps in (None, Gps()) else gps
     for name, value in given.items():
         if value is not None and name not in used:
             raise ConfigError(f"{name}: expected none with kind={kind}, got {value}")
+    space = None
+    if action_space is not None:
+        space = require_table(parse_space(action_space, "action_space", ConfigError), f"kind={kind}")
     if kind == "lerobot":
-        return LeRobotSource(folder, LeRobotColumns.from_dict(lerobot))
+        columns = LeRobotActions.from_dict(lerobot or {}) if has_actions else LeRobotColumns.from_dict(lerobot)
+        return LeRobotSource(folder, columns, space)
+    if kind == "gpx":
+        gps = gps or Gps()
+        return GpxSource(folder, picture_fps, gps.offset_seconds, gps.sigma_meters)
     if kind == "donkeycar":
         return DonkeycarSource(folder, picture_fps, sections)
     if kind == "video_actions":
-        if action_space is None:
+        if space is None:
             raise ConfigError(f"action_space: expected one such as {_EXAMPLE}, got null")
-        space = require_table(parse_space(action_space, "action_space", ConfigError), "kind=video_actions")
         return VideoActionsSource(folder, space, picture_fps)
     sources = {"video_poses": VideoPosesSource, "kitti": KittiSource, "nuscenes": NuScenesSource}
     return sources[kind](folder)

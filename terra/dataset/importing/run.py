@@ -5,28 +5,41 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Annotated
+from typing import Annotated, Any, Self
 
 import numpy as np
 from jaxtyping import UInt8
-from pydantic import AfterValidator, ConfigDict, Field, SkipValidation
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SkipValidation, model_validator
 
 from decoder.camera import Camera, FieldOfView, Height, Pitch
+from terra.actions import Waypoints
 from terra.dataset.card import write_card
 from terra.dataset.checks import ImageSize, check_workload
 from terra.dataset.format import FUTURE_SECONDS, FramesASecond, check_name
-from terra.dataset.importing.alignment import Alignment, align, cut, fit_picture, fitted_camera
+from terra.dataset.importing.alignment import (
+    Alignment,
+    align,
+    check_crop,
+    cut,
+    fit_picture,
+    fitted_camera,
+    kept_box,
+    shorten,
+)
 from terra.dataset.importing.source import DriveSource, Intrinsics, SourceDrive
 from terra.dataset.poses import Poses
 from terra.dataset.workers import Outcome, run_jobs
 from terra.dataset.writing import ShardWriter, create_dataset
 from terra.errors import ConfigError, DatasetError
 from terra.progress import ProgressLine
-from tokenizer.settings import FilePath, Settings
+from tokenizer.settings import FilePath, NonNegative, Positive, Settings
 
 logger = logging.getLogger(__name__)
 
-_NOTICE = "imported; the terms of the source's makers go for its frames and poses"
+_NOTICE = "imported; the terms of the source's makers go for its frames and {}"
+
+Crop = Annotated[tuple[int, int, int, int] | str | None, BeforeValidator(check_crop)]
+"""The part of the source's pictures to keep, see `kept_box`; None keeps all."""
 
 
 class Mount(Settings):
@@ -55,6 +68,8 @@ class ImportSettings(Settings):
         held_out: drives, or recordings with all their drives, of the split held_out; all others are of the split train.
         drives: the drives or recordings to import; None imports all.
         mount: the camera's field of view and mounting position.
+        crop: what of the source's pictures is kept, before they are cropped to the aspect ratio of `image_size`.
+        start, end: the part of each drive to import, in seconds after its first frame; None: to its end.
 
     Raises:
         ConfigError: a value out of range.
@@ -71,6 +86,15 @@ class ImportSettings(Settings):
     held_out: tuple[str, ...]
     drives: tuple[str, ...] | None
     mount: Mount
+    crop: Crop = None
+    start: NonNegative = 0.0
+    end: Positive | None = None
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.end is not None and self.end <= self.start:
+            raise ValueError(f"end: expected more than start={self.start:g}, got {self.end:g}")
+        return self
 
 
 def import_drives(settings: ImportSettings, *, workers: int, max_seconds: float | None = None) -> Outcome:
@@ -101,7 +125,9 @@ def import_drives(settings: ImportSettings, *, workers: int, max_seconds: float 
     for name, drives in recordings.items():
         if 0 < len(set(drives) & set(settings.held_out)) < len(drives):
             logger.warning("%s: some of its drives are held out, others are not: the splits share places", name)
-    create_dataset(settings.output, settings.fps, settings.image_size, settings.name, _NOTICE, settings.source.space)
+    space = settings.source.space
+    notice = _NOTICE.format("poses" if isinstance(space, Waypoints) else "actions")
+    create_dataset(settings.output, settings.fps, settings.image_size, settings.name, notice, space)
     jobs = [_Drive(settings, name) for name in wanted if not _writer(settings, name, None).is_complete()]
     logger.info("%s: %d drives to import, %d complete already", settings.output, len(jobs), len(wanted) - len(jobs))
     with ProgressLine("importing", len(jobs)) as line:
@@ -132,14 +158,22 @@ def import_drive(job: _Drive, worker: int, advance: Callable[[int], None]) -> No
     """Import one drive; call `advance` with the number of frames of each episode written."""
     settings = job.settings
     drive = settings.source.open_drive(job.name)
+    if settings.start or settings.end is not None:
+        drive = shorten(drive, settings.start, settings.end)
     alignment = align(drive, settings.fps)
     _say_alignment(drive, alignment, settings.fps)
     parts = cut(alignment.track, len(alignment.frame_index), settings.fps, settings.frames_per_episode)
     frames = chosen_frames(drive, alignment)
     first = next(frames)
     intrinsics = _intrinsics(drive, settings.mount, first)
-    camera = _camera(settings, intrinsics, first)
-    fitted = (fit_picture(frame, settings.image_size, intrinsics) for frame in chain([first], frames))
+    left, top, right, bottom = 0, 0, first.shape[1], first.shape[0]
+    if settings.crop is not None:
+        left, top, right, bottom = kept_box((first.shape[0], first.shape[1]), settings.crop, drive.origin)
+        logger.info("%s: pictures cropped to %s", drive.origin, [left, top, right, bottom])
+        intrinsics = None if intrinsics is None else intrinsics.moved(left, top)
+    kept = (frame[top:bottom, left:right] for frame in chain([first], frames))
+    camera = _camera(settings, intrinsics, first[top:bottom, left:right])
+    fitted = (fit_picture(frame, settings.image_size, intrinsics) for frame in kept)
     with _writer(settings, job.name, camera) as writer:
         for number, (num_frames, track) in enumerate(parts):
             advance(writer.add(f"{writer.name_prefix}_{number:03d}", islice(fitted, num_frames), track))
@@ -204,6 +238,10 @@ def _camera(
 
 
 def _writer(settings: ImportSettings, drive: str, camera: Camera | None) -> ShardWriter:
+    # Only what is given, so that shards of earlier versions are known again.
+    parts: dict[str, Any] = {"crop": settings.crop, "start": settings.start or None, "end": settings.end}
+    if isinstance(settings.crop, tuple):
+        parts["crop"] = list(settings.crop)
     return ShardWriter(
         settings.output,
         split="held_out" if drive in settings.held_out else "train",
@@ -216,6 +254,7 @@ def _writer(settings: ImportSettings, drive: str, camera: Camera | None) -> Shar
             "frames_per_episode": settings.frames_per_episode,
             "camera": settings.mount.model_dump(),
             "declared": dict(settings.source.declared),
+            **{name: value for name, value in parts.items() if value is not None},
         },
         space=settings.source.space,
     )

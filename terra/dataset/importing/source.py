@@ -1,7 +1,7 @@
 """The interface of an import source: it opens drives, each with frames, their times, and the motion or actions."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -10,10 +10,11 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
 
+from decoder.video import VIDEO_SUFFIXES, probe_video, stream_video
 from terra.actions import ActionSpace, ActionTrack
-from terra.context import DAMAGED_IMAGE, check_scans
+from terra.context import DAMAGED_IMAGE, check_scans, is_picture, natural_key
 from terra.dataset.poses import Poses
-from terra.errors import DatasetError
+from terra.errors import ConfigError, DatasetError
 from tokenizer.limits import LIMITS, Limits
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,10 @@ class Intrinsics:
     focal: float
     center_x: float
     center_y: float
+
+    def moved(self, left: float, top: float) -> "Intrinsics":
+        """The intrinsics of a part of the picture whose upper left corner lies there."""
+        return Intrinsics(self.focal, self.center_x - left, self.center_y - top)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +121,73 @@ def read_picture(path: Path, limits: Limits = LIMITS) -> UInt8[np.ndarray, "heig
     except DAMAGED_IMAGE as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise DatasetError(f"{path}: expected a PNG or JPEG picture, got: {reason}") from None
+
+
+@dataclass(frozen=True, eq=False)
+class Footage:
+    """The frames of a video or of a folder of pictures.
+
+    Attributes:
+        num_frames: how many there are.
+        fps: frames a second.
+        frames: returns an iterator over them, RGB in [0, 255].
+    """
+
+    num_frames: int
+    fps: float
+    frames: Callable[[], Iterator[UInt8[np.ndarray, "height width 3"]]]
+
+
+def open_footage(path: Path, picture_fps: float | None) -> Footage:
+    """Open a video or a folder of pictures without decoding more than a frame.
+
+    Args:
+        path: the video or the folder.
+        picture_fps: pictures a second of a folder; a video has its own rate.
+
+    Raises:
+        ConfigError: a folder, and no `picture_fps`.
+        VideoError: a video that can't be read.
+    """
+    if not path.is_dir():
+        info = probe_video(path)
+        return Footage(info.num_frames, info.fps, lambda: stream_video(path))
+    if picture_fps is None:
+        raise ConfigError(f"picture_fps: expected how many pictures a second {path} has, got null")
+    pictures = sorted(filter(is_picture, path.iterdir()), key=natural_key)
+    return Footage(len(pictures), picture_fps, lambda: map(read_picture, pictures))
+
+
+def find_pairs(folder: Path, suffixes: Sequence[str], what: str) -> dict[str, tuple[Path, Path]]:
+    """The files of a folder that lie beside footage of the same name: (file, video or folder of pictures) by the name.
+
+    Args:
+        folder: the folder.
+        suffixes: of the files.
+        what: the files' content, for messages: "actions".
+
+    Raises:
+        DatasetError: no pair, or two files or two videos of one name.
+    """
+    pairs: dict[str, tuple[Path, Path]] = {}
+    for path in sorted(folder.iterdir()):
+        if path.suffix.lower() not in suffixes or path.name.startswith(".") or not path.is_file():
+            continue
+        footage = [video for video in map(path.with_suffix, VIDEO_SUFFIXES) if video.is_file()]
+        pictures = path.with_suffix("")
+        if pictures.is_dir() and any(map(is_picture, pictures.iterdir())):
+            footage.append(pictures)
+        if len(footage) > 1:
+            got = " and ".join(each.name for each in footage)
+            raise DatasetError(f"{path}: expected one video or folder of its name, got {got}")
+        if footage and path.stem in pairs:
+            raise DatasetError(f"{path}: expected one file of {what}, got {pairs[path.stem][0].name} beside it")
+        if footage:
+            pairs[path.stem] = path, footage[0]
+    if not pairs:
+        kinds = f"{', '.join(VIDEO_SUFFIXES)} or a folder of pictures"
+        raise DatasetError(f"{folder}: expected NAME{' or '.join(suffixes)} beside NAME ({kinds}), got none")
+    return pairs
 
 
 def say_left_out(folder: Path, used: Iterable[Path], purpose: str) -> None:
