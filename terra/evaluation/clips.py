@@ -10,6 +10,7 @@ from jaxtyping import Float32, UInt8
 
 from decoder.video import to_frames
 from terra.actions import ActionSpace
+from terra.actions.space import Values
 from terra.dataset import Episode
 from terra.errors import DatasetError
 from terra.evaluation.motion import Steps, steps_of
@@ -47,8 +48,21 @@ class Clip:
         return steps_of(self.episode.poses, first, self.num_frames - self.num_context + 1)
 
     @property
+    def instructed_values(self) -> Values:
+        """The true actions from the last context frame on, one for each generated frame, (frames, columns).
+
+        Raises:
+            DatasetError: an episode of driving, whose actions are paths.
+        """
+        if self.episode.actions is None:
+            raise DatasetError(f"{self.episode.video}: expected actions that are no waypoints, got driving")
+        return self.episode.actions[self.start + self.num_context - 1 : self.start + self.num_frames - 1]
+
+    @property
     def is_moving(self) -> bool:
-        """Whether the car's mean speed over the generated frames is above 1 m/s."""
+        """Whether a car's mean speed over the generated frames is above 1 m/s; False in any other world."""
+        if self.episode.motion is None:
+            return False
         return float(np.abs(self.instructed[:, 0]).mean()) * self.episode.fps > MOVING_SPEED
 
 

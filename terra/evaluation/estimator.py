@@ -1,11 +1,15 @@
-"""The motion estimator: a small convolutional network that recovers a car's movement from its video.
+"""Estimators: small convolutional networks that recover from video what led from each frame to the next.
+
+`MotionEstimator` recovers a car's movement. `terra.evaluation.action_estimator` has the inverse-dynamics model, which
+recovers the actions of any other world with the same network.
 
 A correlation layer (as in FlowNet: Dosovitskiy et al. 2015, arXiv 1504.06852) compares the features of each cell of a
 frame with those of the cells around it in the next frame, so that the network sees motion directly.
 """
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 import torch
 from einops import rearrange
@@ -22,7 +26,8 @@ from tokenizer.checkpoint import CONFIG_NAME, WEIGHTS_NAME, read_config, write_j
 from tokenizer.config import Side
 from tokenizer.settings import Settings, checked
 
-MODEL_TYPE = "terra_motion_estimator"
+_SettingsT = TypeVar("_SettingsT", bound=Settings)
+_NetworkT = TypeVar("_NetworkT", bound=nn.Module)
 
 # The movement that an output of 1 means: about one standard deviation at 10 frames per second in town.
 _FORWARD_SCALE = 0.5  # m per step
@@ -53,12 +58,18 @@ class EstimatorConfig(EstimatorSize):
     fps: Annotated[float, Field(ge=MIN_FPS, le=MAX_FPS)]
 
 
-class MotionEstimator(nn.Module):
-    """Features of frames, correlated with the next frame's, then convolutions over time to movement and turning."""
+class StepNetwork(nn.Module):
+    """Features of frames, correlated with the next frame's, then convolutions over time to some numbers a step.
 
-    def __init__(self, config: EstimatorConfig) -> None:
+    Attributes:
+        model_type: the name of the class in config.json.
+    """
+
+    model_type: ClassVar[str]
+
+    def __init__(self, config: EstimatorSize, num_outputs: int) -> None:
         super().__init__()
-        self.config = config
+        self._config = config
         width, features = config.width, config.features
         self.look = nn.Sequential(
             *(nn.Conv2d(3, width, 5, stride=2, padding=2), nn.GroupNorm(_GROUPS, width), nn.SiLU()),
@@ -78,10 +89,10 @@ class MotionEstimator(nn.Module):
         # The features are not pooled over the picture: the location of a motion tells driving from turning.
         self.features = nn.Linear(2 * width * rows * cols, features)
         self.over_time = nn.ModuleList(nn.Conv1d(features, features, 5, padding=2) for _ in range(2))
-        self.output = nn.Linear(features, 2)
+        self.output = nn.Linear(features, num_outputs)
 
-    def forward(self, frames: Float[Tensor, "batch frames 3 height width"]) -> Float[Tensor, "batch steps 2"]:
-        """Forward movement and heading change per step, in units of `step_scale`; frames: `image_size`, in [-1, 1]."""
+    def forward(self, frames: Float[Tensor, "batch frames 3 height width"]) -> Float[Tensor, "batch steps outputs"]:
+        """The numbers of each step; the frames have `image_size` and are in [-1, 1]."""
         batch = frames.shape[0]
         flat = rearrange(frames, "b f c h w -> (b f) c h w")
         seen = torch.cat([F.normalize(self.look(part), dim=1) for part in flat.split(_STEPS_AT_ONCE)])
@@ -97,7 +108,7 @@ class MotionEstimator(nn.Module):
     def _compare(
         self, now: Float[Tensor, "steps width rows cols"], following: Float[Tensor, "steps width rows cols"]
     ) -> Float[Tensor, "steps features"]:
-        reach = self.config.reach
+        reach = self._config.reach
         rows, cols = now.shape[2:]
         around = F.pad(following, (reach,) * 4)
         similarity = [
@@ -108,6 +119,21 @@ class MotionEstimator(nn.Module):
         x = self.pairs(torch.cat([torch.stack(similarity, dim=1), now], dim=1))
         return F.silu(self.features(x.flatten(1)))
 
+    def save_pretrained(self, folder: Path) -> None:
+        """Write config.json and model.safetensors (float16). Raises OutputError."""
+        write_tensors(folder / WEIGHTS_NAME, {name: tensor.half() for name, tensor in self.state_dict().items()})
+        write_json(folder / CONFIG_NAME, {"model_type": self.model_type, **self._config.model_dump(mode="json")})
+
+
+class MotionEstimator(StepNetwork):
+    """Movement and turning of a car between frames, in units of `step_scale`."""
+
+    model_type = "terra_motion_estimator"
+
+    def __init__(self, config: EstimatorConfig) -> None:
+        super().__init__(config, 2)
+        self.config = config
+
     @torch.no_grad()
     def estimate(self, frames: Frames) -> Float[Tensor, "steps 2"]:
         """Forward movement (m) and heading change (rad, counter-clockwise) between frames, float64 on the CPU.
@@ -117,24 +143,15 @@ class MotionEstimator(nn.Module):
         steps = self(resize(frames, self.config.image_size)[None])[0]
         return steps.double().cpu() * step_scale()
 
-    def save_pretrained(self, folder: Path) -> None:
-        """Write config.json and model.safetensors (float16). Raises OutputError."""
-        write_tensors(folder / WEIGHTS_NAME, {name: tensor.half() for name, tensor in self.state_dict().items()})
-        write_json(folder / CONFIG_NAME, {"model_type": MODEL_TYPE, **self.config.model_dump()})
-
     @classmethod
-    def from_pretrained(cls, folder: Path) -> "MotionEstimator":
+    def from_pretrained(cls, folder: Path) -> Self:
         """Read what `save_pretrained` wrote, in evaluation mode, float32 on the CPU.
 
         Raises:
             CheckpointError: files missing, damaged or of another model.
         """
-        config, weights = _read_config(folder / CONFIG_NAME), read_weights(folder / WEIGHTS_NAME)
-        with torch.device("meta"):
-            check_weights(cls(config), weights, (), str(folder))  # before memory is taken for what config.json says
-        model = cls(config)
-        load_weights(model, weights, (), str(folder))
-        return model.eval().requires_grad_(False)
+        config = read_estimator_config(folder, cls.model_type, EstimatorConfig)
+        return load_estimator(lambda: cls(config), folder)
 
 
 def step_scale() -> Float[Tensor, " 2"]:
@@ -149,8 +166,31 @@ def resize(frames: Frames, image_size: tuple[int, int]) -> Frames:
     return F.interpolate(frames, image_size, mode="bilinear", align_corners=False, antialias=True)
 
 
-def _read_config(path: Path) -> EstimatorConfig:
-    content = read_config(path)
-    if content.pop("model_type", None) != MODEL_TYPE:
-        raise CheckpointError(f"{path}: expected the configuration of a {MODEL_TYPE}, got another")
-    return checked(EstimatorConfig, content, str(path), CheckpointError)
+def estimator_type(folder: Path) -> object:
+    """The `model_type` of a stored estimator. Raises CheckpointError."""
+    return read_config(folder / CONFIG_NAME).get("model_type")
+
+
+def read_estimator_config(folder: Path, model_type: str, settings_class: type[_SettingsT]) -> _SettingsT:
+    """Read the config.json of an estimator of one type. Raises CheckpointError."""
+    path = folder / CONFIG_NAME
+    content: dict[str, Any] = read_config(path)
+    if content.pop("model_type", None) != model_type:
+        raise CheckpointError(f"{path}: expected the configuration of a {model_type}, got another")
+    return checked(settings_class, content, str(path), CheckpointError)
+
+
+def load_estimator(make: Callable[[], _NetworkT], folder: Path) -> _NetworkT:
+    """Load stored weights into a new network on the CPU, in evaluation mode.
+
+    The weights are compared with it first, before memory is taken for what config.json says.
+
+    Raises:
+        CheckpointError: files missing, damaged or of another network.
+    """
+    weights = read_weights(folder / WEIGHTS_NAME)
+    with torch.device("meta"):
+        check_weights(make(), weights, (), str(folder))
+    network = make()
+    load_weights(network, weights, (), str(folder))
+    return network.eval().requires_grad_(False)

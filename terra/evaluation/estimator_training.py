@@ -1,4 +1,7 @@
-"""Training of the motion estimator on recorded and re-encoded driving, and its error on held-out driving."""
+"""Training of an estimator on recorded and re-encoded video, and its error on held-out recordings.
+
+A dataset of driving trains the estimator of motion; any other one the inverse-dynamics model, which reads actions back.
+"""
 
 import logging
 from collections.abc import Sequence
@@ -14,11 +17,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from decoder.video import to_8_bit, to_unit_range
+from terra.actions import ActionSpace, Waypoints
 from terra.dataset import Episode, read_split
 from terra.errors import ConfigError, DatasetError
+from terra.evaluation.action_estimator import ActionEstimator, ActionEstimatorConfig, action_loss
 from terra.evaluation.estimator import EstimatorConfig, EstimatorSize, MotionEstimator, resize, step_scale
 from terra.evaluation.fidelity import motion_errors
+from terra.evaluation.measures import Bootstrap
 from terra.evaluation.motion import Steps, steps_of
+from terra.evaluation.recovered import compare, majority
 from terra.progress import ProgressLine
 from terra.training.data import decode_episodes, same_kind
 from terra.training.loop import Batch, TrainingResult, train
@@ -41,7 +48,7 @@ class TrainEstimatorSettings(LoopConfig):
     """The whole of conf/train_estimator.yaml.
 
     Attributes:
-        data: a dataset with its true poses.
+        data: a dataset; of driving it trains the estimator of motion, of any other world that of actions.
         train_split, held_out_split: names of the two splits.
         checkpoint: folder of a tokenizer that half of the windows go through; None leaves all windows as recorded.
         corruption: largest share of random tokens in such windows.
@@ -68,7 +75,7 @@ class TrainEstimatorSettings(LoopConfig):
 
 
 def run(settings: TrainEstimatorSettings) -> None:
-    """Train the motion estimator as conf/train_estimator.yaml says. The same command resumes an interrupted run.
+    """Train the dataset's estimator as conf/train_estimator.yaml says. The same command resumes an interrupted run.
 
     Raises:
         ConfigError, CheckpointError, DatasetError, OutputError: see `load_recordings` and `train_estimator`.
@@ -94,10 +101,15 @@ def run(settings: TrainEstimatorSettings) -> None:
             (settings.held_out_split, settings.held_out_frames, 0.0),
         )
     )
+    size = {"fps": recordings.fps, **vars(settings.estimator)}
+    if isinstance(recordings.space, Waypoints):
+        config = EstimatorConfig(**size)
+    else:
+        config = ActionEstimatorConfig(**size, action_space=recordings.space.model_dump(mode="json"))
     train_estimator(
         recordings,
         held_out,
-        EstimatorConfig(fps=recordings.fps, **vars(settings.estimator)),
+        config,
         settings,
         accelerator,
         window=settings.window,
@@ -106,21 +118,24 @@ def run(settings: TrainEstimatorSettings) -> None:
 
 
 @dataclass(frozen=True)
-class MotionRecordings:
-    """Frames of several episodes, one episode after another, at the estimator's size, and the motion between them.
+class Recordings:
+    """Frames of several episodes, one episode after another, at the estimator's size, and what leads to the next.
 
     Attributes:
         frames: 8-bit frames on one device; the variants are the recorded frames and, if there is a tokenizer, the
             re-encoded frames.
-        steps: forward movement (m) and heading change (rad) to the next frame; 0 at an episode's last frame.
+        steps: of driving, forward movement (m) and heading change (rad) to the next frame; of any other world, the
+            rows of its actions. At an episode's last frame they lead nowhere.
         starts: first frames of all windows that lie inside one episode.
         fps: frames per second.
+        space: what the recorded actions mean.
     """
 
     frames: UInt8[Tensor, "variants frames 3 height width"]
-    steps: Float[Tensor, "frames 2"]
+    steps: Float[Tensor, "frames outputs"]
     starts: Int[Tensor, " windows"]
     fps: float
+    space: ActionSpace
 
 
 @torch.no_grad()
@@ -135,7 +150,7 @@ def load_recordings(
     tokenizer: LFQTokenizer | None,
     device: torch.device,
     corruption: float = 0.0,
-) -> MotionRecordings:
+) -> Recordings:
     """Decode whole episodes, evenly spread over the split, up to `max_frames` frames.
 
     Args:
@@ -155,7 +170,7 @@ def load_recordings(
         raise ConfigError(f"{folder}: expected frames of {tokenizer.image_size} pixels, got {chosen[0].image_size}")
     random = torch.Generator(device).manual_seed(0)
     frames: list[Tensor] = []
-    steps: list[Float32[np.ndarray, "frames 2"]] = []
+    steps: list[Float32[np.ndarray, "frames outputs"]] = []
     starts, count = [], 0
     with ProgressLine(f"reading {split}", len(chosen)) as line:
         decoded = decode_episodes(chosen, workers)
@@ -164,15 +179,22 @@ def load_recordings(
                 logger.warning("left out: %s", result)
                 continue
             frames.append(_see(torch.from_numpy(result.frames).to(device), image_size, tokenizer, corruption, random))
-            steps.append(np.pad(steps_of(episode.poses, 0, episode.num_frames), ((0, 1), (0, 0))).astype(np.float32))
+            steps.append(_steps(episode, result.actions))
             starts.append(torch.arange(count, count + episode.num_frames - window + 1))
             count += episode.num_frames
             line.show(index + 1, f"{count} frames")
     if not frames:
         raise DatasetError(f"{folder}: expected a readable episode in split {split}, got {len(chosen)} damaged")
-    return MotionRecordings(
-        torch.cat(frames, dim=1), torch.from_numpy(np.concatenate(steps)).to(device), torch.cat(starts), chosen[0].fps
-    )
+    targets = torch.from_numpy(np.concatenate(steps)).to(device)
+    return Recordings(torch.cat(frames, dim=1), targets, torch.cat(starts), chosen[0].fps, chosen[0].space)
+
+
+def _steps(
+    episode: Episode, actions: Float32[np.ndarray, "frames slots action_dim"]
+) -> Float32[np.ndarray, "frames outputs"]:
+    if isinstance(episode.space, Waypoints):
+        return np.pad(steps_of(episode.poses, 0, episode.num_frames), ((0, 1), (0, 0))).astype(np.float32)
+    return rearrange(actions, "frames slots dim -> frames (slots dim)")
 
 
 def _spread(episodes: Sequence[Episode], max_frames: int) -> list[Episode]:
@@ -205,29 +227,47 @@ def _see(
     return torch.cat(parts, dim=1)
 
 
-class EstimatorObjective:
-    """Random windows of either variant, with random mirroring, standstill, light, blur and noise."""
+class _WindowsObjective:
+    """Random windows of either variant."""
 
     samples = "windows"
     tokens_per_sample: int | None = None
     flops_per_sample: float | None = None
     discriminator: nn.Module | None = None
 
-    def __init__(self, model: MotionEstimator, recordings: MotionRecordings, window: int) -> None:
-        self.model: nn.Module = model
+    def __init__(self, model: nn.Module, recordings: Recordings, window: int) -> None:
+        self.model = model
         self._recordings, self._window = recordings, window
 
-    def draw(self, random: StepRandom, batch_size: int) -> Batch:
-        """Draw augmented frames in [-1, 1], and their steps in units of `step_scale`."""
+    def _draw(
+        self, random: StepRandom, batch_size: int
+    ) -> tuple[UInt8[Tensor, "batch window 3 height width"], Float[Tensor, "batch steps outputs"]]:
+        """Draw windows of frames, and their steps as the recordings have them."""
         recordings, device = self._recordings, self._recordings.frames.device
         chosen = draw_indices(random, len(recordings.starts), batch_size, torch.device("cpu"))
         frames = recordings.starts[chosen][:, None] + torch.arange(self._window)
         frames = frames.to(device)
         variant = torch.randint(len(recordings.frames), (batch_size, 1), generator=random.host).to(device)
-        steps = recordings.steps[frames[:, :-1]] / step_scale().to(device, torch.float32)
-        seen, steps = _hold_and_mirror(recordings.frames[variant, frames], steps, random.device)
-        pixels = rearrange(to_unit_range(seen.flatten(0, 1)), "(b f) c h w -> b f c h w", b=batch_size)
-        return {"frames": change_look(pixels, random.device), "steps": steps}
+        return recordings.frames[variant, frames], recordings.steps[frames[:, :-1]]
+
+    def discriminator_loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
+        """There is no discriminator."""
+        raise NotImplementedError("an estimator has no discriminator")
+
+    def previews(self, ema: Ema) -> dict[str, Tensor]:
+        """Return no previews."""
+        return {}
+
+
+class EstimatorObjective(_WindowsObjective):
+    """Motion of random windows, with random mirroring, standstill, light, blur and noise."""
+
+    def draw(self, random: StepRandom, batch_size: int) -> Batch:
+        """Draw augmented frames in [-1, 1], and their steps in units of `step_scale`."""
+        seen, steps = self._draw(random, batch_size)
+        steps = steps / step_scale().to(steps.device, torch.float32)
+        seen, steps = _hold_and_mirror(seen, steps, random.device)
+        return {"frames": change_look(_unit_range(seen), random.device), "steps": steps}
 
     def loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
         """The Huber loss of the steps, plus the weighted mean distance (m) between the integrated paths."""
@@ -239,13 +279,22 @@ class EstimatorObjective:
         loss = steps + _PATH_WEIGHT * displacement
         return {"loss": loss, "steps": steps.detach(), "displacement": displacement.detach()}
 
-    def discriminator_loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
-        """There is no discriminator."""
-        raise NotImplementedError("the estimator has no discriminator")
 
-    def previews(self, ema: Ema) -> dict[str, Tensor]:
-        """Return no previews."""
-        return {}
+class ActionObjective(_WindowsObjective):
+    """Actions of random windows, with random light, blur and noise: a mirrored world would have other actions."""
+
+    def draw(self, random: StepRandom, batch_size: int) -> Batch:
+        """Draw augmented frames in [-1, 1], and the rows of the actions between them."""
+        seen, rows = self._draw(random, batch_size)
+        return {"frames": change_look(_unit_range(seen), random.device), "rows": rows}
+
+    def loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
+        """The mean loss of the steps, see `action_loss`."""
+        return {"loss": action_loss(self.model(batch["frames"]), batch["rows"], self._recordings.space)}
+
+
+def _unit_range(seen: UInt8[Tensor, "batch window 3 height width"]) -> Float[Tensor, "batch window 3 height width"]:
+    return rearrange(to_unit_range(seen.flatten(0, 1)), "(b f) c h w -> b f c h w", b=len(seen))
 
 
 def positions(steps: Float[Tensor, "batch steps 2"]) -> Float[Tensor, "batch steps 2"]:
@@ -291,7 +340,7 @@ def change_look(
 
 @torch.no_grad()
 def evaluate_estimator(
-    model: MotionEstimator, recordings: MotionRecordings, *, window: int, num_windows: int
+    model: MotionEstimator, recordings: Recordings, *, window: int, num_windows: int
 ) -> dict[str, dict[str, float]]:
     """Errors on evenly spread windows, by variant ("recorded", "re-encoded"), over the last `window` - 3 steps.
 
@@ -320,10 +369,32 @@ def _mean_errors(recovered: Sequence[Steps], true: Sequence[Steps], fps: float) 
     return {name: float(np.mean(values)) for name, values in by_name.items()}
 
 
+@torch.no_grad()
+def evaluate_actions(
+    model: ActionEstimator, recordings: Recordings, *, window: int, num_windows: int
+) -> dict[str, dict[str, float]]:
+    """Agreement of recovered actions with the recorded ones on evenly spread windows, over the last `window` - 3 steps.
+
+    By variant ("recorded", "re-encoded"), as `terra.evaluation.recovered.compare` has it; "commonest" has the figures
+    of always the commonest answer.
+    """
+    num_windows = min(num_windows, len(recordings.starts))
+    starts = recordings.starts[torch.linspace(0, len(recordings.starts) - 1, num_windows).round().long()].tolist()
+    rows = recordings.steps.cpu().numpy()[:, None]
+    true = [model.space.values(rows[start + 2 : start + window - 1]) for start in starts]
+    places, bootstrap = ["held out"] * len(starts), Bootstrap(0, 0, 0)
+    found: dict[str, dict[str, float]] = {}
+    for name, frames in zip(("recorded", "re-encoded"), recordings.frames, strict=False):
+        ours = [model.estimate(to_unit_range(frames[start : start + window]))[2:] for start in starts]
+        estimates = compare(ours, true, model.space, places, bootstrap)
+        found[name] = {metric: estimate.value for metric, estimate in estimates.items()}
+    return {**found, "commonest": majority(true, model.space)}
+
+
 def train_estimator(
-    recordings: MotionRecordings,
-    held_out: MotionRecordings,
-    model: EstimatorConfig,
+    recordings: Recordings,
+    held_out: Recordings,
+    model: EstimatorConfig | ActionEstimatorConfig,
     config: LoopConfig,
     accelerator: Accelerator,
     *,
@@ -334,20 +405,34 @@ def train_estimator(
 
     Raises:
         ConfigError: a window of fewer than 4 frames; see also `terra.training.loop.train`.
+        DatasetError: held-out recordings of another action space.
         CheckpointError, OutputError: see `terra.training.loop.train`.
     """
     if window < 4:
         raise ConfigError(f"window: expected 4 frames or more, got {window}")
+    if held_out.space != recordings.space:
+        raise DatasetError(
+            f"expected held-out actions of {recordings.space.title} as in training, got those of {held_out.space.title}"
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        estimator = MotionEstimator(model)
-    result = train(EstimatorObjective(estimator, recordings, window), config, accelerator)
+        if isinstance(model, EstimatorConfig):
+            estimator = MotionEstimator(model)
+            objective = EstimatorObjective(estimator, recordings, window)
+        else:
+            estimator = ActionEstimator(model)
+            objective = ActionObjective(estimator, recordings, window)
+    result = train(objective, config, accelerator)
     if result.stopped_by == "sigterm" or not accelerator.is_main_process:
         return result
     result.ema.copy_to_model()
     estimator.save_pretrained(config.output / FOLDER)
-    stored = MotionEstimator.from_pretrained(config.output / FOLDER).to(accelerator.device)
-    metrics = evaluate_estimator(stored, held_out, window=window, num_windows=evaluation_windows)
+    stored = type(estimator).from_pretrained(config.output / FOLDER).to(accelerator.device)
+    evaluated = {"window": window, "num_windows": evaluation_windows}
+    if isinstance(stored, MotionEstimator):
+        metrics = evaluate_estimator(stored, held_out, **evaluated)
+    else:
+        metrics = evaluate_actions(stored, held_out, **evaluated)
     write_json(config.output / "metrics.json", {**metrics, "step": result.step, "seconds": result.elapsed_seconds})
     logger.info("held out: %s", metrics)
     return result

@@ -1,4 +1,4 @@
-"""The run of `terra evaluate`, for a tokenizer and a world model on driving that neither was trained on:
+"""The run of `terra evaluate`, for a tokenizer and a world model on recordings that neither was trained on:
 
 held-out episodes --choose_clips--> clips --Bench.examine--> generated | re-encoded | persistence | true
                +--find_groups--> counterfactual futures            |
@@ -9,7 +9,7 @@ scores of clips --> measures with intervals --> criteria --> metrics.json, metri
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,19 @@ import numpy as np
 import torch
 from rich.console import Console
 
-import terra
 from decoder.video import to_uint8
+from terra.actions import ActionSpace, TableSpace, Waypoints, require_table
 from terra.config.spec import PipelineSpec
 from terra.dataset.tokens import TokenizedDriving
 from terra.device import torch_device
 from terra.errors import CheckpointError, ConfigError
+from terra.evaluation.action_estimator import ActionEstimator
 from terra.evaluation.bench import Bench, Examined
 from terra.evaluation.clips import Clip
 from terra.evaluation.criteria import Criterion, evaluate_criteria
 from terra.evaluation.estimator import MotionEstimator
 from terra.evaluation.kept import KeptFiles
+from terra.evaluation.listening import measure_listening
 from terra.evaluation.measures import (
     Measure,
     confusions,
@@ -38,8 +40,9 @@ from terra.evaluation.measures import (
     video_measures,
 )
 from terra.evaluation.motion import CLASSES
-from terra.evaluation.plan import EvaluationPlan, make_plan
+from terra.evaluation.plan import DEMO, EvaluationPlan, make_plan
 from terra.evaluation.plots import Pixels, plot_curves, write_grid
+from terra.evaluation.recovered import action_measures, majority, recovered_line
 from terra.evaluation.report import print_report, write_metrics
 from terra.evaluation.rollouts import KeptRollouts
 from terra.evaluation.scores import GENERATED, PERSISTENCE, RE_ENCODED, TRUE, ClipScores, Scorer
@@ -56,7 +59,6 @@ from tokenizer.lineage import tokens_sha256
 
 logger = logging.getLogger(__name__)
 
-DEMO = Path(terra.__file__).parent / "demo"
 _ROLLOUT_BIN_SECONDS, _DRIFT_BIN_SECONDS = 0.5, 2.0
 
 
@@ -82,7 +84,7 @@ def run(settings: EvaluationSettings, console: Console | None = None) -> Path:
     started, console = time.perf_counter(), console or Console(stderr=True)
     spec = PipelineSpec.from_settings(settings, sessions=settings.at_once)
     plan = make_plan(settings, spec.tokenizer, spec.world_model)
-    scorer = _load_scorer(settings, plan.fps)
+    scorer = _load_scorer(settings, plan)
     network = scorer.network.name
     spec.announce()
     with Pipeline.from_spec(spec) as pipeline:
@@ -105,16 +107,26 @@ def run(settings: EvaluationSettings, console: Console | None = None) -> Path:
     facts = plan.facts | {"complete": True, "rollouts_reused": rollouts.num_reused, "scores_reused": kept.num_reused}
     facts["damaged"] = bench.damaged
     facts["teacher_forced"] = _teacher_forced(found, plan)
+    places_of_clips = [each.clip.place for each in found.scores]
+    listening = measure_listening(facts["teacher_forced"], places_of_clips, plan.bootstrap)
+    facts["listening"] = None if listening is None else asdict(listening)
     codebook_used = _codebook_used(found.tokens, tokenizer.codebook_size)
     facts["codebook_used"] = codebook_used
     for contrast, by_variant in ordered.items():
         measures += order_measures(contrast, by_variant, places[contrast], plan.bootstrap)
-    if scorer.estimator is not None:
+    lines = [] if listening is None else [listening.line]
+    if found.scores and found.scores[0].recovered:
+        facts["commonest_answer"] = majority([each.clip.instructed_values for each in found.scores], _table(plan))
+        rollouts_alone = [each for each in measures if each.run == "rollouts"]
+        lines.append(recovered_line(rollouts_alone, facts["commonest_answer"]))
+    if isinstance(scorer.estimator, MotionEstimator):
         facts["confusion"] = {"classes": CLASSES, **confusions(found.scores, plan.fps)}
     criteria = evaluate_criteria(measures, network, codebook_used) if _has_requirements(settings, plan) else []
     facts["seconds"] = time.perf_counter() - started
     _write(plan, measures, criteria, facts, {"clips": found.shown, "drift_clips": drift.shown, **futures})
     print_report(console, measures, criteria)
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(f"metrics, plots and videos: {settings.output}", highlight=False, soft_wrap=True)
     return settings.output
 
@@ -125,7 +137,7 @@ def _measuring(settings: EvaluationSettings, plan: EvaluationPlan, spec: Pipelin
     return {
         "decoder": spec.settings.decoder,
         "tokenizer_with_decoder": plan.facts["checkpoints"]["tokenizer"],
-        "estimator": None if settings.estimator is None else checkpoint_sha256(settings.estimator),
+        "estimator": None if plan.estimator is None else checkpoint_sha256(plan.estimator),
         "networks": [settings.network, settings.video_network],
         "networks_sha256": [None if path is None else file_sha256(path, CheckpointError) for path in paths],
     }
@@ -139,18 +151,24 @@ def _has_requirements(settings: EvaluationSettings, plan: EvaluationPlan) -> boo
     return plan.facts["checkpoints"] == shipped and all(clip.episode.source == "town" for clip in plan.clips)
 
 
-def _load_scorer(settings: EvaluationSettings, fps: float) -> Scorer:
+def _load_scorer(settings: EvaluationSettings, plan: EvaluationPlan) -> Scorer:
     device = torch_device(settings.device)
     network = load_feature_network(settings.network_path, settings.network).to(device)
     video_network = None
     if settings.video_network is not None and settings.video_network_path is not None:
         video_network = load_video_network(settings.video_network, settings.video_network_path).to(device)
-    if settings.estimator is None:
-        logger.info("action fidelity is left out: estimator=null")
+    if plan.estimator is None:
+        if settings.estimator is None:
+            logger.info("action fidelity is left out: estimator=null")
         return Scorer(network, None, video_network)
-    estimator = MotionEstimator.from_pretrained(settings.estimator)
-    if estimator.config.fps != fps:
-        raise ConfigError(f"estimator: expected one of {fps:g} frames a second, got {estimator.config.fps:g}")
+    if isinstance(plan.model.space, Waypoints):
+        estimator = MotionEstimator.from_pretrained(plan.estimator)
+    else:
+        estimator = ActionEstimator.from_pretrained(plan.estimator)
+        if estimator.space != plan.model.space:
+            raise ConfigError(f"estimator: expected one of {plan.model.space.title}, got {estimator.space.title}")
+    if estimator.config.fps != plan.fps:
+        raise ConfigError(f"estimator: expected one of {plan.fps:g} frames a second, got {estimator.config.fps:g}")
     return Scorer(network, estimator.to(device), video_network)
 
 
@@ -222,7 +240,20 @@ def _teacher_forced(found: _Found, plan: EvaluationPlan) -> dict[str, Any]:
         space=plan.model.space,
     )
     model = load_world_model(plan.world_model, dtype=dtype, device=device)
-    return evaluate_world_model(model, driving.to(device), window, len(found.tokens))
+    return evaluate_world_model(
+        model, driving.to(device), window, len(found.tokens), neutral=_neutral(plan.model.space)
+    )
+
+
+def _neutral(space: ActionSpace) -> torch.Tensor:
+    """The row of nothing done: of driving, a path that stays where the car is."""
+    if isinstance(space, Waypoints):
+        return torch.zeros(space.shape)
+    return torch.from_numpy(space.rows(space.neutral[None])[0])
+
+
+def _table(plan: EvaluationPlan) -> TableSpace:
+    return require_table(plan.model.space, "reading actions back")
 
 
 def _codebook_used(tokens: Sequence[torch.Tensor], codebook_size: int) -> float:
@@ -241,6 +272,8 @@ def _measure(
         measures += video_measures(name, scores, plan.settings.video_network or "", plan.bootstrap)
     if scores[0].steps:
         measures += fidelity_measures(name, scores, plan.fps, plan.bootstrap)
+    if scores[0].recovered:
+        measures += action_measures(name, scores, _table(plan), plan.bootstrap)
     return measures
 
 

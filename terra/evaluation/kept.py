@@ -69,8 +69,10 @@ class KeptFiles:
 
 
 def clip_facts(clip: Clip) -> tuple[str, bytes]:
-    """What the results of a clip depend on: its place in a recording, and the recording's motion."""
+    """What the results of a clip depend on: its place in a recording, and the recording's motion or actions."""
     facts = [clip.episode.video_sha256, clip.start, clip.num_frames, clip.num_context, clip.seed]
+    if clip.episode.actions is not None:
+        return json.dumps(facts), clip.episode.actions.tobytes()
     poses = (getattr(clip.episode.poses, each.name) for each in dataclasses.fields(clip.episode.poses))
     return json.dumps(facts), b"".join(each.tobytes() for each in poses)
 
@@ -80,6 +82,7 @@ def scores_to_tensors(scores: ClipScores) -> dict[str, Tensor]:
     tensors = {f"features/{name}": each for name, each in scores.features.items()}
     tensors |= {f"video_features/{name}": each for name, each in scores.video_features.items()}
     tensors |= {f"steps/{name}": torch.from_numpy(each) for name, each in scores.steps.items()}
+    tensors |= {f"recovered/{name}": torch.from_numpy(each) for name, each in scores.recovered.items()}
     for name, numbers in scores.metrics.items():
         tensors |= {f"metrics/{name}/{metric}": torch.from_numpy(each) for metric, each in numbers.items()}
     return tensors
@@ -96,6 +99,8 @@ def scores_from_tensors(clip: Clip, tensors: Mapping[str, Tensor]) -> ClipScores
                 scores.video_features[variant] = tensor
             case ["steps", variant]:
                 scores.steps[variant] = tensor.numpy()
+            case ["recovered", variant]:
+                scores.recovered[variant] = tensor.numpy()
             case ["metrics", variant, metric]:
                 scores.metrics.setdefault(variant, {})[metric] = tensor.numpy()
     return scores

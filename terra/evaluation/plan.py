@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from terra.actions import require_waypoints
+import terra
+from terra.actions import ActionSpace, Waypoints
 from terra.dataset import Episode, read_split
 from terra.engine.base import EngineSpec
 from terra.errors import ConfigError
@@ -23,12 +24,15 @@ from tokenizer.checkpoint import checkpoint_sha256
 
 logger = logging.getLogger(__name__)
 
+DEMO = Path(terra.__file__).parent / "demo"
+
 
 @dataclass(frozen=True)
 class EvaluationPlan:
     """Clips and counterfactual groups to generate, the checkpoints' folders, and what to report of the choice.
 
     Attributes:
+        estimator: folder of the estimator of motion or, for any other world, of actions; None: there is none.
         groups: counterfactual groups by the contrast's name.
         facts: numbers of clips and groups, and what was left out and why, for metrics.json.
     """
@@ -36,6 +40,7 @@ class EvaluationPlan:
     settings: EvaluationSettings
     tokenizer: Path
     world_model: Path
+    estimator: Path | None
     model: LlamaActionConfig
     clips: list[Clip]
     drift: list[Clip]
@@ -58,26 +63,27 @@ def make_plan(settings: EvaluationSettings, tokenizer: Path, world_model: Path) 
     """Read and check the data and the checkpoints' configurations, and choose what to generate.
 
     Raises:
-        ActionError: a world model whose actions are no waypoints.
         CheckpointError: checkpoints that don't fit each other.
         DatasetError: no data, or no episode that is long enough.
-        ConfigError: lengths that no window fits, or recordings of another rate or size than the models take.
+        ConfigError: lengths that no window fits, recordings of another rate, size or action space than the models
+            take, or counterfactual sets without an estimator.
     """
     model = load_config(world_model)
-    require_waypoints(model.space, "terra evaluate")
+    estimator = _choose_estimator(settings, model.space)
     check_pairing(tokenizer, EngineSpec.of(model))
     for length in (settings.num_frames, settings.drift_frames, settings.group_frames):
         list(plan_windows(length, settings.num_context, model.layout.max_frames, settings.overlap))
     split = read_split(settings.data, settings.split)
     for reason in split.damaged:
         logger.warning("left out: %s", reason)
-    _check_kind(split.episodes, model.fps, LFQTokenizerConfig.load(tokenizer / "config.json").image_size)
+    _check_kind(split.episodes, model, LFQTokenizerConfig.load(tokenizer / "config.json").image_size)
     chosen = {"num_context": settings.num_context, "seed": settings.seed}
     clips = choose_clips(split.episodes, settings.num_clips, num_frames=settings.num_frames, **chosen)
     drift = choose_clips(split.episodes, settings.drift_clips, num_frames=settings.drift_frames, **chosen)
     limits = {"num_frames": settings.group_frames, "agree_within": settings.agree_within, **chosen}
+    contrasts = CONTRASTS if isinstance(model.space, Waypoints) else ()
     found = {
-        each.name: find_groups(split.episodes, each, max_groups=settings.max_groups, **limits) for each in CONTRASTS
+        each.name: find_groups(split.episodes, each, max_groups=settings.max_groups, **limits) for each in contrasts
     }
     facts = {
         "format": "terra-evaluation",
@@ -95,13 +101,31 @@ def make_plan(settings: EvaluationSettings, tokenizer: Path, world_model: Path) 
         "damaged_episodes": split.damaged,
     }
     groups = {name: groups for name, (groups, _) in found.items()}
-    return EvaluationPlan(settings, tokenizer, world_model, model, clips, drift, groups, facts)
+    return EvaluationPlan(settings, tokenizer, world_model, estimator, model, clips, drift, groups, facts)
 
 
-def _check_kind(episodes: Sequence[Episode], fps: float, image_size: tuple[int, int]) -> None:
+def _choose_estimator(settings: EvaluationSettings, space: ActionSpace) -> Path | None:
+    """The estimator's folder; the shipped one, which is the default, knows driving alone. Raises ConfigError."""
+    if isinstance(space, Waypoints):
+        if settings.max_groups and settings.estimator is None:
+            raise ConfigError("max_groups: expected 0 without an estimator, which counterfactual sets need")
+        return settings.estimator
+    if settings.estimator == DEMO / "estimator":
+        logger.info("no actions are read back: train an estimator of them (terra train-estimator), give estimator=")
+        return None
+    return settings.estimator
+
+
+def _check_kind(episodes: Sequence[Episode], model: LlamaActionConfig, image_size: tuple[int, int]) -> None:
     for episode in episodes:
-        if (episode.fps, episode.image_size) != (fps, tuple(image_size)):
+        if (episode.fps, episode.image_size) != (model.fps, tuple(image_size)):
             raise ConfigError(
-                f"{episode.video}: expected {fps:g} frames a second of {tuple(image_size)} pixels as the models take "
-                f"them, got {episode.fps:g} of {episode.image_size}"
+                f"{episode.video}: expected {model.fps:g} frames a second of {tuple(image_size)} pixels as the models "
+                f"take them, got {episode.fps:g} of {episode.image_size}"
+            )
+        driven = isinstance(model.space, Waypoints) and isinstance(episode.space, Waypoints)
+        if not driven and episode.space != model.space:
+            raise ConfigError(
+                f"{episode.video}: expected actions of {model.space.title}, as the world model takes them, got those "
+                f"of {episode.space.title}"
             )

@@ -9,6 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from decoder import Decoder
+from terra.actions.space import Values
+from terra.evaluation.action_estimator import ActionEstimator
 from terra.evaluation.clips import Clip
 from terra.evaluation.estimator import MotionEstimator
 from terra.evaluation.motion import Steps
@@ -32,7 +34,8 @@ class ClipScores:
         metrics: frame metrics by variant and name, one number per frame.
         features: pooled features by variant, one row per frame, float32 on the CPU.
         video_features: features of a `VideoNetwork` by variant, one row; empty without such a network.
-        steps: recovered motion by variant, one step per frame; empty without an estimator.
+        steps: recovered motion of a car by variant, one step per frame; empty without an estimator.
+        recovered: recovered actions of any other world by variant, (frames, columns); empty without an estimator.
     """
 
     clip: Clip
@@ -40,6 +43,7 @@ class ClipScores:
     features: dict[str, Float[Tensor, "frames features"]] = field(default_factory=dict)
     video_features: dict[str, Float[Tensor, "1 features"]] = field(default_factory=dict)
     steps: dict[str, Steps] = field(default_factory=dict)
+    recovered: dict[str, Values] = field(default_factory=dict)
 
 
 def decode_variants(
@@ -61,7 +65,10 @@ class Scorer:
     """Measures clips with frozen networks, all on one device."""
 
     def __init__(
-        self, network: FeatureNetwork, estimator: MotionEstimator | None, video_network: VideoNetwork | None = None
+        self,
+        network: FeatureNetwork,
+        estimator: MotionEstimator | ActionEstimator | None,
+        video_network: VideoNetwork | None = None,
     ) -> None:
         self.network, self.estimator, self.video_network = network, estimator, video_network
 
@@ -74,18 +81,20 @@ class Scorer:
         for name, frames in variants.items():
             if self.video_network is not None:
                 scores.video_features[name] = self.video_network.pooled(generated[name]).cpu()
-            if self.estimator is not None:
+            if isinstance(self.estimator, MotionEstimator):
                 scores.steps[name] = self.recover(clip, frames)
+            elif self.estimator is not None:
+                scores.recovered[name] = self.estimator.estimate(frames)[clip.num_context - 1 :]
         return scores
 
     def recover(self, clip: Clip, frames: Frames) -> Steps:
         """Estimate the motion in all frames, context included, and return it from the last context frame on.
 
         Raises:
-            ValueError: there is no estimator.
+            ValueError: there is no estimator of motion.
         """
-        if self.estimator is None:
-            raise ValueError("expected an estimator to recover motion with, got none")
+        if not isinstance(self.estimator, MotionEstimator):
+            raise ValueError("expected an estimator of motion, got none")
         return self.estimator.estimate(frames)[clip.num_context - 1 :].numpy()
 
     def _score_frames(self, scores: ClipScores, variants: Mapping[str, Frames]) -> None:

@@ -13,7 +13,8 @@ class EvaluationSettings(PipelineSettings):
 
     Attributes:
         data, split: the dataset and which part of it, nothing of which the models were trained on.
-        estimator: its folder; without one action fidelity is left out.
+        estimator: folder of the estimator of motion or, for any other world than driving, of actions; without one
+            action fidelity is left out.
         output: folder for what is written.
         num_clips, num_frames, num_context, overlap: of the rollouts, as `terra generate` has them.
         seed: of the rollouts and of the bootstrap.
@@ -62,6 +63,4 @@ class EvaluationSettings(PipelineSettings):
                 raise ValueError(f"{name}: expected two more than num_context, got {getattr(self, name)}")
         if (self.video_network is None) != (self.video_network_path is None):
             raise ValueError("features: expected video_network and video_network_path together, got one of them")
-        if self.max_groups and self.estimator is None:
-            raise ValueError("max_groups: expected 0 without an estimator, which counterfactual sets need")
         return self

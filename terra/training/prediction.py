@@ -24,6 +24,8 @@ def evaluate_world_model(
     held_out: TokenizedDriving,
     window: int,
     num_windows: int,
+    *,
+    neutral: Float[Tensor, "slots action_dim"] | None = None,
 ) -> dict[str, Any]:
     """Predict each image token from all true tokens and actions before it, over evenly spread windows.
 
@@ -31,8 +33,10 @@ def evaluate_world_model(
     vocabulary), `accuracy_by_frame` (share of tokens that are the most probable id), `copy_accuracy_by_frame` (share of
     tokens that equal the previous frame's; 0 for the first frame) and, with two windows or more,
     `other_actions_cross_entropy_by_frame`: the cross-entropy with the actions of another window, which is higher if the
-    model uses its actions. `cross_entropy`, `accuracy`, `copy_accuracy` and `other_actions_cross_entropy` are the means
-    of these lists without the first frame, which nothing precedes.
+    model uses its actions. With `neutral`, the row of nothing done, also `no_actions_cross_entropy_by_frame`, with that
+    at each frame. `cross_entropy`, `accuracy`, `copy_accuracy`, `other_actions_cross_entropy` and
+    `no_actions_cross_entropy` are the means of these lists without the first frame, which nothing precedes; the same
+    names and `_by_window` have one mean for each window, in the order of the windows.
     """
     device = next(model.parameters()).device
     all_starts = held_out.window_starts(window)
@@ -40,6 +44,7 @@ def evaluate_world_model(
     starts = all_starts[chosen].to(held_out.tokens.device)
     others = starts.roll(len(starts) // 2)
     sums: dict[str, Tensor] = {}
+    windows: dict[str, list[float]] = {}
     for part, other in zip(starts.split(EVALUATION_BATCH), others.split(EVALUATION_BATCH), strict=True):
         tokens, actions = (tensor.to(device) for tensor in held_out.windows(part, window))
         loss, hit = _score(model, tokens, actions)
@@ -47,7 +52,10 @@ def evaluate_world_model(
         if len(starts) > 1:
             other_actions = held_out.windows(other, window)[1].to(device)
             scores["other_actions_cross_entropy"], _ = _score(model, tokens, other_actions)
+        if neutral is not None:
+            scores["no_actions_cross_entropy"], _ = _score(model, tokens, neutral.to(actions).expand_as(actions))
         for name, score in scores.items():
+            windows.setdefault(name, []).extend(score[:, 1:].double().mean(dim=(1, 2)).tolist())
             sums[name] = sums.get(name, torch.zeros(())) + score.double().sum(dim=(0, 2)).cpu()
     patches = held_out.tokens.shape[1] * held_out.tokens.shape[2]
     counts = torch.full((window,), len(starts) * patches, dtype=torch.float64)
@@ -56,6 +64,7 @@ def evaluate_world_model(
     for name, total in sums.items():
         metrics[f"{name}_by_frame"] = (total / counts.clamp_min(1)).tolist()
         metrics[name] = (total[1:].sum() / counts[1:].sum().clamp_min(1)).item()
+        metrics[f"{name}_by_window"] = windows[name]
     return metrics
 
 
