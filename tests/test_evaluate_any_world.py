@@ -1,0 +1,243 @@
+"""`terra train-estimator` and `terra evaluate` for worlds that are not driven: a view that moves as the actions say."""
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from entry import read_settings
+from PIL import Image
+from rich.console import Console
+from tiny import save_tiny, tiny_tokenizer_config
+from tiny_training import world_model_objective
+
+from terra.actions import Choice, Keys, TableSpace, Vector
+from terra.config.files import register_resolvers
+from terra.dataset import ShardWriter, create_dataset
+from terra.dataset.tokens import TokenizedDriving
+from terra.errors import CheckpointError, ConfigError
+from terra.evaluation.action_estimator import ActionEstimator, ActionEstimatorConfig
+from terra.evaluation.estimator import MotionEstimator
+from terra.evaluation.estimator_training import run as train_estimator
+from terra.evaluation.evaluate import DEMO, run as evaluate
+from terra.evaluation.listening import Listening, measure_listening
+from terra.evaluation.measures import Bootstrap
+from terra.evaluation.recovered import compare, majority
+from terra.training.loop import train
+from terra.training.prediction import evaluate_world_model
+from terra.training.processes import start_processes
+from terra.training.settings import LoopConfig
+from terra.world_model import LlamaActionV2ForCausalLM
+from tokenizer import LFQTokenizer, LFQTokenizerConfig
+
+FPS, SIZE, NUM_FRAMES = 10.0, (32, 48), 40
+STEP = 4  # pixels that an action moves the view by
+
+KEYS = Keys(names=("right", "down"))
+CHOICE = Choice(names=("stay", "left", "right"))
+VECTOR = Vector(names=("dx", "dy"), units=("px", "px"), low=(-8.0, -4.0), high=(8.0, 4.0))
+SPACES = {"keys": KEYS, "choice": CHOICE, "vector": VECTOR}
+BOOTSTRAP = Bootstrap(200, 5, 0)
+
+
+def some_values(space: TableSpace, random: np.random.Generator, count: int) -> np.ndarray:
+    if isinstance(space, Vector):
+        return random.uniform(space.low, space.high, (count, 2))
+    if isinstance(space, Keys):
+        return random.integers(0, 2, (count, 2)).astype(float)
+    return random.integers(0, 3, (count, 1)).astype(float)
+
+
+def moves(space: TableSpace, values: np.ndarray) -> np.ndarray:
+    """Pixels right and down that each action moves the view by."""
+    if isinstance(space, Vector):
+        return values.round()
+    if isinstance(space, Keys):
+        return values * STEP
+    return np.array([[0, 0], [-STEP, 0], [STEP, 0]])[values[:, 0].astype(int)]
+
+
+def episode(space: TableSpace, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(seed)
+    coarse = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    ground = np.asarray(Image.fromarray(coarse).resize((256, 256), Image.Resampling.BICUBIC))
+    values = some_values(space, random, NUM_FRAMES)
+    at = np.cumsum(np.concatenate([random.integers(0, 256, (1, 2)), moves(space, values)[:-1]]), axis=0).astype(int)
+    frames = [np.roll(ground, (-y, -x), axis=(0, 1))[: SIZE[0], : SIZE[1]] for x, y in at]
+    return np.stack(frames), values
+
+
+def make_dataset(folder: Path, space: TableSpace) -> Path:
+    create_dataset(folder, source="shapes", fps=FPS, image_size=SIZE, space=space)
+    for split, places in (("train", 6), ("held_out", 3)):
+        for place in range(places):
+            facts = {"split": split, "source": "shapes", "place": f"{split}_{place}", "fps": FPS, "image_size": SIZE}
+            with ShardWriter(folder, **facts, camera=None, space=space) as writer:
+                writer.add(f"{split}_{place}", *episode(space, 100 * place + len(split)))
+    return folder
+
+
+def make_models(folder: Path, space: TableSpace) -> list[str]:
+    """Random weights of the right shapes."""
+    torch.manual_seed(0)
+    config = tiny_tokenizer_config().to_dict() | {"image_size": list(SIZE)}
+    LFQTokenizer(LFQTokenizerConfig.from_dict(config, "tiny")).save_pretrained(folder / "tokenizer")
+    slots, action_dim = space.shape
+    patches = (SIZE[0] // 4) * (SIZE[1] // 4)
+    save_tiny(
+        folder / "world_model",
+        LlamaActionV2ForCausalLM,
+        **{"num_image_patches": patches, "num_action_tokens": slots, "action_dim": action_dim, "fps": FPS},
+        num_spatio_embeddings=patches + slots,
+        max_position_embeddings=8 * (patches + slots),
+        waypoint_times=None,
+        action_space=space.model_dump(mode="json"),
+    )
+    return ["model=folder", f"model.path={folder}", "device=cpu", "dtype=float32"]
+
+
+ESTIMATOR = [
+    *("estimator.image_size=[32,48]", "estimator.width=16", "estimator.features=64", "window=6", "batch_size=8"),
+    *("schedule=steps", "max_seconds=null", "max_steps=150", "warmup_steps=10", "learning_rate=3e-3", "ema_decay=0.9"),
+    *("workers=0", "device=cpu", "evaluation_windows=24"),
+]
+EVALUATION = [
+    *("num_clips=6", "num_frames=8", "num_context=2", "overlap=2", "drift_clips=2", "drift_frames=12"),
+    *("engine=persistence", "workers=0", "resamples=100", "frechet_resamples=3", "pictures=1", "at_once=4"),
+]
+
+
+def evaluated(data: Path, output: Path, models: list[str], *more: str) -> tuple[dict, str]:
+    said = io.StringIO()
+    evaluate(
+        read_settings("evaluate", [*models, *EVALUATION, f"data={data}", f"output={output}", *more]),
+        Console(file=said, width=200),
+    )
+    return json.loads((output / "metrics.json").read_text()), said.getvalue()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SPACES)
+def test_actions_are_read_back_from_video(tmp_path: Path, name: str):
+    register_resolvers()
+    space = SPACES[name]
+    data, models = make_dataset(tmp_path / "data", space), make_models(tmp_path / "models", space)
+    train_estimator(read_settings("train_estimator", [*ESTIMATOR, f"data={data}", f"output={tmp_path}/trained"]))
+    first, bar = {"keys": ("exact-keys", 0.9), "choice": ("choice-accuracy", 0.9), "vector": ("R2-dx", 0.9)}[name]
+    own = json.loads((tmp_path / "trained" / "metrics.json").read_text())
+    assert own["recorded"][first] > bar
+    assert own["commonest"].get(first, 0.0) < 0.6
+
+    estimator = f"estimator={tmp_path}/trained/estimator"
+    metrics, said = evaluated(data, tmp_path / "out", models, estimator)
+    measures = metrics["measures"]["rollouts"]
+    assert measures[first]["true"]["value"] > bar
+    assert measures[first]["persistence"]["value"] < 0.7  # a picture that stands still shows no action
+    assert measures[first]["generated"]["value"] == pytest.approx(measures[first]["persistence"]["value"], abs=1e-6)
+    assert measures["psnr"]["generated"]["units"] == 3
+    assert "ADE" not in measures
+    assert metrics["counterfactual_groups"] == {}
+    assert metrics["criteria"] == []
+    assert "actions read back, " in said
+    assert "actions: cross-entropy " in said
+    again, _ = evaluated(data, tmp_path / "out", models, estimator, "pictures=0")
+    assert again["scores_reused"] > 0
+    assert again["measures"] == metrics["measures"]
+    without, _ = evaluated(data, tmp_path / "without", models)  # the shipped estimator, which is of driving
+    assert first not in without["measures"]["rollouts"]
+    assert without["measures"]["rollouts"]["psnr"] == metrics["measures"]["rollouts"]["psnr"]
+
+
+def test_what_does_not_fit_is_one_line(tmp_path: Path):
+    register_resolvers()
+    data, models = make_dataset(tmp_path / "data", KEYS), make_models(tmp_path / "models", KEYS)
+    size = {"fps": FPS, "image_size": SIZE, "width": 8, "reach": 1, "features": 8}
+    for name, space, fps in (("other", CHOICE, FPS), ("slow", KEYS, 5.0)):
+        config = ActionEstimatorConfig(**size | {"fps": fps}, action_space=space.model_dump(mode="json"))
+        ActionEstimator(config).save_pretrained(tmp_path / name)
+    for estimator, message in (
+        (tmp_path / "other", r"estimator: expected one of keys of right, down, got choice of stay, left, right"),
+        (tmp_path / "slow", r"estimator: expected one of 10 frames a second, got 5"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            evaluated(data, tmp_path / "out", models, f"estimator={estimator}")
+    with pytest.raises(CheckpointError, match="expected the configuration of a terra_motion_estimator, got another"):
+        MotionEstimator.from_pretrained(tmp_path / "other")
+    with pytest.raises(CheckpointError, match="expected the configuration of a terra_action_estimator, got another"):
+        ActionEstimator.from_pretrained(DEMO / "estimator")
+    other = make_dataset(tmp_path / "choice", CHOICE)
+    with pytest.raises(ConfigError, match=r"expected actions of keys of right, down, as the world model takes"):
+        evaluated(other, tmp_path / "out", models)
+    assert not (tmp_path / "out").exists()
+
+
+def obeying(space: TableSpace, seed: int) -> TokenizedDriving:
+    """Tokens that are the action before them, everywhere in the frame."""
+    random = np.random.default_rng(seed)
+    values = some_values(space, random, 64)
+    tokens = np.concatenate([[0], values[:-1, 0]]).astype(np.uint8)
+    grid = torch.from_numpy(np.broadcast_to(tokens[:, None, None], (64, 2, 4)).copy())
+    bounds = torch.arange(0, 65, 4)
+    return TokenizedDriving(grid, torch.from_numpy(space.rows(values)), bounds, FPS, 16, "f" * 64, space)
+
+
+def listening(model: LlamaActionV2ForCausalLM, held_out: TokenizedDriving) -> Listening:
+    neutral = torch.from_numpy(CHOICE.rows(CHOICE.neutral[None])[0])
+    metrics = evaluate_world_model(model, held_out, 4, 16, neutral=neutral)
+    assert np.mean(metrics["cross_entropy_by_window"]) == pytest.approx(metrics["cross_entropy"])
+    found = measure_listening(metrics, [f"place {index // 2}" for index in range(16)], BOOTSTRAP)
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def accelerator() -> Accelerator:
+    return start_processes("cpu")
+
+
+def test_a_model_that_listens_and_one_that_does_not(tmp_path: Path, accelerator: Accelerator):
+    objective = world_model_objective(obeying(CHOICE, 0), max_corruption=0.0)
+    model = objective.model
+    assert isinstance(model, LlamaActionV2ForCausalLM)
+    run = LoopConfig(output=tmp_path, batch_size=8, max_steps=150, learning_rate=5e-3, warmup_steps=10, ema_decay=0.5)
+    train(objective, run, accelerator)
+    model.eval()
+    held_out = obeying(CHOICE, 1)
+    heard = listening(model, held_out)
+    assert heard.listens
+    assert heard.right < 0.1
+    assert heard.cost.low > 0.5
+    assert heard.none > heard.right + 0.5
+    assert "the model listens to its actions" in heard.line
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.startswith("action_projection"):
+                parameter.zero_()
+    deaf = listening(model, held_out)
+    assert not deaf.listens
+    assert deaf.right == pytest.approx(deaf.other) == pytest.approx(deaf.none)
+    assert "no sign that the model uses its actions" in deaf.line
+
+
+def test_agreement_by_hand():
+    instructed = [np.array([[0.0, 1.0], [1.0, 1.0]]), np.array([[0.0, 0.0], [1.0, 0.0]])]
+    recovered = [np.array([[0.0, 1.0], [0.0, 1.0]]), np.array([[0.0, 0.0], [1.0, 1.0]])]
+    places = ["a", "b"]
+    found = compare(recovered, instructed, KEYS, places, BOOTSTRAP)
+    assert {name: each.value for name, each in found.items()} == {
+        "exact-keys": 0.5,
+        "accuracy-right": 0.75,
+        "accuracy-down": 0.75,
+    }
+    assert majority(instructed, KEYS) == {"exact-keys": 0.25, "accuracy-right": 0.5, "accuracy-down": 0.5}
+    vector = compare(recovered, instructed, VECTOR, places, BOOTSTRAP)
+    assert vector["MAE-dx"].value == 0.25
+    assert vector["R2-dx"].value == pytest.approx(1 - 1.0 / 1.0)  # one error of 1; the spread about 0.5 is 4 * 0.25
+    still = [np.zeros((2, 2)), np.zeros((2, 2))]
+    assert "R2-dx" not in compare(recovered, still, VECTOR, places, BOOTSTRAP)
+    choices = [np.array([[0.0], [2.0]]), np.array([[2.0], [2.0]])]
+    assert compare(choices, choices[::-1], CHOICE, places, BOOTSTRAP)["choice-accuracy"].value == 0.5
+    assert majority(choices, CHOICE) == {"choice-accuracy": 0.75}
