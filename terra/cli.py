@@ -94,7 +94,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command(
             "train-estimator",
             "terra.evaluation.estimator_training:run",
-            "the estimator of ego motion that terra evaluate uses",
+            "the estimator of motion, or of actions, that terra evaluate uses",
             ("data", "checkpoint"),
         ),
         Command(

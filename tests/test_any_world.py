@@ -23,6 +23,7 @@ from terra.dataset import read_frames, read_split
 from terra.dataset.importing.command import run as import_recordings
 from terra.dataset.inspect import run as inspect
 from terra.errors import ActionError, ConfigError, DatasetError
+from terra.evaluation.estimator_training import run as train_estimator
 from terra.evaluation.evaluate import run as evaluate
 from terra.generate import run as generate
 from terra.replay import run as replay
@@ -49,6 +50,15 @@ SMALL = [
     *("tokenizer.ch=32", "tokenizer.ch_mult=[1,1,1,1,2]", "tokenizer.num_res_blocks=1", "tokenizer.dim=6"),
     *("perceptual.weight=0", "batch_size=4", "schedule=steps", "max_seconds=null", "max_steps=3", "workers=0"),
     *("evaluation_frames=16", "ema_decay=0.5", "warmup_steps=1"),
+]
+ESTIMATOR = [
+    *("estimator.width=8", "estimator.reach=1", "estimator.features=8", "estimator.image_size=[32,48]", "window=5"),
+    *("batch_size=2", "schedule=steps", "max_seconds=null", "max_steps=3", "warmup_steps=1", "ema_decay=0.5"),
+    "evaluation_windows=2",
+]
+EVALUATION = [
+    *("num_clips=2", "num_frames=7", "num_context=2", "drift_clips=0", "pictures=1", "workers=0"),
+    *("resamples=20", "frechet_resamples=2"),
 ]
 MODEL = [
     *("world_model.hidden_size=32", "world_model.intermediate_size=64", "world_model.num_hidden_layers=1"),
@@ -194,9 +204,15 @@ def test_from_recordings_to_videos(tmp_path, space):
     again = load_file(tmp_path / "batch" / "rollouts" / "one" / "tokens.safetensors")
     assert made["tokens"].equal(again["tokens"])
 
-    evaluation = [f"tokenizer.pretrained={trained}/t/tokenizer", f"world_model.pretrained={model}", f"data={data}"]
-    with pytest.raises(ActionError, match=r"terra evaluate: expected a world of waypoints, got one of \w+ of"):
-        evaluate(read_settings("evaluate", [*evaluation, f"output={tmp_path}/two"]))
+    train_estimator(
+        read_settings("train_estimator", [*ESTIMATOR, f"data={data}", f"output={trained}/e", "device=cpu", "workers=0"])
+    )
+    given_too = [*parts, f"data={data}", f"estimator={trained}/e/estimator", f"output={tmp_path}/evaluation"]
+    evaluate(read_settings("evaluate", [*given_too, *EVALUATION, "device=cpu", "dtype=float32"]), Console(quiet=True))
+    found = json.loads((tmp_path / "evaluation" / "metrics.json").read_text())
+    read_back = {"vector": "MAE-joint_0", "keys": "exact-keys", "choice": "choice-accuracy"}[space.kind]
+    assert found["measures"]["rollouts"][read_back]["generated"]["count"] == 2
+    assert found["listening"]["cost"]["count"] == 2
     check_serving(tmp_path / "serving", space, parts, actions, video)
     with pytest.raises(ConfigError, match=r"actions: expected the file of the actions, \w+ of .*, got nothing"):
         generate(read_settings("generate", [*given, f"trajectory={actions}", f"output={tmp_path}/two"]))
