@@ -94,7 +94,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command(
             "train-estimator",
             "terra.evaluation.estimator_training:run",
-            "the estimator of motion, or of actions, that terra evaluate uses",
+            "an estimator of motion, or of actions, for terra evaluate",
             ("data", "checkpoint"),
         ),
         Command(

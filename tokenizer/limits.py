@@ -49,7 +49,7 @@ class Limits(Settings):
     npz_members: Count = 64
     header_bytes: Count = 16 << 20
     tensors: Count = 100_000
-    trajectory_numbers: Count = 20_000_000
+    trajectory_numbers: Count = 4_000_000
     rollout_frames: Count = 36_000  # an hour at 10 frames a second
     manifest_bytes: Count = 8 << 30
     picture_pixels: Count = 64_000_000
