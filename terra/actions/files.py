@@ -17,7 +17,7 @@ import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Float64
@@ -124,6 +124,7 @@ def save_actions(path: Path, space: TableSpace, fps: float, values: Values) -> N
     write_json(path, {**facts, "actions": actions})
 
 
+_Cell = TypeVar("_Cell")
 _Read = tuple[Float64[np.ndarray, " rows"], Values, Callable[[int], str]]
 
 
@@ -150,7 +151,10 @@ def _read_csv(path: Path, space: TableSpace, limits: Limits) -> _Read:
             raise ActionError(f"{where}: expected at most {limits.line_chars} characters, got {len(line)}")
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        cells = [cell.strip() for cell in next(csv.reader([line]))]
+        try:
+            cells = [cell.strip() for cell in next(csv.reader([line], strict=True))]
+        except csv.Error as error:
+            raise ActionError(f"{where}: expected comma-separated values: {error}") from None
         if header is None:
             header = cells
             _check_columns(header, space, where)
@@ -158,8 +162,8 @@ def _read_csv(path: Path, space: TableSpace, limits: Limits) -> _Read:
         if len(cells) != len(header):
             raise ActionError(f"{where}: expected {len(header)} columns ({', '.join(header)}), got {len(cells)}")
         row = dict(zip(header, cells, strict=True))
-        times.append(_number(row[TIME_COLUMN], f"{where}: {TIME_COLUMN}"))
-        values.append(_row_values(row, space, where))
+        times.append(_cell(row[TIME_COLUMN], f"{where}: {TIME_COLUMN}"))
+        values.append(_row_values(row, space, where, _cell))
         numbers.append(number)
     if header is None:
         raise ActionError(f"{path}: expected a header with {_expected(space)}, got an empty file")
@@ -209,19 +213,20 @@ def _read_npz(path: Path, space: TableSpace, limits: Limits) -> _Read:
     except TrajectoryError as error:
         raise ActionError(str(error)) from None
     _check_columns(list(arrays), space, str(path))
-    lengths = {
-        name: len(array) if isinstance(array, np.ndarray) and array.ndim == 1 else None
-        for name, array in arrays.items()
-    }
-    if None in lengths.values() or len(set(lengths.values())) != 1:
+    columns = {name: array for name, array in arrays.items() if isinstance(array, np.ndarray) and array.ndim == 1}
+    lengths = {name: len(columns[name]) if name in columns else None for name in arrays}
+    if len(columns) < len(arrays) or len(set(lengths.values())) != 1:
         raise ActionError(f"{path}: expected one row of values for each column, all of one length, got {lengths}")
-    columns = {name: array.tolist() for name, array in arrays.items() if isinstance(array, np.ndarray)}
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    numbers = len(columns[TIME_COLUMN]) * len(space.columns)
+    if numbers > limits.trajectory_numbers:
+        raise ActionError(f"{path}: expected at most {limits.trajectory_numbers} numbers, got {numbers}")
+    lists = [(array + 0 if array.dtype == bool else array).tolist() for array in columns.values()]
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True)]
     where = [f"{path}: row {index}" for index in range(len(rows))]
     times = np.array(
         [_number(row[TIME_COLUMN], f"{place}: {TIME_COLUMN}") for row, place in zip(rows, where, strict=True)]
     )
-    values = np.array([_row_values(row, space, place) for row, place in zip(rows, where, strict=True)])
+    values = np.array([_row_values(row, space, place, _number) for row, place in zip(rows, where, strict=True)])
     return times, values, lambda row: where[row]
 
 
@@ -241,21 +246,35 @@ def _expected(space: TableSpace) -> str:
     return f"the columns {', '.join((TIME_COLUMN, *space.columns))}"
 
 
-def _row_values(row: Mapping[str, object], space: TableSpace, where: str) -> Float64[np.ndarray, " columns"]:
+def _row_values(
+    row: Mapping[str, _Cell], space: TableSpace, where: str, number: Callable[[_Cell, str], float]
+) -> Float64[np.ndarray, " columns"]:
     if isinstance(space, Choice):
         return space.from_json(row[CHOICE_COLUMN], f"{where}: {CHOICE_COLUMN}")
-    values = np.array([_number(row[name], f"{where}: {name}") for name in space.columns])
+    values = np.array([number(row[name], f"{where}: {name}") for name in space.columns])
     problem = space.problem(values)
     if problem is not None:
         raise ActionError(f"{where}: {problem}")
     return values
 
 
+def _cell(text: str, where: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    return _finite(number, text, where)
+
+
 def _number(value: object, where: str) -> float:
     try:
-        number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
-    except (ValueError, OverflowError):
+        number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    except OverflowError:
         number = math.nan
+    return _finite(number, value, where)
+
+
+def _finite(number: float, value: object, where: str) -> float:
     if not math.isfinite(number):
         raise ActionError(f"{where}: expected a finite number, got {reprlib.repr(value)}")
     return number

@@ -230,6 +230,8 @@ class Keys(_Columns):
             if name not in known:
                 raise ActionError(f"{where}: expected keys of {', '.join(self.names)}, got {reprlib.repr(name)}")
         down = frozenset(pressed)
+        if len(down) < len(pressed):
+            raise ActionError(f"{where}: expected each key once, got {reprlib.repr(pressed)}")
         return np.array([float(name in down) for name in self.names])
 
 

@@ -81,9 +81,13 @@ class Case:
 
 
 def make_common(folder: Path) -> None:
-    """The files with which the commands work: pictures, a trajectory, a manifest; a tiny random pair of models."""
+    """The files with which the commands work: pictures, a trajectory, a manifest; tiny models of random weights.
+
+    The world model is one of driving; world_keys, world_vector and world_choice have other action spaces.
+    """
     import torch
-    from tiny import save_tiny, tiny_tokenizer_config
+    from corpus_actions import COLUMNS, SPACES
+    from tiny import COLS, ROWS, save_tiny, tiny_tokenizer_config
 
     from terra.world_model import LlamaActionV2ForCausalLM
     from tokenizer import LFQTokenizer
@@ -95,6 +99,17 @@ def make_common(folder: Path) -> None:
     (folder / "drive.json").write_text(json.dumps(poses_document()))
     (folder / "manifest.jsonl").write_text(json.dumps({"id": "a", "context": "context", "trajectory": "drive.json"}))
     save_tiny(folder / "world_model", LlamaActionV2ForCausalLM)
+    for kind, space in SPACES.items():
+        save_tiny(
+            folder / f"world_{kind}",
+            LlamaActionV2ForCausalLM,
+            num_action_tokens=1,
+            action_dim=COLUMNS[kind],
+            num_spatio_embeddings=ROWS * COLS + 1,
+            max_position_embeddings=8 * (ROWS * COLS + 1),
+            waypoint_times=None,
+            action_space=space,
+        )
     torch.manual_seed(0)
     LFQTokenizer(tiny_tokenizer_config()).save_pretrained(folder / "tokenizer")
 
@@ -147,12 +162,13 @@ def film(path: Path, size: str = "64x48", rate: str = "10", frames: int = 12, *o
 
 def corpus(seed: int = 0) -> list[Case]:
     """All cases, in a fixed order for a seed."""
+    import corpus_actions
     import corpus_inputs
     import corpus_models
     import corpus_settings
 
     cases: list[Case] = []
-    for module in (corpus_inputs, corpus_models, corpus_settings):
+    for module in (corpus_inputs, corpus_actions, corpus_models, corpus_settings):
         cases += module.cases(random.Random(seed))
     titles = [case.title for case in cases]
     assert len(set(titles)) == len(titles), sorted(title for title in titles if titles.count(title) > 1)
