@@ -7,6 +7,7 @@ The script starts a server of its own over a tiny model of random weights; furth
 With --url it loads a running server, whose settings must allow it (live.sessions, live.sessions_per_client).
 
     frames    all sessions drive at once: no frame is lost, repeated or out of order, none fails
+    others    one client uploads contexts, makes videos of them, drives, rewinds and forks meanwhile: all of it works
     memory    the server's memory meanwhile: flat after the first third
     routes    99 % of the answers of routes that generate nothing come within 100 ms meanwhile
     slow      frames come as often while one client in 16 acknowledges frames without reading them
@@ -42,6 +43,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from terra.benchmark.model import make_random_model
+from terra.serving.client import Client
+from terra.serving.live_client import ServerError
 from terra.serving.messages import read_frame
 from terra.trajectory import save_poses
 from tokenizer import LFQTokenizer, LFQTokenizerConfig
@@ -51,7 +54,8 @@ HEIGHT, WIDTH = 12, 16  # pixels, of 12 tokens
 ROUTES = ("/health", "/v1/models", "/v1/scenes", "/v1/scenes/{scene}/image", "/v1/videos", "/metrics", "/")
 ROUTE_SECONDS = 0.1  # bar for 99 % of the answers
 PROBE_EVERY = 0.05
-FLAT_MIB_A_MINUTE = 2.0
+FLAT_MIB_A_MINUTE = 1.0
+FILES_MORE = 2  # pipes that a first job's worker keeps
 SLOW_RATIO = 1.1  # of the time between two frames, with slow readers and without
 CYCLE_MIB = 8.0  # that may be left after the last nine tenths of the cycles: allocators keep some
 GONE_SECONDS = 10.0  # in which what was closed must be gone
@@ -116,15 +120,20 @@ def main() -> None:
 async def load(target: Target, arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Run all parts, one after another; returns each limit's verdict and numbers."""
     sessions, seconds = arguments.sessions, arguments.seconds
-    with ProcessPoolExecutor(1, get_context("spawn")) as other:
+    with ProcessPoolExecutor(2, get_context("spawn")) as processes:
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(other, probe, target, 0.0)  # a process takes seconds to start
-        probing = loop.run_in_executor(other, probe, target, seconds)
+        await asyncio.gather(*(loop.run_in_executor(processes, probe, target, 0.0) for _ in range(2)))  # both start
+        before = await settled(target)
+        probing = loop.run_in_executor(processes, probe, target, seconds)
+        others = loop.run_in_executor(processes, use_all, target, seconds, arguments.output / "others")
         driven = await drive_all(target, sessions, seconds)
         samples, answers = await probing
+        done = await others
+    after = await settled(target)
     report = {
         "frames": frames_bar(driven, sessions, seconds),
-        "memory": memory_bar(samples, seconds),
+        "others": others_bar(done),
+        "memory": memory_bar(samples, seconds, before, after),
         "routes": routes_bar(answers),
         "slow": await slow_part(target, sessions, seconds / 10),
         "cycles": await cycles_part(target, arguments.cycles),
@@ -147,6 +156,63 @@ def probe(target: Target, seconds: float) -> tuple[list[dict[str, float]], dict[
                 answers[route].append(time.perf_counter() - asked)
                 time.sleep(PROBE_EVERY)
     return samples, answers
+
+
+def use_all(target: Target, seconds: float, folder: Path) -> Counter[str]:
+    """Use what is no plain drive, one after another, in a process of its own; counts what was done, and failures.
+
+    A round: pictures are uploaded; a video of them is queued, and deleted once it is there; a session from them
+    is driven, rewound and forked; its fork is driven.
+    """
+    counts: Counter[str] = Counter()
+    ends = time.monotonic() + seconds
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures = [folder / f"{index}.png" for index in range(3)]
+    save_noise(pictures, seed=1)
+    with Client(target.url, target.api_key or None) as client:
+        while time.monotonic() < ends:
+            try:
+                context = client.create_context(*pictures)["id"]
+                jobs = [client.create_video(context=context, trajectory=drive_document(), num_frames=6)]
+                jobs.append(client.create_video(scene=target.scene, trajectory_name="straight", num_frames=6))
+                with client.open(context=context, seed=counts["rounds"]) as live:
+                    frames = [live.step(steering=0.01, speed=5.0).index for _ in range(5)]
+                    live.rewind(frames[1])
+                    frames.append(live.step(steering=0.0, speed=5.0).index)
+                    fork = live.fork(frames[1])
+                with client.open(fork=fork) as live:
+                    frames.append(live.step(steering=0.0, speed=5.0).index)
+                counts["wrong frames"] += frames != [3, 4, 5, 6, 7, 5, 5]
+                for job in jobs:
+                    client.wait(job["id"], timeout=600)
+                    client.download(job["id"], folder / "video.mp4")
+                    client.delete_video(job["id"])
+                counts["rounds"] += 1
+            except ServerError as error:
+                counts[f"failed: {error}"] += 1
+    return counts
+
+
+def drive_document() -> dict[str, Any]:
+    """A straight drive at 5 m/s for 6 s, as a trajectory document."""
+    return {
+        "format": "terra-trajectory",
+        "frame": "world",
+        "axes": "x_y_heading_ccw",
+        "units": {"position": "m", "angle": "rad", "time": "s"},
+        "fps": 10.0,
+        "poses": [[index / 10, index / 2, 0.0, 0.0] for index in range(60)],
+    }
+
+
+def others_bar(counts: Counter[str]) -> dict[str, Any]:
+    """Check that all requests beside the drives were served."""
+    failed = sum(count for name, count in counts.items() if name != "rounds")
+    return {
+        "ok": counts["rounds"] > 0 and failed == 0,
+        "says": f"{counts['rounds']} rounds of an upload, two videos, a drive, a rewind and a fork; {failed} failed",
+        "counts": counts,
+    }
 
 
 def read_metrics(http: httpx.Client) -> dict[str, float]:
@@ -315,14 +381,20 @@ def frames_bar(tally: Tally, sessions: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def memory_bar(samples: Sequence[dict[str, float]], seconds: float) -> dict[str, Any]:
-    """Check the slope of a line through the memory samples after the first third."""
+def memory_bar(
+    samples: Sequence[dict[str, float]], seconds: float, before: dict[str, float], after: dict[str, float]
+) -> dict[str, Any]:
+    """Check the slope of a line through the memory samples after the first third, and that no file stays open."""
     warm = [sample for sample in samples if sample["at"] >= seconds / 3]
     minutes, memory = [sample["at"] / 60 for sample in warm], [sample["memory_mib"] for sample in warm]
     slope = float(np.polyfit(minutes, memory, 1)[0])
+    left = after["files"] - before["files"]
     return {
-        "ok": slope <= FLAT_MIB_A_MINUTE,
-        "says": f"{slope:+.2f} MiB a minute, from {memory[0]:.0f} to {memory[-1]:.0f} MiB after the first third",
+        "ok": slope <= FLAT_MIB_A_MINUTE and left <= FILES_MORE,
+        "says": f"{slope:+.2f} MiB a minute, from {memory[0]:.0f} to {memory[-1]:.0f} MiB after the first third; "
+        f"{before['files']:g} open files before, {after['files']:g} after",
+        "before": before,
+        "after": after,
         "samples": samples,
     }
 
@@ -356,8 +428,10 @@ def tiny_settings(folder: Path, sessions: int, overrides: Sequence[str]) -> dict
         "scenes": make_scene(folder / "scenes"),
         "data": folder / "data",
         "uploads.max_frames": 4,  # the tiny model's window holds 8
-        "live.sessions": sessions,
-        "live.sessions_per_client": sessions,
+        "uploads.lifetime_seconds": 20,
+        "uploads.contexts_per_client": 64,
+        "live.sessions": sessions + 2,  # and those of `use_all`
+        "live.sessions_per_client": sessions + 2,
         "live.history": 100,
         **(blocks if uses_vllm else {}),
     }
@@ -396,12 +470,18 @@ def make_tokenizer(folder: Path) -> Path:
     return folder
 
 
+def save_noise(paths: Sequence[Path], seed: int) -> None:
+    """Write pictures of noise."""
+    shape = (len(paths), HEIGHT, WIDTH, 3)
+    for path, pixels in zip(paths, np.random.default_rng(seed).integers(0, 256, shape, np.uint8), strict=True):
+        Image.fromarray(pixels).save(path)
+
+
 def make_scene(folder: Path) -> Path:
     """Write the scene "day": noise pictures and a straight trajectory."""
     day = folder / "day"
     day.mkdir(parents=True, exist_ok=True)
-    for index, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (3, HEIGHT, WIDTH, 3), np.uint8)):
-        Image.fromarray(pixels).save(day / f"{index}.png")
+    save_noise([day / f"{index}.png" for index in range(3)], seed=0)
     times = np.arange(0, 6, 0.1)
     save_poses(day / "straight.json", times, np.stack([5 * times, 0 * times], 1), 0 * times, 10.0)
     return folder

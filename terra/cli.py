@@ -85,8 +85,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     "Data": (
         Command("record", "terra.recording.run:run", "driving in the procedural town, or a Gymnasium environment"),
         Command("import", "terra.dataset.importing.command:run", "recordings from elsewhere", ("input",)),
-        Command("inspect", "terra.dataset.inspect:run", "numbers, doubts and pictures of driving", ("data",)),
-        Command("tokenize", "terra.training.tokenize:run", "driving to tokens", ("data", "checkpoint")),
+        Command("inspect", "terra.dataset.inspect:run", "numbers, doubts and pictures of recordings", ("data",)),
+        Command("tokenize", "terra.training.tokenize:run", "recordings to tokens", ("data", "checkpoint")),
     ),
     "Train": (
         Command("train-tokenizer", "terra.training.tokenizer:run", "a tokenizer on frames", ("data", "decoder_of")),
@@ -105,7 +105,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command(
             "evaluate",
             "terra.evaluation.evaluate:run",
-            "a tokenizer and a world model on held-out driving",
+            "a tokenizer and a world model on held-out recordings",
             ("data", "estimator", "network_path", "video_network_path"),
         ),
         Command(

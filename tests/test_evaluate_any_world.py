@@ -2,6 +2,8 @@
 
 import io
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -220,6 +222,9 @@ def test_a_model_that_listens_and_one_that_does_not(tmp_path: Path, accelerator:
     assert not deaf.listens
     assert deaf.right == pytest.approx(deaf.other) == pytest.approx(deaf.none)
     assert "no sign that the model uses its actions" in deaf.line
+    one_place = replace(heard, cost=replace(heard.cost, low=math.nan, high=math.nan))
+    assert "too few places for a verdict" in one_place.line
+    assert "nan" not in one_place.line
 
 
 def test_agreement_by_hand():

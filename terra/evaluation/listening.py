@@ -1,5 +1,6 @@
 """Does a world model listen to its actions? The cost of wrong ones, in cross-entropy."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,11 +35,15 @@ class Listening:
     @property
     def line(self) -> str:
         """One line for people."""
-        cost = f"{self.cost.value:.3f} [{self.cost.low:.3f}, {self.cost.high:.3f}]"
-        verdict = "the model listens to its actions" if self.listens else "no sign that the model uses its actions"
+        verdict, interval = "no sign that the model uses its actions", f"[{self.cost.low:.3f}, {self.cost.high:.3f}]"
+        if self.listens:
+            verdict = "the model listens to its actions"
+        elif math.isnan(self.cost.low):
+            verdict, interval = "too few places for a verdict", "clips of one place have no interval"
         return (
             f"actions: cross-entropy {self.right:.3f} nats with the recorded ones, {self.other:.3f} with those of "
-            f"another clip, {self.none:.3f} with none: {verdict} (those of another clip cost {cost} more)"
+            f"another clip, {self.none:.3f} with none: {verdict}; another clip's cost {self.cost.value:.3f} more "
+            f"({interval})"
         )
 
 
