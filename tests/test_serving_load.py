@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from collections import Counter
 
 import pytest
 from entry import load_script
@@ -60,11 +61,19 @@ def test_a_server_that_refuses(server):
     assert tally.failures == {"expected the id of an existing scene, got another or an expired one": 2}
 
 
-@pytest.mark.parametrize(("slope", "ok"), [(0.0, True), (1.9, True), (2.1, False)])
-def test_memory_that_grows_after_the_first_third(slope, ok):
+@pytest.mark.parametrize(("slope", "left", "ok"), [(0.0, 0, True), (0.9, 2, True), (1.1, 0, False), (0.0, 3, False)])
+def test_memory_that_grows_after_the_first_third_and_files_that_stay(slope, left, ok):
     memory = [500 + max(0, 20 - at) + slope * at / 60 for at in range(60)]
     samples = [{"at": float(at), "memory_mib": each} for at, each in enumerate(memory)]
-    assert script.memory_bar(samples, 60.0)["ok"] is ok
+    assert script.memory_bar(samples, 60.0, {"files": 20.0}, {"files": 20.0 + left})["ok"] is ok
+
+
+def test_what_fails_beside_the_drives_is_counted(faulty, tmp_path):
+    counts = script.use_all(faulty, 0.1, tmp_path)
+    assert not script.others_bar(counts)["ok"]
+    assert any(name.startswith("failed") for name in counts)
+    assert script.others_bar(Counter(rounds=2))["ok"]
+    assert not script.others_bar(Counter({"rounds": 2, "wrong frames": 1}))["ok"]
 
 
 def test_one_slow_route_misses_the_bar():
