@@ -286,7 +286,8 @@ async def dawdle(target: Target, ends: float) -> None:
     small = socket.socket()
     small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
     small.connect((address.hostname, address.port or 80))
-    async with target.connect(sock=small, max_queue=1, close_timeout=1) as session:
+    # No pings of its own: it reads no answer to them.
+    async with target.connect(sock=small, max_queue=1, close_timeout=1, ping_interval=None) as session:
         await say(session, type="open", scene=target.scene)
         await say(session, type="control", steering=0.0, speed=5.0)
         index = 2

@@ -221,6 +221,16 @@ def test_sharp_and_flat_rows_of_a_batch_keep_their_own_seeds_and_positions():
     assert torch.equal(sample_tokens(logits, params, seeds, positions), sorted_choice(logits, params, seeds, positions))
 
 
+def test_a_tie_across_the_cut_of_top_p_is_that_of_sorting_everything():
+    """Eight tokens are equally likely and five are kept: which ones, a partial sort may answer in another way."""
+    rows, generator = 64, torch.Generator().manual_seed(0)
+    logits = torch.full((rows, 4096), -20.0)
+    for row in logits:
+        row[torch.randperm(4096, generator=generator)[:8]] = 0.0
+    arguments = SamplingParams(temperature=1.0, top_p=0.55), torch.arange(rows), torch.arange(rows)
+    assert torch.equal(sample_tokens(logits, *arguments), sorted_choice(logits, *arguments))
+
+
 def test_a_sharp_distribution_is_not_sorted_beyond_its_head(monkeypatch):
     logits = torch.randn(2, 8192, generator=torch.Generator().manual_seed(3)) * 6.0
     params = SamplingParams(temperature=0.9, top_p=0.9)

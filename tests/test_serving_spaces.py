@@ -16,6 +16,7 @@ from serving_fake import CHOICE, DRIVING, KEYS, VECTOR, fake
 from tiny_serving import Talk
 
 from terra.actions import Choice, Keys, TableSpace, Vector
+from terra.errors import ActionError
 from terra.serving.client import Client, ServerError
 from terra.serving.messages import Act, MessageError, read_message
 
@@ -325,4 +326,6 @@ def test_values_survive_the_models_rows(data):
 
 def test_keys_are_a_set():
     assert isinstance(KEYS, Keys)
-    np.testing.assert_array_equal(KEYS.from_json(["fire", "fire"], "x"), [0, 0, 0, 0, 1])
+    np.testing.assert_array_equal(KEYS.from_json(["fire", "left"], "x"), KEYS.from_json(["left", "fire"], "x"))
+    with pytest.raises(ActionError, match=r"x: expected each key once, got \['fire', 'fire'\]"):
+        KEYS.from_json(["fire", "fire"], "x")
