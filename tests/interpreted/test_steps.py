@@ -45,9 +45,8 @@ def decoded(checkpoint, backend, count, drafts, samplings, **options):
 
 @pytest.mark.parametrize(
     ("drafts", "samplings", "fp8", "count"),
-    [(0, PLAIN, False, 1), (0, PLAIN, False, 3), (0, PLAIN, True, 3), (2, PLAIN, False, 3), (2, PLAIN, True, 3),
-     (2, MIXED, False, 3)],
-    ids=["one_slot", "slots", "slots_fp8", "drafts", "drafts_fp8", "filtered"],
+    [(0, PLAIN, False, 1), (0, PLAIN, False, 3), (0, PLAIN, True, 3), (2, PLAIN, True, 3), (2, MIXED, False, 3)],
+    ids=["one_slot", "slots", "slots_fp8", "drafts_fp8", "drafts_filtered"],
 )  # fmt: skip
 def test_steps_make_the_same_tokens(checkpoint, drafts, samplings, fp8, count):
     options = {"fp8_weights": fp8, "fp8_cache": fp8}
