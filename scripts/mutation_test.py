@@ -1,11 +1,13 @@
 """Changes the product by a line at a time, and sees whether a test that concerns the line fails.
 
-    python scripts/mutation_test.py --kind known semantic random --json build/mutants.json
+    .venv/bin/python scripts/mutation_test.py --kind known semantic random --slow --json mutants.json
 
-The mutants are those of scripts/mutants.toml and, as `random`, some that are drawn with a seed: a comparison, an
-operator, a number, a truth value, a condition or a returned value of any product file. A mutant is tried in a copy of
-the working tree. The tests that concern a file are those that import the file, or import what imports the file; slow
-ones run only when the others have passed. A test that fails without the mutant, too, counts as nothing.
+scripts/mutants.toml has those of kind `known`, which survived an earlier review, and `semantic`, written from the code
+without its tests. Those of kind `random` are drawn with a seed: a comparison, an operator, a number, a truth value, a
+condition or a returned value of any product file that can be tested without a GPU, a display or a Triton compiler. A
+mutant is tried in a copy of the working tree. The tests that concern a file are those of its name, and those that
+import the file or what imports it: at most five files, the nearest first. With --slow, slow tests run after the others
+have passed. A test that fails without the mutant, too, is left out.
 
 Torch and the other packages are imported once, and each run of pytest is forked from there.
 """
@@ -343,6 +345,7 @@ def main() -> None:
             try_mutant(mutant, related, tree, options.seconds, slow=options.slow)
             print(f"{mutant.verdict:9} {mutant.kind:9} {mutant.seconds:5.0f} s  {mutant.name}  {mutant.by}", flush=True)
             if options.json:
+                options.json.parent.mkdir(parents=True, exist_ok=True)
                 options.json.write_text(json.dumps([asdict(each) for each in mutants], indent=1))
     for kind in dict.fromkeys(mutant.kind for mutant in mutants):
         own = [mutant for mutant in mutants if mutant.kind == kind]

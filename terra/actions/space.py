@@ -306,7 +306,7 @@ def read_space(facts: Mapping[str, Any], where: str, error_class: type[TerraErro
     """The space that a JSON object has under `action_space`, else waypoints at its `waypoint_times`, if it has these.
 
     Raises:
-        error_class: a space that is none.
+        error_class: what stands there is not a valid action space.
     """
     if facts.get("action_space") is not None:
         return parse_space(facts["action_space"], f"{where}: action_space", error_class)

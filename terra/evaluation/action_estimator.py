@@ -38,7 +38,7 @@ class ActionEstimator(StepNetwork):
     """Actions between frames: numbers of a vector in [-1, 1], or a logit for each key or choice.
 
     Raises:
-        CheckpointError: the config's action space is none, or that of driving.
+        CheckpointError: the config's action space is not valid, or that of driving.
     """
 
     model_type = "terra_action_estimator"
@@ -78,7 +78,7 @@ class ActionEstimator(StepNetwork):
 def action_loss(
     outputs: Float[Tensor, "batch steps dim"], rows: Float[Tensor, "batch steps dim"], space: ActionSpace
 ) -> Tensor:
-    """The mean loss of the steps: Huber for vectors, (binary) cross-entropy in nats for choices (keys)."""
+    """The mean loss of the steps: Huber for vectors, cross-entropy in nats for choices, binary for keys."""
     outputs = outputs.float()
     if isinstance(space, Keys):
         return F.binary_cross_entropy_with_logits(outputs, rows)

@@ -29,7 +29,7 @@ class Listening:
 
     @property
     def listens(self) -> bool:
-        """Whether another clip's actions make the truth less likely, beyond the interval."""
+        """Whether another clip's actions make the truth less likely, with the whole interval above 0."""
         return self.cost.low > 0
 
     @property
@@ -53,7 +53,7 @@ def measure_listening(
     """Compare what `terra.training.prediction.evaluate_world_model` found of clips; None for a single clip.
 
     Args:
-        teacher_forced: its metrics, with `no_actions_cross_entropy`; a window is a clip.
+        teacher_forced: its metrics, with `other_actions_cross_entropy`; a window is a clip.
         places: the place of each clip.
         bootstrap: how many resamples, and their seed.
     """
