@@ -119,13 +119,13 @@ def scheduled(vllm_demo, monkeypatch) -> list[int]:
 
 @pytest.mark.parametrize("way", [stepped, ran])
 def test_nothing_is_prefilled_twice_within_a_window(tokenizer, vllm_demo, wait, scheduled, way):
-    prompt, actions = window(tokenizer, num_frames=8)
+    prompt, actions = window(tokenizer, num_frames=6)
     shift = 1 if way is ran else 2  # nothing cached yet
     changed = build_prompt((prompt.tokens + shift) % tokenizer.codebook_size, prompt.actions)
     before = vllm_demo.counters.prefilled
     wait(way(vllm_demo, changed, actions, SAMPLED, 1))
-    # Every position of the window once: 8 blocks, without the last token (never fed) and the last frame's slots.
-    assert sum(scheduled) == 8 * 150 - 6 - 1
+    # Every position of the window once: 6 blocks, without the last token (never fed) and the last frame's slots.
+    assert sum(scheduled) == 6 * 150 - 6 - 1
     assert vllm_demo.counters.prefilled - before == 3 * 150
 
 

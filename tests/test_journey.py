@@ -23,13 +23,13 @@ pytestmark = pytest.mark.slow
 
 TOKENIZER = [
     *("tokenizer.ch=32", "tokenizer.ch_mult=[1,1,1,1,2]", "tokenizer.num_res_blocks=1", "tokenizer.dim=6"),
-    *("perceptual.weight=0", "batch_size=8", "schedule=steps", "max_seconds=null", "max_steps=250", "warmup_steps=10"),
+    *("perceptual.weight=0", "batch_size=8", "schedule=steps", "max_seconds=null", "max_steps=150", "warmup_steps=10"),
     *("learning_rate=2e-3", "ema_decay=0.95", "workers=0", "evaluation_frames=16", "log_every_seconds=1"),
 ]
 WORLD_MODEL = [
     *("world_model.hidden_size=64", "world_model.intermediate_size=128", "world_model.num_hidden_layers=2"),
     *("world_model.num_attention_heads=1", "world_model.num_key_value_heads=1", "window=8", "batch_size=8"),
-    *("schedule=steps", "max_seconds=null", "max_steps=250", "warmup_steps=10", "learning_rate=3e-3"),
+    *("schedule=steps", "max_seconds=null", "max_steps=160", "warmup_steps=10", "learning_rate=3e-3"),
     *("ema_decay=0.95", "preview_frames=0", "evaluation_windows=8", "log_every_seconds=1"),
 ]
 

@@ -48,6 +48,24 @@ def test_idle_connections_give_way_to_requests(served, sent):
         connection.close()
 
 
+def test_a_burst_of_idle_connections_closes_none_whose_request_is_under_way(served):
+    port, idle = int(served.url.rpartition(":")[2]), []
+    loop = served.server.servers[0].get_loop()
+    for _ in range(5):
+        # While the loop stands, connections wait; then all are accepted at once, and the one in front is the oldest.
+        loop.call_soon_threadsafe(time.sleep, 0.3)
+        time.sleep(0.05)
+        with socket.create_connection(("127.0.0.1", port)) as asking:
+            asking.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            idle += opened(served, 20)
+            asking.settimeout(10)
+            assert asking.recv(15) == b"HTTP/1.1 200 OK"
+    time.sleep(0.5)
+    assert all(map(is_closed, idle[:-16]))
+    for connection in idle:
+        connection.close()
+
+
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: loc"])
 def test_a_connection_without_a_request_is_closed_in_time(served, sent):
     (connection,) = opened(served, 1, sent)

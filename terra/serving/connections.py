@@ -3,6 +3,9 @@
 An operating system gives a process some 1,000 file descriptors. Without bounds, connections that send nothing take
 them all, and nobody else is answered. At a bound the connection that has been idle for longest is closed for a new one,
 so that a client of good will gets in. A connection with a request or a live session at work is never closed here.
+
+asyncio accepts all connections that wait at once, before it reads from any, so a request that has arrived may still be
+unread. Connections of one client may therefore be above the client's bound for a moment; then the idle ones go.
 """
 
 import asyncio
@@ -16,6 +19,8 @@ from terra.serving.settings import ConnectionSettings
 
 _RESERVED = 128  # file descriptors for the table of jobs, results, libraries
 _MOST_DESCRIPTORS = 65_536
+_GRACE_SECONDS = 0.2  # from the opening of a connection above the client's bound to the closing of an idle one
+_MOST_ABOVE = 64  # connections of one client above its bound
 
 
 class Connections:
@@ -32,8 +37,9 @@ class Connections:
 
     def admit(self, protocol: "BoundedProtocol", client: str) -> bool:
         """Count a new connection; False if there is no room for it and none that is idle."""
-        own = self._by_client[client]
-        if len(own) >= self.settings.per_client and not self._make_room(own):
+        own, bound = self._by_client[client], self.settings.per_client
+        can_wait = len(own) < bound + _MOST_ABOVE and any(each.is_idle or each.has_ended for each in own)
+        if len(own) >= bound and not can_wait and not self._make_room(own):
             return False
         if self._count() >= self._total:
             fullest = max(self._by_client.values(), key=len)
@@ -41,6 +47,12 @@ class Connections:
                 return False
         self._by_client[client][protocol] = None
         return True
+
+    def trim(self, client: str) -> None:
+        """Close the oldest idle connections of a client that has more than it may."""
+        own = self._by_client.get(client, {})
+        while len(own) > self.settings.per_client and self._make_room(own):
+            pass
 
     def release(self, protocol: "BoundedProtocol", client: str) -> None:
         """Forget a connection that has ended."""
@@ -85,6 +97,7 @@ class BoundedProtocol(AutoHTTPProtocol):  # pyright: ignore[reportGeneralTypeIss
             return
         self._is_refused = False
         super().connection_made(transport)
+        self.loop.call_later(_GRACE_SECONDS, self.connections_.trim, self._client_name)
         self._first = self.loop.call_later(self.connections_.settings.header_seconds, self._close_if_silent)
 
     def data_received(self, data: bytes) -> None:
