@@ -21,17 +21,26 @@ def config_dir() -> Path:
     return root / "conf" if (root / "conf").is_dir() else root.parent / "conf"
 
 
+DEMO = Path(__file__).parent.parent / "demo"
+"""The folder of what ships with Terra."""
+
+
 def register_resolvers() -> None:
     """Make `${terra_demo:NAME}` in YAML the path of a file or folder that ships with Terra.
 
+    `${terra_model_name:PRETRAINED}` is what clients call a model: "terra-demo", or its folder's or Hub id's name.
     `${terra_choices:CHOICES}` is the part of a help page that lists the options of a command's groups, and
     `${terra_settings:NAME,CHOICES}` the part that lists the settings of conf/NAME.yaml with their comments.
     """
-    OmegaConf.register_new_resolver(
-        "terra_demo", lambda name: str(Path(__file__).parent.parent / "demo" / name), replace=True
-    )
+    OmegaConf.register_new_resolver("terra_demo", lambda name: str(DEMO / name), replace=True)
+    OmegaConf.register_new_resolver("terra_model_name", _model_name, replace=True)
     OmegaConf.register_new_resolver("terra_choices", _list_choices, replace=True)
     OmegaConf.register_new_resolver("terra_settings", _list_settings, replace=True)
+
+
+def _model_name(pretrained: object) -> str:
+    path = Path(str(pretrained))
+    return "terra-demo" if path == DEMO / "world_model" else path.resolve().name or "terra"
 
 
 def compose(config_name: str, overrides: Sequence[str] = ()) -> DictConfig:
