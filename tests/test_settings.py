@@ -480,3 +480,16 @@ def test_a_line_is_jobs_or_one_line_of_error(changes):
 @functools.cache
 def read_rollout_settings() -> BatchSettings:
     return read_settings("rollout", NEEDED["rollout"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        ([], "terra-demo"),
+        (["model=folder", "model.path=outputs/rc"], "rc"),
+        (["model=terra_v2"], "Terra"),
+        (["model_name=mine"], "mine"),
+    ],
+)
+def test_a_served_model_is_called_by_its_folder(overrides, name):
+    assert compose("serve", overrides).model_name == name
