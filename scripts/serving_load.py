@@ -28,7 +28,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
@@ -281,7 +281,14 @@ async def say(session: ClientConnection, **message: Any) -> None:
 
 
 async def dawdle(target: Target, ends: float) -> None:
-    """Acknowledge frames without reading them, so that the server must generate and hold them."""
+    """Acknowledge frames without reading them; the server may end such a session, and then another one begins."""
+    while time.monotonic() < ends:
+        with suppress(ConnectionClosed):
+            await dawdle_once(target, ends)
+
+
+async def dawdle_once(target: Target, ends: float) -> None:
+    """Let the server generate and hold frames for one session."""
     address = urlsplit(target.url)
     small = socket.socket()
     small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
