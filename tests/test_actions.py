@@ -105,6 +105,8 @@ class TestSpaces:
             ),
             ({"kind": "vector", "names": ["a"], "units": ["m"], "low": [math.nan], "high": [1]}, "low"),
             ({"kind": "waypoints", "times": [1.0, 0.5]}, "times: expected increasing seconds"),
+            ({"kind": "waypoints", "times": [60.001]}, "times"),
+            ({"kind": "waypoints", "times": list(range(65))}, "times"),
         ],
     )
     def test_other_spaces_are_refused_in_one_line(self, value, message):
@@ -112,6 +114,13 @@ class TestSpaces:
             parse_space(value, "f")
         assert message in str(caught.value)
         assert "\n" not in str(caught.value)
+
+    def test_the_largest_spaces_are_read(self):
+        for space in (
+            {"kind": "waypoints", "times": [*(index / 2 for index in range(63)), 60]},
+            {"kind": "keys", "names": ["a" * 64, *(f"a{index}" for index in range(255))]},
+        ):
+            assert parse_space(space, "f").shape
 
     def test_a_use_that_needs_another_space_says_so(self):
         with pytest.raises(ActionError, match=r"planning: expected a world of waypoints, got one of keys of for"):

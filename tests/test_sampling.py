@@ -221,6 +221,17 @@ def test_sharp_and_flat_rows_of_a_batch_keep_their_own_seeds_and_positions():
     assert torch.equal(sample_tokens(logits, params, seeds, positions), sorted_choice(logits, params, seeds, positions))
 
 
+@pytest.mark.parametrize("size", [64, 5000])
+def test_top_k_holds_together_with_top_p(size):
+    """In a flat distribution top-p alone would keep most of the vocabulary."""
+    logits = torch.randn(64, size, generator=torch.Generator().manual_seed(2)) * 0.1
+    params = SamplingParams(temperature=1.0, top_k=3, top_p=0.9)
+    chosen = sample_tokens(logits, params, torch.arange(64), torch.arange(64))
+    kept = logits.topk(3, dim=-1).indices
+    assert (kept == chosen[:, None]).any(-1).all()
+    assert chosen.unique().numel() > 3
+
+
 def test_a_tie_across_the_cut_of_top_p_is_that_of_sorting_everything():
     """Eight tokens are equally likely and five are kept: which ones, a partial sort may answer in another way."""
     rows, generator = 64, torch.Generator().manual_seed(0)
