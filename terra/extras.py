@@ -18,6 +18,7 @@ EXTRAS = {
     "matplotlib": "train",
     "moderngl": "record",
     "multipart": "serve",
+    "peft": "train",
     "prometheus_client": "serve",
     "python_multipart": "serve",
     "ray": "ray",

@@ -176,7 +176,7 @@ def test_flops_count_by_hand():
     matrices = layers * layer * length + projection * slots * WINDOW + hidden * vocabulary * patches * WINDOW
     # Queries times keys, weights times values: 2 x 2 x length^2 x hidden forward, half of it masked, three times that.
     attention = layers * 3 * (2 * 2 * length**2 * hidden) // 2
-    assert flops_per_window(model) == 6 * matrices + attention
+    assert flops_per_window(model, WINDOW) == 6 * matrices + attention
 
 
 def test_previewed_rollouts_are_the_engine_s(tmp_path, tiny_model):

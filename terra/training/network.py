@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from terra.training.settings import LoopConfig
+from terra.training.state import trained_parameters
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Network:
 
 
 def _build_optimizer(model: nn.Module, config: LoopConfig) -> AdamW:
-    parameters = list(model.parameters())
+    parameters = list(trained_parameters(model).values())
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},

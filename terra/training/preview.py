@@ -15,15 +15,14 @@ from terra.errors import ConfigError
 from terra.prompt import SLOT_FILLER, pack_blocks
 from terra.sampling import SamplingParams, sample_tokens
 from terra.training.prediction import evaluate_world_model
+from terra.training.start import WorldModel
 from terra.training.state import Ema
-from terra.world_model import LlamaActionV2ForCausalLM
 from tokenizer import LFQTokenizer
 from tokenizer.checkpoint import checkpoint_sha256, resolve_checkpoint
 from tokenizer.lineage import makes_tokens_of
 
 NUM_CONTEXT = 3
 NUM_ROLLOUTS = 2
-EVALUATED_WINDOWS = 16
 
 
 @dataclass(frozen=True)
@@ -36,12 +35,16 @@ class HeldOutPreview:
         num_frames: frames that a rollout generates after its context; with 0, or without a tokenizer, there are no
             rollouts.
         tokenizer: decodes the rollouts' tokens; lies on the model's device.
+        old: held-out windows of the domain that the training started from; None: there is none.
+        num_windows: held-out windows that are predicted.
     """
 
     held_out: TokenizedDriving
     window: int
     num_frames: int
     tokenizer: LFQTokenizer | None
+    old: TokenizedDriving | None = None
+    num_windows: int = 16
 
     def __post_init__(self) -> None:
         if self.num_frames < 0 or (self.num_frames and NUM_CONTEXT + self.num_frames > self.window):
@@ -55,16 +58,18 @@ class HeldOutPreview:
         # cuDNN's attention, though the fastest in training, takes tens of milliseconds for each new length.
         backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
         with ema.averaged() as model, sdpa_kernel(backends):
-            assert isinstance(model, LlamaActionV2ForCausalLM)
-            metrics = evaluate_world_model(model, self.held_out, self.window, EVALUATED_WINDOWS)
-            shown = {f"held_out_{name}": torch.tensor(metrics[name]) for name in ("cross_entropy", "accuracy")}
+            assert isinstance(model, WorldModel)
+            shown: dict[str, Tensor] = {}
+            for prefix, driving in (("", self.held_out), ("old_", self.old)):
+                if driving is not None:
+                    metrics = evaluate_world_model(model, driving, self.window, self.num_windows)
+                    names = ("cross_entropy", "accuracy")
+                    shown |= {f"{prefix}held_out_{name}": torch.tensor(metrics[name]) for name in names}
             if self.num_frames and self.tokenizer is not None:
                 shown["rollout"] = self._video(model, self.tokenizer)
         return shown
 
-    def _video(
-        self, model: LlamaActionV2ForCausalLM, tokenizer: LFQTokenizer
-    ) -> UInt8[Tensor, "frames 3 height width"]:
+    def _video(self, model: WorldModel, tokenizer: LFQTokenizer) -> UInt8[Tensor, "frames 3 height width"]:
         starts = self.held_out.window_starts(self.window)
         chosen = torch.linspace(0, len(starts) - 1, NUM_ROLLOUTS).round().long()
         tokens, actions = (tensor.to(model.device) for tensor in self.held_out.windows(starts[chosen], self.window))
@@ -79,7 +84,7 @@ class HeldOutPreview:
 
 @torch.no_grad()
 def roll_out(
-    model: LlamaActionV2ForCausalLM,
+    model: WorldModel,
     context: Int[Tensor, "batch context rows cols"],
     actions: Float[Tensor, "batch steps slots action_dim"],
 ) -> Int[Tensor, "batch frames rows cols"]:

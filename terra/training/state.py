@@ -35,8 +35,13 @@ class _State(Settings):
     starting_seconds: NonNegative
 
 
+def trained_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of a network that are trained, by name: all that are not frozen."""
+    return {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
+
+
 class Ema:
-    """An exponential moving average of a model's parameters, kept in float32.
+    """An exponential moving average of a model's trained parameters, kept in float32.
 
     The decay at a step is min(decay, (1 + step) / (10 + step)), so that the average soon forgets the random start
     (the warm-up of TensorFlow's ExponentialMovingAverage with num_updates).
@@ -44,7 +49,7 @@ class Ema:
 
     def __init__(self, model: nn.Module, decay: float, every_steps: int = 1):
         self.model, self.decay, self.every_steps = model, decay, every_steps
-        self._parameters = dict(model.named_parameters())
+        self._parameters = trained_parameters(model)
         self.weights = {name: p.detach().float().clone() for name, p in self._parameters.items()}
 
     @torch.no_grad()
@@ -81,6 +86,8 @@ def save_state(folder: Path, networks: Networks, ema: Ema, scalars: Scalars) -> 
     `networks` must hold "model", whose moving average is `ema`; `scalars` must hold "step", "seed", "elapsed_seconds"
     and "starting_seconds". The tensor file's name carries the step; `state.json` names that file and is replaced last.
 
+    Frozen parameters are not written.
+
     What an earlier save left half-written, because its process was killed, is removed.
 
     Raises:
@@ -90,8 +97,8 @@ def save_state(folder: Path, networks: Networks, ema: Ema, scalars: Scalars) -> 
         unfinished.unlink(missing_ok=True)
     tensors = {f"ema.{name}": weight for name, weight in ema.weights.items()}
     for part, (network, optimizer) in networks.items():
-        tensors |= {f"{part}.{name}": tensor.detach() for name, tensor in network.state_dict().items()}
-        for name, parameter in network.named_parameters():
+        tensors |= {f"{part}.{name}": tensor.detach() for name, tensor in _changing(network).items()}
+        for name, parameter in trained_parameters(network).items():
             for key, value in optimizer.state[parameter].items():
                 tensors[f"{part}_optimizer.{key}.{name}"] = torch.as_tensor(value)
     tensor_path = folder / f"state-{scalars['step']:08d}.safetensors"
@@ -119,11 +126,17 @@ def load_state(folder: Path, networks: Networks, ema: Ema) -> Scalars | None:
     tensors = read_tensors(folder / scalars.pop("tensors"))
     targets = {f"ema.{name}": weight for name, weight in ema.weights.items()}
     for part, (network, _) in networks.items():
-        targets |= {f"{part}.{name}": tensor for name, tensor in network.state_dict().items()}
+        targets |= {f"{part}.{name}": tensor for name, tensor in _changing(network).items()}
     _restore(targets, tensors, folder)
     for part, (network, optimizer) in networks.items():
         _restore_optimizer(tensors, f"{part}_optimizer.", network, optimizer)
     return scalars
+
+
+def _changing(network: nn.Module) -> dict[str, Tensor]:
+    """The tensors that training changes: parameters that are not frozen, and buffers."""
+    frozen = {name for name, parameter in network.named_parameters() if not parameter.requires_grad}
+    return {name: tensor for name, tensor in network.state_dict().items() if name not in frozen}
 
 
 @torch.no_grad()

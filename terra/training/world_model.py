@@ -1,14 +1,21 @@
-"""Training of the world model on windows of tokens and actions."""
+"""Training of the world model on windows of tokens and actions: from nothing, from a model, or of an adapter.
+
+init_from=null                   random weights -> world_model/
+init_from=demo                   a model's weights, all trained further -> world_model/
+init_from=demo adapter.rank=16   a model's weights, frozen, and a LoRA adapter that is trained -> adapter/
+"""
 
 import logging
 import shutil
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from accelerate import Accelerator
 from jaxtyping import Int
+from pydantic import model_validator
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -16,6 +23,8 @@ from terra.actions import describe_space
 from terra.dataset.tokens import TokenizedDriving, load_tokens
 from terra.errors import ConfigError
 from terra.prompt import pack_blocks
+from terra.training.adapter import AdapterSettings, add_adapter
+from terra.training.curves import plot_learning
 from terra.training.flops import flops_per_window
 from terra.training.loop import Batch, TrainingResult, train
 from terra.training.prediction import evaluate_world_model, plot_metrics
@@ -23,14 +32,16 @@ from terra.training.preview import HeldOutPreview, load_preview_tokenizer
 from terra.training.processes import start_processes
 from terra.training.randomness import StepRandom, send
 from terra.training.settings import LoopConfig
+from terra.training.start import WorldModel, find_world_model, start_from
 from terra.training.state import Ema
-from terra.world_model import LlamaActionConfig, LlamaActionV2ForCausalLM, load_world_model, write_weights
+from terra.world_model import LlamaActionConfig, LlamaActionV2ForCausalLM, load_config, load_world_model, write_weights
+from tokenizer.checkpoint import checkpoint_sha256, read_json
 from tokenizer.files import write_json
 from tokenizer.settings import Count, FilePath, Fraction, Natural, NonNegative, Settings, Text
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "world_model"
+FOLDER, ADAPTER_FOLDER = "world_model", "adapter"
 
 
 class WorldModelSize(Settings):
@@ -58,6 +69,9 @@ class WorldModelTraining(Settings):
         preview_frames: frames of the rollouts that each save logs, where `preview_tokenizer` is given; 0: none.
         preview_tokenizer: folder of the tokenizer that made the tokens, which decodes the rollouts; None: no rollouts.
         max_shard_size: largest size of a file of the stored weights, as transformers writes sizes ("45MB").
+        init_from: the model whose weights the training starts from, see `terra.training.start.find_world_model`; None
+            starts from random weights.
+        adapter: what of `init_from` is trained: all of it, or an adapter.
     """
 
     window: Count = 25
@@ -69,6 +83,14 @@ class WorldModelTraining(Settings):
     preview_frames: Natural = 0
     preview_tokenizer: FilePath | None = None
     max_shard_size: Text = "45MB"
+    init_from: Text | None = None
+    adapter: AdapterSettings = AdapterSettings()
+
+    @model_validator(mode="after")
+    def _has_a_base(self) -> Self:
+        if self.adapter.rank is not None and self.init_from is None:
+            raise ValueError("init_from: expected a model with adapter.rank, got null")
+        return self
 
 
 class TrainWorldModelSettings(WorldModelTraining, LoopConfig):
@@ -77,13 +99,16 @@ class TrainWorldModelSettings(WorldModelTraining, LoopConfig):
     Attributes:
         data: folder of tokens, with one folder for each split.
         train_split, held_out_split: names of the two splits.
+        old_data: folder of the tokens that `init_from` was trained on; with it, its `held_out_split` tells what is
+            forgotten.
         device: where the model is trained; None takes a GPU if there is one.
-        world_model: the architecture.
+        world_model: the architecture without `init_from`, which has its own.
     """
 
     data: FilePath
     train_split: Text
     held_out_split: Text
+    old_data: FilePath | None
     device: str | None
     world_model: WorldModelSize
 
@@ -121,7 +146,7 @@ class WorldModelObjective:
 
     def __init__(
         self,
-        model: LlamaActionV2ForCausalLM,
+        model: WorldModel,
         tokenized: TokenizedDriving,
         training: WorldModelTraining,
         device: torch.device,
@@ -131,8 +156,8 @@ class WorldModelObjective:
         model.checkpoint_layers = training.checkpoint_layers
         self._tokenized, self._training, self._device, self._preview = tokenized, training, device, preview
         self._starts = tokenized.window_starts(training.window)
-        self.flops_per_sample: float | None = flops_per_window(model)
-        self.tokens_per_sample: int | None = model.config.layout.max_length
+        self.flops_per_sample: float | None = flops_per_window(model, training.window)
+        self.tokens_per_sample: int | None = training.window * model.config.layout.block
 
     def draw(self, random: StepRandom, batch_size: int) -> Batch:
         """Draw windows, each within one episode, with replacement; gather them on the device of the tokens."""
@@ -175,9 +200,10 @@ def run(settings: TrainWorldModelSettings) -> None:
     accelerator = start_processes(settings.device)
     splits = (settings.train_split, settings.held_out_split)
     tokenized, held_out = (load_tokens(settings.data / split) for split in splits)
+    old = None if settings.old_data is None else load_tokens(settings.old_data / settings.held_out_split)
     if accelerator.is_main_process:
         write_json(settings.output / "settings.json", settings.model_dump(mode="json"))
-    train_world_model(tokenized, held_out, settings, settings.world_model, settings, accelerator)
+    train_world_model(tokenized, held_out, settings, settings.world_model, settings, accelerator, old)
     accelerator.wait_for_everyone()
     accelerator.end_training()
 
@@ -189,39 +215,94 @@ def train_world_model(
     size: WorldModelSize,
     training: WorldModelTraining,
     accelerator: Accelerator,
+    old: TokenizedDriving | None = None,
 ) -> TrainingResult:
-    """Train, then write `world_model/` (averaged weights, bfloat16), `metrics.json` and `metrics.png`.
+    """Train, then write `world_model/` or `adapter/` (averaged weights, bfloat16), `metrics.json` and `metrics.png`.
 
     Tokens stay on the CPU; batches are sent to the device. The metrics come from the stored weights, read back from
-    disk. A run that SIGTERM stops writes only its state.
+    disk. With `init_from`, "start" in `metrics.json` has those of the weights that the training started from, and "old"
+    both on the old domain, and `learning.png` shows both domains. A run that SIGTERM stops writes only its state.
+
+    Args:
+        tokenized: what the model is trained on.
+        held_out: what it is measured on.
+        config: the loop's settings.
+        size: the architecture, without `init_from`.
+        training: all other settings.
+        accelerator: see `terra.training.processes.start_processes`.
+        old: held-out tokens of the domain that `init_from` was trained on, with the same actions.
 
     Raises:
-        ConfigError: the two token files or the tokenizer do not belong together; see also `terra.training.loop.train`.
+        ConfigError: the token files, the tokenizer or `init_from` do not belong together; see also
+            `terra.training.loop.train`.
         DatasetError: no episode of `window` frames.
-        CheckpointError, OutputError: see `terra.training.loop.train`.
+        CheckpointError, OutputError: see `terra.training.loop.train` and `terra.training.start`.
     """
-    if tokenized.tokenizer_sha256 != held_out.tokenizer_sha256:
-        raise ConfigError(
-            f"held-out tokens: expected those of tokenizer {tokenized.tokenizer_sha256[:12]}, "
-            f"got {held_out.tokenizer_sha256[:12]}"
-        )
+    _check_same_tokens(tokenized, held_out, "held-out tokens")
     held_out.window_starts(training.window)  # raises now, not after the training
+    if old is not None:
+        _check_old(tokenized, old, training)
     device = accelerator.device
     tokenizer = None
     if training.preview_tokenizer is not None:  # the first process alone needs it, but all should see what is wrong
         tokenizer = load_preview_tokenizer(training.preview_tokenizer, tokenized, device)
     preview = HeldOutPreview(held_out, training.window, training.preview_frames, tokenizer)
+    if training.init_from is not None:  # the curve begins and ends with figures of as many windows
+        preview = replace(preview, old=old, num_windows=training.evaluation_windows)
+    base = None if training.init_from is None else find_world_model(training.init_from)
+    lora, start = None, {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        model = LlamaActionV2ForCausalLM(build_config(tokenized, training.window, size))
+        if base is None:
+            model = LlamaActionV2ForCausalLM(build_config(tokenized, training.window, size))
+        else:
+            model = start_from(base, tokenized, training.window)
+            _record_start(config.output / "state", base, accelerator)
+            if training.adapter.rank is not None:
+                before, after = load_config(base), model.config
+                new_actions = (before.space, before.fps) != (after.space, after.fps)
+                lora = add_adapter(model, base, training.adapter, new_actions=new_actions)
+    if base is not None:
+        start = _measured(model.to(device), held_out, old, training)  # pyright: ignore[reportArgumentType]
     objective = WorldModelObjective(model, tokenized, training, device, preview)
     with attention_kernels(training.attention, device):
         result = train(objective, config, accelerator)
     if result.stopped_by != "sigterm" and accelerator.is_main_process:
         result.ema.copy_to_model()
-        save_world_model(model, config.output / FOLDER, training.max_shard_size)
-        _evaluate(held_out, config, training, result, device)
+        if lora is not None:
+            lora.save(config.output / ADAPTER_FOLDER)
+        else:
+            save_world_model(model, config.output / FOLDER, training.max_shard_size)
+        _evaluate(held_out, old, config, training, result, device, base, start)
     return result
+
+
+def _check_same_tokens(tokenized: TokenizedDriving, other: TokenizedDriving, name: str) -> None:
+    if tokenized.tokenizer_sha256 != other.tokenizer_sha256:
+        raise ConfigError(
+            f"{name}: expected those of tokenizer {tokenized.tokenizer_sha256[:12]}, got {other.tokenizer_sha256[:12]}"
+        )
+
+
+def _check_old(tokenized: TokenizedDriving, old: TokenizedDriving, training: WorldModelTraining) -> None:
+    if training.init_from is None:
+        raise ConfigError("old_data: expected none without init_from, which knows the old domain")
+    _check_same_tokens(tokenized, old, "old_data")
+    if (old.space, old.fps) != (tokenized.space, tokenized.fps):
+        expected = f"{tokenized.space.title} at {tokenized.fps:g} a second, as in data"
+        raise ConfigError(f"old_data: expected {expected}, got {old.space.title} at {old.fps:g}")
+    old.window_starts(training.window)
+
+
+def _record_start(state: Path, base: Path, accelerator: Accelerator) -> None:
+    """Remember which weights a run started from, and refuse to resume it from others."""
+    path, sha256 = state / "start.json", checkpoint_sha256(base)
+    if path.exists():
+        before = read_json(path).get("sha256")
+        if before != sha256:
+            raise ConfigError(f"init_from: expected {str(before)[:12]} of {path}, got {sha256[:12]} of {base}")
+    elif accelerator.is_main_process:
+        write_json(path, {"sha256": sha256})
 
 
 def attention_kernels(choice: Literal["fastest", "flash"], device: torch.device) -> AbstractContextManager[Any]:
@@ -238,7 +319,7 @@ def attention_kernels(choice: Literal["fastest", "flash"], device: torch.device)
     return nullcontext()
 
 
-def save_world_model(model: LlamaActionV2ForCausalLM, folder: Path, max_shard_size: str = "45MB") -> None:
+def save_world_model(model: WorldModel, folder: Path, max_shard_size: str = "45MB") -> None:
     """Convert the model to bfloat16 and write its weights; `folder` appears when all files are complete."""
     temporary, old = (folder.with_name(f".{folder.name}.{state}") for state in ("tmp", "old"))
     for leftover in (temporary, old):
@@ -250,16 +331,35 @@ def save_world_model(model: LlamaActionV2ForCausalLM, folder: Path, max_shard_si
     shutil.rmtree(old, ignore_errors=True)
 
 
+def _measured(
+    model: WorldModel, held_out: TokenizedDriving, old: TokenizedDriving | None, training: WorldModelTraining
+) -> dict[str, Any]:
+    """What `evaluate_world_model` says of the new domain, and under "old" of the old one, if it is given."""
+    count = training.evaluation_windows
+    metrics = evaluate_world_model(model, held_out, training.window, count)
+    return metrics | ({"old": evaluate_world_model(model, old, training.window, count)} if old is not None else {})
+
+
 def _evaluate(
     held_out: TokenizedDriving,
+    old: TokenizedDriving | None,
     config: LoopConfig,
     training: WorldModelTraining,
     result: TrainingResult,
     device: torch.device,
+    base: Path | None,
+    start: dict[str, Any],
 ) -> None:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    stored = load_world_model(config.output / FOLDER, dtype=dtype, device=device)
-    metrics = evaluate_world_model(stored, held_out, training.window, training.evaluation_windows)
-    write_json(config.output / "metrics.json", {**metrics, "step": result.step, "seconds": result.elapsed_seconds})
+    if training.adapter.rank is not None and base is not None:
+        stored = load_world_model(base, adapter=config.output / ADAPTER_FOLDER, dtype=dtype, device=device)
+    else:
+        stored = load_world_model(config.output / FOLDER, dtype=dtype, device=device)
+    metrics = _measured(stored, held_out, old, training)
+    more = {"start": start} if start else {}
+    record = {**metrics, **more, "step": result.step, "seconds": result.elapsed_seconds}
+    write_json(config.output / "metrics.json", record)
     plot_metrics(metrics, config.output / "metrics.png")
+    if start:
+        plot_learning(config.output, record)
     logger.info("held out: cross-entropy %.4f nats, accuracy %.4f", metrics["cross_entropy"], metrics["accuracy"])

@@ -7,7 +7,7 @@ checkpoints load with no remote code.
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from terra.world_model.config import LlamaActionConfig
-from terra.world_model.loading import ARCHITECTURES, load_config, load_world_model, write_weights
+from terra.world_model.loading import ARCHITECTURES, load_adapter, load_config, load_world_model, write_weights
 from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
 
 AutoConfig.register(LlamaActionConfig.model_type, LlamaActionConfig, exist_ok=True)
@@ -20,6 +20,7 @@ __all__ = [
     "LlamaActionConfig",
     "LlamaActionForCausalLM",
     "LlamaActionV2ForCausalLM",
+    "load_adapter",
     "load_config",
     "load_world_model",
     "write_weights",

@@ -1,4 +1,4 @@
-"""Loading of world-model checkpoints: every name and shape is checked before a weight is read."""
+"""Loading of world-model checkpoints and adapters: every name and shape is checked before a weight is read."""
 
 import reprlib
 from collections.abc import Iterator
@@ -9,9 +9,10 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from terra.errors import CheckpointError
+from terra.world_model.adapter import Adapter
 from terra.world_model.config import LlamaActionConfig
 from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
-from tokenizer.checkpoint import load_tensors, read_config, verify_layout
+from tokenizer.checkpoint import Layout, load_tensors, read_config, verify_layout
 
 ARCHITECTURES: dict[str, type[LlamaActionForCausalLM] | type[LlamaActionV2ForCausalLM]] = {
     cls.__name__: cls for cls in (LlamaActionForCausalLM, LlamaActionV2ForCausalLM)
@@ -39,23 +40,50 @@ def load_config(folder: Path) -> LlamaActionConfig:
         config = LlamaActionConfig.from_dict(content)
     except CheckpointError as error:
         raise CheckpointError(f"{where}: {error}") from None
-    with torch.device("meta"):
-        model = ARCHITECTURES[named[0]](config)
-    verify_layout(folder, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()})
+    verify_layout(folder, _layout(config))
     return config
 
 
+def load_adapter(folder: Path, base: Path) -> Adapter:
+    """Read an adapter's files and check them against the base model in the folder `base`; no weight is loaded.
+
+    Raises:
+        CheckpointError: see `load_config` and `terra.world_model.adapter.Adapter.read`.
+    """
+    return Adapter.read(folder, base, load_config(base), _layout)
+
+
+def _layout(config: LlamaActionConfig) -> Layout:
+    """Names and shapes of a model's tensors."""
+    with torch.device("meta"):
+        model = ARCHITECTURES[(config.architectures or [])[0]](config)
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
 def load_world_model(
-    folder: Path, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
+    folder: Path,
+    *,
+    adapter: Path | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
 ) -> LlamaActionForCausalLM | LlamaActionV2ForCausalLM:
     """Load a checked checkpoint folder for inference.
 
+    Args:
+        folder: the checkpoint.
+        adapter: folder of a LoRA adapter, which is merged into the weights; see `terra.world_model.adapter`.
+        dtype: element type of the weights.
+        device: where the model is to run.
+
     Raises:
-        CheckpointError: see `load_config`.
+        CheckpointError: see `load_config` and `load_adapter`.
     """
-    config = load_config(folder)
+    lora = None if adapter is None else load_adapter(adapter, folder)
+    config = load_config(folder) if lora is None else lora.config
     architecture = ARCHITECTURES[(config.architectures or [])[0]]
     tensors = load_tensors(folder)
+    if lora is not None:
+        tensors = lora.merge(tensors)
     with _no_progress_bar():
         # Given the tensors and no folder, transformers reads no generation_config.json, adapters or other files of it.
         model = architecture.from_pretrained(None, config=config, state_dict=tensors, dtype=dtype)

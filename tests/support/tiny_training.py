@@ -17,6 +17,7 @@ from torch import nn
 
 from terra.actions import Waypoints
 from terra.dataset.tokens import TokenizedDriving
+from terra.training.adapter import AdapterSettings, add_adapter
 from terra.training.adversarial import AdversarialConfig
 from terra.training.autoencoding import DecoderObjective
 from terra.training.loop import Batch, Objective, train
@@ -136,6 +137,15 @@ def world_model_objective(data: TokenizedDriving | None = None, **training: obje
     return WorldModelObjective(model, data, settings, CPU)
 
 
+def adapter_objective() -> WorldModelObjective:
+    """A frozen world model with a LoRA adapter in it."""
+    objective = world_model_objective()
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        add_adapter(objective.model, Path("none"), AdapterSettings(rank=2), new_actions=False)
+    return objective
+
+
 def decoder_objective() -> DecoderObjective:
     """A frozen encoder, a decoder and a discriminator, without what looks at a process's whole batch."""
     terms = Terms(
@@ -155,6 +165,7 @@ OBJECTIVES = {
     "contest": Contest,
     "decoder": decoder_objective,
     "world_model": world_model_objective,
+    "adapter": adapter_objective,
 }
 
 

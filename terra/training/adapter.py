@@ -1,0 +1,90 @@
+"""LoRA adapters under training: put into a world model by peft, and written in its file format."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from pydantic import Field
+from torch import Tensor
+
+from terra.training.start import WorldModel
+from terra.training.state import trained_parameters
+from terra.world_model.adapter import (
+    ACTION_MODULES,
+    ADAPTER_WEIGHTS,
+    ATTENTION_PROJECTIONS,
+    BASE_SHA256,
+    MLP_PROJECTIONS,
+    PREFIX,
+)
+from tokenizer.checkpoint import CONFIG_NAME, checkpoint_sha256, write_json, write_tensors
+from tokenizer.files import make_folder
+from tokenizer.settings import Positive, Settings
+
+_NAME = ".default.weight"  # the end of a factor's name while peft trains it
+
+
+class AdapterSettings(Settings):
+    """A LoRA adapter on the attention and MLP projections of all layers, which is trained in place of the model.
+
+    Attributes:
+        rank: of the adapter; None trains the whole model.
+        alpha: the update of a weight is alpha / rank times the product of its factors; None is twice the rank.
+        also: modules that are trained whole and stored with the adapter.
+    """
+
+    rank: Annotated[int, Field(ge=1, le=512)] | None = None
+    alpha: Positive | None = None
+    also: Annotated[tuple[Literal["action_projection", "pos_embedding_spatio_temporal"], ...], Field(strict=False)] = ()
+
+
+def add_adapter(model: WorldModel, base: Path, settings: AdapterSettings, *, new_actions: bool) -> "LoraTraining":
+    """Freeze a model and put a LoRA adapter into it, of which one factor is random and the other 0.
+
+    With `new_actions` the modules whose shapes depend on the action space are trained too.
+    """
+    assert settings.rank is not None
+    lora = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha or 2 * settings.rank,  # pyright: ignore[reportArgumentType]
+        target_modules=[*ATTENTION_PROJECTIONS, *MLP_PROJECTIONS],
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    inject_adapter_in_model(lora, model)
+    also = ACTION_MODULES if new_actions else settings.also
+    for name in also:
+        model.get_submodule(name).requires_grad_(True)
+    return LoraTraining(model, base, lora, tuple(also), new_actions)
+
+
+class LoraTraining:
+    """A model with an adapter in it."""
+
+    def __init__(self, model: WorldModel, base: Path, lora: LoraConfig, also: tuple[str, ...], new_actions: bool):
+        self.model, self._base, self._lora, self._also, self._new_actions = model, base, lora, also, new_actions
+
+    def save(self, folder: Path) -> None:
+        """Write the adapter in bfloat16, in PEFT's format; its weights last. Raises OutputError."""
+        make_folder(folder)
+        values = self._lora.to_dict() | {
+            "base_model_name_or_path": self._base.name,
+            "inference_mode": True,
+            "modules_to_save": list(self._also) or None,
+        }
+        write_json(folder / "adapter_config.json", {name: _plain(value) for name, value in values.items()})
+        if self._new_actions:
+            write_json(folder / CONFIG_NAME, self.model.config.to_dict())
+        metadata = {"format": "pt", BASE_SHA256: checkpoint_sha256(self._base)}
+        tensors = {name: tensor.to(torch.bfloat16).cpu() for name, tensor in self._tensors()}
+        write_tensors(folder / ADAPTER_WEIGHTS, tensors, metadata)
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in trained_parameters(self.model).items():
+            yield PREFIX + name.replace(_NAME, ".weight"), parameter.detach()
+
+
+def _plain(value: Any) -> Any:
+    return sorted(value) if isinstance(value, set) else value

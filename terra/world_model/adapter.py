@@ -1,0 +1,216 @@
+"""Reads LoRA adapters of a world model, in PEFT's file format, and merges them into the base model's weights.
+
+An adapter is a folder:
+
+    adapter_config.json         PEFT's: rank, alpha and the names of the adapted projections
+    adapter_model.safetensors   the two factors of each adapted weight, and tensors that replace the base model's
+    config.json                 only if the adapted model has other actions: its whole configuration
+
+`terra train adapter.rank=16` writes one, and so does PEFT. LoRA adds alpha / rank * B @ A to a weight (Hu et al. 2021,
+"LoRA: Low-Rank Adaptation of Large Language Models", arXiv 2106.09685, section 4.1).
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from terra.errors import CheckpointError
+from terra.world_model.config import LlamaActionConfig
+from tokenizer.checkpoint import CONFIG_NAME, Layout, checkpoint_sha256, read_config, read_header, read_json
+from tokenizer.files import file_sha256
+from tokenizer.settings import Positive, Settings, checked
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+MLP_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+PREFIX = "base_model.model."
+"""What PEFT puts before the base model's names."""
+BASE_SHA256 = "terra_base_sha256"
+"""Key of the safetensors metadata: the `checkpoint_sha256` of the base model."""
+ACTION_MODULES = ("action_projection", "pos_embedding_spatio_temporal")
+"""Modules whose shapes depend on the action space."""
+
+_FACTOR = re.compile(
+    r"(?P<weight>model\.layers\.\d+\.(?:self_attn\.[qkvo]|mlp\.(?:gate|up|down))_proj)\.lora_(?P<factor>[AB])\.weight"
+)
+
+
+class _AdapterConfig(Settings):
+    """The keys of PEFT's adapter_config.json that change what the tensors mean; other keys are not read."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    peft_type: Literal["LORA"]
+    r: Annotated[int, Field(ge=1, le=512)]
+    lora_alpha: Positive
+    bias: Literal["none"] = "none"
+    use_dora: Literal[False] = False
+    use_rslora: Literal[False] = False
+    lora_bias: Literal[False] = False
+    fan_in_fan_out: Literal[False] = False
+    rank_pattern: Annotated[dict[str, int], Field(max_length=0)] | None = None
+    alpha_pattern: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    layer_replication: None = None
+    target_parameters: None = None
+    trainable_token_indices: None = None
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter whose names and shapes fit its base model; no weight is loaded yet.
+
+    Attributes:
+        folder: the adapter's folder.
+        config: the configuration of the adapted model: the base model's, or with other actions.
+        rank, scale: of the factors; `scale` is alpha / rank.
+        factors: for each adapted weight, by the base model's name of it, the names of A and B in the file.
+        replaced: for each tensor that stands in place of the base model's, its name in the file.
+    """
+
+    folder: Path
+    config: LlamaActionConfig
+    rank: int
+    scale: float
+    factors: Mapping[str, tuple[str, str]]
+    replaced: Mapping[str, str]
+
+    @classmethod
+    def read(
+        cls, folder: Path, base: Path, base_config: LlamaActionConfig, layout_of: Callable[[LlamaActionConfig], Layout]
+    ) -> "Adapter":
+        """Check an adapter's files against its base model.
+
+        Args:
+            folder: the adapter's folder.
+            base: the base model's folder; its weights are hashed if the adapter tells the hash of its own.
+            base_config: the base model's configuration.
+            layout_of: gives the names and shapes of a model's tensors by its configuration.
+
+        Raises:
+            CheckpointError: a file is missing or damaged; another kind of adapter than LoRA; a rank, name or shape that
+                does not fit; a tensor of the new actions that is missing; or an adapter of another base model.
+        """
+        where = folder / ADAPTER_CONFIG
+        settings = checked(_AdapterConfig, read_json(where), str(where), CheckpointError)
+        config = _adapted_config(folder, base_config)
+        path = folder / ADAPTER_WEIGHTS
+        layout = read_header(path)
+        factors, replaced = _names(path, layout)
+        adapted = layout_of(config)
+        expected: dict[str, tuple[int, ...]] = {}
+        for name, (first, second) in factors.items():
+            if name not in adapted:
+                raise CheckpointError(f"{path}: {first}: expected a layer of the base model, which has no {name}")
+            rows, columns = adapted[name]
+            expected |= {first: (settings.r, columns), second: (rows, settings.r)}
+        for name, tensor in replaced.items():
+            if name not in adapted:
+                raise CheckpointError(f"{path}: {tensor}: expected a LoRA factor or a tensor of the base model")
+            expected[tensor] = adapted[name]
+        for tensor, shape in expected.items():
+            if layout[tensor] != shape:
+                raise CheckpointError(f"{path}: {tensor}: expected shape {shape}, got {layout[tensor]}")
+        if config is not base_config:
+            before = layout_of(base_config)
+            missing = [name for name in adapted if adapted[name] != before[name] and name not in replaced]
+            if missing:
+                raise CheckpointError(f"{path}: expected {missing[0]}, as config.json has other actions, got none")
+        _check_base(path, base)
+        return cls(folder, config, settings.r, settings.lora_alpha / settings.r, factors, replaced)
+
+    def merge(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The adapted model's tensors, from the base model's by name. Sums are computed and returned in float32.
+
+        Raises:
+            CheckpointError: the file can't be read.
+        """
+        merged = dict(tensors)
+        path = self.folder / ADAPTER_WEIGHTS
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name, (first, second) in self.factors.items():
+                    update = file.get_tensor(second).float() @ file.get_tensor(first).float()
+                    merged[name] = tensors[name].float() + self.scale * update
+                for name, tensor in self.replaced.items():
+                    merged[name] = file.get_tensor(tensor).clone()
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path}: expected a safetensors file, got: {error}") from None
+        return merged
+
+    @property
+    def replaced_modules(self) -> list[str]:
+        """Names of the modules that the adapter replaces whole, such as "action_projection"."""
+        return sorted({name.partition(".")[0] for name in self.replaced})
+
+
+def adapter_sha256(folder: Path) -> str:
+    """Hash an adapter's files: SHA-256, in hexadecimal, of their names and SHA-256s. Raises CheckpointError."""
+    total = hashlib.sha256()
+    for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS, CONFIG_NAME):
+        if name != CONFIG_NAME or (folder / name).is_file():
+            total.update(f"{file_sha256(folder / name, CheckpointError)}  {name}\n".encode())
+    return total.hexdigest()
+
+
+def _adapted_config(folder: Path, base: LlamaActionConfig) -> LlamaActionConfig:
+    """The base model's configuration, or that of the adapter's config.json, which may differ in its actions alone."""
+    path = folder / CONFIG_NAME
+    if not path.is_file():
+        return base
+    try:
+        config = LlamaActionConfig.from_dict(read_config(path))
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
+    for name, value in _sizes(base).items():
+        if (got := getattr(config, name)) != value:
+            raise CheckpointError(f"{path}: {name}: expected the base model's {value!r:.80}, got {got!r:.80}")
+    return config
+
+
+def _sizes(config: LlamaActionConfig) -> dict[str, Any]:
+    names = (
+        *("architectures", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+        *("num_attention_heads", "num_key_value_heads", "rms_norm_eps", "rope_parameters", "num_image_patches"),
+        *("num_temporal_embeddings", "tokenizer_sha256"),
+    )
+    return {name: getattr(config, name) for name in names}
+
+
+def _names(path: Path, layout: Layout) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
+    """The adapted weights with the names of their factors, and the replaced tensors."""
+    pairs: dict[str, dict[str, str]] = {}
+    replaced: dict[str, str] = {}
+    for tensor in layout:
+        if not tensor.startswith(PREFIX):
+            raise CheckpointError(f"{path}: expected names that begin with {PREFIX}, got {tensor:.80}")
+        name = tensor.removeprefix(PREFIX)
+        if found := _FACTOR.fullmatch(name):
+            pairs.setdefault(f"{found['weight']}.weight", {})[found["factor"]] = tensor
+        elif ".lora_" in name:
+            raise CheckpointError(
+                f"{path}: expected LoRA on {', '.join((*ATTENTION_PROJECTIONS, *MLP_PROJECTIONS))}, got {tensor:.120}"
+            )
+        else:
+            replaced[name] = tensor
+    lonely = next((pair for pair in pairs.values() if len(pair) < 2), None)
+    if lonely is not None:
+        raise CheckpointError(
+            f"{path}: expected lora_A and lora_B of each weight, got {next(iter(lonely.values()))} alone"
+        )
+    if not pairs and not replaced:
+        raise CheckpointError(f"{path}: expected LoRA factors, got no tensor")
+    return {name: (pair["A"], pair["B"]) for name, pair in pairs.items()}, replaced
+
+
+def _check_base(path: Path, base: Path) -> None:
+    with safe_open(path, framework="pt") as file:
+        expected = (file.metadata() or {}).get(BASE_SHA256)
+    if expected is not None and expected != (got := checkpoint_sha256(base)):
+        raise CheckpointError(f"{path}: expected the base model {expected[:12]}, got {got[:12]} of {base}")
