@@ -74,11 +74,16 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             "generate",
             "terra.generate:run",
             "one video of context frames and actions",
-            ("context", "trajectory", "actions"),
+            ("context", "trajectory", "actions", "adapter"),
         ),
-        Command("rollout", "terra.rollouts.batch:run", "many videos of a manifest", ("manifest", "context_root")),
         Command(
-            "serve", "terra.serving.run:run", "drive in the browser; videos and live sessions by HTTP", ("scenes",)
+            "rollout", "terra.rollouts.batch:run", "many videos of a manifest", ("manifest", "context_root", "adapter")
+        ),
+        Command(
+            "serve",
+            "terra.serving.run:run",
+            "drive in the browser; videos and live sessions by HTTP",
+            ("scenes", "adapter"),
         ),
         Command("replay", "terra.replay:run", "make a rollout again from its rollout.json, and compare", ("folder",)),
     ),
@@ -90,7 +95,12 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     ),
     "Train": (
         Command("train-tokenizer", "terra.training.tokenizer:run", "a tokenizer on frames", ("data", "decoder_of")),
-        Command("train", "terra.training.world_model:run", "a world model on tokens", ("data", "preview_tokenizer")),
+        Command(
+            "train",
+            "terra.training.world_model:run",
+            "a world model on tokens",
+            ("data", "preview_tokenizer", "old_data"),
+        ),
         Command(
             "train-estimator",
             "terra.evaluation.estimator_training:run",
@@ -106,7 +116,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             "evaluate",
             "terra.evaluation.evaluate:run",
             "a tokenizer and a world model on held-out recordings",
-            ("data", "estimator", "network_path", "video_network_path"),
+            ("data", "adapter", "estimator", "network_path", "video_network_path"),
         ),
         Command(
             "act-bench",

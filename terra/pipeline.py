@@ -126,6 +126,7 @@ class Pipeline:
         device: str | None = None,
         dtype: str | None = None,
         overlap: int = 3,
+        adapter: str | Path | None = None,
         sessions: int = 1,
         **engine_settings: Any,
     ) -> Self:
@@ -145,6 +146,7 @@ class Pipeline:
             device: "cpu", "cuda" or "cuda:1"; None takes a GPU if there is one.
             dtype: "float32" or "bfloat16"; None takes bfloat16 on a GPU and float32 on a CPU.
             overlap: frames read again when the window slides.
+            adapter: folder of a LoRA adapter of the world model, which `terra train adapter.rank=16` writes.
             sessions: number of simultaneous rollouts, for an engine with slots for sessions.
             engine_settings: further settings of the engine, such as `drafts`; see conf/engine/.
 
@@ -158,6 +160,7 @@ class Pipeline:
             device=device,
             dtype=dtype,
             overlap=overlap,
+            adapter=adapter,
             sessions=sessions,
             **engine_settings,
         )

@@ -123,7 +123,7 @@ async def _make(
 def _check_weights(spec: PipelineSpec, record: dict[str, Any]) -> None:
     for name, sha256 in spec.hashes().items():
         part = name.removesuffix("_sha256")
-        recorded = record["checkpoints"][part]["sha256"]
+        recorded = (record["adapter"] if part == "adapter" else record["checkpoints"][part])["sha256"]
         if sha256 != recorded:
             raise ConfigError(f"{part}: expected the weights {recorded[:12]} of the rollout, got {sha256[:12]}")
 

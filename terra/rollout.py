@@ -16,6 +16,8 @@ The record, version 2, has the same keys for every command; a value that is unkn
     num_frames, num_context, fps, seed, sampling
     overlap, windows     frames read again when the window slides; start, num_given and num_frames of each window
     checkpoints          tokenizer and world_model: pretrained, subfolder, revision, and the sha256 of the weights
+    adapter              folder and sha256 of the world model's adapter, null without one; records that were written
+                         before have no such key
     engine, decoder      name, and the settings (dtype, device and others)
     tokenizer_device     where the tokenizer encoded
     pixels_sha256        of the 8-bit RGB frames, before they were compressed
@@ -324,7 +326,7 @@ def rollout_record(
         "sampling": vars(sampling),
         "overlap": overlap,
         "windows": [vars(window) for window in windows],
-        **{name: provenance.get(name) for name in ("checkpoints", "engine", "decoder", "tokenizer_device")},
+        **{name: provenance.get(name) for name in ("checkpoints", "adapter", "engine", "decoder", "tokenizer_device")},
         "versions": package_versions(),
         "seconds": {name: round(value, 4) for name, value in seconds.items()},
         "batch": batch,

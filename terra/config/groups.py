@@ -13,7 +13,7 @@ from terra.errors import ConfigError
 from terra.extras import extras_named, install_hint
 from terra.sampling import SamplingParams
 from tokenizer.checkpoint import resolve_checkpoint
-from tokenizer.settings import Count, Settings, Text, first_problem
+from tokenizer.settings import Count, FilePath, Settings, Text, first_problem
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -115,11 +115,13 @@ class PipelineSettings(PairSettings):
         engine: the engine's `_target_`, "auto" or a name that can be imported, and its arguments.
         decoder: the decoder's `_target_` and arguments.
         overlap: frames read again when the window slides.
+        adapter: folder of a LoRA adapter of the world model, see `terra.world_model.adapter`; None for none.
     """
 
     engine: dict[str, Any]
     decoder: dict[str, Any]
     overlap: Count
+    adapter: FilePath | None = None
 
 
 class _Arguments(Settings):

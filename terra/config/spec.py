@@ -21,7 +21,8 @@ from terra.engine.base import Engine, EngineSpec
 from terra.errors import ConfigError
 from terra.pairing import check_pairing
 from terra.windows import check_overlap
-from terra.world_model import LlamaActionConfig, load_config
+from terra.world_model import LlamaActionConfig, load_adapter, load_config
+from terra.world_model.adapter import adapter_sha256
 from tokenizer import LFQTokenizer, LFQTokenizerConfig
 from tokenizer.checkpoint import checkpoint_sha256
 from tokenizer.settings import checked
@@ -44,6 +45,7 @@ class PipelineSpec:
     Attributes:
         settings: the settings, with every device, element type and the engine named.
         tokenizer, world_model: checkpoint folders.
+        adapter: folder of the world model's adapter; None for none.
         image_size: height and width of the tokenizer's frames, in pixels.
         spec: the geometry and rates of the world model's config.json.
         engine_choice: with engine=auto, one line that says which engine was taken and why; else None.
@@ -52,6 +54,7 @@ class PipelineSpec:
     settings: PipelineSettings
     tokenizer: Path
     world_model: Path
+    adapter: Path | None
     image_size: tuple[int, int]
     spec: EngineSpec
     engine_choice: str | None = None
@@ -78,7 +81,8 @@ class PipelineSpec:
             TerraError: anything wrong with the settings or the checkpoints.
         """
         tokenizer, world_model = settings.tokenizer.folder(), settings.world_model.folder()
-        model = load_config(world_model)
+        adapter = settings.adapter
+        model = load_config(world_model) if adapter is None else load_adapter(adapter, world_model).config
         spec = EngineSpec.of(model)
         check_pairing(tokenizer, spec)
         check_overlap(settings.overlap, spec.layout.max_frames)
@@ -86,10 +90,11 @@ class PipelineSpec:
         if resolved.engine.get("max_sessions", 1) is None:
             most = _sessions_that_fit(model, resolved.engine)
             resolved = resolved.replace(engine={**resolved.engine, "max_sessions": max(1, min(sessions, most))})
-        check_part("engine", resolved.engine, ("checkpoint",))
+        check_part("engine", resolved.engine, ("checkpoint",) if adapter is None else ("checkpoint", "adapter"))
         check_part("decoder", resolved.decoder, ("tokenizer",))
         image_size = LFQTokenizerConfig.load(tokenizer / "config.json").image_size
-        return cls(resolved, tokenizer.absolute(), world_model.absolute(), image_size, spec, choice)
+        folders = tokenizer.absolute(), world_model.absolute(), None if adapter is None else adapter.absolute()
+        return cls(resolved, *folders, image_size, spec, choice)
 
     @classmethod
     def from_pretrained(
@@ -100,6 +105,7 @@ class PipelineSpec:
         device: str | None = None,
         dtype: str | None = None,
         overlap: int = 3,
+        adapter: str | Path | None = None,
         sessions: int = 1,
         **engine_settings: Any,
     ) -> Self:
@@ -110,6 +116,8 @@ class PipelineSpec:
         """
         named = str(pretrained) in set(choices("model")) - {"folder"}
         values: dict[str, Any] = {"device": device, "dtype": dtype, "overlap": overlap}
+        if adapter is not None:
+            values["adapter"] = str(adapter)
         if not named:
             values["model"] = {"path": str(pretrained)}
         groups = {"model": str(pretrained) if named else "folder", "engine": engine, "decoder": "framewise"}
@@ -147,6 +155,8 @@ class PipelineSpec:
         if engine is not None:
             parts["engine"] = compose_groups({"engine": engine}, {"device": device, "dtype": dtype})["engine"]
         values = {"tokenizer": tokenizer, "world_model": world_model, **parts, "overlap": record["overlap"]}
+        if record.get("adapter") is not None:
+            values["adapter"] = record["adapter"]["folder"]
         return cls.from_settings(checked(PipelineSettings, values, "rollout.json"))
 
     def announce(self) -> None:
@@ -158,7 +168,8 @@ class PipelineSpec:
         """Load the weights and start the engine. Raises TerraError."""
         tokenizer = self.build_tokenizer()
         decoder = build_part("decoder", self.settings.decoder, tokenizer=tokenizer)
-        engine = build_part("engine", self.settings.engine, checkpoint=self.world_model)
+        adapted = {} if self.adapter is None else {"adapter": self.adapter}
+        engine = build_part("engine", self.settings.engine, checkpoint=self.world_model, **adapted)
         if not isinstance(engine, Engine):
             target = self.settings.engine["_target_"]
             raise ConfigError(f"engine._target_={target}: expected an engine, got {type(engine).__name__}")
@@ -183,9 +194,11 @@ class PipelineSpec:
 
     @functools.cached_property
     def _hashes(self) -> dict[str, str]:
+        adapter = {} if self.adapter is None else {"adapter_sha256": adapter_sha256(self.adapter)}
         return {
             "tokenizer_sha256": checkpoint_sha256(self.tokenizer),
             "world_model_sha256": checkpoint_sha256(self.world_model),
+            **adapter,
         }
 
     def provenance(self) -> dict[str, Any]:
@@ -196,6 +209,9 @@ class PipelineSpec:
             checkpoints[name] = names | {"sha256": hashes[f"{name}_sha256"]}
         return {
             "checkpoints": checkpoints,
+            "adapter": None
+            if self.adapter is None
+            else {"folder": str(self.adapter), "sha256": hashes["adapter_sha256"]},
             "engine": _by_name("engine", self.settings.engine),
             "decoder": _by_name("decoder", self.settings.decoder),
             "tokenizer_device": self.settings.tokenizer.device,

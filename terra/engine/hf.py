@@ -32,6 +32,7 @@ class ModelThread:
 
     Args:
         checkpoint: a checkpoint folder.
+        adapter: folder of a LoRA adapter to merge, or None.
         dtype: element type of the weights, "float32" or "bfloat16".
         device: a torch device, such as "cpu" or "cuda".
 
@@ -44,8 +45,10 @@ class ModelThread:
         CheckpointError: see `terra.world_model.load_config`.
     """
 
-    def __init__(self, checkpoint: Path, dtype: str, device: str) -> None:
-        self.model = load_world_model(checkpoint, dtype=torch_dtype(dtype), device=torch_device(device))
+    def __init__(self, checkpoint: Path, adapter: Path | None, dtype: str, device: str) -> None:
+        self.model = load_world_model(
+            checkpoint, adapter=adapter, dtype=torch_dtype(dtype), device=torch_device(device)
+        )
         self.spec = EngineSpec.of(self.model.config)
         self._worker = ThreadPoolExecutor(1, "terra-hf", torch.set_num_threads, (torch.get_num_threads(),))
         self._closed = False
@@ -136,6 +139,7 @@ class HFEngine:
 
     Args:
         checkpoint: a checkpoint folder.
+        adapter: folder of a LoRA adapter to merge, or None.
         dtype: element type of the weights, "float32" or "bfloat16".
         device: a torch device, such as "cpu" or "cuda".
 
@@ -146,8 +150,10 @@ class HFEngine:
 
     failure = None
 
-    def __init__(self, checkpoint: Path, *, dtype: str = "float32", device: str = "cpu") -> None:
-        self._thread = ModelThread(checkpoint, dtype, device)
+    def __init__(
+        self, checkpoint: Path, *, adapter: Path | None = None, dtype: str = "float32", device: str = "cpu"
+    ) -> None:
+        self._thread = ModelThread(checkpoint, adapter, dtype, device)
 
     @property
     def spec(self) -> EngineSpec:

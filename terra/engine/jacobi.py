@@ -26,6 +26,7 @@ class JacobiEngine(HFEngine):
 
     Args:
         checkpoint: a checkpoint folder.
+        adapter: folder of a LoRA adapter to merge, or None.
         drafts: tokens a pass reads beyond those that are certain; 0 is sequential decoding.
         dtype: element type of the weights, "float32" or "bfloat16".
         device: a torch device, such as "cpu" or "cuda".
@@ -35,10 +36,18 @@ class JacobiEngine(HFEngine):
         CheckpointError: see `terra.world_model.load_config`.
     """
 
-    def __init__(self, checkpoint: Path, *, drafts: int, dtype: str = "float32", device: str = "cpu") -> None:
+    def __init__(
+        self,
+        checkpoint: Path,
+        *,
+        drafts: int,
+        adapter: Path | None = None,
+        dtype: str = "float32",
+        device: str = "cpu",
+    ) -> None:
         if drafts < 0:
             raise ConfigError(f"engine.drafts: expected 0 or more, got {drafts}")
-        super().__init__(checkpoint, dtype=dtype, device=device)
+        super().__init__(checkpoint, adapter=adapter, dtype=dtype, device=device)
         self._drafts = drafts
 
     def _window(self, prompt: Prompt, sampling: SamplingParams, seed: int) -> Window:

@@ -7,7 +7,7 @@ from terra.engine.base import EngineCounters, EngineSpec, check_actions, check_p
 from terra.errors import EngineError
 from terra.prompt import Action, Actions, FrameTokens, Prompt
 from terra.sampling import SamplingParams
-from terra.world_model import load_config
+from terra.world_model import load_adapter, load_config
 
 
 class PersistenceEngine:
@@ -21,13 +21,14 @@ class PersistenceEngine:
         self._closed = False
 
     @classmethod
-    def from_pretrained(cls, checkpoint: Path) -> "PersistenceEngine":
-        """Take the geometry of a world model's checkpoint folder; its weights are checked, not loaded.
+    def from_pretrained(cls, checkpoint: Path, adapter: Path | None = None) -> "PersistenceEngine":
+        """Take the geometry of a world model's checkpoint folder, or of its adapter; weights are checked, not loaded.
 
         Raises:
-            CheckpointError: see `terra.world_model.load_config`.
+            CheckpointError: see `terra.world_model.load_config` and `load_adapter`.
         """
-        return cls(EngineSpec.of(load_config(checkpoint)))
+        config = load_config(checkpoint) if adapter is None else load_adapter(adapter, checkpoint).config
+        return cls(EngineSpec.of(config))
 
     @property
     def spec(self) -> EngineSpec:

@@ -83,7 +83,7 @@ def run(settings: EvaluationSettings, console: Console | None = None) -> Path:
     """
     started, console = time.perf_counter(), console or Console(stderr=True)
     spec = PipelineSpec.from_settings(settings, sessions=settings.at_once)
-    plan = make_plan(settings, spec.tokenizer, spec.world_model)
+    plan = make_plan(settings, spec.tokenizer, spec.world_model, spec.adapter)
     scorer = _load_scorer(settings, plan)
     network = scorer.network.name
     spec.announce()
@@ -239,7 +239,7 @@ def _teacher_forced(found: _Found, plan: EvaluationPlan) -> dict[str, Any]:
         tokenizer_sha256=plan.facts["checkpoints"]["tokenizer"],
         space=plan.model.space,
     )
-    model = load_world_model(plan.world_model, dtype=dtype, device=device)
+    model = load_world_model(plan.world_model, adapter=plan.settings.adapter, dtype=dtype, device=device)
     return evaluate_world_model(
         model, driving.to(device), window, len(found.tokens), neutral=_neutral(plan.model.space)
     )

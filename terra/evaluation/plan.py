@@ -18,7 +18,8 @@ from terra.evaluation.settings import EvaluationSettings
 from terra.metrics.bootstrap import LEVEL
 from terra.pairing import check_pairing
 from terra.windows import plan_windows
-from terra.world_model import LlamaActionConfig, load_config
+from terra.world_model import LlamaActionConfig, load_adapter, load_config
+from terra.world_model.adapter import adapter_sha256
 from tokenizer import LFQTokenizerConfig
 from tokenizer.checkpoint import checkpoint_sha256
 
@@ -59,7 +60,7 @@ class EvaluationPlan:
         return Bootstrap(settings.resamples, settings.frechet_resamples, settings.seed)
 
 
-def make_plan(settings: EvaluationSettings, tokenizer: Path, world_model: Path) -> EvaluationPlan:
+def make_plan(settings: EvaluationSettings, tokenizer: Path, world_model: Path, adapter: Path | None) -> EvaluationPlan:
     """Read and check the data and the checkpoints' configurations, and choose what to generate.
 
     Raises:
@@ -68,7 +69,7 @@ def make_plan(settings: EvaluationSettings, tokenizer: Path, world_model: Path) 
         ConfigError: lengths that no window fits, recordings of another rate, size or action space than the models
             take, or counterfactual sets without an estimator.
     """
-    model = load_config(world_model)
+    model = load_config(world_model) if adapter is None else load_adapter(adapter, world_model).config
     estimator = _choose_estimator(settings, model.space)
     check_pairing(tokenizer, EngineSpec.of(model))
     for length in (settings.num_frames, settings.drift_frames, settings.group_frames):
@@ -90,7 +91,11 @@ def make_plan(settings: EvaluationSettings, tokenizer: Path, world_model: Path) 
         "tokenizer": str(tokenizer),
         "world_model": str(world_model),
         "settings": settings.model_dump(mode="json"),
-        "checkpoints": {"tokenizer": checkpoint_sha256(tokenizer), "world_model": checkpoint_sha256(world_model)},
+        "checkpoints": {
+            "tokenizer": checkpoint_sha256(tokenizer),
+            "world_model": checkpoint_sha256(world_model),
+            **({} if adapter is None else {"adapter": adapter_sha256(adapter)}),
+        },
         "clips": len(clips),
         "moving_clips": sum(clip.is_moving for clip in clips),
         "drift_clips": len(drift),

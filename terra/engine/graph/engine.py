@@ -39,6 +39,7 @@ class GraphEngine:
 
     Args:
         checkpoint: a checkpoint folder.
+        adapter: folder of a LoRA adapter to merge, or None.
         drafts: tokens that a decode step reads in a window beyond the first, at most; 0 is sequential decoding.
         max_sessions: slots of the batch, each with a whole window's KV cache; more sessions than that take turns.
         dtype: element type of the weights, "bfloat16" or "float32".
@@ -57,6 +58,7 @@ class GraphEngine:
         checkpoint: Path,
         *,
         drafts: int,
+        adapter: Path | None = None,
         max_sessions: int = 1,
         dtype: str = "bfloat16",
         device: str = "cuda",
@@ -75,7 +77,7 @@ class GraphEngine:
         check_gpu(where)
         if (fp8_weights or fp8_cache) and not has_fp8(where):
             raise ConfigError("engine.fp8: expected a GPU of compute capability 8.9 or higher")
-        model = load_world_model(checkpoint, dtype=torch_dtype(dtype), device=where)
+        model = load_world_model(checkpoint, adapter=adapter, dtype=torch_dtype(dtype), device=where)
         self._spec = EngineSpec.of(model.config)
         self._requests: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
         self._closed = False
