@@ -297,3 +297,15 @@ def test_windows_never_cross_episodes(lengths, window, data):
     assert tokens.shape == (len(some), window, 2, 4)
     assert (tokens == tokens[:, :1]).all()
     assert all(torch.equal(a, tagged.actions[s : s + window]) for a, s in zip(actions, some.tolist(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("count", "bounds"), [(1, [0, 1]), (7, [0, 7]), (9, [0, 7, 9]), (16, [0, 7, 16]), (99, [0, 7, 16])]
+)
+def test_the_first_frames_are_whole_episodes_and_a_part(count, bounds):
+    tokens, actions = torch.arange(16)[:, None, None], torch.randn(16, 6, 3)
+    whole = TokenizedDriving(tokens, actions, torch.tensor([0, 7, 16]), 10.0, 16, "f" * 64, Waypoints())
+    part = whole.first(count)
+    assert part.episode_start.tolist() == bounds
+    assert part.tokens.flatten().tolist() == list(range(min(count, 16)))
+    assert torch.equal(part.actions, actions[:count])

@@ -77,6 +77,13 @@ class TokenizedDriving:
         frames = starts[:, None] + torch.arange(window, device=starts.device)
         return self.tokens[frames].long(), self.actions[frames]
 
+    def first(self, num_frames: int) -> "TokenizedDriving":
+        """Return the first `num_frames` frames, or all if there are not so many; the last episode may be cut."""
+        bounds = self.episode_start[self.episode_start < num_frames].tolist()
+        count = min(num_frames, len(self.tokens))
+        bounds = torch.tensor([*bounds, count] if bounds[-1] < count else bounds)
+        return replace(self, tokens=self.tokens[:count], actions=self.actions[:count], episode_start=bounds)
+
     def to(self, device: torch.device) -> "TokenizedDriving":
         """Return a copy with tokens and actions on `device`."""
         return replace(self, tokens=self.tokens.to(device), actions=self.actions.to(device))

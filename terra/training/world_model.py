@@ -99,6 +99,7 @@ class TrainWorldModelSettings(WorldModelTraining, LoopConfig):
     Attributes:
         data: folder of tokens, with one folder for each split.
         train_split, held_out_split: names of the two splits.
+        max_frames: the model is trained on so many first frames of `train_split`; None takes all.
         old_data: folder of the tokens that `init_from` was trained on; with it, its `held_out_split` tells what is
             forgotten.
         device: where the model is trained; None takes a GPU if there is one.
@@ -108,6 +109,7 @@ class TrainWorldModelSettings(WorldModelTraining, LoopConfig):
     data: FilePath
     train_split: Text
     held_out_split: Text
+    max_frames: Count | None
     old_data: FilePath | None
     device: str | None
     world_model: WorldModelSize
@@ -200,6 +202,8 @@ def run(settings: TrainWorldModelSettings) -> None:
     accelerator = start_processes(settings.device)
     splits = (settings.train_split, settings.held_out_split)
     tokenized, held_out = (load_tokens(settings.data / split) for split in splits)
+    if settings.max_frames is not None:
+        tokenized = tokenized.first(settings.max_frames)
     old = None if settings.old_data is None else load_tokens(settings.old_data / settings.held_out_split)
     if accelerator.is_main_process:
         write_json(settings.output / "settings.json", settings.model_dump(mode="json"))
