@@ -1,208 +1,231 @@
 """Measures how much data a new domain needs: held-out cross-entropy against frames, for three ways of training.
 
-    python scripts/adapter_curves.py output=outputs/curves domains=camera=data/camera_tokens,snow=data/snow_tokens \\
-        old_data=data/town_tokens
+    python scripts/adapter_curves.py --output outputs/curves --old-data data/town_tokens \\
+        --domains camera=data/camera_tokens snow=data/snow_tokens
 
-Trains with `terra train` an adapter of rank 16 of the shipped model, all of its weights, and a model of the same size
-from nothing, on the first 100, 1,000 and 10,000 frames of each domain. Writes curves.json, curves.md and curves.png.
-What is finished is kept; the same command goes on. Exit code: 0 all is done, 75 run it again (after `seconds`).
+On the first 100, 1,000 and 10,000 frames of each domain the script trains with `terra train`: an adapter of rank 16 of
+the shipped model, all of the shipped model's weights, and a model of the same size from nothing. It writes curves.json,
+curves.md and curves.png. What is finished is kept, and the same command goes on. The exit code is 0 if all is done, 75
+if `--seconds` are over first, 1 if a training failed.
+
+Every training predicts the held-out windows now and then, and its lowest cross-entropy counts, for all three ways
+alike: few frames are soon learned by heart.
 """
 
+import argparse
 import json
+import os
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
-from terra.dataset.tokens import load_tokens
+from terra.dataset.tokens import TokenizedDriving, load_tokens
+from terra.training.curves import read_log
 from tokenizer.files import write_json
 
 METHODS = {
-    "adapter": ["init_from=demo", "adapter.rank=16", "learning_rate=2e-3", "weight_decay=0.0"],
-    "full": ["init_from=demo", "learning_rate=2e-4"],
-    "nothing": ["learning_rate=1e-3"],
+    "adapter": ("adapter, rank 16", "#0072B2", ["recipe=world_model_adapter"]),
+    "full": ("full fine-tuning", "#D55E00", ["init_from=demo", "learning_rate=2e-4", "warmup_steps=20"]),
+    "nothing": ("from nothing", "#009E73", ["learning_rate=1e-3", "warmup_steps=50"]),
 }
-NAMES = {"adapter": "adapter, rank 16", "full": "full fine-tuning", "nothing": "from nothing"}
-COLORS = {"adapter": "#0072B2", "full": "#D55E00", "nothing": "#009E73"}
-FRAMES = (100, 1_000, 10_000)
 STEPS = {100: 100, 1_000: 300, 10_000: 1_200}
 STEPS_FROM_NOTHING = 2  # times as many
-DEFAULTS = {
-    "output": "outputs/curves",
-    "domains": "",
-    "old_data": "",
-    "device": "cuda",
-    "parallel": "3",
-    "seconds": "1e9",
-}
 
 
-def command(settings: dict[str, str], method: str, data: str, frames: int, output: Path) -> list[str]:
-    """The arguments of one training."""
-    steps = STEPS[frames] * (STEPS_FROM_NOTHING if method == "nothing" else 1)
-    values = {
-        "data": data, "output": output, "device": settings["device"], "max_frames": frames, "max_steps": steps,
-        "schedule": "steps", "max_seconds": "null", "batch_size": 16, "warmup_steps": 20, "ema_decay": 0.98,
-        "ema_every_steps": 1, "save_every_seconds": 1e6, "evaluation_windows": 64,
-    }  # fmt: skip
-    if settings["old_data"] and method != "nothing" and same_actions(data, settings["old_data"]):
-        values["old_data"] = settings["old_data"]
-    return [
-        sys.executable,
-        "-m",
-        "terra",
-        "train",
-        *METHODS[method],
-        *(f"{name}={value}" for name, value in values.items()),
-    ]
+@dataclass(frozen=True)
+class Training:
+    """One point of a curve: a way of training on the first frames of a domain's tokens."""
+
+    domain: str
+    data: Path
+    frames: int
+    method: str
+    output: Path
+
+    @property
+    def done(self) -> bool:
+        """Whether the training has written its figures."""
+        return (self.output / "metrics.json").exists()
+
+    def command(self, old_data: Path | None) -> list[str]:
+        """The command line of the training; `old_data` are the tokens of the shipped model's own domain."""
+        steps = STEPS[self.frames] * (STEPS_FROM_NOTHING if self.method == "nothing" else 1)
+        values: dict[str, Any] = {
+            "data": self.data,
+            "output": self.output,
+            "max_frames": self.frames,
+            "max_steps": steps,
+            "schedule": "steps",
+            "max_seconds": "null",
+            "ema_decay": 0.98,
+            "ema_every_steps": 1,
+            "save_every_seconds": 15,
+            "max_shard_size": "12MB",
+        }
+        if old_data is not None and self.method != "nothing":
+            values["old_data"] = old_data
+        arguments = [f"{name}={value}" for name, value in values.items()]
+        return [sys.executable, "-m", "terra", "train", *METHODS[self.method][2], *arguments]
+
+    def figures(self) -> dict[str, Any]:
+        """A row of the table: cross-entropy (nats a token, the lowest), its start, and the old domain's."""
+        metrics = json.loads((self.output / "metrics.json").read_text())
+        start = metrics.get("start", {})
+        return {
+            "domain": self.domain,
+            "frames": min(self.frames, frames_of(self.data)),
+            "method": self.method,
+            "cross_entropy": min([metrics["cross_entropy"], *read_log(self.output, "held_out_cross_entropy")[1]]),
+            "last_cross_entropy": metrics["cross_entropy"],
+            "accuracy": metrics["accuracy"],
+            "start": start.get("cross_entropy"),
+            "old": metrics.get("old", {}).get("cross_entropy"),
+            "old_start": start.get("old", {}).get("cross_entropy"),
+            "steps": metrics["step"],
+            "seconds": metrics["seconds"],
+        }
 
 
-def same_actions(data: str, old_data: str) -> bool:
-    """Whether the old domain can be measured with the new one's actions."""
-    one, other = (load_tokens(Path(folder) / "held_out") for folder in (data, old_data))
-    return (one.space, one.fps) == (other.space, other.fps)
-
-
-def train_all(settings: dict[str, str], domains: dict[str, str], output: Path) -> bool:
-    """Run what is not finished, `parallel` trainings at a time; whether all is finished."""
-    jobs = []
+def plan(domains: dict[str, Path], output: Path) -> list[Training]:
+    """All trainings, those on the most frames first. A domain's last point takes all frames that it has."""
+    trainings = []
     for name, data in domains.items():
-        frames_there = len(load_tokens(Path(data) / "train").tokens)
-        for frames in FRAMES:
-            jobs += [
-                (name, data, frames, method)
-                for method in METHODS
-                if frames <= frames_there or frames == next_above(frames_there)
-            ]
-    jobs.sort(key=lambda job: -job[2])
-    waiting = [job for job in jobs if not (folder(output, *job) / "metrics.json").exists()]
-    started, running, failed = time.monotonic(), {}, []
-    while waiting or running:
-        for process, (job, log) in list(running.items()):
-            if process.poll() is not None:
-                log.close()
-                del running[process]
-                print(
-                    f"{time.monotonic() - started:.0f} s: {job[0]} {job[2]} {job[3]}: {process.returncode}", flush=True
+        there = frames_of(data)
+        last = next((frames for frames in STEPS if frames >= there), max(STEPS))
+        for frames in (frames for frames in STEPS if frames <= last):
+            trainings += [Training(name, data, frames, way, output / name / f"{way}_{frames}") for way in METHODS]
+    return sorted(trainings, key=lambda training: -training.frames)
+
+
+def frames_of(data: Path) -> int:
+    """Number of frames of the training split."""
+    return len(load_tokens(data / "train").tokens)
+
+
+def old_data_for(data: Path, old_data: Path | None) -> Path | None:
+    """`old_data`, if its frames have the actions of `data`, so that one model can be asked for both."""
+    if old_data is None:
+        return None
+    both: list[TokenizedDriving] = [load_tokens(folder / "held_out") for folder in (data, old_data)]
+    same = (both[0].space, both[0].fps) == (both[1].space, both[1].fps)
+    return old_data if same else None
+
+
+def train_all(trainings: list[Training], old_data: Path | None, gpus: list[str], jobs: int, seconds: float) -> None:
+    """Run what is not done, `jobs` trainings at a time on each GPU; after `seconds` the running ones save their state.
+
+    Raises:
+        SystemExit: trainings failed.
+    """
+    started = time.monotonic()
+    waiting = [training for training in trainings if not training.done]
+    free = gpus * jobs
+    running: list[tuple[Training, subprocess.Popen[bytes], str]] = []
+    failed: list[Training] = []
+    stopped = False
+    while running or (waiting and not stopped):
+        stopped = stopped or time.monotonic() - started > seconds
+        if stopped:
+            for _, process, _ in running:
+                process.terminate()
+        while waiting and free and not stopped:
+            training, gpu = waiting.pop(0), free.pop(0)
+            training.output.mkdir(parents=True, exist_ok=True)
+            with (training.output / "output.txt").open("ab") as log:
+                process = subprocess.Popen(
+                    training.command(old_data_for(training.data, old_data)),
+                    stdout=log,
+                    stderr=log,
+                    env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu} if gpu else None,
                 )
-                failed += [job] if process.returncode else []
-        out_of_time = time.monotonic() - started > float(settings["seconds"])
-        if out_of_time and running:
-            for process in running:
-                process.terminate()  # saves its state
-        while waiting and len(running) < int(settings["parallel"]) and not out_of_time:
-            job = waiting.pop(0)
-            folder(output, *job).mkdir(parents=True, exist_ok=True)
-            log = (folder(output, *job) / "training.log").open("a")
-            name, data, frames, method = job
-            process = subprocess.Popen(
-                command(settings, method, data, frames, folder(output, *job)), stdout=log, stderr=log
-            )
-            running[process] = (job, log)
-        if out_of_time and not running:
-            break
-        time.sleep(0.5)
-    for job in failed:
-        print((folder(output, *job) / "training.log").read_text()[-1500:])
-    return all((folder(output, *job) / "metrics.json").exists() for job in jobs)
+            running.append((training, process, gpu))
+        for item in [item for item in running if item[1].poll() is not None]:
+            running.remove(item)
+            training, process, gpu = item
+            free.append(gpu)
+            failed += [training] if process.returncode else []
+            took = f"{time.monotonic() - started:.0f} s, {len(waiting) + len(running)} left"
+            print(f"{training.domain} {training.frames} {training.method}: exit code {process.returncode} ({took})")
+            sys.stdout.flush()
+        time.sleep(0.2)
+    for training in failed:
+        print((training.output / "output.txt").read_text()[-1500:], file=sys.stderr)
+    if failed:
+        sys.exit(1)
 
 
-def next_above(frames: int) -> int:
-    """The smallest of FRAMES that a dataset of `frames` does not fill: it is trained on whole."""
-    return next((each for each in FRAMES if each >= frames), 0)
-
-
-def folder(output: Path, name: str, data: str, frames: int, method: str) -> Path:
-    """The output folder of one training."""
-    return output / name / f"{method}_{frames}"
-
-
-def collect(domains: dict[str, str], output: Path) -> list[dict]:
-    """The figures of all finished trainings."""
-    rows = []
-    for name, data in domains.items():
-        there = len(load_tokens(Path(data) / "train").tokens)
-        for frames in FRAMES:
-            for method in METHODS:
-                path = folder(output, name, data, frames, method) / "metrics.json"
-                if not path.exists():
-                    continue
-                metrics = json.loads(path.read_text())
-                start = metrics.get("start", {})
-                rows.append(
-                    {
-                        "domain": name,
-                        "frames": min(frames, there),
-                        "method": method,
-                        "cross_entropy": metrics["cross_entropy"],
-                        "accuracy": metrics["accuracy"],
-                        "start": start.get("cross_entropy"),
-                        "steps": metrics["step"],
-                        "seconds": metrics["seconds"],
-                        "old": metrics.get("old", {}).get("cross_entropy"),
-                        "old_start": start.get("old", {}).get("cross_entropy"),
-                    }
-                )
-    return rows
-
-
-def write_table(rows: list[dict], path: Path) -> None:
+def write_table(rows: list[dict[str, Any]], path: Path) -> None:
     """Write and print the figures as a table of Markdown."""
     lines = [
-        "| domain | frames | training | nats a token | before | gain of full | old domain | seconds |",
-        "|---|---|---|---|---|---|---|---|",
+        "| domain | frames | training | nats a token | before | of full's gain | old domain | before | seconds |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
+    full = {(row["domain"], row["frames"]): row for row in rows if row["method"] == "full"}
     for row in rows:
-        full = next(
-            (r for r in rows if (r["domain"], r["frames"], r["method"]) == (row["domain"], row["frames"], "full")), None
-        )
-        share = ""
-        if row["method"] == "adapter" and full is not None and full["start"] != full["cross_entropy"]:
-            share = f"{100 * (row['start'] - row['cross_entropy']) / (full['start'] - full['cross_entropy']):.0f} %"
-        before = "" if row["start"] is None else f"{row['start']:.3f}"
-        old = "" if row["old"] is None else f"{row['old']:.3f} ({row['old_start']:.3f} before)"
-        lines.append(
-            f"| {row['domain']} | {row['frames']:,} | {NAMES[row['method']]} | {row['cross_entropy']:.3f} | {before} | "
-            f"{share} | {old} | {row['seconds']:.0f} |"
-        )
+        share, other = None, full.get((row["domain"], row["frames"]))
+        if row["method"] == "adapter" and other is not None:
+            share = (row["start"] - row["cross_entropy"]) / (other["start"] - other["cross_entropy"])
+        cells = [
+            row["domain"],
+            f"{row['frames']:,}",
+            METHODS[row["method"]][0],
+            f"{row['cross_entropy']:.3f}",
+            *("" if row[name] is None else f"{row[name]:.3f}" for name in ("start",)),
+            "" if share is None else f"{share:.0%}",
+            *("" if row[name] is None else f"{row[name]:.3f}" for name in ("old", "old_start")),
+            f"{row['seconds']:.0f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     path.write_text("\n".join(lines) + "\n")
     print(path.read_text())
 
 
-def draw(rows: list[dict], path: Path) -> None:
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Write the curves, a plot for each domain."""
     domains = list(dict.fromkeys(row["domain"] for row in rows))
-    figure = Figure(figsize=(3.6 * len(domains), 3.2), layout="constrained")
-    for axes, domain in zip(figure.subplots(1, len(domains), squeeze=False)[0], domains, strict=True):
-        for method, name in NAMES.items():
-            points = sorted(
-                (r["frames"], r["cross_entropy"]) for r in rows if (r["domain"], r["method"]) == (domain, method)
-            )
-            if points:
-                axes.plot(*zip(*points, strict=True), "o-", color=COLORS[method], label=name)
-        start = next((r["start"] for r in rows if r["domain"] == domain and r["start"] is not None), None)
-        if start is not None:
-            axes.axhline(start, color="0.5", linestyle=":", label="shipped model")
-        axes.set(xscale="log", title=domain, xlabel="frames of the new domain", ylabel="held-out nats a token")
+    figure = Figure(figsize=(3.6 * len(domains), 3.4), layout="constrained")
+    plots = figure.subplots(1, len(domains), squeeze=False)[0]
+    for axes, domain in zip(plots, domains, strict=True):
+        mine = [row for row in rows if row["domain"] == domain]
+        for method, (label, color, _) in METHODS.items():
+            points = sorted((row["frames"], row["cross_entropy"]) for row in mine if row["method"] == method)
+            axes.plot([x for x, _ in points], [y for _, y in points], "o-", color=color, label=label)
+        starts = [row["start"] for row in mine if row["start"] is not None and row["method"] == "full"]
+        if starts:
+            axes.axhline(starts[0], color="0.5", linestyle=":", label="shipped model")
+        axes.set(xscale="log", title=domain, xlabel="frames of the new domain")
         axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    plots[0].set_ylabel("held-out cross-entropy (nats a token)")
+    plots[0].legend(fontsize=8)
     figure.savefig(path, dpi=130)
 
 
 def main() -> int:
-    """Train, and write what was found; returns the exit code."""
-    settings = DEFAULTS | dict(argument.split("=", 1) for argument in sys.argv[1:])
-    domains = dict(pair.split("=", 1) for pair in settings["domains"].split(","))
-    output = Path(settings["output"])
-    done = train_all(settings, domains, output)
-    rows = collect(domains, output)
-    write_json(output / "curves.json", rows)
+    """Parse the command line, train, write what was found; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--domains", nargs="+", required=True, metavar="NAME=TOKENS")
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--old-data", type=Path, help="tokens of the shipped model's own domain: what is forgotten")
+    parser.add_argument("--gpus", nargs="+", default=[""], help="CUDA_VISIBLE_DEVICES of the trainings")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time on each GPU")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no training goes on for longer")
+    arguments = parser.parse_args()
+    domains = {name: Path(data) for name, _, data in (pair.partition("=") for pair in arguments.domains)}
+    trainings = plan(domains, arguments.output)
+    train_all(trainings, arguments.old_data, arguments.gpus, arguments.jobs, arguments.seconds)
+    order = {name: index for index, name in enumerate(METHODS)}
+    done = sorted((t for t in trainings if t.done), key=lambda t: (t.domain, t.frames, order[t.method]))
+    rows = [training.figures() for training in done]
+    write_json(arguments.output / "curves.json", {"trainings": rows})
     if rows:
-        write_table(rows, output / "curves.md")
-        draw(rows, output / "curves.png")
-    return 0 if done else 75
+        write_table(rows, arguments.output / "curves.md")
+        draw(rows, arguments.output / "curves.png")
+    return 0 if len(rows) == len(trainings) else 75
 
 
 if __name__ == "__main__":

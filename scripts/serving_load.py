@@ -165,11 +165,11 @@ def use_all(target: Target, seconds: float, folder: Path) -> Counter[str]:
     is driven, rewound and forked; its fork is driven.
     """
     counts: Counter[str] = Counter()
-    ends = time.monotonic() + seconds
     folder.mkdir(parents=True, exist_ok=True)
     pictures = [folder / f"{index}.png" for index in range(3)]
     save_noise(pictures, seed=1)
     with Client(target.url, target.api_key or None) as client:
+        ends = time.monotonic() + seconds
         while time.monotonic() < ends:
             try:
                 context = client.create_context(*pictures)["id"]
