@@ -53,11 +53,13 @@ class RolloutRequest:
         actions: one between each two frames of the rollout, so one fewer than it has frames; the first
             `context - 1` lie between context frames.
         seed: 0 or more.
+        adapter: name of one of the engine's adapters; None for the model that the engine was started with.
     """
 
     context_frames: Frames
     actions: Actions
     seed: int
+    adapter: str | None = None
 
     @property
     def num_frames(self) -> int:
@@ -127,6 +129,7 @@ class Pipeline:
         dtype: str | None = None,
         overlap: int = 3,
         adapter: str | Path | None = None,
+        adapters: Mapping[str, str | Path] | None = None,
         sessions: int = 1,
         **engine_settings: Any,
     ) -> Self:
@@ -147,6 +150,9 @@ class Pipeline:
             dtype: "float32" or "bfloat16"; None takes bfloat16 on a GPU and float32 on a CPU.
             overlap: frames read again when the window slides.
             adapter: folder of a LoRA adapter of the world model, which `terra train adapter.rank=16` writes.
+            adapters: folders of further adapters by name, of which each rollout may name one
+                (`RolloutRequest.adapter`). With engine=vllm they share the base model's weights; other engines load a
+                whole model for each.
             sessions: number of simultaneous rollouts, for an engine with slots for sessions.
             engine_settings: further settings of the engine, such as `drafts`; see conf/engine/.
 
@@ -161,6 +167,7 @@ class Pipeline:
             dtype=dtype,
             overlap=overlap,
             adapter=adapter,
+            adapters=adapters,
             sessions=sessions,
             **engine_settings,
         )
@@ -181,7 +188,12 @@ class Pipeline:
         )
 
     async def stream(
-        self, context: TokenGrid, actions: Actions, sampling: SamplingParams, seed: int
+        self,
+        context: TokenGrid,
+        actions: Actions,
+        sampling: SamplingParams,
+        seed: int,
+        adapter: str | None = None,
     ) -> AsyncGenerator[FrameTokens, None]:
         """THE rollout: the tokens of one generated frame after the other, from tokenized context frames.
 
@@ -192,14 +204,15 @@ class Pipeline:
             actions: one between each two frames of the rollout; the first `frames - 1` lie between context frames.
             sampling: how tokens are chosen.
             seed: 0 or more; the same seed gives the same tokens.
+            adapter: name of one of the engine's adapters; None for the model that the engine was started with.
 
         Raises:
-            ConfigError: context or length that no window fits; see `terra.windows.plan_windows`.
+            ConfigError: context or length that no window fits, see `terra.windows.plan_windows`; or no such adapter.
             EngineError: the engine failed.
         """
         given = len(context) - 1
         list(plan_windows(len(actions) + 1, len(context), self.engine.spec.layout.max_frames, self.overlap))
-        session = await self.open(context, actions[:given], sampling, seed)
+        session = await self.open(context, actions[:given], sampling, seed, adapter=adapter)
         try:
             async for frame in session.run(actions[given:]):
                 yield frame
@@ -207,15 +220,21 @@ class Pipeline:
             await session.close()
 
     async def open(
-        self, context: TokenGrid, actions: Actions, sampling: SamplingParams, seed: int, window: int = 0
+        self,
+        context: TokenGrid,
+        actions: Actions,
+        sampling: SamplingParams,
+        seed: int,
+        window: int = 0,
+        adapter: str | None = None,
     ) -> SlidingSession:
         """Start a live rollout from tokenized context frames and the actions between them.
 
         `window` is the index of the window that the given frames begin, above 0 if they continue a rollout; see
-        `terra.windows.window_at`.
+        `terra.windows.window_at`. `adapter` is as in `stream`.
         """
         prompt = build_prompt(context, actions)
-        return await SlidingSession.open(self.engine, prompt, sampling, seed, self.overlap, window)
+        return await SlidingSession.open(self.engine, prompt, sampling, seed, self.overlap, window, adapter)
 
     async def rollout_tokens(
         self,
@@ -225,11 +244,12 @@ class Pipeline:
         seed: int,
         on_frame: Callable[[int], None] | None = None,
         decoding: Decoding[Any] | None = None,
+        adapter: str | None = None,
     ) -> TokenGrid:
         """The tokens of a whole rollout, context included, from `stream`.
 
         Args:
-            context, actions, sampling, seed: see `stream`.
+            context, actions, sampling, seed, adapter: see `stream`.
             on_frame: called with the index in the rollout of each frame that is generated.
             decoding: receives all frames as they are generated; cancelled if the rollout fails.
         """
@@ -237,7 +257,7 @@ class Pipeline:
         try:
             if decoding is not None:
                 decoding.add(context)
-            async with aclosing(self.stream(context, actions, sampling, seed)) as generated:
+            async with aclosing(self.stream(context, actions, sampling, seed, adapter)) as generated:
                 async for frame in generated:
                     frames.append(frame)
                     if decoding is not None:
@@ -262,7 +282,9 @@ class Pipeline:
         context = await self.encode(request.context_frames)
         encoded = time.perf_counter()
         decoding = self.decoding.start(partial(_shown, on_pixels))
-        tokens = await self.rollout_tokens(context, request.actions, sampling, request.seed, on_frame, decoding)
+        tokens = await self.rollout_tokens(
+            context, request.actions, sampling, request.seed, on_frame, decoding, request.adapter
+        )
         generated = time.perf_counter()
         pieces = await decoding.finish()
         seconds = {"encode": encoded - started, "generate": generated - encoded, "decode": decoding.seconds}
@@ -306,7 +328,14 @@ class Pipeline:
 
         return self.wait(together())
 
-    def drive(self, context_frames: Frames, actions: Actions, sampling: SamplingParams, seed: int) -> "Drive":
+    def drive(
+        self,
+        context_frames: Frames,
+        actions: Actions,
+        sampling: SamplingParams,
+        seed: int,
+        adapter: str | None = None,
+    ) -> "Drive":
         """Start a live rollout to be driven step by step; the synchronous face of `open`.
 
         Args:
@@ -314,9 +343,10 @@ class Pipeline:
             actions: those between the context frames, one fewer.
             sampling: how tokens are chosen.
             seed: 0 or more.
+            adapter: see `stream`.
         """
         context = self.wait(self.encode(context_frames))
-        return Drive(self, self.wait(self.open(context, actions, sampling, seed)))
+        return Drive(self, self.wait(self.open(context, actions, sampling, seed, adapter=adapter)))
 
     def close(self) -> None:
         """Close the engine. Closing twice does nothing."""

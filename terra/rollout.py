@@ -16,8 +16,8 @@ The record, version 2, has the same keys for every command; a value that is unkn
     num_frames, num_context, fps, seed, sampling
     overlap, windows     frames read again when the window slides; start, num_given and num_frames of each window
     checkpoints          tokenizer and world_model: pretrained, subfolder, revision, and the sha256 of the weights
-    adapter              folder and sha256 of the world model's adapter, null without one; records that were written
-                         before have no such key
+    adapter              folder and sha256 of the rollout's adapter, and name if the rollout named one of several; null
+                         without an adapter; records that were written before have no such key
     engine, decoder      name, and the settings (dtype, device and others)
     tokenizer_device     where the tokenizer encoded
     pixels_sha256        of the 8-bit RGB frames, before they were compressed
@@ -302,6 +302,7 @@ def rollout_record(
     batch: Mapping[str, Any] | None = None,
     score: Mapping[str, Any] | None = None,
     reconstruction: Reconstruction | None = None,
+    adapter: str | None = None,
 ) -> dict[str, Any]:
     """A record as the module describes it, without `pixels_sha256` and `files`.
 
@@ -313,8 +314,12 @@ def rollout_record(
         seconds: what each stage took.
         batch, score: of `terra rollout`.
         reconstruction: how well the context is shown; None where the context's frames are not at hand.
+        adapter: name of the adapter that the rollout was made with; None for the model that the engine started with.
     """
     windows = plan_windows(num_frames, num_context, spec.layout.max_frames, overlap)
+    used = provenance.get("adapter")
+    if adapter is not None:
+        used = {"name": adapter, **provenance.get("adapters", {}).get(adapter, {})}
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -326,7 +331,9 @@ def rollout_record(
         "sampling": vars(sampling),
         "overlap": overlap,
         "windows": [vars(window) for window in windows],
-        **{name: provenance.get(name) for name in ("checkpoints", "adapter", "engine", "decoder", "tokenizer_device")},
+        "checkpoints": provenance.get("checkpoints"),
+        "adapter": used,
+        **{name: provenance.get(name) for name in ("engine", "decoder", "tokenizer_device")},
         "versions": package_versions(),
         "seconds": {name: round(value, 4) for name, value in seconds.items()},
         "batch": batch,

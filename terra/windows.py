@@ -89,6 +89,7 @@ class SlidingSession:
         seed: int,
         overlap: int,
         index: int,
+        adapter: str | None,
     ) -> None:
         self._engine = engine
         self._session = session
@@ -96,6 +97,7 @@ class SlidingSession:
         self._seed = seed
         self._overlap = overlap
         self._index = index
+        self._adapter = adapter
         self._max_frames = engine.spec.layout.max_frames
         # The frames of the current window, and the actions between them.
         self._frames = list(prompt.tokens)
@@ -103,17 +105,26 @@ class SlidingSession:
 
     @classmethod
     async def open(
-        cls, engine: Engine, prompt: Prompt, sampling: SamplingParams, seed: int, overlap: int, index: int = 0
+        cls,
+        engine: Engine,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        seed: int,
+        overlap: int,
+        index: int = 0,
+        adapter: str | None = None,
     ) -> "SlidingSession":
         """Start from context frames, or continue window `index` from its frames so far; `seed` is the rollout's.
 
+        All windows are generated with one of the engine's `adapters`, or with None.
+
         Raises:
-            ConfigError: see `check_overlap`.
+            ConfigError: see `check_overlap`, or no such adapter.
             ValueError: the prompt does not fit the model.
         """
         check_overlap(overlap, engine.spec.layout.max_frames)
-        session = await engine.open(prompt, sampling, window_seed(seed, index))
-        return cls(engine, session, prompt, sampling, seed, overlap, index)
+        session = await engine.open(prompt, sampling, window_seed(seed, index), adapter)
+        return cls(engine, session, prompt, sampling, seed, overlap, index, adapter)
 
     async def step(self, action: Action) -> FrameTokens:
         """See `terra.engine.base.Session.step`; the window never is full."""
@@ -155,4 +166,5 @@ class SlidingSession:
         self._actions = self._actions[len(self._actions) - (self._overlap - 1) :]
         actions = torch.stack(self._actions) if self._actions else torch.zeros(0, *self._engine.spec.action_shape)
         prompt = build_prompt(torch.stack(self._frames), actions)
-        self._session = await self._engine.open(prompt, self._sampling, window_seed(self._seed, self._index))
+        seed = window_seed(self._seed, self._index)
+        self._session = await self._engine.open(prompt, self._sampling, seed, self._adapter)

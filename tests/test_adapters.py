@@ -12,13 +12,16 @@ from tiny import save_tiny
 from tiny_adapter import save_adapter
 
 from terra.config.files import register_resolvers
+from terra.config.spec import PipelineSpec
+from terra.engine.adapted import AdaptedEngine
 from terra.engine.graph.engine import GraphEngine
 from terra.engine.hf import HFEngine
 from terra.engine.jacobi import JacobiEngine
 from terra.engine.persistence import PersistenceEngine
-from terra.errors import CheckpointError, ConfigError
+from terra.errors import CheckpointError, ConfigError, EngineError, TerraError
 from terra.generate import run as generate
-from terra.rollout import read_record
+from terra.pipeline import Pipeline, RolloutRequest
+from terra.rollout import describe_inputs, read_record, rollout_record
 from terra.world_model import LlamaActionV2ForCausalLM, load_world_model, write_weights
 from terra.world_model.adapter import adapter_sha256
 
@@ -45,6 +48,21 @@ def adapter(base) -> Path:
 def merged(base, adapter) -> Path:
     write_weights(load_world_model(base, adapter=adapter), base.parent / "merged", "1GB")
     return base.parent / "merged"
+
+
+@pytest.fixture(scope="module")
+def two(base) -> dict[str, Path]:
+    return {name: save_adapter(base.parent / name, base, seed=seed) for seed, name in ((2, "night"), (3, "rain"))}
+
+
+@pytest.fixture(scope="module")
+def pair(base, tiny_tokenizer) -> Path:
+    """A folder with tokenizer/ and world_model/."""
+    folder = base.parent / "pair"
+    folder.mkdir()
+    (folder / "world_model").symlink_to(base)
+    (folder / "tokenizer").symlink_to(tiny_tokenizer)
+    return folder
 
 
 def rollouts(engine) -> list[torch.Tensor]:
@@ -119,3 +137,94 @@ class TestRecord:
     def test_without_the_adapter_other_tokens_come_out(self, made):
         change(made, adapter=None)
         assert told(made)[0] == 1
+
+
+class TestNamed:
+    """`adapters=` of engines that merge: one engine each, and each session names its own."""
+
+    @pytest.mark.parametrize("name", ENGINES)
+    def test_each_session_gets_its_own(self, name, base, two):
+        make = ENGINES[name]
+        alone = [rollouts(make(base)), *(rollouts(make(base, adapter=folder)) for folder in two.values())]
+        together = AdaptedEngine(make(base), {each: make(base, adapter=folder) for each, folder in two.items()})
+        assert together.adapters == ("night", "rain")
+        for named, expected in zip((None, *two), alone, strict=True):
+            prompt, actions = make_prompt(3)
+            made = asyncio.run(ran(together, prompt, actions, SAMPLINGS[0], seed=2, adapter=named))
+            assert torch.equal(made, expected[0])
+        assert len({rolled[0].numpy().tobytes() for rolled in alone}) == 3
+        assert together.counters.sampled == 3 * made.numel()
+        asyncio.run(together.close())
+        for named in (None, *two):
+            with pytest.raises(EngineError, match="the engine is closed"):
+                asyncio.run(together.open(prompt, SAMPLINGS[0], 0, named))
+
+    @pytest.mark.parametrize("engines", [(), ("night",), ("night", "rain")])
+    def test_an_unknown_name_is_one_line(self, engines, base):
+        plain = PersistenceEngine.from_pretrained(base)
+        engine = AdaptedEngine(plain, dict.fromkeys(engines, plain)) if engines else plain
+        expected = "one of " + ", ".join(engines) if engines else r"none \(the engine was started without adapters\)"
+        with pytest.raises(ConfigError, match=f"^adapter: expected {expected}, got 'fog'$"):
+            asyncio.run(engine.open(make_prompt(0)[0], SAMPLINGS[0], 0, "fog"))
+
+    def test_the_first_failure_stops_new_sessions(self, base):
+        plain, broken = (PersistenceEngine.from_pretrained(base) for _ in range(2))
+        engine = AdaptedEngine(plain, {"night": broken})
+        broken.failure = "out of memory"
+        assert engine.failure == "out of memory"
+        with pytest.raises(EngineError, match="out of memory"):
+            asyncio.run(engine.open(make_prompt(0)[0], SAMPLINGS[0], 0))
+
+
+class TestPipeline:
+    def test_a_request_names_its_adapter_across_windows(self, pair, two):
+        given = {"engine": "jacobi", "device": "cpu"}
+        night, rain = two.values()
+        frames = torch.rand(2, 3, 12, 16, generator=torch.Generator().manual_seed(0)) * 2 - 1
+        actions = torch.randn(10, 6, 3, generator=torch.Generator().manual_seed(1))
+
+        def made(names, **adapters) -> list[torch.Tensor]:
+            requests = [RolloutRequest(frames, actions, 5, name) for name in names]
+            with Pipeline.from_pretrained(pair, **given, **adapters) as pipeline:
+                return [rollout.tokens for rollout in pipeline.generate(requests, SAMPLINGS[1])]
+
+        together = made((None, *two), adapters=two)
+        for one, adapter in zip(together, (None, night, rain), strict=True):
+            assert torch.equal(one, made([None], adapter=adapter)[0])
+        assert not torch.equal(together[0], together[1])
+        both = made((None, "rain"), adapter=night, adapters={"rain": rain})
+        for one, expected in zip(both, together[1:], strict=True):
+            assert torch.equal(one, expected)
+
+    def test_the_records_know_each(self, pair, two):
+        spec = PipelineSpec.from_pretrained(pair, engine="hf", device="cpu", adapters=two)
+        described = {"folder": str(two["night"]), "sha256": adapter_sha256(two["night"])}
+        assert spec.hashes()["adapters.night_sha256"] == described["sha256"]
+        assert spec.made_with()["adapters.night_sha256"] == described["sha256"]
+        facts: dict = {"num_frames": 5, "num_context": 2, "seed": 0, "sampling": SAMPLINGS[1], "overlap": 3}
+        facts |= {"seconds": {}, "inputs": describe_inputs(None, None, None, {})}
+        record = rollout_record(spec.provenance(), spec.spec, adapter="night", **facts)
+        assert record["adapter"] == {"name": "night", **described}
+        assert rollout_record(spec.provenance(), spec.spec, **facts)["adapter"] is None
+        again = PipelineSpec.from_provenance(record)
+        assert (again.adapter, again.adapters) == (two["night"], {})
+
+    @pytest.mark.parametrize(
+        ("adapters", "message"),
+        [
+            ({"a b": "x"}, "adapters: expected at most 32 folders by name, .* got {'a b': 'x'}"),
+            ({"../x": "x"}, "adapters: expected .*, got"),
+            ({"night": "/no/such"}, r"adapters\.night: /no/such/adapter_config\.json"),
+            ({f"n{index}": "x" for index in range(33)}, "adapters: expected .*32"),
+        ],
+    )
+    def test_a_wrong_setting_is_one_line(self, pair, adapters, message):
+        with pytest.raises(TerraError, match=f"^{message}"):
+            PipelineSpec.from_pretrained(pair, engine="hf", adapters=adapters)
+
+    def test_an_adapter_of_another_rate_is_refused(self, pair, base, tmp_path):
+        save_adapter(tmp_path, base, seed=1)
+        config = json.loads((base / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps({**config, "fps": 5.0}))
+        with pytest.raises(ConfigError, match=r"adapters\.other: fps: expected the base's 10\.0, got 5\.0"):
+            PipelineSpec.from_pretrained(pair, engine="hf", adapters={"other": tmp_path})

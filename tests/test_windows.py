@@ -62,8 +62,8 @@ class CountingEngine(PersistenceEngine):
         super().__init__(EngineSpec(Layout(1, 1, max_frames), 10_000, 10.0, Waypoints(times=(0.5,))))
         self.opened: list[tuple[list[int], list[float], int]] = []
 
-    async def open(self, prompt, sampling, seed):
-        session = await super().open(prompt, sampling, seed)
+    async def open(self, prompt, sampling, seed, adapter=None):
+        session = await super().open(prompt, sampling, seed, adapter)
         self.opened.append((prompt.tokens.flatten().tolist(), prompt.actions[:, 0, 0].tolist(), seed))
         make = session.step
 

@@ -13,7 +13,7 @@ from terra.errors import ConfigError
 from terra.extras import extras_named, install_hint
 from terra.sampling import SamplingParams
 from tokenizer.checkpoint import resolve_checkpoint
-from tokenizer.settings import Count, FilePath, Settings, Text, first_problem
+from tokenizer.settings import Count, FilePath, Settings, Text, expecting, first_problem
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -31,6 +31,10 @@ def read_sampling(values: object) -> SamplingParams:
 
 
 Sampling = Annotated[SamplingParams, BeforeValidator(read_sampling)]
+
+
+AdapterName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$")]
+"""The name by which sessions choose an adapter: letters, digits, ".", "_" and "-", at most 64 of them."""
 
 
 class CheckpointSettings(Settings):
@@ -116,12 +120,18 @@ class PipelineSettings(PairSettings):
         decoder: the decoder's `_target_` and arguments.
         overlap: frames read again when the window slides.
         adapter: folder of a LoRA adapter of the world model, see `terra.world_model.adapter`; None for none.
+        adapters: folders of further adapters by name, of which each session may name one in place of `adapter`.
     """
 
     engine: dict[str, Any]
     decoder: dict[str, Any]
     overlap: Count
     adapter: FilePath | None = None
+    adapters: Annotated[
+        dict[AdapterName, FilePath],
+        Field(default_factory=dict, max_length=32),
+        expecting("at most 32 folders by name, the names of letters, digits, '.', '_' and '-'"),
+    ]
 
 
 class _Arguments(Settings):
@@ -181,6 +191,14 @@ def check_part(group: str, part: Mapping[str, Any], given: Iterable[str] = ()) -
     except ValidationError as error:
         raise ConfigError(first_problem(error, whole, values)) from None
     return arguments
+
+
+def takes(part: Mapping[str, Any], name: str) -> bool:
+    """Whether an engine's `_target_` names the argument `name`. Raises ConfigError, see `locate`."""
+    try:
+        return name in inspect.signature(locate("engine", part.get("_target_"))).parameters
+    except (TypeError, ValueError):  # no function, or one of C that does not say
+        return False
 
 
 def locate(group: str, path: object) -> Callable[..., Any]:

@@ -15,10 +15,11 @@ import torch
 
 from decoder import Decoder
 from terra.config.files import choices, compose_groups
-from terra.config.groups import PipelineSettings, build_part, check_part
+from terra.config.groups import PipelineSettings, build_part, check_part, takes
 from terra.device import dtype_name, torch_device, torch_dtype
+from terra.engine.adapted import AdaptedEngine, check_same_spec
 from terra.engine.base import Engine, EngineSpec
-from terra.errors import ConfigError
+from terra.errors import CheckpointError, ConfigError
 from terra.pairing import check_pairing
 from terra.windows import check_overlap
 from terra.world_model import LlamaActionConfig, load_adapter, load_config
@@ -46,6 +47,7 @@ class PipelineSpec:
         settings: the settings, with every device, element type and the engine named.
         tokenizer, world_model: checkpoint folders.
         adapter: folder of the world model's adapter; None for none.
+        adapters: folders of further adapters by name, of which a session may name one.
         image_size: height and width of the tokenizer's frames, in pixels.
         spec: the geometry and rates of the world model's config.json.
         engine_choice: with engine=auto, one line that says which engine was taken and why; else None.
@@ -55,6 +57,7 @@ class PipelineSpec:
     tokenizer: Path
     world_model: Path
     adapter: Path | None
+    adapters: Mapping[str, Path]
     image_size: tuple[int, int]
     spec: EngineSpec
     engine_choice: str | None = None
@@ -84,17 +87,35 @@ class PipelineSpec:
         adapter = settings.adapter
         model = load_config(world_model) if adapter is None else load_adapter(adapter, world_model).config
         spec = EngineSpec.of(model)
+        for name, folder in settings.adapters.items():
+            try:
+                check_same_spec(name, EngineSpec.of(load_adapter(folder, world_model).config), spec)
+            except CheckpointError as error:
+                raise CheckpointError(f"adapters.{name}: {error}") from None
         check_pairing(tokenizer, spec)
         check_overlap(settings.overlap, spec.layout.max_frames)
         resolved, choice = _resolve(PipelineSettings.from_values(vars(settings)), rollouts, recorded or {})
         if resolved.engine.get("max_sessions", 1) is None:
-            most = _sessions_that_fit(model, resolved.engine)
+            most = _sessions_that_fit(model, resolved.engine) // (1 + len(settings.adapters))
             resolved = resolved.replace(engine={**resolved.engine, "max_sessions": max(1, min(sessions, most))})
-        check_part("engine", resolved.engine, ("checkpoint",) if adapter is None else ("checkpoint", "adapter"))
+        given = ["checkpoint"]
+        if settings.adapters:
+            given.append("adapters" if takes(resolved.engine, "adapters") else "adapter")
+        if adapter is not None:
+            given.append("adapter")
+        check_part("engine", resolved.engine, given)
         check_part("decoder", resolved.decoder, ("tokenizer",))
         image_size = LFQTokenizerConfig.load(tokenizer / "config.json").image_size
-        folders = tokenizer.absolute(), world_model.absolute(), None if adapter is None else adapter.absolute()
-        return cls(resolved, *folders, image_size, spec, choice)
+        return cls(
+            resolved,
+            tokenizer.absolute(),
+            world_model.absolute(),
+            None if adapter is None else adapter.absolute(),
+            {name: folder.absolute() for name, folder in settings.adapters.items()},
+            image_size,
+            spec,
+            choice,
+        )
 
     @classmethod
     def from_pretrained(
@@ -106,6 +127,7 @@ class PipelineSpec:
         dtype: str | None = None,
         overlap: int = 3,
         adapter: str | Path | None = None,
+        adapters: Mapping[str, str | Path] | None = None,
         sessions: int = 1,
         **engine_settings: Any,
     ) -> Self:
@@ -118,6 +140,8 @@ class PipelineSpec:
         values: dict[str, Any] = {"device": device, "dtype": dtype, "overlap": overlap}
         if adapter is not None:
             values["adapter"] = str(adapter)
+        if adapters:
+            values["adapters"] = {name: str(folder) for name, folder in adapters.items()}
         if not named:
             values["model"] = {"path": str(pretrained)}
         groups = {"model": str(pretrained) if named else "folder", "engine": engine, "decoder": "framewise"}
@@ -168,12 +192,25 @@ class PipelineSpec:
         """Load the weights and start the engine. Raises TerraError."""
         tokenizer = self.build_tokenizer()
         decoder = build_part("decoder", self.settings.decoder, tokenizer=tokenizer)
-        adapted = {} if self.adapter is None else {"adapter": self.adapter}
-        engine = build_part("engine", self.settings.engine, checkpoint=self.world_model, **adapted)
+        return tokenizer, self.build_engine(), decoder
+
+    def build_engine(self) -> Engine:
+        """Load the world model alone, with its adapters, and start the engine. Raises TerraError."""
+        if not self.adapters:
+            return self._engine(self.adapter)
+        if takes(self.settings.engine, "adapters"):
+            return self._engine(self.adapter, adapters=self.adapters)
+        adapted = {name: self._engine(folder) for name, folder in self.adapters.items()}
+        return AdaptedEngine(self._engine(self.adapter), adapted)
+
+    def _engine(self, adapter: Path | None, **given: Any) -> Engine:
+        if adapter is not None:
+            given["adapter"] = adapter
+        engine = build_part("engine", self.settings.engine, checkpoint=self.world_model, **given)
         if not isinstance(engine, Engine):
             target = self.settings.engine["_target_"]
             raise ConfigError(f"engine._target_={target}: expected an engine, got {type(engine).__name__}")
-        return tokenizer, engine, decoder
+        return engine
 
     def build_tokenizer(self) -> LFQTokenizer:
         """Load the tokenizer alone. Raises TerraError."""
@@ -199,6 +236,7 @@ class PipelineSpec:
             "tokenizer_sha256": checkpoint_sha256(self.tokenizer),
             "world_model_sha256": checkpoint_sha256(self.world_model),
             **adapter,
+            **{f"adapters.{name}_sha256": adapter_sha256(folder) for name, folder in self.adapters.items()},
         }
 
     def provenance(self) -> dict[str, Any]:
@@ -212,6 +250,10 @@ class PipelineSpec:
             "adapter": None
             if self.adapter is None
             else {"folder": str(self.adapter), "sha256": hashes["adapter_sha256"]},
+            "adapters": {
+                name: {"folder": str(folder), "sha256": hashes[f"adapters.{name}_sha256"]}
+                for name, folder in self.adapters.items()
+            },
             "engine": _by_name("engine", self.settings.engine),
             "decoder": _by_name("decoder", self.settings.decoder),
             "tokenizer_device": self.settings.tokenizer.device,

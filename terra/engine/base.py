@@ -5,14 +5,14 @@ the weights, the device and the KV cache, and runs many sessions at once. The in
 `terra.pipeline` adds the blocking one.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 
 from terra.actions import ActionSpace, require_waypoints
-from terra.errors import EngineError
+from terra.errors import ConfigError, EngineError
 from terra.prompt import Action, Actions, FrameTokens, Layout, Prompt
 from terra.sampling import SamplingParams
 
@@ -129,11 +129,23 @@ class Engine(Protocol):
         """What the engine has computed so far. May be read from any thread."""
         ...
 
-    async def open(self, prompt: Prompt, sampling: SamplingParams, seed: int) -> Session:
-        """Start a session from context frames. `seed` (0 to 2**63 - 1) is the window's, see `window_seed`.
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of adapters that `open` takes."""
+        ...
+
+    async def open(self, prompt: Prompt, sampling: SamplingParams, seed: int, adapter: str | None = None) -> Session:
+        """Start a session from context frames.
+
+        Args:
+            prompt: the context frames and the actions between them.
+            sampling: how tokens are chosen.
+            seed: the window's, 0 to 2**63 - 1, see `window_seed`.
+            adapter: one of `adapters`; None for the model that the engine was started with.
 
         Raises:
             ValueError: the prompt does not fit the model.
+            ConfigError: no such adapter.
             EngineError: the engine is closed or has failed.
         """
         ...
@@ -144,6 +156,18 @@ class Engine(Protocol):
         Every caller that waits for a frame gets an `EngineError` at once.
         """
         ...
+
+
+def check_adapter(adapter: str | None, adapters: Iterable[str]) -> None:
+    """Refuse the name of an adapter that is none of an engine's `adapters`.
+
+    Raises:
+        ConfigError: no such adapter.
+    """
+    names = list(adapters)
+    if adapter is not None and adapter not in names:
+        expected = f"one of {', '.join(names)}" if names else "none (the engine was started without adapters)"
+        raise ConfigError(f"adapter: expected {expected}, got {adapter!r:.80}")
 
 
 def check_prompt(prompt: Prompt, spec: EngineSpec, seed: int) -> None:

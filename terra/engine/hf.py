@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from terra.device import torch_device, torch_dtype
-from terra.engine.base import EngineCounters, EngineSpec, check_actions, check_prompt
+from terra.engine.base import EngineCounters, EngineSpec, check_actions, check_adapter, check_prompt
 from terra.errors import EngineError
 from terra.prompt import SLOT_FILLER, Action, Actions, FrameTokens, Prompt
 from terra.sampling import SamplingParams, sample_tokens
@@ -149,6 +149,7 @@ class HFEngine:
     """
 
     failure = None
+    adapters: tuple[str, ...] = ()
 
     def __init__(
         self, checkpoint: Path, *, adapter: Path | None = None, dtype: str = "float32", device: str = "cpu"
@@ -165,9 +166,10 @@ class HFEngine:
         """Tokens that were prefilled and sampled (of drafts, those that were accepted)."""
         return self._thread.counters
 
-    async def open(self, prompt: Prompt, sampling: SamplingParams, seed: int) -> HFSession:
+    async def open(self, prompt: Prompt, sampling: SamplingParams, seed: int, adapter: str | None = None) -> HFSession:
         """See `terra.engine.base.Engine.open`."""
         self._thread.check_open()
+        check_adapter(adapter, self.adapters)
         check_prompt(prompt, self.spec, seed)
         return HFSession(self._thread, prompt, self._window(prompt, sampling, seed))
 

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from terra.engine.base import EngineCounters, EngineSpec, check_actions, check_prompt
+from terra.engine.base import EngineCounters, EngineSpec, check_actions, check_adapter, check_prompt
 from terra.errors import EngineError
 from terra.prompt import Action, Actions, FrameTokens, Prompt
 from terra.sampling import SamplingParams
@@ -14,6 +14,7 @@ class PersistenceEngine:
     """Predicts that nothing changes. Sampling and seed have no effect, and nothing is counted."""
 
     failure: str | None = None
+    adapters: tuple[str, ...] = ()
     counters = EngineCounters()
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -35,10 +36,13 @@ class PersistenceEngine:
         """The geometry that the engine was given."""
         return self._spec
 
-    async def open(self, prompt: Prompt, sampling: SamplingParams, seed: int) -> "PersistenceSession":
+    async def open(
+        self, prompt: Prompt, sampling: SamplingParams, seed: int, adapter: str | None = None
+    ) -> "PersistenceSession":
         """See `terra.engine.base.Engine.open`."""
         if self._closed:
             raise EngineError("the engine is closed")
+        check_adapter(adapter, self.adapters)
         check_prompt(prompt, self._spec, seed)
         return PersistenceSession(self, prompt)
 

@@ -40,17 +40,21 @@ def make_prompt(seed: int, num_context: int = 3, num_actions: int = WINDOW - 3) 
     return build_prompt(tokens, actions[: num_context - 1]), actions[num_context - 1 :]
 
 
-async def stepped(engine: Engine, prompt: Prompt, actions: torch.Tensor, sampling=PLAIN, seed: int = 1) -> torch.Tensor:
+async def stepped(
+    engine: Engine, prompt: Prompt, actions: torch.Tensor, sampling=PLAIN, seed: int = 1, adapter: str | None = None
+) -> torch.Tensor:
     """The frames of a session that takes one action at a time."""
-    session = await engine.open(prompt, sampling, seed)
+    session = await engine.open(prompt, sampling, seed, adapter)
     frames = [await session.step(action) for action in actions]
     await session.close()
     return torch.stack(frames)
 
 
-async def ran(engine: Engine, prompt: Prompt, actions: torch.Tensor, sampling=PLAIN, seed: int = 1) -> torch.Tensor:
+async def ran(
+    engine: Engine, prompt: Prompt, actions: torch.Tensor, sampling=PLAIN, seed: int = 1, adapter: str | None = None
+) -> torch.Tensor:
     """The frames of a session that is given all actions at once."""
-    session = await engine.open(prompt, sampling, seed)
+    session = await engine.open(prompt, sampling, seed, adapter)
     frames = [frame async for frame in session.run(actions)]
     await session.close()
     return torch.stack(frames)

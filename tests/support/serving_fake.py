@@ -72,6 +72,7 @@ class TurningEngine:
 
     failure = None
     counters = EngineCounters()
+    adapters: tuple[str, ...] = ()
 
     def __init__(self, seconds: float, space: ActionSpace = DRIVING) -> None:
         tokens = MosaicTokenizer.rows * MosaicTokenizer.cols
@@ -79,7 +80,9 @@ class TurningEngine:
         self.spec = EngineSpec(layout, MosaicTokenizer.codebook_size, 10.0, space)
         self.seconds = seconds
 
-    async def open(self, prompt: Prompt, sampling: SamplingParams, seed: int) -> "TurningSession":
+    async def open(
+        self, prompt: Prompt, sampling: SamplingParams, seed: int, adapter: str | None = None
+    ) -> "TurningSession":
         return TurningSession(self, prompt)
 
     async def close(self) -> None:

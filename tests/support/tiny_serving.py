@@ -269,8 +269,8 @@ class HeldEngine(PersistenceEngine):
     def release(self) -> None:
         self._released.set()
 
-    async def open(self, prompt: Any, sampling: Any, seed: int) -> Any:
-        session = await super().open(prompt, sampling, seed)
+    async def open(self, prompt: Any, sampling: Any, seed: int, adapter: str | None = None) -> Any:
+        session = await super().open(prompt, sampling, seed, adapter)
         step = session.step
 
         async def held(action: Any) -> Any:
@@ -291,8 +291,8 @@ class FailingEngine(HeldEngine):
         self.failure = reason
         self.release()
 
-    async def open(self, prompt: Any, sampling: Any, seed: int) -> Any:
-        session = await super().open(prompt, sampling, seed)
+    async def open(self, prompt: Any, sampling: Any, seed: int, adapter: str | None = None) -> Any:
+        session = await super().open(prompt, sampling, seed, adapter)
         step = session.step
 
         async def failing(action: Any) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from terra.device import has_fp8, torch_device, torch_dtype
-from terra.engine.base import EngineCounters, EngineSpec, check_actions, check_prompt
+from terra.engine.base import EngineCounters, EngineSpec, check_actions, check_adapter, check_prompt
 from terra.engine.graph.scheduler import Frame, Scheduler, Window
 from terra.engine.graph.slots import Slots
 from terra.engine.graph.step import Backend, DecodeSteps, TorchBackend
@@ -52,6 +52,8 @@ class GraphEngine:
             option that this engine does not have.
         CheckpointError: see `terra.world_model.load_config`.
     """
+
+    adapters: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -102,10 +104,13 @@ class GraphEngine:
         """Tokens that were prefilled and sampled, and the share of slots that open sessions hold."""
         return self._scheduler.counters
 
-    async def open(self, prompt: Prompt, sampling: SamplingParams, seed: int) -> "GraphSession":
+    async def open(
+        self, prompt: Prompt, sampling: SamplingParams, seed: int, adapter: str | None = None
+    ) -> "GraphSession":
         """See `terra.engine.base.Engine.open`."""
         if self._closed or self.failure is not None:
             raise EngineError(self.failure or "the engine is closed")
+        check_adapter(adapter, self.adapters)
         check_prompt(prompt, self._spec, seed)
         return GraphSession(self, prompt, sampling, seed)
 

@@ -30,7 +30,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 
 from terra.device import torch_dtype
-from terra.engine.base import EngineCounters, EngineSpec, check_actions, check_prompt
+from terra.engine.base import EngineCounters, EngineSpec, check_actions, check_adapter, check_prompt
 from terra.engine.vllm import model
 from terra.engine.vllm.processing import render
 from terra.engine.vllm.pump import Pump, RequestEndedError, Stream
@@ -131,6 +131,11 @@ class VllmEngine:
         config.model_config.logits_processors = [sampler]
 
     @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of adapters that `open` takes."""
+        return ()
+
+    @property
     def spec(self) -> EngineSpec:
         """The model's geometry and rates."""
         return self._spec
@@ -148,9 +153,12 @@ class VllmEngine:
         """Why the engine stopped by itself, in one line; None while the engine works."""
         return self._pump.failure
 
-    async def open(self, prompt: Prompt, sampling: SamplingParams, seed: int) -> "VllmSession":
+    async def open(
+        self, prompt: Prompt, sampling: SamplingParams, seed: int, adapter: str | None = None
+    ) -> "VllmSession":
         """See `terra.engine.base.Engine.open`."""
         self._pump.check_running()
+        check_adapter(adapter, self.adapters)
         check_prompt(prompt, self._spec, seed)
         return VllmSession(self, prompt, sampling, seed)
 
