@@ -23,9 +23,10 @@ from terra.errors import CheckpointError, ConfigError
 from terra.pairing import check_pairing
 from terra.windows import check_overlap
 from terra.world_model import LlamaActionConfig, load_adapter, load_config
-from terra.world_model.adapter import adapter_sha256
+from terra.world_model.adapter import adapter_sha256, decoder_of
 from tokenizer import LFQTokenizer, LFQTokenizerConfig
 from tokenizer.checkpoint import checkpoint_sha256
+from tokenizer.model import check_decoder
 from tokenizer.settings import checked
 
 AUTO = "auto"
@@ -92,6 +93,9 @@ class PipelineSpec:
                 check_same_spec(name, EngineSpec.of(load_adapter(folder, world_model).config), spec)
             except CheckpointError as error:
                 raise CheckpointError(f"adapters.{name}: {error}") from None
+        for folder in (adapter, *settings.adapters.values()):
+            if folder is not None and (decoder := decoder_of(folder)) is not None:
+                check_decoder(decoder, tokenizer)
         check_pairing(tokenizer, spec)
         check_overlap(settings.overlap, spec.layout.max_frames)
         resolved, choice = _resolve(PipelineSettings.from_values(vars(settings)), rollouts, recorded or {})
@@ -188,11 +192,20 @@ class PipelineSpec:
         if self.engine_choice is not None:
             print(self.engine_choice, file=sys.stderr)
 
-    def build(self) -> tuple[LFQTokenizer, Engine, Decoder]:
-        """Load the weights and start the engine. Raises TerraError."""
+    def build(self) -> tuple[LFQTokenizer, Engine, Decoder, dict[str, Decoder]]:
+        """Load the weights and start the engine.
+
+        Returns tokenizer, engine, decoder, and the decoders that adapters bring along, by the adapters' names. Raises
+        TerraError.
+        """
         tokenizer = self.build_tokenizer()
-        decoder = build_part("decoder", self.settings.decoder, tokenizer=tokenizer)
-        return tokenizer, self.build_engine(), decoder
+        decoder = self._decoder(tokenizer, self.adapter)
+        adapted = {
+            name: self._decoder(tokenizer, folder)
+            for name, folder in self.adapters.items()
+            if decoder_of(folder) is not None or self.adapter is not None
+        }
+        return tokenizer, self.build_engine(), decoder, adapted
 
     def build_engine(self) -> Engine:
         """Load the world model alone, with its adapters, and start the engine. Raises TerraError."""
@@ -218,7 +231,13 @@ class PipelineSpec:
 
     def build_decoder(self) -> Decoder:
         """Load the decoder alone. Raises TerraError."""
-        return build_part("decoder", self.settings.decoder, tokenizer=self.build_tokenizer())
+        return self._decoder(self.build_tokenizer(), self.adapter)
+
+    def _decoder(self, tokenizer: LFQTokenizer, adapter: Path | None) -> Decoder:
+        own = None if adapter is None else decoder_of(adapter)
+        return build_part(
+            "decoder", self.settings.decoder, tokenizer=tokenizer if own is None else tokenizer.with_decoder(own)
+        )
 
     @property
     def gpus(self) -> int:

@@ -5,6 +5,8 @@ An adapter is a folder:
     adapter_config.json         PEFT's: rank, alpha and the names of the adapted projections
     adapter_model.safetensors   the two factors of each adapted weight, and tensors that replace the base model's
     config.json                 only if the adapted model has other actions: its whole configuration
+    decoder/                    only if its frames need another decoder: a tokenizer that was trained further with
+                                `terra train-tokenizer decoder_of=`, or that tokenizer without its encoder
 
 `terra train adapter.rank=16` writes one, and so does PEFT. LoRA adds alpha / rank * B @ A to a weight (Hu et al. 2021,
 "LoRA: Low-Rank Adaptation of Large Language Models", arXiv 2106.09685, section 4.1).
@@ -28,6 +30,7 @@ from tokenizer.files import file_sha256
 from tokenizer.settings import Positive, Settings, checked
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+DECODER_FOLDER = "decoder"
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 PREFIX = "base_model.model."
@@ -156,7 +159,15 @@ def adapter_sha256(folder: Path) -> str:
     for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS, CONFIG_NAME):
         if name != CONFIG_NAME or (folder / name).is_file():
             total.update(f"{file_sha256(folder / name, CheckpointError)}  {name}\n".encode())
+    if (decoder := decoder_of(folder)) is not None:
+        total.update(f"{checkpoint_sha256(decoder)}  {DECODER_FOLDER}\n".encode())
     return total.hexdigest()
+
+
+def decoder_of(folder: Path) -> Path | None:
+    """The folder of an adapter's own decoder; None if its frames are decoded as the base model's are."""
+    decoder = folder / DECODER_FOLDER
+    return decoder if decoder.is_dir() else None
 
 
 def _adapted_config(folder: Path, base: LlamaActionConfig) -> LlamaActionConfig:
