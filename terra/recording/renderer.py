@@ -90,9 +90,7 @@ class Renderer:
         ConfigError: EGL can't give a context.
     """
 
-    def __init__(
-        self, size: tuple[int, int], camera: Camera, device_index: int = 0, ground: Ground = "dry"
-    ) -> None:
+    def __init__(self, size: tuple[int, int], camera: Camera, device_index: int = 0, ground: Ground = "dry") -> None:
         self.camera, self._ground = camera, ground
         self._canvas = Canvas(size, device_index)
         self._context = self._canvas.context
