@@ -99,8 +99,7 @@ def start_from(folder: Path, tokenized: TokenizedDriving, window: int) -> WorldM
     before, now = config.tokenizer_sha256, tokenized.tokenizer_sha256
     if before is not None and before not in (now, tokenized.tokens_like):
         raise ConfigError(
-            f"init_from: {folder}: expected tokens of the model's own tokenizer {before[:12]}, or of one that was "
-            f"trained from it with keep_tokens.weight, got {now[:12]}"
+            f"init_from: {folder}: expected tokens of the model's own tokenizer {before[:12]}, got {now[:12]}"
         )
     if before is not None and before != now:
         logger.info(
