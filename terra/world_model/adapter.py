@@ -4,7 +4,8 @@ An adapter is a folder:
 
     adapter_config.json         PEFT's: rank, alpha and the names of the adapted projections
     adapter_model.safetensors   the two factors of each adapted weight, and tensors that replace the base model's
-    config.json                 only if the adapted model has other actions: its whole configuration
+    config.json                 only if the adapted model has other actions, or reads the tokens of another tokenizer:
+                                its whole configuration
     decoder/                    only if its frames need another decoder: a tokenizer that was trained further with
                                 `terra train-tokenizer decoder_of=`, or that tokenizer without its encoder
 
@@ -71,7 +72,7 @@ class Adapter:
 
     Attributes:
         folder: the adapter's folder.
-        config: the configuration of the adapted model: the base model's, or with other actions.
+        config: the configuration of the adapted model: the base model's, or with other actions or another tokenizer.
         rank, scale: of the factors; `scale` is alpha / rank.
         factors: for each adapted weight, by the base model's name of it, the names of A and B in the file.
         replaced: for each tensor that stands in place of the base model's, its name in the file.
@@ -171,7 +172,7 @@ def decoder_of(folder: Path) -> Path | None:
 
 
 def _adapted_config(folder: Path, base: LlamaActionConfig) -> LlamaActionConfig:
-    """The base model's configuration, or that of the adapter's config.json, which may differ in its actions alone."""
+    """The base model's configuration, or the adapter's config.json, which may differ in actions and tokenizer."""
     path = folder / CONFIG_NAME
     if not path.is_file():
         return base
@@ -189,7 +190,7 @@ def _sizes(config: LlamaActionConfig) -> dict[str, Any]:
     names = (
         *("architectures", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
         *("num_attention_heads", "num_key_value_heads", "rms_norm_eps", "rope_parameters", "num_image_patches"),
-        *("num_temporal_embeddings", "tokenizer_sha256"),
+        "num_temporal_embeddings",
     )
     return {name: getattr(config, name) for name in names}
 
