@@ -229,6 +229,13 @@ class TestPipeline:
         with pytest.raises(TerraError, match=f"^{message}"):
             PipelineSpec.from_pretrained(pair, engine="hf", adapters=adapters)
 
+    def test_modules_that_an_adapter_replaces_are_refused_where_sessions_share_them(self, pair, base, tmp_path):
+        folder = save_adapter(tmp_path, base, seed=1, also=("action_projection",))
+        for where, given in (("adapter", {"adapter": folder}), (r"adapters\.night", {"adapters": {"night": folder}})):
+            assert PipelineSpec.from_pretrained(pair, engine="hf", **given)
+            with pytest.raises(ConfigError, match=f"^{where}: {folder}: expected LoRA factors alone"):
+                PipelineSpec.from_pretrained(pair, engine="vllm", **given)
+
     def test_an_adapter_of_another_rate_is_refused(self, pair, base, tmp_path):
         save_adapter(tmp_path, base, seed=1)
         config = json.loads((base / "config.json").read_text())

@@ -195,7 +195,7 @@ def test_a_default_adapter_is_of_the_sessions_that_name_none(base, folders, merg
 class TestRefused:
     def test_modules_that_are_replaced(self, base, tmp_path):
         folder = save_adapter(tmp_path, base, seed=1, also=("action_projection",))
-        message = r"engine=vllm: expected LoRA factors alone, got action_projection as well: use another engine$"
+        message = "expected LoRA factors alone, .* got action_projection: use another engine$"
         for where, given in (("adapter", {"adapter": folder}), (r"adapters\.night", {"adapters": {"night": folder}})):
             with pytest.raises(ConfigError, match=f"^{where}: {folder}: {message}"):
                 VllmEngine(base, **given)

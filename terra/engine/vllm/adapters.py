@@ -11,11 +11,9 @@ from typing import Any
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 
-from terra.engine.adapted import check_same_spec
+from terra.engine.adapted import check_factors_alone, check_same_spec
 from terra.engine.base import EngineSpec
-from terra.errors import ConfigError
 from terra.world_model import LlamaActionConfig, load_adapter
-from terra.world_model.adapter import Adapter
 
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The values of vLLM's `max_lora_rank`, but for 1, which not every version has."""
@@ -52,7 +50,7 @@ class Adapters:
         folders = {**({} if default is None else {None: default}), **named}
         loaded = {name: load_adapter(folder, checkpoint) for name, folder in folders.items()}
         for name, adapter in loaded.items():
-            _check_factors_alone(name, adapter)
+            check_factors_alone(name, adapter)
         self.spec = None if default is None else EngineSpec.of(loaded[None].config)
         self._specs = {name: EngineSpec.of(loaded[name].config) for name in named}
         self._config = config
@@ -92,14 +90,3 @@ class Adapters:
             return most
         bytes_a_token = 4 * self._max_rank * max(self._config.hidden_size, self._config.intermediate_size)
         return min(most, max(_COPIED_BYTES // bytes_a_token, sessions, 256))
-
-
-def _check_factors_alone(name: str | None, adapter: Adapter) -> None:
-    """Refuse an adapter that replaces modules, which vLLM can't do for one sequence of a batch. Raises ConfigError."""
-    if adapter.replaced:
-        where = "adapter" if name is None else f"adapters.{name}"
-        modules = ", ".join(adapter.replaced_modules)
-        raise ConfigError(
-            f"{where}: {adapter.folder}: engine=vllm: expected LoRA factors alone, got {modules} as well: "
-            "use another engine"
-        )
