@@ -12,11 +12,12 @@ import pytest
 import torch
 from entry import read_settings
 from rich.console import Console
-from test_evaluate_any_world import CHOICE, EVALUATION, FPS, KEYS, SIZE, make_dataset, make_models
+from test_evaluate_any_world import CHOICE, EVALUATION, FPS, KEYS, SIZE, episode, make_dataset, make_models
 from tiny_adapter import save_adapter
 
 from decoder.video import probe_video
 from terra.config.files import register_resolvers
+from terra.dataset import ShardWriter, create_dataset
 from terra.errors import ConfigError, DatasetError, TerraError
 from terra.evaluation.action_estimator import ActionEstimator, ActionEstimatorConfig
 from terra.evaluation.candidates import make_plans, name_of
@@ -33,6 +34,17 @@ from tokenizer import LFQTokenizer
 MADE_ANEW = ("seconds", "settings", "rollouts_reused", "scores_reused")
 
 
+def write_inverted(folder: Path) -> Path:
+    """Held-out recordings of the shapes' world in inverted colors."""
+    create_dataset(folder, source="inverted", fps=FPS, image_size=SIZE, space=KEYS)
+    facts: dict[str, Any] = {"split": "held_out", "source": "inverted", "fps": FPS, "image_size": SIZE}
+    for place in range(2):
+        with ShardWriter(folder, **facts, place=f"old_{place}", camera=None, space=KEYS) as writer:
+            frames, values = episode(KEYS, place)
+            writer.add(f"old_{place}", 255 - frames, values)
+    return folder
+
+
 class World:
     """Recordings of two domains, a model, and an adapter and a fine-tuned model of it, as trainings write them."""
 
@@ -41,7 +53,7 @@ class World:
         self.folder, self.data, self.old = (
             folder,
             make_dataset(folder / "new", KEYS),
-            make_dataset(folder / "old", KEYS),
+            write_inverted(folder / "old"),
         )
         self.models = make_models(folder / "models", KEYS)
         base = folder / "models" / "world_model"
@@ -98,9 +110,7 @@ def test_every_column_is_what_a_separate_evaluation_gives(world: World, compared
     alone = {
         "base": world.evaluate("alone", f"old_data={world.old}")[0],
         "snow": world.evaluate("alone_snow", f"old_data={world.old}", f"adapter={world.adapter / 'adapter'}")[0],
-        "snow_full": world.evaluate(
-            "alone_full", f"old_data={world.old}", f"world_model.pretrained={world.full}"
-        )[0],
+        "snow_full": world.evaluate("alone_full", f"old_data={world.old}", f"world_model.pretrained={world.full}")[0],
     }
     found = {name: read(each) for name, each in alone.items()}
     for name, metrics in found.items():
@@ -117,6 +127,8 @@ def test_every_column_is_what_a_separate_evaluation_gives(world: World, compared
             ("old domain: cross-entropy", "cross_entropy", "old_"),
         ):
             assert column["values"][row]["value"] == pytest.approx(metrics[f"{prefix}teacher_forced"][key], rel=1e-6)
+        assert column["values"]["old domain: cross-entropy"]["units"] == 2
+        assert metrics["old_teacher_forced"]["cross_entropy"] != metrics["teacher_forced"]["cross_entropy"]
         cost = {key: metrics["listening"]["cost"][key] for key in ("value", "low", "high", "count", "units")}
         assert column["values"]["cost of another clip's actions"] == cost
         if name == "base":
@@ -145,7 +157,11 @@ def test_the_table_is_printed_and_written_with_pictures(world: World, compared: 
     assert "cost of another clip's actions" in said
     video = probe_video(folder / "clips.mp4")
     alone = probe_video(folder / "base" / "clips.mp4")
-    assert (video.num_frames, video.size) == (alone.num_frames, alone.size)  # four videos side by side, too
+    assert (video.num_frames, video.width, video.height) == (
+        alone.num_frames,
+        alone.width,
+        alone.height,
+    )  # four videos side by side, too
 
 
 @pytest.mark.slow

@@ -130,8 +130,11 @@ def _clip_numbers(model: Evaluated) -> dict[str, _Numbers]:
     """The rows that are means over clips."""
     scores, space = model.scores, model.plan.model.space
     places = [each.clip.place for each in scores]
-    rows = _predicted(model.facts["teacher_forced"], places, "")
-    rows |= _predicted(model.facts.get("old_teacher_forced", {}), model.old_places, _OLD)
+    rows = _predicted(model.facts["teacher_forced"], places)
+    if OTHER_ACTIONS in rows:
+        rows[COST] = _Numbers(rows[OTHER_ACTIONS].values - rows["cross-entropy"].values, places)
+    old = _predicted(model.facts.get("old_teacher_forced", {}), model.old_places)
+    rows |= {f"{_OLD}{row}": numbers for row, numbers in old.items() if row != OTHER_ACTIONS}
     numbers: dict[str, Float[np.ndarray, " clips"]] = {}
     for metric in scores[0].metrics[GENERATED] if scores else ():
         numbers[metric] = np.array([each.metrics[GENERATED][metric].mean() for each in scores])
@@ -145,17 +148,13 @@ def _clip_numbers(model: Evaluated) -> dict[str, _Numbers]:
     return rows | {row: _Numbers(values, places) for row, values in numbers.items()}
 
 
-def _predicted(metrics: Mapping[str, Any], places: list[str], prefix: str) -> dict[str, _Numbers]:
+def _predicted(metrics: Mapping[str, Any], places: list[str]) -> dict[str, _Numbers]:
     """The rows of what `terra.training.prediction.evaluate_world_model` found; a window is a clip."""
-    rows = {
-        f"{prefix}{row}": _Numbers(np.array(metrics[f"{name}_by_window"]), places)
+    return {
+        row: _Numbers(np.array(metrics[f"{name}_by_window"]), places)
         for row, name in _PREDICTED.items()
         if name in metrics
     }
-    if f"{prefix}{OTHER_ACTIONS}" in rows:
-        cost = rows[f"{prefix}{OTHER_ACTIONS}"].values - rows[f"{prefix}cross-entropy"].values
-        rows[f"{prefix}{COST}"] = _Numbers(cost, places)
-    return rows
 
 
 def _features(model: Evaluated) -> dict[str, dict[str, ClipFeatures]]:

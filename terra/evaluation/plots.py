@@ -70,8 +70,9 @@ def plot_columns(columns: Sequence[ModelColumn], path: Path) -> None:
     """
     rows = list(columns[0].values)
     cols = min(4, len(rows)) or 1
-    figure = Figure(figsize=(3.4 * cols, 2.6 * -(-len(rows) // cols) or 1), layout="constrained")
-    panels = figure.subplots(-(-len(rows) // cols) or 1, cols, squeeze=False).flatten()
+    height = -(-len(rows) // cols) or 1
+    figure = Figure(figsize=(3.4 * cols, 2.6 * height), layout="constrained")
+    panels = figure.subplots(height, cols, squeeze=False).flatten()
     colors = ("black", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
     for axes, row in zip(panels, rows, strict=False):
         for index, each in enumerate(columns):

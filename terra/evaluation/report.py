@@ -22,7 +22,7 @@ from tokenizer.files import make_folder, replacing
 _T = TypeVar("_T")
 
 _LEGEND = (
-    "Mean over clips [95 % interval over places]. A difference is of the same clips with the same seeds, paired clip "
+    "Brackets: 95 % intervals over places. A difference is of the same clips with the same seeds, paired clip "
     "by clip; bold: its whole interval lies on one side of 0."
 )
 _COLUMNS = ("run", "metric", "variant", "first_frame", "last_frame", "value", "low", "high", "count", "units")
