@@ -33,8 +33,8 @@ METHODS = {
     "full": ("full fine-tuning", "#D55E00", ["init_from=demo", "learning_rate=2e-4", "warmup_steps=20"]),
     "nothing": ("from nothing", "#009E73", ["learning_rate=1e-3", "warmup_steps=50"]),
 }
-STEPS = {100: 100, 1_000: 300, 10_000: 1_200}
-STEPS_FROM_NOTHING = 2  # times as many
+STEPS = {100: 60, 1_000: 200, 10_000: 800}
+STEPS_FROM_NOTHING = 1.5  # times as many
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Training:
 
     def command(self, old_data: Path | None) -> list[str]:
         """The command line of the training; `old_data` are the tokens of the shipped model's own domain."""
-        steps = STEPS[self.frames] * (STEPS_FROM_NOTHING if self.method == "nothing" else 1)
+        steps = int(STEPS[self.frames] * (STEPS_FROM_NOTHING if self.method == "nothing" else 1))
         values: dict[str, Any] = {
             "data": self.data,
             "output": self.output,
@@ -64,7 +64,8 @@ class Training:
             "max_seconds": "null",
             "ema_decay": 0.98,
             "ema_every_steps": 1,
-            "save_every_seconds": 15,
+            "save_every_seconds": 1000,
+            "evaluation_windows": 32,
             "max_shard_size": "12MB",
         }
         if old_data is not None and self.method != "nothing":
@@ -99,7 +100,7 @@ def plan(domains: dict[str, Path], output: Path) -> list[Training]:
         last = next((frames for frames in STEPS if frames >= there), max(STEPS))
         for frames in (frames for frames in STEPS if frames <= last):
             trainings += [Training(name, data, frames, way, output / name / f"{way}_{frames}") for way in METHODS]
-    return sorted(trainings, key=lambda training: -training.frames)
+    return sorted(trainings, key=lambda each: (each.method == "nothing", -each.frames))
 
 
 def frames_of(data: Path) -> int:
