@@ -33,10 +33,10 @@ class RolloutDecoding:
         self._thread = DecodingThread(decoder)
         self._at_once = decoder.framewise and decoder.device.type == "cuda"
 
-    def start(self, then: Callable[[Frames], _T]) -> "Decoding[_T]":
+    def start(self, then: Callable[[Frames], _T], adapter: str | None = None) -> "Decoding[_T]":
         """Begin to decode a rollout. `then` is called in the thread with some of its frames, on the decoder's device.
 
-        All frames of the rollout reach `then`, in order, in one piece or in several.
+        All frames of the rollout reach `then`, in order, in one piece or in several. `adapter` is the rollout's.
         """
         return Decoding(self._thread, then, at_once=self._at_once)
 

@@ -187,6 +187,10 @@ class Pipeline:
             expected_psnr=expected,
         )
 
+    def decoder_for(self, adapter: str | None) -> Decoder:
+        """The decoder of rollouts with an adapter, by its name, or of those without one."""
+        return self.decoder
+
     async def stream(
         self,
         context: TokenGrid,
@@ -281,7 +285,7 @@ class Pipeline:
         started = time.perf_counter()
         context = await self.encode(request.context_frames)
         encoded = time.perf_counter()
-        decoding = self.decoding.start(partial(_shown, on_pixels))
+        decoding = self.decoding.start(partial(_shown, on_pixels), request.adapter)
         tokens = await self.rollout_tokens(
             context, request.actions, sampling, request.seed, on_frame, decoding, request.adapter
         )

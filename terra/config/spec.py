@@ -216,8 +216,8 @@ class PipelineSpec:
         """Load the tokenizer alone. Raises TerraError."""
         return LFQTokenizer.from_pretrained(self.tokenizer).to(torch_device(self.settings.tokenizer.device))
 
-    def build_decoder(self) -> Decoder:
-        """Load the decoder alone. Raises TerraError."""
+    def build_decoder(self, adapter: str | None = None) -> Decoder:
+        """Load the decoder of rollouts with one of the `adapters`, or of those with none, alone. Raises TerraError."""
         return build_part("decoder", self.settings.decoder, tokenizer=self.build_tokenizer())
 
     @property
@@ -260,9 +260,12 @@ class PipelineSpec:
         }
 
     def made_with(self) -> dict[str, Any]:
-        """Weights and settings on which all rollouts of a batch depend, as JSON values."""
+        """Weights and settings on which all rollouts of a batch depend, as JSON values.
+
+        The `adapters` are not among them: each is what the rollouts that name it depend on.
+        """
         return {
-            **self.hashes(),
+            **{name: sha256 for name, sha256 in self.hashes().items() if not name.startswith("adapters.")},
             "engine": {key: value for key, value in self.settings.engine.items() if key not in _SPEED},
             "decoder": self.settings.decoder,
             "tokenizer_device": self.settings.tokenizer.device,
