@@ -5,7 +5,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from decoder.video import to_uint8
 from terra.actions import ActionSpace, ActionTrack, Waypoints
@@ -23,7 +23,7 @@ from terra.trajectory.document import parse_document, read_document
 from tokenizer import TokenGrid
 from tokenizer.files import read_json
 from tokenizer.limits import LIMITS, Limits
-from tokenizer.settings import Settings, checked
+from tokenizer.settings import Settings, checked, expecting
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ SCENE = "scene.json"
 class _SceneFile(Settings):
     """The content of a scene.json: the adapter that the scene is for."""
 
-    adapter: AdapterName
+    adapter: Annotated[AdapterName, expecting("a name of letters, digits, '.', '_' and '-'")]
 
 
 @dataclass(eq=False)
