@@ -526,7 +526,6 @@ def test_a_model_is_chosen(open_page: Callable[..., Page], tmp_path: Path) -> No
         expect(page.locator("[data-scene=snow-road]")).to_contain_text("snow")
         chooser.focus()
         page.keyboard.type("night")
-        page.screenshot(path=tmp_path / "start.png")
         page.click("[data-scene=day]")
         wait_for_state(page, "waiting")
         expect(page.locator("#badge-model")).to_have_text("night")
@@ -536,7 +535,6 @@ def test_a_model_is_chosen(open_page: Callable[..., Page], tmp_path: Path) -> No
         page.click("#record")
         steer(page, "ArrowLeft", until=8)
         assert opened == ["night"]
-        page.screenshot(path=tmp_path / "drive.png")
         page.click("#record")
         with page.expect_download() as saving:
             page.click("text=Save video")
@@ -574,7 +572,6 @@ def test_models_on_a_phone_and_one_model_alone(open_page: Callable[..., Page], t
         wait_for_state(page, "waiting")
         expect(page.locator("#badge-model")).to_contain_text("a-rather-long")
         assert page.evaluate("document.documentElement.scrollWidth") == 360
-        page.screenshot(path=tmp_path / "phone.png")
     finally:
         server.stop()
 
