@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
@@ -27,22 +27,26 @@ class RolloutDecoding:
 
     Args:
         decoder: turns tokens into frames.
+        adapted: decoders of rollouts with an adapter, by the adapter's name, where they differ from `decoder`; each
+            has a thread of its own.
     """
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, adapted: Mapping[str, Decoder] | None = None) -> None:
         self._thread = DecodingThread(decoder)
-        self._at_once = decoder.framewise and decoder.device.type == "cuda"
+        self._adapted = {name: DecodingThread(each) for name, each in (adapted or {}).items()}
 
     def start(self, then: Callable[[Frames], _T], adapter: str | None = None) -> "Decoding[_T]":
         """Begin to decode a rollout. `then` is called in the thread with some of its frames, on the decoder's device.
 
         All frames of the rollout reach `then`, in order, in one piece or in several. `adapter` is the rollout's.
         """
-        return Decoding(self._thread, then, at_once=self._at_once)
+        thread = self._thread if adapter is None else self._adapted.get(adapter, self._thread)
+        return Decoding(thread, then, at_once=thread.beside_engine)
 
     def close(self) -> None:
         """Wait for the frames that are being decoded; those behind them are given up."""
-        self._thread.close()
+        for thread in (self._thread, *self._adapted.values()):
+            thread.close()
 
 
 class Decoding(Generic[_T]):
@@ -91,10 +95,14 @@ class DecodingThread:
 
     Args:
         decoder: if it is framewise, frames of several rollouts go through it together.
+
+    Attributes:
+        beside_engine: whether frames are best decoded while the next ones are generated, see `RolloutDecoding`.
     """
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
+        self.beside_engine = decoder.framewise and decoder.device.type == "cuda"
         # On as many cores as this thread may use: others may have been told otherwise by the time it starts.
         cores = (torch.get_num_threads(),)
         self._thread = ThreadPoolExecutor(1, "terra-decode", torch.set_num_threads, cores)

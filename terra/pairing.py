@@ -37,8 +37,11 @@ def check_pairing(tokenizer: Path | LFQTokenizer, spec: EngineSpec) -> None:
         return
     recorded = spec.tokenizer_sha256
     if recorded is not None and not makes_tokens_of(folder, recorded):
+        like = LFQTokenizerConfig.load(folder / CONFIG_NAME).tokens_like
+        hint = ", whose tokens are nearly the same: train the world model, or an adapter of it, on them"
         raise CheckpointError(
             f"{name}: the world model was trained with tokenizer {recorded[:12]}, got {checkpoint_sha256(folder)[:12]}"
+            + (hint if like == recorded else "")
         )
     if recorded is None:
         published = tokenizer_of(spec.architecture or "")

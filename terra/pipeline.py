@@ -96,6 +96,7 @@ class Pipeline:
         overlap: frames read again when the window slides.
         provenance: what the parts were built from, for `rollout.json`: see `terra.rollout`.
         expected_psnr: PSNR (dB) of the tokenizer's held-out frames; None if not known. See `terra.reconstruction`.
+        adapted_decoders: decoders of rollouts with an adapter, by the adapter's name, where they differ from `decoder`.
 
     Raises:
         CheckpointError: the tokenizer is not the one that the world model was trained with.
@@ -110,12 +111,14 @@ class Pipeline:
         overlap: int = 3,
         provenance: Mapping[str, Any] | None = None,
         expected_psnr: float | None = None,
+        adapted_decoders: Mapping[str, Decoder] | None = None,
     ) -> None:
         check_pairing(tokenizer, engine.spec)
         self.tokenizer, self.engine, self.decoder, self.overlap = tokenizer, engine, decoder, overlap
+        self._adapted_decoders = dict(adapted_decoders or {})
         self.provenance = dict(provenance or {})
         self.expected_psnr = expected_psnr
-        self.decoding = RolloutDecoding(decoder)
+        self.decoding = RolloutDecoding(decoder, self._adapted_decoders)
         self._encoding = ThreadPoolExecutor(1, "terra-encode", torch.set_num_threads, (torch.get_num_threads(),))
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -177,7 +180,7 @@ class Pipeline:
     def from_spec(cls, spec: PipelineSpec) -> Self:
         """Load the weights of a checked `PipelineSpec`, and start its engine. Raises TerraError."""
         expected = expected_psnr(spec.tokenizer)
-        tokenizer, engine, decoder = spec.build()
+        tokenizer, engine, decoder, adapted_decoders = spec.build()
         return cls(
             tokenizer,
             engine,
@@ -185,11 +188,12 @@ class Pipeline:
             overlap=spec.settings.overlap,
             provenance=spec.provenance(),
             expected_psnr=expected,
+            adapted_decoders=adapted_decoders,
         )
 
     def decoder_for(self, adapter: str | None) -> Decoder:
         """The decoder of rollouts with an adapter, by its name, or of those without one."""
-        return self.decoder
+        return self.decoder if adapter is None else self._adapted_decoders.get(adapter, self.decoder)
 
     async def stream(
         self,
@@ -350,7 +354,8 @@ class Pipeline:
             adapter: see `stream`.
         """
         context = self.wait(self.encode(context_frames))
-        return Drive(self, self.wait(self.open(context, actions, sampling, seed, adapter=adapter)))
+        session = self.wait(self.open(context, actions, sampling, seed, adapter=adapter))
+        return Drive(self, session, self.decoder_for(adapter))
 
     def close(self) -> None:
         """Close the engine. Closing twice does nothing."""
@@ -387,14 +392,13 @@ class Pipeline:
 class Drive:
     """A live rollout for synchronous callers: one action in, one frame out."""
 
-    def __init__(self, pipeline: Pipeline, session: SlidingSession) -> None:
-        self._pipeline = pipeline
-        self._session = session
+    def __init__(self, pipeline: Pipeline, session: SlidingSession, decoder: Decoder) -> None:
+        self._pipeline, self._session, self._decoder = pipeline, session, decoder
 
     def step(self, action: Action) -> Float[Tensor, "3 height width"]:
         """Apply the action to the last frame and return the next, in [-1, 1]."""
         tokens = self._pipeline.wait(self._session.step(action))
-        return self._pipeline.decoder.decode(tokens[None])[0].cpu()
+        return self._decoder.decode(tokens[None])[0].cpu()
 
     def close(self) -> None:
         """End the rollout. Closing twice does nothing."""

@@ -11,6 +11,7 @@ import pytest
 from entry import read_settings
 from tiny_driving import CAMERA, SIZE, drive_frames, drive_poses
 
+from decoder.camera import Camera
 from terra.dataset import Poses, read_frames, read_split
 from terra.dataset.verify import verify_dataset
 from terra.errors import ConfigError, DatasetError, TerraError
@@ -91,6 +92,31 @@ def test_a_recording_goes_on_where_it_was_and_changes_no_byte(fake, tmp_path):
         record(whole.replace(episodes_per_place=3), workers=0)
 
 
+def test_a_chosen_weather_is_part_of_the_recipe(fake, tmp_path):
+    mixed, snow = settings_for(tmp_path / "mixed"), settings_for(tmp_path / "snow", weather="snow")
+    record(mixed, workers=0)
+    record(snow, workers=0)
+    recipes = [
+        json.loads((each.output / "train" / "town_000000" / "shard.json").read_text())["recipe"]
+        for each in (mixed, snow)
+    ]
+    assert "weather" not in recipes[0]  # so that the datasets recorded before go on
+    assert recipes[1] == {**recipes[0], "weather": "snow"}
+    assert record(snow, workers=0).num_done == 0
+    for there, other in ((snow, "rain"), (snow, None), (mixed, "snow"), (mixed, "day")):
+        with pytest.raises(DatasetError, match=r"expected a shard made by .*, got one by"):
+            record(there.replace(weather=other), workers=0)
+
+
+def test_the_camera_is_kept_with_the_frames(fake, tmp_path):
+    truck = read_settings("record", [f"output={tmp_path}", "camera=truck"]).camera
+    assert truck == Camera(fov_degrees=60.0, height_meters=2.6, pitch_radians=-0.12)
+    record(settings_for(tmp_path, camera=truck), workers=0)
+    assert {episode.camera for episode in read_split(tmp_path, "train").episodes} == {truck}
+    with pytest.raises(DatasetError, match="expected a shard made by"):
+        record(settings_for(tmp_path), workers=0)
+
+
 def test_a_failed_place_is_noted_and_the_rest_goes_on(fake, tmp_path):
     settings = settings_for(tmp_path, places=("000000", "000002", "000004"))
     outcome = record(settings, workers=0)
@@ -150,6 +176,10 @@ def test_there_is_always_a_device_to_try():
     [
         ({"split": "test"}, "split: expected train or held_out"),
         ({"source": "film"}, "source: expected town, got"),
+        (
+            {"weather": "hail"},
+            "weather: expected one of day, overcast, fog, dusk, night, snow, rain or null, got 'hail'",
+        ),
         ({"places": ()}, "places: expected one or more"),
         ({"places": ("000001", "000001")}, "places: expected one or more, each once"),
         ({"episodes_per_place": 0}, "episodes_per_place: expected a whole number"),
@@ -176,6 +206,7 @@ def test_splits_never_share_a_town():
     with pytest.raises(ConfigError, match=r"maneuvers: expected some of left, .*, got none"):
         parse_maneuvers("counterfactuals", (), 3)
     wrong = {
+        "weather=hail": "weather: expected one of day, overcast, fog, dusk, night, snow, rain or null, got 'hail'",
         "kind=films": "kind: expected drives or counterfactuals, got 'films'",
         "maneuvers=left": r"maneuvers: expected a list such as \[a,b\], got 'left'",
         "maneuvers=[left,left]": "maneuvers: expected each once, got left, left",
@@ -227,6 +258,33 @@ def test_a_signal_ends_what_is_under_way_cleanly(tmp_path, sent):
     finally:
         process.kill()
     assert sorted(path.name for path in tmp_path.glob("*_*")) == ["begun_0", "begun_1", "ended_0", "ended_1"]
+
+
+@pytest.mark.slow
+def test_drives_are_the_same_in_any_weather_and_only_the_pictures_differ(tmp_path):
+    pytest.importorskip("moderngl", reason="the extra `record` is not installed")
+    from terra.recording.canvas import open_context
+
+    try:
+        open_context().release()
+    except TerraError as error:
+        pytest.skip(f"no OpenGL here: {error}")
+    overrides = ["towns=1", "episodes_per_place=2", "frames_per_episode=3", "image_size=[36,64]", "workers=0"]
+    for name, weather in (("mixed", "null"), ("day", "day"), ("snow", "snow"), ("again", "snow")):
+        run(read_settings("record", [*overrides, f"output={tmp_path / name}", f"weather={weather}"]))
+    mixed, day, snow = (read_split(tmp_path / name, "train").episodes for name in ("mixed", "day", "snow"))
+    assert [[each.weather for each in episodes] for episodes in (mixed, day, snow)] == [
+        ["night", "day"],
+        ["day", "day"],
+        ["snow", "snow"],
+    ]
+    shards = [tmp_path / name / "train" / "town_000000" for name in ("mixed", "day", "snow")]
+    poses, videos = (
+        [(shard / name).read_bytes() for shard in shards] for name in ("poses.parquet", "town_000000_01.mp4")
+    )
+    assert poses[0] == poses[1] == poses[2]
+    assert videos[0] == videos[1] != videos[2]
+    assert contents(tmp_path / "snow") == contents(tmp_path / "again")
 
 
 @pytest.mark.slow

@@ -1,5 +1,5 @@
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -21,10 +21,11 @@ from terra.recording.planning import plan_town
 from terra.recording.scene import build_scene, visible_cells
 from terra.recording.town import AVENUE, LANE_WIDTH, Edge
 from terra.recording.traffic import CAR_LENGTH, CAR_WIDTH, MAX_ACCELERATION, Traffic, follow
-from terra.recording.weather import WEATHER_SHARES, WEATHERS
+from terra.recording.weather import WEATHER_SHARES, WEATHERS, Ground, draw_weather
 from terra.trajectory import Trajectory
 
 CAMERA = Camera(fov_degrees=75.0, height_meters=1.4, pitch_radians=-0.03)
+TRUCK = Camera(fov_degrees=60.0, height_meters=2.6, pitch_radians=-0.12)
 SIZE = (72, 128)
 NUM_CONTEXT = 6
 
@@ -253,9 +254,15 @@ def test_cells_hold_every_triangle_and_hide_only_what_is_out_of_view(graph: Lane
         assert not ((ahead > 0) & (aside < ahead * math.tan(fov / 2))).any()
 
 
-def test_weather_shares_cover_every_weather() -> None:
-    assert WEATHER_SHARES.keys() == WEATHERS.keys()
+def test_no_weather_of_the_mix_needs_more_than_a_dry_town() -> None:
+    assert WEATHER_SHARES.keys() == {name for name, weather in WEATHERS.items() if weather.ground == "dry"}
+    assert all((weather.fall is None) == (weather.ground == "dry") for weather in WEATHERS.values())
     assert sum(WEATHER_SHARES.values()) == pytest.approx(1)
+
+
+def test_the_mix_stays_as_published_datasets_have_it() -> None:
+    mix = ["night", "day", "night", "day", "overcast", "day"]
+    assert [draw_weather(0, number) for number in range(6)] == mix
 
 
 # Rendering
@@ -263,11 +270,15 @@ def test_weather_shares_cover_every_weather() -> None:
 
 @pytest.fixture(scope="module")
 def renderer(graph: LaneGraph):
+    return renderer_of(graph)
+
+
+def renderer_of(graph: LaneGraph, camera: Camera = CAMERA, ground: Ground = "dry"):
     pytest.importorskip("moderngl", reason="the extra `record` is not installed")
     from terra.recording.renderer import Renderer
 
     try:
-        renderer = Renderer(SIZE, CAMERA)
+        renderer = Renderer(SIZE, camera, ground=ground)
     except ConfigError as error:
         pytest.skip(f"no OpenGL here: {error}")
     renderer.load(graph.town)
@@ -294,8 +305,51 @@ def test_frames_are_reproducible_and_the_road_is_gray(renderer, graph: LaneGraph
     assert night.mean() < 0.6 * frames[0].mean()
 
 
+def test_snow_lies_on_the_ground_and_leaves_walls_their_color(renderer, graph: LaneGraph) -> None:
+    drive = simulate_drive(graph, 0, 3)
+    snowy = renderer_of(graph, ground="snow")
+    frames = [snowy.render(WEATHERS["snow"], drive.moment(k)) for k in range(3)]
+    again = renderer_of(graph, ground="snow")
+    for k, frame in enumerate(frames):
+        np.testing.assert_array_equal(frame, again.render(WEATHERS["snow"], drive.moment(k)))
+    dry = renderer.render(WEATHERS["overcast"], drive.moment(0)).astype(int)
+    lower = slice(SIZE[0] // 2 + 8, None)  # the ground
+    assert frames[0][lower].mean() > dry[lower].mean() + 30
+    with pytest.raises(ValueError, match="expected weather with snow ground, got dry"):
+        snowy.render(WEATHERS["day"], drive.moment(0))
+    # Four meters before a wall, looking at it: the upper part of the picture is wall.
+    building = graph.town.buildings[0]
+    away, heading = building.depth / 2 + 4, building.heading + math.pi / 2
+    at = (building.center[0] - away * math.cos(heading), building.center[1] - away * math.sin(heading), heading)
+    walls = [
+        there.render(WEATHERS[weather], replace(drive.moment(0), pose=at))[: SIZE[0] // 3]
+        for there, weather in ((snowy, "snow"), (renderer, "overcast"))
+    ]
+    snow_wall, dry_wall = (np.median(wall.reshape(-1, 3), axis=0) for wall in walls)
+    assert np.abs(snow_wall - dry_wall).max() < 25
+
+
+@pytest.mark.parametrize(("weather", "ground"), [("snow", "snow"), ("rain", "wet")])
+def test_what_falls_moves_with_time_and_speed_alone(graph: LaneGraph, weather: str, ground: Ground) -> None:
+    there, moment = renderer_of(graph, ground=ground), simulate_drive(graph, 0, 1).moment(0)
+    still = WEATHERS[weather]
+    empty = there.render(replace(still, fall=None), moment).astype(int)
+    standing = replace(moment, speed=0.0)
+    first, same, later, faster = (
+        there.render(still, each).astype(int)
+        for each in (standing, standing, replace(standing, time=0.1), replace(moment, speed=12.0))
+    )
+    np.testing.assert_array_equal(first, same)
+    seen = [np.abs(frame - empty).max(axis=-1) > 8 for frame in (first, later, faster)]
+    assert all(0.002 < share.mean() < 0.3 for share in seen)
+    assert not np.array_equal(first, later)
+    assert not np.array_equal(first, faster)
+
+
+@pytest.mark.parametrize("camera", [CAMERA, TRUCK], ids=["car", "truck"])
 @pytest.mark.parametrize("what", ["car", "person"])
-def test_who_is_there_is_drawn_where_the_camera_projects_it(renderer, graph: LaneGraph, what: str) -> None:
+def test_who_is_there_is_drawn_where_the_camera_projects_it(graph: LaneGraph, what: str, camera: Camera) -> None:
+    renderer = renderer_of(graph, camera)
     x, y, heading = pose = tuple(graph.poses(np.array([0]), np.array([20.0]))[0].tolist())
     none, one = np.zeros(0, int), np.zeros(1, int)
     for ahead, left in ((10.0, 0.0), (12.0, 3.0), (15.0, -3.0)):
@@ -309,7 +363,7 @@ def test_who_is_there_is_drawn_where_the_camera_projects_it(renderer, graph: Lan
         empty = renderer.render(WEATHERS["day"], Moment(pose, *nobody, none, *nobody, np.zeros(0, bool)))
         full = renderer.render(WEATHERS["day"], shown)
         rows, columns = np.nonzero(np.abs(full.astype(int) - empty).max(axis=-1) > 15)
-        foot = project(np.array([[nearest, left]]), CAMERA, (SIZE[1], SIZE[0]))[0]
+        foot = project(np.array([[nearest, left]]), camera, (SIZE[1], SIZE[0]))[0]
         assert abs(columns.mean() - foot[0]) < 5
         assert abs(rows.max() - foot[1]) < 4
 

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 from test_replay import told
-from tiny_adapter import save_adapter
+from tiny_adapter import save_adapter, save_decoder
 from tiny_rollouts import Batch
 
+from terra.rollout import read_record
 from terra.world_model.adapter import adapter_sha256
 
 pytestmark = pytest.mark.slow
@@ -22,9 +23,11 @@ def batch(tmp_path: Path, tiny_model: Path, tiny_tokenizer: Path) -> Batch:
 
 @pytest.fixture
 def adapters(batch) -> dict[str, Path]:
-    return {
-        name: save_adapter(batch.folder / name, batch.model, seed=seed) for seed, name in ((2, "night"), (3, "rain"))
-    }
+    """Two adapters, of which the first has a decoder of its own."""
+    seeds = {"night": 2, "rain": 3}
+    found = {name: save_adapter(batch.folder / name, batch.model, seed=seed) for name, seed in seeds.items()}
+    save_decoder(found["night"], batch.tokenizer)
+    return found
 
 
 def given(adapters: dict[str, Path]) -> dict[str, str]:
@@ -51,6 +54,7 @@ def test_lines_of_several_models_equal_a_batch_of_each(batch, adapters):
         assert batch.run(output=alone, adapter=folder or "null") == 0
         made.append(batch.tokens(f"r{index}"))
         assert torch.equal(made[-1], batch.tokens("r0", alone))
+        assert record["pixels_sha256"] == read_record(alone / "rollouts" / "r0")["pixels_sha256"]
         assert told(batch.output / "rollouts" / f"r{index}")[0] == 0
     assert len({each.numpy().tobytes() for each in made}) == len(NAMES)
 

@@ -15,13 +15,14 @@ import torch
 from PIL import Image
 from safetensors.torch import load
 from test_serving_start import refused  # noqa: F401 (a fixture)
-from tiny_adapter import save_adapter
+from tiny_adapter import save_adapter, save_decoder
 from tiny_serving import OVERLAP, Served, pictures, scene_folder
 
 from decoder.video import to_uint8
 from terra.config import files
 from terra.config.files import compose
 from terra.pipeline import Pipeline, Rollout, RolloutRequest
+from terra.rollout import pixels_sha256
 from terra.serving.client import Client, ServerError
 from terra.trajectory import load_trajectory
 from terra.world_model.adapter import adapter_sha256
@@ -33,10 +34,11 @@ MODELS = ("terra-demo", "night", "rain")
 
 
 @pytest.fixture(scope="module")
-def adapters(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two adapters, of which the second brings a scene."""
+def adapters(tiny_model: Path, tiny_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two adapters, of which the second brings scenes and a decoder of its own."""
     folder = tmp_path_factory.mktemp("adapters")
     found = {name: save_adapter(folder / name, tiny_model, seed=seed) for seed, name in ((2, "night"), (3, "rain"))}
+    save_decoder(found["rain"], tiny_tokenizer)
     (found["rain"] / "contexts").mkdir()
     scene_folder(found["rain"] / "contexts")
     return found
@@ -129,6 +131,7 @@ def test_jobs_and_sessions_of_all_models_at_once_equal_each_alone(server, http, 
         folder = adapters.get(name)
         described = folder and {"name": name, "folder": str(folder), "sha256": adapter_sha256(folder)}
         assert record["adapter"] == described
+        assert record["pixels_sha256"] == pixels_sha256(to_uint8(alone[name].frames))
     assert len({each.tokens.numpy().tobytes() for each in alone.values()}) == len(MODELS)
 
 

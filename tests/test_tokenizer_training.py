@@ -429,7 +429,7 @@ def test_a_recorded_dataset_trains_a_decoder_from_its_settings(tmp_path, monkeyp
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())["evaluated_frames"] == 3
 
     wide = stored_tokenizer(tmp_path / "wide", image_size=(32, 64))
-    with pytest.raises(ConfigError, match=r"image_size: expected the dataset's \(32, 32\) .*, got \(32, 64\)$"):
+    with pytest.raises(ConfigError, match=r"^data: expected frames of \(32, 64\) .* as .*wide, got \(32, 32\)$"):
         run(checked(TrainTokenizerSettings, values | {"decoder_of": str(wide), "output": str(tmp_path / "other")}))
     monkeypatch.delattr("terra.training.tokenizer.load_driving")
     with pytest.raises(CheckpointError, match=r"nowhere$"):

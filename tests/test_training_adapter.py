@@ -1,6 +1,7 @@
 """Training that starts from a model: whole, or of a LoRA adapter; and the adapter's files, which peft reads too."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 from tiny_training import CPU, TINY_SIZE, WINDOW, config, read_log, read_state, tokenized
 
 from terra.actions import Keys
+from terra.engine.base import EngineSpec
 from terra.errors import CheckpointError, ConfigError
 from terra.prompt import pack_blocks
 from terra.training.start import find_world_model
@@ -173,6 +175,43 @@ def test_a_run_is_not_resumed_from_other_weights(base, accelerator, tmp_path):
     trained(tmp_path / "other", base, accelerator, steps=1)
     with pytest.raises(ConfigError, match=r"init_from: expected \w{12} of .*start.json, got \w{12}"):
         trained(tmp_path / "run", tmp_path / "other" / "world_model", accelerator, steps=2, adapter={"rank": 2})
+
+
+def like_the_base(lengths: tuple[int, ...] = (7, 9), like: str = "f" * 64, seed: int = 0):
+    """Tokens of a tokenizer that was trained further from the base model's, nearly as they were."""
+    return replace(tokenized(lengths, seed), tokenizer_sha256="e" * 64, tokens_like=like)
+
+
+@pytest.mark.parametrize("rank", [None, 4])
+def test_tokens_like_those_of_the_model_are_a_start(base, accelerator, tmp_path, rank, caplog):
+    with caplog.at_level("INFO"):
+        trained(tmp_path, base, accelerator, like_the_base(), like_the_base((8,)), adapter={"rank": rank})
+    assert "new tokenizer eeeeeeeeeeee, whose tokens are nearly those of the model's ffffffffffff" in caplog.text
+    if rank is None:
+        model = load_world_model(tmp_path / "world_model")
+    else:
+        names = {path.name for path in (tmp_path / "adapter").iterdir()}
+        assert names == {"adapter_config.json", "adapter_model.safetensors", "config.json"}
+        adapter = load_adapter(tmp_path / "adapter", base)
+        assert not adapter.replaced_modules
+        model = load_world_model(base, adapter=tmp_path / "adapter")
+        assert adapter.config.tokenizer_sha256 == "e" * 64
+    assert EngineSpec.of(model.config).tokenizer_sha256 == "e" * 64
+    assert load_world_model(base).config.tokenizer_sha256 == "f" * 64
+    start = json.loads((tmp_path / "metrics.json").read_text())["start"]
+    assert start["cross_entropy"] == pytest.approx(_cross_entropy_of(base, accelerator, tmp_path / "same"), rel=1e-5)
+
+
+def _cross_entropy_of(base: Path, accelerator, output: Path) -> float:
+    """That of the base model on the same ids, before any training."""
+    trained(output, base, accelerator, tokenized(), tokenized((8,)), steps=1)
+    return json.loads((output / "metrics.json").read_text())["start"]["cross_entropy"]
+
+
+def test_tokens_like_those_of_another_tokenizer_are_refused(base, accelerator, tmp_path):
+    stranger = like_the_base(like="d" * 64)
+    with pytest.raises(ConfigError, match=r"expected tokens of the model's own tokenizer f{12}, got e{12}$"):
+        trained(tmp_path, base, accelerator, stranger, stranger)
 
 
 class TestDamage:

@@ -17,8 +17,9 @@ NORM_GROUPS = 32
 MAX_SIDE, MAX_PIXELS = 8192, 1 << 23
 Side = Annotated[int, Field(ge=1, le=MAX_SIDE)]
 """Height or width of a picture, in pixels."""
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$"), expecting("64 hexadecimal digits")]
 
-_OPTIONAL_KEYS = frozenset({"bit_order", "image_size", "same_tokens_as"})
+_OPTIONAL_KEYS = frozenset({"bit_order", "image_size", "same_tokens_as", "tokens_like"})
 
 
 class EncoderDecoderConfig(Settings):
@@ -80,8 +81,9 @@ class LFQTokenizerConfig(Settings):
     """Everything that a checkpoint's config.json says; the defaults are the published tokenizer.
 
     `image_size` is (height, width) in pixels. `same_tokens_as` is the `checkpoint_sha256` of the first tokenizer that
-    had this one's encoder, if this one has another decoder (see `tokenizer.lineage`). Raises CheckpointError on values
-    that do not fit one another.
+    had this one's encoder, if this one has another decoder. `tokens_like` is the `tokens_sha256` of the tokenizer that
+    this one was trained from, if the training kept its tokens nearly as they were (see `tokenizer.lineage` for both).
+    Raises CheckpointError on values that do not fit one another.
     """
 
     error_class = CheckpointError
@@ -91,7 +93,8 @@ class LFQTokenizerConfig(Settings):
     image_size: Annotated[
         tuple[Side, Side], Field(strict=False), expecting(f"[height, width], whole numbers from 1 to {MAX_SIDE}")
     ] = (288, 512)
-    same_tokens_as: Annotated[str, Field(pattern="^[0-9a-f]{64}$"), expecting("64 hexadecimal digits")] | None = None
+    same_tokens_as: Sha256 | None = None
+    tokens_like: Sha256 | None = None
 
     @model_validator(mode="after")
     def _fit(self) -> Self:
@@ -129,8 +132,8 @@ class LFQTokenizerConfig(Settings):
     def from_dict(cls, data: dict[str, Any], source: str = "config.json") -> "LFQTokenizerConfig":
         """Read the content of a config.json; `source` names it in errors.
 
-        All published keys must be there and no unknown one may be; `image_size`, `same_tokens_as` and
-        `quantizer_config.bit_order` are optional. Raises CheckpointError.
+        All published keys must be there and no unknown one may be; `image_size`, `same_tokens_as`,
+        `tokens_like` and `quantizer_config.bit_order` are optional. Raises CheckpointError.
         """
         if data.get("model_type") != MODEL_TYPE:
             raise CheckpointError(f"{source}: expected model_type {MODEL_TYPE!r}, got {data.get('model_type')!r}")
@@ -142,8 +145,8 @@ class LFQTokenizerConfig(Settings):
         return cls.from_dict(read_config(path), source=str(path))
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of config.json, with our optional keys written out, but for a `same_tokens_as` of None."""
-        unsaid = {"same_tokens_as"} if self.same_tokens_as is None else set[str]()
+        """The content of config.json, with our optional keys written out, but for a lineage of None."""
+        unsaid = {name for name in ("same_tokens_as", "tokens_like") if getattr(self, name) is None}
         return {"model_type": MODEL_TYPE, **self.model_dump(exclude=unsaid)}
 
 

@@ -1,4 +1,10 @@
-"""Tokenizers that make the same tokens: they share an encoder and differ in decoders that were trained further."""
+"""Tokenizers that make the same tokens, or nearly the same ones.
+
+Tokenizers that share an encoder and differ in decoders make the same tokens: a world model of one takes them all.
+A tokenizer that was trained from another one with a penalty on tokens that change makes nearly the same tokens, and its
+config.json names the other one as `tokens_like`: a world model of the other one is a good start for a training on the
+new tokens, but is not valid for them.
+"""
 
 from pathlib import Path
 

@@ -86,6 +86,16 @@ def commitment_loss(z: PreQuantized) -> Scalar:
     return F.mse_loss(z, quantize(z.detach()))
 
 
+def kept_signs_loss(z: PreQuantized, before: PreQuantized, margin: float) -> Scalar:
+    """Mean of max(0, margin - s z)^2 over all bits, where s is the sign that the bit had `before`. In float32.
+
+    A bit costs nothing that has its old sign and lies `margin` or more from 0. Source of the loss, there for the signs
+    of a teacher's hidden neurons: Heo et al. 2019, "Knowledge Transfer via Distillation of Activation Boundaries Formed
+    by Hidden Neurons" (arXiv 1811.03233).
+    """
+    return F.relu(margin - quantize(before.detach().float()) * z.float()).square().mean()
+
+
 def pixel_loss(reconstruction: Frames, frames: Frames) -> Scalar:
     """Mean absolute difference, in units of [-1, 1]. In float32."""
     return F.l1_loss(reconstruction.float(), frames.float())

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from tokenizer.checkpoint import (
     CONFIG_NAME,
     WEIGHTS_NAME,
+    layout_difference,
     load_tensors,
+    read_layout,
     resolve_checkpoint,
     verify_layout,
     write_json,
@@ -18,6 +20,7 @@ from tokenizer.checkpoint import (
 )
 from tokenizer.config import LFQTokenizerConfig
 from tokenizer.errors import CheckpointError
+from tokenizer.lineage import tokens_sha256
 from tokenizer.networks import Decoder, Encoder
 from tokenizer.quantizer import signs_from_tokens, straight_through, tokens_from_signs
 from tokenizer.types import Frames, TokenGrid
@@ -27,6 +30,8 @@ MAX_FRAMES_AT_ONCE = 16
 
 # Resampling in floats overshoots by rounding; 8-bit values or floats in [0, 255] are far outside.
 RANGE_TOLERANCE = 1e-3
+
+_DECODER = "decoder."  # how names of the decoder's tensors begin
 
 
 @final
@@ -124,6 +129,25 @@ class LFQTokenizer(nn.Module):
         # Convolutions on channels_last memory are several times faster on a CPU (eight times, measured on two cores).
         return tokenizer.to(memory_format=torch.channels_last).eval()  # pyright: ignore[reportCallIssue]
 
+    def with_decoder(self, folder: Path) -> "LFQTokenizer":
+        """A tokenizer with this one's encoder, on its device, and the float32 decoder of a checkpoint folder.
+
+        The decoder may have been trained further alone, see `check_decoder`, which the caller has asked. Raises
+        CheckpointError if the weights can't be read.
+        """
+        config = LFQTokenizerConfig.load(folder / CONFIG_NAME)
+        with torch.device("meta"):
+            other = type(self)(config)
+        tensors = {name: each for name, each in load_tensors(folder).items() if name.startswith(_DECODER)}
+        for name, tensor in tensors.items():
+            if not tensor.is_floating_point():
+                raise CheckpointError(f"{folder}: expected {name} in a floating-point dtype, got {tensor.dtype}")
+        other.encoder, other.checkpoint = self.encoder, folder
+        device = self.encoder.conv_out.weight.device
+        state = {name.removeprefix(_DECODER): tensor.to(device, torch.float32) for name, tensor in tensors.items()}
+        other.decoder.load_state_dict(state, assign=True)
+        return other.to(memory_format=torch.channels_last).eval()  # pyright: ignore[reportCallIssue]
+
     def save_pretrained(self, folder: str | Path) -> None:
         """Write config.json and model.safetensors, each whole or not at all, in the tensors' dtype, without metadata.
 
@@ -180,3 +204,29 @@ def load_config(folder: Path) -> LFQTokenizerConfig:
         expected = LFQTokenizer(config).state_dict()
     verify_layout(folder, {name: tuple(tensor.shape) for name, tensor in expected.items()})
     return config
+
+
+def check_decoder(folder: Path, tokenizer: Path) -> None:
+    """Check that `LFQTokenizer.with_decoder(folder)` fits the tokenizer in another folder; no weight is loaded.
+
+    The folder holds config.json, whose `same_tokens_as` names the tokenizer, and weights, of which only `decoder.*` are
+    looked at: a whole tokenizer that was trained with `decoder_of`, or its decoder alone.
+
+    Raises CheckpointError if its tokens or sizes are others, or weights are missing.
+    """
+    ours, config = LFQTokenizerConfig.load(tokenizer / CONFIG_NAME), LFQTokenizerConfig.load(folder / CONFIG_NAME)
+    expected, got = tokens_sha256(tokenizer), config.same_tokens_as
+    if got != expected:
+        raise CheckpointError(
+            f"{folder}: same_tokens_as: expected the tokenizer {expected[:12]}, got {got and got[:12]}"
+        )
+    if config.replace(same_tokens_as=None) != ours.replace(same_tokens_as=None):
+        raise CheckpointError(f"{folder / CONFIG_NAME}: expected the sizes of {tokenizer}, got others")
+    with torch.device("meta"):
+        state = LFQTokenizer(config).state_dict()
+    layouts = [
+        {name: tuple(shape) for name, shape in layout.items() if name.startswith(_DECODER)}
+        for layout in ({name: tensor.shape for name, tensor in state.items()}, read_layout(folder))
+    ]
+    if layouts[0] != layouts[1]:
+        raise CheckpointError(f"{folder}: {layout_difference(*layouts)}")

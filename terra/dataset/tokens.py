@@ -44,6 +44,8 @@ class TokenizedDriving:
         codebook_size: number of ids of the tokenizer.
         tokenizer_sha256: `tokenizer.lineage.tokens_sha256` of the tokenizer that made the tokens.
         space: what the actions mean.
+        tokens_like: that of the tokenizer whose tokens these are nearly equal to (`LFQTokenizerConfig.tokens_like`);
+            None if there is none.
     """
 
     tokens: Int[Tensor, "frames rows cols"]
@@ -53,6 +55,7 @@ class TokenizedDriving:
     codebook_size: int
     tokenizer_sha256: str
     space: ActionSpace
+    tokens_like: str | None = None
 
     def window_starts(self, window: int) -> Int[Tensor, " windows"]:
         """First frames of all windows of `window` frames that lie inside one episode, int64 on the CPU.
@@ -94,7 +97,7 @@ class ShardFacts:
     """The origin of one file's tokens, and the facts needed to read them.
 
     Attributes:
-        fps, codebook_size, tokenizer_sha256, space: as in `TokenizedDriving`.
+        fps, codebook_size, tokenizer_sha256, space, tokens_like: as in `TokenizedDriving`.
         source_sha256: SHA-256 of the ids, lengths and video hashes of the shard's episodes; tells if the file is stale.
         precision: data type in which the tokenizer computed.
     """
@@ -105,6 +108,7 @@ class ShardFacts:
     space: ActionSpace
     source_sha256: str
     precision: str
+    tokens_like: str | None = None
 
     def header(self) -> dict[str, str]:
         """The header of a safetensors file, as one string, because safetensors writes several in no fixed order."""
@@ -115,6 +119,8 @@ class ShardFacts:
         plain: dict[str, Any] = {}
         for each in fields(self):
             value = getattr(self, each.name)
+            if each.name == "tokens_like" and value is None:
+                continue
             plain |= describe_space(value) if each.name == "space" else {each.name: value}
         return plain
 
@@ -228,6 +234,7 @@ def load_tokens(folder: Path, device: torch.device | str = "cpu") -> TokenizedDr
     try:
         rows = int(index["frames"])
         facts = {name: index[name] for name in ("fps", "codebook_size", "tokenizer_sha256")}
+        facts["tokens_like"] = index.get("tokens_like")
         space = read_space(index, str(folder / INDEX), DatasetError)
         files: Mapping[str, Mapping[str, Any]] = dict(index["files"])
     except (KeyError, TypeError, ValueError) as error:

@@ -31,6 +31,9 @@ class Moment:
         pedestrians: [x, y, heading, walk phase in [0, 1)] of each pedestrian.
         clothes: each pedestrian's index of a color.
         raised: whether a pedestrian stands on a sidewalk, which is higher than the road.
+        time: seconds since the drive's first frame.
+        speed: the recorded car's, m/s.
+        wind: the wind's velocity over the ground, m/s to the east and north.
     """
 
     pose: tuple[float, float, float]
@@ -40,6 +43,9 @@ class Moment:
     pedestrians: Float[np.ndarray, "pedestrians 4"]
     clothes: Int[np.ndarray, " pedestrians"]
     raised: Bool[np.ndarray, " pedestrians"]
+    time: float = 0.0
+    speed: float = 0.0
+    wind: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +56,7 @@ class TownDrive:
         poses: the recorded car's poses at all frames and at 30 instants after the last frame.
         cars, models, colors, pedestrians, clothes, raised: as in `Moment`, for all frames.
         events: (frame, event) in order.
+        wind: as in `Moment`, the same throughout the drive.
     """
 
     poses: Poses
@@ -60,6 +67,7 @@ class TownDrive:
     clothes: Int[np.ndarray, " pedestrians"]
     raised: Bool[np.ndarray, "frames pedestrians"]
     events: tuple[tuple[int, str], ...]
+    wind: tuple[float, float]
 
     @property
     def num_frames(self) -> int:
@@ -71,7 +79,8 @@ class TownDrive:
         poses = self.poses
         pose = (float(poses.x[index]), float(poses.y[index]), float(poses.heading[index]))
         cars = (self.cars[index], self.models, self.colors)
-        return Moment(pose, *cars, self.pedestrians[index], self.clothes, self.raised[index])
+        people = (self.pedestrians[index], self.clothes, self.raised[index])
+        return Moment(pose, *cars, *people, float(poses.time[index]), float(poses.speed[index]), self.wind)
 
 
 @lru_cache(maxsize=4)
@@ -97,7 +106,8 @@ def simulate_drive(graph: LaneGraph, episode: int, num_frames: int) -> TownDrive
         driver.step(index, traffic, traffic)
         traffic.step(occupants)
         pedestrians.step(traffic.taken())
-    return recorder.drive(traffic, pedestrians, driver.events + behavior.events)
+    wind = _draw_wind(np.random.default_rng([graph.town.seed, 1, episode, 4]))
+    return recorder.drive(traffic, pedestrians, driver.events + behavior.events, wind)
 
 
 def simulate_counterfactual(
@@ -133,7 +143,14 @@ def simulate_counterfactual(
         driver.step(index, traffic, OpenJunctions())
         traffic.step()
         pedestrians.step(traffic.taken())
-    return recorder.drive(traffic, pedestrians, driver.events)
+    wind = _draw_wind(np.random.default_rng([graph.town.seed, 2, group, 3]))
+    return recorder.drive(traffic, pedestrians, driver.events, wind)
+
+
+def _draw_wind(rng: np.random.Generator) -> tuple[float, float]:
+    """A breeze from anywhere, at most 3 m/s."""
+    angle, speed = rng.uniform(0, 2 * np.pi), rng.uniform(0.3, 3.0)
+    return float(speed * np.cos(angle)), float(speed * np.sin(angle))
 
 
 def _num_cars(graph: LaneGraph) -> int:
@@ -161,9 +178,15 @@ class _Recorder:
             self._cars.append(np.concatenate([traffic.poses(), traffic.braking[:, None]], axis=1))
             pedestrians.note()
 
-    def drive(self, traffic: Traffic, pedestrians: Pedestrians, events: list[tuple[int, str]]) -> TownDrive:
+    def drive(
+        self,
+        traffic: Traffic,
+        pedestrians: Pedestrians,
+        events: list[tuple[int, str]],
+        wind: tuple[float, float],
+    ) -> TownDrive:
         kept = sorted((frame, what) for frame, what in events if frame < self._num_frames)
         poses = Poses(*np.array(self._poses).T.copy())
         walks, raised = pedestrians.poses()
         cars = (np.stack(self._cars), traffic.models, traffic.colors)
-        return TownDrive(poses, *cars, walks, pedestrians.clothes, raised, tuple(kept))
+        return TownDrive(poses, *cars, walks, pedestrians.clothes, raised, tuple(kept), wind)

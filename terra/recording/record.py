@@ -17,6 +17,7 @@ from terra.progress import frames_shown
 from terra.recording.devices import egl_devices
 from terra.recording.drives import COUNTERFACTUAL_MANEUVERS, FPS
 from terra.recording.source import SceneSource
+from terra.recording.weather import WeatherName
 from tokenizer.settings import FilePath, Settings, checked, expecting
 
 logger = logging.getLogger(__name__)
@@ -85,6 +86,7 @@ class RecordSettings(Recording):
         camera: the camera that takes the frames.
         maneuvers: the futures of each start; () records plain drives.
         num_context: frames that the futures of a start share; 0 for plain drives.
+        weather: the weather of all drives; None draws one for each drive.
 
     Raises:
         ConfigError: a value out of range or unknown.
@@ -94,6 +96,7 @@ class RecordSettings(Recording):
     camera: Camera
     maneuvers: tuple[str, ...] = ()
     num_context: int = 0
+    weather: WeatherName | None = None
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
@@ -132,6 +135,7 @@ class RecordSettings(Recording):
                 "num_context": self.num_context,
                 "maneuvers": list(self.maneuvers),
                 "camera": self.camera.to_dict(),
+                **({} if self.weather is None else {"weather": self.weather}),
             },
         )
 
@@ -248,7 +252,7 @@ def _open_on(settings: RecordSettings, place: str, device: int) -> SceneSource:
     # The import is here, because settings must be checkable without moderngl.
     from terra.recording.town_source import town_source
 
-    return town_source(int(place), settings.image_size, settings.camera, device_index=device)
+    return town_source(int(place), settings.image_size, settings.camera, device, settings.weather)
 
 
 def parse_maneuvers(

@@ -19,6 +19,7 @@ from terra.recording.canvas import (
 )
 from terra.recording.cars import CAR_SHAPES, build_car
 from terra.recording.drives import Moment
+from terra.recording.falling import Falling
 from terra.recording.figures import SWINGS, build_figure
 from terra.recording.mesh import Material, Mesh, Vertices
 from terra.recording.pedestrians import CLOTHES
@@ -26,7 +27,7 @@ from terra.recording.scene import DECAL_HEIGHT, CellMesh, build_scene, shadow, v
 from terra.recording.shaders import DECAL_FRAGMENT, FRAGMENT, HEADER, SKY_FRAGMENT, VERTEX
 from terra.recording.textures import cloud_texture, ground_texture
 from terra.recording.town import CAR_COLORS, KERB_HEIGHT, Town
-from terra.recording.weather import Weather
+from terra.recording.weather import Ground, Weather
 
 if TYPE_CHECKING:
     import moderngl
@@ -40,6 +41,8 @@ PEOPLE_SIGHT = 90.0
 LEVELS = (0.0, KERB_HEIGHT)
 FARTHEST_SIGHT = 3000.0
 LAYOUT = "3f 3f 4f 3f 1f"
+# What is defined for the shaders; a dry ground compiles nothing of snow and rain.
+DEFINES: dict[Ground, str] = {"dry": "", "snow": "#define SNOW\n", "wet": "#define WET\n"}
 ATTRIBUTES = ("in_position", "in_normal", "in_surface", "in_color", "in_material")
 
 
@@ -79,7 +82,7 @@ class _Instances:
 
 
 class Renderer:
-    """Renders frames of one town at a time; `load` changes the town.
+    """Renders frames of one town at a time; `load` changes the town. All frames have the same `ground`.
 
     `size` is (height, width) in pixels. On one machine, equal towns and moments give equal frames, byte for byte.
 
@@ -87,8 +90,9 @@ class Renderer:
         ConfigError: EGL can't give a context.
     """
 
-    def __init__(self, size: tuple[int, int], camera: Camera, device_index: int = 0) -> None:
+    def __init__(self, size: tuple[int, int], camera: Camera, device_index: int = 0, ground: Ground = "dry") -> None:
         self.camera = camera
+        self._ground: Ground = ground
         self._canvas = Canvas(size, device_index)
         self._context = self._canvas.context
         self._programs()
@@ -101,6 +105,7 @@ class Renderer:
         self._people_decals = [
             _Instances(self._context, self._car_decal_program, _person_decal(z), 256) for z in LEVELS
         ]
+        self._falling = Falling(self._canvas) if ground != "dry" else None
         self._scene: tuple[_Cells, _Cells, _Cells] | None = None
         self._town: Town | None = None
 
@@ -108,6 +113,7 @@ class Renderer:
         """Build `town` in place of the loaded town, unless it is loaded already."""
         if town is self._town:
             return
+        self._canvas.use()
         for cells in self._scene or ():
             cells.release()
         scene, context = build_scene(town), self._context
@@ -122,6 +128,9 @@ class Renderer:
         """Render `moment` in the loaded town."""
         if self._scene is None:
             raise RuntimeError("expected a town, got none: call load first")
+        if weather.ground != self._ground:
+            raise ValueError(f"expected weather with {self._ground} ground, got {weather.ground}")
+        self._canvas.use()
         cars, models = moment.cars, moment.models
         x, y, heading = moment.pose
         self._set_view(weather, moment.pose)
@@ -150,17 +159,20 @@ class Renderer:
         self._car_decals.draw(places[near])
         for level, instances in zip(people, self._people_decals, strict=True):
             instances.draw(level)
+        if self._falling is not None and weather.fall is not None:
+            self._falling.draw(weather, moment, self.camera)
         canvas.target.depth_mask = True
         return canvas.read()
 
     def _programs(self) -> None:
         def program(vertex: str, fragment: str, define: str = "") -> "moderngl.Program":
-            return self._context.program(HEADER + define + vertex, HEADER + fragment)
+            return self._context.program(HEADER + define + vertex, HEADER + define + fragment)
 
-        instanced = "#define INSTANCED\n"
-        self._solid_program = program(VERTEX, FRAGMENT)
+        ground = DEFINES[self._ground]
+        instanced = ground + "#define INSTANCED\n"
+        self._solid_program = program(VERTEX, FRAGMENT, ground)
         self._car_program = program(VERTEX, FRAGMENT, instanced)
-        self._decal_program = program(VERTEX, DECAL_FRAGMENT)
+        self._decal_program = program(VERTEX, DECAL_FRAGMENT, ground)
         self._car_decal_program = program(VERTEX, DECAL_FRAGMENT, instanced)
         self._sky_program = program(SKY_VERTEX, SKY_FRAGMENT)
         self._sky_array = self._canvas.sky(self._sky_program)

@@ -10,13 +10,17 @@ from decoder.camera import Camera
 from terra.dataset.checks import ImageSize, Names, Seconds, Workers
 from terra.dataset.format import FramesASecond
 from terra.recording.record import Recording, RecordSettings, parse_maneuvers, record, seeded_places
+from terra.recording.weather import WeatherName
 from tokenizer.settings import Count, FilePath, Natural, Settings, Text
 
 logger = logging.getLogger(__name__)
 
 _PLACES = 8  # shards, where nothing else is said
 # The settings that only one source has; null stands for what is not given.
-_ONLY = {"town": ("towns",), "gym": ("seeds", "env", "env_options", "policy", "action_names", "action_space", "fps")}
+_ONLY = {
+    "town": ("towns", "weather"),
+    "gym": ("seeds", "env", "env_options", "policy", "action_names", "action_space", "fps"),
+}
 
 
 class RecordCommand(Settings):
@@ -27,6 +31,7 @@ class RecordCommand(Settings):
         kind: plain drives, or counterfactuals (several futures of each start), which only the town has.
         seed: number of the first town or seed, counted from the split's first.
         towns: how many towns, each a shard; None: 8.
+        weather: the weather of all drives; None draws one for each drive.
         seeds: how many seeds of an environment, each a shard; None: 8.
         env, env_options, action_names, action_space: see `terra.recording.gym_world.GymWorld`.
         policy: see `terra.recording.gym_world.load_policy`; None: random.
@@ -41,6 +46,7 @@ class RecordCommand(Settings):
     source: Literal["town", "gym"]
     seed: Natural
     towns: Count | None
+    weather: WeatherName | None
     seeds: Count | None
     env: Text | None
     env_options: dict[str, Any] | None
@@ -102,6 +108,7 @@ def _town(settings: RecordCommand) -> Recording:
         camera=settings.camera,
         maneuvers=maneuvers,
         num_context=num_context,
+        weather=settings.weather,
     )
     importlib.import_module("terra.recording.canvas")  # a missing moderngl is said now, not by every worker
     return recording

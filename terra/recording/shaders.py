@@ -1,4 +1,7 @@
-"""The GLSL programs. Lines, windows and stripes are formulas averaged over each pixel, so they never shimmer."""
+"""The GLSL programs. Lines, windows and stripes are formulas averaged over each pixel, so they never shimmer.
+
+SNOW and WET are defined where the ground is that; without them the programs are those of a dry town, token for token.
+"""
 
 HEADER = "#version 330\n"
 
@@ -116,6 +119,58 @@ vec3 facade(vec3 base, vec3 view, out vec3 glow) {
 }
 """
 
+# Snow lies where a surface faces up, and is worn away by wheels and feet. Rain darkens what it wets, and makes it
+# shine.
+GROUND = """
+#ifdef SNOW
+const vec3 SNOW_WHITE = vec3(0.80, 0.83, 0.88);
+const vec3 SLUSH = vec3(0.30, 0.30, 0.31);
+
+// Albedo of a road with its paint, under snow: dark and wet where wheels run, slush between, white at the edges.
+vec3 snowy_road(vec3 bare, float rough) {
+    float u = surface.x, plan = surface.w, cover = 0.62;
+    if (plan > 0.5) {
+        float edge = floor(plan + 0.1) * 3.5 + 0.05;
+        float track = 0.5 - 0.5 * cos(u * 3.5904);  // 1 in the middle of a wheel track, two a lane
+        track = mix(track, 0.5, smoothstep(0.5, 1.5, fwidth(u)));
+        cover = mix(0.78, 0.06, smoothstep(0.25, 0.75, track + 0.35 * rough));
+        cover *= 1.0 - 0.75 * box(u, -0.25, 0.25);  // overtaking cars bare the line between the directions
+        cover = mix(cover, 1.0, smoothstep(edge - 0.7, edge + 0.2, abs(u) + 0.7 * rough));
+    }
+    cover = clamp(cover + 0.5 * rough, 0.0, 1.0);
+    vec3 slush = mix(bare * 0.75, SLUSH, smoothstep(0.05, 0.45, cover));
+    return mix(slush, SNOW_WHITE, smoothstep(0.35, 0.95, cover) * 0.95);
+}
+
+vec3 snowy(vec3 bare, vec3 n, out float lying) {
+    float rough = texture(noise_map, world.xy / 9.0).r + texture(noise_map, world.xy / 31.0).r - 1.0;
+    lying = 0.0;
+    if (material == 1) return snowy_road(bare, rough);
+    if (material == 3) return bare;
+    float cover = smoothstep(0.30, 0.62, n.z + 0.30 * rough);
+    if (material == 2) cover *= 0.80 + 0.5 * rough;  // trodden
+    if (material == 9) {
+        bare = mix(bare, vec3(dot(bare, vec3(0.3, 0.6, 0.1))), 0.5) * 0.8;  // leaves of the winter
+        cover = smoothstep(-0.15, 0.55, n.z + 0.5 * rough);
+    }
+#ifdef INSTANCED
+    cover *= 0.45;  // who moves sheds most of it
+#endif
+    lying = clamp(cover, 0.0, 1.0);
+    return mix(bare, SNOW_WHITE, lying);
+}
+#endif
+#ifdef WET
+// How much of a surface is under water, and its darker albedo.
+vec3 wetted(vec3 bare, vec3 n, out float lying) {
+    float rough = texture(noise_map, world.xy / 13.0).r + texture(noise_map, world.xy / 47.0).r - 1.0;
+    bool paved = material == 1 || material == 2 || (material == 0 && n.z > 0.95);
+    lying = paved ? clamp(0.7 + 0.9 * rough, 0.25, 1.0) : 0.0;
+    return bare * (paved ? 0.55 : 0.82);
+}
+#endif
+"""
+
 FRAGMENT = (
     """
 in vec3 world; in vec3 normal; in vec4 surface; in vec3 color; flat in int material; flat in float braking;
@@ -124,6 +179,7 @@ out vec4 out_color;
     + LIGHT
     + FILTERS
     + SURFACES
+    + GROUND
     + """
 void main() {
     vec3 n = normalize(normal), to_eye = eye - world, albedo = to_linear(color), glow = vec3(0.0);
@@ -136,13 +192,27 @@ void main() {
     else if (material == 5) glow = albedo * (0.1 + 1.6 * lamps);
     else if (material == 7) glow = albedo * (0.15 + 0.5 * lamps) + vec3(1.1, 0.05, 0.03) * braking;
     else if (material == 8) glow = albedo * (0.25 + 1.4 * lamps);
+#ifdef SNOW
+    float lying;
+    albedo = snowy(albedo, n, lying);
+    glow *= 1.0 - lying;
+#endif
+#ifdef WET
+    float lying;
+    albedo = wetted(albedo, n, lying);
+#endif
     float facing = dot(n, sun);
     float direct = material == 9 ? 0.35 + 0.65 * max(facing * 0.6 + 0.4, 0.0) : max(facing, 0.0) * 0.9 + 0.1;
     vec3 light = mix(ground_light, sky_light, 0.5 + 0.5 * n.z) + sun_color * direct;
     // Our own headlights: a soft cone that reaches some 30 m.
     float cone = smoothstep(0.86, 0.985, dot(-view, ahead)) * (1.0 - smoothstep(6.0, 46.0, range));
     light += lamps * lamps * cone * vec3(0.75, 0.70, 0.58);
-    vec3 shade = mix(albedo * light + glow, horizon, fog_share(world));
+    vec3 lit = albedo * light + glow;
+#ifdef WET
+    // Fresnel's law, nearly: water mirrors the sky at a low angle.
+    lit = mix(lit, horizon, lying * (0.03 + 0.75 * pow(1.0 - max(dot(view, n), 0.0), 5.0)));
+#endif
+    vec3 shade = mix(lit, horizon, fog_share(world));
     out_color = vec4(pow(clamp(shade, 0.0, 1.0), vec3(1.0 / 2.2)), 1.0);
 }
 """
@@ -194,3 +264,43 @@ void main() {
 }
 """
 )
+
+# A flake is a streak from where it was when the shutter opened to where it is, as the moving camera sees it.
+FALLING_VERTEX = """
+uniform mat4 view_projection; uniform vec3 middle; uniform vec3 eye; uniform vec3 motion; uniform vec3 drift;
+uniform float time; uniform float exposure; uniform float box; uniform float sway; uniform float radius;
+uniform float focal; uniform vec2 pixels; uniform vec4 shade;
+in vec2 in_corner; in vec4 in_seed;
+out vec2 across; out vec4 tint;
+void main() {
+    vec3 velocity = drift * (0.75 + 0.5 * in_seed.w);
+    vec2 swing = sway * sin(vec2(2.1, 1.7) * time + 40.0 * in_seed.wx);
+    vec3 at = in_seed.xyz * box + velocity * time + vec3(swing, 0.0);
+    at = middle + mod(at - middle + 0.5 * box, box) - 0.5 * box;
+    vec4 now = view_projection * vec4(at, 1.0);
+    vec4 before = view_projection * vec4(at - (velocity - motion) * exposure, 1.0);
+    across = vec2(0.0); tint = vec4(0.0);
+    gl_Position = vec4(2.0, 2.0, 2.0, 1.0);
+    if (min(now.w, before.w) < 0.6) return;
+    vec2 head = 0.5 * pixels * now.xy / now.w, tail = 0.5 * pixels * before.xy / before.w;
+    float streak = length(head - tail);
+    vec2 along = streak > 1e-3 ? (head - tail) / streak : vec2(0.0, 1.0);
+    float true_radius = radius * focal / now.w, shown = max(true_radius, 0.7);
+    vec2 corner = (in_corner.x < 0.5 ? tail - shown * along : head + shown * along)
+        + in_corner.y * shown * vec2(-along.y, along.x);
+    // Thinner than a pixel, or spread over a streak: as much light in all.
+    float share = (true_radius / shown) * sqrt(2.0 * true_radius / (2.0 * true_radius + streak));
+    float fade = 1.0 - smoothstep(0.30, 0.48, length(at - middle) / box);
+    tint = vec4(shade.rgb, shade.a * share * fade);
+    across = vec2(in_corner.x * 2.0 - 1.0, in_corner.y);
+    gl_Position = vec4(corner / (0.5 * pixels), now.z / now.w, 1.0);
+}
+"""
+
+FALLING_FRAGMENT = """
+in vec2 across; in vec4 tint; out vec4 out_color;
+void main() {
+    float soft = (1.0 - across.y * across.y) * (1.0 - pow(across.x, 4.0));
+    out_color = vec4(tint.rgb, tint.a * soft);
+}
+"""

@@ -11,18 +11,21 @@ from terra.recording.drives import COUNTERFACTUAL_MANEUVERS, TownDrive, simulate
 from terra.recording.lanes import LaneGraph
 from terra.recording.planning import plan_town
 from terra.recording.renderer import Renderer
-from terra.recording.weather import WEATHERS, draw_weather
+from terra.recording.weather import WEATHERS, Ground, WeatherName, draw_weather
 
 
 class TownSource:
-    """The town of a seed, rendered by `renderer`, which several towns may use in turn."""
+    """The town of a seed, rendered by `renderer`, which several towns may use in turn.
+
+    `weather` is that of all its drives; None draws one for each drive, of which none has snow or rain.
+    """
 
     source = "town"
     maneuvers = COUNTERFACTUAL_MANEUVERS
 
-    def __init__(self, seed: int, renderer: Renderer) -> None:
+    def __init__(self, seed: int, renderer: Renderer, weather: WeatherName | None = None) -> None:
         self.place = f"{seed:06d}"
-        self._seed, self._renderer = seed, renderer
+        self._seed, self._renderer, self._weather = seed, renderer, weather
         self._graph = LaneGraph(plan_town(seed))
 
     def simulate(self, episode: int, num_frames: int) -> TownDrive:
@@ -35,25 +38,30 @@ class TownSource:
 
     def weather(self, episode: int) -> str:
         """The weather of drive or start `episode`."""
-        return draw_weather(self._seed, episode)
+        return self._weather or draw_weather(self._seed, episode)
 
     def render(self, drive: TownDrive, weather: str) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
-        """Render the frames of a drive; `weather` is a name of `WEATHERS`."""
+        """Render the frames of a drive in a weather whose ground is the renderer's."""
         for index in range(drive.num_frames):
             self._renderer.load(self._graph.town)
             yield self._renderer.render(WEATHERS[weather], drive.moment(index))
 
 
-def town_source(seed: int, size: tuple[int, int], camera: Camera, device_index: int = 0) -> TownSource:
+def town_source(
+    seed: int, size: tuple[int, int], camera: Camera, device_index: int = 0, weather: WeatherName | None = None
+) -> TownSource:
     """Open the town of `seed`, seen by `camera` in frames of `size` (height, width), on EGL device `device_index`.
+
+    `weather` is that of all drives; None draws one for each.
 
     Raises:
         ConfigError: EGL can't give a context.
     """
-    return TownSource(seed, _renderer(size, camera, device_index))  # pyright: ignore[reportArgumentType]
+    ground = WEATHERS[weather].ground if weather else "dry"
+    return TownSource(seed, _renderer(size, camera, device_index, ground), weather)  # pyright: ignore[reportArgumentType]
 
 
 @lru_cache(maxsize=1)
-def _renderer(size: tuple[int, int], camera: Camera, device_index: int) -> Renderer:
+def _renderer(size: tuple[int, int], camera: Camera, device_index: int, ground: Ground) -> Renderer:
     """The renderer, one per process, because opening a context is slow."""
-    return Renderer(size, camera, device_index)
+    return Renderer(size, camera, device_index, ground)

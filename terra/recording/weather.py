@@ -1,10 +1,30 @@
-"""Five kinds of weather, as the light and fog values that the renderer needs."""
+"""The kinds of weather, as the values of light, air and ground that the renderer needs."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 Color = tuple[float, float, float]
+WeatherName = Literal["day", "overcast", "fog", "dusk", "night", "snow", "rain"]
+Ground = Literal["dry", "snow", "wet"]
+
+
+@dataclass(frozen=True)
+class Fall:
+    """The flakes or drops that fall through the air.
+
+    `number` of them are in each cube of `terra.recording.falling.BOX` meters, `width` (m) wide. They fall at `speed`
+    (m/s), a quarter more or less, drift with `gust` times the drive's wind, and sway by `sway` (m).
+    """
+
+    number: int
+    width: float
+    speed: float
+    gust: float
+    sway: float
+    color: Color
+    opacity: float
 
 
 @dataclass(frozen=True)
@@ -13,6 +33,7 @@ class Weather:
 
     `sun` is the direction to the sun, `fog_density` the share of light lost per meter, `clouds` (0 to 1) the cloud
     cover, and `lamps` (0 to 1) the strength of street lamps, windows and headlights.
+    `ground` is what lies on roads, roofs and meadows, `fall` what falls.
     """
 
     sun: tuple[float, float, float]
@@ -25,6 +46,8 @@ class Weather:
     clouds: float
     cloud_color: Color
     lamps: float
+    ground: Ground = "dry"
+    fall: Fall | None = None
 
 
 WEATHERS: dict[str, Weather] = {
@@ -88,8 +111,36 @@ WEATHERS: dict[str, Weather] = {
         cloud_color=(0.035, 0.038, 0.055),
         lamps=1.0,
     ),
+    "snow": Weather(
+        sun=(0.2, 0.3, 0.93),
+        sun_color=(0.14, 0.14, 0.14),
+        sky_light=(0.71, 0.74, 0.79),
+        ground_light=(0.56, 0.57, 0.60),
+        horizon=(0.63, 0.66, 0.69),
+        zenith=(0.50, 0.53, 0.57),
+        fog_density=0.009,
+        clouds=0.0,
+        cloud_color=(0.6, 0.6, 0.6),
+        lamps=0.12,
+        ground="snow",
+        fall=Fall(number=6000, width=0.035, speed=1.3, gust=1.0, sway=0.12, color=(0.95, 0.96, 0.98), opacity=0.9),
+    ),
+    "rain": Weather(
+        sun=(0.2, 0.3, 0.93),
+        sun_color=(0.10, 0.10, 0.10),
+        sky_light=(0.46, 0.49, 0.54),
+        ground_light=(0.26, 0.27, 0.29),
+        horizon=(0.42, 0.45, 0.49),
+        zenith=(0.28, 0.31, 0.35),
+        fog_density=0.005,
+        clouds=0.7,
+        cloud_color=(0.34, 0.36, 0.40),
+        lamps=0.35,
+        ground="wet",
+        fall=Fall(number=6000, width=0.02, speed=8.0, gust=1.5, sway=0.0, color=(0.84, 0.87, 0.90), opacity=0.8),
+    ),
 }
-# Share of drives with each kind of weather.
+# Share of drives with each kind of weather, where none is chosen; snow and rain are looks to be chosen.
 WEATHER_SHARES: dict[str, float] = {"day": 0.4, "overcast": 0.2, "fog": 0.1, "dusk": 0.15, "night": 0.15}
 
 

@@ -40,10 +40,18 @@ class AdapterSettings(Settings):
     also: Annotated[tuple[Literal["action_projection", "pos_embedding_spatio_temporal"], ...], Field(strict=False)] = ()
 
 
-def add_adapter(model: WorldModel, base: Path, settings: AdapterSettings, *, new_actions: bool) -> "LoraTraining":
+def add_adapter(
+    model: WorldModel, base: Path, settings: AdapterSettings, *, new_actions: bool, new_tokens: bool = False
+) -> "LoraTraining":
     """Freeze a model and put a LoRA adapter into it, of which one factor is random and the other 0.
 
-    With `new_actions` the modules whose shapes depend on the action space are trained too.
+    Args:
+        model: the model, with the configuration that the adapted model is to have.
+        base: the folder of the base model.
+        settings: the adapter's.
+        new_actions: whether `model` has other actions than the base model: the modules whose shapes depend on the
+            action space are then trained too.
+        new_tokens: whether `model` reads the tokens of another tokenizer than the base model.
     """
     assert settings.rank is not None
     lora = LoraConfig(
@@ -57,14 +65,14 @@ def add_adapter(model: WorldModel, base: Path, settings: AdapterSettings, *, new
     also = ACTION_MODULES if new_actions else settings.also
     for name in also:
         model.get_submodule(name).requires_grad_(True)
-    return LoraTraining(model, base, lora, tuple(also), new_actions)
+    return LoraTraining(model, base, lora, tuple(also), has_config=new_actions or new_tokens)
 
 
 class LoraTraining:
-    """A model with an adapter in it."""
+    """A model with an adapter in it; `has_config` if the adapter needs a config.json of its own."""
 
-    def __init__(self, model: WorldModel, base: Path, lora: LoraConfig, also: tuple[str, ...], new_actions: bool):
-        self.model, self._base, self._lora, self._also, self._new_actions = model, base, lora, also, new_actions
+    def __init__(self, model: WorldModel, base: Path, lora: LoraConfig, also: tuple[str, ...], *, has_config: bool):
+        self.model, self._base, self._lora, self._also, self._has_config = model, base, lora, also, has_config
 
     def save(self, folder: Path) -> None:
         """Write the adapter in bfloat16, in PEFT's format; its weights last. Raises OutputError."""
@@ -75,7 +83,7 @@ class LoraTraining:
             "modules_to_save": list(self._also) or None,
         }
         write_json(folder / "adapter_config.json", {name: _plain(value) for name, value in values.items()})
-        if self._new_actions:
+        if self._has_config:
             write_json(folder / CONFIG_NAME, self.model.config.to_dict())
         metadata = {"format": "pt", BASE_SHA256: checkpoint_sha256(self._base)}
         tensors = {name: tensor.to(torch.bfloat16).cpu() for name, tensor in self._tensors()}

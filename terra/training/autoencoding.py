@@ -1,6 +1,8 @@
-"""Training objectives of the tokenizer: the whole autoencoder, or its decoder alone (the tokens then stay the same)."""
+"""Training objectives of the tokenizer: a new one, one that exists, or its decoder alone (the tokens stay the same)."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import cast, final
 
 import torch
@@ -21,12 +23,12 @@ from terra.training.adversarial import (
 from terra.training.loop import Batch
 from terra.training.processes import unwrapped
 from terra.training.randomness import StepRandom, draw_indices
-from terra.training.reconstruction import comparison
+from terra.training.reconstruction import comparison, evaluate_tokenizer, shares_kept, tokens_kept
 from terra.training.state import Ema
 from terra.training.terms import Terms
 from tokenizer import Frames, LFQTokenizer, LFQTokenizerConfig, tokenizer_loss
-from tokenizer.losses import reconstruction_loss
-from tokenizer.quantizer import quantize
+from tokenizer.losses import PreQuantized, kept_signs_loss, reconstruction_loss
+from tokenizer.quantizer import quantize, tokens_from_signs
 
 MIN_SIDE = 32  # the smallest side, in pixels, that `FeatureNetwork` takes
 
@@ -76,9 +78,13 @@ class _Autoencoding(ABC):
 
     def draw(self, random: StepRandom, batch_size: int) -> Batch:
         """Frames in [-1, 1], drawn with replacement."""
-        chosen = self._frames[draw_indices(random, len(self._frames), batch_size, self._frames.device)]
+        chosen = self.choose(random, batch_size)
         corner = torch.randint(self._margin + 1, (2,), generator=random.host)  # stays on the CPU
         return {"frames": to_unit_range(chosen).to(memory_format=torch.channels_last), "corner": corner}
+
+    def choose(self, random: StepRandom, count: int) -> EightBit:
+        """Draw `count` training frames with replacement."""
+        return self._frames[draw_indices(random, len(self._frames), count, self._frames.device)]
 
     def loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
         """The loss of `reconstruct` plus the perceptual and adversarial terms whose weight is not 0."""
@@ -129,10 +135,9 @@ class _Autoencoding(ABC):
         if self._pictured is None:
             return {}
         with ema.averaged():
-            return {"reconstruction": comparison(self._tokenizer, self._pictured)}
+            return {"reconstruction": comparison(self._pictured, self._tokenizer)}
 
 
-@final
 class TokenizerObjective(_Autoencoding):
     """Training of a whole tokenizer; the arguments are those of `_Autoencoding`.
 
@@ -147,12 +152,88 @@ class TokenizerObjective(_Autoencoding):
         self.flops_per_sample: float | None = flops_per_frame(tokenizer.config)
 
     def reconstruct(self, frames: Frames, progress: float) -> tuple[Frames, dict[str, Tensor]]:
-        """Reconstruct frames; the loss is `tokenizer_loss` with an annealed entropy weight."""
+        """Reconstruct frames; the loss is that of `parts`."""
         reconstruction, z = self.model(frames)
+        return reconstruction, self.parts(reconstruction, z, frames, progress)
+
+    def parts(self, reconstruction: Frames, z: PreQuantized, frames: Frames, progress: float) -> dict[str, Tensor]:
+        """The parts of `tokenizer_loss`, with an annealed entropy weight."""
         terms = self._terms
         weights = terms.weights.replace(entropy=terms.weights.entropy * terms.anneal.factor(progress))
-        quantizer = self._tokenizer.config.quantizer_config
-        return reconstruction, tokenizer_loss(reconstruction, z, frames, quantizer, weights)
+        return tokenizer_loss(reconstruction, z, frames, self._tokenizer.config.quantizer_config, weights)
+
+
+@dataclass(frozen=True)
+class OldDomain:
+    """Frames of the domain that a tokenizer was trained on before: for training, and held out (first process only)."""
+
+    frames: EightBit
+    held_out: EightBit | None
+
+
+@final
+class FurtherTraining(TokenizerObjective):
+    """Training of a whole tokenizer that starts as a copy of another one.
+
+    With `terms.keep_tokens` a penalty holds the tokens to those of the tokenizer before; see `kept_signs_loss`. Each
+    preview counts on held-out frames which tokens are as before.
+
+    Args:
+        tokenizer, frames, terms, pictured: see `_Autoencoding`.
+        before: the tokenizer as it was, on the frames' device; it is frozen.
+        held_out: frames that the previews are measured on, by the prefix of the numbers' names.
+        old: training frames of the old domain: half of each batch is drawn from them; None draws none.
+    """
+
+    def __init__(
+        self,
+        tokenizer: LFQTokenizer,
+        before: LFQTokenizer,
+        frames: EightBit,
+        terms: Terms,
+        pictured: EightBit | None = None,
+        held_out: Mapping[str, EightBit] | None = None,
+        old: EightBit | None = None,
+    ) -> None:
+        super().__init__(tokenizer, frames, terms, pictured)
+        before.eval().requires_grad_(False)
+        self._before, self._held_out, self._old = before, held_out or {}, old
+        if terms.keep_tokens.weight:
+            encoder, _ = _forward_flops(tokenizer.config)
+            self.flops_per_sample: float | None = flops_per_frame(tokenizer.config) + encoder
+
+    def choose(self, random: StepRandom, count: int) -> EightBit:
+        """Draw training frames with replacement, half of them from the old domain, if there are frames of it."""
+        if self._old is None:
+            return super().choose(random, count)
+        new = super().choose(random, count - count // 2)
+        return torch.cat([new, self._old[draw_indices(random, len(self._old), count // 2, self._old.device)]])
+
+    def parts(self, reconstruction: Frames, z: PreQuantized, frames: Frames, progress: float) -> dict[str, Tensor]:
+        """The parts of `TokenizerObjective`, and the penalty on tokens that change, if it has a weight."""
+        parts = super().parts(reconstruction, z, frames, progress)
+        keep, quantizer = self._terms.keep_tokens, self._tokenizer.config.quantizer_config
+        if not keep.weight:
+            return parts
+        with torch.no_grad():
+            before = self._before.encoder(frames)
+        penalty = kept_signs_loss(z, before, keep.margin)
+        ids, ids_before = (tokens_from_signs(each.detach(), quantizer.bit_order) for each in (z, before))
+        shares = shares_kept(ids, ids_before, quantizer.dim)
+        return parts | {"total": parts["total"] + keep.weight * penalty, "keep_tokens": penalty.detach()} | shares
+
+    def previews(self, ema: Ema) -> dict[str, Tensor]:
+        """PSNR and kept tokens of held-out frames by the averaged weights; frames above both reconstructions."""
+        shown: dict[str, Tensor] = {}
+        with ema.averaged():
+            for prefix, frames in self._held_out.items():
+                measured = evaluate_tokenizer(self._tokenizer, frames, None)
+                measured |= tokens_kept(self._tokenizer, self._before, frames)
+                names = ("psnr", "tokens_kept", "bits_kept")
+                shown |= {f"{prefix}held_out_{name}": torch.tensor(measured[name]) for name in names}
+            if self._pictured is not None:
+                shown["reconstruction"] = comparison(self._pictured, self._before, self._tokenizer)
+        return shown
 
 
 @final

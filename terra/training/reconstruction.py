@@ -15,6 +15,7 @@ from terra.metrics.frames import psnr, ssim
 from terra.metrics.networks import FeatureNetwork, frechet_distance, load_feature_network, map_distance, pool
 from tokenizer import LFQTokenizer
 from tokenizer.files import replacing
+from tokenizer.types import TokenGrid
 
 BATCH = 32
 
@@ -72,10 +73,27 @@ def evaluate_tokenizer(
 
 
 @torch.no_grad()
-def comparison(tokenizer: LFQTokenizer, frames: EightBit) -> UInt8[Tensor, "3 rows cols"]:
-    """Make one picture, on the CPU, with the frames in the top row and their reconstructions below."""
-    decoded = to_8_bit(tokenizer.decode(tokenizer.encode(to_unit_range(frames))))
-    return rearrange(torch.stack([frames, decoded]), "row f channel h w -> channel (row h) (f w)").cpu()
+def tokens_kept(tokenizer: LFQTokenizer, before: LFQTokenizer, frames: EightBit) -> dict[str, float]:
+    """Count what of the frames' tokens is as the tokenizer `before` made it; see `shares_kept`."""
+    ours, theirs = (
+        torch.cat([each.encode(to_unit_range(part)) for part in frames.split(BATCH)]) for each in (tokenizer, before)
+    )
+    shares = shares_kept(ours, theirs, tokenizer.config.quantizer_config.dim)
+    return {name: share.item() for name, share in shares.items()}
+
+
+def shares_kept(tokens: TokenGrid, before: TokenGrid, dim: int) -> dict[str, Tensor]:
+    """The shares of ids (`tokens_kept`) and of their `dim` bits (`bits_kept`) that are as they were before."""
+    changed = tokens ^ before
+    bits = (changed.unsqueeze(-1) >> torch.arange(dim, device=changed.device)) & 1
+    return {"tokens_kept": (changed == 0).float().mean(), "bits_kept": 1 - bits.float().mean()}
+
+
+@torch.no_grad()
+def comparison(frames: EightBit, *tokenizers: LFQTokenizer) -> UInt8[Tensor, "3 rows cols"]:
+    """Make one picture, on the CPU: the frames in the top row, and a row of reconstructions for each tokenizer."""
+    decoded = [to_8_bit(each.decode(each.encode(to_unit_range(frames)))) for each in tokenizers]
+    return rearrange(torch.stack([frames, *decoded]), "row f channel h w -> channel (row h) (f w)").cpu()
 
 
 def write_picture(picture: UInt8[Tensor, "3 rows cols"], path: Path) -> None:

@@ -1,13 +1,15 @@
-"""What a world model's training starts from: random weights, or the weights of a model that exists."""
+"""What a training starts from: random weights, or those of a world model or a tokenizer that exists."""
 
 import logging
 from pathlib import Path
+from typing import Literal
 
 import torch
+from accelerate import Accelerator
 
 from terra.actions import describe_space
 from terra.config.files import choices, compose_groups
-from terra.config.groups import CheckpointSettings
+from terra.config.groups import CheckpointSettings, TokenizerSettings
 from terra.dataset.tokens import TokenizedDriving
 from terra.errors import CheckpointError, ConfigError
 from terra.world_model import (
@@ -17,7 +19,8 @@ from terra.world_model import (
     LlamaActionV2ForCausalLM,
     load_world_model,
 )
-from tokenizer.checkpoint import CONFIG_NAME, resolve_checkpoint
+from tokenizer.checkpoint import CONFIG_NAME, checkpoint_sha256, read_json, resolve_checkpoint
+from tokenizer.files import write_json
 from tokenizer.settings import checked
 
 logger = logging.getLogger(__name__)
@@ -35,24 +38,55 @@ def find_world_model(pretrained: str) -> Path:
     Raises:
         CheckpointError: no such folder or repository.
     """
+    return _find(pretrained, "world_model")
+
+
+def find_tokenizer(pretrained: str) -> Path:
+    """The folder of a tokenizer: as `find_world_model`, but with tokenizer/ in place of world_model/.
+
+    Raises:
+        CheckpointError: no such folder or repository.
+    """
+    return _find(pretrained, "tokenizer")
+
+
+def _find(pretrained: str, part: Literal["tokenizer", "world_model"]) -> Path:
     if pretrained in set(choices("model")) - {"folder"}:
-        values = compose_groups({"model": pretrained}, {"device": None})["world_model"]
-        return checked(CheckpointSettings, values).folder()
+        values = compose_groups({"model": pretrained}, {"device": None})[part]
+        kind = CheckpointSettings if part == "world_model" else TokenizerSettings
+        return checked(kind, values).folder()
     if (Path(pretrained) / CONFIG_NAME).is_file():
         return resolve_checkpoint(Path(pretrained))
-    return resolve_checkpoint(pretrained, "world_model")
+    return resolve_checkpoint(pretrained, part)
+
+
+def record_start(state: Path, base: Path, accelerator: Accelerator) -> None:
+    """Remember in `state` which weights a run started from, and refuse to resume it from others.
+
+    Raises:
+        ConfigError: the run started from other weights than those in `base`.
+    """
+    path, sha256 = state / "start.json", checkpoint_sha256(base)
+    if path.exists():
+        before = read_json(path).get("sha256")
+        if before != sha256:
+            raise ConfigError(f"init_from: expected {str(before)[:12]} of {path}, got {sha256[:12]} of {base}")
+    elif accelerator.is_main_process:
+        write_json(path, {"sha256": sha256})
 
 
 def start_from(folder: Path, tokenized: TokenizedDriving, window: int) -> WorldModel:
     """A trained model in float32, to be trained on other tokens.
 
     If its actions are not those of the tokens, or come at another rate, the model gets their configuration: a new
-    action projection and new positions of the slots, which the caller's random state decides; all else is kept.
+    action projection and new positions of the slots, which the caller's random state decides; all else is kept. Its
+    configuration names the tokenizer of the tokens, which may be another one than before if its tokens are nearly those
+    of the one before (`tokens_like`).
 
     Raises:
         CheckpointError: see `terra.world_model.load_world_model`.
-        ConfigError: the tokens are another tokenizer's than the model was trained with, or the window is longer than
-            the model's.
+        ConfigError: the tokens mean something else than those that the model was trained with, or the window is longer
+            than the model's.
     """
     model = load_world_model(folder)
     config = model.config
@@ -62,11 +96,16 @@ def start_from(folder: Path, tokenized: TokenizedDriving, window: int) -> WorldM
         raise ConfigError(
             f"init_from: {folder}: expected tokens of a frame and codebook as the model's {expected}, got {got}"
         )
-    if config.tokenizer_sha256 is not None and config.tokenizer_sha256 != tokenized.tokenizer_sha256:
+    before, now = config.tokenizer_sha256, tokenized.tokenizer_sha256
+    if before is not None and before not in (now, tokenized.tokens_like):
         raise ConfigError(
-            f"init_from: {folder}: expected tokens of the model's own tokenizer {config.tokenizer_sha256[:12]}, "
-            f"got {tokenized.tokenizer_sha256[:12]}"
+            f"init_from: {folder}: expected tokens of the model's own tokenizer {before[:12]}, got {now[:12]}"
         )
+    if before is not None and before != now:
+        logger.info(
+            "init_from: new tokenizer %s, whose tokens are nearly those of the model's %s", now[:12], before[:12]
+        )
+    config.tokenizer_sha256 = now
     if window > config.num_temporal_embeddings:
         raise ConfigError(f"window: expected at most {config.num_temporal_embeddings}, those of {folder}, got {window}")
     facts = {"fps": tokenized.fps, **describe_space(tokenized.space)}

@@ -9,7 +9,7 @@ from terra.errors import ConfigError
 from terra.metrics.networks import FeatureNetwork, load_feature_network
 from terra.training.adversarial import AdversarialConfig
 from tokenizer import LossWeights
-from tokenizer.settings import FilePath, NonNegative, Settings
+from tokenizer.settings import FilePath, NonNegative, Positive, Settings
 
 
 class EntropyAnneal(Settings):
@@ -43,6 +43,19 @@ class PerceptualSettings(Settings):
     path: FilePath | None
 
 
+class KeepTokensSettings(Settings):
+    """The penalty on tokens that change from those of the tokenizer that the training started from.
+
+    Attributes:
+        weight: of `tokenizer.losses.kept_signs_loss`; 0 leaves it out.
+        margin: a bit pays if it lies nearer to 0 than this, or has another sign than before. The shipped tokenizer's
+            bits lie near -1.1 and 1.1, and 1 % of them are nearer to 0 than 0.4.
+    """
+
+    weight: NonNegative = 0.0
+    margin: Positive = 0.5
+
+
 class TermSettings(Settings):
     """The sections of conf/train_tokenizer.yaml that say what the loss is made of."""
 
@@ -50,6 +63,7 @@ class TermSettings(Settings):
     entropy_anneal: EntropyAnneal
     perceptual: PerceptualSettings
     adversarial: AdversarialConfig
+    keep_tokens: KeepTokensSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +76,7 @@ class Terms:
         perceptual: weight of the perceptual distance; 0 leaves it out.
         network: feature network of the perceptual distance; None if `perceptual` is 0.
         adversarial: weights and schedule of the adversarial loss.
+        keep_tokens: the penalty on tokens that change, in a training that starts from a tokenizer.
     """
 
     weights: LossWeights
@@ -69,6 +84,7 @@ class Terms:
     perceptual: float = 0.0
     network: FeatureNetwork | None = None
     adversarial: AdversarialConfig = field(default_factory=AdversarialConfig)
+    keep_tokens: KeepTokensSettings = field(default_factory=KeepTokensSettings)
 
     def __post_init__(self) -> None:
         if not self.perceptual >= 0:
@@ -92,4 +108,5 @@ class Terms:
             perceptual=perceptual.weight,
             network=network,
             adversarial=settings.adversarial,
+            keep_tokens=settings.keep_tokens,
         )

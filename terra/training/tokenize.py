@@ -181,6 +181,7 @@ def tokenize_split(
             space=members[0].space,
             source_sha256=_source_sha256(members),
             precision=encoder.precision,
+            tokens_like=encoder.config.tokens_like,
         )
         if not _is_done(output / name, facts, hashes.get(name)):
             pending.append((output / name, members, facts))
@@ -259,7 +260,7 @@ def _is_done(path: Path, facts: ShardFacts, sha256: str | None) -> bool:
         return False
     present = read_shard_facts(path)
     if present.shared != facts.shared:
-        differing = [name for name, value in facts.shared.items() if present.shared[name] != value]
+        differing = [name for name, value in facts.shared.items() if present.shared.get(name) != value]
         raise DatasetError(
             f"{path}: expected tokens of the same {', '.join(differing)}: choose another output, or delete the folder"
         )

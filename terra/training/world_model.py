@@ -32,10 +32,9 @@ from terra.training.preview import HeldOutPreview, load_preview_tokenizer
 from terra.training.processes import start_processes
 from terra.training.randomness import StepRandom, send
 from terra.training.settings import LoopConfig
-from terra.training.start import WorldModel, find_world_model, start_from
+from terra.training.start import WorldModel, find_world_model, record_start, start_from
 from terra.training.state import Ema
 from terra.world_model import LlamaActionConfig, LlamaActionV2ForCausalLM, load_config, load_world_model, write_weights
-from tokenizer.checkpoint import checkpoint_sha256, read_json
 from tokenizer.files import write_json
 from tokenizer.settings import Count, FilePath, Fraction, Natural, NonNegative, Settings, Text
 
@@ -261,11 +260,12 @@ def train_world_model(
             model = LlamaActionV2ForCausalLM(build_config(tokenized, training.window, size))
         else:
             model = start_from(base, tokenized, training.window)
-            _record_start(config.output / "state", base, accelerator)
+            record_start(config.output / "state", base, accelerator)
             if training.adapter.rank is not None:
                 before, after = load_config(base), model.config
                 new_actions = (before.space, before.fps) != (after.space, after.fps)
-                lora = add_adapter(model, base, training.adapter, new_actions=new_actions)
+                new_tokens = before.tokenizer_sha256 != after.tokenizer_sha256
+                lora = add_adapter(model, base, training.adapter, new_actions=new_actions, new_tokens=new_tokens)
     if base is not None:
         start = _measured(model.to(device), held_out, old, training)  # pyright: ignore[reportArgumentType]
     objective = WorldModelObjective(model, tokenized, training, device, preview)
@@ -296,17 +296,6 @@ def _check_old(tokenized: TokenizedDriving, old: TokenizedDriving, training: Wor
         expected = f"{tokenized.space.title} at {tokenized.fps:g} a second, as in data"
         raise ConfigError(f"old_data: expected {expected}, got {old.space.title} at {old.fps:g}")
     old.window_starts(training.window)
-
-
-def _record_start(state: Path, base: Path, accelerator: Accelerator) -> None:
-    """Remember which weights a run started from, and refuse to resume it from others."""
-    path, sha256 = state / "start.json", checkpoint_sha256(base)
-    if path.exists():
-        before = read_json(path).get("sha256")
-        if before != sha256:
-            raise ConfigError(f"init_from: expected {str(before)[:12]} of {path}, got {sha256[:12]} of {base}")
-    elif accelerator.is_main_process:
-        write_json(path, {"sha256": sha256})
 
 
 def attention_kernels(choice: Literal["fastest", "flash"], device: torch.device) -> AbstractContextManager[Any]:

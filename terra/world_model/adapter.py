@@ -4,7 +4,10 @@ An adapter is a folder:
 
     adapter_config.json         PEFT's: rank, alpha and the names of the adapted projections
     adapter_model.safetensors   the two factors of each adapted weight, and tensors that replace the base model's
-    config.json                 only if the adapted model has other actions: its whole configuration
+    config.json                 only if the adapted model has other actions, or reads the tokens of another tokenizer:
+                                its whole configuration
+    decoder/                    only if its frames need another decoder: a tokenizer that was trained further with
+                                `terra train-tokenizer decoder_of=`, or that tokenizer without its encoder
 
 `terra train adapter.rank=16` writes one, and so does PEFT. LoRA adds alpha / rank * B @ A to a weight (Hu et al. 2021,
 "LoRA: Low-Rank Adaptation of Large Language Models", arXiv 2106.09685, section 4.1).
@@ -14,6 +17,7 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,6 +32,7 @@ from tokenizer.files import file_sha256
 from tokenizer.settings import Positive, Settings, checked
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+DECODER_FOLDER = "decoder"
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 PREFIX = "base_model.model."
@@ -68,7 +73,7 @@ class Adapter:
 
     Attributes:
         folder: the adapter's folder.
-        config: the configuration of the adapted model: the base model's, or with other actions.
+        config: the configuration of the adapted model: the base model's, or with other actions or another tokenizer.
         rank, scale: of the factors; `scale` is alpha / rank.
         factors: for each adapted weight, by the base model's name of it, the names of A and B in the file.
         replaced: for each tensor that stands in place of the base model's, its name in the file.
@@ -156,11 +161,19 @@ def adapter_sha256(folder: Path) -> str:
     for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS, CONFIG_NAME):
         if name != CONFIG_NAME or (folder / name).is_file():
             total.update(f"{file_sha256(folder / name, CheckpointError)}  {name}\n".encode())
+    if (decoder := decoder_of(folder)) is not None:
+        total.update(f"{checkpoint_sha256(decoder)}  {DECODER_FOLDER}\n".encode())
     return total.hexdigest()
 
 
+def decoder_of(folder: Path) -> Path | None:
+    """The folder of an adapter's own decoder; None if its frames are decoded as the base model's are."""
+    decoder = folder / DECODER_FOLDER
+    return decoder if decoder.is_dir() else None
+
+
 def _adapted_config(folder: Path, base: LlamaActionConfig) -> LlamaActionConfig:
-    """The base model's configuration, or that of the adapter's config.json, which may differ in its actions alone."""
+    """The base model's configuration, or the adapter's config.json, which may differ in actions and tokenizer."""
     path = folder / CONFIG_NAME
     if not path.is_file():
         return base
@@ -178,7 +191,7 @@ def _sizes(config: LlamaActionConfig) -> dict[str, Any]:
     names = (
         *("architectures", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
         *("num_attention_heads", "num_key_value_heads", "rms_norm_eps", "rope_parameters", "num_image_patches"),
-        *("num_temporal_embeddings", "tokenizer_sha256"),
+        "num_temporal_embeddings",
     )
     return {name: getattr(config, name) for name in names}
 
@@ -212,5 +225,14 @@ def _names(path: Path, layout: Layout) -> tuple[dict[str, tuple[str, str]], dict
 def _check_base(path: Path, base: Path) -> None:
     with safe_open(path, framework="pt") as file:
         expected = (file.metadata() or {}).get(BASE_SHA256)
-    if expected is not None and expected != (got := checkpoint_sha256(base)):
+    if expected is None:
+        return
+    files = sorted((each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in base.iterdir())
+    if expected != (got := _base_sha256(base.absolute(), tuple(files))):
         raise CheckpointError(f"{path}: expected the base model {expected[:12]}, got {got[:12]} of {base}")
+
+
+@lru_cache(maxsize=8)
+def _base_sha256(base: Path, _files: tuple[tuple[str, int, int], ...]) -> str:
+    """The base model's hash, computed once for all its adapters while sizes and times of its files stay the same."""
+    return checkpoint_sha256(base)
