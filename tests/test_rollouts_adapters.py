@@ -43,6 +43,7 @@ def lines(batch: Batch) -> list[dict]:
 def test_lines_of_several_models_equal_a_batch_of_each(batch, adapters):
     batch.write(*lines(batch))
     assert batch.run(**given(adapters)) == 0
+    assert batch.run(**given(adapters), score="tiny_rollouts:mean_token") == 0  # of what is decoded anew
     made = []
     for index, name in enumerate(NAMES):
         record, folder = batch.record(f"r{index}"), adapters.get(name or "")
