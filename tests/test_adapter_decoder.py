@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_adapter import save_adapter
+from tiny_adapter import save_adapter, save_decoder
 
 import terra
 from terra.errors import CheckpointError
 from terra.world_model.adapter import adapter_sha256
 from tokenizer import LFQTokenizer
-from tokenizer.lineage import tokens_sha256
 
 pytestmark = pytest.mark.slow
 
@@ -30,12 +29,8 @@ def pair(tmp_path, tiny_model, tiny_tokenizer) -> Path:
 @pytest.fixture
 def adapter(tmp_path, tiny_model, tiny_tokenizer) -> Path:
     """An adapter with another decoder of the same tokens."""
-    tokenizer = LFQTokenizer.from_pretrained(tiny_tokenizer)
-    tokenizer.config = tokenizer.config.replace(same_tokens_as=tokens_sha256(tiny_tokenizer))
-    with torch.no_grad():
-        tokenizer.decoder.conv_out.weight.mul_(-2)
     folder = save_adapter(tmp_path / "snow", tiny_model, seed=1)
-    tokenizer.save_pretrained(folder / "decoder")
+    save_decoder(folder, tiny_tokenizer)
     return folder
 
 

@@ -2,6 +2,7 @@ import base64
 import contextlib
 import io
 import re
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from serving_fake import SPACES, Serving, fake
 from tiny_serving import wait_until
 from websockets.sync.client import connect
 
+import terra
 from decoder.camera import Camera, project
 
 pytestmark = [
@@ -505,6 +507,71 @@ def test_without_scenes(open_page: Callable[..., Page], tmp_path: Path) -> None:
         wait_for_state(page, "waiting")
         page.keyboard.down("d")
         wait_until(lambda: ["right"] in actions_made(server))
+    finally:
+        server.stop()
+
+
+def test_a_model_is_chosen(open_page: Callable[..., Page], tmp_path: Path) -> None:
+    for name, scene in (("night", None), ("snow", "road")):
+        (tmp_path / name / "contexts").mkdir(parents=True)
+        if scene is not None:
+            shutil.copytree(Path(terra.__file__).parent / "demo/contexts/day", tmp_path / name / "contexts" / scene)
+    adapters = {f"+adapters.{name}": str(tmp_path / name) for name in ("night", "snow")}
+    server = fake(tmp_path / "data", **adapters)
+    opened = server.service.model.pipeline.engine.opened  # type: ignore[attr-defined]
+    try:
+        page = open_page(server=server)
+        chooser = page.get_by_label("Model")
+        expect(chooser.locator("option")).to_have_text(["as the scene says", "terra-demo", "night", "snow"])
+        expect(page.locator("[data-scene=snow-road]")).to_contain_text("snow")
+        chooser.focus()
+        page.keyboard.type("night")
+        page.click("[data-scene=day]")
+        wait_for_state(page, "waiting")
+        expect(page.locator("#badge-model")).to_have_text("night")
+        expect(page).to_have_title("Day · night · Terra")
+        (session,) = server.service.sessions.values()
+        assert session.rollout.adapter == "night"
+        page.click("#record")
+        steer(page, "ArrowLeft", until=8)
+        assert opened == ["night"]
+        page.click("#record")
+        with page.expect_download() as saving:
+            page.click("text=Save video")
+        assert saving.value.suggested_filename.startswith("terra-drive-night-1.")
+        page.click("#fork")
+        wait_for_state(page, "waiting")
+        expect(page.locator("#badge-model")).to_have_text("night")
+        page.keyboard.press("Space")
+        wait_until(lambda: opened == ["night", "night"])
+        page.click("#leave")
+        chooser.select_option("as the scene says")
+        for scene, model in (("snow-road", "snow"), ("day", "terra-demo")):
+            page.click(f"[data-scene={scene}]")
+            wait_for_state(page, "waiting")
+            expect(page.locator("#badge-model")).to_have_text(model)
+            page.click("#leave")
+    finally:
+        server.stop()
+
+
+def test_models_on_a_phone_and_one_model_alone(open_page: Callable[..., Page], tmp_path: Path) -> None:
+    page = open_page()
+    page.wait_for_selector("[data-scene=drive]")
+    expect(page.locator("#models")).to_be_hidden()
+    server = fake(tmp_path / "data", **{"+adapters.a-rather-long-name-of-an-adapter-that-has-to-fit": str(tmp_path)})
+    try:
+        phone = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
+        page = open_page(server=server, **phone)
+        chooser = page.get_by_label("Model")
+        chooser.select_option("a-rather-long-name-of-an-adapter-that-has-to-fit")
+        box = chooser.bounding_box()
+        assert box is not None
+        assert box["height"] >= 40
+        page.tap("[data-scene=drive]")
+        wait_for_state(page, "waiting")
+        expect(page.locator("#badge-model")).to_contain_text("a-rather-long")
+        assert page.evaluate("document.documentElement.scrollWidth") == 360
     finally:
         server.stop()
 

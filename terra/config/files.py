@@ -29,11 +29,13 @@ def register_resolvers() -> None:
     """Make `${terra_demo:NAME}` in YAML the path of a file or folder that ships with Terra.
 
     `${terra_model_name:PRETRAINED}` is what clients call a model: "terra-demo", or its folder's or Hub id's name.
+    `${terra_adapters:PRETRAINED}` are the folders of adapters that ship with a model, by name; none but for the demo's.
     `${terra_choices:CHOICES}` is the part of a help page that lists the options of a command's groups, and
     `${terra_settings:NAME,CHOICES}` the part that lists the settings of conf/NAME.yaml with their comments.
     """
     OmegaConf.register_new_resolver("terra_demo", lambda name: str(DEMO / name), replace=True)
     OmegaConf.register_new_resolver("terra_model_name", _model_name, replace=True)
+    OmegaConf.register_new_resolver("terra_adapters", _shipped_adapters, replace=True)
     OmegaConf.register_new_resolver("terra_choices", _list_choices, replace=True)
     OmegaConf.register_new_resolver("terra_settings", _list_settings, replace=True)
 
@@ -41,6 +43,14 @@ def register_resolvers() -> None:
 def _model_name(pretrained: object) -> str:
     path = Path(str(pretrained))
     return "terra-demo" if path == DEMO / "world_model" else path.resolve().name or "terra"
+
+
+def _shipped_adapters(pretrained: object) -> dict[str, str]:
+    """The folders in terra/demo/adapters/ that hold an adapter, for the model that ships with Terra."""
+    if Path(str(pretrained)) != DEMO / "world_model":
+        return {}
+    found = sorted((DEMO / "adapters").glob("*/adapter_config.json"))
+    return {path.parent.name: str(path.parent) for path in found}
 
 
 def compose(config_name: str, overrides: Sequence[str] = ()) -> DictConfig:
@@ -94,7 +104,8 @@ def plain(config: DictConfig) -> dict[str, Any]:
 def check_keys(config_name: str, overrides: Sequence[str]) -> None:
     """Raise ConfigError for overrides of unknown settings, also for those with a + before their key.
 
-    Keys below a setting whose value is an empty dictionary, such as `engine.engine_args`, are free.
+    Keys below a setting whose value is an empty dictionary, such as `engine.engine_args`, or what `terra_adapters`
+    finds, are free.
 
     Raises:
         ConfigError: an unknown key; names the most similar one.
@@ -152,11 +163,11 @@ def _groups(config_name: str) -> set[str]:
 
 
 def _settings(config: DictConfig) -> tuple[set[str], set[str]]:
-    """Names of all settings and groups of settings, and the names of those that are empty dictionaries."""
+    """Names of all settings and groups of settings, and the names of those below which any key may be."""
     values: Any = OmegaConf.to_container(config, resolve=False)
     leaves = dict(_leaves(values))
     known = {".".join(name.split(".")[: end + 1]) for name in leaves for end in range(name.count(".") + 1)}
-    return known, {name for name, value in leaves.items() if value == {}}
+    return known, {name for name, value in leaves.items() if value == {} or str(value).startswith("${terra_adapters:")}
 
 
 def _leaves(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -36,6 +36,13 @@ Sampling = Annotated[SamplingParams, BeforeValidator(read_sampling)]
 AdapterName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$")]
 """The name by which sessions choose an adapter: letters, digits, ".", "_" and "-", at most 64 of them."""
 
+Adapters = Annotated[
+    dict[AdapterName, FilePath],
+    Field(default_factory=dict, max_length=32),
+    expecting("at most 32 folders by name, the names of letters, digits, '.', '_' and '-'"),
+]
+"""Folders of adapters by name."""
+
 
 class CheckpointSettings(Settings):
     """The location of a checkpoint.
@@ -127,11 +134,7 @@ class PipelineSettings(PairSettings):
     decoder: dict[str, Any]
     overlap: Count
     adapter: FilePath | None = None
-    adapters: Annotated[
-        dict[AdapterName, FilePath],
-        Field(default_factory=dict, max_length=32),
-        expecting("at most 32 folders by name, the names of letters, digits, '.', '_' and '-'"),
-    ]
+    adapters: Adapters
 
 
 class _Arguments(Settings):

@@ -232,9 +232,10 @@ class PipelineSpec:
         """Load the tokenizer alone. Raises TerraError."""
         return LFQTokenizer.from_pretrained(self.tokenizer).to(torch_device(self.settings.tokenizer.device))
 
-    def build_decoder(self) -> Decoder:
-        """Load the decoder alone. Raises TerraError."""
-        return self._decoder(self.build_tokenizer(), self.adapter)
+    def build_decoder(self, adapter: str | None = None) -> Decoder:
+        """Load the decoder of rollouts with one of the `adapters`, or of those with none, alone. Raises TerraError."""
+        folder = self.adapter if adapter is None else self.adapters.get(adapter)
+        return self._decoder(self.build_tokenizer(), folder)
 
     def _decoder(self, tokenizer: LFQTokenizer, adapter: Path | None) -> Decoder:
         own = None if adapter is None else decoder_of(adapter)
@@ -282,9 +283,12 @@ class PipelineSpec:
         }
 
     def made_with(self) -> dict[str, Any]:
-        """Weights and settings on which all rollouts of a batch depend, as JSON values."""
+        """Weights and settings on which all rollouts of a batch depend, as JSON values.
+
+        The `adapters` are not among them: each is what the rollouts that name it depend on.
+        """
         return {
-            **self.hashes(),
+            **{name: sha256 for name, sha256 in self.hashes().items() if not name.startswith("adapters.")},
             "engine": {key: value for key, value in self.settings.engine.items() if key not in _SPEED},
             "decoder": self.settings.decoder,
             "tokenizer_device": self.settings.tokenizer.device,

@@ -84,8 +84,8 @@ def _finish(
     if score is not None:
         build = functools.cache(spec.build_decoder)  # most runs have scored all when they made it
 
-        def decode(tokens: TokenGrid) -> Frames:
-            return build().decode(tokens)
+        def decode(tokens: TokenGrid, adapter: str | None) -> Frames:
+            return build(adapter).decode(tokens)
 
         score_all(folder, _lines(settings), score, decode, functools.partial(note_failure, tally, folder))
         write_best(folder, _lines(settings), score)

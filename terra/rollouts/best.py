@@ -18,6 +18,9 @@ from tokenizer.files import read_json, replacing, write_json
 
 BEST = "best.json"
 
+Decode = Callable[[TokenGrid, str | None], Frames]
+"""Gives the frames of a rollout from its tokens and the name of its adapter."""
+
 
 class Score:
     """A user's function of (frames in [-1, 1], tokens, actions) that gives a number; the highest is the best.
@@ -56,7 +59,7 @@ class Score:
         return score
 
 
-def score_anew(folder: Path, score: Score, decode: Callable[[TokenGrid], Frames]) -> None:
+def score_anew(folder: Path, score: Score, decode: Decode) -> None:
     """Score the rollout of a folder from its tokens, unless it has a score by this function.
 
     Raises:
@@ -67,7 +70,8 @@ def score_anew(folder: Path, score: Score, decode: Callable[[TokenGrid], Frames]
     if (record.get("score") or {}).get("function") == score.name:
         return
     tensors = load_file(folder / TOKENS)
-    value = score(decode(tensors["tokens"]), tensors["tokens"], tensors["actions"])
+    frames = decode(tensors["tokens"], (record.get("adapter") or {}).get("name"))
+    value = score(frames, tensors["tokens"], tensors["actions"])
     write_json(folder / RECORD, record | {"score": {"function": score.name, "value": value}})
 
 
@@ -75,7 +79,7 @@ def score_all(
     folder: RolloutFolder,
     lines: Iterable[tuple[list[str], int]],
     score: Score,
-    decode: Callable[[TokenGrid], Frames],
+    decode: Decode,
     fail: Callable[[str, int, str], None],
 ) -> None:
     """Score the rollouts that another function scored, or none; `fail` gets (name, line, reason) of each failure.

@@ -190,7 +190,8 @@ class _Run:
     ) -> None:
         paths = {name: getattr(settings, name).absolute() for name in ("manifest", "output")}
         root = None if settings.context_root is None else settings.context_root.absolute()
-        own = vars(settings) | paths | {"context_root": root}
+        adapters = {name: folder.absolute() for name, folder in settings.adapters.items()}
+        own = vars(settings) | paths | {"context_root": root, "adapters": adapters}
         settings = RolloutSettings.from_values(own)  # absolute paths, since workers run elsewhere
         self._arguments = (spec, settings, folder.settings)
         self._options, self._num_workers, self._max_restarts = options, num_workers, max_restarts

@@ -4,8 +4,9 @@ from functools import lru_cache
 
 from terra.rollout import context_sha256, files_sha256
 from terra.rollouts.manifest import Job
+from terra.world_model.adapter import adapter_sha256
 
-_REMEMBERED = 4096  # contexts and trajectories whose hash is kept
+_REMEMBERED = 4096  # contexts, trajectories and adapters whose hash is kept
 
 
 class Fingerprints:
@@ -14,11 +15,16 @@ class Fingerprints:
     def __init__(self) -> None:
         self._context = lru_cache(_REMEMBERED)(context_sha256)
         self._file = lru_cache(_REMEMBERED)(lambda path: files_sha256([path]))
+        self._adapter = lru_cache(_REMEMBERED)(adapter_sha256)
 
     def of(self, job: Job) -> dict[str, str]:
-        """The hashes of a job's inputs, as `terra.rollout.inputs_sha256`: without those of unreadable files."""
+        """The hashes of a job's inputs, as `terra.rollout.inputs_sha256`: without those of unreadable files.
+
+        A job with an adapter has the adapter's hash, too, as `adapter_sha256`. Raises CheckpointError without it.
+        """
         found = {
             "context_sha256": self._context(job.contexts, job.num_context),
             "trajectory_sha256": None if job.trajectory is None else self._file(job.trajectory),
+            "adapter_sha256": None if job.adapter_folder is None else self._adapter(job.adapter_folder),
         }
         return {name: value for name, value in found.items() if value is not None}

@@ -112,7 +112,7 @@ class RolloutFolder:
         else:
             # Files that are not there any more say nothing against what was made from them.
             inputs = self.fingerprint(job)
-            before = made.inputs or {}
+            before = {**(made.inputs or {}), "adapter_sha256": (made.adapter or {}).get("sha256")}
             changed = _differences(
                 {
                     "request": made.batch.request,

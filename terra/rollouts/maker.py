@@ -113,10 +113,10 @@ class RolloutMaker:
         assert work.context is not None
         assert work.actions is not None
         started, job = time.perf_counter(), work.job
-        decoding = self._pipeline.decoding.start(self._keep)
+        decoding = self._pipeline.decoding.start(self._keep, job.adapter)
         on_frame = lambda _index: self._on_frame()  # noqa: E731
         work.tokens = await self._pipeline.rollout_tokens(
-            work.context, work.actions, job.sampling, job.seed, on_frame, decoding
+            work.context, work.actions, job.sampling, job.seed, on_frame, decoding, job.adapter
         )
         work.decoding = decoding
         work.seconds["generate"] = time.perf_counter() - started
@@ -126,7 +126,7 @@ class RolloutMaker:
         assert work.tokens is not None
         decoding, work.decoding = work.decoding, None
         if decoding is None:  # tried again: decoded anew
-            decoding = self._pipeline.decoding.start(self._keep)
+            decoding = self._pipeline.decoding.start(self._keep, work.job.adapter)
             decoding.add(work.tokens)
         pieces = await decoding.finish()
         work.seconds["decode"] = decoding.seconds
@@ -177,6 +177,7 @@ class RolloutMaker:
             },
             score=score,
             reconstruction=self._reconstruction(work, pixels),
+            adapter=job.adapter,
         )
         with RolloutWriter(folder, spec.fps) as writer:
             for piece in pixels:

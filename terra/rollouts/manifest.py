@@ -8,6 +8,7 @@ context       a folder, glob or video, as `terra generate` takes it; or `context
 trajectory    .json, .csv, .npz or .jsonl; relative paths start from the manifest's folder.
 actions       in its place, where the model's actions are vectors, keys or choices.
 sample_id     which line of a .jsonl trajectory; the id, if there is none. Other trajectories have no use for it.
+adapter       one of the names of `adapters=`; the rollout is made with that adapter, else with the command's model.
 num_frames, num_context, seed, num_samples, sampling
               instead of the command's; `sampling` is an object of temperature, top_k and top_p, and may have one alone.
 
@@ -32,6 +33,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
+from terra.config.groups import AdapterName
 from terra.errors import ConfigError, TerraError
 from terra.rollouts.settings import RolloutSettings, Samples
 from terra.sampling import SamplingParams
@@ -57,6 +59,7 @@ class _Fields(Settings):
     trajectory: _Path = None
     actions: _Path = None
     sample_id: Annotated[int | str | None, expecting("a number or text")] = None
+    adapter: Annotated[AdapterName | None, expecting("a name of adapters=")] = None
     num_frames: Count
     num_context: Count
     seed: Seed
@@ -91,6 +94,7 @@ class Job:
         contexts: a folder, glob or video; or the pictures one by one.
         trajectory: the file of the actions, and `sample_id` its line; None if `paths` are in the manifest itself.
         request: all that the line and the command's defaults say about the rollout, as JSON has it.
+        adapter: name of the adapter that the rollout is made with, and `adapter_folder` its folder; None for none.
     """
 
     name: str
@@ -106,6 +110,8 @@ class Job:
     seed: int
     sampling: SamplingParams
     request: dict[str, Any]
+    adapter: str | None = None
+    adapter_folder: Path | None = None
 
     @property
     def several_trajectories(self) -> bool:
@@ -219,6 +225,10 @@ def parse_line(line: Line, settings: RolloutSettings) -> list[Job]:
         if PATHS not in record:
             raise ConfigError(f"{where}: trajectory: expected a path, got none")
         paths_sha256 = hashlib.sha256(json.dumps(record[PATHS]).encode()).hexdigest()
+    adapter = fields.adapter
+    if adapter is not None and adapter not in settings.adapters:
+        known = f"one of {', '.join(settings.adapters)}" if settings.adapters else "none (adapters= names none)"
+        raise ConfigError(f"{where}: adapter: expected {known}, got {adapter!r}")
     sampling = _sampling(fields.sampling or {}, settings.sampling, where)
     shared = {
         "context": list(contexts),
@@ -229,6 +239,8 @@ def parse_line(line: Line, settings: RolloutSettings) -> list[Job]:
         "num_context": fields.num_context,
         "sampling": vars(sampling),
     }
+    if adapter is not None:  # records from before there were adapters have no such key
+        shared["adapter"] = adapter
     jobs = []
     for sample in range(fields.num_samples):
         seed = sample_seed(fields.seed, sample)
@@ -247,6 +259,8 @@ def parse_line(line: Line, settings: RolloutSettings) -> list[Job]:
                 seed=seed,
                 sampling=sampling,
                 request={**shared, "seed": seed},
+                adapter=adapter,
+                adapter_folder=None if adapter is None else settings.adapters[adapter],
             )
         )
     return jobs

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from terra.config.groups import PipelineSettings, Sampling
+from terra.config.groups import Adapters, PipelineSettings, Sampling
 from tokenizer.limits import LIMITS, Limits
 from tokenizer.settings import Count, FilePath, Natural, Seed, Settings, expecting
 
@@ -27,6 +27,7 @@ class RolloutSettings(Settings):
         output: see `terra.rollouts.folder`.
         num_frames, num_context, seed, sampling, num_samples: defaults of the lines; as in `terra generate`.
         overlap: frames read again when the window slides.
+        adapters: folders of adapters by name, of which a line may name one.
         at_once: sessions open in the engine at once.
         workers: lines prepared, and rollouts written, at once; None takes half as many as there are cores.
         contexts: tokenized contexts remembered, for the lines that share them.
@@ -52,6 +53,7 @@ class RolloutSettings(Settings):
     sampling: Sampling
     num_samples: Samples
     overlap: Count
+    adapters: Adapters
     at_once: AtOnce
     workers: Annotated[AtOnce, BeforeValidator(_half_of_the_cores)]
     contexts: Count

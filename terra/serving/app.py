@@ -23,7 +23,8 @@ from terra.serving.videos import video_routes
 
 _ABOUT = """Drive or play a world model, or let it make videos.
 
-Live sessions are a WebSocket at /v1/live: send {"type": "open", "scene": "day"}, then {"type": "control", "steering": \
+Live sessions are a WebSocket at /v1/live: send {"type": "open", "scene": "day"} (with "model" for one of /v1/models), \
+then {"type": "control", "steering": \
 rad, "speed": m/s} or {"type": "path", "points": [[x, y], ...], "times": [...]}, or, where the model's actions are no \
 waypoints, {"type": "act", "action": ["forward"]}, and {"type": "ack", "index": k} for each frame; also pause, resume, \
 step, rewind, fork and close. A frame is one binary message: 4 bytes with the length of a JSON header, the header, the \
@@ -109,17 +110,24 @@ def _model_routes(service: Service) -> APIRouter:
 
     @router.get("/v1/models")
     async def list_models() -> schemas.ModelList:
-        """The model that is served."""
+        """The models that are served: the base model, and each of its adapters."""
         height, width = service.model.image_size
-        card = schemas.ModelCard(
-            id=service.settings.model_name,
-            created=service.created,
-            fps=service.model.spec.fps,
-            size=f"{width}x{height}",
-            frame_tokens=service.model.spec.layout.image_tokens,
-            action_space=service.model.spec.space.model_dump(mode="json"),
-        )
-        return schemas.ModelList(data=[card])
+        base, *adapters = service.model.names
+        roots = {name: service.settings.adapters[name].name for name in adapters}
+        cards = [
+            schemas.ModelCard(
+                id=name,
+                created=service.created,
+                root=roots.get(name, name),
+                parent=base if name in roots else None,
+                fps=service.model.spec.fps,
+                size=f"{width}x{height}",
+                frame_tokens=service.model.spec.layout.image_tokens,
+                action_space=service.model.spec.space.model_dump(mode="json"),
+            )
+            for name in service.model.names
+        ]
+        return schemas.ModelList(data=cards)
 
     @router.get("/v1/scenes", response_model_exclude_none=True)
     async def list_scenes() -> schemas.SceneList:
@@ -128,7 +136,9 @@ def _model_routes(service: Service) -> APIRouter:
         every = service.scenes.all.values()
         return schemas.SceneList(
             data=[
-                schemas.Scene(id=each.id, num_frames=len(each.pictures), **{tracks: list(each.tracks)})
+                schemas.Scene(
+                    id=each.id, num_frames=len(each.pictures), model=each.adapter, **{tracks: list(each.tracks)}
+                )
                 for each in every
             ]
         )

@@ -55,11 +55,11 @@ class Client:
         self._http = httpx.Client(base_url=self._url, headers=self._headers, timeout=timeout)
 
     def models(self) -> list[dict[str, Any]]:
-        """List the served models: id, fps, size, action_space."""
+        """List the served models, the base model first: id, parent (of an adapter), fps, size, action_space."""
         return self._json("GET", "/v1/models")["data"]
 
     def scenes(self) -> list[dict[str, Any]]:
-        """List the scenes that rollouts can start from: id, num_frames, and trajectories or actions."""
+        """List the scenes that rollouts can start from: id, num_frames, model (if any), trajectories or actions."""
         return self._json("GET", "/v1/scenes")["data"]
 
     def create_context(self, *files: Path | str) -> dict[str, Any]:
@@ -73,6 +73,7 @@ class Client:
     def create_video(self, **request: Any) -> dict[str, Any]:
         """Queue a video: scene= or context=, num_frames=, seed=, ..., and trajectory= (a document) or trajectory_name=.
 
+        model= is one of `models`; without it the scene's, else the base model.
         A model whose actions are no waypoints takes actions= (a terra-actions document) or actions_name= instead.
         """
         return self._json("POST", "/v1/videos", json=request)
@@ -121,7 +122,10 @@ class Client:
         self._json("DELETE", f"/v1/videos/{video_id}")
 
     def open(self, **settings: Any) -> LiveDrive:
-        """Open a live session; settings are scene=, context= or fork=, seed=, sampling=, format=, quality=, speed=."""
+        """Open a live session: scene=, context= or fork=, model=, seed=, sampling=, format=, quality=, speed=.
+
+        model= is one of `models`; without it the scene's, else the base model. A fork keeps its own.
+        """
         return LiveDrive(self._url.replace("http", "ws", 1) + "/v1/live", self._headers, self._timeout, settings)
 
     def close(self) -> None:

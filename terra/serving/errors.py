@@ -1,5 +1,6 @@
 """Refusals in the shape of OpenAI's API: a status, and {"error": {"message", "type", "param", "code"}}."""
 
+from collections.abc import Sequence
 from typing import Any
 
 _TYPES = {
@@ -40,6 +41,12 @@ def error_body(status: int, code: str, message: str, param: str | None = None) -
     """The JSON of an error in OpenAI's format."""
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return {"error": {"message": " ".join(message.split()), "type": kind, "param": param, "code": code}}
+
+
+def model_not_found(names: Sequence[str]) -> ApiError:
+    """A 404 for a model that is none of those served."""
+    expected = f"one of {', '.join(names)}, the models that are" if len(names) > 1 else f"{names[0]}, the model that is"
+    return ApiError(404, "model_not_found", f"expected {expected} served", param="model")
 
 
 def not_found(what: str) -> ApiError:

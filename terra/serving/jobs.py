@@ -1,6 +1,7 @@
 """Runs video jobs: takes them from the store in order, generates them with the engine, and writes their folders."""
 
 import asyncio
+import hashlib
 import logging
 import secrets
 import time
@@ -39,12 +40,13 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class VideoRequest:
-    """The inputs of a job: context tokens, an action between each two frames, and sampling parameters."""
+    """The inputs of a job: context tokens, an action between each two frames, sampling parameters and adapter."""
 
     context: TokenGrid
     actions: Actions
     sampling: SamplingParams
     seed: int
+    adapter: str | None = None
 
     @property
     def num_frames(self) -> int:
@@ -69,7 +71,7 @@ class Jobs:
         store: the jobs on disk.
         settings: limits of jobs.
         metrics: counts the generated frames.
-        model_hash: hash of the weights; a job that began with other weights does not continue.
+        model_hash: hash of the base model's weights; a job that began with other weights does not continue.
     """
 
     def __init__(self, model: Model, store: JobStore, settings: JobSettings, metrics: Metrics, model_hash: str) -> None:
@@ -107,7 +109,8 @@ class Jobs:
             "num_context": len(request.context),
             "seed": request.seed,
             "sampling": vars(request.sampling),
-            "model_hash": self._hash,
+            "adapter": request.adapter,
+            "model_hash": self._hash_with(request.adapter),
             "client": client,
         }
         inputs = save({name: each.contiguous() for name, each in tensors.items()})
@@ -251,7 +254,11 @@ class Jobs:
     async def _generate(self, job: Job, inputs: bytes) -> Callable[[], None]:
         """Generate a job's video; returns the writer of its files."""
         started, tensors, request = time.perf_counter(), load(inputs), job.request
-        if request["model_hash"] != self._hash:
+        adapter = request.get("adapter")  # jobs from before there were adapters have no such key
+        if adapter is not None and adapter not in self._model.pipeline.engine.adapters:
+            served = ", ".join(self._model.names)
+            raise EngineError(f"the job's model is not served now: expected one of {served}, got {adapter}")
+        if request["model_hash"] != self._hash_with(adapter):
             raise EngineError("the job began with other weights than those that are served now")
         context, actions, sampling = tensors["context"], tensors["actions"], SamplingParams(**request["sampling"])
 
@@ -262,8 +269,8 @@ class Jobs:
             self._running[job.id].num_made += 1
 
         pipeline = self._model.pipeline
-        decoding = pipeline.decoding.start(to_uint8)
-        tokens = await pipeline.rollout_tokens(context, actions, sampling, request["seed"], count, decoding)
+        decoding = pipeline.decoding.start(to_uint8, adapter)
+        tokens = await pipeline.rollout_tokens(context, actions, sampling, request["seed"], count, decoding, adapter)
         generated = time.perf_counter()
         pieces = await decoding.finish()
         record = rollout_record(
@@ -276,8 +283,16 @@ class Jobs:
             sampling=sampling,
             overlap=pipeline.overlap,
             seconds={"generate": generated - started, "decode": decoding.seconds},
+            adapter=adapter,
         )
         return partial(_write, self.store.folder(job), self._model.spec.fps, pieces, tokens, actions, record)
+
+    def _hash_with(self, adapter: str | None) -> str:
+        """The hash of all weights that a job with an adapter depends on."""
+        if adapter is None:
+            return self._hash
+        own = self._model.pipeline.provenance.get("adapters", {}).get(adapter, {}).get("sha256", "")
+        return hashlib.sha256(f"{self._hash} {own}".encode()).hexdigest()
 
     async def _fail(self, job: Job, code: str, message: str) -> None:
         if await self.store.end(job, "failed", {"code": code, "message": message}):

@@ -129,6 +129,7 @@ def _opened(service: Service, name: str, start: Fork) -> dict[str, Any]:
     return {
         "type": "opened",
         "session": name,
+        "model": service.model.name_of(start.adapter),
         "fps": service.model.spec.fps,
         "size": list(service.model.image_size),
         "num_context": start.num_context,

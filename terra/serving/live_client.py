@@ -41,7 +41,7 @@ class LiveDrive:
     """A live session for synchronous callers, frame by frame; `Client.open` makes it.
 
     The session is paused between calls, so that each call of `step` makes one frame. `opened` is the server's answer to
-    opening the session, and `context` has the context's frames.
+    opening the session, with the `model` that drives, and `context` has the context's frames.
     """
 
     def __init__(self, url: str, headers: dict[str, str], timeout: float, settings: dict[str, Any]) -> None:

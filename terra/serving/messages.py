@@ -46,6 +46,9 @@ class Open(_Model):
     scene: Identifier | None = None
     context: Identifier | None = None
     fork: Identifier | None = None
+    model: Identifier | None = Field(
+        default=None, description="one of /v1/models; the scene's if left out, else the base model"
+    )
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
     sampling: Sampling | None = None
     format: Literal["jpeg", "webp", "png"] = "jpeg"
@@ -64,8 +67,9 @@ class Open(_Model):
     def _one_source(self) -> "Open":
         if sum(each is not None for each in (self.scene, self.context, self.fork)) != 1:
             raise ValueError("expected one of scene, context and fork")
-        if self.fork is not None and (self.sampling or self.actions is not None or self.speed is not None):
-            raise ValueError("expected no sampling, actions or speed with a fork, which has its own")
+        own = (self.model, self.sampling, self.actions, self.speed)
+        if self.fork is not None and any(each is not None for each in own):
+            raise ValueError("expected no model, sampling, actions or speed with a fork, which has its own")
         return self
 
 

@@ -15,6 +15,7 @@ from decoder.video import to_frames, to_uint8
 from terra.engine.base import EngineSpec
 from terra.pipeline import Pipeline
 from terra.reconstruction import Reconstruction
+from terra.serving.errors import model_not_found
 from tokenizer import TokenGrid
 
 _T = TypeVar("_T")
@@ -24,11 +25,11 @@ Pictures = UInt8[np.ndarray, "frames height width 3"]
 
 
 class Model:
-    """The one pipeline of all jobs and live sessions.
+    """The one pipeline of all jobs and live sessions, whose adapters are further models for clients.
 
     Args:
         pipeline: the loaded pipeline, which the model does not close.
-        name: the model's name in the API.
+        name: the base model's name in the API; each adapter is a model of the adapter's name.
         decode_threads: number of live frames that are decoded at once.
     """
 
@@ -56,6 +57,21 @@ class Model:
         return height, width
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all models: the base model's, and the adapters'."""
+        return self.name, *self.pipeline.engine.adapters
+
+    def adapter(self, name: str) -> str | None:
+        """The adapter that a model's name means; None for the base model. Raises ApiError (404)."""
+        if name not in self.names:
+            raise model_not_found(self.names)
+        return None if name == self.name else name
+
+    def name_of(self, adapter: str | None) -> str:
+        """The name of the model with an adapter; None means the base model."""
+        return self.name if adapter is None else adapter
+
+    @property
     def failure(self) -> str | None:
         """Why the engine stopped by itself, in one line; None while the engine works."""
         return self.pipeline.engine.failure
@@ -76,15 +92,18 @@ class Model:
 
         return await self.run("files", compare)
 
-    async def picture(self, tokens: np.ndarray, kind: PictureFormat, quality: int) -> bytes:
-        """One frame (rows, cols) as the bytes of a picture file; `quality` (1 to 100) is of no effect on PNG."""
-        return await self.run("decode", partial(self._picture, tokens, kind, quality))
+    async def picture(self, tokens: np.ndarray, kind: PictureFormat, quality: int, adapter: str | None = None) -> bytes:
+        """One frame (rows, cols) of a rollout with an adapter, as the bytes of a picture file.
 
-    def _picture(self, tokens: np.ndarray, kind: PictureFormat, quality: int) -> bytes:
+        `quality` (1 to 100) is of no effect on PNG.
+        """
+        return await self.run("decode", partial(self._picture, tokens, kind, quality, adapter))
+
+    def _picture(self, tokens: np.ndarray, kind: PictureFormat, quality: int, adapter: str | None) -> bytes:
         import torch
 
         grid = torch.from_numpy(tokens.astype(np.int64))
-        (pixels,) = to_uint8(self.pipeline.decoder.decode(grid[None]))
+        (pixels,) = to_uint8(self.pipeline.decoder_for(adapter).decode(grid[None]))
         return encode_picture(pixels, kind, quality)
 
     def close(self) -> None:

@@ -62,12 +62,13 @@ class Moment:
 
 @dataclass(frozen=True, eq=False)
 class Fork:
-    """The state of a rollout at one of its frames, from which other rollouts can start."""
+    """The state of a rollout at one of its frames, from which other rollouts can start, with the same adapter."""
 
     moments: tuple[Moment, ...]
     num_context: int
     sampling: SamplingParams
     seed: int
+    adapter: str | None = None
 
     @property
     def last(self) -> Moment:
@@ -105,6 +106,7 @@ class LiveRollout:
         self._start = start
         self._moments = deque(start.moments, maxlen=max(history, self._max_frames))
         self._session: SlidingSession | None = None
+        self.adapter = start.adapter
         self.driver = start.last.driver
 
     @property
@@ -188,7 +190,8 @@ class LiveRollout:
         tokens = torch.from_numpy(np.stack([moment.tokens for moment in inside]).astype(np.int64))
         led = [moment.action for moment in inside[1:] if moment.action is not None]
         actions = torch.from_numpy(np.stack(led)) if led else torch.zeros(0, *self._spec.action_shape)
-        return await self._pipeline.open(tokens, actions, self._start.sampling, self._start.seed, index)
+        start = self._start
+        return await self._pipeline.open(tokens, actions, start.sampling, start.seed, index, start.adapter)
 
 
 def _after(moved: Driver | Player, told: Driver | Player) -> Driver | Player:

@@ -16,7 +16,7 @@ from terra.serving.app import create_app
 from terra.serving.connections import Connections, bounded_protocol
 from terra.serving.logs import RateLimit
 from terra.serving.scenes import Scene, load_scenes
-from terra.serving.service import Service, check_windows
+from terra.serving.service import Service, check_names, check_windows
 from terra.serving.settings import LOOPBACK, ServeSettings
 
 logger = logging.getLogger(__name__)
@@ -101,12 +101,20 @@ def load(settings: ServeSettings) -> tuple[Pipeline, dict[str, Scene], str]:
     Raises:
         TerraError: anything wrong with the configuration, the scenes or the weights.
     """
+    check_names(settings)
     spec = PipelineSpec.from_settings(settings, sessions=settings.live.sessions + settings.jobs.at_once)
     check_windows(settings, spec.spec.layout)
-    scenes = load_scenes(settings.scenes, num_context=settings.num_context, image_size=spec.image_size, spec=spec.spec)
+    scenes = load_scenes(
+        settings.scenes,
+        num_context=settings.num_context,
+        image_size=spec.image_size,
+        spec=spec.spec,
+        adapters=settings.adapters,
+    )
     spec.announce()
     pipeline = Pipeline.from_spec(spec)
-    return pipeline, scenes, hashlib.sha256("".join(spec.hashes().values()).encode()).hexdigest()
+    hashes = [sha256 for name, sha256 in spec.hashes().items() if not name.startswith("adapters.")]
+    return pipeline, scenes, hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 def listen(settings: ServeSettings) -> socket.socket:

@@ -1,14 +1,16 @@
 """Loads the scenes that a server offers: folders of context pictures and files of actions, read once at the start."""
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from decoder.video import to_uint8
 from terra.actions import ActionSpace, ActionTrack, Waypoints
 from terra.actions.files import parse_document as parse_actions
+from terra.config.groups import AdapterName
 from terra.context import load_context
 from terra.engine.base import EngineSpec
 from terra.errors import ConfigError
@@ -19,7 +21,20 @@ from terra.serving.model import Model, Pictures
 from terra.trajectory import Trajectory
 from terra.trajectory.document import parse_document, read_document
 from tokenizer import TokenGrid
+from tokenizer.files import read_json
 from tokenizer.limits import LIMITS, Limits
+from tokenizer.settings import Settings, checked, expecting
+
+logger = logging.getLogger(__name__)
+
+SCENE = "scene.json"
+"""A file of a scene's folder that says more about the scene; no file of actions."""
+
+
+class _SceneFile(Settings):
+    """The content of a scene.json: the adapter that the scene is for."""
+
+    adapter: Annotated[AdapterName, expecting("a name of letters, digits, '.', '_' and '-'")]
 
 
 @dataclass(eq=False)
@@ -33,6 +48,7 @@ class Scene:
         tracks: their actions; each is long enough for the context.
         start: an action for each context frame, as a live session's context is taken to have them: those of the file
             `straight`, else of the first by name; None without a file.
+        adapter: name of the adapter that rollouts of the scene are made with, unless their request names a model.
         tokens: tokens of the context frames, set at the first request for them.
     """
 
@@ -41,6 +57,7 @@ class Scene:
     documents: Mapping[str, dict[str, Any]]
     tracks: Mapping[str, Trajectory | ActionTrack]
     start: Actions | None
+    adapter: str | None = None
     tokens: TokenGrid | None = field(default=None)
 
 
@@ -67,30 +84,78 @@ class Scenes:
 
 
 def load_scenes(
-    folder: Path | None, *, num_context: int, image_size: tuple[int, int], spec: EngineSpec
+    folder: Path | None,
+    *,
+    num_context: int,
+    image_size: tuple[int, int],
+    spec: EngineSpec,
+    adapters: Mapping[str, Path] | None = None,
 ) -> dict[str, Scene]:
-    """Read all scenes of a folder, by name; hidden folders are left out. `image_size` is the model's (height, width).
+    """Read all scenes of a folder by name, and those in the folders `contexts` of adapters, called ADAPTER-NAME.
 
-    Without a folder there are no scenes, and rollouts start from uploads alone.
+    Hidden folders are left out, and a scene whose scene.json names an adapter that is not there, with a line in the
+    log. Without a folder there are no scenes, and rollouts start from uploads alone.
+
+    Args:
+        folder: a folder a scene.
+        num_context: context frames of a scene.
+        image_size: the model's (height, width).
+        spec: the model's frame rate and action space.
+        adapters: the folders of the adapters by name.
 
     Raises:
         ContextError: too few pictures, or pictures that can't be read or have another shape.
         ActionError: actions that can't be read, or that are too short for the context and a frame after it.
-        ConfigError: no folder, or no scene in it.
+        ConfigError: no folder, no scene in it, a wrong scene.json, or two scenes of one name.
     """
     if folder is None:
         return {}
     if not folder.is_dir():
         raise ConfigError(f"scenes={folder}: expected a folder, got none")
-    paths = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")]
+    paths = _folders(folder)
     if not paths:
         raise ConfigError(f"scenes={folder}: expected folders of pictures, got none")
-    return {path.name: _load_scene(path, num_context, image_size, spec) for path in paths}
+    adapters = adapters or {}
+    found = {path.name: (path, _adapter_of(path)) for path in paths}
+    for adapter, each in adapters.items():
+        for path in _folders(each / "contexts"):
+            name = f"{adapter}-{path.name}"
+            if name in found:
+                raise ConfigError(f"{path}: expected no other scene {name}, got {found[name][0]}")
+            found[name] = (path, adapter)
+    scenes = {}
+    for name, (path, adapter) in found.items():
+        if adapter is not None and adapter not in adapters:
+            logger.warning("%s: left out: the scene is for the adapter %s, which is not served", path, adapter)
+        else:
+            scenes[name] = _load_scene(name, path, num_context, image_size, spec, adapter)
+    return scenes
 
 
-def _load_scene(folder: Path, num_context: int, image_size: tuple[int, int], spec: EngineSpec) -> Scene:
+def _folders(folder: Path) -> list[Path]:
+    """The folders in a folder, without hidden ones; none if it does not exist."""
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [path for path in paths if path.is_dir() and not path.name.startswith(".")]
+
+
+def _adapter_of(folder: Path) -> str | None:
+    """The adapter that a scene's scene.json names; None without the file. Raises ConfigError."""
+    path = folder / SCENE
+    if not path.exists():
+        return None
+    return checked(_SceneFile, read_json(path, ConfigError), str(path)).adapter
+
+
+def _load_scene(
+    name: str,
+    folder: Path,
+    num_context: int,
+    image_size: tuple[int, int],
+    spec: EngineSpec,
+    adapter: str | None,
+) -> Scene:
     frames = load_context(folder, num_frames=num_context, image_size=image_size, fps=spec.fps)
-    paths = sorted(folder.glob("*.json"))
+    paths = [path for path in sorted(folder.glob("*.json")) if path.name != SCENE]
     documents = {path.stem: read_document(path) for path in paths}
     tracks, actions = {}, {}
     for path in paths:
@@ -98,7 +163,7 @@ def _load_scene(folder: Path, num_context: int, image_size: tuple[int, int], spe
         # The first frame that is made needs the action of the last one given.
         actions[path.stem], _ = track_actions(tracks[path.stem], num_context + 1, spec)
     start = actions.get("straight", next(iter(actions.values()), None))
-    return Scene(folder.name, to_uint8(frames), documents, tracks, start)
+    return Scene(name, to_uint8(frames), documents, tracks, start, adapter)
 
 
 def parse_track(

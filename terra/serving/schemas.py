@@ -12,7 +12,9 @@ class VideoRequestBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    model: Identifier | None = Field(default=None, description="that of /v1/models")
+    model: Identifier | None = Field(
+        default=None, description="one of /v1/models; the scene's if left out, else the base model"
+    )
     scene: Identifier | None = Field(default=None, description="one of /v1/scenes")
     context: Identifier | None = Field(default=None, description="one of POST /v1/contexts")
     trajectory: dict[str, Any] | None = Field(default=None, description="a terra-trajectory document")
@@ -90,12 +92,14 @@ class Context(BaseModel):
 
 
 class ModelCard(BaseModel):
-    """The model that is served."""
+    """A model that is served: the base model, or one of its adapters."""
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: Literal["terra"] = "terra"
+    root: str = Field(description="of an adapter the name of its folder, of the base model its id")
+    parent: str | None = Field(description="of an adapter the base model's id, else null")
     fps: float
     size: str
     frame_tokens: int
@@ -106,7 +110,7 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """The served models; there is one."""
+    """The served models, the base model first."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
@@ -117,6 +121,7 @@ class Scene(BaseModel):
 
     id: str
     num_frames: int
+    model: str | None = Field(default=None, description="the model that the scene is for, where it is an adapter")
     trajectories: list[str] | None = Field(default=None, description="where the model is driven")
     actions: list[str] | None = Field(default=None, description="where the model is not driven")
 

@@ -49,6 +49,13 @@ def check_windows(settings: ServeSettings, layout: Layout) -> None:
         raise ConfigError(f"live.max_frames: expected {shortest} (one more than num_context) or more, got {got}")
 
 
+def check_names(settings: ServeSettings) -> None:
+    """Raise ConfigError if an adapter has the base model's name: clients could not choose between them."""
+    if settings.model_name in settings.adapters:
+        name = settings.model_name
+        raise ConfigError(f"adapters.{name}: expected another name than the base model's (model_name), got {name}")
+
+
 class Service:
     """One engine, and the jobs and live sessions that use it.
 
@@ -59,7 +66,7 @@ class Service:
         model_hash: hash of the weights.
 
     Raises:
-        ConfigError: see `check_windows`.
+        ConfigError: see `check_windows` and `check_names`.
         OutputError: a data folder that can't be used.
     """
 
@@ -69,6 +76,7 @@ class Service:
         self.settings = settings
         self.model = Model(pipeline, settings.model_name, settings.decode_threads)
         check_windows(settings, self.model.spec.layout)
+        check_names(settings)
         self.created = int(time.time())
         self.metrics = Metrics()
         self.scenes = Scenes(scenes, self.model)
@@ -154,6 +162,12 @@ class Service:
         )
         return session, start
 
+    def adapter(self, model: str | None, scene: Scene | None) -> str | None:
+        """The adapter that a request's `model` means; without a model the scene's. Raises ApiError (404)."""
+        if model is not None:
+            return self.model.adapter(model)
+        return None if scene is None else scene.adapter
+
     def sampling(self, wanted: Sampling | None) -> SamplingParams:
         """The server's sampling parameters, with a client's changes."""
         changes = {} if wanted is None else wanted.model_dump(exclude_none=True)
@@ -161,8 +175,9 @@ class Service:
 
     async def _context_start(self, message: Open) -> Fork:
         usual: Actions | None = None
-        if message.scene is not None:
-            scene = self.scenes.find(message.scene)
+        scene = None if message.scene is None else self.scenes.find(message.scene)
+        adapter = self.adapter(message.model, scene)
+        if scene is not None:
             context, usual = await self.scenes.tokens(scene), scene.start
         else:
             assert message.context is not None
@@ -176,7 +191,7 @@ class Service:
         else:
             driver, actions = _played(message, len(context) - 1, usual, space)
         moments = context_moments(context, actions, driver)
-        return Fork(moments, len(context), self.sampling(message.sampling), message.seed or 0)
+        return Fork(moments, len(context), self.sampling(message.sampling), message.seed or 0, adapter)
 
     def _driven(self, message: Open, count: int, usual: Actions | None) -> tuple[Driver, Actions]:
         """The car at the first context frame, and the `count` actions between these."""

@@ -284,7 +284,7 @@ class LiveSession:
 
     async def _show(self, frame: _Frame) -> None:
         moment = frame.moment
-        picture = await self._model.picture(moment.tokens, self._kind, self._quality)
+        picture = await self._model.picture(moment.tokens, self._kind, self._quality, self.rollout.adapter)
         latency = None
         if frame.chosen is not None:
             now = time.perf_counter()

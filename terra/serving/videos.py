@@ -55,9 +55,8 @@ def video_routes(service: Service) -> APIRouter:
         """Queue a video: context frames of a scene or an upload, and a trajectory or actions."""
         service.check_open()
         body, files = await _read_body(service, request)
-        if body.model not in (None, service.settings.model_name):
-            message = f"expected {service.settings.model_name}, the model that is served"
-            raise ApiError(404, "model_not_found", message, param="model")
+        if body.model is not None:
+            service.model.adapter(body.model)  # refused before files are read
         if sum((body.scene is not None, body.context is not None, bool(files))) != 1:
             raise ApiError(400, "invalid_request", "expected one of scene, context and input_reference")
         client = client_of(request)
@@ -127,7 +126,7 @@ def video(service: Service, job: Job) -> schemas.Video:
         id=job.id,
         status=job.status,
         progress=service.jobs.progress(job),
-        model=service.settings.model_name,
+        model=service.model.name_of(job.request.get("adapter")),
         created_at=int(job.created_at),
         completed_at=None if job.completed_at is None else int(job.completed_at),
         expires_at=None if job.expires_at is None else int(job.expires_at),
@@ -222,7 +221,9 @@ async def _video_request(
         raise _refused(field, str(error)) from None
     except ConfigError as error:
         raise ApiError(400, "invalid_request", str(error), param="num_frames") from None
-    return VideoRequest(context, actions, service.sampling(body.sampling), body.seed)
+    return VideoRequest(
+        context, actions, service.sampling(body.sampling), body.seed, service.adapter(body.model, scene)
+    )
 
 
 def _action_field(body: schemas.VideoRequestBody, space: ActionSpace) -> str:

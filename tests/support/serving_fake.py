@@ -72,9 +72,10 @@ class TurningEngine:
 
     failure = None
     counters = EngineCounters()
-    adapters: tuple[str, ...] = ()
 
-    def __init__(self, seconds: float, space: ActionSpace = DRIVING) -> None:
+    def __init__(self, seconds: float, space: ActionSpace = DRIVING, adapters: tuple[str, ...] = ()) -> None:
+        self.adapters = adapters
+        self.opened: list[str | None] = []  # the adapters of its sessions, which all do the same
         tokens = MosaicTokenizer.rows * MosaicTokenizer.cols
         layout = Layout(image_tokens=tokens, action_slots=space.shape[0], max_frames=25)
         self.spec = EngineSpec(layout, MosaicTokenizer.codebook_size, 10.0, space)
@@ -83,6 +84,7 @@ class TurningEngine:
     async def open(
         self, prompt: Prompt, sampling: SamplingParams, seed: int, adapter: str | None = None
     ) -> "TurningSession":
+        self.opened.append(adapter)
         return TurningSession(self, prompt)
 
     async def close(self) -> None:
@@ -150,10 +152,10 @@ def build_service(
     config = compose("serve", [f"data={data}", *(f"{name}={value}" for name, value in changes.items())])
     values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
     settings = checked(ServeSettings, values)
-    tokenizer, engine = MosaicTokenizer(), TurningEngine(seconds_a_frame, space)
+    tokenizer, engine = MosaicTokenizer(), TurningEngine(seconds_a_frame, space, tuple(settings.adapters))
     pipeline = Pipeline(cast(LFQTokenizer, tokenizer), engine, tokenizer, overlap=3)
-    num_context, size = settings.num_context, tokenizer.image_size
-    scenes = load_scenes(settings.scenes, num_context=num_context, image_size=size, spec=engine.spec)
+    facts = {"num_context": settings.num_context, "image_size": tokenizer.image_size, "spec": engine.spec}
+    scenes = load_scenes(settings.scenes, **facts, adapters=settings.adapters)
     return Service(pipeline, settings, scenes, "0" * 64), settings
 
 

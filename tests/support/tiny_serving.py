@@ -29,7 +29,7 @@ from terra.errors import EngineError
 from terra.pipeline import Pipeline
 from terra.sampling import SamplingParams
 from terra.serving.messages import read_frame
-from terra.serving.run import Server, listen
+from terra.serving.run import Server, listen, load
 from terra.serving.scenes import load_scenes
 from terra.serving.service import Service
 from terra.serving.settings import ServeSettings
@@ -66,10 +66,10 @@ def make_pipeline(model: Path, tokenizer: Path, engine: Engine | None = None) ->
     return Pipeline(loaded, engine or HFEngine(model), FramewiseDecoder(loaded), overlap=OVERLAP)
 
 
-def serve_settings(scenes: Path, data: Path, changes: Mapping[str, Any]) -> ServeSettings:
+def serve_settings(scenes: Path, data: Path, changes: Mapping[str, Any], engine: str = "auto") -> ServeSettings:
     """The settings of conf/serve.yaml with small limits and `changes`."""
     register_resolvers()
-    config = compose("serve", [])
+    config = compose("serve", [f"engine={engine}"])
     values: Any = OmegaConf.to_container(config, resolve=True)
     small = {
         "overlap": OVERLAP,
@@ -86,7 +86,7 @@ def serve_settings(scenes: Path, data: Path, changes: Mapping[str, Any]) -> Serv
 
 
 class Served:
-    """A server that runs within its `with` block."""
+    """A server that runs within its `with` block; with `adapters` it loads its engine as the command does."""
 
     def __init__(
         self,
@@ -98,12 +98,17 @@ class Served:
         engine: Engine | None = None,
         persistence: bool = False,
         send_buffer: int | None = None,
+        adapters: Mapping[str, Path] | None = None,
         **changes: Any,
     ) -> None:
         self.model, self.tokenizer, self.data = model, tokenizer, data
         self._send_buffer = send_buffer
         self._engine = PersistenceEngine.from_pretrained(model) if persistence else engine
-        self.settings = serve_settings(scenes, data, {"port": 0} | changes)
+        self._has_adapters = adapters is not None
+        if adapters is not None:
+            changes |= {"tokenizer": {"pretrained": str(tokenizer)}, "world_model": {"pretrained": str(model)}}
+            changes |= {"device": "cpu", "adapters": {name: str(folder) for name, folder in adapters.items()}}
+        self.settings = serve_settings(scenes, data, {"port": 0} | changes, "hf" if self._has_adapters else "auto")
 
     def __enter__(self) -> "Served":
         self._socket = listen(self.settings)
@@ -132,15 +137,18 @@ class Served:
 
     def _main(self, started: threading.Event) -> None:
         async def serve() -> None:
-            pipeline = make_pipeline(self.model, self.tokenizer, self._engine)
+            if self._has_adapters:
+                pipeline, scenes, model_hash = load(self.settings)
+            else:
+                pipeline, scenes, model_hash = make_pipeline(self.model, self.tokenizer, self._engine), None, "weights"
             try:
-                scenes = load_scenes(
+                scenes = scenes or load_scenes(
                     self.settings.scenes,
                     num_context=self.settings.num_context,
                     image_size=pipeline.tokenizer.image_size,
                     spec=pipeline.engine.spec,
                 )
-                self.service = Service(pipeline, self.settings, scenes, "weights")
+                self.service = Service(pipeline, self.settings, scenes, model_hash)
             except BaseException:
                 await asyncio.to_thread(pipeline.close)
                 raise

@@ -3,13 +3,15 @@
 import { isUp, request, untilReachable } from "./api.js";
 import { Cockpit } from "./cockpit.js";
 import { showState } from "./instruments.js";
+import { areSeveral, offerModels } from "./models.js";
 import { askForKey, hush, notify, renotify, say } from "./notice.js";
 import { openingOf, readSettings, showScenes, title, wireUpload } from "./scenes.js";
 import { isDriven, showWorld } from "./world.js";
 
 const element = (id) => document.getElementById(id);
-const cockpit = new Cockpit({ onLeave: leave, onEnded: ended, onRestart: open });
+const cockpit = new Cockpit({ onLeave: leave, onEnded: ended, onRestart: open, onOpened: named });
 let waiting = null; // for the server, as in api.js
+let loading = null; // of the models' list
 
 function leave() {
   location.hash = "";
@@ -19,7 +21,7 @@ function leave() {
 async function route() {
   stopWaiting();
   hush();
-  loadModel();
+  loading = loadModel();
   const opening = openingOf(location.hash);
   element("start").hidden = opening !== null;
   element("drive").hidden = opening === null;
@@ -33,6 +35,15 @@ async function route() {
     showStart();
     await loadScenes();
   }
+}
+
+/** A session has opened: the title says which of several models drives. */
+async function named({ model, size: [height, width] }) {
+  await loading;
+  if (document.body.dataset.view !== "drive") return;
+  element("model").textContent = `${model} · ${width} × ${height}`;
+  const scene = title(openingOf(location.hash)?.scene ?? "Your road");
+  document.title = [scene, ...(areSeveral() ? [model] : []), "Terra"].join(" · ");
 }
 
 function showStart() {
@@ -62,8 +73,10 @@ async function loadScenes() {
 
 async function loadModel() {
   const response = await request("v1/models").catch(() => null);
-  const model = response && (await response.json()).data[0];
+  const models = response ? (await response.json()).data : [];
+  const [model] = models;
   if (!model) return;
+  offerModels(models);
   element("model").textContent = [model.id, model.size?.replace("x", " × ")].filter(Boolean).join(" · ");
   showWorld(model.action_space);
   if (document.body.dataset.view === "start") showStart();

@@ -3,6 +3,7 @@
 import { Controls, focusStage, wireKeys, wirePedals } from "./controls.js";
 import { Drive } from "./drive.js";
 import { letter, showCaptions, showFutures, showGauges, showState, showTools } from "./instruments.js";
+import { areSeveral, showModel } from "./models.js";
 import { hush, notify, say } from "./notice.js";
 import { strokeToPath } from "./overlay.js";
 import { controlsOf } from "./play.js";
@@ -42,7 +43,10 @@ export class Cockpit {
   #last = performance.now();
   #touched = Date.now();
 
-  /** `callbacks`: onLeave(), onRestart(), and onEnded(detail, hasFrames) when a session ends by itself. */
+  /**
+   * `callbacks`: onLeave(), onRestart(), onOpened(info) with the server's `opened`, and onEnded(detail, hasFrames) when a
+   * session ends by itself.
+   */
   constructor(callbacks) {
     this.#callbacks = callbacks;
     this.#wireButtons();
@@ -89,6 +93,7 @@ export class Cockpit {
       // A key that is held since before the session opened.
       if (drive.state === "waiting" && this.#controls.held && drive.atEnd) this.#go();
     });
+    drive.addEventListener("opened", () => this.#callbacks.onOpened(drive.info));
     drive.addEventListener("shown", ({ detail }) => drive === this.#drive && this.#shown(detail?.isNew));
     drive.addEventListener("forked", ({ detail }) => this.#forked(drive, detail));
     drive.addEventListener("refused", ({ detail }) => {
@@ -217,6 +222,7 @@ export class Cockpit {
     this.#view.touch();
     const drive = this.#drive;
     showState(drive?.state);
+    showModel(drive?.info?.model);
     showTools(drive, this.#recordings);
     showCaptions(drive, { follows: this.#follows, drawing: this.#view.drawing });
     showFutures(this.#drives, drive, (each) => this.#show(each));
@@ -252,7 +258,8 @@ export class Cockpit {
     record: () => {
       const fps = this.#drive?.info?.fps ?? 10;
       const [height, width] = this.#drive?.info?.size ?? [144, 256];
-      this.#recordings.toggle({ fps, size: enlarged(width, height) });
+      const model = areSeveral() ? this.#drive?.info?.model : null;
+      this.#recordings.toggle({ fps, size: enlarged(width, height), model });
       this.#refresh();
     },
     leave: () => this.#callbacks.onLeave(),

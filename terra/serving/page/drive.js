@@ -8,7 +8,7 @@ const distance = ([x0, y0], [x1, y1]) => Math.hypot(x1 - x0, y1 - y0);
 
 /**
  * `state` is "opening", "waiting" (context frames are there, nothing drives yet), "driving", "paused" or "ended".
- * Events: `change` (state or the frame looked at), `shown` (a new frame is looked at), `forked` with the fork's id,
+ * Events: `opened` when there is `info`, `change` (state or the frame looked at), `shown` (a new frame is looked at), `forked` with the fork's id,
  * `refused` with an error message that does not end the session, `ended` as Live sends it.
  */
 export class Drive extends EventTarget {
@@ -132,8 +132,10 @@ export class Drive extends EventTarget {
   }
 
   #receive(message) {
-    if (message.type === "opened") this.info = message;
-    else if (message.type === "rewound") {
+    if (message.type === "opened") {
+      this.info = message;
+      this.#emit("opened");
+    } else if (message.type === "rewound") {
       this.frames.length = Math.min(this.frames.length, message.frame + 1);
       this.viewed = this.last;
       this.#rewinding?.();

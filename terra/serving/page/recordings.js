@@ -9,7 +9,7 @@ export class Recordings {
   isPossible = canRecord();
   #root;
   #say;
-  #running = null; // {fps, size, frames}
+  #running = null; // {fps, size, model, frames}
   #count = 0;
 
   constructor(root, say) {
@@ -26,10 +26,10 @@ export class Recordings {
     return this.#running ? this.#running.frames.length / this.#running.fps : 0;
   }
 
-  /** Begins with {fps, size}, or ends the one that runs. */
-  toggle({ fps, size }) {
+  /** Begins with {fps, size, model (for the file's name, or null)}, or ends the one that runs. */
+  toggle({ fps, size, model }) {
     if (this.#running) return this.stop();
-    this.#running = { fps, size, frames: [] };
+    this.#running = { fps, size, model, frames: [] };
     this.#say("Recording.");
   }
 
@@ -41,7 +41,7 @@ export class Recordings {
     const recording = this.#running;
     this.#running = null;
     if (!recording) return;
-    const { frames, fps, size } = recording;
+    const { frames, fps, size, model } = recording;
     if (!frames.length) return this.#say("Nothing was recorded: no new frame came.");
     const card = document.createElement("div");
     card.className = "recording";
@@ -51,7 +51,8 @@ export class Recordings {
     try {
       const { blob, suffix } = await writeVideo(frames, { size, fps, paint, onProgress });
       this.#count += 1;
-      this.#fill(card, { blob, name: `terra-${isDriven() ? "drive" : "play"}-${this.#count}.${suffix}`, seconds: frames.length / fps });
+      const parts = ["terra", isDriven() ? "drive" : "play", ...(model ? [model] : []), this.#count];
+      this.#fill(card, { blob, name: `${parts.join("-")}.${suffix}`, seconds: frames.length / fps });
       this.#say("The recording is ready to save.");
     } catch (error) {
       card.textContent = `The video could not be written: ${error.message}`;

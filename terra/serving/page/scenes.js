@@ -1,12 +1,14 @@
 /** The start: scenes to choose from, and files to begin with. */
 
 import { request } from "./api.js";
+import { chosenModel, offerScenesModels } from "./models.js";
 
 const element = (id) => document.getElementById(id);
 
 /** Fills the list of scenes; `onChoose` gets a scene's id. Throws ApiError. */
 export async function showScenes(onChoose) {
   const { data } = await (await request("v1/scenes")).json();
+  offerScenesModels(data);
   const items = data.map((scene) => {
     const item = document.createElement("li");
     const button = document.createElement("button");
@@ -17,6 +19,7 @@ export async function showScenes(onChoose) {
     image.alt = "";
     const text = document.createElement("span");
     text.textContent = title(scene.id);
+    if (scene.model) text.append(Object.assign(document.createElement("small"), { textContent: scene.model }));
     button.append(image, text);
     button.onclick = () => onChoose(scene.id);
     item.append(button);
@@ -76,11 +79,13 @@ export function wireUpload(onContext, onError) {
   }
 }
 
-/** The settings of the form as parameters of the page's address; what is left empty is the server's choice. */
+/** The model and the settings of the form as parameters of the page's address; what is left empty is the server's choice. */
 export function readSettings() {
   const values = { seed: "seed", temperature: "temperature", top_p: "top-p", format: "format" };
   const filled = Object.entries(values).map(([name, id]) => [name, element(id)]);
-  return filled.filter(([, { value, validity }]) => value !== "" && validity.valid).map(([name, { value }]) => [name, value]);
+  const given = filled.filter(([, { value, validity }]) => value !== "" && validity.valid);
+  const model = chosenModel();
+  return [...(model ? [["model", model]] : []), ...given.map(([name, { value }]) => [name, value])];
 }
 
 /** The opening message that the page's address asks for, or null: #scene=day&seed=0. */
@@ -93,6 +98,7 @@ export function openingOf(hash) {
   const format = given.get("format") === "webp" ? "webp" : "jpeg";
   return {
     [source]: given.get(source),
+    ...(given.get("model") ? { model: given.get("model") } : {}),
     seed: Math.max(0, Math.floor(number("seed") ?? 0)),
     ...(Object.values(sampling).some((value) => value !== undefined) ? { sampling } : {}),
     format,

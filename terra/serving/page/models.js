@@ -1,0 +1,41 @@
+/** The models to choose from: the base model, and its adapters. Of a server with one model nothing is shown. */
+
+const element = (id) => document.getElementById(id);
+let names = [];
+let scenesHave = false; // whether a scene has a model of its own
+let chosen = ""; // empty: the scene's own model, or else the base model
+
+export const areSeveral = () => names.length > 1;
+
+/** The model that was chosen for the next session; empty where that is left to the server. */
+export const chosenModel = () => (areSeveral() ? chosen : "");
+
+/** Offers the models of the server's list. */
+export function offerModels(models) {
+  names = models.map(({ id }) => id);
+  fill();
+}
+
+/** Offers the scenes' own models, too, if one of these scenes has one. */
+export function offerScenesModels(scenes) {
+  scenesHave = scenes.some(({ model }) => model);
+  fill();
+}
+
+/** Says which model drives; null for none. */
+export function showModel(name) {
+  element("badge-model").hidden = !name || !areSeveral();
+  element("badge-model").textContent = name ?? "";
+}
+
+function fill() {
+  const choice = element("model-choice");
+  const options = names.map((name) => new Option(name, name));
+  if (scenesHave) options.unshift(new Option("as the scene says", ""));
+  choice.replaceChildren(...options);
+  if (options.some(({ value }) => value === chosen)) choice.value = chosen;
+  else chosen = "";
+  element("models").hidden = !areSeveral();
+}
+
+element("model-choice").addEventListener("change", ({ target }) => (chosen = target.value));
