@@ -103,7 +103,13 @@ def load(settings: ServeSettings) -> tuple[Pipeline, dict[str, Scene], str]:
     """
     spec = PipelineSpec.from_settings(settings, sessions=settings.live.sessions + settings.jobs.at_once)
     check_windows(settings, spec.spec.layout)
-    scenes = load_scenes(settings.scenes, num_context=settings.num_context, image_size=spec.image_size, spec=spec.spec)
+    scenes = load_scenes(
+        settings.scenes,
+        num_context=settings.num_context,
+        image_size=spec.image_size,
+        spec=spec.spec,
+        limits=settings.limits,
+    )
     spec.announce()
     pipeline = Pipeline.from_spec(spec)
     return pipeline, scenes, hashlib.sha256("".join(spec.hashes().values()).encode()).hexdigest()

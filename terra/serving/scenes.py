@@ -67,11 +67,21 @@ class Scenes:
 
 
 def load_scenes(
-    folder: Path | None, *, num_context: int, image_size: tuple[int, int], spec: EngineSpec
+    folder: Path | None,
+    *,
+    num_context: int,
+    image_size: tuple[int, int],
+    spec: EngineSpec,
+    limits: Limits = LIMITS,
 ) -> dict[str, Scene]:
-    """Read all scenes of a folder, by name; hidden folders are left out. `image_size` is the model's (height, width).
+    """Read all scenes of a folder, by name; hidden folders are left out.
 
-    Without a folder there are no scenes, and rollouts start from uploads alone.
+    Args:
+        folder: the folder; None for no scenes, so that rollouts start from uploads alone.
+        num_context: context frames of a scene.
+        image_size: (height, width) in pixels of the model's frames.
+        spec: the model's frame rate and action space.
+        limits: bounds on what is read.
 
     Raises:
         ContextError: too few pictures, or pictures that can't be read or have another shape.
@@ -85,16 +95,16 @@ def load_scenes(
     paths = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")]
     if not paths:
         raise ConfigError(f"scenes={folder}: expected folders of pictures, got none")
-    return {path.name: _load_scene(path, num_context, image_size, spec) for path in paths}
+    return {path.name: _load_scene(path, num_context, image_size, spec, limits) for path in paths}
 
 
-def _load_scene(folder: Path, num_context: int, image_size: tuple[int, int], spec: EngineSpec) -> Scene:
-    frames = load_context(folder, num_frames=num_context, image_size=image_size, fps=spec.fps)
+def _load_scene(folder: Path, num_context: int, image_size: tuple[int, int], spec: EngineSpec, limits: Limits) -> Scene:
+    frames = load_context(folder, num_frames=num_context, image_size=image_size, fps=spec.fps, limits=limits)
     paths = sorted(folder.glob("*.json"))
-    documents = {path.stem: read_document(path) for path in paths}
+    documents = {path.stem: read_document(path, limits) for path in paths}
     tracks, actions = {}, {}
     for path in paths:
-        tracks[path.stem] = parse_track(documents[path.stem], spec.space, str(path))
+        tracks[path.stem] = parse_track(documents[path.stem], spec.space, str(path), limits)
         # The first frame that is made needs the action of the last one given.
         actions[path.stem], _ = track_actions(tracks[path.stem], num_context + 1, spec)
     start = actions.get("straight", next(iter(actions.values()), None))
