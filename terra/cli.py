@@ -131,7 +131,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             "check",
             "terra.check:check",
             "are checkpoints whole, as published, a pair?",
-            ("context", "trajectory"),
+            ("context", "trajectory", "actions"),
         ),
         Command("convert", "terra.check.convert:run", "others' tokenizers, and the published refiner", ("input",)),
     ),

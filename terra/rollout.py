@@ -46,10 +46,10 @@ from jaxtyping import Float64, UInt8
 
 from decoder.overlay import Camera, compose_rollout, compose_words
 from decoder.video import VideoWriter, write_png_sequence, write_video
-from terra.actions import ActionTrack, Waypoints, load_actions
+from terra.actions import ActionSpace, ActionTrack, Waypoints, load_actions
 from terra.context import context_files, load_context
 from terra.engine.base import EngineSpec
-from terra.errors import ActionError, OutputError, TerraError
+from terra.errors import ActionError, ConfigError, OutputError, TerraError
 from terra.output import package_versions
 from terra.prompt import Actions
 from terra.reconstruction import Reconstruction
@@ -118,6 +118,17 @@ def load_inputs(
     actions, drawn = load_action_file(trajectory, spec, num_frames, sample_id=sample_id, limits=limits)
     frames = load_context(context, num_frames=num_context, image_size=image_size, fps=spec.fps, limits=limits)
     return RolloutInputs(frames, actions, drawn)
+
+
+def action_file(space: ActionSpace, *, trajectory: Path | None, actions: Path | None) -> Path:
+    """The file of the actions, of two settings the one that suits the model's space. Raises ConfigError."""
+    given = {"trajectory": trajectory, "actions": actions}
+    wanted, other = ("trajectory", "actions") if isinstance(space, Waypoints) else ("actions", "trajectory")
+    path = given[wanted]
+    if path is None or given[other] is not None:
+        got = f"{other}= as well" if path is not None else f"{other}=" if given[other] is not None else "nothing"
+        raise ConfigError(f"{wanted}: expected the file of the actions, {space.title}, got {got}")
+    return path
 
 
 def load_action_file(

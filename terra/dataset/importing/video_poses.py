@@ -19,7 +19,7 @@ _POSES = (".csv", ".json")
 
 @dataclass(frozen=True)
 class VideoPosesSource:
-    """FOLDER/drive.mp4 (or another video) beside FOLDER/drive.csv or drive.json, as `terra.trajectory.load_poses` reads them.
+    """FOLDER/drive.mp4 (or another video) beside FOLDER/drive.csv or drive.json, see `terra.trajectory.load_poses`.
 
     Frame k was taken k / fps seconds after the first pose; the fps that the poses declare must be the video's.
     """
