@@ -74,6 +74,18 @@ def test_a_help_page_has_every_setting(name, monkeypatch, capsys):
     assert listed == OmegaConf.to_container(compose(COMMANDS[name].config_name), resolve=False)
 
 
+@pytest.mark.parametrize("name", ["generate", "rollout", "serve", "check"])
+def test_help_pages_tell_of_any_world_and_not_only_of_driving(name):
+    page = (config_dir() / f"hydra/help/{name}.yaml").read_text()
+    assert "trajectory" in page
+    assert "actions" in page.partition("  OUTPUT\n")[0]
+
+
+def test_recordings_are_not_called_driving():
+    for path in [*config_dir().rglob("*.yaml"), *Path(terra.__file__).parent.rglob("*.py")]:
+        assert "recorded driving" not in path.read_text().lower(), path
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_has_a_function(name):
     module, _, function = COMMANDS[name].function.partition(":")

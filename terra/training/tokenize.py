@@ -1,4 +1,4 @@
-"""Tokenize recorded driving shard by shard: decode the videos, encode the frames, write the tokens.
+"""Tokenize recordings shard by shard: decode the videos, encode the frames, write the tokens.
 
 Only a few episodes are in memory at a time, so a dataset may be larger than memory. A shard's token file appears whole
 or not at all, and a file that is up to date is kept, so that the same command resumes where it was stopped.
