@@ -154,6 +154,13 @@ def test_a_help_page_lists_the_choices_of_its_command_alone(monkeypatch, capsys)
         ("generate ++nm_frames=6", "nm_frames: no such setting; did you mean num_frames?"),
         ("generate experimnt=demo", "experimnt: no such setting; did you mean experiment?"),
         ("check +camera=demo", "camera: no such setting"),
+        ("generate +engine.foo=1 engine=hf", "engine.foo: no such setting; engine has device, dtype"),
+        ("generate sampling.foo=1", "sampling.foo: no such setting; sampling has temperature, top_k, top_p"),
+        ("serve +uploads.max_frame=1", "uploads.max_frame: no such setting; did you mean uploads.max_frames?"),
+        (
+            "generate experiment=demo ~seed",
+            "seed: expected a value, which another setting refers to, got nothing",
+        ),
         ("record qqq=1", "qqq: no such setting"),
         (
             "generate hydra.run.dir=x",

@@ -266,6 +266,15 @@ def test_the_engine_that_auto_takes_is_named_with_its_reason(monkeypatch, capsys
     assert capsys.readouterr().err == f"engine: jacobi ({reason})\n"
 
 
+def test_graph_on_a_cpu_says_what_is_faster_there(capsys):
+    for engine in ("graph", "jacobi"):
+        PipelineSpec.from_settings(
+            read_settings("generate", ["experiment=demo", f"engine={engine}", "device=cpu"])
+        ).announce()
+    said = capsys.readouterr().err
+    assert said == "engine: graph runs its PyTorch reference on a CPU; engine=jacobi is faster there\n"
+
+
 @pytest.mark.parametrize(
     ("installed", "rollouts", "name"), [(True, 8, "vllm"), (True, 7, "jacobi"), (False, 64, "jacobi")]
 )
