@@ -201,6 +201,16 @@ def test_paths_and_settings_are_checked_before_anything_heavy_is_imported():
     assert done.stderr == "error: context: expected a file or folder, found nothing at /no/such\n"
 
 
+def test_a_folder_without_a_record_is_told_before_anything_heavy_is_imported(tmp_path):
+    done = python(
+        f"import sys; sys.argv = ['terra', 'replay', 'folder={tmp_path}']\n"
+        "from terra.cli import main\n"
+        f"try: main()\nfinally: assert not {HEAVY!r} & set(sys.modules)"
+    )
+    expected = "expected the rollout.json of a rollout, got: No such file or directory"
+    assert (done.returncode, done.stderr) == (2, f"error: {tmp_path / 'rollout.json'}: {expected}\n")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "arguments"),

@@ -18,7 +18,7 @@ from terra.config.files import register_resolvers
 from terra.errors import CheckpointError, ConfigError, OutputError
 from terra.generate import run as generate
 from terra.replay import run as replay
-from terra.rollout import read_record
+from terra.rollout_record import read_record
 
 pytestmark = pytest.mark.slow
 
