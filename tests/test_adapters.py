@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from engine_rollouts import SAMPLINGS, make_prompt, ran
-from test_replay import change, told
 from tiny import save_tiny
 from tiny_adapter import save_adapter
+from tiny_rollouts import change, told
 
 from terra.config.files import register_resolvers
 from terra.config.spec import PipelineSpec
