@@ -186,16 +186,17 @@ class SequentialWindow:
     """Decodes one token a pass."""
 
     def __init__(self, thread: ModelThread, prompt: Prompt, sampling: SamplingParams, seed: int) -> None:
-        self._thread, self._prompt, self._sampling, self._seed = thread, prompt, sampling, seed
+        self._thread, self._sampling, self._seed = thread, sampling, seed
+        self._context, self._actions = prompt.tokens.clone(), prompt.actions.clone()
         self._reader = WindowReader(thread.model)
-        self._frame, self._num_frames = prompt.tokens[-1], prompt.num_frames  # the last frame; how many there are
+        self._frame, self._num_frames = self._context[-1], prompt.num_frames  # the last frame; how many there are
 
     def next_frame(self, action: Action) -> FrameTokens:
         """See `Window.next_frame`."""
         tokens = self._decode(self._prefix(action))
         self._frame = rearrange(tokens, "(rows cols) -> rows cols", rows=len(self._frame))
         self._num_frames += 1
-        return self._frame
+        return self._frame.clone()  # the caller may change it
 
     def _prefix(self, action: Action) -> FramePrefix:
         """What the cache has not seen yet: at first the whole prompt, later the last token of the last frame."""
@@ -203,8 +204,8 @@ class SequentialWindow:
             return FramePrefix.after_frame(
                 self._frame[-1, -1:], action[None], self._num_frames - 1, self._reader.layout
             )
-        actions = torch.cat([self._prompt.actions, action[None]])
-        return FramePrefix.after_context(self._prompt.tokens[None], actions[None])
+        actions = torch.cat([self._actions, action[None]])
+        return FramePrefix.after_context(self._context[None], actions[None])
 
     def _decode(self, prefix: FramePrefix) -> Int[Tensor, " image_tokens"]:
         seed = torch.tensor([self._seed], device=self._thread.model.device)
