@@ -116,7 +116,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             "evaluate",
             "terra.evaluation.evaluate:run",
             "a tokenizer and a world model on held-out recordings",
-            ("data", "adapter", "estimator", "network_path", "video_network_path"),
+            ("data", "old_data", "adapter", "estimator", "network_path", "video_network_path"),
         ),
         Command(
             "act-bench",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_rollouts import SAMPLINGS, make_prompt, ran
+from engine_rollouts import SAMPLINGS, make_prompt, ran, stepped
 from tiny import save_tiny
 from tiny_adapter import save_adapter
 from tiny_rollouts import change, told
@@ -149,12 +149,19 @@ class TestNamed:
         alone = [rollouts(make(base)), *(rollouts(make(base, adapter=folder)) for folder in two.values())]
         together = AdaptedEngine(make(base), {each: make(base, adapter=folder) for each, folder in two.items()})
         assert together.adapters == ("night", "rain")
-        for named, expected in zip((None, *two), alone, strict=True):
-            prompt, actions = make_prompt(3)
-            made = asyncio.run(ran(together, prompt, actions, SAMPLINGS[0], seed=2, adapter=named))
-            assert torch.equal(made, expected[0])
+        prompt, actions = make_prompt(3)
+        kinds = [(way, sampling, each) for way in (ran, stepped) for each in (None, *two) for sampling in SAMPLINGS]
+
+        async def side_by_side() -> list[torch.Tensor]:
+            return await asyncio.gather(
+                *(way(together, prompt, actions, sampling, 2, each) for way, sampling, each in kinds)
+            )
+
+        expected = [frames for _ in (ran, stepped) for rolled in alone for frames in rolled]
+        for made, right in zip(asyncio.run(side_by_side()), expected, strict=True):
+            assert torch.equal(made, right)
         assert len({rolled[0].numpy().tobytes() for rolled in alone}) == 3
-        assert together.counters.sampled == 3 * made.numel()
+        assert together.counters.sampled == len(kinds) * alone[0][0].numel()
         asyncio.run(together.close())
         for named in (None, *two):
             with pytest.raises(EngineError, match="the engine is closed"):
@@ -222,6 +229,13 @@ class TestPipeline:
     def test_a_wrong_setting_is_one_line(self, pair, adapters, message):
         with pytest.raises(TerraError, match=f"^{message}"):
             PipelineSpec.from_pretrained(pair, engine="hf", adapters=adapters)
+
+    def test_modules_that_an_adapter_replaces_are_refused_where_sessions_share_them(self, pair, base, tmp_path):
+        folder = save_adapter(tmp_path, base, seed=1, also=("action_projection",))
+        for where, given in (("adapter", {"adapter": folder}), (r"adapters\.night", {"adapters": {"night": folder}})):
+            assert PipelineSpec.from_pretrained(pair, engine="hf", **given)
+            with pytest.raises(ConfigError, match=f"^{where}: {folder}: expected LoRA factors alone"):
+                PipelineSpec.from_pretrained(pair, engine="vllm", **given)
 
     def test_an_adapter_of_another_rate_is_refused(self, pair, base, tmp_path):
         save_adapter(tmp_path, base, seed=1)

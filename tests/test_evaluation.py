@@ -11,6 +11,7 @@ from entry import read_settings
 from hypothesis import given, settings, strategies as st
 from rich.console import Console
 from tiny import save_tiny
+from tiny_adapter import save_adapter
 
 from decoder import FramewiseDecoder
 from terra.actions import Waypoints
@@ -638,6 +639,26 @@ def test_evaluation_writes_its_files_and_a_second_run_makes_nothing_new(
     assert first["criteria"] == []  # which are those of the shipped model
     run(config.replace(requirements=True), Console(quiet=True))
     assert len(json.loads((out / "metrics.json").read_text())["criteria"]) == 9
+
+
+@pytest.mark.slow
+def test_a_comparison_of_driving_has_the_error_of_the_path(
+    driving: Path, model_folder: Path, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    adapter = save_adapter(tmp_path / "snow" / "adapter", model_folder, seed=1)
+    config = evaluation(driving, model_folder, tokenizer_folder, tmp_path, max_groups=0, drift_clips=0, engine="hf")
+    run(config.replace(output=tmp_path / "alone", adapter=adapter), Console(quiet=True))
+    out = run(config.replace(compare=[str(adapter.parent)], old_data=driving), Console(quiet=True))
+    alone = json.loads((tmp_path / "alone" / "metrics.json").read_text())["measures"]["rollouts"]["ADE"][GENERATED]
+    models = json.loads((out / "compare.json").read_text())["models"]
+    base, ours = (models[name]["values"]["ADE"] for name in ("base", "snow"))
+    assert ours == alone
+    assert base != ours
+    difference = models["snow"]["differences"]["ADE"]
+    assert difference["value"] == pytest.approx(ours["value"] - base["value"])
+    assert difference["low"] is None  # the recordings are of one place
+    old = models["snow"]["values"]["old domain: cross-entropy"]
+    assert old == models["snow"]["values"]["cross-entropy"]  # here the same recordings
 
 
 @pytest.mark.slow

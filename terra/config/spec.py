@@ -17,13 +17,13 @@ from decoder import Decoder
 from terra.config.files import choices, compose_groups
 from terra.config.groups import PipelineSettings, build_part, check_part, takes
 from terra.device import dtype_name, torch_device, torch_dtype
-from terra.engine.adapted import AdaptedEngine, check_same_spec
+from terra.engine.adapted import AdaptedEngine, check_factors_alone, check_same_spec
 from terra.engine.base import Engine, EngineSpec
 from terra.errors import CheckpointError, ConfigError
 from terra.pairing import check_pairing
 from terra.windows import check_overlap
 from terra.world_model import LlamaActionConfig, load_adapter, load_config
-from terra.world_model.adapter import adapter_sha256, decoder_of
+from terra.world_model.adapter import Adapter, adapter_sha256, decoder_of
 from tokenizer import LFQTokenizer, LFQTokenizerConfig
 from tokenizer.checkpoint import checkpoint_sha256
 from tokenizer.model import check_decoder
@@ -88,13 +88,12 @@ class PipelineSpec:
         """
         tokenizer, world_model = settings.tokenizer.folder(), settings.world_model.folder()
         adapter = settings.adapter
-        model = load_config(world_model) if adapter is None else load_adapter(adapter, world_model).config
+        adapters = _load_adapters(settings, world_model)
+        model = load_config(world_model) if adapter is None else adapters[None].config
         spec = EngineSpec.of(model)
-        for name, folder in settings.adapters.items():
-            try:
-                check_same_spec(name, EngineSpec.of(load_adapter(folder, world_model).config), spec)
-            except CheckpointError as error:
-                raise CheckpointError(f"adapters.{name}: {error}") from None
+        for name, each in adapters.items():
+            if name is not None:
+                check_same_spec(name, EngineSpec.of(each.config), spec)
         for folder in (adapter, *settings.adapters.values()):
             if folder is not None and (decoder := decoder_of(folder)) is not None:
                 check_decoder(decoder, tokenizer)
@@ -105,9 +104,13 @@ class PipelineSpec:
             most = _sessions_that_fit(model, resolved.engine) // (1 + len(settings.adapters))
             resolved = resolved.replace(engine={**resolved.engine, "max_sessions": max(1, min(sessions, most))})
         given = ["checkpoint"]
-        if settings.adapters:
-            given.append("adapters" if takes(resolved.engine, "adapters") else "adapter")
         if adapter is not None:
+            given.append("adapter")
+        if adapters and takes(resolved.engine, "adapters"):
+            given.append("adapters")
+            for name, each in adapters.items():
+                check_factors_alone(name, each)
+        elif settings.adapters:
             given.append("adapter")
         check_part("engine", resolved.engine, given)
         check_part("decoder", resolved.decoder, ("tokenizer",))
@@ -292,6 +295,19 @@ class PipelineSpec:
             "tokenizer_device": self.settings.tokenizer.device,
             "overlap": self.settings.overlap,
         }
+
+
+def _load_adapters(settings: PipelineSettings, world_model: Path) -> dict[str | None, Adapter]:
+    """The files of all adapters, by name; that of None is `adapter=`. Raises CheckpointError."""
+    loaded: dict[str | None, Adapter] = {}
+    if settings.adapter is not None:
+        loaded[None] = load_adapter(settings.adapter, world_model)
+    for name, folder in settings.adapters.items():
+        try:
+            loaded[name] = load_adapter(folder, world_model)
+        except CheckpointError as error:
+            raise CheckpointError(f"adapters.{name}: {error}") from None
+    return loaded
 
 
 def choose_engine(device: torch.device, rollouts: int = 1) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from terra.engine.base import Engine, EngineCounters, EngineSpec, Session, check
 from terra.errors import ConfigError, EngineError
 from terra.prompt import Prompt
 from terra.sampling import SamplingParams
+from terra.world_model.adapter import Adapter
 
 
 class AdaptedEngine:
@@ -70,6 +71,23 @@ class AdaptedEngine:
     @property
     def _engines(self) -> list[Engine]:
         return [self._base, *self._adapted.values()]
+
+
+def check_factors_alone(name: str | None, adapter: Adapter) -> None:
+    """Refuse an adapter that replaces modules, for an engine whose sessions share one model's modules.
+
+    Args:
+        name: the adapter's name; None for that of `adapter=`.
+        adapter: the checked adapter.
+
+    Raises:
+        ConfigError: names the modules.
+    """
+    if adapter.replaced:
+        where = "adapter" if name is None else f"adapters.{name}"
+        modules = ", ".join(adapter.replaced_modules)
+        expected = "LoRA factors alone, as all sessions of engine=vllm share the other modules"
+        raise ConfigError(f"{where}: {adapter.folder}: expected {expected}, got {modules}: use another engine")
 
 
 def check_same_spec(name: str, spec: EngineSpec, base: EngineSpec) -> None:

@@ -40,6 +40,15 @@ class Examined:
 
 
 @dataclass(frozen=True)
+class Encoded:
+    """The true tokens of a clip, and the action between each two frames."""
+
+    clip: Clip
+    tokens: TokenGrid
+    actions: Actions
+
+
+@dataclass(frozen=True)
 class ExaminedGroup:
     """The results of a counterfactual group: each future's recovered motion by variant, and the generated videos.
 
@@ -127,6 +136,20 @@ class Bench:
                     found, following = following, next(made, None)
                 if found is not None:
                     yield found
+
+    def encode(self, clips: Sequence[Clip]) -> list[Encoded]:
+        """The tokens of clips of which nothing is generated, in order; `damaged` gets a line for each bad one."""
+        found: dict[str, Encoded] = {}
+        for clip in clips:
+            stored = self._kept.read(f"tokens_{clip.name}", self._key(clip))
+            if stored is not None:
+                found[clip.name] = Encoded(clip, stored["tokens"], stored["actions"])
+        for loaded in self._load([clip for clip in clips if clip.name not in found]):
+            clip = loaded.clip
+            found[clip.name] = Encoded(clip, self._tokenizer.encode(loaded.frames).cpu(), loaded.actions)
+            content = {"tokens": found[clip.name].tokens, "actions": loaded.actions}
+            self._kept.write(f"tokens_{clip.name}", self._key(clip), content)
+        return [found[clip.name] for clip in clips if clip.name in found]
 
     def _examine_loaded(
         self, loaded: Sequence[tuple[CounterfactualGroup, list[LoadedClip]]]

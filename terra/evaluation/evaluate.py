@@ -8,7 +8,7 @@ scores of clips --> measures with intervals --> criteria --> metrics.json, metri
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,9 @@ from terra.device import torch_device
 from terra.errors import CheckpointError, ConfigError
 from terra.evaluation.action_estimator import ActionEstimator
 from terra.evaluation.bench import Bench, Examined
+from terra.evaluation.candidates import BASE, make_plans
 from terra.evaluation.clips import Clip
+from terra.evaluation.comparison import Evaluated, ModelColumn, make_column
 from terra.evaluation.criteria import Criterion, evaluate_criteria
 from terra.evaluation.estimator import MotionEstimator
 from terra.evaluation.kept import KeptFiles
@@ -40,12 +42,12 @@ from terra.evaluation.measures import (
     video_measures,
 )
 from terra.evaluation.motion import CLASSES
-from terra.evaluation.plan import DEMO, EvaluationPlan, make_plan
-from terra.evaluation.plots import Pixels, plot_curves, write_grid
+from terra.evaluation.plan import DEMO, EvaluationPlan
+from terra.evaluation.plots import plot_columns, plot_curves, write_grid
 from terra.evaluation.recovered import action_measures, majority, recovered_line
-from terra.evaluation.report import print_report, write_metrics
+from terra.evaluation.report import print_comparison, print_report, write_comparison, write_metrics
 from terra.evaluation.rollouts import KeptRollouts
-from terra.evaluation.scores import GENERATED, PERSISTENCE, RE_ENCODED, TRUE, ClipScores, Scorer
+from terra.evaluation.scores import GENERATED, PERSISTENCE, RE_ENCODED, TRUE, ClipScores, Pixels, Scorer
 from terra.evaluation.settings import EvaluationSettings
 from terra.metrics.networks import load_feature_network
 from terra.metrics.video_networks import load_video_network
@@ -73,7 +75,7 @@ class _Found:
 
 
 def run(settings: EvaluationSettings, console: Console | None = None) -> Path:
-    """Evaluate and return the folder of results.
+    """Evaluate and return the folder of results; with `compare`, one model after the other, and one table of all.
 
     Rollouts and scores are kept as they are made, and metrics.json is written after each part, so that the same command
     goes on after an interruption; what was made with other settings, data or weights is made anew.
@@ -82,11 +84,44 @@ def run(settings: EvaluationSettings, console: Console | None = None) -> Path:
         TerraError: anything wrong with the data, the checkpoints or the configuration.
     """
     started, console = time.perf_counter(), console or Console(stderr=True)
-    spec = PipelineSpec.from_settings(settings, sessions=settings.at_once)
-    plan = make_plan(settings, spec.tokenizer, spec.world_model, spec.adapter)
+    plans = make_plans(settings)
+    spec, plan = plans[BASE]
     scorer = _load_scorer(settings, plan)
-    network = scorer.network.name
     spec.announce()
+    if not settings.compare:
+        evaluated = _evaluate(spec, plan, scorer, started)
+        print_report(console, evaluated.measures, evaluated.criteria)
+        for line in evaluated.lines:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(f"metrics, plots and videos: {settings.output}", highlight=False, soft_wrap=True)
+        return settings.output
+    models: dict[str, Evaluated] = {}
+    columns: list[ModelColumn] = []
+    for name, (spec, plan) in plans.items():
+        console.print(f"{name}: {plan.settings.adapter or spec.world_model}", markup=False, highlight=False)
+        models[name] = _evaluate(spec, plan, scorer, time.perf_counter())
+        columns.append(make_column(name, models[name], models.get(BASE) if name != BASE else None))
+        facts = {name: each.facts for name, each in models.items()}
+        write_comparison(settings.output, columns, facts, complete=len(models) == len(plans))
+    plot_columns(columns, settings.output / "compare.png")
+    write_grid(_side_by_side(models), settings.output, "clips", plans[BASE][1].fps)
+    print_comparison(console, columns)
+    console.print(f"the table, its plot and videos: {settings.output}", highlight=False, soft_wrap=True)
+    return settings.output
+
+
+def _side_by_side(models: Mapping[str, Evaluated]) -> list[dict[str, Pixels]]:
+    """The shown clips, each as recorded and as every model generates it."""
+    rows = zip(*(each.shown for each in models.values()), strict=True)
+    return [
+        {"recording": row[0][TRUE]} | {name: each[GENERATED] for name, each in zip(models, row, strict=True)}
+        for row in rows
+    ]
+
+
+def _evaluate(spec: PipelineSpec, plan: EvaluationPlan, scorer: Scorer, started: float) -> Evaluated:
+    """Evaluate one model and write its folder. `started` is when, by `time.perf_counter`."""
+    settings, network = plan.settings, scorer.network.name
     with Pipeline.from_spec(spec) as pipeline:
         tokenizer, decoder = pipeline.tokenizer, pipeline.decoder
         # Tokenizers that differ in their decoders alone make the same rollouts, so the key is the tokens' hash.
@@ -104,9 +139,13 @@ def run(settings: EvaluationSettings, console: Console | None = None) -> Path:
         measures += _measure("drift", drift.scores, network, _DRIFT_BIN_SECONDS, plan)
         write_metrics(settings.output, measures, [], plan.facts | {"complete": False})
         ordered, places, futures = _examine_groups(bench, plan)
+        old = bench.encode(plan.old_clips)
     facts = plan.facts | {"complete": True, "rollouts_reused": rollouts.num_reused, "scores_reused": kept.num_reused}
     facts["damaged"] = bench.damaged
-    facts["teacher_forced"] = _teacher_forced(found, plan)
+    facts["teacher_forced"] = _teacher_forced(found.tokens, found.actions, plan)
+    if plan.old_clips:
+        old_tokens, old_actions = [each.tokens for each in old], [each.actions for each in old]
+        facts["old_teacher_forced"] = _teacher_forced(old_tokens, old_actions, plan)
     places_of_clips = [each.clip.place for each in found.scores]
     listening = measure_listening(facts["teacher_forced"], places_of_clips, plan.bootstrap)
     facts["listening"] = None if listening is None else asdict(listening)
@@ -124,11 +163,8 @@ def run(settings: EvaluationSettings, console: Console | None = None) -> Path:
     criteria = evaluate_criteria(measures, network, codebook_used) if _has_requirements(settings, plan) else []
     facts["seconds"] = time.perf_counter() - started
     _write(plan, measures, criteria, facts, {"clips": found.shown, "drift_clips": drift.shown, **futures})
-    print_report(console, measures, criteria)
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"metrics, plots and videos: {settings.output}", highlight=False, soft_wrap=True)
-    return settings.output
+    old_places = [each.clip.place for each in old]
+    return Evaluated(plan, measures, facts, found.scores, old_places, found.shown, criteria, lines)
 
 
 def _measuring(settings: EvaluationSettings, plan: EvaluationPlan, spec: PipelineSpec) -> dict[str, Any]:
@@ -221,28 +257,28 @@ def _examine_groups(
     return ordered, places, shown
 
 
-def _teacher_forced(found: _Found, plan: EvaluationPlan) -> dict[str, Any]:
+def _teacher_forced(
+    tokens: Sequence[torch.Tensor], actions: Sequence[torch.Tensor], plan: EvaluationPlan
+) -> dict[str, Any]:
     """Measure how well the world model predicts each true token from the true tokens before it; a clip is a window."""
-    if not found.tokens:
+    if not tokens:
         return {}
     window = min(plan.settings.num_frames, plan.model.layout.max_frames)
     device = torch_device(plan.settings.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     # An action lies between two frames, so the window's last frame has none; nothing is predicted from it.
-    actions = [torch.cat([each[: window - 1], each[window - 2 : window - 1]]) for each in found.actions]
+    padded = [torch.cat([each[: window - 1], each[window - 2 : window - 1]]) for each in actions]
     driving = TokenizedDriving(
-        tokens=torch.cat([each[:window] for each in found.tokens]),
-        actions=torch.cat(actions),
-        episode_start=torch.arange(len(found.tokens) + 1) * window,
+        tokens=torch.cat([each[:window] for each in tokens]),
+        actions=torch.cat(padded),
+        episode_start=torch.arange(len(tokens) + 1) * window,
         fps=plan.model.fps,
         codebook_size=plan.model.image_vocab_size,
         tokenizer_sha256=plan.facts["checkpoints"]["tokenizer"],
         space=plan.model.space,
     )
     model = load_world_model(plan.world_model, adapter=plan.settings.adapter, dtype=dtype, device=device)
-    return evaluate_world_model(
-        model, driving.to(device), window, len(found.tokens), neutral=_neutral(plan.model.space)
-    )
+    return evaluate_world_model(model, driving.to(device), window, len(tokens), neutral=_neutral(plan.model.space))
 
 
 def _neutral(space: ActionSpace) -> torch.Tensor:

@@ -2,15 +2,15 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import terra
 from terra.actions import ActionSpace, Waypoints
 from terra.dataset import Episode, read_split
 from terra.engine.base import EngineSpec
-from terra.errors import ConfigError
+from terra.errors import ConfigError, DatasetError
 from terra.evaluation.clips import Clip, choose_clips
 from terra.evaluation.contrasts import CONTRASTS, CounterfactualGroup, find_groups
 from terra.evaluation.measures import Bootstrap
@@ -34,6 +34,7 @@ class EvaluationPlan:
 
     Attributes:
         estimator: folder of the estimator of motion or, for any other world, of actions; None: there is none.
+        old_clips: clips of `old_data`, which are predicted but not generated.
         groups: counterfactual groups by the contrast's name.
         facts: numbers of clips and groups, and what was left out and why, for metrics.json.
     """
@@ -45,6 +46,7 @@ class EvaluationPlan:
     model: LlamaActionConfig
     clips: list[Clip]
     drift: list[Clip]
+    old_clips: list[Clip]
     groups: dict[str, list[CounterfactualGroup]]
     facts: dict[str, Any]
 
@@ -59,6 +61,32 @@ class EvaluationPlan:
         settings = self.settings
         return Bootstrap(settings.resamples, settings.frechet_resamples, settings.seed)
 
+    def of_model(self, settings: EvaluationSettings, world_model: Path, adapter: Path | None) -> Self:
+        """The plan of another model for the same clips and groups.
+
+        Args:
+            settings: of the other model's own evaluation.
+            world_model, adapter: the other model's folders.
+
+        Raises:
+            CheckpointError: an adapter that does not fit its base model.
+            ConfigError: a model of other actions, another rate or too short a context.
+        """
+        model = _load_config(world_model, adapter)
+        if model.space != self.model.space:
+            raise ConfigError(
+                f"expected actions of {self.model.space.title}, as the base takes them, got those of "
+                f"{model.space.title}"
+            )
+        if model.fps != self.model.fps:
+            raise ConfigError(f"expected {self.model.fps:g} frames a second, as the base, got {model.fps:g}")
+        ours, theirs = (min(settings.num_frames, each.layout.max_frames) for each in (model, self.model))
+        if ours != theirs:
+            raise ConfigError(f"expected a context of {theirs} frames of num_frames={settings.num_frames}, got {ours}")
+        _check_windows(settings, model)
+        facts = self.facts | _model_facts(settings, self.tokenizer, world_model, adapter)
+        return replace(self, settings=settings, world_model=world_model, model=model, facts=facts)
+
 
 def make_plan(settings: EvaluationSettings, tokenizer: Path, world_model: Path, adapter: Path | None) -> EvaluationPlan:
     """Read and check the data and the checkpoints' configurations, and choose what to generate.
@@ -69,15 +97,15 @@ def make_plan(settings: EvaluationSettings, tokenizer: Path, world_model: Path, 
         ConfigError: lengths that no window fits, recordings of another rate, size or action space than the models
             take, or counterfactual sets without an estimator.
     """
-    model = load_config(world_model) if adapter is None else load_adapter(adapter, world_model).config
+    model = _load_config(world_model, adapter)
     estimator = _choose_estimator(settings, model.space)
     check_pairing(tokenizer, EngineSpec.of(model))
-    for length in (settings.num_frames, settings.drift_frames, settings.group_frames):
-        list(plan_windows(length, settings.num_context, model.layout.max_frames, settings.overlap))
+    _check_windows(settings, model)
     split = read_split(settings.data, settings.split)
     for reason in split.damaged:
         logger.warning("left out: %s", reason)
-    _check_kind(split.episodes, model, LFQTokenizerConfig.load(tokenizer / "config.json").image_size)
+    image_size = LFQTokenizerConfig.load(tokenizer / "config.json").image_size
+    _check_kind(split.episodes, model, image_size)
     chosen = {"num_context": settings.num_context, "seed": settings.seed}
     clips = choose_clips(split.episodes, settings.num_clips, num_frames=settings.num_frames, **chosen)
     drift = choose_clips(split.episodes, settings.drift_clips, num_frames=settings.drift_frames, **chosen)
@@ -87,15 +115,7 @@ def make_plan(settings: EvaluationSettings, tokenizer: Path, world_model: Path, 
         each.name: find_groups(split.episodes, each, max_groups=settings.max_groups, **limits) for each in contrasts
     }
     facts = {
-        "format": "terra-evaluation",
-        "tokenizer": str(tokenizer),
-        "world_model": str(world_model),
-        "settings": settings.model_dump(mode="json"),
-        "checkpoints": {
-            "tokenizer": checkpoint_sha256(tokenizer),
-            "world_model": checkpoint_sha256(world_model),
-            **({} if adapter is None else {"adapter": adapter_sha256(adapter)}),
-        },
+        **_model_facts(settings, tokenizer, world_model, adapter),
         "clips": len(clips),
         "moving_clips": sum(clip.is_moving for clip in clips),
         "drift_clips": len(drift),
@@ -106,7 +126,51 @@ def make_plan(settings: EvaluationSettings, tokenizer: Path, world_model: Path, 
         "damaged_episodes": split.damaged,
     }
     groups = {name: groups for name, (groups, _) in found.items()}
-    return EvaluationPlan(settings, tokenizer, world_model, estimator, model, clips, drift, groups, facts)
+    old_clips = _choose_old_clips(settings, model, image_size)
+    return EvaluationPlan(settings, tokenizer, world_model, estimator, model, clips, drift, old_clips, groups, facts)
+
+
+def _load_config(world_model: Path, adapter: Path | None) -> LlamaActionConfig:
+    return load_config(world_model) if adapter is None else load_adapter(adapter, world_model).config
+
+
+def _check_windows(settings: EvaluationSettings, model: LlamaActionConfig) -> None:
+    for length in (settings.num_frames, settings.drift_frames, settings.group_frames):
+        list(plan_windows(length, settings.num_context, model.layout.max_frames, settings.overlap))
+
+
+def _model_facts(
+    settings: EvaluationSettings, tokenizer: Path, world_model: Path, adapter: Path | None
+) -> dict[str, Any]:
+    # A model's own evaluation is the same with and without others beside it.
+    beside = {"compare"} if settings.old_data is not None else {"compare", "old_data"}
+    return {
+        "format": "terra-evaluation",
+        "tokenizer": str(tokenizer),
+        "world_model": str(world_model),
+        "settings": settings.model_dump(mode="json", exclude=beside),
+        "checkpoints": {
+            "tokenizer": checkpoint_sha256(tokenizer),
+            "world_model": checkpoint_sha256(world_model),
+            **({} if adapter is None else {"adapter": adapter_sha256(adapter)}),
+        },
+    }
+
+
+def _choose_old_clips(
+    settings: EvaluationSettings, model: LlamaActionConfig, image_size: tuple[int, int]
+) -> list[Clip]:
+    if settings.old_data is None:
+        return []
+    split = read_split(settings.old_data, settings.split)
+    for reason in split.damaged:
+        logger.warning("left out: %s", reason)
+    _check_kind(split.episodes, model, image_size)
+    lengths = {"num_frames": settings.num_frames, "num_context": settings.num_context}
+    try:
+        return choose_clips(split.episodes, settings.num_clips, **lengths, seed=settings.seed)
+    except DatasetError as error:
+        raise DatasetError(f"old_data: {error}") from None
 
 
 def _choose_estimator(settings: EvaluationSettings, space: ActionSpace) -> Path | None:

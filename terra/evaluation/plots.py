@@ -5,18 +5,16 @@ from pathlib import Path
 
 import numpy as np
 from einops import rearrange
-from jaxtyping import UInt8
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 
 from decoder.video import write_video
+from terra.evaluation.comparison import ModelColumn, higher_is_better, is_clear, unit_of
 from terra.evaluation.measures import HALVES, Measure, curve
 from terra.evaluation.motion import integrate
-from terra.evaluation.scores import GENERATED, PERSISTENCE, RE_ENCODED, TRUE, ClipScores
+from terra.evaluation.scores import GENERATED, PERSISTENCE, RE_ENCODED, TRUE, ClipScores, Pixels
 from tokenizer.files import replacing
-
-Pixels = UInt8[np.ndarray, "frames height width 3"]
 
 # Colors of Okabe and Ito, which are safe for the color-blind.
 _COLORS = {GENERATED: "#0072B2", RE_ENCODED: "#009E73", PERSISTENCE: "#D55E00", TRUE: "black", HALVES: "black"}
@@ -62,6 +60,40 @@ def draw_curves(measures: Sequence[Measure], run: str, fps: float, metrics: Sequ
     if lines:
         figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=len(lines))
     return figure
+
+
+def plot_columns(columns: Sequence[ModelColumn], path: Path) -> None:
+    """Write a PNG with a panel for each row of the table: every model's value with its 95 % interval.
+
+    Raises:
+        OutputError: the file can't be written.
+    """
+    rows = list(columns[0].values)
+    cols = min(4, len(rows)) or 1
+    height = -(-len(rows) // cols) or 1
+    figure = Figure(figsize=(3.4 * cols, 2.6 * height), layout="constrained")
+    panels = figure.subplots(height, cols, squeeze=False).flatten()
+    colors = ("black", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
+    for axes, row in zip(panels, rows, strict=False):
+        for index, each in enumerate(columns):
+            if row not in each.values:
+                continue
+            value, color = each.values[row], colors[index % len(colors)]
+            axes.plot([index], [value.value], "o", color=color)
+            axes.plot([index, index], [value.low, value.high], color=color)
+            if row in each.differences and is_clear(each.differences[row]):
+                axes.annotate("*", (index, value.value), xytext=(5, 0), textcoords="offset points")
+        unit = f"{unit_of(row)}, " if unit_of(row) else ""
+        axes.set_title(row, fontsize=9)
+        axes.set_ylabel(f"{unit}{'higher' if higher_is_better(row) else 'lower'} is better", fontsize=8)
+        axes.set_xticks(range(len(columns)), [each.name for each in columns], fontsize=8)
+        axes.set_xlim(-0.5, len(columns) - 0.5)
+        axes.grid(alpha=0.3)
+    for axes in panels[len(rows) :]:
+        axes.set_visible(False)
+    figure.supxlabel("95 % intervals over places; *: the paired difference to the base is clear of 0", fontsize=8)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=110, format="png")
 
 
 def draw_paths(scores: Sequence[ClipScores]) -> Figure:

@@ -41,26 +41,41 @@ def compare(
     bootstrap: Bootstrap,
 ) -> dict[str, Estimate]:
     """The measures of `action_measures` for one variant, by name."""
-
-    def mean(of_clip: Callable[[Values, Values], float]) -> Estimate:
-        values = np.array([of_clip(*pair) for pair in zip(recovered, instructed, strict=True)])
-        return mean_estimate(values, units=places, num_resamples=bootstrap.resamples, seed=bootstrap.seed)
-
-    if isinstance(space, Choice):
-        return {"choice-accuracy": mean(lambda ours, theirs: float((ours == theirs).mean()))}
-    estimates = {}
-    if isinstance(space, Keys):
-        estimates["exact-keys"] = mean(lambda ours, theirs: float((ours == theirs).all(axis=1).mean()))
-        for column, name in enumerate(space.names):
-            estimates[f"accuracy-{name}"] = mean(lambda a, b, i=column: float((a[:, i] == b[:, i]).mean()))
+    estimates = {
+        name: mean_estimate(values, units=places, num_resamples=bootstrap.resamples, seed=bootstrap.seed)
+        for name, values in agreement(recovered, instructed, space).items()
+    }
+    if isinstance(space, Choice | Keys):
         return estimates
+    means, estimates = estimates, {}
     for column, name in enumerate(space.names):
-        estimates[f"MAE-{name}"] = mean(lambda a, b, i=column: float(np.abs(a[:, i] - b[:, i]).mean()))
+        estimates[f"MAE-{name}"] = means[f"MAE-{name}"]
         ours, theirs = ([each[:, column] for each in side] for side in (recovered, instructed))
         determined = _determination(ours, theirs, places, bootstrap)
         if determined is not None:
             estimates[f"R2-{name}"] = determined
     return estimates
+
+
+def agreement(
+    recovered: Sequence[Values], instructed: Sequence[Values], space: TableSpace
+) -> dict[str, Float[np.ndarray, " clips"]]:
+    """One number a clip for each measure of `action_measures` that is a mean over clips: all but R2."""
+
+    def by_clip(of_clip: Callable[[Values, Values], float]) -> Float[np.ndarray, " clips"]:
+        return np.array([of_clip(*pair) for pair in zip(recovered, instructed, strict=True)])
+
+    if isinstance(space, Choice):
+        return {"choice-accuracy": by_clip(lambda ours, theirs: float((ours == theirs).mean()))}
+    if isinstance(space, Keys):
+        numbers = {"exact-keys": by_clip(lambda ours, theirs: float((ours == theirs).all(axis=1).mean()))}
+        for column, name in enumerate(space.names):
+            numbers[f"accuracy-{name}"] = by_clip(lambda a, b, i=column: float((a[:, i] == b[:, i]).mean()))
+        return numbers
+    return {
+        f"MAE-{name}": by_clip(lambda a, b, i=column: float(np.abs(a[:, i] - b[:, i]).mean()))
+        for column, name in enumerate(space.names)
+    }
 
 
 def majority(instructed: Sequence[Values], space: TableSpace) -> dict[str, float]:

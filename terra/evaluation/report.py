@@ -3,20 +3,28 @@
 import csv
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
+from terra.evaluation.comparison import ModelColumn, higher_is_better, is_clear, unit_of
 from terra.evaluation.criteria import Criterion
 from terra.evaluation.measures import HALVES, Measure
 from terra.evaluation.scores import TRUE, VARIANTS
 from terra.metrics.bootstrap import Estimate
 from tokenizer.files import make_folder, replacing
 
+_T = TypeVar("_T")
+
+_LEGEND = (
+    "Brackets: 95 % intervals over places. A difference is of the same clips with the same seeds, paired clip "
+    "by clip; bold: its whole interval lies on one side of 0."
+)
 _COLUMNS = ("run", "metric", "variant", "first_frame", "last_frame", "value", "low", "high", "count", "units")
 
 
@@ -49,6 +57,77 @@ def write_metrics(
             writer.writerow((each.run, each.metric, each.variant, *span, *astuple(numbers)))
 
 
+def write_comparison(
+    folder: Path, columns: Sequence[ModelColumn], facts: Mapping[str, Mapping[str, Any]], *, complete: bool
+) -> None:
+    """Write the table of several models as compare.json and compare.md. Raises OutputError.
+
+    Args:
+        folder: is made if it is not there.
+        columns: the models, the base first.
+        facts: those of each model's metrics.json, by its name.
+        complete: whether all models are there.
+    """
+    make_folder(folder)
+    base = facts[columns[0].name]
+    content = {
+        "format": "terra-comparison",
+        "complete": complete,
+        "intervals": base["intervals"],
+        "clips": base["clips"],
+        "rows": {row: {"unit": unit_of(row), "higher_is_better": higher_is_better(row)} for row in columns[0].values},
+        "models": {
+            each.name: {
+                **{name: facts[each.name][name] for name in ("tokenizer", "world_model", "checkpoints")},
+                "adapter": facts[each.name]["settings"]["adapter"],
+                "values": {row: asdict(value) for row, value in each.values.items()},
+                "differences": {row: asdict(value) for row, value in each.differences.items()},
+            }
+            for each in columns
+        },
+    }
+    with replacing(folder / "compare.json") as temporary:
+        temporary.write_text(json.dumps(_without_nan(content), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    header, rows = _cells(columns, lambda text, clear: f"**{text}**" if clear else text)
+    lines = [header, ["---"] * len(header), *rows]
+    settings = base["settings"]
+    text = [
+        f"# {', '.join(each.name for each in columns)} on {base['clips']} clips of {settings['data']} "
+        f"({settings['split']})",
+        *(f"| {' | '.join(line)} |" for line in lines),
+        _LEGEND,
+    ]
+    with replacing(folder / "compare.md") as temporary:
+        temporary.write_text("\n\n".join([text[0], "\n".join(text[1:-1]), text[-1]]) + "\n", encoding="utf-8")
+
+
+def print_comparison(console: Console, columns: Sequence[ModelColumn]) -> None:
+    """Print the table of several models, the base first."""
+    header, rows = _cells(columns, lambda text, clear: Text(text, style="bold" if clear else ""))
+    table = Table(*(Column(name, overflow="fold") for name in header))
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    console.print(_LEGEND, markup=False, highlight=False, soft_wrap=True)
+
+
+def _cells(columns: Sequence[ModelColumn], mark: Callable[[str, bool], _T]) -> tuple[list[_T], list[list[_T]]]:
+    """The header and the rows of the table; `mark` gets each cell, and whether it is a clear difference."""
+    base, *others = columns
+    names = [each.name for each in columns]
+    header = [mark(name, False) for name in ("", "better", *names, *(f"{each} - {base.name}" for each in names[1:]))]
+    rows = []
+    for row in base.values:
+        unit = unit_of(row)
+        texts = [f"{row} ({unit})" if unit else row, "higher" if higher_is_better(row) else "lower"]
+        cells = [mark(text, False) for text in (*texts, *(_plain_cell(each.values.get(row)) for each in columns))]
+        for difference in (each.differences.get(row) for each in others):
+            is_marked = difference is not None and is_clear(difference)
+            cells.append(mark(_plain_cell(difference, sign="+"), is_marked))
+        rows.append(cells)
+    return header, rows
+
+
 def print_report(console: Console, measures: Sequence[Measure], criteria: Sequence[Criterion]) -> None:
     """Print the measures over whole clips, a row per metric, and the criteria, if there are any."""
     print_measures(console, measures)
@@ -76,11 +155,15 @@ def print_measures(console: Console, measures: Sequence[Measure]) -> None:
 
 
 def _cell(estimate: Estimate | None) -> str:
+    return _plain_cell(estimate).replace(" [", " \\[")  # rich reads [ as markup
+
+
+def _plain_cell(estimate: Estimate | None, sign: str = "") -> str:
     if estimate is None or math.isnan(estimate.value):
         return "-"
     if math.isnan(estimate.low):
-        return f"{estimate.value:.3g}"
-    return f"{estimate.value:.3g} \\[{estimate.low:.3g}, {estimate.high:.3g}]"
+        return f"{estimate.value:{sign}.3g}"
+    return f"{estimate.value:{sign}.3g} [{estimate.low:{sign}.3g}, {estimate.high:{sign}.3g}]"
 
 
 def _without_nan(content: Any) -> Any:

@@ -16,6 +16,8 @@ class EvaluationSettings(PipelineSettings):
         estimator: folder of the estimator of motion or, for any other world than driving, of actions; without one
             action fidelity is left out.
         output: folder for what is written.
+        compare: folders of models that are evaluated beside the command's own, see `terra.evaluation.candidates`.
+        old_data: recordings of the domain that the models come from, of which `split` tells what is forgotten.
         num_clips, num_frames, num_context, overlap: of the rollouts, as `terra generate` has them.
         seed: of the rollouts and of the bootstrap.
         at_once: rollouts generated together.
@@ -35,6 +37,8 @@ class EvaluationSettings(PipelineSettings):
     split: Text
     estimator: FilePath | None
     output: FilePath
+    compare: list[Text]
+    old_data: FilePath | None
     num_clips: Count
     num_frames: Count
     num_context: Count

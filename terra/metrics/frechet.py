@@ -53,6 +53,34 @@ def frechet_estimate(
     return Estimate(value, low, high, ours.shape[0] * ours.shape[1], len(members))
 
 
+def frechet_difference(
+    ours: ClipFeatures,
+    base: ClipFeatures,
+    theirs: ClipFeatures,
+    *,
+    units: Sequence[str] | None = None,
+    num_resamples: int,
+    seed: int = 0,
+) -> Estimate:
+    """The distance of `ours` to `theirs` minus that of `base`; each resample takes the same clips of all three.
+
+    Arguments and the interval are as those of `frechet_estimate`.
+    """
+
+    def difference(clips: Tensor) -> float:
+        to = _samples(theirs[clips])
+        return frechet_distance(_samples(ours[clips]), to) - frechet_distance(_samples(base[clips]), to)
+
+    value = difference(torch.arange(len(ours)))
+    members = unit_members(len(ours), units)
+    differences = [difference(clips) for clips in _distinct_draws(members, num_resamples, seed)]
+    low = high = np.nan
+    if len(differences) > 1:
+        margin = NORMAL_QUANTILE * float(np.std(differences, ddof=1))
+        low, high = value - margin, value + margin
+    return Estimate(value, low, high, ours.shape[0] * ours.shape[1], len(members))
+
+
 def halves_distance(features: ClipFeatures, seed: int = 0) -> float:
     """The distance between two random halves of one set's clips: a floor for any generator at that number of samples.
 

@@ -79,6 +79,10 @@ class Canvas:
         """The OpenGL driver's name for its renderer."""
         return str(self.context.info["GL_RENDERER"])
 
+    def use(self) -> None:
+        """Make this canvas's context the current one of the process, which may have several."""
+        self.context.__enter__()
+
     def clear(self) -> None:
         """Bind the picture for drawing and clear it to black."""
         self.target.use()

@@ -91,7 +91,8 @@ class Renderer:
     """
 
     def __init__(self, size: tuple[int, int], camera: Camera, device_index: int = 0, ground: Ground = "dry") -> None:
-        self.camera, self._ground = camera, ground
+        self.camera = camera
+        self._ground: Ground = ground
         self._canvas = Canvas(size, device_index)
         self._context = self._canvas.context
         self._programs()
@@ -112,6 +113,7 @@ class Renderer:
         """Build `town` in place of the loaded town, unless it is loaded already."""
         if town is self._town:
             return
+        self._canvas.use()
         for cells in self._scene or ():
             cells.release()
         scene, context = build_scene(town), self._context
@@ -128,6 +130,7 @@ class Renderer:
             raise RuntimeError("expected a town, got none: call load first")
         if weather.ground != self._ground:
             raise ValueError(f"expected weather with {self._ground} ground, got {weather.ground}")
+        self._canvas.use()
         cars, models = moment.cars, moment.models
         x, y, heading = moment.pose
         self._set_view(weather, moment.pose)

@@ -119,7 +119,8 @@ vec3 facade(vec3 base, vec3 view, out vec3 glow) {
 }
 """
 
-# Snow lies where a surface faces up, and is worn away by wheels and feet. Rain darkens what it wets, and it shines.
+# Snow lies where a surface faces up, and is worn away by wheels and feet. Rain darkens what it wets, and makes it
+# shine.
 GROUND = """
 #ifdef SNOW
 const vec3 SNOW_WHITE = vec3(0.80, 0.83, 0.88);

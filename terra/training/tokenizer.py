@@ -1,9 +1,9 @@
 """Training of the tokenizer on single frames of recordings: of a new one, of one that exists, or of a decoder alone.
 
-                      random weights -> a new tokenizer
-init_from=demo        a tokenizer's weights, all trained further -> a new tokenizer, whose tokens mean something else
-init_from=demo keep_tokens.weight=1   the same, with a penalty on tokens that change -> `tokens_like`
-decoder_of=FOLDER     a tokenizer's decoder, trained further -> the same tokens, `same_tokens_as`
+init_from=null                         random weights -> new tokens
+init_from=demo                         a tokenizer's weights, all trained further -> new tokens
+init_from=demo keep_tokens.weight=10   the same with a penalty on tokens that change -> nearly the same tokens
+decoder_of=FOLDER                      a tokenizer's decoder alone, trained further -> the same tokens
 """
 
 import logging

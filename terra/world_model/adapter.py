@@ -17,6 +17,7 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -224,5 +225,14 @@ def _names(path: Path, layout: Layout) -> tuple[dict[str, tuple[str, str]], dict
 def _check_base(path: Path, base: Path) -> None:
     with safe_open(path, framework="pt") as file:
         expected = (file.metadata() or {}).get(BASE_SHA256)
-    if expected is not None and expected != (got := checkpoint_sha256(base)):
+    if expected is None:
+        return
+    files = sorted((each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in base.iterdir())
+    if expected != (got := _base_sha256(base.absolute(), tuple(files))):
         raise CheckpointError(f"{path}: expected the base model {expected[:12]}, got {got[:12]} of {base}")
+
+
+@lru_cache(maxsize=8)
+def _base_sha256(base: Path, _files: tuple[tuple[str, int, int], ...]) -> str:
+    """The base model's hash, computed once for all its adapters while sizes and times of its files stay the same."""
+    return checkpoint_sha256(base)

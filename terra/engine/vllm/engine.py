@@ -15,7 +15,7 @@ its KV blocks.
 import asyncio
 import itertools
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,13 @@ from terra.engine.vllm import environment  # noqa: F401
 # isort: split
 from vllm import ModelRegistry
 from vllm.engine.arg_utils import EngineArgs
+from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 
 from terra.device import torch_dtype
 from terra.engine.base import EngineCounters, EngineSpec, check_actions, check_adapter, check_prompt
 from terra.engine.vllm import model
+from terra.engine.vllm.adapters import Adapters
 from terra.engine.vllm.processing import render
 from terra.engine.vllm.pump import Pump, RequestEndedError, Stream
 from terra.engine.vllm.sampling import request_params
@@ -46,6 +48,8 @@ class VllmEngine:
 
     Args:
         checkpoint: a checkpoint folder.
+        adapter: folder of a LoRA adapter for sessions that name none, or None.
+        adapters: folders of LoRA adapters by name, of which a session may name one; all share the model's weights.
         dtype: element type of the weights, "float32" or "bfloat16".
         max_sessions: sessions computed at once (vLLM's `max_num_seqs`). Further sessions wait for a sequence slot, or
             take the slot of a session that is between two steps; that session's window is submitted again at its
@@ -58,8 +62,9 @@ class VllmEngine:
         engine_args: further arguments of vLLM's EngineArgs, such as `quantization="fp8"`.
 
     Raises:
-        ConfigError: no such dtype, or a `max_model_len` in `engine_args` that is shorter than a window.
-        CheckpointError: see `terra.world_model.load_config`.
+        ConfigError: no such dtype, a `max_model_len` in `engine_args` that is shorter than a window, or an adapter that
+            replaces modules or has other actions.
+        CheckpointError: see `terra.world_model.load_config` and `load_adapter`.
         EngineError: vLLM could not start, its KV cache has no room for a window, or its noise is unknown.
     """
 
@@ -67,6 +72,8 @@ class VllmEngine:
         self,
         checkpoint: Path,
         *,
+        adapter: Path | None = None,
+        adapters: Mapping[str, Path] | None = None,
         dtype: str = "float32",
         max_sessions: int = 64,
         enforce_eager: bool | None = None,
@@ -77,7 +84,11 @@ class VllmEngine:
     ) -> None:
         torch_dtype(dtype)  # vLLM takes the name; a wrong one is to be refused before anything starts
         config = load_config(checkpoint)
-        self._spec = EngineSpec.of(config)
+        loras = Adapters(checkpoint, config, adapter, adapters or {})
+        self._spec = loras.spec or EngineSpec.of(config)
+        loras.check_specs(self._spec)
+        self._loras = loras.requests
+        self._adapters = tuple(adapters or {})
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(cpu_kv_cache_gib))
         # As a class rather than by name: vLLM would start a process to look at a named one.
         for name in config.architectures or ():
@@ -91,7 +102,7 @@ class VllmEngine:
             "dtype": dtype,
             "max_model_len": layout.max_length,
             "max_num_seqs": max_sessions,
-            "max_num_batched_tokens": max(layout.max_length, 8192),
+            "max_num_batched_tokens": loras.batched_tokens(max(layout.max_length, 8192), max_sessions),
             "enforce_eager": on_cpu if enforce_eager is None else enforce_eager,
             "block_size": 32 if on_cpu else None,
             "enable_prefix_caching": True,
@@ -103,12 +114,17 @@ class VllmEngine:
             "seed": 0,
             **(engine_args or {}),
         }
+        for name, value in loras.engine_args().items():
+            if name in (engine_args or {}):
+                raise ConfigError(f"engine.engine_args.{name}: expected none, as the adapters decide it")
+            arguments[name] = value
         length = arguments["max_model_len"]
         if not isinstance(length, int) or length < layout.max_length:
             expected = f"expected {layout.max_length} tokens (a window) or more"
             raise ConfigError(f"engine.engine_args.max_model_len: {expected}, got {length!r}")
         self.native_noise = False
-        self._pump = Pump(EngineArgs(**{k: v for k, v in arguments.items() if v is not None}), self._set_sampler)
+        engine_arguments = EngineArgs(**{k: v for k, v in arguments.items() if v is not None})
+        self._pump = Pump(engine_arguments, self._set_sampler, tuple(self._loras.values()))
         self._names = itertools.count()
 
     def _set_sampler(self, config: Any) -> None:
@@ -133,7 +149,7 @@ class VllmEngine:
     @property
     def adapters(self) -> tuple[str, ...]:
         """The names of adapters that `open` takes."""
-        return ()
+        return self._adapters
 
     @property
     def spec(self) -> EngineSpec:
@@ -160,7 +176,7 @@ class VllmEngine:
         self._pump.check_running()
         check_adapter(adapter, self.adapters)
         check_prompt(prompt, self._spec, seed)
-        return VllmSession(self, prompt, sampling, seed)
+        return VllmSession(self, prompt, sampling, seed, self._loras.get(adapter))
 
     async def close(self) -> None:
         """See `terra.engine.base.Engine.close`."""
@@ -170,8 +186,11 @@ class VllmEngine:
 class VllmSession:
     """One rollout: its history, and the request that continues it."""
 
-    def __init__(self, engine: VllmEngine, prompt: Prompt, sampling: SamplingParams, seed: int) -> None:
+    def __init__(
+        self, engine: VllmEngine, prompt: Prompt, sampling: SamplingParams, seed: int, lora: LoRARequest | None
+    ) -> None:
         self._engine = engine
+        self._lora = lora
         self._pump = engine._pump
         self._layout = engine.spec.layout
         self._params = request_params(sampling, seed, native=engine.native_noise)
@@ -264,7 +283,7 @@ class VllmSession:
         more: bool,
     ) -> None:
         rendered = render(list(chunk), torch.stack(list(actions)), offsets)
-        self._pump.add(stream, rendered, max_tokens, self._params, more=more)
+        self._pump.add(stream, rendered, max_tokens, self._params, lora=self._lora, more=more)
 
     def _end_live(self) -> None:
         if self._live is not None:

@@ -13,7 +13,12 @@ from vllm.config import VllmConfig
 from vllm.distributed import get_pp_group
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-from vllm.model_executor.models.interfaces import MultiModalEmbeddings, SupportsMultiModal, SupportsPP
+from vllm.model_executor.models.interfaces import (
+    MultiModalEmbeddings,
+    SupportsLoRA,
+    SupportsMultiModal,
+    SupportsPP,
+)
 from vllm.model_executor.models.llama import LlamaModel
 from vllm.model_executor.models.utils import AutoWeightsLoader, PPMissingLayer, WeightsMapper, maybe_prefix
 from vllm.multimodal import MULTIMODAL_REGISTRY
@@ -61,7 +66,7 @@ class LlamaActionModel(LlamaModel):
         return super().forward(None, positions, intermediate_tensors, inputs_embeds, **extra_layer_kwargs)
 
 
-class _LlamaAction(nn.Module, SupportsMultiModal, SupportsPP):
+class _LlamaAction(nn.Module, SupportsMultiModal, SupportsPP, SupportsLoRA):
     """The common base of Terra v1 and v2, which differ in the action projection."""
 
     hf_to_vllm_mapper = WeightsMapper(orig_to_new_prefix={_POSITIONS: "model.spatio_temporal."})
@@ -69,6 +74,8 @@ class _LlamaAction(nn.Module, SupportsMultiModal, SupportsPP):
         "qkv_proj": ["q_proj", "k_proj", "v_proj"],
         "gate_up_proj": ["gate_proj", "up_proj"],
     }
+    # No adapters of the lm head: vLLM takes up to 258,048 rows there, and the published models have 262,144.
+    embedding_modules = {}  # noqa: RUF012 - vLLM's interface
     # The V2 model runner puts multimodal embeddings at decode positions for "realtime" models only; actions that are
     # registered beyond the prompt need it.
     supports_realtime = True

@@ -15,7 +15,7 @@ import atexit
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,6 +26,7 @@ from vllm import SamplingParams as VllmSamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.engine.arg_utils import EngineArgs
 from vllm.inputs import MultiModalInput
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -127,6 +128,7 @@ class Pump:
     Args:
         engine_args: vLLM's arguments.
         prepare: called with vLLM's configuration before the engine is built, in the pump's thread.
+        loras: adapters to load before any request comes.
 
     Attributes:
         failure: why the engine core stopped by itself, in one line; None otherwise.
@@ -135,7 +137,9 @@ class Pump:
         EngineError: vLLM could not start, or its KV cache is smaller than one window.
     """
 
-    def __init__(self, engine_args: EngineArgs, prepare: Callable[[Any], None]) -> None:
+    def __init__(
+        self, engine_args: EngineArgs, prepare: Callable[[Any], None], loras: Sequence[LoRARequest] = ()
+    ) -> None:
         self.failure: str | None = None
         self._core: Any = None
         self._prefilled = self._cached = self._sampled = 0
@@ -146,7 +150,7 @@ class Pump:
         self._idle: dict[str, None] = {}  # those that wait for their next chunk, the longest idle first
         self._stopped = False
         started: Future[None] = Future()
-        self._thread = threading.Thread(target=self._main, args=(engine_args, prepare, started), daemon=True)
+        self._thread = threading.Thread(target=self._main, args=(engine_args, prepare, loras, started), daemon=True)
         self._thread.name = "terra-vllm"
         self._thread.start()
         try:
@@ -180,9 +184,16 @@ class Pump:
             raise EngineError(self.failure or "the engine is closed")
 
     def add(
-        self, stream: Stream, rendered: MultiModalInput, max_tokens: int, params: dict[str, Any], *, more: bool
+        self,
+        stream: Stream,
+        rendered: MultiModalInput,
+        max_tokens: int,
+        params: dict[str, Any],
+        *,
+        lora: LoRARequest | None = None,
+        more: bool,
     ) -> None:
-        """Submit a request, or the next chunk of one (`more` keeps it open for further chunks).
+        """Submit a request, or the next chunk of one (`more` keeps it open for further chunks, of the same `lora`).
 
         Later errors are raised by `Stream.next_piece`.
 
@@ -197,7 +208,7 @@ class Pump:
             output_kind=RequestOutputKind.DELTA,
         )
         self.check_running()
-        self._commands.put((stream, lambda: self._add(stream, rendered, sampling, more)))
+        self._commands.put((stream, lambda: self._add(stream, rendered, sampling, lora, more)))
         self.check_running()  # the thread may have looked at its commands for the last time in between
 
     def drop(self, stream: Stream) -> None:
@@ -212,7 +223,13 @@ class Pump:
         self._thread.join()
         atexit.unregister(self.close)
 
-    def _main(self, engine_args: EngineArgs, prepare: Callable[[Any], None], started: "Future[None]") -> None:
+    def _main(
+        self,
+        engine_args: EngineArgs,
+        prepare: Callable[[Any], None],
+        loras: Sequence[LoRARequest],
+        started: "Future[None]",
+    ) -> None:
         try:
             config = engine_args.create_engine_config()
             prepare(config)
@@ -230,6 +247,8 @@ class Pump:
                     f"the KV cache: expected room for a window of {window} tokens, "
                     f"got {self._num_blocks * self._block_size}"
                 )
+            for lora in loras:
+                self._llm.add_lora(lora)
         except BaseException as error:
             self._free()
             started.set_exception(error)
@@ -303,7 +322,14 @@ class Pump:
         else:
             del self._requests[request_id]
 
-    def _add(self, stream: Stream, rendered: MultiModalInput, sampling: VllmSamplingParams, more: bool) -> None:
+    def _add(
+        self,
+        stream: Stream,
+        rendered: MultiModalInput,
+        sampling: VllmSamplingParams,
+        lora: LoRARequest | None,
+        more: bool,
+    ) -> None:
         request_id = stream.request_id
         try:
             request = self._requests.get(request_id)
@@ -315,7 +341,7 @@ class Pump:
             else:
                 request.length -= 1  # the last token sampled comes again, as the first of the chunk
             core_request = self._llm.input_processor.process_inputs(
-                request_id, rendered, sampling, supported_tasks=self._tasks, resumable=more
+                request_id, rendered, sampling, supported_tasks=self._tasks, lora_request=lora, resumable=more
             )
             core_request.external_req_id = request_id
             wanted = sampling.max_tokens or 0
