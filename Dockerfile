@@ -4,7 +4,7 @@
 #          docker run --rm -p 127.0.0.1:8000:8000 -v terra-data:/data terra
 #   CUDA   docker build -t terra --build-arg EXTRA=vllm .
 #          docker run --rm --gpus all --ipc=host -e TERRA_API_KEY=... -p 8000:8000 -v terra-data:/data terra \
-#              engine.dtype=bfloat16 tokenizer.device=cuda
+#              dtype=bfloat16 device=cuda
 #
 # With EXTRA=vllm the wheels of PyTorch bring CUDA's libraries: the host needs the NVIDIA driver and its container
 # toolkit alone. Further settings of terra serve follow the image's name. Inside, it listens on all addresses: publish the

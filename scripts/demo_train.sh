@@ -3,8 +3,7 @@
 #
 #     OUTPUT=outputs/demo_training GPUS=4 LIMIT=560 bash scripts/demo_train.sh
 #
-# Every stage keeps what it has and goes on from there, so that the run fits machines that are lent for minutes: LIMIT is
-# how many seconds this call may take. Exit code: 0 all is done, 75 run it again. GPUS=0 trains on the CPU.
+# Every stage keeps what it has and goes on from there: LIMIT is how many seconds this call may take. Exit code: 0 all is done, 75 run it again. GPUS=0 trains on the CPU.
 # Settings for the models: TOKENIZER, WORLD_MODEL, ESTIMATOR, DECODER ("key=value key=value").
 set -euo pipefail
 cd "$(dirname "$0")/.."

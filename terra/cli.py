@@ -131,7 +131,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             "check",
             "terra.check:check",
             "are checkpoints whole, as published, a pair?",
-            ("context", "trajectory"),
+            ("context", "trajectory", "actions"),
         ),
         Command("convert", "terra.check.convert:run", "others' tokenizers, and the published refiner", ("input",)),
     ),
@@ -283,6 +283,8 @@ def _one_line(error: Exception) -> str:
         return f"+{present[1]}: the setting exists, so write {present[1]}=VALUE without +"
     if missing := re.search(r"Missing mandatory value: (\S+)", message):
         return f"{missing[1]}: expected a value, got nothing"
+    if missing := re.search(r"Interpolation key '([^']+)' not found", message):
+        return f"{missing[1]}: expected a value, which another setting refers to, got nothing"
     if error.__cause__ is not None:
         message += "\n" + str(error.__cause__).splitlines()[0]
     lines = [line.strip() for line in message.splitlines()]

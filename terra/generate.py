@@ -10,14 +10,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from decoder.camera import Camera
 from decoder.video import to_uint8
-from terra.actions import ActionSpace, Waypoints
 from terra.config.groups import PipelineSettings, Sampling
 from terra.config.spec import PipelineSpec
 from terra.context import context_files
-from terra.errors import ConfigError
 from terra.output import check_output, output_folder
 from terra.pipeline import Pipeline, Rollout, RolloutRequest
-from terra.rollout import ROLLOUT_FILES, RolloutWriter, describe_inputs, inputs_sha256, load_inputs, rollout_record
+from terra.rollout import (
+    ROLLOUT_FILES,
+    RolloutWriter,
+    action_file,
+    describe_inputs,
+    inputs_sha256,
+    load_inputs,
+    rollout_record,
+)
 from terra.windows import check_frames, plan_windows
 from tokenizer.limits import LIMITS, Limits
 from tokenizer.settings import Count, FilePath, Seed, Text
@@ -71,7 +77,8 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
     num_frames, num_context = settings.num_frames, settings.num_context
     list(plan_windows(num_frames, num_context, model.layout.max_frames, settings.overlap))
     needed = num_frames * image_size[0] * image_size[1] * _BYTES_A_PIXEL + _SPARE_BYTES
-    context, path, sample_id = settings.context, _action_file(settings, model.space), settings.sample_id
+    context, sample_id = settings.context, settings.sample_id
+    path = action_file(model.space, trajectory=settings.trajectory, actions=settings.actions)
     check_output(
         settings.output,
         needed_bytes=needed,
@@ -119,16 +126,6 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
         writer.finish(rollout.tokens, inputs.actions, record, inputs.drawn)
     _report(console, settings.output, rollout, time.perf_counter() - started)
     return settings.output
-
-
-def _action_file(settings: GenerateSettings, space: ActionSpace) -> Path:
-    """The file of the actions, which the setting that suits the model's space names. Raises ConfigError."""
-    wanted, other = ("trajectory", "actions") if isinstance(space, Waypoints) else ("actions", "trajectory")
-    path = getattr(settings, wanted)
-    if path is None or getattr(settings, other) is not None:
-        got = "nothing" if path is None else f"{other}= as well"
-        raise ConfigError(f"{wanted}: expected the file of the actions, {space.title}, got {got}")
-    return path
 
 
 @contextmanager

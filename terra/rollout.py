@@ -46,24 +46,24 @@ from jaxtyping import Float64, UInt8
 
 from decoder.overlay import Camera, compose_rollout, compose_words
 from decoder.video import VideoWriter, write_png_sequence, write_video
-from terra.actions import ActionTrack, Waypoints, load_actions
+from terra.actions import ActionSpace, ActionTrack, Waypoints, load_actions
 from terra.context import context_files, load_context
 from terra.engine.base import EngineSpec
-from terra.errors import ActionError, OutputError, TerraError
+from terra.errors import ActionError, ConfigError, TerraError
 from terra.output import package_versions
 from terra.prompt import Actions
 from terra.reconstruction import Reconstruction
 from terra.rollout_files import describe_files
+from terra.rollout_record import FORMAT, RECORD, VERSION
 from terra.sampling import SamplingParams
 from terra.trajectory import Trajectory, load_trajectory
 from terra.windows import plan_windows
 from tokenizer import Frames, TokenGrid
 from tokenizer.checkpoint import write_tensors
-from tokenizer.files import file_sha256, read_json, write_json
+from tokenizer.files import file_sha256, write_json
 from tokenizer.limits import LIMITS, Limits
 
-FORMAT, VERSION = "terra-rollout", 2
-RECORD, TOKENS, VIDEO, GIF = "rollout.json", "tokens.safetensors", "video.mp4", "video.gif"
+TOKENS, VIDEO, GIF = "tokens.safetensors", "video.mp4", "video.gif"
 OVERLAY, PNGS = "overlay.mp4", "frames"
 ROLLOUT_FILES = RECORD, TOKENS, VIDEO, GIF, OVERLAY, PNGS
 """Names of all that `RolloutWriter` may write."""
@@ -118,6 +118,17 @@ def load_inputs(
     actions, drawn = load_action_file(trajectory, spec, num_frames, sample_id=sample_id, limits=limits)
     frames = load_context(context, num_frames=num_context, image_size=image_size, fps=spec.fps, limits=limits)
     return RolloutInputs(frames, actions, drawn)
+
+
+def action_file(space: ActionSpace, *, trajectory: Path | None, actions: Path | None) -> Path:
+    """The file of the actions, of two settings the one that suits the model's space. Raises ConfigError."""
+    given = {"trajectory": trajectory, "actions": actions}
+    wanted, other = ("trajectory", "actions") if isinstance(space, Waypoints) else ("actions", "trajectory")
+    path = given[wanted]
+    if path is None or given[other] is not None:
+        got = "nothing" if path is None else f"{other}= as well"
+        raise ConfigError(f"{wanted}: expected the file of the actions, {space.title}, got {got}")
+    return path
 
 
 def load_action_file(
@@ -340,24 +351,6 @@ def rollout_record(
         "score": score,
         "reconstruction": None if reconstruction is None else vars(reconstruction),
     }
-
-
-def read_record(folder: Path) -> dict[str, Any]:
-    """The record of a rollout's folder.
-
-    Raises:
-        OutputError: no record, or one of another version.
-    """
-    path = folder / RECORD
-    record = read_json(path, OutputError, f"the {RECORD} of a rollout")
-    if record.get("format") != FORMAT:
-        raise OutputError(f"{path}: expected format {FORMAT!r}, got {record.get('format')!r}")
-    version = record.get("version")
-    if version is None:
-        raise OutputError(f"{path}: was written before records had a version: make the rollout again, with its seed")
-    if version != VERSION:
-        raise OutputError(f"{path}: expected version {VERSION}, got {version!r}: another Terra wrote it")
-    return record
 
 
 def pixels_sha256(pixels: Pixels) -> str:

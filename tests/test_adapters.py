@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from engine_rollouts import SAMPLINGS, make_prompt, ran, stepped
-from test_replay import change, told
 from tiny import save_tiny
 from tiny_adapter import save_adapter
+from tiny_rollouts import change, told
 
 from terra.config.files import register_resolvers
 from terra.config.spec import PipelineSpec
@@ -21,7 +21,8 @@ from terra.engine.persistence import PersistenceEngine
 from terra.errors import CheckpointError, ConfigError, EngineError, TerraError
 from terra.generate import run as generate
 from terra.pipeline import Pipeline, RolloutRequest
-from terra.rollout import describe_inputs, read_record, rollout_record
+from terra.rollout import describe_inputs, rollout_record
+from terra.rollout_record import read_record
 from terra.world_model import LlamaActionV2ForCausalLM, load_world_model, write_weights
 from terra.world_model.adapter import adapter_sha256
 

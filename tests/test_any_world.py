@@ -110,7 +110,7 @@ def check_serving(folder: Path, space: TableSpace, parts: list[str], actions: Pa
     for index, frame in enumerate(frames):
         Image.fromarray(frame).save(scene / f"{index}.png")
     shutil.copy(actions, scene)
-    given = [*parts, f"scenes={folder}/scenes", f"data={folder}/data", "num_context=2", "uploads.max_frames=2"]
+    given = [*parts, f"scenes={folder}/scenes", f"data={folder}/data", "num_context=2"]
     settings = read_settings("serve", [*given, "jobs.default_frames=9", "device=cpu", "dtype=float32"])
     pipeline, scenes, model_hash = load_server(settings)
     serving = Serving(lambda: (Service(pipeline, settings, scenes, model_hash), settings))

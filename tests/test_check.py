@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -14,6 +15,7 @@ from tiny_published import SMALL, write_small
 from torch.nn import functional as F
 from trap import Trap
 
+from terra.actions import Keys, save_actions
 from terra.check.bit_order import next_frame_loss
 from terra.check.synthetic import tokenizer_config, world_model_config, world_model_layout
 from terra.cli import COMMANDS, command
@@ -131,6 +133,21 @@ def test_another_size_is_not_what_is_published(repository, terra_check):
     assert found["pair", "fit"][0] == "passed"
 
 
+@pytest.mark.parametrize("name", WORLD_MODELS)
+def test_a_model_of_ones_own_is_not_compared_with_what_is_published(repository, tmp_path, terra_check, name):
+    own = tmp_path / "own"
+    shutil.copytree(repository / name, own / "world_model")
+    shutil.copytree(repository / WORLD_MODELS[name].tokenizer, own / "tokenizer")
+    code, found = terra_check("model=folder", f"model.path={own}")
+    assert code == 0
+    assert found.keys() == {
+        ("tokenizer", "keys and shapes"),
+        ("world model", "keys and shapes"),
+        ("pair", "fit"),
+        ("pair", "bit order"),
+    }
+
+
 @pytest.fixture
 def known(monkeypatch, small_repository):
     """As if the small checkpoints were the published ones."""
@@ -156,6 +173,14 @@ def test_hashes_of_the_published_files_pass(known, repository, terra_check):
     assert hashes == ("passed", "3 of 7 files have their published SHA-256; of the others none is known")
     # The tokenizer's file has metadata, the one whose hash is known had none.
     assert found["tokenizer", "published hashes"][0] == "passed"
+
+
+def test_the_published_world_model_is_known_beside_another_tokenizer(known, repository, terra_check):
+    (repository / "lfq_tokenizer_B_256").rename(repository / "tokenizer")
+    code, found = terra_check("model=folder", f"model.path={repository}")
+    assert code == 0
+    assert found["world model", "published counts"] == ("passed", "as published")
+    assert found["world model", "published hashes"][0] == "passed"
 
 
 def test_one_other_weight_is_found_by_its_hash(known, repository, terra_check):
@@ -292,7 +317,7 @@ def test_a_tokenizer_of_another_size_does_not_fit(known, repository, terra_check
         ("num_frames=1", "num_frames: expected a whole number of at least 2, got 1"),
         ("num_windows=0", "num_windows: expected a whole number of at least 1, got 0"),
         ("window=4", "window: expected at most num_frames=3, got 4"),
-        ("context=tests", "context and trajectory: expected both or neither, got one"),
+        ("context=tests", "context and trajectory (or actions): expected both or neither, got one"),
         ("hashes=1", "hashes: expected true or false, got 1"),
         ("dtype=float8", "dtype: expected one of float32, bfloat16, float16 or null, got 'float8'"),
     ],
@@ -387,6 +412,30 @@ def test_an_untrained_model_decides_nothing(tmp_path, terra_check):
     status, detail = found["pair", "bit order"]
     assert status == "unknown"
     assert detail.startswith("neither is 0.5 nats better than the other and than chance; nats a token: ")
+
+
+def test_a_world_of_keys_tells_its_actions(tmp_path, terra_check, monkeypatch, capsys):
+    space = Keys(names=["forward", "left"])
+    layout = {
+        "num_image_patches": 28,
+        "num_action_tokens": 1,
+        "num_spatio_embeddings": 29,
+        "num_temporal_embeddings": 3,
+    }
+    torch.manual_seed(0)
+    config = tiny_config(**layout, max_position_embeddings=3 * 29, action_dim=2, action_space=space.model_dump())
+    LlamaActionV2ForCausalLM(config).save_pretrained(tmp_path / "model")
+    tokenizer_of("msb_first").save_pretrained(tmp_path / "tokenizer")
+    save_actions(tmp_path / "keys.json", space, 10.0, np.ones((5, 2)))
+    *parts, path, window = pair_of(tmp_path / "model", tmp_path / "tokenizer")
+    code, found = terra_check(*parts, f"actions={tmp_path / 'keys.json'}", window)
+    assert code == 0
+    assert "nats a token" in found["pair", "bit order"][1]
+    monkeypatch.setattr(sys, "argv", ["terra-check", *parts, path, window])
+    with pytest.raises(SystemExit) as stop:
+        command("check", COMMANDS["check"].run)
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.startswith("error: actions: expected the file of the actions, ")
 
 
 @torch.no_grad()

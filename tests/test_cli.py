@@ -74,6 +74,18 @@ def test_a_help_page_has_every_setting(name, monkeypatch, capsys):
     assert listed == OmegaConf.to_container(compose(COMMANDS[name].config_name), resolve=False)
 
 
+@pytest.mark.parametrize("name", ["generate", "rollout", "serve", "check"])
+def test_help_pages_tell_of_any_world_and_not_only_of_driving(name):
+    page = (config_dir() / f"hydra/help/{name}.yaml").read_text()
+    assert "trajectory" in page
+    assert "actions" in page.partition("  OUTPUT\n")[0]
+
+
+def test_recordings_are_not_called_driving():
+    for path in [*config_dir().rglob("*.yaml"), *Path(terra.__file__).parent.rglob("*.py")]:
+        assert "recorded driving" not in path.read_text().lower(), path
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_has_a_function(name):
     module, _, function = COMMANDS[name].function.partition(":")
@@ -142,6 +154,13 @@ def test_a_help_page_lists_the_choices_of_its_command_alone(monkeypatch, capsys)
         ("generate ++nm_frames=6", "nm_frames: no such setting; did you mean num_frames?"),
         ("generate experimnt=demo", "experimnt: no such setting; did you mean experiment?"),
         ("check +camera=demo", "camera: no such setting"),
+        ("generate +engine.foo=1 engine=hf", "engine.foo: no such setting; engine has device, dtype"),
+        ("generate sampling.foo=1", "sampling.foo: no such setting; sampling has temperature, top_k, top_p"),
+        ("serve +uploads.max_frame=1", "uploads.max_frame: no such setting; did you mean uploads.max_frames?"),
+        (
+            "generate experiment=demo ~seed",
+            "seed: expected a value, which another setting refers to, got nothing",
+        ),
         ("record qqq=1", "qqq: no such setting"),
         (
             "generate hydra.run.dir=x",
@@ -180,6 +199,16 @@ def test_paths_and_settings_are_checked_before_anything_heavy_is_imported():
     )
     assert done.returncode == 2
     assert done.stderr == "error: context: expected a file or folder, found nothing at /no/such\n"
+
+
+def test_a_folder_without_a_record_is_told_before_anything_heavy_is_imported(tmp_path):
+    done = python(
+        f"import sys; sys.argv = ['terra', 'replay', 'folder={tmp_path}']\n"
+        "from terra.cli import main\n"
+        f"try: main()\nfinally: assert not {HEAVY!r} & set(sys.modules)"
+    )
+    expected = "expected the rollout.json of a rollout, got: No such file or directory"
+    assert (done.returncode, done.stderr) == (2, f"error: {tmp_path / 'rollout.json'}: {expected}\n")
 
 
 @pytest.mark.slow

@@ -1,8 +1,10 @@
 import json
 import math
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import imageio_ffmpeg
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -125,13 +127,31 @@ def test_an_import_goes_on_where_it_was_and_changes_no_byte(tmp_path):
         import_drives(one.replace(mount=Mount(fov_degrees=70.0, height_meters=1.5)), workers=0)
 
 
+def test_videos_of_other_containers_come_in_alike(tmp_path):
+    folder = write_video_poses(tmp_path / "in", names=("a", "b", "c", "d", "e"))
+    for name, suffix in {"a": ".avi", "b": ".mkv", "c": ".ts", "d": ".MOV"}.items():
+        command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", folder / f"{name}.mp4", "-c", "copy"]
+        subprocess.run([*map(str, command), str(folder / (name + suffix))], check=True)
+        (folder / f"{name}.mp4").unlink()
+    outcome = import_drives(settings_for(VideoPosesSource(folder), tmp_path / "out"), workers=0)
+    assert (outcome.num_done, outcome.failed) == (5, [])
+    episodes = read_split(tmp_path / "out", "train").episodes
+    assert [numbers_of(read_frames(episode)) for episode in episodes] == [list(range(15))] * 5
+    (folder / "e.webm").write_bytes(b"")
+    with pytest.raises(DatasetError, match=r"expected one video of a name, got e\.mp4 and e\.webm"):
+        VideoPosesSource(folder).list_drives()
+    (tmp_path / "none").mkdir()
+    with pytest.raises(DatasetError, match=r"expected a folder with videos \(\.avi, .*\), got none"):
+        VideoPosesSource(tmp_path / "none").list_drives()
+
+
 def test_what_is_left_out_is_said(tmp_path, caplog):
     caplog.set_level("INFO")
     folder = write_video_poses(tmp_path / "in", names=("a",))
-    for name in ("b.avi", "notes.txt", "c.csv", "._a.mp4"):
+    for name in ("b.mpg", "notes.txt", "c.csv", "._a.mp4"):
         (folder / name).write_bytes(b"")
     assert import_drives(settings_for(VideoPosesSource(folder), tmp_path / "out"), workers=0).num_done == 1
-    assert "not used as videos (.mp4) or their poses (.csv, .json): b.avi, c.csv, notes.txt" in caplog.text
+    assert "not used as videos or their poses (.csv, .json): b.mpg, c.csv, notes.txt" in caplog.text
     assert "30 left out at the end, where less than 3 s of poses follow" in caplog.text
 
 

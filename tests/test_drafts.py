@@ -6,12 +6,13 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 from tiny import COLS, ROWS
+from torch.nn import functional as F
 
 from terra.engine.drafts import decode_frame, draft_from_last_pass_or_previous_frame, num_accepted
-from terra.prompt import Prompt, build_prompt
+from terra.prompt import Prompt, build_prompt, pack_blocks
 from terra.sampling import SamplingParams, sample_tokens
 from terra.world_model import load_world_model
-from terra.world_model.window import FramePrefix, WindowReader
+from terra.world_model.window import FramePrefix, WindowReader, sample_frame
 
 TOKENS = ROWS * COLS
 VOCAB = 64
@@ -104,6 +105,38 @@ def test_drafted_frames_are_the_engines(model, hf_engine, wait, drive, temperatu
         assert sum(lengths) == TOKENS
         assert reader.length == layout.block * (CONTEXT + index) + TOKENS - 1
     assert torch.equal(torch.stack(frames), torch.stack(from_engine(hf_engine, wait, drive, temperature)))
+
+
+def test_a_frame_is_what_whole_passes_without_a_cache_sample(model):
+    generator = torch.Generator().manual_seed(3)
+    context = torch.randint(0, VOCAB, (2, CONTEXT, ROWS, COLS), generator=generator)
+    actions = torch.randn(2, CONTEXT + 1, 6, 3, generator=generator)
+    reader, layout, seeds = WindowReader(model), model.config.layout, torch.tensor([SEED, 0])
+    first = sample_frame(reader, FramePrefix.after_context(context, actions[:, :-1]), SamplingParams(), seeds)
+    prefix = FramePrefix.after_frame(first[:, -1], actions[:, -1], CONTEXT, layout)
+    second = sample_frame(reader, prefix, SamplingParams(), seeds)
+    assert reader.length == (CONTEXT + 1) * layout.block + TOKENS - 1
+
+    ids = pack_blocks(context, layout.action_slots)
+    for frame, num_actions in ((first, CONTEXT), (second, CONTEXT + 1)):
+        for index in range(TOKENS):
+            logits = model(input_ids=ids, actions=actions[:, :num_actions]).logits[:, -1, :VOCAB]
+            last = torch.full_like(seeds, ids.shape[1] - 1)
+            assert torch.equal(sample_tokens(logits, SamplingParams(), seeds, last), frame[:, index])
+            ids = torch.cat([ids, frame[:, index, None]], dim=1)
+        ids = F.pad(ids, (0, layout.action_slots))
+
+
+def test_a_frame_ends_with_what_is_raised_before_a_pass(model, drive):
+    passes = iter(range(3))
+    with pytest.raises(StopIteration):
+        sample_frame(
+            open_window(model, drive),
+            first_head(drive, model.config.layout),
+            SamplingParams(),
+            torch.tensor([SEED]),
+            lambda: next(passes),
+        )
 
 
 def test_right_drafts_fill_each_pass(model, drive):

@@ -78,6 +78,22 @@ class TestContract:
         prompt, actions = make_prompt(3, num_context=1, num_actions=2)
         assert torch.equal(wait(ran(engine, prompt, actions)), wait(stepped(engine, prompt, actions)))
 
+    def test_a_frame_is_the_caller_s_to_change(self, engine, wait):
+        prompt, actions = make_prompt(3, num_actions=3)
+        expected = wait(stepped(engine, prompt, actions))
+
+        async def changed():
+            session = await engine.open(prompt, PLAIN, 1)
+            frames = []
+            for action in actions:
+                frame = await session.step(action)
+                frames.append(frame.clone())
+                frame.fill_(0)
+            await session.close()
+            return torch.stack(frames)
+
+        assert torch.equal(wait(changed()), expected)
+
     def test_token_zero_is_an_image_token(self, engine, wait):
         prompt, actions = make_prompt(4, num_actions=2)
         zeros = build_prompt(torch.zeros_like(prompt.tokens), prompt.actions)

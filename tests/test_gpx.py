@@ -20,6 +20,7 @@ from terra.errors import DatasetError
 from terra.recording.drives import simulate_drive
 from terra.recording.lanes import LaneGraph
 from terra.recording.planning import plan_town
+from terra.trajectory import Trajectory
 
 DEGREES_NORTH = 180 / np.pi / 6_363_450.0  # of a meter, at the latitude of 48 degrees (meridional radius of WGS 84)
 DEGREES_EAST = 180 / np.pi / 6_389_908.0 / np.cos(np.radians(48))
@@ -55,6 +56,14 @@ def errors(truth: Poses, found: Poses) -> tuple[np.ndarray, np.ndarray]:
     return np.hypot(*(moved - true).T), np.degrees(np.abs(np.mod(turned + np.pi, 2 * np.pi) - np.pi))
 
 
+def sideways_errors(truth: Poses, found: Trajectory, seconds: tuple[float, ...]) -> np.ndarray:
+    """Meters by which the points of the paths ahead of each frame are off to the left or right, a column a time."""
+    positions = np.column_stack([truth.x, truth.y])
+    true = Trajectory.from_poses(truth.time, positions, truth.heading, fps=found.fps, source="truth")
+    count = min(true.num_frames, found.num_frames)
+    return np.abs(found.actions(count, seconds)[:, :, 0] - true.actions(count, seconds)[:, :, 0])
+
+
 def write_drive(folder: Path, poses: Poses, text: str, name: str = "a.gpx", num_frames: int | None = None) -> Path:
     folder.mkdir(exist_ok=True)
     with VideoWriter(folder / f"{Path(name).stem}.mp4", 10.0, size=(32, 16)) as writer:
@@ -70,7 +79,7 @@ def import_gpx(folder: Path, output: Path, *more: str) -> int:
 
 def test_a_town_drive_becomes_a_drive_again(tmp_path):
     """The bar: 1 Hz, 2 m of noise; what was measured (terra/dataset/README.md), with a margin."""
-    meters, degrees, raw = [], [], []
+    meters, degrees, sideways, raw = [], [], [], []
     for town in range(4):
         truth = simulate_drive(LaneGraph(plan_town(town)), 0, 600).poses
         folder = write_drive(tmp_path / f"in{town}", truth, gpx(track(truth, sigma=2.0, seed=town)))
@@ -80,12 +89,18 @@ def test_a_town_drive_becomes_a_drive_again(tmp_path):
         off, turned = errors(truth, episode.poses)
         meters.append(off)
         degrees.append(turned[np.abs(truth.speed[: len(turned)]) > 1])
+        sideways.append(sideways_errors(truth, trajectory_of(episode), (1.0, 2.0)))
         raw.append(np.random.default_rng(town).normal(0, 2, (600, 2)))
     meters, degrees = np.concatenate(meters), np.concatenate(degrees)
+    one, two = np.concatenate(sideways).T
     assert np.quantile(meters, 0.5) < 1.4
     assert np.quantile(meters, 0.95) < 3.2
     assert np.quantile(degrees, 0.5) < 5.5
     assert np.quantile(degrees, 0.95) < 17
+    assert np.quantile(one, 0.5) < 0.27
+    assert np.quantile(one, 0.95) < 1.0
+    assert np.quantile(two, 0.5) < 0.85
+    assert np.quantile(two, 0.95) < 3.1
     assert np.median(meters) < 0.7 * np.median(np.hypot(*np.concatenate(raw).T))
 
 

@@ -85,7 +85,7 @@ def test_help_is_quick_and_complete():
         "finally: assert not {'torch', 'transformers', 'vllm'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "context frames and a trajectory in" in done.stdout
+    assert "context frames and actions in" in done.stdout
     assert "engine: auto, graph, hf, jacobi, persistence, vllm" in done.stdout
 
 

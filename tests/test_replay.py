@@ -1,9 +1,6 @@
 """`terra replay`, and the one record of a rollout, whoever wrote it."""
 
-import io
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,14 +8,13 @@ from entry import read_settings
 from PIL import Image
 from rich.console import Console
 from safetensors.torch import load_file, save_file
-from tiny_rollouts import Batch
+from tiny_rollouts import Batch, change, told
 from tiny_serving import Served, scene_folder
 
 from terra.config.files import register_resolvers
 from terra.errors import CheckpointError, ConfigError, OutputError
 from terra.generate import run as generate
-from terra.replay import run as replay
-from terra.rollout import read_record
+from terra.rollout_record import read_record
 
 pytestmark = pytest.mark.slow
 
@@ -46,17 +42,6 @@ def made(batch: Batch) -> Path:
     return generate(
         read_settings("generate", [f"{key}={value}" for key, value in settings.items()]), Console(quiet=True)
     )
-
-
-def told(folder: Path, **changes: Any) -> tuple[int, str]:
-    output = io.StringIO()
-    config = read_settings("replay", [f"folder={folder}", *(f"{key}={value}" for key, value in changes.items())])
-    return replay(config, Console(file=output, width=200)), output.getvalue()
-
-
-def change(folder: Path, **values: Any) -> None:
-    path = folder / "rollout.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 def test_a_rollout_is_made_again(made):

@@ -245,6 +245,13 @@ def test_bad_lines_fail_with_a_reason_and_the_rest_goes_on(batch):
     assert {row["status"] for row in batch.index()} == {"done"}
 
 
+def test_limits_bound_the_contexts(batch):
+    batch.write(batch.line(0))
+    assert batch.run(**{"limits.picture_pixels": 100}) == 3
+    (row,) = batch.index()
+    assert "c0/0.png: expected at most 0.0001 megapixels" in row["reason"]
+
+
 def test_all_samples_of_a_bad_line_fail(batch):
     batch.write(batch.line(0, num_samples=3, color="red"), batch.line(1, num_samples=0), batch.line(2))
     assert batch.run(engine="persistence", num_samples=2) == 3

@@ -12,9 +12,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image
-from test_windows import plans
 from tiny_serving import KEY, HeldEngine, Served, Talk, make_pipeline, pictures, wait_until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from window_plans import plans
 
 from decoder.video import to_uint8
 from terra.driving.control import Driver, Steering

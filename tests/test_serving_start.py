@@ -8,12 +8,21 @@ import sys
 
 import httpx
 import pytest
-from tiny_serving import OVERLAP, FailingEngine, Served, wait_until
+from entry import read_settings
+from serving_fake import Serving
+from tiny import COLS, ROWS, save_tiny, tiny_tokenizer_config
+from tiny_serving import OVERLAP, FailingEngine, Served, scene_folder, wait_until
 from websockets.exceptions import ConnectionClosed
 
 from terra.cli import main
+from terra.config.files import register_resolvers
 from terra.config.spec import PipelineSpec
 from terra.engine.persistence import PersistenceEngine
+from terra.serving.client import Client, ServerError
+from terra.serving.run import load
+from terra.serving.service import Service
+from terra.world_model import LlamaActionV2ForCausalLM
+from tokenizer import LFQTokenizer
 
 pytest_plugins = ["serving_fixtures"]
 
@@ -39,7 +48,6 @@ def refused(tiny_model, tiny_tokenizer, scenes, tmp_path, monkeypatch, capsys):
             "scenes": scenes,
             "data": tmp_path / "data",
             "overlap": OVERLAP,
-            "uploads.max_frames": 4,
         }
         arguments = [f"{key}={value}" for key, value in (settings | changes).items()]
         monkeypatch.setattr(sys, "argv", ["terra-serve", "hydra/job_logging=none", *arguments])
@@ -95,6 +103,11 @@ class TestScenes:
         (own_scenes / "night/2.png").unlink()
         assert refused(scenes=own_scenes) == f"{own_scenes}/night: expected 3 or more PNG or JPEG pictures, got 2"
 
+    def test_more_than_the_limits_allow(self, refused):
+        assert "day/0.png: expected at most 0.0001 megapixels" in refused(**{"limits.picture_pixels": 100})
+        assert "expected at most 99 bytes" in refused(**{"limits.json_bytes": 99})
+        assert "expected at most 9 numbers" in refused(**{"limits.trajectory_numbers": 9})
+
     def test_no_folder_and_an_empty_one(self, refused, tmp_path):
         assert "scenes: expected a file or folder, found nothing at" in refused(scenes=tmp_path / "none")
         (tmp_path / "empty/.hidden").mkdir(parents=True)
@@ -120,6 +133,37 @@ class TestScenes:
 )
 def test_settings_that_are_refused(refused, name, value, message):
     assert refused(**{name: value}).startswith(message)
+
+
+def test_default_settings_serve_a_model_of_a_small_window(tmp_path):
+    window = 5
+    save_tiny(
+        tmp_path / "world_model",
+        LlamaActionV2ForCausalLM,
+        num_temporal_embeddings=window,
+        max_position_embeddings=window * (ROWS * COLS + 6),
+    )
+    LFQTokenizer(tiny_tokenizer_config()).save_pretrained(tmp_path / "tokenizer")
+    register_resolvers()
+    settings = read_settings(
+        "serve", ["model=folder", f"model.path={tmp_path}", "scenes=null", f"data={tmp_path / 'data'}", "device=cpu"]
+    )
+    pipeline, scenes, model_hash = load(settings)
+    serving = Serving(lambda: (Service(pipeline, settings, scenes, model_hash), settings))
+    (tmp_path / "scenes").mkdir()
+    day = scene_folder(tmp_path / "scenes") / "day"
+    pictures = sorted(day.glob("*.png"))
+    try:
+        with Client(serving.url) as client:
+            context = client.create_context(*pictures, pictures[0])
+            assert context["num_frames"] == window - 1
+            with pytest.raises(ServerError, match="expected at most 4 pictures, got 5"):
+                client.create_context(*pictures, *pictures[:2])
+            drive = json.loads((day / "left.json").read_text())
+            video = client.create_video(context=context["id"], trajectory=drive)
+            assert client.wait(video["id"], every=0.05)["num_frames"] == settings.jobs.default_frames
+    finally:
+        serving.stop()
 
 
 class TestFailedEngine:

@@ -19,7 +19,7 @@ from decoder.camera import Camera
 from decoder.refiner import RefinerConfig
 from terra.act_bench.settings import ActBenchSettings
 from terra.cli import COMMANDS
-from terra.config.files import choices, compose, compose_groups, plain
+from terra.config.files import choices, compose, compose_groups, config_dir, plain
 from terra.config.groups import PipelineSettings, check_part
 from terra.config.spec import AUTO, PipelineSpec, choose_engine
 from terra.engine.jacobi import JacobiEngine
@@ -264,6 +264,21 @@ def test_the_engine_that_auto_takes_is_named_with_its_reason(monkeypatch, capsys
     spec.announce()
     reason = "device=cpu" if torch.cuda.is_available() else "no NVIDIA GPU here"
     assert capsys.readouterr().err == f"engine: jacobi ({reason})\n"
+
+
+def test_the_readme_lists_every_choice_of_a_group():
+    text = (config_dir() / "README.md").read_text()
+    for group, listed in re.findall(r"^\| `(\w+)=` \| (`.+?`) \|", text, re.MULTILINE):
+        assert sorted(re.findall(r"`(\w+)`", listed)) == choices(group), group
+
+
+def test_graph_on_a_cpu_says_what_is_faster_there(capsys):
+    for engine in ("graph", "jacobi"):
+        PipelineSpec.from_settings(
+            read_settings("generate", ["experiment=demo", f"engine={engine}", "device=cpu"])
+        ).announce()
+    said = capsys.readouterr().err
+    assert said == "engine: graph runs its PyTorch reference on a CPU; engine=jacobi is faster there\n"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from window_plans import plans
 
 from terra.actions import Waypoints
 from terra.engine.base import EngineSpec
@@ -11,14 +12,6 @@ from terra.sampling import SamplingParams, window_seed
 from terra.windows import SlidingSession, plan_windows
 
 SAMPLING = SamplingParams()
-
-
-@st.composite
-def plans(draw):
-    max_frames = draw(st.integers(2, 30))
-    overlap = draw(st.integers(1, max_frames - 1))
-    num_context = draw(st.integers(1, max_frames - 1))
-    return draw(st.integers(num_context + 1, 120)), num_context, max_frames, overlap
 
 
 @given(plans())

@@ -6,7 +6,7 @@
     +-- ContextError      context frames: missing, too few, of the wrong size or kind
     +-- ActionError       actions: columns, units, values, length, of another world
         +-- TrajectoryError   a trajectory file, which holds the actions of driving
-    +-- DatasetError      recorded driving: missing, incomplete, damaged
+    +-- DatasetError      recordings: missing, incomplete, damaged
     +-- ConfigError       a configuration value, an unknown engine, an extra that is not installed
     +-- EngineError       an engine was used out of order, or refused a request
     +-- OutputError       the output folder: exists, not writable, disk full

@@ -9,7 +9,7 @@ import reprlib
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self, TypeVar, overload
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, overload
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
@@ -41,6 +41,7 @@ def _as_written(value: object) -> object:
 
 Text = Annotated[str, BeforeValidator(_as_written)]
 FilePath = Annotated[Path, Field(strict=False), BeforeValidator(_as_written)]
+Dtype = Literal["float32", "bfloat16", "float16"]
 """A path as text, or as `pathlib.Path`."""
 
 

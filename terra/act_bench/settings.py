@@ -5,10 +5,10 @@ from typing import Self
 from pydantic import model_validator
 
 from terra.act_bench.estimator import ActEstimatorConfig
-from terra.config.groups import CheckpointSettings, Dtype
+from terra.config.groups import CheckpointSettings
 from terra.errors import ConfigError
 from terra.rollouts.settings import BatchSettings
-from tokenizer.settings import Count, FilePath
+from tokenizer.settings import Count, Dtype, FilePath
 
 
 class EstimatorSettings(CheckpointSettings):

@@ -8,7 +8,7 @@ from pathlib import Path
 from safetensors.torch import save
 
 from terra.check.report import PAIR, Findings
-from terra.config.groups import CheckpointSettings
+from terra.config.groups import CheckpointSettings, PairSettings
 from terra.engine.base import EngineSpec
 from terra.errors import CheckpointError
 from terra.pairing import check_pairing
@@ -56,21 +56,36 @@ def check_tokenizer(settings: CheckpointSettings, findings: Findings, *, hashes:
     return None
 
 
-def check_world_model(settings: CheckpointSettings, findings: Findings, *, hashes: bool) -> WorldModel | None:
+def check_world_model(settings: PairSettings, findings: Findings, *, hashes: bool) -> WorldModel | None:
     """Check the checkpoint of the setting `world_model`; return None if it can't be used."""
     with findings.catch(WORLD_MODEL, LAYOUT):
-        folder = settings.folder()
+        folder = settings.world_model.folder()
         config = load_config(folder)
         counts = _count(folder)
         window = f"{config.layout.max_frames} frames of {config.layout.image_tokens} + {config.layout.action_slots}"
         model = f"{(config.architectures or [''])[0]}, {config.num_hidden_layers} layers, windows of {window}"
         findings.add(WORLD_MODEL, LAYOUT, "passed", f"{_text(counts)}, {model}")
-        if published := WORLD_MODELS.get(settings.subfolder or ""):
+        if published := _published(settings, config, counts):
             _compare_counts(WORLD_MODEL, published, counts, findings)
             if hashes:
                 _compare_files(folder, published, findings)
         return WorldModel(folder, config)
     return None
+
+
+def _published(
+    settings: PairSettings, config: LlamaActionConfig, counts: tuple[int, int]
+) -> PublishedWorldModel | None:
+    """The published world model that a checkpoint claims to be, by its subfolder's name.
+
+    Models of users' own lie in world_model/ too (model=folder), which is the subfolder of the published v1. The name
+    counts there only with a published tokenizer's name beside it (model=terra_v1), or with v1's class and counts.
+    """
+    published = WORLD_MODELS.get(settings.world_model.subfolder or "")
+    if published is None or settings.tokenizer.subfolder in TOKENIZERS:
+        return published
+    same_class = (config.architectures or [None])[0] == published.architecture
+    return published if same_class and counts == (published.num_tensors, published.num_parameters) else None
 
 
 def check_pair(tokenizer: Tokenizer, world_model: WorldModel, findings: Findings) -> bool:

@@ -13,7 +13,7 @@ from terra.config.groups import PairSettings
 from terra.device import torch_device, torch_dtype
 from terra.engine.base import EngineSpec
 from terra.errors import ConfigError
-from terra.rollout import load_inputs
+from terra.rollout import action_file, load_inputs
 from terra.world_model import load_world_model
 from tokenizer import LFQTokenizer
 from tokenizer.settings import Count, FilePath, Text
@@ -27,7 +27,9 @@ class CheckSettings(PairSettings):
     Attributes:
         hashes: compare SHA-256 with the published ones.
         report: JSON file that the findings are written to, too.
-        context, trajectory: real frames and their path, for the bit order; None leaves the bit order out.
+        context: real frames, for the bit order; None leaves the bit order out.
+        trajectory: the frames' path, where actions are waypoints.
+        actions: the file of the frames' actions, where these are vectors, keys or choices.
         sample_id: which line of a .jsonl trajectory.
         num_frames: frames taken from the start of `context`.
         window: frames of a window, the first given, the others predicted.
@@ -38,6 +40,7 @@ class CheckSettings(PairSettings):
     report: FilePath | None
     context: Text | None
     trajectory: FilePath | None
+    actions: FilePath | None
     sample_id: int | str | None
     num_frames: Annotated[int, Field(ge=2)]
     window: Annotated[int, Field(ge=2)]
@@ -47,24 +50,24 @@ class CheckSettings(PairSettings):
     def _fit_together(self) -> Self:
         if self.window > self.num_frames:
             raise ValueError(f"window: expected at most num_frames={self.num_frames}, got {self.window}")
-        if (self.context is None) != (self.trajectory is None):
-            raise ValueError("context and trajectory: expected both or neither, got one")
+        if (self.context is None) != (self.trajectory is None and self.actions is None):
+            raise ValueError("context and trajectory (or actions): expected both or neither, got one")
         return self
 
 
 def check(settings: CheckSettings) -> int:
     """Check as conf/check.yaml says, print the findings, and return the exit status: 0, or 1 if anything failed.
 
-    A checkpoint is compared with what is published of it if its `subfolder` is that of a published one.
+    A checkpoint is compared with what is published if the settings, or its class and counts, say that it is published.
 
     Raises:
-        TerraError: a setting, the context frames or the trajectory can't be used, or the report can't be written.
+        TerraError: a setting, the context frames or the actions can't be used, or the report can't be written.
     """
     torch_device(settings.device)
     findings = Findings()
     with Console(stderr=True).status("reading the checkpoints"):
         tokenizer = check_tokenizer(settings.tokenizer, findings, hashes=settings.hashes)
-        world_model = check_world_model(settings.world_model, findings, hashes=settings.hashes)
+        world_model = check_world_model(settings, findings, hashes=settings.hashes)
         losses = None
         if tokenizer is not None and world_model is not None and check_pair(tokenizer, world_model, findings):
             losses = _check_bit_order(settings, tokenizer, world_model, findings)
@@ -78,20 +81,22 @@ def check(settings: CheckSettings) -> int:
 def _check_bit_order(
     settings: CheckSettings, tokenizer: Tokenizer, world_model: WorldModel, findings: Findings
 ) -> BitOrderLosses | None:
-    if settings.context is None or settings.trajectory is None:
-        findings.add(PAIR, BIT_ORDER, "unknown", "not looked at: needs real frames, context= and trajectory=")
+    if settings.context is None:
+        needed = "real frames, context=, and trajectory= or actions="
+        findings.add(PAIR, BIT_ORDER, "unknown", f"not looked at: needs {needed}")
         return None
     model, num_frames = world_model.config, settings.num_frames
     if settings.window > model.layout.max_frames:
         raise ConfigError(f"window: expected at most the model's {model.layout.max_frames}, got {settings.window}")
+    spec = EngineSpec.of(model)
     inputs = load_inputs(
         settings.context,
-        settings.trajectory,
+        action_file(spec.space, trajectory=settings.trajectory, actions=settings.actions),
         sample_id=settings.sample_id,
         num_frames=num_frames,
         num_context=num_frames,
         image_size=tokenizer.config.image_size,
-        spec=EngineSpec.of(model),
+        spec=spec,
     )
     device = torch_device(settings.device)
     losses = measure_bit_orders(

@@ -108,7 +108,7 @@ def check_keys(config_name: str, overrides: Sequence[str]) -> None:
     finds, are free.
 
     Raises:
-        ConfigError: an unknown key; names the most similar one.
+        ConfigError: an unknown key; names the most similar one, or those of the key's group.
         HydraException: no such choice of a group.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -124,8 +124,7 @@ def check_keys(config_name: str, overrides: Sequence[str]) -> None:
         key = override.key_or_group
         if key in known or override in choices or any(key.startswith(f"{name}.") for name in free):
             continue
-        similar = _most_like(key, known | groups)
-        raise ConfigError(f"{key}: no such setting" + (f"; did you mean {similar}?" if similar else ""))
+        raise ConfigError(f"{key}: no such setting{_hint(key, known | groups)}")
 
 
 def check_paths(config: DictConfig, inputs: Sequence[str]) -> None:
@@ -176,6 +175,18 @@ def _leaves(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from _leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def _hint(key: str, known: set[str]) -> str:
+    """What the user may have meant by an unknown key: below a known group one of its settings, else a similar name."""
+    group, _, name = key.rpartition(".")
+    own = sorted(each.rpartition(".")[2] for each in known if group and each.rpartition(".")[0] == group)
+    if not own:
+        similar = _most_like(key, known)
+        return f"; did you mean {similar}?" if similar else ""
+    if close := difflib.get_close_matches(name, own, n=1, cutoff=0.7):
+        return f"; did you mean {group}.{close[0]}?"
+    return f"; {group} has {', '.join(each for each in own if not each.startswith('_'))}"
 
 
 def _most_like(key: str, known: set[str]) -> str | None:

@@ -5,7 +5,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, create_model, model_validator
 
@@ -13,9 +13,7 @@ from terra.errors import ConfigError
 from terra.extras import extras_named, install_hint
 from terra.sampling import SamplingParams
 from tokenizer.checkpoint import resolve_checkpoint
-from tokenizer.settings import Count, FilePath, Settings, Text, expecting, first_problem
-
-Dtype = Literal["float32", "bfloat16", "float16"]
+from tokenizer.settings import Count, Dtype, FilePath, Settings, Text, expecting, first_problem
 
 
 def read_sampling(values: object) -> SamplingParams:

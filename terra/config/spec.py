@@ -32,6 +32,8 @@ from tokenizer.settings import checked
 AUTO = "auto"
 """The `_target_` of engine=auto."""
 
+_GRAPH = "terra.engine.graph.engine.GraphEngine"
+
 # Settings of an engine that decide how fast the engine is, and not which tokens come out.
 _SPEED = ("max_sessions", "cpu_kv_cache_gib", "gpu_memory_utilization", "tensor_parallel_size")
 _MOST_SESSIONS = 128
@@ -191,9 +193,12 @@ class PipelineSpec:
         return cls.from_settings(checked(PipelineSettings, values, "rollout.json"))
 
     def announce(self) -> None:
-        """Say on stderr which engine engine=auto took, and why."""
+        """Say on stderr which engine engine=auto took, and why, and that engine=graph is slow without a GPU."""
         if self.engine_choice is not None:
             print(self.engine_choice, file=sys.stderr)
+        engine = self.settings.engine
+        if engine["_target_"] == _GRAPH and torch_device(engine["device"]).type == "cpu":
+            print("engine: graph runs its PyTorch reference on a CPU; engine=jacobi is faster there", file=sys.stderr)
 
     def build(self) -> tuple[LFQTokenizer, Engine, Decoder, dict[str, Decoder]]:
         """Load the weights and start the engine.

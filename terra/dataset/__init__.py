@@ -1,9 +1,9 @@
-"""Recorded driving on disk in one format for all sources: reading, writing, checking, describing and importing.
+"""Recordings on disk in one format for all sources: reading, writing, checking, describing and importing.
 
     record, import --ShardWriter--> DIR/<split>/<source>_<place>/ --read_split--> Episode --read_frames--> frames
                                                                                    +------episode_actions--> actions
 
-`terra.dataset.format` documents the files.
+A recording is video with poses or actions. `terra.dataset.format` documents the files.
 """
 
 from terra.dataset.episode import Episode, Split

@@ -1,4 +1,4 @@
-"""Recorded driving as token ids: one file per shard of the dataset; a split is loaded whole and read in windows.
+"""Recordings as token ids: one file per shard of the dataset; a split is loaded whole and read in windows.
 
     DIR/<split>/<shard>.safetensors    tokens (frames, rows, cols), the smallest of uint8, int16 and int32 that holds
                                        the codebook; actions (frames, slots, action_dim) float32; episode_start

@@ -1,7 +1,7 @@
 """Several tokens from one pass of the world model, losslessly: drafts are accepted as far as the pass samples the same.
 
 With position-keyed noise a sampled token depends on nothing but the tokens before it, so a draft is right exactly when
-it equals the token sampled at its place, and the frame is the one that sequential decoding makes.
+it equals the token sampled at its position, and the frame is the one that sequential decoding makes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,17 +13,17 @@ from torch import Tensor
 from terra.world_model.window import FramePrefix, WindowReader
 
 TokenSampler = Callable[[Float[Tensor, "batch n vocab"], Sequence[int]], Int[Tensor, "batch n"]]
-"""Samples the tokens at some places of a frame (0 is its first token), from the logits that predict them."""
+"""Samples the tokens at some positions of a frame (0 is its first token), from the logits that predict them."""
 
 Drafter = Callable[[Sequence[int], Mapping[int, int], range], list[int]]
-"""Drafts for a range of places, from the frame's tokens so far and what the last pass sampled, by place."""
+"""Drafts for a range of positions, from the frame's tokens so far and what the last pass sampled, by position."""
 
 
 def draft_from_last_pass_or_previous_frame(previous: Sequence[int]) -> Drafter:
-    """Draft what the last pass sampled, and the previous frame's tokens at places that the pass did not reach."""
+    """Draft what the last pass sampled, and the previous frame's tokens at positions that the pass did not reach."""
 
-    def draft(decoded: Sequence[int], last_pass: Mapping[int, int], places: range) -> list[int]:
-        return [last_pass.get(place, previous[place]) for place in places]
+    def draft(decoded: Sequence[int], last_pass: Mapping[int, int], positions: range) -> list[int]:
+        return [last_pass.get(position, previous[position]) for position in positions]
 
     return draft
 
@@ -56,20 +56,20 @@ def decode_frame(
         drafted = range(done, min(done + num_drafts, total - 1))
         drafts = drafter(decoded, last_pass, drafted)
         fed = torch.cat([ids, torch.tensor([drafts], dtype=torch.int64)], dim=1)
-        where = torch.cat([positions, torch.tensor(drafted, dtype=torch.int64) + start])
-        places = range(done, done + len(drafts) + 1)
-        sampled = sample(reader.feed(fed, where, actions, last=len(places)), places)[0].tolist()
+        at = torch.cat([positions, torch.tensor(drafted, dtype=torch.int64) + start])
+        in_frame = range(done, done + len(drafts) + 1)
+        sampled = sample(reader.feed(fed, at, actions, last=len(in_frame)), in_frame)[0].tolist()
         accepted = num_accepted(drafts, sampled)
         reader.drop(len(drafts) - accepted)
         decoded += sampled[: accepted + 1]
         lengths.append(accepted + 1)
-        last_pass = dict(zip(places[accepted + 1 :], sampled[accepted + 1 :], strict=True))
+        last_pass = dict(zip(in_frame[accepted + 1 :], sampled[accepted + 1 :], strict=True))
         ids, positions, actions = torch.tensor([decoded[-1:]]), torch.tensor([start + len(decoded) - 1]), None
     return torch.tensor(decoded), lengths
 
 
 def num_accepted(drafts: Sequence[int], sampled: Sequence[int]) -> int:
-    """How many drafts, from the first on, equal the tokens sampled at their places; `sampled` may be longer."""
+    """How many drafts, from the first on, equal the tokens sampled at their positions; `sampled` may be longer."""
     for index, draft in enumerate(drafts):
         if draft != sampled[index]:
             return index

@@ -8,15 +8,16 @@ from typing import Protocol
 
 import torch
 from einops import rearrange
+from jaxtyping import Int
 from torch import Tensor
-from transformers import DynamicCache
 
 from terra.device import torch_device, torch_dtype
 from terra.engine.base import EngineCounters, EngineSpec, check_actions, check_adapter, check_prompt
 from terra.errors import EngineError
-from terra.prompt import SLOT_FILLER, Action, Actions, FrameTokens, Prompt
-from terra.sampling import SamplingParams, sample_tokens
+from terra.prompt import Action, Actions, FrameTokens, Prompt
+from terra.sampling import SamplingParams
 from terra.world_model import load_world_model
+from terra.world_model.window import FramePrefix, WindowReader, sample_frame
 
 
 class Window(Protocol):
@@ -178,46 +179,34 @@ class HFEngine:
         await self._thread.close()
 
     def _window(self, prompt: Prompt, sampling: SamplingParams, seed: int) -> Window:
-        return _SequentialWindow(self._thread, prompt, sampling, seed)
+        return SequentialWindow(self._thread, prompt, sampling, seed)
 
 
-class _SequentialWindow:
+class SequentialWindow:
     """Decodes one token a pass."""
 
     def __init__(self, thread: ModelThread, prompt: Prompt, sampling: SamplingParams, seed: int) -> None:
-        self._thread = thread
-        self._layout = thread.spec.layout
-        self._sampling = sampling
-        self._seed = seed
-        self._rows = prompt.tokens.shape[1]
-        # What the cache has not seen yet: at first the whole prompt, later the last token of the last frame.
-        self._unseen_ids = prompt.ids(self._layout.action_slots).tolist()
-        self._unseen_actions = prompt.actions
-        self._cache = DynamicCache(config=thread.model.config)
+        self._thread, self._sampling, self._seed = thread, sampling, seed
+        self._context, self._actions = prompt.tokens.clone(), prompt.actions.clone()
+        self._reader = WindowReader(thread.model)
+        self._frame, self._num_frames = self._context[-1], prompt.num_frames  # the last frame; how many there are
 
-    @torch.inference_mode()
     def next_frame(self, action: Action) -> FrameTokens:
         """See `Window.next_frame`."""
-        device = self._thread.model.device
-        seed = torch.tensor([self._seed], device=device)
-        ids = self._unseen_ids + [SLOT_FILLER] * self._layout.action_slots
-        actions = torch.cat([self._unseen_actions, action[None]]).to(device)
-        logits = self._feed(torch.tensor([ids], device=device), actions[None])
-        tokens: list[Tensor] = []
-        while True:
-            position = torch.tensor([self._cache.get_seq_length() - 1], device=device)
-            tokens.append(sample_tokens(logits, self._sampling, seed, position))
-            if len(tokens) == self._layout.image_tokens:
-                break
-            logits = self._feed(tokens[-1][None], None)
-        frame = torch.cat(tokens).cpu()
-        self._unseen_ids, self._unseen_actions = [int(frame[-1])], self._unseen_actions[:0]
-        return rearrange(frame, "(rows cols) -> rows cols", rows=self._rows)
+        tokens = self._decode(self._prefix(action))
+        self._frame = rearrange(tokens, "(rows cols) -> rows cols", rows=len(self._frame))
+        self._num_frames += 1
+        return self._frame.clone()  # the caller may change it
 
-    def _feed(self, ids: Tensor, actions: Tensor | None) -> Tensor:
-        """Add `ids` to the KV cache; returns the logits over the image tokens after the last of them."""
-        self._thread.check_open()
-        output = self._thread.model(
-            input_ids=ids, actions=actions, past_key_values=self._cache, use_cache=True, logits_to_keep=1
-        )
-        return output.logits[:, -1, : self._thread.spec.vocab_size]
+    def _prefix(self, action: Action) -> FramePrefix:
+        """What the cache has not seen yet: at first the whole prompt, later the last token of the last frame."""
+        if self._reader.length:
+            return FramePrefix.after_frame(
+                self._frame[-1, -1:], action[None], self._num_frames - 1, self._reader.layout
+            )
+        actions = torch.cat([self._actions, action[None]])
+        return FramePrefix.after_context(self._context[None], actions[None])
+
+    def _decode(self, prefix: FramePrefix) -> Int[Tensor, " image_tokens"]:
+        seed = torch.tensor([self._seed], device=self._thread.model.device)
+        return sample_frame(self._reader, prefix, self._sampling, seed, self._thread.check_open)[0].cpu()

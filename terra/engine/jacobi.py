@@ -1,6 +1,6 @@
 """The engine for one rollout at a time: Hugging Face's model, several tokens a pass, the same tokens.
 
-Each pass reads the last token and drafts for the next ones: what the pass before sampled at their places (Jacobi
+Each pass reads the last token and drafts for the next ones: what the pass before sampled at their positions (Jacobi
 decoding, Santilli et al. 2023, https://arxiv.org/abs/2305.10427), else the previous frame's tokens. A draft is accepted
 if the pass samples the same token, so the frame is the one that sequential decoding makes, whatever the drafts are.
 """
@@ -9,16 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from terra.engine.drafts import decode_frame, draft_from_last_pass_or_previous_frame
-from terra.engine.hf import HFEngine, ModelThread, Window
+from terra.engine.hf import HFEngine, ModelThread, SequentialWindow, Window
 from terra.errors import ConfigError
-from terra.prompt import SLOT_FILLER, Action, FrameTokens, Prompt
+from terra.prompt import Prompt
 from terra.sampling import SamplingParams, sample_tokens
-from terra.world_model.window import FramePrefix, WindowReader
+from terra.world_model.window import FramePrefix
 
 
 class JacobiEngine(HFEngine):
@@ -54,37 +53,21 @@ class JacobiEngine(HFEngine):
         return _DraftedWindow(self._thread, prompt, sampling, seed, self._drafts)
 
 
-class _DraftedWindow:
+class _DraftedWindow(SequentialWindow):
     """Decodes several tokens a pass."""
 
     def __init__(self, thread: ModelThread, prompt: Prompt, sampling: SamplingParams, seed: int, drafts: int) -> None:
-        self._thread = thread
-        self._layout = thread.spec.layout
-        self._sampling = sampling
-        self._seed = seed
+        super().__init__(thread, prompt, sampling, seed)
         self._drafts = drafts
-        self._rows = prompt.tokens.shape[1]
-        self._reader = WindowReader(thread.model)
-        # What the cache has not seen yet: at first the whole prompt, later the last token of the last frame.
-        self._unseen_ids = prompt.ids(self._layout.action_slots).tolist()
-        self._unseen_actions = prompt.actions
-        self._previous = prompt.tokens[-1].flatten().tolist()
 
-    def next_frame(self, action: Action) -> FrameTokens:
-        """See `terra.engine.hf.Window.next_frame`."""
-        ids = self._unseen_ids + [SLOT_FILLER] * self._layout.action_slots
-        start = self._reader.length + len(ids)
-        positions = torch.arange(self._reader.length, start)
-        prefix = FramePrefix(torch.tensor([ids]), positions, torch.cat([self._unseen_actions, action[None]])[None])
+    def _decode(self, prefix: FramePrefix) -> Int[Tensor, " image_tokens"]:
+        start = int(prefix.positions[-1]) + 1
 
-        def sample(logits: Float[Tensor, "1 n vocab"], places: Sequence[int]) -> Int[Tensor, "1 n"]:
+        def sample(logits: Float[Tensor, "1 n vocab"], positions: Sequence[int]) -> Int[Tensor, "1 n"]:
             self._thread.check_open()
             # The noise of a token is that of the position before it.
-            before = torch.tensor(places, device=logits.device) + start - 1
+            before = torch.tensor(positions, device=logits.device) + start - 1
             return sample_tokens(logits[0], self._sampling, torch.full_like(before, self._seed), before)[None]
 
-        drafter = draft_from_last_pass_or_previous_frame(self._previous)
-        frame, _ = decode_frame(self._reader, prefix, sample, drafter, self._drafts)
-        self._previous = frame.tolist()
-        self._unseen_ids, self._unseen_actions = self._previous[-1:], self._unseen_actions[:0]
-        return rearrange(frame, "(rows cols) -> rows cols", rows=self._rows)
+        drafter = draft_from_last_pass_or_previous_frame(self._frame.flatten().tolist())
+        return decode_frame(self._reader, prefix, sample, drafter, self._drafts)[0]

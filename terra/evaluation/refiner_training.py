@@ -1,4 +1,4 @@
-"""Does a refiner flicker less than framewise decoding? Trained on recorded driving, judged on held-out driving."""
+"""Does a refiner flicker less than framewise decoding? Trained on recordings, judged on held-out ones."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -36,7 +36,7 @@ class TrainRefinerSettings(PairSettings):
     """The whole of conf/train_refiner.yaml.
 
     Attributes:
-        data: folder of driving.
+        data: folder of recordings.
         output: folder of the results.
         seed: of both trainings and of the refiner's noise.
         workers: videos decoded at once; 0 decodes one after another.
@@ -67,7 +67,7 @@ class TrainRefinerSettings(PairSettings):
 def run(settings: TrainRefinerSettings) -> None:
     """Train a refiner as conf/train_refiner.yaml says, then compare its videos with others of the same tokens.
 
-    Held-out driving is decoded with the refiner, without it, and in other cheap ways, all compared in the refiner's
+    Held-out frames are decoded with the refiner, without it, and in other cheap ways, all compared in the refiner's
     size. Writes metrics.json and comparison.mp4 (the recording, framewise, refined). The same command goes on where it
     was stopped.
 

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 
 from terra.errors import ConfigError, OutputError, TerraError
 from terra.prompt import Actions
-from terra.rollout import RECORD, TOKENS
+from terra.rollout import TOKENS
+from terra.rollout_record import RECORD
 from terra.rollouts.folder import RolloutFolder
 from tokenizer import Frames, TokenGrid
 from tokenizer.files import read_json, replacing, write_json

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from terra.errors import ConfigError, OutputError
-from terra.rollout import RECORD
+from terra.rollout_record import RECORD
 from terra.rollouts.fingerprint import Fingerprints
 from terra.rollouts.locks import Claim, Lock
 from terra.rollouts.made import read_made

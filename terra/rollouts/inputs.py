@@ -77,8 +77,13 @@ class Inputs:
         return drive_actions(job.inline_trajectory(self._limits), job.num_frames, spec)[0]
 
     def _load_context(self, job: Job) -> Frames:
-        image_size, fps = self._pipeline.tokenizer.config.image_size, self._pipeline.engine.spec.fps
         try:
-            return load_context(job.contexts, num_frames=job.num_context, image_size=image_size, fps=fps)
+            return load_context(
+                job.contexts,
+                num_frames=job.num_context,
+                image_size=self._pipeline.tokenizer.config.image_size,
+                fps=self._pipeline.engine.spec.fps,
+                limits=self._limits,
+            )
         except ContextError as error:
             raise ContextError(str(error) if len(job.contexts) == 1 else f"{job.where}: {error}") from None

@@ -6,8 +6,9 @@ from typing import Any
 from pydantic import ConfigDict
 
 from terra.errors import ConfigError, OutputError
-from terra.rollout import FORMAT, RECORD, TOKENS, VERSION, VIDEO
+from terra.rollout import TOKENS, VIDEO
 from terra.rollout_files import find_damage
+from terra.rollout_record import FORMAT, RECORD, VERSION
 from tokenizer.files import read_json
 from tokenizer.settings import Count, Natural, Seed, Settings, checked
 

@@ -169,7 +169,7 @@ def _model_routes(service: Service) -> APIRouter:
         service.check_open()
         if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
             raise ApiError(415, "unsupported_media_type", "expected multipart/form-data")
-        async with request.form(max_files=service.settings.uploads.max_frames + 1, max_fields=16) as form:
+        async with request.form(max_files=service.contexts.max_pictures + 1, max_fields=16) as form:
             files = [await each.read() for each in form.getlist("files") if isinstance(each, UploadFile)]
         context = await service.contexts.add(files, client_of(request))
         return schemas.Context(

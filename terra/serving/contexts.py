@@ -41,11 +41,16 @@ class Context:
 
 
 class Contexts:
-    """All uploaded contexts of a server that have not expired."""
+    """All uploaded contexts of a server that have not expired.
+
+    Attributes:
+        max_pictures: the most pictures of a context.
+    """
 
     def __init__(self, model: Model, settings: UploadSettings, num_context: int, limits: Limits = LIMITS) -> None:
         self._model, self._settings, self._num_context = model, settings, num_context
         self._limits = limits.replace(video_pixels=min(settings.max_pixels, limits.video_pixels))
+        self.max_pictures = settings.pictures(model.spec.layout.max_frames)
         self._contexts: dict[str, Context] = {}
         self._reading = 0
 
@@ -102,8 +107,8 @@ class Contexts:
             if len(files) > 1:
                 raise _refused("expected pictures, or one video alone, got several files")
             return self._read_video(files[0], kinds[0])
-        if len(files) > self._settings.max_frames:
-            raise _refused(f"expected at most {self._settings.max_frames} pictures, got {len(files)}")
+        if len(files) > self.max_pictures:
+            raise _refused(f"expected at most {self.max_pictures} pictures, got {len(files)}")
         frames = [self._read_picture(data, f"file {number}") for number, data in enumerate(files, 1)]
         return np.stack([self._fit(frame) for frame in frames])
 

@@ -110,6 +110,7 @@ def load(settings: ServeSettings) -> tuple[Pipeline, dict[str, Scene], str]:
         image_size=spec.image_size,
         spec=spec.spec,
         adapters=settings.adapters,
+        limits=settings.limits,
     )
     spec.announce()
     pipeline = Pipeline.from_spec(spec)

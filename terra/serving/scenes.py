@@ -90,6 +90,7 @@ def load_scenes(
     image_size: tuple[int, int],
     spec: EngineSpec,
     adapters: Mapping[str, Path] | None = None,
+    limits: Limits = LIMITS,
 ) -> dict[str, Scene]:
     """Read all scenes of a folder by name, and those in the folders `contexts` of adapters, called ADAPTER-NAME.
 
@@ -102,6 +103,7 @@ def load_scenes(
         image_size: the model's (height, width).
         spec: the model's frame rate and action space.
         adapters: the folders of the adapters by name.
+        limits: bounds on what is read.
 
     Raises:
         ContextError: too few pictures, or pictures that can't be read or have another shape.
@@ -128,7 +130,7 @@ def load_scenes(
         if adapter is not None and adapter not in adapters:
             logger.warning("%s: left out: the scene is for the adapter %s, which is not served", path, adapter)
         else:
-            scenes[name] = _load_scene(name, path, num_context, image_size, spec, adapter)
+            scenes[name] = _load_scene(name, path, num_context, image_size, spec, adapter, limits)
     return scenes
 
 
@@ -153,13 +155,14 @@ def _load_scene(
     image_size: tuple[int, int],
     spec: EngineSpec,
     adapter: str | None,
+    limits: Limits,
 ) -> Scene:
-    frames = load_context(folder, num_frames=num_context, image_size=image_size, fps=spec.fps)
+    frames = load_context(folder, num_frames=num_context, image_size=image_size, fps=spec.fps, limits=limits)
     paths = [path for path in sorted(folder.glob("*.json")) if path.name != SCENE]
-    documents = {path.stem: read_document(path) for path in paths}
+    documents = {path.stem: read_document(path, limits) for path in paths}
     tracks, actions = {}, {}
     for path in paths:
-        tracks[path.stem] = parse_track(documents[path.stem], spec.space, str(path))
+        tracks[path.stem] = parse_track(documents[path.stem], spec.space, str(path), limits)
         # The first frame that is made needs the action of the last one given.
         actions[path.stem], _ = track_actions(tracks[path.stem], num_context + 1, spec)
     start = actions.get("straight", next(iter(actions.values()), None))

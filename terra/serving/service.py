@@ -35,7 +35,7 @@ from terra.windows import check_overlap
 def check_windows(settings: ServeSettings, layout: Layout) -> None:
     """Raise ConfigError if overlap, context lengths or rollout lengths leave no frame to generate."""
     check_overlap(settings.overlap, layout.max_frames)
-    counts = {"num_context": settings.num_context, "uploads.max_frames": settings.uploads.max_frames}
+    counts = {"num_context": settings.num_context, "uploads.max_frames": settings.uploads.pictures(layout.max_frames)}
     for name, count in counts.items():
         if not 1 <= count < layout.max_frames:
             limit = layout.max_frames

@@ -10,6 +10,7 @@ from tokenizer.limits import LIMITS, Limits
 from tokenizer.settings import Count, FilePath, Natural, NonNegative, Positive, Settings, Text, expecting
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_MOST_PICTURES = 8  # of a context, where the settings name no number
 
 
 Words = Annotated[tuple[str, ...], Field(strict=False), expecting("a list of words")]
@@ -48,17 +49,24 @@ class LiveSettings(Settings):
 
 
 class UploadSettings(Settings):
-    """Limits of uploads: at most `max_frames` pictures in a context, and `contexts` uploaded contexts kept."""
+    """Limits of uploads: at most `max_frames` pictures in a context, and `contexts` uploaded contexts kept.
+
+    None as `max_frames` takes what `pictures` says.
+    """
 
     max_bytes: Count
     max_json_bytes: Count
     max_side: Count
     max_pixels: Count
-    max_frames: Count
+    max_frames: Count | None
     contexts: Count
     contexts_per_client: Count
     lifetime_seconds: Positive
     receive_seconds: Positive
+
+    def pictures(self, window: int) -> int:
+        """The most pictures of a context, for a model whose window holds `window` frames."""
+        return min(_MOST_PICTURES, window - 1) if self.max_frames is None else self.max_frames
 
 
 class ConnectionSettings(Settings):

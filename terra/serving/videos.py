@@ -155,7 +155,7 @@ async def _read_body(service: Service, request: Request) -> tuple[schemas.VideoR
             content = await request.body()
             return await service.model.run("files", lambda: _parse_body(content, limits)), []
         if kind == "multipart/form-data":
-            max_files = uploads.max_frames + 1
+            max_files = service.contexts.max_pictures + 1
             async with request.form(
                 max_files=max_files, max_fields=_MAX_FIELDS, max_part_size=uploads.max_json_bytes
             ) as form:

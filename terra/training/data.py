@@ -1,4 +1,4 @@
-"""Recorded driving for training: decoded in parallel, episode by episode, or held as one uint8 tensor on a device.
+"""Recordings for training: decoded in parallel, episode by episode, or held as one uint8 tensor on a device.
 
 Videos are decoded by ffmpeg processes that threads feed: they start in milliseconds and import nothing, and frames
 reach the training process through one pipe, where a pool of Python processes would import, pickle and copy them.

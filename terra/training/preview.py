@@ -12,11 +12,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from decoder.video import to_8_bit
 from terra.dataset.tokens import TokenizedDriving
 from terra.errors import ConfigError
-from terra.prompt import SLOT_FILLER, pack_blocks
-from terra.sampling import SamplingParams, sample_tokens
+from terra.sampling import SamplingParams
 from terra.training.prediction import evaluate_world_model
 from terra.training.start import WorldModel
 from terra.training.state import Ema
+from terra.world_model.window import FramePrefix, WindowReader, sample_frame
 from tokenizer import LFQTokenizer
 from tokenizer.checkpoint import checkpoint_sha256, resolve_checkpoint
 from tokenizer.lineage import makes_tokens_of
@@ -82,7 +82,6 @@ class HeldOutPreview:
         ).cpu()
 
 
-@torch.no_grad()
 def roll_out(
     model: WorldModel,
     context: Int[Tensor, "batch context rows cols"],
@@ -93,23 +92,15 @@ def roll_out(
     Rollout i is sampled with seed i, as an engine would sample it.
     """
     batch, num_context, rows, columns = context.shape
-    slots, device = actions.shape[2], context.device
-    sampling, seeds = SamplingParams(), torch.arange(batch, device=device)
-    filler = torch.full((batch, slots), SLOT_FILLER, device=device)
+    reader, seeds = WindowReader(model), torch.arange(batch, device=context.device)
     frames = list(context.unbind(1))
-    unseen, given, cache, length = pack_blocks(context, slots), actions[:, :num_context], None, 0
-    for step in range(num_context - 1, actions.shape[1]):
-        tokens: list[Tensor] = []
-        while True:
-            output = model(input_ids=unseen, actions=given, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            cache, length = output.past_key_values, length + unseen.shape[1]
-            logits = output.logits[:, -1, : model.config.image_vocab_size].float()
-            tokens.append(sample_tokens(logits, sampling, seeds, torch.full_like(seeds, length - 1)))
-            if len(tokens) == rows * columns:
-                break
-            unseen, given = tokens[-1][:, None], None
-        frames.append(torch.stack(tokens, dim=1).reshape(batch, rows, columns))
-        unseen, given = torch.cat([tokens[-1][:, None], filler], dim=1), actions[:, step + 1 : step + 2]
+    for last in range(num_context - 1, actions.shape[1]):
+        if reader.length:
+            prefix = FramePrefix.after_frame(frames[-1][:, -1, -1], actions[:, last], last, reader.layout)
+        else:
+            prefix = FramePrefix.after_context(context, actions[:, :num_context])
+        tokens = sample_frame(reader, prefix, SamplingParams(), seeds)
+        frames.append(rearrange(tokens, "batch (rows cols) -> batch rows cols", rows=rows, cols=columns))
     return torch.stack(frames, dim=1)
 
 

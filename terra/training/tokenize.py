@@ -1,4 +1,4 @@
-"""Tokenize recorded driving shard by shard: decode the videos, encode the frames, write the tokens.
+"""Tokenize recordings shard by shard: decode the videos, encode the frames, write the tokens.
 
 Only a few episodes are in memory at a time, so a dataset may be larger than memory. A shard's token file appears whole
 or not at all, and a file that is up to date is kept, so that the same command resumes where it was stopped.
@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from decoder.video import to_unit_range
-from terra.config.groups import Dtype
 from terra.dataset import Episode, Split, read_split
 from terra.dataset.checks import Names
 from terra.dataset.tokens import (
@@ -39,7 +38,7 @@ from tokenizer.checkpoint import resolve_checkpoint
 from tokenizer.config import BitOrder
 from tokenizer.lineage import tokens_sha256
 from tokenizer.quantizer import tokens_from_signs
-from tokenizer.settings import Count, FilePath, Natural, Settings
+from tokenizer.settings import Count, Dtype, FilePath, Natural, Settings
 
 logger = logging.getLogger(__name__)
 

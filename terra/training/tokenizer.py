@@ -62,7 +62,7 @@ class TrainTokenizerSettings(TermSettings, LoopConfig):
     """The whole of conf/train_tokenizer.yaml.
 
     Attributes:
-        data: folder of recorded driving.
+        data: folder of recordings.
         train_split, held_out_split: names of the two splits.
         max_frames: of the training split, kept by all processes together; None keeps all.
         device: where the tokenizer is trained; None takes a GPU if there is one.

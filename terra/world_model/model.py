@@ -58,7 +58,7 @@ class _LlamaAction(LlamaForCausalLM):
         Args:
             input_ids: token ids; those at slots are ignored.
             actions: the actions whose slots are among `positions`, in order.
-            positions: the tokens' places in the window, in any order; on the CPU, so that no device is waited for.
+            positions: the tokens' positions in the window, in any order; on the CPU, so that no device is waited for.
 
         Raises:
             ValueError: the chunk's slots are not filled by exactly the actions given.

@@ -1,5 +1,6 @@
 """A world model that reads one window several tokens at a time, with a KV cache."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -7,7 +8,8 @@ from jaxtyping import Float, Float32, Int
 from torch import Tensor
 from transformers import DynamicCache
 
-from terra.prompt import SLOT_FILLER, Layout
+from terra.prompt import SLOT_FILLER, Layout, pack_blocks
+from terra.sampling import SamplingParams, sample_tokens
 from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
 
 
@@ -44,7 +46,7 @@ class WindowReader:
 
         Args:
             ids: tokens; those at slots are ignored.
-            positions: the tokens' places in the window, on the CPU.
+            positions: the tokens' positions in the window, on the CPU.
             actions: the actions whose slots are among `positions`, in order.
             last: compute the logits behind so many of the last tokens only; None computes all.
 
@@ -80,13 +82,23 @@ class FramePrefix:
 
     Attributes:
         ids: token ids; those at slots are ignored.
-        positions: the tokens' places in the window.
+        positions: the tokens' positions in the window.
         actions: the actions whose slots are among `positions`, in order.
     """
 
     ids: Int[Tensor, "batch n"]
     positions: Int[Tensor, " n"]
     actions: Float32[Tensor, "batch steps slots action_dim"]
+
+    @classmethod
+    def after_context(
+        cls,
+        context: Int[Tensor, "batch frames rows cols"],
+        actions: Float32[Tensor, "batch frames slots action_dim"],
+    ) -> "FramePrefix":
+        """All frames of the window, each with its action."""
+        ids = pack_blocks(context, actions.shape[2])
+        return cls(ids, torch.arange(ids.shape[1]), actions)
 
     @classmethod
     def after_frame(
@@ -97,3 +109,31 @@ class FramePrefix:
         start = layout.slot_start(frame)
         positions = torch.arange(start - 1, start + layout.action_slots)
         return cls(torch.cat([last.cpu()[:, None], slots], dim=1), positions, action[:, None])
+
+
+@torch.inference_mode()
+def sample_frame(
+    reader: WindowReader,
+    prefix: FramePrefix,
+    sampling: SamplingParams,
+    seeds: Int[Tensor, " batch"],
+    before_pass: Callable[[], object] = lambda: None,
+) -> Int[Tensor, "batch image_tokens"]:
+    """Sample a frame's tokens, one a pass; the last one is left for the next prefix.
+
+    Args:
+        reader: the windows, which hold everything before `prefix`.
+        prefix: what stands before the frame's first token and is not in the cache yet.
+        sampling: how tokens are chosen.
+        seeds: a seed for each window, on the model's device.
+        before_pass: called before each pass; an error of it ends the frame.
+    """
+    ids, positions, actions = prefix.ids, prefix.positions, prefix.actions
+    tokens: list[Tensor] = []
+    while len(tokens) < reader.layout.image_tokens:
+        before_pass()
+        logits = reader.feed(ids, positions, actions, last=1)[:, -1]
+        # The noise of a token is that of the position before it.
+        tokens.append(sample_tokens(logits, sampling, seeds, torch.full_like(seeds, reader.length - 1)))
+        ids, positions, actions = tokens[-1][:, None], torch.tensor([reader.length]), None
+    return torch.stack(tokens, dim=1)

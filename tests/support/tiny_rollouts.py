@@ -1,5 +1,6 @@
-"""Manifests over random pictures and straight drives, and runs of `terra-rollout` over them."""
+"""Manifests over random pictures and straight drives, runs of `terra rollout` over them, and of `terra replay`."""
 
+import io
 import json
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 from entry import read_settings
 from PIL import Image
+from rich.console import Console
 from safetensors.torch import load_file
 from tiny import COLS, ROWS
 from torch import Tensor
@@ -87,6 +89,21 @@ def run(overrides: list[str]) -> int:
 
     register_resolvers()
     return run(read_settings("rollout", overrides))
+
+
+def told(folder: Path, **changes: Any) -> tuple[int, str]:
+    """Run `terra replay`; its exit code, and what it says."""
+    from terra.replay import run
+
+    output = io.StringIO()
+    settings = read_settings("replay", [f"folder={folder}", *(f"{key}={value}" for key, value in changes.items())])
+    return run(settings, Console(file=output, width=200)), output.getvalue()
+
+
+def change(folder: Path, **values: Any) -> None:
+    """Change keys of a rollout's record."""
+    path = folder / "rollout.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 def run_and_exit(overrides: list[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt8
 
-from decoder.video import probe_video, stream_video
+from decoder.video import VIDEO_SUFFIXES, probe_video, stream_video
 from terra.actions import Waypoints
 from terra.dataset.importing.source import SourceDrive, motion, say_left_out
 from terra.errors import DatasetError
@@ -19,7 +19,7 @@ _POSES = (".csv", ".json")
 
 @dataclass(frozen=True)
 class VideoPosesSource:
-    """FOLDER/drive.mp4 beside FOLDER/drive.csv or drive.json, as `terra.trajectory.load_poses` reads them.
+    """FOLDER/drive.mp4 (or another video) beside FOLDER/drive.csv or drive.json, see `terra.trajectory.load_poses`.
 
     Frame k was taken k / fps seconds after the first pose; the fps that the poses declare must be the video's.
     """
@@ -42,17 +42,15 @@ class VideoPosesSource:
         return {}
 
     def list_drives(self) -> tuple[str, ...]:
-        """The stems of the videos. Raises DatasetError if there are no videos."""
-        videos = sorted(path for path in self.folder.glob("*.mp4") if not path.name.startswith("."))
-        if not videos:
-            raise DatasetError(f"{self.folder}: expected a folder with videos (*.mp4), got none")
-        poses = [video.with_suffix(suffix) for video in videos for suffix in _POSES]
-        say_left_out(self.folder, [*videos, *poses], "videos (.mp4) or their poses (.csv, .json)")
-        return tuple(video.stem for video in videos)
+        """The stems of the videos. Raises DatasetError if there are no videos, or two of one stem."""
+        videos = self._videos()
+        poses = [video.with_suffix(suffix) for video in videos.values() for suffix in _POSES]
+        say_left_out(self.folder, [*videos.values(), *poses], "videos or their poses (.csv, .json)")
+        return tuple(videos)
 
     def open_drive(self, name: str) -> SourceDrive:
         """Open the video and the poses of one stem."""
-        video = self.folder / f"{name}.mp4"
+        video = self._videos()[name]
         found = [path for path in map(video.with_suffix, _POSES) if path.is_file()]
         if len(found) != 1:
             raise DatasetError(f"{video}: expected {name}.csv or {name}.json beside it, got {len(found)} of them")
@@ -74,3 +72,16 @@ class VideoPosesSource:
             intrinsics=None,
             origin=str(found[0]),
         )
+
+    def _videos(self) -> dict[str, Path]:
+        videos: dict[str, Path] = {}
+        for path in sorted(self.folder.iterdir()):
+            if path.suffix.lower() not in VIDEO_SUFFIXES or path.name.startswith(".") or not path.is_file():
+                continue
+            if path.stem in videos:
+                got = f"{videos[path.stem].name} and {path.name}"
+                raise DatasetError(f"{self.folder}: expected one video of a name, got {got}")
+            videos[path.stem] = path
+        if not videos:
+            raise DatasetError(f"{self.folder}: expected a folder with videos ({', '.join(VIDEO_SUFFIXES)}), got none")
+        return videos

@@ -77,7 +77,7 @@ class DecoderWeights:
 
     Attributes:
         norms: `norms[i]` stands before layer i, the last one before the lm head.
-        lm_head: its rows of image tokens alone.
+        lm_head: the rows of the lm head's weight that predict image tokens.
         kv_shape: number of layers, key and value heads of each, elements of a head.
 
     Raises:

@@ -1,12 +1,4 @@
-"""The command `terra replay`: makes a rollout again from its `rollout.json`, and compares tokens and pixels.
-
-The engine, its type and device, the sampling, the seed and the weights are those of the record. The context and the
-trajectory are looked for where they were and beside the record, and must have the recorded content; inputs
-that came from no file (an upload, a manifest's own paths) are taken from the stored tokens and actions.
-
-Equal tokens may give unequal pixels: decoding with another number of threads rounds otherwise, and a
-difference of one level in a few pixels becomes other bytes in H.264.
-"""
+"""Makes the rollout of a record again, and compares tokens and pixels; the heavy part of `terra replay`."""
 
 import tempfile
 from dataclasses import dataclass
@@ -21,16 +13,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from decoder.video import read_video, to_uint8
-from terra.config.groups import Dtype
 from terra.config.spec import PipelineSpec
 from terra.context import context_files, load_context, natural_key
 from terra.engine.base import EngineSpec
 from terra.errors import ConfigError, OutputError
 from terra.pipeline import Pipeline
 from terra.prompt import Actions
+from terra.replay.settings import ReplaySettings
 from terra.rollout import (
     PNGS,
-    RECORD,
     TOKENS,
     VIDEO,
     Pixels,
@@ -38,11 +29,10 @@ from terra.rollout import (
     inputs_sha256,
     load_action_file,
     pixels_sha256,
-    read_record,
 )
+from terra.rollout_record import RECORD
 from terra.sampling import SamplingParams
 from tokenizer import Frames, TokenGrid
-from tokenizer.settings import FilePath, Settings
 
 SAME, DIFFERENT = 0, 1
 
@@ -63,29 +53,13 @@ class PixelDifference:
         return f"differ by up to {self.levels} levels in {self.share:.4%} of the numbers, {limit} 1/255{where}"
 
 
-class ReplaySettings(Settings):
-    """The settings of conf/replay.yaml.
-
-    Attributes:
-        folder: the rollout's folder, with rollout.json.
-        engine, device, dtype: replace the recorded values; None keeps them.
-    """
-
-    folder: FilePath
-    engine: str | None
-    device: str | None
-    dtype: Dtype | None
-
-
-def run(settings: ReplaySettings, console: Console | None = None) -> int:
-    """Make the rollout of conf/replay.yaml's `folder` again; 0 if its tokens came out the same, 1 if not.
+def make_again(settings: ReplaySettings, record: dict[str, Any], console: Console) -> int:
+    """Make the rollout of a record again; 0 if its tokens came out the same, 1 if not.
 
     Raises:
-        TerraError: no record that can be replayed, inputs or weights that are missing or have changed, or anything
-            wrong with the engine.
+        TerraError: see `terra.replay.command.run`.
     """
-    console, folder = console or Console(), settings.folder
-    record = read_record(folder)
+    folder = settings.folder
     try:
         stored = load_file(folder / TOKENS)
         spec = PipelineSpec.from_provenance(

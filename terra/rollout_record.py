@@ -1,0 +1,28 @@
+"""Reads the record of a rollout's folder, which `terra.rollout` describes and writes. Imports nothing heavy."""
+
+from pathlib import Path
+from typing import Any
+
+from terra.errors import OutputError
+from tokenizer.files import read_json
+
+FORMAT, VERSION = "terra-rollout", 2
+RECORD = "rollout.json"
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """The record of a rollout's folder.
+
+    Raises:
+        OutputError: no record, or one of another version.
+    """
+    path = folder / RECORD
+    record = read_json(path, OutputError, f"the {RECORD} of a rollout")
+    if record.get("format") != FORMAT:
+        raise OutputError(f"{path}: expected format {FORMAT!r}, got {record.get('format')!r}")
+    version = record.get("version")
+    if version is None:
+        raise OutputError(f"{path}: was written before records had a version: make the rollout again, with its seed")
+    if version != VERSION:
+        raise OutputError(f"{path}: expected version {VERSION}, got {version!r}: another Terra wrote it")
+    return record
