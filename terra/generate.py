@@ -17,7 +17,15 @@ from terra.context import context_files
 from terra.errors import ConfigError
 from terra.output import check_output, output_folder
 from terra.pipeline import Pipeline, Rollout, RolloutRequest
-from terra.rollout import ROLLOUT_FILES, RolloutWriter, describe_inputs, inputs_sha256, load_inputs, rollout_record
+from terra.rollout import (
+    ROLLOUT_FILES,
+    RolloutWriter,
+    describe_inputs,
+    inputs_sha256,
+    load_inputs,
+    read_any_record,
+    rollout_record,
+)
 from terra.windows import check_frames, plan_windows
 from tokenizer.limits import LIMITS, Limits
 from tokenizer.settings import Count, FilePath, Seed, Text
@@ -76,7 +84,8 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
         settings.output,
         needed_bytes=needed,
         replaced=ROLLOUT_FILES if settings.overwrite else (),
-        inputs=[*context_files(context, num_context), path, spec.tokenizer, spec.world_model],
+        check_replaced=read_any_record,
+        inputs=[*context_files(context, num_context), path, *spec.folders()],
     )
     inputs = load_inputs(
         context,

@@ -34,6 +34,7 @@ Records without a version were written by earlier versions of Terra, and lack ke
 """
 
 import hashlib
+import reprlib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -65,8 +66,8 @@ from tokenizer.limits import LIMITS, Limits
 FORMAT, VERSION = "terra-rollout", 2
 RECORD, TOKENS, VIDEO, GIF = "rollout.json", "tokens.safetensors", "video.mp4", "video.gif"
 OVERLAY, PNGS = "overlay.mp4", "frames"
-ROLLOUT_FILES = RECORD, TOKENS, VIDEO, GIF, OVERLAY, PNGS
-"""Names of all that `RolloutWriter` may write."""
+ROLLOUT_FILES = RECORD, TOKENS, VIDEO, GIF, OVERLAY, f"{PNGS}/frame_*.png", "tokens.npz"
+"""Shell patterns of all that `RolloutWriter` may write, or wrote before."""
 
 Pixels = UInt8[np.ndarray, "frames height width 3"]
 Paths = Float64[np.ndarray, "steps points 2"]
@@ -348,15 +349,25 @@ def read_record(folder: Path) -> dict[str, Any]:
     Raises:
         OutputError: no record, or one of another version.
     """
-    path = folder / RECORD
-    record = read_json(path, OutputError, f"the {RECORD} of a rollout")
-    if record.get("format") != FORMAT:
-        raise OutputError(f"{path}: expected format {FORMAT!r}, got {record.get('format')!r}")
+    path, record = folder / RECORD, read_any_record(folder)
     version = record.get("version")
     if version is None:
         raise OutputError(f"{path}: was written before records had a version: make the rollout again, with its seed")
     if version != VERSION:
         raise OutputError(f"{path}: expected version {VERSION}, got {version!r}: another Terra wrote it")
+    return record
+
+
+def read_any_record(folder: Path) -> dict[str, Any]:
+    """The record of a rollout's folder, whatever version of Terra wrote it.
+
+    Raises:
+        OutputError: no record.
+    """
+    path = folder / RECORD
+    record = read_json(path, OutputError, f"the {RECORD} of a rollout")
+    if record.get("format") != FORMAT:
+        raise OutputError(f"{path}: expected format {FORMAT!r}, got {reprlib.repr(record.get('format'))}")
     return record
 
 

@@ -1,6 +1,7 @@
 """`terra-generate` from its command line: what it writes, and every way in which its input can be wrong."""
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from entry import load_script
 from PIL import Image
 from safetensors.numpy import load_file
 from tiny import COLS, ROWS
+from tiny_adapter import save_adapter
 
 from decoder.video import probe_video, read_video, write_video
 from terra.cli import main
@@ -20,6 +22,7 @@ from terra.engine.hf import HFSession
 from terra.errors import EngineError
 from terra.reconstruction import write_expected
 from terra.trajectory import save_poses
+from tokenizer.lineage import tokens_sha256
 
 HEIGHT, WIDTH = 4 * ROWS, 4 * COLS
 
@@ -148,6 +151,47 @@ def test_persistence_repeats_the_last_context_frame(command):
 def test_overwrite_replaces(command):
     first = tokens(command())
     assert not np.array_equal(first, tokens(command("overwrite=true", "seed=3")))
+
+
+@pytest.mark.parametrize("changes", [{}, {"version": None}, {"version": 3}])
+def test_overwrite_replaces_results_of_other_versions(command, changes):
+    output = command("engine=persistence", "png=true")
+    path = output / "rollout.json"
+    record = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in record.items() if value is not None}))
+    command("engine=persistence", "overwrite=true")
+    assert json.loads(path.read_text())["version"] == 2
+    assert not (output / "frames").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("frames/thesis.txt", "x", "overwrite=true replaces an earlier result alone .*, got frames/thesis.txt"),
+        ("video.mp4", "x", "expected the rollout.json of a rollout, got: No such file"),
+        ("video.mp4/thesis.txt", "x", "overwrite=true replaces an earlier result alone .*, got video.mp4"),
+        ("rollout.json", '{"format": "theirs"}', "expected format 'terra-rollout', got 'theirs'"),
+        ("rollout.json", "[]", "expected a JSON object"),
+    ],
+)
+def test_overwrite_leaves_what_is_the_users(refused, tmp_path, name, content, message):
+    mine = tmp_path / "out" / name
+    mine.parent.mkdir(parents=True)
+    mine.write_text(content)
+    assert re.search(message, refused("overwrite=true"))
+    assert mine.read_text() == content
+
+
+@pytest.mark.parametrize("output", ["adapter", "adapter/decoder", "adapter/out", "decoder", "decoder/out"])
+def test_an_adapter_and_its_decoder_are_inputs(refused, tmp_path, tiny_model, tiny_tokenizer, output):
+    adapter = save_adapter(tmp_path / "adapter", tiny_model, seed=1)
+    shutil.copytree(tiny_tokenizer, tmp_path / "decoder")
+    config = json.loads((tiny_tokenizer / "config.json").read_text())
+    config["same_tokens_as"] = tokens_sha256(tiny_tokenizer)
+    (tmp_path / "decoder/config.json").write_text(json.dumps(config))
+    (adapter / "decoder").symlink_to(tmp_path / "decoder")
+    line = refused(f"adapter={adapter}", f"output={tmp_path / output}", "overwrite=true")
+    assert line.startswith(f"error: output={tmp_path / output}: ")
 
 
 @pytest.mark.slow

@@ -247,6 +247,14 @@ class PipelineSpec:
         """Number of GPUs that the engine uses, if the machine has any."""
         return self.settings.engine.get("tensor_parallel_size", 1)
 
+    def folders(self) -> list[Path]:
+        """The folders that the models are read from: checkpoints, adapters and decoders."""
+        adapters = [folder for folder in (self.adapter, *self.adapters.values()) if folder is not None]
+        own = [folder for folder in map(decoder_of, adapters) if folder is not None]
+        named = self.settings.decoder.get("pretrained")
+        refiner = [Path(named)] if isinstance(named, str) else []
+        return [self.tokenizer, self.world_model, *adapters, *own, *refiner]
+
     def hashes(self) -> dict[str, str]:
         """Hashes of the weights, as JSON values."""
         return dict(self._hashes)

@@ -211,6 +211,15 @@ def outputs() -> list[Case]:
         ),
         "overwrite=true",
     )
+    for name, file, content in (
+        ("own file among frames", "frames/thesis.txt", "mine"),
+        ("own frames", "frames/frame_0000.png", "mine"),
+        ("own video", "video.mp4", "mine"),
+        ("folder with the name of a video", "video.mp4/thesis.txt", "mine"),
+        ("record of another program", "rollout.json", '{"format": "theirs"}'),
+        ("record that is none", "rollout.json", "mine"),
+    ):
+        add(f"{name}, overwrite", lambda place, f=file, c=content: _somebodys(place, f, c))
     for name, target in {
         "context": "context",
         "trajectory": "drive.json",
@@ -233,6 +242,13 @@ def outputs() -> list[Case]:
     add("a parent of the context, overwrite", lambda place: {"output": place.common, "overwrite": "true"})
     add("home, overwrite", lambda place: ["output=${oc.env:HOME}", "overwrite=true"])
     return made
+
+
+def _somebodys(place: Place, file: str, content: str) -> dict[str, object]:
+    path = place.work / "out" / file
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    return {"overwrite": "true"}
 
 
 def _linked(place: Place, target: str) -> dict[str, object]:
