@@ -32,7 +32,7 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from terra.engine.base import EngineCounters
-from terra.errors import EngineError
+from terra.errors import EngineError, TerraError
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +155,7 @@ class Pump:
         self._thread.start()
         try:
             started.result()
-        except EngineError:
+        except TerraError:
             raise
         except Exception as error:  # whatever vLLM meets: memory, a device, an argument
             raise EngineError(f"vLLM could not start: {_line(error)}") from error
