@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import shutil
 import threading
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from engine_rollouts import FILTERED, GREEDY, PATIENCE, PLAIN, check_closing, make_prompt, ran, soon, stepped
 from tiny import save_tiny, tiny_config
+from tiny_adapter import change_tensors
 from vllm import SamplingParams as VllmSamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 
@@ -299,6 +301,14 @@ def test_sessions_share_few_kv_blocks_and_a_closed_engine_fails_those_who_wait(v
 def test_a_window_longer_than_vllm_takes_is_refused(v1_model, length):
     with pytest.raises(ConfigError, match=r"engine_args\.max_model_len: expected 144 tokens \(a window\) or more, got"):
         VllmEngine(v1_model, engine_args={"max_model_len": length})
+
+
+def test_weights_that_are_no_numbers_are_refused(v1_model, tmp_path):
+    shutil.copytree(v1_model, tmp_path / "model")
+    name = "model.layers.1.mlp.up_proj.weight"
+    change_tensors(tmp_path / "model/model.safetensors", lambda tensors: tensors[name].view(-1)[5].fill_(torch.nan))
+    with pytest.raises(CheckpointError, match=f"model: {name}: expected finite numbers, got nan"):
+        VllmEngine(tmp_path / "model")
 
 
 @pytest.mark.parametrize(("arguments", "message"), [({"block_size": 7}, ""), ({"num_gpu_blocks_override": 4}, "")])

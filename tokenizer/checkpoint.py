@@ -147,9 +147,7 @@ def read_layout(folder: Path, dtypes: Collection[str] = _ITEM_BYTES) -> Layout:
     return layout
 
 
-def verify_layout(
-    folder: Path, expected: Mapping[str, tuple[int, ...]], dtypes: Collection[str] = _ITEM_BYTES
-) -> None:
+def verify_layout(folder: Path, expected: Mapping[str, tuple[int, ...]], dtypes: Collection[str] = _ITEM_BYTES) -> None:
     """Compare a checkpoint's names and shapes with those of an architecture, without loading weights.
 
     Raises CheckpointError with the first few missing, unexpected and mismatched tensors and their counts, in one line,
