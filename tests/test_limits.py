@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import re
 import socket
@@ -89,6 +90,18 @@ def tried(work) -> None:
 
 def test_yaml_says_what_the_code_says():
     assert Limits(**yaml.safe_load((config_dir() / "limits/default.yaml").read_text())) == LIMITS
+
+
+@pytest.mark.parametrize("value", [0, -1, (1 << 40) + 1, 10**20, True, 1.5, None])
+@pytest.mark.parametrize("name", sorted(name for name, bound in vars(LIMITS).items() if isinstance(bound, int)))
+def test_bounds_have_bounds(name, value):
+    assert refused(lambda: Limits(**{name: value}), ConfigError).startswith(f"{name}: expected")
+
+
+@pytest.mark.parametrize("name", ["video_fps", "context_seconds"])
+@pytest.mark.parametrize("value", [0, 1e300, math.inf, math.nan])
+def test_bounds_that_are_no_counts_have_bounds(name, value):
+    assert refused(lambda: Limits(**{name: value}), ConfigError).startswith(f"{name}: expected")
 
 
 class TestFiles:
@@ -288,6 +301,32 @@ def engine_spec():
     from terra.engine.base import EngineSpec
 
     return EngineSpec.of(tiny_config())
+
+
+class TestActBench:
+    LIMITS = SMALL.replace(json_bytes=1 << 20, manifest_bytes=4 << 20)
+
+    @pytest.mark.parametrize(
+        ("size", "words"),
+        [
+            (100 << 30, "expected at most 4194304 bytes, got 107374182400"),
+            (4 << 20, "line 1: expected at most 1048576 bytes, got more"),
+        ],
+    )
+    def test_size_is_checked_before_a_line_is_looked_for(self, tmp_path, size, words):
+        path = tmp_path / "a.jsonl"
+        with path.open("wb") as file:
+            file.write(b'{"sample_id": 3, ')
+            file.truncate(size)
+        for sample in (3, "3", None):
+            message = refused(lambda sample=sample: load_trajectory(path, sample_id=sample, limits=self.LIMITS))
+            assert message == f"{path}: {words}"
+
+    def test_many_lines(self, tmp_path):
+        path = tmp_path / "a.jsonl"
+        path.write_bytes(b"\n" * 11)
+        limits = SMALL.replace(manifest_lines=10)
+        assert "at most 10 lines" in refused(lambda: load_trajectory(path, sample_id=3, limits=limits))
 
 
 class TestManifest:

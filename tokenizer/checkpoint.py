@@ -29,7 +29,6 @@ from tokenizer.files import (
     replacing,
     write_json as write_json,
 )
-from tokenizer.limits import LIMITS
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
@@ -68,6 +67,8 @@ FLOATS = "BF16", "F16", "F32", "F64"
 _CHECKED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _NUM_NAMES_SHOWN, _NAME_CHARS_SHOWN = 5, 200
 _MAX_DIMENSIONS = 8
+_MAX_HEADER_BYTES, _MAX_TENSORS = 16 << 20, 100_000
+"""Bounds on a safetensors header and on a checkpoint's tensors; no settings, as no checkpoint comes near them."""
 
 
 def resolve_checkpoint(path_or_hub_id: str | Path, subfolder: str | None = None, revision: str | None = None) -> Path:
@@ -136,8 +137,8 @@ def read_layout(folder: Path, dtypes: Collection[str] = _ITEM_BYTES) -> Layout:
         if repeated:
             raise CheckpointError(f"{path}: expected tensors that no other shard has, got {_shorten(repeated)}")
         layout |= header
-        if len(layout) > LIMITS.tensors:
-            raise CheckpointError(f"{path}: expected at most {LIMITS.tensors} tensors, got more")
+        if len(layout) > _MAX_TENSORS:
+            raise CheckpointError(f"{path}: expected at most {_MAX_TENSORS} tensors, got more")
     index = folder / INDEX_NAME
     if index.is_file():
         listed = _weight_map(index).keys()
@@ -275,8 +276,8 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         got = reprlib.repr(weight_map)
         raise CheckpointError(f"{index}: expected weight_map as an object of tensor and file names, got {got}")
-    if len(weight_map) > LIMITS.tensors:
-        raise CheckpointError(f"{index}: expected at most {LIMITS.tensors} tensors, got {len(weight_map)}")
+    if len(weight_map) > _MAX_TENSORS:
+        raise CheckpointError(f"{index}: expected at most {_MAX_TENSORS} tensors, got {len(weight_map)}")
     for name, shard in weight_map.items():
         is_name = isinstance(shard, str) and Path(shard).name == shard and len(shard) <= _MAX_NAME
         if not is_name or not shard.endswith(".safetensors"):
@@ -299,10 +300,10 @@ def read_header(path: Path, dtypes: Collection[str] = _ITEM_BYTES) -> Layout:
         length = int.from_bytes(start, "little")
         if start == b"version ":
             raise CheckpointError(f"{path}: expected weights, got a Git LFS pointer of {size} bytes")
-        if len(start) < 8 or length > min(LIMITS.header_bytes, size - 8):
+        if len(start) < 8 or length > min(_MAX_HEADER_BYTES, size - 8):
             if start.startswith(_PICKLE_STARTS):
                 raise CheckpointError(f"{path}: expected safetensors, got a pickle of PyTorch, which is not read")
-            within = f"within the file's {size} bytes and {LIMITS.header_bytes}"
+            within = f"within the file's {size} bytes and {_MAX_HEADER_BYTES}"
             raise CheckpointError(f"{path}: expected a safetensors header {within}, got a length of {length}")
         text = decode_text(file.read(length), f"{path}: header", CheckpointError)
     header = parse_json(text, f"{path}: header", CheckpointError)
