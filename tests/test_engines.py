@@ -20,7 +20,7 @@ from terra.engine.graph.step import DecodeSteps
 from terra.engine.hf import HFEngine
 from terra.engine.jacobi import JacobiEngine
 from terra.engine.persistence import PersistenceEngine
-from terra.errors import ConfigError, EngineError
+from terra.errors import CheckpointError, ConfigError, EngineError
 from terra.prompt import build_prompt
 from terra.sampling import SamplingParams
 from terra.world_model import LlamaActionV2ForCausalLM
@@ -433,6 +433,13 @@ def test_graph_engine_that_fails_says_so(tiny_model, wait, monkeypatch, kind, st
             wait(ran(engine, prompt, actions))
     assert engine.failure == "the engine failed: RuntimeError: no memory left"
     wait(engine.close())
+
+
+@pytest.mark.parametrize("bias", ["attention_bias", "mlp_bias"])
+def test_graph_engine_has_no_biases(tmp_path, bias):
+    checkpoint = save_tiny(tmp_path, LlamaActionV2ForCausalLM, **{bias: True})
+    with pytest.raises(CheckpointError, match="world_model: expected no biases with engine=graph, got attention_bias"):
+        GraphEngine(checkpoint, drafts=0, dtype="float32", device=DEVICE)
 
 
 def test_graph_engine_asks_for_8_bits_that_are_there(tiny_model, monkeypatch):

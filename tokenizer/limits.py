@@ -49,7 +49,7 @@ class Limits(Settings):
     npz_members: Bound = 64
     trajectory_numbers: Bound = 4_000_000
     rollout_frames: Bound = 36_000  # an hour at 10 frames a second
-    manifest_bytes: Bound = 2 << 30  # is read, and refused for its last line, in less than 20 s
+    manifest_bytes: Bound = 1 << 30  # is refused for what its last line holds in less than 20 s
     picture_pixels: Bound = 64_000_000
     jpeg_scans: Bound = 100
     video_pixels: Bound = 1 << 24

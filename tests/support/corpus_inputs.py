@@ -491,7 +491,7 @@ def jsonl_cases(rng: random.Random) -> list[Case]:
         must="refuse",
     )
     add("3,000,000 lines", lambda place: _samples(place, 3_000_000), sample_id=7, must="refuse")
-    add("34 long lines", lambda place: _long_lines(place, 34), sample_id=3, must="refuse")
+    add("17 long lines", lambda place: _long_lines(place, 17), sample_id=3, must="refuse")
     add("1,700 long lines", lambda place: _long_lines(place, 1700), sample_id=3, must="refuse")
     add("1 TB", lambda place: place.sparse("drive.jsonl", 1 << 40, b'{"sample_id": 3, '), sample_id=3, must="refuse")
     add("no trajs", '{"sample_id": 1}', must="refuse")
