@@ -269,6 +269,42 @@ def test_a_failed_engine_tells_everyone_who_waits(v1_engine, wait, monkeypatch):
     wait(v1_engine.close())
 
 
+def test_a_core_that_hangs_in_a_step_fails_everyone_in_time(v1_model, wait, monkeypatch):
+    """Who steps, who runs, who comes later, and who closes the engine, while the step still hangs."""
+    engine = VllmEngine(v1_model, max_sessions=4, step_seconds=0.5)
+    prompt, actions = make_prompt(0)
+    reason = "the vLLM engine failed: expected the end of a step in 0.5 s, got none"
+    released, get_output = threading.Event(), engine._pump._core.get_output
+
+    def hangs():
+        assert released.wait(2 * PATIENCE)
+        return get_output()
+
+    monkeypatch.setattr(engine._pump._core, "get_output", hangs)
+
+    async def fails():
+        work = [asyncio.create_task(way(engine, prompt, actions)) for way in (stepped, ran, stepped)]
+        errors = await soon(asyncio.gather(*work, return_exceptions=True))
+        assert [(type(error), str(error)) for error in errors] == [(EngineError, reason)] * 3
+        for late in (stepped(engine, prompt, actions), ran(engine, prompt, actions)):
+            with pytest.raises(EngineError, match=reason):
+                await soon(late)
+        await soon(engine.close())
+
+    wait(fails())
+    assert engine.failure == reason
+    assert not released.is_set()
+    released.set()
+    engine._pump._thread.join(PATIENCE)  # frees the device, late
+    assert not engine._pump._thread.is_alive()
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan")])
+def test_a_step_has_some_time(v1_model, seconds):
+    with pytest.raises(ConfigError, match=r"engine\.step_seconds: expected more than 0, got"):
+        VllmEngine(v1_model, step_seconds=seconds)
+
+
 def test_sessions_share_few_kv_blocks_and_a_closed_engine_fails_those_who_wait(v1_model, wait):
     """Live sessions and runs on a KV cache of two windows, with as many sequence slots as there are sessions."""
     engine = VllmEngine(v1_model, max_sessions=16, engine_args={"num_gpu_blocks_override": 12})

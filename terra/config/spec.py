@@ -33,7 +33,7 @@ AUTO = "auto"
 """The `_target_` of engine=auto."""
 
 # Settings of an engine that decide how fast the engine is, and not which tokens come out.
-_SPEED = ("max_sessions", "cpu_kv_cache_gib", "gpu_memory_utilization", "tensor_parallel_size")
+_SPEED = ("max_sessions", "cpu_kv_cache_gib", "gpu_memory_utilization", "tensor_parallel_size", "step_seconds")
 _MOST_SESSIONS = 128
 _ROLLOUTS_FOR_VLLM = 8
 """Number of rollouts on a CPU from which on engine=auto takes vLLM."""
