@@ -110,14 +110,18 @@ def _check_apart(folder: Path, inputs: Iterable[Path]) -> None:
 
 
 @contextmanager
-def output_folder(folder: Path) -> Iterator[Path]:
+def output_folder(folder: Path, check: Callable[[], None] = lambda: None) -> Iterator[Path]:
     """Give a temporary folder beside `folder`, and rename it to `folder` when the block ends without an exception.
 
     An existing `folder` is replaced then (see `check_output`); where it is a link, the folder that the link leads to.
     After an exception it stays, and the temporary folder is removed.
 
+    Args:
+        folder: the output.
+        check: raises OutputError if `folder` may not be replaced as it is when the block has ended.
+
     Raises:
-        OutputError: the disk is full, or a file can't be written.
+        OutputError: the disk is full, or a file can't be written; or from `check`.
     """
     partial: Path | None = None
     place = folder.resolve()
@@ -126,6 +130,7 @@ def output_folder(folder: Path) -> Iterator[Path]:
         partial = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
         partial.chmod(0o755)
         yield partial
+        check()
         if place.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{place.name}.old.", dir=place.parent))
             place.rename(old / place.name)

@@ -214,6 +214,24 @@ def test_a_failure_on_the_way_leaves_what_was_there(command, tmp_path, monkeypat
 
 
 @pytest.mark.slow
+def test_what_is_put_into_the_old_result_meanwhile_stays(command, tmp_path, monkeypatch, capsys):
+    command()
+    run = HFSession.run
+
+    async def meanwhile(self, actions):
+        async for frame in run(self, actions):
+            yield frame
+        (tmp_path / "out/thesis.txt").write_text("x")
+
+    monkeypatch.setattr(HFSession, "run", meanwhile)
+    with pytest.raises(SystemExit) as exit_info:
+        command("overwrite=true", "seed=3")
+    assert exit_info.value.code == 2
+    assert "got thesis.txt" in capsys.readouterr().err
+    assert (tmp_path / "out/thesis.txt").read_text() == "x"
+
+
+@pytest.mark.slow
 def test_what_pixels_add_is_told(works, tmp_path, monkeypatch, capsys):
     settings = (f"{key}={value}" for key, value in works.items())
     monkeypatch.setattr(sys, "argv", ["x", "--rounds", "2", "--output", str(tmp_path / "told.json"), *settings])

@@ -47,6 +47,21 @@ def test_old_folder_stays_until_the_new_one_is_complete(tmp_path):
     assert listing(tmp_path) == ["run"]
 
 
+def test_what_comes_meanwhile_stays(tmp_path):
+    run = tmp_path / "run"
+
+    def work(folder):
+        (folder / "video.mp4").write_text("x")
+        run.mkdir()
+        (run / "thesis.txt").write_text("x")
+
+    check = lambda: check_output(run, needed_bytes=0)  # noqa: E731
+    with pytest.raises(OutputError, match="exists already"), output_folder(run, check) as folder:
+        work(folder)
+    assert listing(run) == ["thesis.txt"]
+    assert listing(tmp_path) == ["run"]
+
+
 def test_full_disk_is_one_line(tmp_path):
     with pytest.raises(OutputError, match=r"output=.*run: the disk is full"), output_folder(tmp_path / "run"):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -8,7 +8,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from engine_rollouts import FILTERED, GREEDY, PATIENCE, PLAIN, check_closing, make_prompt, ran, soon, stepped
+from engine_rollouts import (
+    FILTERED,
+    GREEDY,
+    PATIENCE,
+    PLAIN,
+    check_cancelled_closing,
+    check_closing,
+    make_prompt,
+    ran,
+    soon,
+    stepped,
+)
 from tiny import save_tiny, tiny_config
 from tiny_adapter import change_tensors
 from vllm import SamplingParams as VllmSamplingParams
@@ -297,6 +308,10 @@ def test_a_core_that_hangs_in_a_step_fails_everyone_in_time(v1_model, wait, monk
     released.set()
     engine._pump._thread.join(PATIENCE)  # frees the device, late
     assert not engine._pump._thread.is_alive()
+
+
+def test_a_cancelled_close_closes(v1_model, wait):
+    wait(check_cancelled_closing(VllmEngine(v1_model, max_sessions=4)))
 
 
 @pytest.mark.parametrize("seconds", [0, -1.0, float("nan")])

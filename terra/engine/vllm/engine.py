@@ -59,7 +59,7 @@ class VllmEngine:
         cpu_kv_cache_gib: memory for the KV cache on a CPU.
         gpu_memory_utilization: share of the GPU's memory that vLLM may take.
         tensor_parallel_size: GPUs that share one model.
-        step_seconds: time that one step of vLLM may take; the engine has failed after it, and everyone who waits is told.
+        step_seconds: time that one step of vLLM may take; after it the engine has failed, and all who wait are told.
         engine_args: further arguments of vLLM's EngineArgs, such as `quantization="fp8"`.
 
     Raises:
