@@ -22,6 +22,7 @@ def synthesize(config: DictConfig) -> None:
     from terra.errors import ConfigError
     from terra.output import check_output, output_folder
     from terra.world_model.published import WORLD_MODELS
+    from tokenizer.checkpoint import CHECKPOINT_FILES
 
     names = {"v1": "world_model", "v2": "world_model_v2"}
     if values["version"] not in names:
@@ -31,7 +32,8 @@ def synthesize(config: DictConfig) -> None:
             raise ConfigError(f"{name}: expected a whole number of at least 1, got {values[name]!r}")
     output = Path(values["output"])
     made = names[values["version"]], WORLD_MODELS[names[values["version"]]].tokenizer
-    check_output(output, needed_bytes=_BYTES, replaced=made if values["overwrite"] else ())
+    replaced = [f"{name}/{file}" for name in made for file in CHECKPOINT_FILES]
+    check_output(output, needed_bytes=_BYTES, replaced=replaced if values["overwrite"] else ())
     with output_folder(output) as folder:
         write_repository(
             folder,

@@ -1,5 +1,6 @@
 """The command `terra generate`: checks every input, loads the weights, makes a rollout, and writes its folder."""
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from terra.rollout import (
     load_inputs,
     rollout_record,
 )
+from terra.rollout_record import read_any_record
 from terra.windows import check_frames, plan_windows
 from tokenizer.limits import LIMITS, Limits
 from tokenizer.settings import Count, FilePath, Seed, Text
@@ -79,12 +81,14 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
     needed = num_frames * image_size[0] * image_size[1] * _BYTES_A_PIXEL + _SPARE_BYTES
     context, sample_id = settings.context, settings.sample_id
     path = action_file(model.space, trajectory=settings.trajectory, actions=settings.actions)
-    check_output(
+    check = functools.partial(
+        check_output,
         settings.output,
-        needed_bytes=needed,
         replaced=ROLLOUT_FILES if settings.overwrite else (),
-        inputs=[*context_files(context, num_context), path, spec.tokenizer, spec.world_model],
+        check_replaced=read_any_record,
+        inputs=[*context_files(context, num_context), path, *spec.folders()],
     )
+    check(needed_bytes=needed)
     inputs = load_inputs(
         context,
         path,
@@ -105,7 +109,7 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
     request = RolloutRequest(inputs.context_frames, inputs.actions, settings.seed)
     with (
         pipeline,
-        output_folder(settings.output) as folder,
+        output_folder(settings.output, lambda: check(needed_bytes=0)) as folder,
         RolloutWriter(folder, model.fps, camera=settings.camera, gif=True, png=settings.png) as writer,
     ):
         with _frame_bar(console, num_frames - num_context) as on_frame:

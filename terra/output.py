@@ -6,11 +6,12 @@ import importlib.metadata
 import os
 import platform
 import shutil
+import stat
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from fnmatch import fnmatch
-from pathlib import Path
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
 
 from terra.errors import OutputError
 
@@ -18,26 +19,35 @@ _MAX_NAME_BYTES = 200  # of a folder's name: file systems take 255, of which the
 
 
 def check_output(
-    folder: Path, *, needed_bytes: int, replaced: Sequence[str] | None = (), inputs: Iterable[Path] = ()
+    folder: Path,
+    *,
+    needed_bytes: int,
+    replaced: Sequence[str] | None = (),
+    check_replaced: Callable[[Path], object] = lambda _: None,
+    inputs: Iterable[Path] = (),
 ) -> None:
     """Refuse an output folder that could not be written at the end, or whose replacement would take the user's files.
 
     Args:
         folder: new or empty, or one that may be replaced.
         needed_bytes: free space that the output needs.
-        replaced: shell patterns of the names in a folder that may be replaced, which are those that the command writes;
-            empty: nothing is replaced; None: the command adds to the folder, and replaces nothing.
+        replaced: shell patterns of the files in a folder that may be replaced, by their paths there, which are those
+            that the command writes; empty: nothing is replaced; None: the command adds to the folder, and replaces
+            nothing.
+        check_replaced: raises OutputError for a folder that holds such files and yet is no earlier result.
         inputs: files and folders that the command reads.
 
     Raises:
-        OutputError: the folder exists (and may not be replaced), holds something else or an input, is a file or a link
-            to nothing, is or holds the current folder, has a name that is too long, can't be written, or the disk has
-            less than `needed_bytes` free.
+        OutputError: the folder exists (and may not be replaced), holds something else or an input, lies in an input, is
+            a file or a link to nothing, is or holds the current folder, has a name that is too long, can't be written,
+            or the disk has less than `needed_bytes` free.
     """
     try:
         _check_place(folder)
-        if replaced is not None and folder.exists():
-            _check_replaceable(folder, replaced, inputs)
+        if replaced is not None:
+            if folder.exists():
+                _check_replaceable(folder, replaced, check_replaced)
+            _check_apart(folder, inputs)
         parent = next(path for path in folder.absolute().parents if path.exists())
         if not parent.is_dir() or not os.access(parent, os.W_OK):
             raise OutputError(f"output={folder}: expected a place to write to, got {parent}, which is not")
@@ -63,29 +73,55 @@ def _check_place(folder: Path) -> None:
         raise OutputError(f"output={folder}: expected a folder of its own, got the current one or one that holds it")
 
 
-def _check_replaceable(folder: Path, replaced: Sequence[str], inputs: Iterable[Path]) -> None:
-    names = sorted(path.name for path in folder.iterdir())
-    if names and not replaced:
+def _check_replaceable(folder: Path, replaced: Sequence[str], check_replaced: Callable[[Path], object]) -> None:
+    if not any(folder.iterdir()):
+        return
+    if not replaced:
         raise OutputError(f"output={folder}: exists already: choose another, or overwrite=true")
-    other = next((name for name in names if not any(fnmatch(name, pattern) for pattern in replaced)), None)
-    if other is not None:
+    if (other := _other_than(folder, replaced)) is not None:
         what = ", ".join(replaced)
         raise OutputError(f"output={folder}: overwrite=true replaces an earlier result alone ({what}), got {other}")
+    check_replaced(folder)
+
+
+def _other_than(folder: Path, written: Sequence[str]) -> str | None:
+    """The path within a folder of the first thing that is no file of these patterns, and no folder of such files."""
+    folders = {PurePosixPath(pattern).parent.as_posix() for pattern in written}
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for root, inner, names in os.walk(folder, onerror=refuse):
+        for path in sorted(Path(root, name) for name in (*inner, *names)):
+            name, mode = path.relative_to(folder).as_posix(), path.lstat().st_mode
+            is_written = stat.S_ISREG(mode) and any(fnmatchcase(name, pattern) for pattern in written)
+            if not (is_written or (stat.S_ISDIR(mode) and name in folders)):
+                return name
+    return None
+
+
+def _check_apart(folder: Path, inputs: Iterable[Path]) -> None:
     resolved = folder.resolve()
     for path in inputs:
         if resolved in (path.resolve(), *path.resolve().parents):
             raise OutputError(f"output={folder}: expected a folder without the inputs, got {path} in it")
+        if path.resolve() in resolved.parents:
+            raise OutputError(f"output={folder}: expected a folder outside the inputs, got one in {path}")
 
 
 @contextmanager
-def output_folder(folder: Path) -> Iterator[Path]:
+def output_folder(folder: Path, check: Callable[[], None] = lambda: None) -> Iterator[Path]:
     """Give a temporary folder beside `folder`, and rename it to `folder` when the block ends without an exception.
 
     An existing `folder` is replaced then (see `check_output`); where it is a link, the folder that the link leads to.
     After an exception it stays, and the temporary folder is removed.
 
+    Args:
+        folder: the output.
+        check: raises OutputError if `folder` may not be replaced as it is when the block has ended.
+
     Raises:
-        OutputError: the disk is full, or a file can't be written.
+        OutputError: the disk is full, or a file can't be written; or from `check`.
     """
     partial: Path | None = None
     place = folder.resolve()
@@ -94,6 +130,7 @@ def output_folder(folder: Path) -> Iterator[Path]:
         partial = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
         partial.chmod(0o755)
         yield partial
+        check()
         if place.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{place.name}.old.", dir=place.parent))
             place.rename(old / place.name)

@@ -65,8 +65,8 @@ from tokenizer.limits import LIMITS, Limits
 
 TOKENS, VIDEO, GIF = "tokens.safetensors", "video.mp4", "video.gif"
 OVERLAY, PNGS = "overlay.mp4", "frames"
-ROLLOUT_FILES = RECORD, TOKENS, VIDEO, GIF, OVERLAY, PNGS
-"""Names of all that `RolloutWriter` may write."""
+ROLLOUT_FILES = RECORD, TOKENS, VIDEO, GIF, OVERLAY, f"{PNGS}/frame_*.png", "tokens.npz"
+"""Shell patterns of all that `RolloutWriter` may write, or wrote before."""
 
 Pixels = UInt8[np.ndarray, "frames height width 3"]
 Paths = Float64[np.ndarray, "steps points 2"]

@@ -1,5 +1,6 @@
 """Reads the record of a rollout's folder, which `terra.rollout` describes and writes. Imports nothing heavy."""
 
+import reprlib
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,23 @@ def read_record(folder: Path) -> dict[str, Any]:
     Raises:
         OutputError: no record, or one of another version.
     """
-    path = folder / RECORD
-    record = read_json(path, OutputError, f"the {RECORD} of a rollout")
-    if record.get("format") != FORMAT:
-        raise OutputError(f"{path}: expected format {FORMAT!r}, got {record.get('format')!r}")
+    path, record = folder / RECORD, read_any_record(folder)
     version = record.get("version")
     if version is None:
         raise OutputError(f"{path}: was written before records had a version: make the rollout again, with its seed")
     if version != VERSION:
         raise OutputError(f"{path}: expected version {VERSION}, got {version!r}: another Terra wrote it")
+    return record
+
+
+def read_any_record(folder: Path) -> dict[str, Any]:
+    """The record of a rollout's folder, whatever version of Terra wrote it.
+
+    Raises:
+        OutputError: no record.
+    """
+    path = folder / RECORD
+    record = read_json(path, OutputError, f"the {RECORD} of a rollout")
+    if record.get("format") != FORMAT:
+        raise OutputError(f"{path}: expected format {FORMAT!r}, got {reprlib.repr(record.get('format'))}")
     return record

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_adapter import save_adapter, save_decoder
+from tiny_adapter import change_tensors, save_adapter, save_decoder
 
 import terra
 from terra.errors import CheckpointError
@@ -73,6 +73,14 @@ def test_the_encoder_may_be_left_out_and_the_hash_counts_the_decoder(pair, adapt
     save_file({name: each for name, each in tensors.items() if name.startswith("decoder.")}, path)
     assert torch.equal(rollouts(pair, None, adapter=adapter)[0].frames, before)
     assert adapter_sha256(adapter) != whole
+
+
+def test_a_decoder_of_no_numbers_is_named(pair, adapter):
+    weights = adapter / "decoder/model.safetensors"
+    change_tensors(weights, lambda tensors: tensors["decoder.conv_out.weight"].view(-1)[0].fill_(torch.nan))
+    message = rf"^{weights}: decoder\.conv_out\.weight: expected finite numbers, got nan to nan$"
+    with pytest.raises(CheckpointError, match=message):
+        rollouts(pair, "snow", adapters={"snow": adapter})
 
 
 def test_a_decoder_that_does_not_fit_is_one_line(pair, adapter):

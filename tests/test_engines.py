@@ -5,11 +5,24 @@ The same on a GPU: `TERRA_TEST_DEVICE=cuda pytest tests/test_engines.py -k "not 
 
 import asyncio
 import itertools
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from engine_rollouts import GREEDY, PLAIN, SAMPLINGS, WINDOW, check_closing, make_prompt, ran, soon, stepped
+from engine_rollouts import (
+    GREEDY,
+    PLAIN,
+    SAMPLINGS,
+    WINDOW,
+    check_cancelled_closing,
+    check_closing,
+    make_prompt,
+    ran,
+    soon,
+    stepped,
+)
 from tiny import COLS, DEVICE, ROWS, save_tiny
 
 from terra.benchmark.prompts import prompt_maker
@@ -20,9 +33,9 @@ from terra.engine.graph.step import DecodeSteps
 from terra.engine.hf import HFEngine
 from terra.engine.jacobi import JacobiEngine
 from terra.engine.persistence import PersistenceEngine
-from terra.errors import ConfigError, EngineError
+from terra.errors import CheckpointError, ConfigError, EngineError
 from terra.prompt import build_prompt
-from terra.sampling import SamplingParams
+from terra.sampling import SamplingParams, sample_tokens
 from terra.world_model import LlamaActionV2ForCausalLM
 
 MORE_THAN_SEATS = 40
@@ -267,6 +280,68 @@ class TestContract:
         assert torch.equal(first, alone[0])
 
 
+async def cancel_open(engine: Engine) -> list[object]:
+    return [await cancelled(engine.open(make_prompt(51)[0], PLAIN, 1), turns=0)]
+
+
+async def cancel_prefill(engine: Engine) -> list[object]:
+    prompt, actions = make_prompt(51)
+    sessions = [await engine.open(prompt, PLAIN, seed) for seed in range(3)]
+    outcomes = [await cancelled(session.step(actions[0]), turns=turns) for turns, session in enumerate(sessions, 1)]
+    for session in sessions:
+        await session.close()
+    return outcomes
+
+
+async def cancel_between_frames(engine: Engine) -> list[object]:
+    prompt, actions = make_prompt(51)
+    session = await engine.open(prompt, PLAIN, 1)
+    run = session.run(actions)
+    await soon(anext(run))
+    outcome = await cancelled(anext(run), turns=1)
+    await run.aclose()
+    await session.close()
+    return [outcome]
+
+
+async def cancel_close(engine: Engine) -> list[object]:
+    prompt, actions = make_prompt(51)
+    session = await engine.open(prompt, PLAIN, 1)
+    await soon(session.step(actions[0]))
+    outcome = await cancelled(session.close(), turns=0)
+    await session.close()
+    with pytest.raises(EngineError, match="closed"):
+        await soon(session.step(actions[1]))
+    return [outcome]
+
+
+async def cancelled(work: Coroutine[Any, Any, object], turns: int) -> object:
+    """Cancel a coroutine after some turns of the event loop; what came of it."""
+    task = asyncio.create_task(work)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    return (await soon(asyncio.gather(task, return_exceptions=True)))[0]
+
+
+class TestCancellation:
+    @pytest.mark.parametrize("cancel", [cancel_open, cancel_prefill, cancel_between_frames, cancel_close])
+    def test_the_engine_and_its_other_sessions_go_on(self, engine, wait, cancel):
+        prompt, actions = make_prompt(50)
+        expected = wait(ran(engine, prompt, actions))
+
+        async def beside() -> torch.Tensor:
+            other = asyncio.create_task(ran(engine, prompt, actions))
+            for outcome in await cancel(engine):
+                at_once = isinstance(engine, PersistenceEngine) and isinstance(outcome, torch.Tensor)
+                assert at_once or isinstance(outcome, asyncio.CancelledError)
+            return await soon(other)
+
+        assert torch.equal(wait(beside()), expected)
+        assert torch.equal(wait(ran(engine, prompt, actions)), expected)
+        assert engine.failure is None
+
+
 class TestModels:
     """What holds for engines that have weights."""
 
@@ -309,6 +384,10 @@ def test_hf_equals_vllm(hf_engine, vllm_engine, wait, sampling, way):
 EIGHT = ("fp8_weights", "fp8_cache")
 
 
+def hf(checkpoint: Path, _: int) -> Engine:
+    return HFEngine(checkpoint, device=DEVICE)
+
+
 def jacobi(checkpoint: Path, drafts: int) -> Engine:
     return JacobiEngine(checkpoint, drafts=drafts, device=DEVICE)
 
@@ -317,10 +396,43 @@ def graph(checkpoint: Path, drafts: int) -> GraphEngine:
     return GraphEngine(checkpoint, drafts=drafts, max_sessions=3, dtype="float32", device=DEVICE)
 
 
-@pytest.mark.parametrize("make", [lambda checkpoint, _: HFEngine(checkpoint, device=DEVICE), jacobi, graph])
+@pytest.mark.parametrize("make", [hf, jacobi, graph])
 def test_closing_fails_those_who_wait(tiny_model, wait, make):
     """For vLLM, of which a process runs one engine at a time, see test_vllm."""
     wait(check_closing(make(tiny_model, 1)))
+
+
+@pytest.mark.parametrize("make", [hf, jacobi, graph])
+def test_a_cancelled_close_closes(tiny_model, wait, make):
+    """For vLLM see test_vllm."""
+    wait(check_cancelled_closing(make(tiny_model, 1)))
+
+
+@pytest.mark.parametrize("calls", [1, 20], ids=["prefill", "second frame"])
+@pytest.mark.parametrize("make", [hf, jacobi])
+def test_a_step_that_raises_fails_the_engine(tiny_model, wait, monkeypatch, make, calls):
+    """For graph see below, for vLLM test_vllm."""
+    engine, count = make(tiny_model, 0), itertools.count(1)
+
+    def fail(*arguments: Any) -> torch.Tensor:
+        if next(count) >= calls:
+            raise RuntimeError("no memory left\non any device")
+        return sample_tokens(*arguments)
+
+    monkeypatch.setattr(f"terra.engine.{make.__name__}.sample_tokens", fail)
+    prompt, actions = make_prompt(0)
+    reason = "the engine failed: RuntimeError: no memory left"
+
+    async def together() -> list[object]:
+        idle = await engine.open(prompt, PLAIN, 0)
+        work = [way(engine, prompt, actions) for way in (ran, stepped, ran)]
+        outcomes = await soon(asyncio.gather(*work, return_exceptions=True))
+        late = (idle.step(actions[0]), engine.open(prompt, PLAIN, 0))
+        return [*outcomes, *await soon(asyncio.gather(*late, return_exceptions=True))]
+
+    assert [(type(each), str(each)) for each in wait(together())] == [(EngineError, reason)] * 5
+    assert engine.failure == reason
+    wait(engine.close())
 
 
 @pytest.mark.parametrize("make", [jacobi, graph])
@@ -449,6 +561,13 @@ def test_graph_engine_that_fails_says_so(tiny_model, wait, monkeypatch, kind, st
             wait(ran(engine, prompt, actions))
     assert engine.failure == "the engine failed: RuntimeError: no memory left"
     wait(engine.close())
+
+
+@pytest.mark.parametrize("bias", ["attention_bias", "mlp_bias"])
+def test_graph_engine_has_no_biases(tmp_path, bias):
+    checkpoint = save_tiny(tmp_path, LlamaActionV2ForCausalLM, **{bias: True})
+    with pytest.raises(CheckpointError, match="world_model: expected no biases with engine=graph, got attention_bias"):
+        GraphEngine(checkpoint, drafts=0, dtype="float32", device=DEVICE)
 
 
 def test_graph_engine_asks_for_8_bits_that_are_there(tiny_model, monkeypatch):

@@ -1,6 +1,7 @@
 """`terra-generate` from its command line: what it writes, and every way in which its input can be wrong."""
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from entry import load_script
 from PIL import Image
 from safetensors.numpy import load_file
 from tiny import COLS, ROWS
+from tiny_adapter import save_adapter
 
 from decoder.video import probe_video, read_video, write_video
 from terra.cli import main
@@ -20,6 +22,7 @@ from terra.engine.hf import HFSession
 from terra.errors import EngineError
 from terra.reconstruction import write_expected
 from terra.trajectory import save_poses
+from tokenizer.lineage import tokens_sha256
 
 HEIGHT, WIDTH = 4 * ROWS, 4 * COLS
 
@@ -150,6 +153,47 @@ def test_overwrite_replaces(command):
     assert not np.array_equal(first, tokens(command("overwrite=true", "seed=3")))
 
 
+@pytest.mark.parametrize("changes", [{}, {"version": None}, {"version": 3}])
+def test_overwrite_replaces_results_of_other_versions(command, changes):
+    output = command("engine=persistence", "png=true")
+    path = output / "rollout.json"
+    record = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in record.items() if value is not None}))
+    command("engine=persistence", "overwrite=true")
+    assert json.loads(path.read_text())["version"] == 2
+    assert not (output / "frames").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("frames/thesis.txt", "x", "overwrite=true replaces an earlier result alone .*, got frames/thesis.txt"),
+        ("video.mp4", "x", "expected the rollout.json of a rollout, got: No such file"),
+        ("video.mp4/thesis.txt", "x", "overwrite=true replaces an earlier result alone .*, got video.mp4"),
+        ("rollout.json", '{"format": "theirs"}', "expected format 'terra-rollout', got 'theirs'"),
+        ("rollout.json", "[]", "expected a JSON object"),
+    ],
+)
+def test_overwrite_leaves_what_is_the_users(refused, tmp_path, name, content, message):
+    mine = tmp_path / "out" / name
+    mine.parent.mkdir(parents=True)
+    mine.write_text(content)
+    assert re.search(message, refused("overwrite=true"))
+    assert mine.read_text() == content
+
+
+@pytest.mark.parametrize("output", ["adapter", "adapter/decoder", "adapter/out", "decoder", "decoder/out"])
+def test_an_adapter_and_its_decoder_are_inputs(refused, tmp_path, tiny_model, tiny_tokenizer, output):
+    adapter = save_adapter(tmp_path / "adapter", tiny_model, seed=1)
+    shutil.copytree(tiny_tokenizer, tmp_path / "decoder")
+    config = json.loads((tiny_tokenizer / "config.json").read_text())
+    config["same_tokens_as"] = tokens_sha256(tiny_tokenizer)
+    (tmp_path / "decoder/config.json").write_text(json.dumps(config))
+    (adapter / "decoder").symlink_to(tmp_path / "decoder")
+    line = refused(f"adapter={adapter}", f"output={tmp_path / output}", "overwrite=true")
+    assert line.startswith(f"error: output={tmp_path / output}: ")
+
+
 @pytest.mark.slow
 def test_a_failure_on_the_way_leaves_what_was_there(command, tmp_path, monkeypatch, capsys):
     first = tokens(command())
@@ -167,6 +211,24 @@ def test_a_failure_on_the_way_leaves_what_was_there(command, tmp_path, monkeypat
     assert "out of memory" in capsys.readouterr().err
     assert np.array_equal(first, tokens(tmp_path / "out"))
     assert not list(tmp_path.glob(".out.*"))
+
+
+@pytest.mark.slow
+def test_what_is_put_into_the_old_result_meanwhile_stays(command, tmp_path, monkeypatch, capsys):
+    command()
+    run = HFSession.run
+
+    async def meanwhile(self, actions):
+        async for frame in run(self, actions):
+            yield frame
+        (tmp_path / "out/thesis.txt").write_text("x")
+
+    monkeypatch.setattr(HFSession, "run", meanwhile)
+    with pytest.raises(SystemExit) as exit_info:
+        command("overwrite=true", "seed=3")
+    assert exit_info.value.code == 2
+    assert "got thesis.txt" in capsys.readouterr().err
+    assert (tmp_path / "out/thesis.txt").read_text() == "x"
 
 
 @pytest.mark.slow

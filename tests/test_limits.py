@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import re
 import socket
@@ -15,9 +16,11 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from tiny import save_tiny, tiny_tokenizer_config
 
 from terra.config.files import config_dir
+from terra.config.groups import Sampling
 from terra.errors import CheckpointError, ConfigError, TerraError, TrajectoryError
 from terra.rollout import drive_actions
-from terra.rollouts.manifest import read_line, read_lines
+from terra.rollouts.manifest import count_rollouts, parse_line, read_line, read_lines
+from terra.rollouts.settings import RolloutSettings
 from terra.sampling import SamplingParams, window_seed
 from terra.trajectory import Trajectory, load_trajectory
 from terra.windows import check_frames
@@ -60,6 +63,12 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=12,
 )
+
+
+def encoded(value: object) -> bytes:
+    return json.dumps(value).encode()
+
+
 ANY_BYTES = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -89,6 +98,18 @@ def tried(work) -> None:
 
 def test_yaml_says_what_the_code_says():
     assert Limits(**yaml.safe_load((config_dir() / "limits/default.yaml").read_text())) == LIMITS
+
+
+@pytest.mark.parametrize("value", [0, -1, (1 << 40) + 1, 10**20, True, 1.5, None])
+@pytest.mark.parametrize("name", sorted(name for name, bound in vars(LIMITS).items() if isinstance(bound, int)))
+def test_bounds_have_bounds(name, value):
+    assert refused(lambda: Limits(**{name: value}), ConfigError).startswith(f"{name}: expected")
+
+
+@pytest.mark.parametrize("name", ["video_fps", "context_seconds"])
+@pytest.mark.parametrize("value", [0, 1e300, math.inf, math.nan])
+def test_bounds_that_are_no_counts_have_bounds(name, value):
+    assert refused(lambda: Limits(**{name: value}), ConfigError).startswith(f"{name}: expected")
 
 
 class TestFiles:
@@ -290,6 +311,32 @@ def engine_spec():
     return EngineSpec.of(tiny_config())
 
 
+class TestActBench:
+    LIMITS = SMALL.replace(json_bytes=1 << 20, manifest_bytes=4 << 20)
+
+    @pytest.mark.parametrize(
+        ("size", "words"),
+        [
+            (100 << 30, "expected at most 4194304 bytes, got 107374182400"),
+            (4 << 20, "line 1: expected at most 1048576 bytes, got more"),
+        ],
+    )
+    def test_size_is_checked_before_a_line_is_looked_for(self, tmp_path, size, words):
+        path = tmp_path / "a.jsonl"
+        with path.open("wb") as file:
+            file.write(b'{"sample_id": 3, ')
+            file.truncate(size)
+        for sample in (3, "3", None):
+            message = refused(lambda sample=sample: load_trajectory(path, sample_id=sample, limits=self.LIMITS))
+            assert message == f"{path}: {words}"
+
+    def test_many_lines(self, tmp_path):
+        path = tmp_path / "a.jsonl"
+        path.write_bytes(b"\n" * 11)
+        limits = SMALL.replace(manifest_lines=10)
+        assert "at most 10 lines" in refused(lambda: load_trajectory(path, sample_id=3, limits=limits))
+
+
 class TestManifest:
     def test_a_long_line_fails_alone(self, tmp_path):
         path = tmp_path / "m.jsonl"
@@ -303,6 +350,42 @@ class TestManifest:
         path.write_bytes(b"\n" * 11)
         limits = SMALL.replace(manifest_lines=10)
         assert "at most 10 lines" in refused(lambda: list(read_lines(path, limits)), ConfigError)
+
+    @pytest.fixture
+    def requested(self, tmp_path):
+        values = {"manifest": tmp_path / "m.jsonl", "output": tmp_path / "out", "context_root": None, "score": None}
+        values |= {"num_frames": 8, "num_context": 2, "seed": 0, "num_samples": 1, "overlap": 3, "sampling": Sampling()}
+        values |= {"at_once": 1, "workers": 1, "contexts": 1, "retries": 0, "retry_seconds": 0.0, "metrics": None}
+        return RolloutSettings(**values, on_change="refuse", verify=False, grid=False, limits=SMALL)
+
+    def read(self, settings, data: bytes) -> None:
+        """Count the rollouts of a manifest, and read each of its lines: a bad one fails alone."""
+        settings.manifest.write_bytes(data)
+        tried(lambda: count_rollouts(settings))
+        for line in read_lines(settings.manifest, settings.limits):
+            jobs = []
+            tried(lambda line=line, jobs=jobs: jobs.extend(parse_line(line, settings)))
+            for job in jobs[:1]:
+                json.dumps(job.request)
+                if job.trajectory is None:
+                    tried(lambda job=job: job.inline_trajectory(settings.limits))
+
+    @ANY_BYTES
+    @given(data=st.binary(max_size=300) | st.lists(JSON, max_size=4).map(lambda lines: b"\n".join(map(encoded, lines))))
+    def test_any_bytes(self, requested, data):
+        self.read(requested, data)
+
+    @ANY_BYTES
+    @given(data=st.data())
+    def test_any_value_of_a_key(self, requested, data):
+        line = {"id": "a", "context": "c", "trajectory": "t.json"}
+        inline = {"sample_id": 3, "context_frames": ["0.png"], "instruction_trajs": [[[0, 0, 0]] * 60]}
+        keys = ["actions", "sampling", "num_frames", "num_context", "seed", "num_samples", "other"]
+        lines = []
+        for start in (line, inline):
+            key = data.draw(st.sampled_from([*start, *keys]))
+            lines.append(start | {key: data.draw(JSON)})
+        self.read(requested, b"\n".join(map(encoded, lines)))
 
     def test_frames(self):
         check_frames(36_000)

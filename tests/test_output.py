@@ -1,4 +1,5 @@
 import errno
+import os
 import shutil
 from collections import namedtuple
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from terra.errors import OutputError
 from terra.output import check_output, output_folder
 
+WRITTEN = ["video.*", "frames/frame_*.png"]
 Usage = namedtuple("Usage", "total used free")
 
 
@@ -45,6 +47,21 @@ def test_old_folder_stays_until_the_new_one_is_complete(tmp_path):
     assert listing(tmp_path) == ["run"]
 
 
+def test_what_comes_meanwhile_stays(tmp_path):
+    run = tmp_path / "run"
+
+    def work(folder):
+        (folder / "video.mp4").write_text("x")
+        run.mkdir()
+        (run / "thesis.txt").write_text("x")
+
+    check = lambda: check_output(run, needed_bytes=0)  # noqa: E731
+    with pytest.raises(OutputError, match="exists already"), output_folder(run, check) as folder:
+        work(folder)
+    assert listing(run) == ["thesis.txt"]
+    assert listing(tmp_path) == ["run"]
+
+
 def test_full_disk_is_one_line(tmp_path):
     with pytest.raises(OutputError, match=r"output=.*run: the disk is full"), output_folder(tmp_path / "run"):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -64,11 +81,45 @@ def test_only_an_earlier_result_is_replaced(tmp_path):
     run = tmp_path / "run"
     (run / "frames").mkdir(parents=True)
     (run / "video.mp4").write_text("x")
-    check_output(run, needed_bytes=0, replaced=["video.*", "frames"])
+    (run / "frames/frame_0000.png").write_text("x")
+    check_output(run, needed_bytes=0, replaced=WRITTEN)
     check_output(run, needed_bytes=0, replaced=None)  # of a command that adds to the folder
     (run / "holiday.jpg").write_text("x")
-    with pytest.raises(OutputError, match=r"replaces an earlier result alone \(video\.\*, frames\), got holiday\.jpg$"):
-        check_output(run, needed_bytes=0, replaced=["video.*", "frames"])
+    expected = r"replaces an earlier result alone \(video\.\*, frames/frame_\*\.png\), got holiday\.jpg$"
+    with pytest.raises(OutputError, match=expected):
+        check_output(run, needed_bytes=0, replaced=WRITTEN)
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("frames/thesis.txt", lambda path: path.write_text("x")),
+        ("frames/frame_0001.png", Path.mkdir),
+        ("frames/frame_0001.png", lambda path: path.symlink_to("frame_0000.png")),
+        ("video.mp4", lambda path: (path.mkdir(), (path / "thesis.txt").write_text("x"))),
+        ("video.mp4", lambda path: path.symlink_to("frames/frame_0000.png")),
+        ("video.mp4", os.mkfifo),
+        ("frames/more", Path.mkdir),
+    ],
+)
+def test_what_only_has_a_results_names_is_not_replaced(tmp_path, name, make):
+    run = tmp_path / "run"
+    (run / "frames").mkdir(parents=True)
+    (run / "frames/frame_0000.png").write_text("x")
+    make(run / name)
+    with pytest.raises(OutputError, match=f"earlier result alone .*, got {name}$"):
+        check_output(run, needed_bytes=0, replaced=WRITTEN)
+
+
+def test_the_command_says_what_is_an_earlier_result(tmp_path):
+    def refuse(folder):
+        raise OutputError(f"{folder}: expected a record")
+
+    (tmp_path / "run").mkdir()
+    check_output(tmp_path / "run", needed_bytes=0, replaced=WRITTEN, check_replaced=refuse)  # empty
+    (tmp_path / "run/video.mp4").write_text("x")
+    with pytest.raises(OutputError, match="expected a record"):
+        check_output(tmp_path / "run", needed_bytes=0, replaced=WRITTEN, check_replaced=refuse)
 
 
 @pytest.mark.parametrize("output", ["run", "link", "run/../run", "run/frames/.."])
@@ -82,9 +133,17 @@ def test_an_input_is_never_replaced(tmp_path, output, given):
         check_output(
             tmp_path / output,
             needed_bytes=0,
-            replaced=["video.mp4", "frames"],
+            replaced=WRITTEN,
             inputs=[tmp_path / "away", tmp_path / given],
         )
+
+
+@pytest.mark.parametrize("output", ["adapter/decoder", "adapter/decoder/out", "link/new"])
+def test_nothing_is_written_into_an_input(tmp_path, output):
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "adapter")
+    with pytest.raises(OutputError, match=r"expected a folder outside the inputs, got one in .*adapter$"):
+        check_output(tmp_path / output, needed_bytes=0, inputs=[tmp_path / "adapter"])
 
 
 @pytest.mark.parametrize("output", [".", "", "/", "..", "below/.."])

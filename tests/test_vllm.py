@@ -2,13 +2,26 @@
 
 import asyncio
 import re
+import shutil
 import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
-from engine_rollouts import FILTERED, GREEDY, PATIENCE, PLAIN, check_closing, make_prompt, ran, soon, stepped
+from engine_rollouts import (
+    FILTERED,
+    GREEDY,
+    PATIENCE,
+    PLAIN,
+    check_cancelled_closing,
+    check_closing,
+    make_prompt,
+    ran,
+    soon,
+    stepped,
+)
 from tiny import save_tiny, tiny_config
+from tiny_adapter import change_tensors
 from vllm import SamplingParams as VllmSamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 
@@ -267,6 +280,46 @@ def test_a_failed_engine_tells_everyone_who_waits(v1_engine, wait, monkeypatch):
     wait(v1_engine.close())
 
 
+def test_a_core_that_hangs_in_a_step_fails_everyone_in_time(v1_model, wait, monkeypatch):
+    """Who steps, who runs, who comes later, and who closes the engine, while the step still hangs."""
+    engine = VllmEngine(v1_model, max_sessions=4, step_seconds=0.5)
+    prompt, actions = make_prompt(0)
+    reason = "the vLLM engine failed: expected the end of a step in 0.5 s, got none"
+    released, get_output = threading.Event(), engine._pump._core.get_output
+
+    def hangs():
+        assert released.wait(2 * PATIENCE)
+        return get_output()
+
+    monkeypatch.setattr(engine._pump._core, "get_output", hangs)
+
+    async def fails():
+        work = [asyncio.create_task(way(engine, prompt, actions)) for way in (stepped, ran, stepped)]
+        errors = await soon(asyncio.gather(*work, return_exceptions=True))
+        assert [(type(error), str(error)) for error in errors] == [(EngineError, reason)] * 3
+        for late in (stepped(engine, prompt, actions), ran(engine, prompt, actions)):
+            with pytest.raises(EngineError, match=reason):
+                await soon(late)
+        await soon(engine.close())
+
+    wait(fails())
+    assert engine.failure == reason
+    assert not released.is_set()
+    released.set()
+    engine._pump._thread.join(PATIENCE)  # frees the device, late
+    assert not engine._pump._thread.is_alive()
+
+
+def test_a_cancelled_close_closes(v1_model, wait):
+    wait(check_cancelled_closing(VllmEngine(v1_model, max_sessions=4)))
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan")])
+def test_a_step_has_some_time(v1_model, seconds):
+    with pytest.raises(ConfigError, match=r"engine\.step_seconds: expected more than 0, got"):
+        VllmEngine(v1_model, step_seconds=seconds)
+
+
 def test_sessions_share_few_kv_blocks_and_a_closed_engine_fails_those_who_wait(v1_model, wait):
     """Live sessions and runs on a KV cache of two windows, with as many sequence slots as there are sessions."""
     engine = VllmEngine(v1_model, max_sessions=16, engine_args={"num_gpu_blocks_override": 12})
@@ -299,6 +352,14 @@ def test_sessions_share_few_kv_blocks_and_a_closed_engine_fails_those_who_wait(v
 def test_a_window_longer_than_vllm_takes_is_refused(v1_model, length):
     with pytest.raises(ConfigError, match=r"engine_args\.max_model_len: expected 144 tokens \(a window\) or more, got"):
         VllmEngine(v1_model, engine_args={"max_model_len": length})
+
+
+def test_weights_that_are_no_numbers_are_refused(v1_model, tmp_path):
+    shutil.copytree(v1_model, tmp_path / "model")
+    name = "model.layers.1.mlp.up_proj.weight"
+    change_tensors(tmp_path / "model/model.safetensors", lambda tensors: tensors[name].view(-1)[5].fill_(torch.nan))
+    with pytest.raises(CheckpointError, match=f"model: {name}: expected finite numbers, got nan"):
+        VllmEngine(tmp_path / "model")
 
 
 @pytest.mark.parametrize(("arguments", "message"), [({"block_size": 7}, ""), ({"num_gpu_blocks_override": 4}, "")])

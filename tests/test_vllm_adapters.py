@@ -9,13 +9,13 @@ import torch
 from engine_rollouts import FILTERED, GREEDY, PLAIN, SAMPLINGS, make_prompt, ran, soon, stepped
 from noisy_scores import largest_miss
 from tiny import save_tiny
-from tiny_adapter import save_adapter
+from tiny_adapter import change_tensors, save_adapter
 
 from terra.config.files import DEMO
 from terra.config.spec import PipelineSpec
 from terra.engine.hf import HFEngine
 from terra.engine.vllm.engine import VllmEngine
-from terra.errors import ConfigError
+from terra.errors import CheckpointError, ConfigError
 from terra.prompt import build_prompt
 from terra.world_model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM, load_world_model
 
@@ -198,6 +198,14 @@ class TestRefused:
         message = "expected LoRA factors alone, .* got action_projection: use another engine$"
         for where, given in (("adapter", {"adapter": folder}), (r"adapters\.night", {"adapters": {"night": folder}})):
             with pytest.raises(ConfigError, match=f"^{where}: {folder}: {message}"):
+                VllmEngine(base, **given)
+
+    def test_factors_that_are_no_numbers(self, base, tmp_path):
+        folder = save_adapter(tmp_path, base, seed=1)
+        weights = folder / "adapter_model.safetensors"
+        change_tensors(weights, lambda tensors: next(iter(tensors.values())).view(-1)[5].fill_(torch.inf))
+        for given in ({"adapter": folder}, {"adapters": {"night": folder}}):
+            with pytest.raises(CheckpointError, match=f"^{weights}: .*: expected finite numbers, got"):
                 VllmEngine(base, **given)
 
     def test_another_rate(self, base, tmp_path):

@@ -9,10 +9,11 @@ import math
 import os
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -28,7 +29,6 @@ from tokenizer.files import (
     replacing,
     write_json as write_json,
 )
-from tokenizer.limits import LIMITS
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
@@ -61,8 +61,14 @@ _ITEM_BYTES = {
     **{"F16": 2, "BF16": 2, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1},
     **{"F8_E4M3": 1, "F8_E4M3FNUZ": 1, "F8_E5M2": 1, "F8_E5M2FNUZ": 1},
 }
+FLOATS = "BF16", "F16", "F32", "F64"
+"""The dtypes of a safetensors header that weights of a network may have."""
+
+_CHECKED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _NUM_NAMES_SHOWN, _NAME_CHARS_SHOWN = 5, 200
 _MAX_DIMENSIONS = 8
+_MAX_HEADER_BYTES, _MAX_TENSORS = 16 << 20, 100_000
+"""Bounds on a safetensors header and on a checkpoint's tensors; no settings, as no checkpoint comes near them."""
 
 
 def resolve_checkpoint(path_or_hub_id: str | Path, subfolder: str | None = None, revision: str | None = None) -> Path:
@@ -117,21 +123,22 @@ def refuse_code(content: Mapping[str, Any]) -> None:
             )
 
 
-def read_layout(folder: Path) -> Layout:
+def read_layout(folder: Path, dtypes: Collection[str] = _ITEM_BYTES) -> Layout:
     """Read the names and shapes of a checkpoint's tensors from the safetensors headers alone.
 
     The files are model.safetensors, or the shards that model.safetensors.index.json lists. Raises CheckpointError if a
-    file is missing, truncated or corrupt (by the byte counts), or if the index disagrees with the shards.
+    file is missing, truncated or corrupt (by the byte counts), if a tensor has none of the `dtypes`, or if the index
+    disagrees with the shards.
     """
     layout: Layout = {}
     for path in _weight_files(folder):
-        header = read_header(path)
+        header = read_header(path, dtypes)
         repeated = sorted(layout.keys() & header.keys())
         if repeated:
             raise CheckpointError(f"{path}: expected tensors that no other shard has, got {_shorten(repeated)}")
         layout |= header
-        if len(layout) > LIMITS.tensors:
-            raise CheckpointError(f"{path}: expected at most {LIMITS.tensors} tensors, got more")
+        if len(layout) > _MAX_TENSORS:
+            raise CheckpointError(f"{path}: expected at most {_MAX_TENSORS} tensors, got more")
     index = folder / INDEX_NAME
     if index.is_file():
         listed = _weight_map(index).keys()
@@ -141,12 +148,13 @@ def read_layout(folder: Path) -> Layout:
     return layout
 
 
-def verify_layout(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
+def verify_layout(folder: Path, expected: Mapping[str, tuple[int, ...]], dtypes: Collection[str] = _ITEM_BYTES) -> None:
     """Compare a checkpoint's names and shapes with those of an architecture, without loading weights.
 
-    Raises CheckpointError with the first few missing, unexpected and mismatched tensors and their counts, in one line.
+    Raises CheckpointError with the first few missing, unexpected and mismatched tensors and their counts, in one line,
+    or with a tensor that has none of the `dtypes`.
     """
-    found = read_layout(folder)
+    found = read_layout(folder, dtypes)
     if found != expected:
         raise CheckpointError(f"{folder}: {layout_difference(expected, found)}")
 
@@ -168,7 +176,9 @@ def layout_difference(expected: Mapping[str, tuple[int, ...]], found: Mapping[st
 
 
 def load_tensors(folder: Path) -> dict[str, Tensor]:
-    """Load all tensors of a checkpoint, sharded or not, on the CPU in their stored dtype. Raises CheckpointError.
+    """Load all tensors of a checkpoint, sharded or not, on the CPU in their stored dtype.
+
+    Raises CheckpointError if a file can't be read or holds NaN or infinity.
 
     Each tensor is copied to memory of its own, because a safetensors file aligns tensors to 8 bytes only, and on some
     CPUs the last bit of a product depends on whether its factors begin at a multiple of 64 bytes.
@@ -177,10 +187,25 @@ def load_tensors(folder: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for path in _weight_files(folder):
         try:
-            tensors |= {name: tensor.clone() for name, tensor in load_file(path).items()}
+            loaded = load_file(path)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path}: expected a safetensors file, got: {_first_line(error)}") from None
+        for name, tensor in loaded.items():
+            check_finite(path, name, tensor)
+            tensors[name] = tensor.clone()
     return tensors
+
+
+def check_finite(where: Path, name: str, tensor: Tensor) -> None:
+    """Refuse weights from which a network would compute nothing.
+
+    Raises CheckpointError, which names the tensor and the file or folder `where`, for NaN or infinity.
+    """
+    if tensor.dtype not in _CHECKED or not tensor.numel():
+        return
+    low, high = tensor.aminmax()  # much faster than torch.isfinite; NaN comes through
+    if not (torch.isfinite(low) and torch.isfinite(high)):
+        raise CheckpointError(f"{where}: {_short(name)}: expected finite numbers, got {low.item()} to {high.item()}")
 
 
 def checkpoint_sha256(folder: Path) -> str:
@@ -251,8 +276,8 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         got = reprlib.repr(weight_map)
         raise CheckpointError(f"{index}: expected weight_map as an object of tensor and file names, got {got}")
-    if len(weight_map) > LIMITS.tensors:
-        raise CheckpointError(f"{index}: expected at most {LIMITS.tensors} tensors, got {len(weight_map)}")
+    if len(weight_map) > _MAX_TENSORS:
+        raise CheckpointError(f"{index}: expected at most {_MAX_TENSORS} tensors, got {len(weight_map)}")
     for name, shard in weight_map.items():
         is_name = isinstance(shard, str) and Path(shard).name == shard and len(shard) <= _MAX_NAME
         if not is_name or not shard.endswith(".safetensors"):
@@ -261,13 +286,13 @@ def _weight_map(index: Path) -> dict[str, str]:
     return weight_map
 
 
-def read_header(path: Path) -> Layout:
+def read_header(path: Path, dtypes: Collection[str] = _ITEM_BYTES) -> Layout:
     """Read names and shapes from one safetensors file, and check that the tensors fill the file exactly.
 
     Format: 8 bytes of little-endian header length, that much JSON, then the data (safetensors' README).
 
     Raises:
-        CheckpointError: the file is missing, truncated or corrupt.
+        CheckpointError: the file is missing, truncated or corrupt, or a tensor has none of the `dtypes`.
     """
     with open_regular(path, CheckpointError) as file:
         size = os.fstat(file.fileno()).st_size
@@ -275,17 +300,20 @@ def read_header(path: Path) -> Layout:
         length = int.from_bytes(start, "little")
         if start == b"version ":
             raise CheckpointError(f"{path}: expected weights, got a Git LFS pointer of {size} bytes")
-        if len(start) < 8 or length > min(LIMITS.header_bytes, size - 8):
+        if len(start) < 8 or length > min(_MAX_HEADER_BYTES, size - 8):
             if start.startswith(_PICKLE_STARTS):
                 raise CheckpointError(f"{path}: expected safetensors, got a pickle of PyTorch, which is not read")
-            within = f"within the file's {size} bytes and {LIMITS.header_bytes}"
+            within = f"within the file's {size} bytes and {_MAX_HEADER_BYTES}"
             raise CheckpointError(f"{path}: expected a safetensors header {within}, got a length of {length}")
         text = decode_text(file.read(length), f"{path}: header", CheckpointError)
     header = parse_json(text, f"{path}: header", CheckpointError)
-    return _check_header(path, header, num_data_bytes=size - 8 - length)
+    return _check_header(path, header, size - 8 - length, dtypes)
 
 
-def _check_header(path: Path, header: Any, num_data_bytes: int) -> Layout:
+def _check_header(path: Path, header: Any, num_data_bytes: int, dtypes: Collection[str]) -> Layout:
+    metadata = header.get("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise CheckpointError(f"{path}: __metadata__: expected texts by name, got {reprlib.repr(metadata)}")
     layout: Layout = {}
     spans = []
     try:
@@ -301,6 +329,9 @@ def _check_header(path: Path, header: Any, num_data_bytes: int) -> Layout:
                 raise CheckpointError(
                     f"{path}: expected {num_bytes} bytes of {_short(name)} {shape}, got {end - begin}"
                 )
+            if entry["dtype"] not in dtypes:
+                expected = ", ".join(dtypes)
+                raise CheckpointError(f"{path}: {_short(name)}: expected one of {expected}, got {entry['dtype']}")
             spans.append((begin, end))
             layout[name] = shape
     except (AttributeError, KeyError, TypeError, ValueError) as error:

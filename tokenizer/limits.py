@@ -4,7 +4,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tokenizer.settings import Count, Positive, Settings
+from tokenizer.settings import Settings
+
+Bound = Annotated[int, Field(ge=1, le=1 << 40)]
 
 
 class Limits(Settings):
@@ -23,8 +25,6 @@ class Limits(Settings):
         manifest_lines: lines of a manifest, or of ACT-Bench's JSONL.
         npz_bytes: unpacked size of an NPZ archive.
         npz_members: arrays in an NPZ archive.
-        header_bytes: size of the JSON header of a safetensors file.
-        tensors: tensors of a checkpoint.
         trajectory_numbers: numbers in a trajectory: 2 for each point of each frame's path, 4 for each pose; in a JSON
             of actions one for each column of each action.
         rollout_frames: frames of one rollout, context included.
@@ -37,27 +37,25 @@ class Limits(Settings):
         context_seconds: how long the frames of a context may take to be read from a video.
     """
 
-    json_bytes: Count = 64 << 20
+    json_bytes: Bound = 64 << 20
     json_depth: Annotated[int, Field(ge=1, le=1000)] = 64
-    json_items: Count = 4 << 20
-    json_digits: Count = 300  # a longer number is no float64
-    table_bytes: Count = 64 << 20
-    table_lines: Count = 1_000_000
-    line_chars: Count = 1000
-    manifest_lines: Count = 1_000_000
-    npz_bytes: Count = 256 << 20  # four hours of paths at 10 frames a second take 140 MB
-    npz_members: Count = 64
-    header_bytes: Count = 16 << 20
-    tensors: Count = 100_000
-    trajectory_numbers: Count = 4_000_000
-    rollout_frames: Count = 36_000  # an hour at 10 frames a second
-    manifest_bytes: Count = 8 << 30
-    picture_pixels: Count = 64_000_000
-    jpeg_scans: Count = 100
-    video_pixels: Count = 1 << 24
-    video_frames: Count = 1_000_000
-    video_fps: Positive = 1000.0
-    context_seconds: Positive = 15.0
+    json_items: Bound = 4 << 20
+    json_digits: Bound = 300  # a longer number is no float64
+    table_bytes: Bound = 64 << 20
+    table_lines: Bound = 1_000_000
+    line_chars: Bound = 1000
+    manifest_lines: Bound = 1_000_000
+    npz_bytes: Bound = 256 << 20  # four hours of paths at 10 frames a second take 140 MB
+    npz_members: Bound = 64
+    trajectory_numbers: Bound = 4_000_000
+    rollout_frames: Bound = 36_000  # an hour at 10 frames a second
+    manifest_bytes: Bound = 1 << 30  # is refused for what its last line holds in less than 20 s
+    picture_pixels: Bound = 64_000_000
+    jpeg_scans: Bound = 100
+    video_pixels: Bound = 1 << 24
+    video_frames: Bound = 1_000_000
+    video_fps: Annotated[float, Field(gt=0, le=1e6)] = 1000.0
+    context_seconds: Annotated[float, Field(gt=0, le=86_400)] = 15.0
 
 
 LIMITS = Limits()

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from terra.errors import CheckpointError, ConfigError
 from terra.output import check_output, output_folder
-from tokenizer.checkpoint import CHECKPOINT_FILES
+from tokenizer.checkpoint import CONFIG_NAME, WEIGHTS_NAME
 from tokenizer.config import BitOrder
 from tokenizer.conversion import convert_state_dict, read_state_dict
 from tokenizer.settings import Count, FilePath, Settings, expecting
@@ -47,7 +47,7 @@ def run(settings: ConvertSettings) -> None:
     model, found = {"tokenizer": _tokenizer, "refiner": _refiner}[settings.kind](settings)
     tensors, output = model.state_dict(), settings.output
     needed = sum(tensor.nbytes for tensor in tensors.values())
-    replaced = CHECKPOINT_FILES if settings.overwrite else ()
+    replaced = (CONFIG_NAME, WEIGHTS_NAME) if settings.overwrite else ()
     check_output(output, needed_bytes=needed, replaced=replaced, inputs=[settings.input])
     with output_folder(output) as folder:
         model.save_pretrained(folder)

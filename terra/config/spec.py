@@ -35,7 +35,7 @@ AUTO = "auto"
 _GRAPH = "terra.engine.graph.engine.GraphEngine"
 
 # Settings of an engine that decide how fast the engine is, and not which tokens come out.
-_SPEED = ("max_sessions", "cpu_kv_cache_gib", "gpu_memory_utilization", "tensor_parallel_size")
+_SPEED = ("max_sessions", "cpu_kv_cache_gib", "gpu_memory_utilization", "tensor_parallel_size", "step_seconds")
 _MOST_SESSIONS = 128
 _ROLLOUTS_FOR_VLLM = 8
 """Number of rollouts on a CPU from which on engine=auto takes vLLM."""
@@ -252,6 +252,14 @@ class PipelineSpec:
     def gpus(self) -> int:
         """Number of GPUs that the engine uses, if the machine has any."""
         return self.settings.engine.get("tensor_parallel_size", 1)
+
+    def folders(self) -> list[Path]:
+        """The folders that the models are read from: checkpoints, adapters and decoders."""
+        adapters = [folder for folder in (self.adapter, *self.adapters.values()) if folder is not None]
+        own = [folder for folder in map(decoder_of, adapters) if folder is not None]
+        named = self.settings.decoder.get("pretrained")
+        refiner = [Path(named)] if isinstance(named, str) else []
+        return [self.tokenizer, self.world_model, *adapters, *own, *refiner]
 
     def hashes(self) -> dict[str, str]:
         """Hashes of the weights, as JSON values."""

@@ -1,6 +1,7 @@
 """The engine on Hugging Face transformers: the reference for all other engines, on any torch device."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +19,8 @@ from terra.prompt import Action, Actions, FrameTokens, Prompt
 from terra.sampling import SamplingParams
 from terra.world_model import load_world_model
 from terra.world_model.window import FramePrefix, WindowReader, sample_frame
+
+logger = logging.getLogger(__name__)
 
 
 class Window(Protocol):
@@ -40,6 +43,7 @@ class ModelThread:
     Attributes:
         model: the world model.
         spec: the model's geometry and rates.
+        failure: why the model can't be used anymore, in one line; None while it works.
 
     Raises:
         ConfigError: no such dtype or device.
@@ -53,6 +57,7 @@ class ModelThread:
         self.spec = EngineSpec.of(self.model.config)
         self._worker = ThreadPoolExecutor(1, "terra-hf", torch.set_num_threads, (torch.get_num_threads(),))
         self._closed = False
+        self.failure: str | None = None
         self._prefilled = self._sampled = 0
 
     @property
@@ -61,11 +66,13 @@ class ModelThread:
         return EngineCounters(prefilled=self._prefilled, sampled=self._sampled)
 
     def check_open(self) -> None:
-        """Raise an error after `close`.
+        """Raise an error after `close`, or after a step that failed.
 
         Raises:
-            EngineError: the engine is closed.
+            EngineError: the engine is closed or has failed.
         """
+        if self.failure is not None:
+            raise EngineError(self.failure)
         if self._closed:
             raise EngineError("the engine is closed")
 
@@ -73,7 +80,7 @@ class ModelThread:
         """Wait for the thread and let it decode a window's next frame, which prefills `prefill` tokens of a prompt.
 
         Raises:
-            EngineError: the engine is closed.
+            EngineError: the engine is closed or has failed.
         """
         self.check_open()
         frame = await asyncio.get_running_loop().run_in_executor(self._worker, self._decode, window, action)
@@ -83,7 +90,14 @@ class ModelThread:
 
     def _decode(self, window: Window, action: Action) -> FrameTokens:
         self.check_open()
-        return window.next_frame(action)
+        try:
+            return window.next_frame(action)
+        except EngineError:  # closed meanwhile
+            raise
+        except Exception as error:  # whatever torch meets: memory, a device
+            logger.exception("the engine failed")
+            self.failure = f"the engine failed: {type(error).__name__}: {error}".splitlines()[0]
+            raise EngineError(self.failure) from error
 
     async def close(self) -> None:
         """Stop the frame that is being decoded, fail the waiting sessions, and free the weights."""
@@ -149,7 +163,6 @@ class HFEngine:
         CheckpointError: see `terra.world_model.load_config`.
     """
 
-    failure = None
     adapters: tuple[str, ...] = ()
 
     def __init__(
@@ -161,6 +174,11 @@ class HFEngine:
     def spec(self) -> EngineSpec:
         """The model's geometry and rates."""
         return self._thread.spec
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine stopped by itself; None while it works."""
+        return self._thread.failure
 
     @property
     def counters(self) -> EngineCounters:

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import re
 import reprlib
 from itertools import islice
@@ -29,7 +30,7 @@ def load_act_bench(path: Path, sample_id: int | str | None, limits: Limits = LIM
     Args:
         path: the JSONL file. The offsets of its samples are cached, so that many samples are loaded with one scan.
         sample_id: id of the sample; 7 and "7" are the same. It may be None if there is one line.
-        limits: bounds on bytes of a line, and on lines.
+        limits: bounds on the file's bytes, on bytes of a line, and on lines.
 
     Raises:
         TrajectoryError: no such sample, several and no `sample_id`, a broken line, another shape.
@@ -68,6 +69,8 @@ def _find_samples(path: Path, _mtime_ns: int, _size: int, limits: Limits) -> dic
     samples: dict[str, tuple[int, int]] = {}
     offset = 0
     with open_regular(path, TrajectoryError) as file:
+        if (size := os.fstat(file.fileno()).st_size) > limits.manifest_bytes:
+            raise TrajectoryError(f"{path}: expected at most {limits.manifest_bytes} bytes, got {size}")
         for number, line in enumerate(iter(lambda: file.readline(limits.json_bytes + 1), b""), start=1):
             if number > limits.manifest_lines:
                 raise TrajectoryError(f"{path}: expected at most {limits.manifest_lines} lines, got more")

@@ -14,8 +14,10 @@ An adapter is a folder:
 """
 
 import hashlib
+import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,8 +28,17 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from terra.errors import CheckpointError
-from terra.world_model.config import LlamaActionConfig
-from tokenizer.checkpoint import CONFIG_NAME, Layout, checkpoint_sha256, read_config, read_header, read_json
+from terra.world_model.config import LlamaActionConfig, WorldModelValues
+from tokenizer.checkpoint import (
+    CONFIG_NAME,
+    FLOATS,
+    Layout,
+    check_finite,
+    checkpoint_sha256,
+    read_config,
+    read_header,
+    read_json,
+)
 from tokenizer.files import file_sha256
 from tokenizer.settings import Positive, Settings, checked
 
@@ -41,6 +52,12 @@ BASE_SHA256 = "terra_base_sha256"
 """Key of the safetensors metadata: the `checkpoint_sha256` of the base model."""
 ACTION_MODULES = ("action_projection", "pos_embedding_spatio_temporal")
 """Modules whose shapes depend on the action space."""
+
+_OWN_KEYS = frozenset(
+    {"num_action_tokens", "num_spatio_embeddings", "action_dim", "waypoint_times", "action_space", "fps"}
+    | {"tokenizer_sha256", "dtype", "torch_dtype"}
+)
+"""Keys of an adapter's config.json that may differ from the base model's: of actions, tokenizer and storage."""
 
 _FACTOR = re.compile(
     r"(?P<weight>model\.layers\.\d+\.(?:self_attn\.[qkvo]|mlp\.(?:gate|up|down))_proj)\.lora_(?P<factor>[AB])\.weight"
@@ -99,14 +116,15 @@ class Adapter:
             layout_of: gives the names and shapes of a model's tensors by its configuration.
 
         Raises:
-            CheckpointError: a file is missing or damaged; another kind of adapter than LoRA; a rank, name or shape that
-                does not fit; a tensor of the new actions that is missing; or an adapter of another base model.
+            CheckpointError: a file is missing or damaged; another kind of adapter than LoRA; a rank, name, shape or
+                dtype that does not fit; a tensor of the new actions that is missing; or an adapter of another base
+                model.
         """
         where = folder / ADAPTER_CONFIG
         settings = checked(_AdapterConfig, read_json(where), str(where), CheckpointError)
         config = _adapted_config(folder, base_config)
         path = folder / ADAPTER_WEIGHTS
-        layout = read_header(path)
+        layout = read_header(path, FLOATS)
         factors, replaced = _names(path, layout)
         adapted = layout_of(config)
         expected: dict[str, tuple[int, ...]] = {}
@@ -134,20 +152,34 @@ class Adapter:
         """The adapted model's tensors, from the base model's by name. Sums are computed and returned in float32.
 
         Raises:
-            CheckpointError: the file can't be read.
+            CheckpointError: the file can't be read, or a sum is not finite.
         """
         merged = dict(tensors)
         path = self.folder / ADAPTER_WEIGHTS
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name, (first, second) in self.factors.items():
-                    update = file.get_tensor(second).float() @ file.get_tensor(first).float()
-                    merged[name] = tensors[name].float() + self.scale * update
-                for name, tensor in self.replaced.items():
-                    merged[name] = file.get_tensor(tensor).clone()
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path}: expected a safetensors file, got: {error}") from None
+        with _opened(path) as file:
+            for name in self.factors:
+                merged[name] = tensors[name].float() + self._update(file, name)
+                check_finite(path, name, merged[name])
+            for name, tensor in self.replaced.items():
+                merged[name] = file.get_tensor(tensor).clone()
+                check_finite(path, name, merged[name])
         return merged
+
+    def check_updates(self) -> None:
+        """Refuse factors whose updates are not finite, for an engine that loads the factors itself.
+
+        Raises:
+            CheckpointError: names the weight and the file.
+        """
+        path = self.folder / ADAPTER_WEIGHTS
+        with _opened(path) as file:
+            for name in self.factors:
+                check_finite(path, name, self._update(file, name))
+
+    def _update(self, file: Any, name: str) -> Tensor:
+        """What LoRA adds to a weight, in float32."""
+        first, second = self.factors[name]
+        return self.scale * (file.get_tensor(second).float() @ file.get_tensor(first).float())
 
     @property
     def replaced_modules(self) -> list[str]:
@@ -159,7 +191,7 @@ def adapter_sha256(folder: Path) -> str:
     """Hash an adapter's files: SHA-256, in hexadecimal, of their names and SHA-256s. Raises CheckpointError."""
     total = hashlib.sha256()
     for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS, CONFIG_NAME):
-        if name != CONFIG_NAME or (folder / name).is_file():
+        if name != CONFIG_NAME or os.path.lexists(folder / name):
             total.update(f"{file_sha256(folder / name, CheckpointError)}  {name}\n".encode())
     if (decoder := decoder_of(folder)) is not None:
         total.update(f"{checkpoint_sha256(decoder)}  {DECODER_FOLDER}\n".encode())
@@ -167,33 +199,33 @@ def adapter_sha256(folder: Path) -> str:
 
 
 def decoder_of(folder: Path) -> Path | None:
-    """The folder of an adapter's own decoder; None if its frames are decoded as the base model's are."""
+    """The folder of an adapter's own decoder; None if its frames are decoded as the base model's are.
+
+    Raises CheckpointError if there is something of its name that is no folder.
+    """
     decoder = folder / DECODER_FOLDER
-    return decoder if decoder.is_dir() else None
+    if not os.path.lexists(decoder):
+        return None
+    if not decoder.is_dir():
+        raise CheckpointError(f"{decoder}: expected a folder or none, got something else")
+    return decoder
 
 
 def _adapted_config(folder: Path, base: LlamaActionConfig) -> LlamaActionConfig:
     """The base model's configuration, or the adapter's config.json, which may differ in actions and tokenizer."""
     path = folder / CONFIG_NAME
-    if not path.is_file():
+    if not os.path.lexists(path):
         return base
     try:
         config = LlamaActionConfig.from_dict(read_config(path))
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
-    for name, value in _sizes(base).items():
-        if (got := getattr(config, name)) != value:
+    own = _OWN_KEYS if config.layout == base.layout else {*_OWN_KEYS, "max_position_embeddings"}
+    for name in (name for name in WorldModelValues.model_fields if name not in own):
+        value, got = (getattr(each, name, None) for each in (base, config))
+        if got != value:
             raise CheckpointError(f"{path}: {name}: expected the base model's {value!r:.80}, got {got!r:.80}")
     return config
-
-
-def _sizes(config: LlamaActionConfig) -> dict[str, Any]:
-    names = (
-        *("architectures", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
-        *("num_attention_heads", "num_key_value_heads", "rms_norm_eps", "rope_parameters", "num_image_patches"),
-        "num_temporal_embeddings",
-    )
-    return {name: getattr(config, name) for name in names}
 
 
 def _names(path: Path, layout: Layout) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
@@ -217,13 +249,26 @@ def _names(path: Path, layout: Layout) -> tuple[dict[str, tuple[str, str]], dict
         raise CheckpointError(
             f"{path}: expected lora_A and lora_B of each weight, got {next(iter(lonely.values()))} alone"
         )
+    twice = next((name for name in pairs if name in replaced), None)
+    if twice is not None:
+        raise CheckpointError(f"{path}: {twice}: expected LoRA factors or a tensor in its place, got both")
     if not pairs and not replaced:
         raise CheckpointError(f"{path}: expected LoRA factors, got no tensor")
     return {name: (pair["A"], pair["B"]) for name, pair in pairs.items()}, replaced
 
 
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A safetensors file. Raises CheckpointError if it can't be read."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path}: expected a safetensors file, got: {str(error)[:200]}") from None
+
+
 def _check_base(path: Path, base: Path) -> None:
-    with safe_open(path, framework="pt") as file:
+    with _opened(path) as file:
         expected = (file.metadata() or {}).get(BASE_SHA256)
     if expected is None:
         return

@@ -12,7 +12,7 @@ from terra.errors import CheckpointError
 from terra.world_model.adapter import Adapter
 from terra.world_model.config import LlamaActionConfig
 from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
-from tokenizer.checkpoint import Layout, load_tensors, read_config, verify_layout
+from tokenizer.checkpoint import FLOATS, Layout, load_tensors, read_config, verify_layout
 
 ARCHITECTURES: dict[str, type[LlamaActionForCausalLM] | type[LlamaActionV2ForCausalLM]] = {
     cls.__name__: cls for cls in (LlamaActionForCausalLM, LlamaActionV2ForCausalLM)
@@ -40,7 +40,7 @@ def load_config(folder: Path) -> LlamaActionConfig:
         config = LlamaActionConfig.from_dict(content)
     except CheckpointError as error:
         raise CheckpointError(f"{where}: {error}") from None
-    verify_layout(folder, _layout(config))
+    verify_layout(folder, _layout(config), FLOATS)
     return config
 
 
@@ -76,7 +76,7 @@ def load_world_model(
         device: where the model is to run.
 
     Raises:
-        CheckpointError: see `load_config` and `load_adapter`.
+        CheckpointError: see `load_config` and `load_adapter`, and for weights that are no finite numbers.
     """
     lora = None if adapter is None else load_adapter(adapter, folder)
     config = load_config(folder) if lora is None else lora.config

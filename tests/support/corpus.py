@@ -83,11 +83,13 @@ class Case:
 def make_common(folder: Path) -> None:
     """The files with which the commands work: pictures, a trajectory, a manifest; tiny models of random weights.
 
-    The world model is one of driving; world_keys, world_vector and world_choice have other action spaces.
+    The world model is one of driving, and the adapter is the world model's; world_keys, world_vector and world_choice
+    have other action spaces.
     """
     import torch
     from corpus_actions import COLUMNS, SPACES
     from tiny import COLS, ROWS, save_tiny, tiny_tokenizer_config
+    from tiny_adapter import save_adapter
 
     from terra.world_model import LlamaActionV2ForCausalLM
     from tokenizer import LFQTokenizer
@@ -110,6 +112,7 @@ def make_common(folder: Path) -> None:
             waypoint_times=None,
             action_space=space,
         )
+    save_adapter(folder / "adapter", folder / "world_model", seed=1)
     torch.manual_seed(0)
     LFQTokenizer(tiny_tokenizer_config()).save_pretrained(folder / "tokenizer")
 

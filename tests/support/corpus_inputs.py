@@ -491,6 +491,9 @@ def jsonl_cases(rng: random.Random) -> list[Case]:
         must="refuse",
     )
     add("3,000,000 lines", lambda place: _samples(place, 3_000_000), sample_id=7, must="refuse")
+    add("17 long lines", lambda place: _long_lines(place, 17), sample_id=3, must="refuse")
+    add("1,700 long lines", lambda place: _long_lines(place, 1700), sample_id=3, must="refuse")
+    add("1 TB", lambda place: place.sparse("drive.jsonl", 1 << 40, b'{"sample_id": 3, '), sample_id=3, must="refuse")
     add("no trajs", '{"sample_id": 1}', must="refuse")
     add("ragged", '{"sample_id": 1, "instruction_trajs": [[[0,0,0]]]}', must="refuse")
     add("text", line.replace("0.0", '"x"', 1), must="refuse")
@@ -509,6 +512,18 @@ def jsonl_cases(rng: random.Random) -> list[Case]:
         at, byte = rng.randrange(len(data)), rng.randrange(256)
         add(f"byte {number}", data[:at] + bytes([byte]) + data[at + 1 :])
     return made
+
+
+def _long_lines(place: Place, count: int) -> Path:
+    """Lines of 60 MB that take no room on the disk, each with its id at its end."""
+    path, length = place.write("drive.jsonl", b""), 60 << 20
+    with path.open("r+b") as file:
+        for index in range(count):
+            file.seek(index * length)
+            file.write(b"{")
+            file.seek((index + 1) * length - 40)
+            file.write(f'"sample_id": {index}}}'.encode().ljust(39) + b"\n")
+    return path
 
 
 def _samples(place: Place, count: int) -> Path:

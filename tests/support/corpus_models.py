@@ -1,6 +1,7 @@
 """Hostile checkpoints: configurations that come with weights, headers of safetensors, indices, pairs that are none."""
 
 import json
+import os
 import random
 import shutil
 import struct
@@ -26,8 +27,13 @@ OTHERS = (
 )  # fmt: skip
 
 
+NUMBERS = {"NaN": b"\xff\xff\xff\x7f", "infinity": b"\0\0\x80\x7f"}
+"""Float32s that are no finite numbers."""
+METADATA: dict[str, Any] = {"number": {"x": 5}, "list": ["a"], "null": None, "object": {"x": {}}}
+
+
 def cases(rng: random.Random) -> list[Case]:
-    return [*world_models(rng), *tokenizers(rng), *weights(rng)]
+    return [*world_models(rng), *tokenizers(rng), *weights(rng), *adapters(rng)]
 
 
 def model(
@@ -208,6 +214,104 @@ def _header(header: Any, data: bytes = b"", length: int | None = None) -> bytes:
     return struct.pack("<Q", len(text) if length is None else length) + text + data
 
 
+def _reheaded(data: bytes, changes: dict[str, Any]) -> bytes:
+    """A safetensors file with other keys in its header."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    return _header(json.loads(data[8:end]) | changes, data[end:])
+
+
+def adapters(rng: random.Random) -> list[Case]:
+    made: list[Case] = []
+    config, weights = "adapter_config.json", "adapter_model.safetensors"
+
+    def add(
+        name: str, change: "Callable[[Path, Place], object]", must: str | None = "refuse", engine: str = "jacobi"
+    ) -> None:
+        def make(place: Place) -> dict[str, object]:
+            folder = place.inputs / "adapter"
+            shutil.copytree(place.common / "adapter", folder)
+            change(folder, place)
+            return {"adapter": folder, "engine": engine}
+
+        made.append(Case("adapters", name, make, must=must))
+
+    def write(name: str, content: "bytes | Callable[[bytes], bytes]") -> "Callable[[Path, Place], object]":
+        def change(folder: Path, place: Place) -> None:
+            path = folder / name
+            path.write_bytes(content(path.read_bytes()) if callable(content) else content)
+
+        return change
+
+    def config_of(changes: dict[str, str]) -> "Callable[[Path, Place], object]":
+        """A config.json of its own: the base's, with JSON text in place of some values."""
+        return lambda folder, place: shutil.copy(model(place, "world_model", changes) / "config.json", folder)
+
+    def keyed(key: str, word: str) -> "Callable[[bytes], bytes]":
+        return lambda data: json.dumps(json.loads(data) | {key: "@"}).replace('"@"', word).encode("utf-8", "replace")
+
+    add("whole", lambda folder, place: None, "accept")
+    for key in (
+        "peft_type",
+        "r",
+        "lora_alpha",
+        "bias",
+        "use_dora",
+        "rank_pattern",
+        "target_parameters",
+        "auto_mapping",
+    ):
+        for word in sorted(rng.sample(sorted(WORDS), 4)):
+            add(f"{key}={word}", write(config, keyed(key, WORDS[word])), None)
+    add("alpha 1e308", write(config, keyed("lora_alpha", "1e308")))
+    for name, metadata in METADATA.items():
+        add(f"metadata {name}", write(weights, lambda data, m=metadata: _reheaded(data, {"__metadata__": m})))
+    add("NaN", write(weights, lambda data: data[:-40] + b"\xff\x7f" * 20))
+    add("1e38", write(weights, _filled))
+    add("integers", write(weights, lambda data: data.replace(b'"BF16"', b' "I16"')))
+    add("half", write(weights, lambda data: data[: len(data) // 2]))
+    add("pickle", write(weights, b"\x80\x04K\x01."))
+    add("of another", write(weights, _header({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, b"\0" * 4)))
+    for key in ("attention_bias", "mlp_bias", "tie_word_embeddings"):
+        add(f"config.json {key}", config_of({key: "true"}))
+    for key in ("head_dim", "max_position_embeddings", "num_action_tokens", "rope_parameters", "hidden_size"):
+        for word in sorted(rng.sample(sorted(WORDS.keys() - {"null"}), 3)):
+            add(f"config.json {key}={word}", config_of({key: WORDS[word]}))
+    add("config.json of the base", config_of({}), "accept")
+    for name in (config, weights, "config.json", "decoder"):
+
+        def odd(kind: str, name: str = name) -> "Callable[[Path, Place], object]":
+            def change(folder: Path, place: Place) -> None:
+                path = folder / name
+                path.unlink(missing_ok=True)
+                if kind == "fifo":
+                    os.mkfifo(path)
+                elif kind == "folder":
+                    path.mkdir()
+                else:
+                    path.symlink_to({"zero": "/dev/zero", "loop": name, "dangling": "nowhere"}[kind])
+
+            return change
+
+        for kind in ("fifo", "zero", "loop", "dangling", "folder"):
+            add(f"{name} {kind}", odd(kind))
+            add(f"{name} {kind} persistence", odd(kind), engine="persistence")
+    for number in range(20):
+        at, byte = rng.random(), rng.randrange(256)
+        add(f"byte {number}", write(weights, lambda data, a=at, b=byte: _spoiled(data, a, b)), None)
+    return made
+
+
+def _filled(data: bytes) -> bytes:
+    """A safetensors file whose every bfloat16 is 1e38."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    return data[:end] + b"\x96\x7e" * ((len(data) - end) // 2)
+
+
+def _spoiled(data: bytes, at: float, byte: int) -> bytes:
+    place = int(at * (8 + int.from_bytes(data[:8], "little")))
+    return data[:place] + bytes([byte]) + data[place + 1 :]
+
+
 def weights(rng: random.Random) -> list[Case]:
     made: list[Case] = []
 
@@ -275,9 +379,10 @@ def weights(rng: random.Random) -> list[Case]:
         )
         add("names wild", _header({"\x1b[31m\n" * 1000: entry}, b"\0" * 4), of=of)
         add("of another", lambda folder, data: _header({"a": entry}, b"\0" * 4), of=of)
-        add(
-            "NaN", lambda folder, data: data[:-400_000] + b"\xff\xff\xff\x7f" * 100_000, of=of
-        ) if of == "tokenizer" else None
+        for name, number in NUMBERS.items():
+            add(name, lambda folder, data, n=number: data[:-40] + n * 10, of=of)
+        for name, metadata in METADATA.items():
+            add(f"metadata {name}", lambda folder, data, m=metadata: _reheaded(data, {"__metadata__": m}), of=of)
         for name, index in {
             "climbs": {"weight_map": {"a": "../../../etc/passwd.safetensors"}}, "empty": {"weight_map": {}}, "list": {"weight_map": ["a"]}, "missing": {"weight_map": {"a": "b.safetensors"}},
             "itself": {"weight_map": {"a": "model.safetensors.index.json"}}, "numbers": {"weight_map": {"a": 7}}, "nul": {"weight_map": {"a": "a\0.safetensors"}}, "long": {"weight_map": {"a": "a" * 500 + ".safetensors"}},
@@ -295,8 +400,6 @@ def weights(rng: random.Random) -> list[Case]:
                 folder = model(place, of)
                 (folder / file).unlink()
                 if kind == "fifo":
-                    import os
-
                     os.mkfifo(folder / file)
                 elif kind == "sparse":
                     with (folder / file).open("wb") as stream:

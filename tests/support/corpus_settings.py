@@ -45,7 +45,7 @@ def settings() -> list[Case]:
         hydra.callbacks.a._target_=os.system; +hydra.callbacks.a._target_=os.system; hydra.launcher._target_=os.system; hydra.job.env_set.PATH=x; +hydra.job.env_set.LD_PRELOAD=x; hydra.job.config.override_dirname.kv_sep=x
         --foo; --config-dir=/tmp; --config-name=serve; --config-path=/etc; -m; --multirun; --multirun seed=1,2; --package=x; --info; --info=all; --run; --resolve; -cn=x; --experimental-rerun=x; --shell-completion; -sc install=bash; --
         =; =1; a=; a; 'a b=1'; a==b; seed==1; seed=1=2; seed 7; @model=demo; model@x=demo; seed:=7; seed=[; seed={; seed='; seed="; seed=(; seed=\\; seed=$; seed=${; seed=${${seed}}; seed=#; seed=%s; seed=; *=1; [0]=1; a[0]=1; .=1; ..=1; a..b=1
-        \u0661=2; s\u0435ed=7; seed=7\u200b; \ufeffseed=7; seed=\u202e7; seed=\x1b[31m7; limits.json_bytes=0; limits.json_bytes=-1; limits.json_depth=1000000000000; limits.nosuch=1; +limits.nosuch=1; limits=null; limits=7; engine.drafts=7
+        \u0661=2; s\u0435ed=7; seed=7\u200b; \ufeffseed=7; seed=\u202e7; seed=\x1b[31m7; limits.json_bytes=0; limits.json_bytes=-1; limits.json_bytes=99999999999999999999; limits.manifest_bytes=1e9; limits.video_fps=1e300; limits.context_seconds=1e300; limits.header_bytes=1; limits.tensors=1; limits.json_depth=1000000000000; limits.nosuch=1; +limits.nosuch=1; limits=null; limits=7; engine.drafts=7
     """
     texts = [text for line in refused.strip().splitlines() for text in line.strip().split("; ")]
     for text in dict.fromkeys(texts):
@@ -211,6 +211,15 @@ def outputs() -> list[Case]:
         ),
         "overwrite=true",
     )
+    for name, file, content in (
+        ("own file among frames", "frames/thesis.txt", "mine"),
+        ("own frames", "frames/frame_0000.png", "mine"),
+        ("own video", "video.mp4", "mine"),
+        ("folder with the name of a video", "video.mp4/thesis.txt", "mine"),
+        ("record of another program", "rollout.json", '{"format": "theirs"}'),
+        ("record that is none", "rollout.json", "mine"),
+    ):
+        add(f"{name}, overwrite", lambda place, f=file, c=content: _somebodys(place, f, c))
     for name, target in {
         "context": "context",
         "trajectory": "drive.json",
@@ -233,6 +242,13 @@ def outputs() -> list[Case]:
     add("a parent of the context, overwrite", lambda place: {"output": place.common, "overwrite": "true"})
     add("home, overwrite", lambda place: ["output=${oc.env:HOME}", "overwrite=true"])
     return made
+
+
+def _somebodys(place: Place, file: str, content: str) -> dict[str, object]:
+    path = place.work / "out" / file
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    return {"overwrite": "true"}
 
 
 def _linked(place: Place, target: str) -> dict[str, object]:

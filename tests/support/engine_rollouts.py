@@ -77,3 +77,23 @@ async def check_closing(engine: Engine) -> None:
             await soon(late)
     await soon(engine.close())
     assert engine.failure is None  # nobody but its user has stopped it
+
+
+async def check_cancelled_closing(engine: Engine) -> None:
+    """Check that an engine whose `close` is cancelled fails all waiting sessions nevertheless, and can be closed."""
+    prompt, actions = make_prompt(14)
+    waiting = [asyncio.create_task(ran(engine, prompt, actions, seed=seed)) for seed in range(40)]
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(engine.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.gather(closing, return_exceptions=True)
+    assert closing.cancelled() or closing.exception() is None  # it may have been done by then
+    outcomes = await soon(asyncio.gather(*waiting, return_exceptions=True))
+    errors = [each for each in outcomes if not isinstance(each, torch.Tensor)]  # the first may have been done
+    assert len(errors) > 20
+    assert {(type(error), str(error)) for error in errors} == {(EngineError, "the engine is closed")}
+    await soon(engine.close())
+    with pytest.raises(EngineError, match="the engine is closed"):
+        await soon(engine.open(prompt, PLAIN, 0))
+    assert engine.failure is None

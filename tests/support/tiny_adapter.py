@@ -1,8 +1,12 @@
 """Random LoRA adapters of small models, large enough that they change which tokens come out."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from terra.training.adapter import AdapterSettings, add_adapter
 from terra.training.state import trained_parameters
@@ -33,3 +37,20 @@ def save_decoder(adapter: Path, base: Path) -> None:
     with torch.no_grad():
         tokenizer.decoder.conv_out.weight.mul_(-2)
     tokenizer.save_pretrained(adapter / "decoder")
+
+
+def change_tensors(path: Path, change: "Callable[[dict[str, torch.Tensor]], object]") -> None:
+    """Let `change` alter the tensors of a safetensors file in place."""
+    tensors = load_file(path)
+    change(tensors)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+
+
+def change_header(path: Path, change: "Callable[[dict[str, Any]], object]") -> None:
+    """Let `change` alter the header of a safetensors file in place; its data stays."""
+    data = path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    change(header)
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])

@@ -17,6 +17,7 @@ from terra.engine.graph.quantization import (
     quantize_weight,
     unquantized,
 )
+from terra.errors import CheckpointError
 from terra.prompt import Actions
 from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
 
@@ -81,7 +82,7 @@ class DecoderWeights:
         kv_shape: number of layers, key and value heads of each, elements of a head.
 
     Raises:
-        ValueError: biases or another activation than SiLU, which no Llama of this kind has.
+        CheckpointError: biases or another activation than SiLU, which no published Llama of this kind has.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class DecoderWeights:
     ) -> None:
         config = model.config
         if config.attention_bias or config.mlp_bias or config.hidden_act != "silu":
-            raise ValueError("model: expected no biases and hidden_act silu")
+            raise CheckpointError("world_model: expected no biases with engine=graph, got attention_bias or mlp_bias")
         final_norm = model.model.norm.weight
         cosine, sine = model.model.rotary_emb(final_norm, torch.arange(length, device=final_norm.device)[None])
         self.cosine, self.sine = cosine[0].contiguous(), sine[0].contiguous()

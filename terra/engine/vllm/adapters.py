@@ -51,6 +51,7 @@ class Adapters:
         loaded = {name: load_adapter(folder, checkpoint) for name, folder in folders.items()}
         for name, adapter in loaded.items():
             check_factors_alone(name, adapter)
+            adapter.check_updates()
         self.spec = None if default is None else EngineSpec.of(loaded[None].config)
         self._specs = {name: EngineSpec.of(loaded[name].config) for name in named}
         self._config = config

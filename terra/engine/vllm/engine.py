@@ -59,6 +59,7 @@ class VllmEngine:
         cpu_kv_cache_gib: memory for the KV cache on a CPU.
         gpu_memory_utilization: share of the GPU's memory that vLLM may take.
         tensor_parallel_size: GPUs that share one model.
+        step_seconds: time that one step of vLLM may take; after it the engine has failed, and all who wait are told.
         engine_args: further arguments of vLLM's EngineArgs, such as `quantization="fp8"`.
 
     Raises:
@@ -80,9 +81,12 @@ class VllmEngine:
         cpu_kv_cache_gib: int = 1,
         gpu_memory_utilization: float = 0.85,
         tensor_parallel_size: int = 1,
+        step_seconds: float = 600.0,
         engine_args: dict[str, Any] | None = None,
     ) -> None:
         torch_dtype(dtype)  # vLLM takes the name; a wrong one is to be refused before anything starts
+        if not step_seconds > 0:
+            raise ConfigError(f"engine.step_seconds: expected more than 0, got {step_seconds}")
         config = load_config(checkpoint)
         loras = Adapters(checkpoint, config, adapter, adapters or {})
         self._spec = loras.spec or EngineSpec.of(config)
@@ -124,7 +128,7 @@ class VllmEngine:
             raise ConfigError(f"engine.engine_args.max_model_len: {expected}, got {length!r}")
         self.native_noise = False
         engine_arguments = EngineArgs(**{k: v for k, v in arguments.items() if v is not None})
-        self._pump = Pump(engine_arguments, self._set_sampler, tuple(self._loras.values()))
+        self._pump = Pump(engine_arguments, self._set_sampler, tuple(self._loras.values()), step_seconds)
         self._names = itertools.count()
 
     def _set_sampler(self, config: Any) -> None:

@@ -4,7 +4,8 @@ Slots are known by their ranges (one multimodal item a frame), positions come fr
 nothing depends on token ids; so CUDA graphs, prefix caching and tensor parallelism work as for any Llama.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ from vllm.sequence import IntermediateTensors
 from terra.engine.vllm.processing import MODALITY, ActionDummyInputs, ActionProcessingInfo, ActionProcessor
 from terra.world_model.actions import linear_projection, mlp_projection
 from terra.world_model.positions import SpatioTemporalPositions
+from tokenizer.checkpoint import check_finite
 
 _POSITIONS = "pos_embedding_spatio_temporal."
 _HEAD = "lm_head.weight"
@@ -85,7 +87,7 @@ class _LlamaAction(nn.Module, SupportsMultiModal, SupportsPP, SupportsLoRA):
     ) -> None:
         super().__init__()
         config = vllm_config.model_config.hf_config
-        self.config = config
+        self.config, self._folder = config, vllm_config.model_config.model
         with self._mark_language_model(vllm_config):
             self.model = LlamaActionModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
         with self._mark_tower_model(vllm_config, MODALITY):
@@ -129,9 +131,19 @@ class _LlamaAction(nn.Module, SupportsMultiModal, SupportsPP, SupportsLoRA):
         return self.logits_processor(self.lm_head, hidden_states)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Load a checkpoint without the lm head's rows after the image tokens."""
+        """Load a checkpoint without the lm head's rows after the image tokens.
+
+        Raises:
+            CheckpointError: a tensor holds NaN or infinity.
+        """
         images = self.config.image_vocab_size
-        cut = ((name, tensor[:images] if name == _HEAD else tensor) for name, tensor in weights)
+
+        def checked() -> Iterator[tuple[str, Tensor]]:
+            for name, tensor in weights:
+                check_finite(Path(self._folder), name, tensor)
+                yield name, tensor[:images] if name == _HEAD else tensor
+
+        cut = checked()
         return AutoWeightsLoader(self).load_weights(cut, mapper=self.hf_to_vllm_mapper)
 
 

@@ -15,6 +15,7 @@ import atexit
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -32,7 +33,7 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from terra.engine.base import EngineCounters
-from terra.errors import EngineError
+from terra.errors import EngineError, TerraError
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,9 @@ _DEAD_STEPS = 200_000
 
 Prefills need far fewer steps, however long each of them takes.
 """
+
+_LOOKS = 5.0
+"""Seconds between two looks at a step that does not end, at most."""
 
 _usage_of = attrgetter("engine_core.scheduler.kv_cache_manager.usage")
 
@@ -129,6 +133,7 @@ class Pump:
         engine_args: vLLM's arguments.
         prepare: called with vLLM's configuration before the engine is built, in the pump's thread.
         loras: adapters to load before any request comes.
+        step_seconds: time that one step of the engine core may take; the engine has failed after it.
 
     Attributes:
         failure: why the engine core stopped by itself, in one line; None otherwise.
@@ -138,7 +143,11 @@ class Pump:
     """
 
     def __init__(
-        self, engine_args: EngineArgs, prepare: Callable[[Any], None], loras: Sequence[LoRARequest] = ()
+        self,
+        engine_args: EngineArgs,
+        prepare: Callable[[Any], None],
+        loras: Sequence[LoRARequest] = (),
+        step_seconds: float = 600.0,
     ) -> None:
         self.failure: str | None = None
         self._core: Any = None
@@ -149,16 +158,21 @@ class Pump:
         self._waiting: set[str] = set()  # those with tokens to come
         self._idle: dict[str, None] = {}  # those that wait for their next chunk, the longest idle first
         self._stopped = False
+        self._step_seconds = step_seconds
+        self._busy_since: float | None = None  # when the core was given its present work; None while it has none
+        self._stuck = False
+        self._ended = threading.Event()  # nothing more is to be expected of the thread
         started: Future[None] = Future()
         self._thread = threading.Thread(target=self._main, args=(engine_args, prepare, loras, started), daemon=True)
         self._thread.name = "terra-vllm"
         self._thread.start()
         try:
             started.result()
-        except EngineError:
+        except TerraError:
             raise
         except Exception as error:  # whatever vLLM meets: memory, a device, an argument
             raise EngineError(f"vLLM could not start: {_line(error)}") from error
+        threading.Thread(target=self._watch, name="terra-vllm-watch", daemon=True).start()
         # A process that ends while the core computes would be aborted.
         atexit.register(self.close)
 
@@ -216,11 +230,16 @@ class Pump:
         self._commands.put((stream, lambda: self._end(stream.request_id)))
 
     def close(self) -> None:
-        """Stop the engine core and free its device; blocks until that is done. Closing twice does nothing."""
+        """Stop the engine core and free its device; blocks until that is done. Closing twice does nothing.
+
+        Nothing is freed of a core that hangs in a step: its thread can't be ended.
+        """
         if not self._stopped:
             self._stopped = True
             self._commands.put(None)
-        self._thread.join()
+        self._ended.wait()
+        if not self._stuck:
+            self._thread.join()
         atexit.unregister(self.close)
 
     def _main(
@@ -263,6 +282,19 @@ class Pump:
             self._stopped = True
             self._fail_all(EngineError(self.failure or "the engine is closed"))
             self._free()
+            self._ended.set()
+
+    def _watch(self) -> None:
+        """Fail everyone who waits, in a thread of its own, when the core hangs in a step."""
+        while not self._ended.wait(min(_LOOKS, self._step_seconds / 4)):
+            since = self._busy_since
+            if since is None or time.monotonic() - since < self._step_seconds:
+                continue
+            self._stuck = self._stopped = True
+            self.failure = f"the vLLM engine failed: expected the end of a step in {self._step_seconds:g} s, got none"
+            logger.error(self.failure)
+            self._fail_all(EngineError(self.failure))
+            self._ended.set()
 
     def _free(self) -> None:
         if self._core is not None:
@@ -274,11 +306,16 @@ class Pump:
         while True:
             # Block while there is nothing to compute; otherwise take what is there and go on.
             while not self._waiting or not self._commands.empty():
+                self._busy_since = None
                 command = self._commands.get()
-                if command is None:
+                if command is None or self._stuck:
                     return
+                self._busy_since = time.monotonic()
                 command[1]()
+            self._busy_since = time.monotonic()
             outputs = self._core.get_output().outputs
+            if self._stuck:  # it came too late: everyone has been told
+                return
             for output in outputs:
                 self._receive(output)
             silent = 0 if outputs else silent + 1
@@ -289,12 +326,13 @@ class Pump:
                 raise RuntimeError(f"vLLM samples nothing for {len(self._waiting)} requests that wait")
 
     def _fail_all(self, error: EngineError) -> None:
-        for request in self._requests.values():
+        for request in list(self._requests.values()):
             request.stream.fail(error)
-        while not self._commands.empty():
-            command = self._commands.get()
-            if command is not None:
-                command[0].fail(error)
+        with suppress(queue.Empty):
+            while True:
+                command = self._commands.get_nowait()
+                if command is not None:
+                    command[0].fail(error)
 
     def _receive(self, output: EngineCoreOutput) -> None:
         tokens = list(output.new_token_ids)
