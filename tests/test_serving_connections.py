@@ -132,6 +132,6 @@ def test_two_thousand_idle_connections(tiny_model, tiny_tokenizer, scenes, tmp_p
             slowest = max(slowest, time.monotonic() - begun)
             talk.step()
         print(f"slowest /health: {slowest:.3f} s")
-        assert slowest < 5
+        assert slowest < 1
         for connection in idle:
             connection.close()

@@ -18,6 +18,7 @@ from tokenizer.files import parse_json
 from tokenizer.limits import LIMITS, Limits
 
 _DOCUMENTS = ("trajectory", "actions")
+_SOURCES = (*_DOCUMENTS, "trajectory_name", "actions_name")
 _JSON_FIELDS = (*_DOCUMENTS, "sampling")
 _REST_BYTES = 64 << 10  # of all fields but the documents
 
@@ -48,12 +49,14 @@ def read_fields(content: bytes | Mapping[str, str], wanted: Wanted) -> Fields:
             name: _parse_json(text, name, wanted.limits) if name in _JSON_FIELDS else text
             for name, text in content.items()
         }
-    track, suited = None, action_field(wanted.space)
+    # A document that stands beside another source of actions is refused later, unread.
+    given = [name for name in _SOURCES if fields.get(name) is not None]
+    track = None
     for name in _DOCUMENTS:
         document = fields.get(name)
         if isinstance(document, dict):
             fields[name] = {}
-            if name == suited:
+            if given == [name] == [action_field(wanted.space)]:
                 track = _track(document, name, wanted)
     rest = json.dumps(fields)
     if len(rest) > _REST_BYTES:
