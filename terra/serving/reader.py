@@ -8,6 +8,7 @@ all bodies that wait. Small bodies are read in a thread, which costs less than s
 
 import asyncio
 import gc
+import logging
 import multiprocessing
 import os
 import resource
@@ -20,6 +21,8 @@ from multiprocessing.process import BaseProcess
 
 from terra.serving.documents import Fields, Wanted, read_fields
 from terra.serving.errors import ApiError
+
+logger = logging.getLogger(__name__)
 
 _START_SECONDS = 60.0
 
@@ -50,28 +53,36 @@ class Reader:
 
     def close(self) -> None:
         """End the process."""
-        if self._process is not None:
-            self._process.kill()
+        if (process := self._process) is not None:
+            with suppress(ValueError):  # the thread has just ended it
+                process.kill()
         self._thread.shutdown(cancel_futures=True)
         self._end()
 
     def _connected(self) -> Connection:
+        """The connection to the process, which is started if there is none. Raises ApiError (503)."""
         if self._connection is None:
             context = multiprocessing.get_context("spawn")
-            self._connection, other = context.Pipe()
-            arguments = (other, self._wanted, self._max_bytes)
-            self._process = context.Process(target=_serve, args=arguments, name="terra-reader", daemon=True)
-            self._process.start()
-            other.close()
-            if not self._connection.poll(_START_SECONDS):
+            try:
+                self._connection, other = context.Pipe()
+                with other:
+                    arguments = (other, self._wanted, self._max_bytes)
+                    process = context.Process(target=_serve, args=arguments, name="terra-reader", daemon=True)
+                    process.start()
+                self._process = process
+                if not self._connection.poll(_START_SECONDS):
+                    raise TimeoutError(f"expected its start within {_START_SECONDS:g} s")
+                self._connection.recv()
+            except (EOFError, OSError) as error:
+                logger.error("the process that reads large bodies: %s", str(error) or "it ended at its start")
                 self._end()
-                raise ApiError(503, "not_ready", "the server can't read a long body at present", retry_seconds=30)
-            self._connection.recv()
+                message = "the server can't read a large body at present"
+                raise ApiError(503, "not_ready", message, retry_seconds=30) from None
         return self._connection
 
     def _read(self, content: bytes | Mapping[str, str]) -> Fields:
+        connection = self._connected()
         try:
-            connection = self._connected()
             connection.send(content)
             answer = connection.recv() if connection.poll(self._max_seconds) else None
         except (EOFError, OSError):
