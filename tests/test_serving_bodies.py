@@ -122,6 +122,12 @@ def test_a_body_that_takes_too_much_memory_is_refused(served, scenes):
     assert post(served, long_body(scenes)).status_code == 200
 
 
+def test_a_file_in_a_field_is_bounded_as_json_is(served):
+    files = {"trajectory": ("left.json", b" " * (served.settings.uploads.max_json_bytes + 1))}
+    answer = httpx.post(f"{served.url}/v1/videos", data={"scene": "day"}, files=files)
+    assert refusal(answer) == (413, "too_large")
+
+
 @pytest.mark.parametrize(
     ("served", "refused"),
     [

@@ -57,7 +57,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         started, status = time.perf_counter(), 0
-        body = self._bodies.of(client_of(HTTPConnection(scope)))
+        body = _Body(self._bodies, client_of(HTTPConnection(scope)))
 
         async def sent(message: Message) -> None:
             nonlocal status
@@ -127,10 +127,6 @@ class _Bodies:
     def __init__(self, settings: UploadSettings) -> None:
         self.settings = settings
         self.by_client: Counter[str] = Counter()
-
-    def of(self, client: str) -> "_Body":
-        """The body of a client's new request."""
-        return _Body(self, client)
 
 
 class _Body:

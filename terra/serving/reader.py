@@ -10,7 +10,6 @@ import asyncio
 import gc
 import logging
 import multiprocessing
-import os
 import resource
 import signal
 from collections.abc import Mapping
@@ -112,17 +111,15 @@ def _serve(connection: Connection, wanted: Wanted, max_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (max_bytes, max_bytes))
     gc.disable()  # nearly all that is made here is needed to the end, and looking for garbage takes most of the time
     connection.send(None)
-    while True:
-        try:
-            content = connection.recv()
-        except (EOFError, OSError):
-            return
-        try:
-            answer: Fields | ApiError = read_fields(content, wanted)
-        except ApiError as error:
-            answer = error.with_traceback(None)
-        except MemoryError:
-            os._exit(1)
-        connection.send(answer)
-        del content, answer
-        gc.collect()
+    # The server is gone, or the memory is used up, of which the server tells the client.
+    with suppress(EOFError, OSError, MemoryError):
+        while True:
+            connection.send(_answer(connection.recv(), wanted))
+            gc.collect()
+
+
+def _answer(content: bytes | Mapping[str, str], wanted: Wanted) -> Fields | ApiError:
+    try:
+        return read_fields(content, wanted)
+    except ApiError as error:
+        return error

@@ -161,7 +161,7 @@ async def _read_body(
             max_files=max_files, max_fields=_MAX_FIELDS, max_part_size=uploads.max_json_bytes
         ) as form:
             files = [await each.read() for each in form.getlist("input_reference") if isinstance(each, UploadFile)]
-            content = await _form_texts(form)
+            content = await _form_texts(form, uploads.max_json_bytes)
     else:
         raise ApiError(415, "unsupported_media_type", "expected application/json or multipart/form-data")
     fields = await service.read_fields(content)
@@ -174,9 +174,12 @@ async def _read_body(
     return body, fields.track, files
 
 
-async def _form_texts(form: FormData) -> dict[str, str]:
+async def _form_texts(form: FormData, max_bytes: int) -> dict[str, str]:
+    """The fields of a form, of which files are texts, too, of at most `max_bytes` each. Raises ApiError (413)."""
     texts: dict[str, str] = {}
     for name, value in form.multi_items():
+        if isinstance(value, UploadFile) and name != "input_reference" and (value.size or 0) > max_bytes:
+            raise ApiError(413, "too_large", f"expected a file of at most {max_bytes} bytes as a field")
         if name != "input_reference":
             texts[name] = (await value.read()).decode(errors="replace") if isinstance(value, UploadFile) else value
     return texts
@@ -197,7 +200,7 @@ async def _video_request(
     spec = service.model.spec
     scene = None if body.scene is None else service.scenes.find(body.scene)
     field = _action_field(body, spec.space)
-    track = given or _scene_track(scene, field, getattr(body, f"{field}_name"))
+    track = _scene_track(scene, field, getattr(body, f"{field}_name")) if given is None else given
     if scene is not None:
         context = await service.scenes.tokens(scene)
     else:
