@@ -13,7 +13,7 @@ from tiny_rollouts import Batch, run_and_exit
 pytestmark = [pytest.mark.slow, pytest.mark.hostile]
 
 NUM = 12
-RUNS = int(os.environ.get("TERRA_HOSTILE_RUNS", "2"))
+RUNS = int(os.environ.get("TERRA_HOSTILE_RUNS", "20"))
 KILLS = 3
 
 

@@ -1,9 +1,11 @@
 """A server of its own process under attack: it answers, drives, keeps its memory and its log, and finishes its jobs.
 
-The attacks are the corpus's trajectories, pictures and videos, sent as video jobs and uploads, and idle connections.
-What is shown, and bounded by: /health (s), the server's memory, the log's bytes a minute, frames of a live session.
+The attacks are the corpus's trajectories, pictures and videos, sent as video jobs and uploads, and idle connections. To
+a server with the shipped model and default settings: large pictures, half-sent bodies, long trajectories, a full disk.
+What is shown, and bounded: /health (s), the server's memory, the log's bytes a minute, frames of a live session.
 """
 
+import io
 import json
 import os
 import re
@@ -15,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from typing import Any
 import httpx
 import pytest
 from corpus import Case, Place, corpus, poses_document
+from PIL import Image
 from tiny_serving import scene_folder
 
 from terra.serving.client import Client
@@ -35,7 +39,7 @@ AT_ONCE = 4
 
 @dataclass
 class Attacked:
-    """A server under attack."""
+    """A server under attack; `common` has the corpus's models."""
 
     url: str
     process: subprocess.Popen[str]
@@ -45,7 +49,8 @@ class Attacked:
 
 @pytest.fixture
 def attacked(tmp_path: Path) -> Iterator[Attacked]:
-    common, log = tmp_path / "common", tmp_path / "log"
+    """A server of the corpus's models."""
+    common = tmp_path / "common"
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent / "support")}
     subprocess.run([sys.executable, "-c", MAKE, str(common)], env=environment, check=True)  # which starts threads
     scene_folder(_made(tmp_path / "scenes"))
@@ -54,6 +59,20 @@ def attacked(tmp_path: Path) -> Iterator[Attacked]:
         "scenes": tmp_path / "scenes", "data": tmp_path / "data", "engine": "persistence", "port": 0,
         "uploads.max_frames": 4, "uploads.contexts": 256, "uploads.contexts_per_client": 256,
     }  # fmt: skip
+    with serving(tmp_path, **settings) as server:
+        yield server
+
+
+@pytest.fixture
+def shipped(tmp_path: Path) -> Iterator[Attacked]:
+    """A server of the shipped model with default settings, but for the engine, which copies frames."""
+    with serving(tmp_path, data=tmp_path / "data", engine="persistence", port=0) as server:
+        yield server
+
+
+@contextmanager
+def serving(folder: Path, **settings: Any) -> Iterator[Attacked]:
+    log = folder / "log"
     words = [f"{key}={value}" for key, value in settings.items()]
     with log.open("w") as errors:
         command = [sys.executable, "-m", "terra", "serve", *words]
@@ -63,7 +82,7 @@ def attacked(tmp_path: Path) -> Iterator[Attacked]:
         found = (re.search(r"open (http://\S+)", line) for line in process.stdout)
         url = next((each[1] for each in found if each), "")
         assert url, log.read_text()
-        yield Attacked(url, process, log, common)
+        yield Attacked(url, process, log, folder / "common")
     finally:
         process.send_signal(signal.SIGTERM)
         process.stdout.close()
@@ -102,7 +121,8 @@ def under(attacked: Attacked, attack: Callable[[], object]) -> None:
     print(
         f"{minutes * 60:.0f} s; slowest /health {max(seen['health']):.2f} s of {len(seen['health'])}, "
         f"{max(seen['memory']) / 1e6:.0f} MB, {logged / max(minutes, 1):.0f} bytes a minute logged, "
-        f"{len(seen['steps'])} live frames, the slowest after {max(seen['steps']):.2f} s"
+        f"{len(seen['steps'])} live frames, the slowest after {max(seen['steps']):.2f} s; "
+        f"the machine's load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
     )
     assert not seen["failures"]
     assert max(seen["health"]) < HEALTH_SECONDS
@@ -204,3 +224,117 @@ def test_a_flood_of_jobs_and_garbage(attacked: Attacked) -> None:
         assert set(answers) <= {200, 201, 202, 400, 413, 422, 429, 503}
 
     under(attacked, attack)
+
+
+@pytest.mark.parametrize("size", [(8192, 4096), (4096, 3500)], ids=["beyond the bound", "at the bound"])
+def test_seven_large_pictures(shipped: Attacked, size: tuple[int, int]) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", size, "teal").save(file, "png")
+    files = [("files", (f"{number}.png", file.getvalue())) for number in range(7)]
+
+    def send(_: int) -> list[int]:
+        ends, statuses = time.monotonic() + 20, []
+        while time.monotonic() < ends:
+            statuses.append(post(f"{shipped.url}/v1/contexts", files=files))
+        return statuses
+
+    def attack() -> None:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            answers = Counter(status for statuses in pool.map(send, range(AT_ONCE)) for status in statuses)
+        print(dict(answers))
+        assert set(answers) <= ({400} if size == (8192, 4096) else {200, 429})
+
+    under(shipped, attack)
+
+
+def test_half_sent_bodies(shipped: Attacked) -> None:
+    size = 4 << 20
+    head = "POST /v1/videos HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    sent = f"{head}Content-Length: {size}\r\n\r\n".encode() + b" " * (size - 100)
+    address = ("127.0.0.1", int(shipped.url.rpartition(":")[2]))
+
+    def half_send(number: int) -> socket.socket:
+        connection = socket.create_connection(address, source_address=(f"127.0.0.{1 + number % 3}", 0))
+        connection.settimeout(30)
+        with suppress(OSError):
+            connection.sendall(sent)
+        return connection
+
+    def attack() -> None:
+        with ThreadPoolExecutor(16) as pool, ExitStack() as held:
+            for connection in pool.map(half_send, range(600)):
+                held.enter_context(connection)
+            job = json.dumps({"scene": "day", "trajectory_name": "left", "num_frames": 6}).encode()
+            assert post(f"{shipped.url}/v1/videos", content=job) == 200  # a small body needs no room
+            time.sleep(20)
+
+    under(shipped, attack)
+
+
+def test_eight_long_trajectories(shipped: Attacked) -> None:
+    poses = [[row / 50, row / 10, 0.0, 0.0] for row in range(145_000)]
+    body = json.dumps({"scene": "day", "trajectory": poses_document(poses=poses), "num_frames": 20}).encode()
+    assert 3_900_000 < len(body) < 4 << 20
+
+    def attack() -> None:
+        begun = time.monotonic()
+        with ThreadPoolExecutor(8) as pool:
+            answers = Counter(pool.map(lambda _: post(f"{shipped.url}/v1/videos", content=body), range(8)))
+        print(dict(answers), f"after {time.monotonic() - begun:.1f} s")
+        assert answers == {200: 8}
+
+    under(shipped, attack)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 100 MB."""
+    folder = _made(tmp_path / "disk")
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=100m", "tmpfs", str(folder)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"a small file system needs root: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
+    accepted: list[str] = []
+    with (
+        serving(tmp_path, data=small_disk / "data", engine="persistence", port=0) as server,
+        Client(server.url) as asks,
+    ):
+
+        def ask(count: int) -> Counter[int]:
+            answers: Counter[int] = Counter()
+            for _ in range(count):
+                job = {"scene": "day", "trajectory_name": "left", "num_frames": 20}
+                answer = httpx.post(f"{server.url}/v1/videos", json=job, timeout=60)
+                answers[answer.status_code] += 1
+                if answer.status_code == 200:
+                    accepted.append(answer.json()["id"])
+            return answers
+
+        def attack() -> None:
+            answers = ask(12)
+            filler = small_disk / "filler"
+            with suppress(OSError), filler.open("wb", buffering=0) as file:
+                while file.write(bytes(1 << 16)):
+                    pass
+            reasons = set()
+            ends = time.monotonic() + 60
+            while time.monotonic() < ends:
+                answers += ask(1)
+                status = httpx.get(f"{server.url}/health").json()
+                reasons.add(status.get("reason"))
+                time.sleep(0.5)
+            print(dict(answers), reasons)
+            assert any(each is not None and "disk is full" in each for each in reasons)
+            assert set(answers) <= {200, 429, 503}
+            filler.unlink()
+
+        under(server, attack)
+        assert accepted
+        assert {asks.video(each)["status"] for each in accepted} == {"completed"}
+        assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}

@@ -1,5 +1,6 @@
 """Connections that send nothing, or little: the server closes them, and goes on answering all others."""
 
+import gc
 import logging
 import socket
 import time
@@ -121,8 +122,17 @@ def test_a_flood_of_like_messages_is_cut_and_counted(monkeypatch):
     assert limit.filter(other)
 
 
+@pytest.fixture
+def frozen():
+    """What exists is no garbage, as `terra serve` has it, too."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.mark.hostile
-def test_two_thousand_idle_connections(tiny_model, tiny_tokenizer, scenes, tmp_path):
+def test_two_thousand_idle_connections(tiny_model, tiny_tokenizer, scenes, tmp_path, frozen):
     with Served(tiny_model, tiny_tokenizer, scenes, tmp_path, persistence=True) as server, server.open() as talk:
         idle, slowest = [], 0.0
         for _ in range(20):
@@ -132,6 +142,6 @@ def test_two_thousand_idle_connections(tiny_model, tiny_tokenizer, scenes, tmp_p
             slowest = max(slowest, time.monotonic() - begun)
             talk.step()
         print(f"slowest /health: {slowest:.3f} s")
-        assert slowest < 5
+        assert slowest < 1
         for connection in idle:
             connection.close()

@@ -7,9 +7,10 @@ from collections import namedtuple
 
 import httpx
 import pytest
-from tiny_serving import Served
+from tiny_serving import HeldEngine, Served, wait_until
 
 import terra.serving.jobs
+from terra.engine.persistence import PersistenceEngine
 from terra.errors import OutputError
 from terra.serving.store import JobStore
 
@@ -132,3 +133,31 @@ def test_no_failure_ends_a_worker(served, monkeypatch):
     assert len(failed) == 20
     assert len([task for task in served.service.jobs._taking if task.done()]) == 0
     wait_until_ok(served)
+
+
+@pytest.mark.parametrize("index", [0, -1], ids=["worker", "sweep"])
+def test_health_tells_of_a_task_that_has_ended(served, index):
+    tasks = served.service.jobs._taking
+    served.loop.call_soon_threadsafe(tasks[index].cancel)
+    wait_until(tasks[index].done)
+    assert health(served)["status"] == "degraded"
+    assert health(served)["reason"] == f"expected {len(tasks)} tasks for jobs, got {len(tasks) - 1}: restart the server"
+    job = httpx.post(f"{served.url}/v1/videos", json=JOB).json()["id"]
+    assert served.wait_for(job)["status"] == "completed"
+
+
+def test_health_tells_of_a_job_that_stands_still(tiny_model, tiny_tokenizer, scenes, tmp_path, monkeypatch):
+    monkeypatch.setattr(terra.serving.jobs, "_STALLED_SECONDS", 0.5)
+    engine = HeldEngine(PersistenceEngine.from_pretrained(tiny_model).spec)
+    with Served(tiny_model, tiny_tokenizer, scenes, tmp_path, engine=engine) as served:
+        assert health(served) == {"status": "ok"}
+        job = httpx.post(f"{served.url}/v1/videos", json=JOB).json()["id"]
+        wait_until(lambda: health(served) == {"status": "degraded", "reason": "a job has made no frame for 0.5 s"})
+        engine.release()
+        assert served.wait_for(job)["status"] == "completed"
+        wait_until_ok(served)
+
+
+def test_health_tells_of_a_table_that_does_not_answer(served, monkeypatch):
+    monkeypatch.setattr(terra.serving.jobs, "_STALLED_SECONDS", -terra.serving.jobs._SWEEP_SECONDS)
+    assert health(served)["reason"].startswith("the table of jobs has not answered")

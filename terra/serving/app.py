@@ -190,7 +190,8 @@ def _server_routes(service: Service) -> APIRouter:
     async def health() -> schemas.Health:
         """Whether the server answers and its engine works; 503 when the engine has failed.
 
-        While jobs can't be made, as on a full disk, the status is "degraded", with the reason; live sessions go on.
+        While jobs can't be made, as on a full disk, or stand still, the status is "degraded", with the reason; live
+        sessions go on.
         """
         service.check_engine()
         if service.draining:

@@ -1,13 +1,16 @@
 """Keeps the contexts that clients upload: pictures or one video, cropped to the model's aspect ratio, in memory.
 
-A client's file names are not used, and the size of a picture is known before the picture is decompressed.
+A client's file names are not used, and the size of a picture is known before the picture is decompressed. Each picture
+is reduced to the model's size before the next one is decompressed, and a bounded number of uploads is read at a time.
 """
 
 import io
 import secrets
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,14 +55,14 @@ class Contexts:
         self._limits = limits.replace(video_pixels=min(settings.max_pixels, limits.video_pixels))
         self.max_pictures = settings.pictures(model.spec.layout.max_frames)
         self._contexts: dict[str, Context] = {}
-        self._reading = 0
+        self._reading: Counter[str] = Counter()
 
     async def add(self, files: Sequence[bytes], client: str) -> Context:
         """Keep the given pictures (in their order) or the given video as a context of a client's, named by address.
 
         Raises:
             ApiError: 400 if the files are no pictures or video, or too large; 429 if the server keeps its maximum, or
-                that of one client.
+                that of one client, or too many uploads of the client wait; 503 if too many wait in all.
         """
         self.expire()
         own, most = sum(each.client == client for each in self._contexts.values()), self._settings.contexts_per_client
@@ -67,17 +70,23 @@ class Contexts:
             raise ApiError(
                 429, "too_many_contexts", f"expected at most {most} contexts of one client", retry_seconds=60
             )
-        if len(self._contexts) + self._reading >= self._settings.contexts:
+        if len(self._contexts) + self._reading.total() >= self._settings.contexts:
             raise ApiError(
                 429, "too_many_contexts", f"expected at most {self._settings.contexts} contexts", retry_seconds=60
             )
-        self._reading += 1
+        if self._reading[client] >= (most := self._settings.queue_per_client):
+            raise ApiError(429, "too_many_uploads", f"expected at most {most} uploads of one client", retry_seconds=10)
+        if self._reading.total() >= self._settings.queue:
+            raise ApiError(503, "server_full", f"all {self._settings.queue} uploads are taken", retry_seconds=10)
+        self._reading[client] += 1
         try:
-            pictures = await self._model.run("files", lambda: self._read(files))
+            pictures = await self._model.run("uploads", lambda: self._read(files))
             tokens = await self._model.encode(pictures)
             reconstruction = await self._model.reconstruction(tokens, pictures)
         finally:
-            self._reading -= 1
+            self._reading[client] -= 1
+            if not self._reading[client]:
+                del self._reading[client]
         expires_at = time.time() + self._settings.lifetime_seconds
         context = Context(f"ctx_{secrets.token_hex(16)}", pictures, expires_at, tokens, reconstruction, client)
         self._contexts[context.id] = context
@@ -109,16 +118,25 @@ class Contexts:
             return self._read_video(files[0], kinds[0])
         if len(files) > self.max_pictures:
             raise _refused(f"expected at most {self.max_pictures} pictures, got {len(files)}")
-        frames = [self._read_picture(data, f"file {number}") for number, data in enumerate(files, 1)]
-        return np.stack([self._fit(frame) for frame in frames])
+        self._check_pixels(files)
+        return np.stack([self._read_picture(data, f"file {number}") for number, data in enumerate(files, 1)])
 
-    def _read_picture(self, data: bytes, where: str) -> Image.Image:
+    def _check_pixels(self, files: Sequence[bytes]) -> None:
+        """Refuse pictures that are large together, by their headers; a header that can't be read counts as nothing."""
+        pixels, most = 0, self._settings.max_pixels_in_all
+        for number, data in enumerate(files, 1):
+            with suppress(*DAMAGED_IMAGE), Image.open(io.BytesIO(data), formats=_PICTURES) as picture:
+                self._check_size(picture.size, f"file {number}")
+                pixels += picture.width * picture.height
+        if pixels > most:
+            raise _refused(f"expected pictures of at most {most} pixels together, got {pixels}")
+
+    def _read_picture(self, data: bytes, where: str) -> UInt8[np.ndarray, "height width 3"]:
         try:
             with Image.open(io.BytesIO(data), formats=_PICTURES) as picture:
-                self._check_size(picture.size, where)
                 check_scans(picture, self._limits)
-                upright = ImageOps.exif_transpose(picture)
-                return upright.convert("RGB")
+                ImageOps.exif_transpose(picture, in_place=True)
+                return self._fit(picture if picture.mode == "RGB" else picture.convert("RGB"))
         except DAMAGED_IMAGE:
             raise _refused(f"{where}: expected a whole PNG, JPEG or WebP picture, an MP4 or a GIF") from None
 

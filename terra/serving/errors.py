@@ -1,6 +1,7 @@
 """Refusals in the shape of OpenAI's API: a status, and {"error": {"message", "type", "param", "code"}}."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 _TYPES = {
@@ -27,9 +28,15 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status, self.code, self.message, self.param = status, code, message, param
+        self._retry_seconds = retry_seconds
         self.headers = {} if retry_seconds is None else {"Retry-After": str(retry_seconds)}
         if status == 401:
             self.headers["WWW-Authenticate"] = "Bearer"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """See pickle, which would give the message alone to the class."""
+        named = {"param": self.param, "retry_seconds": self._retry_seconds}
+        return partial(ApiError, self.status, self.code, self.message, **named), ()
 
     @property
     def body(self) -> dict[str, Any]:

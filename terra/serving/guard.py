@@ -7,6 +7,7 @@ import asyncio
 import hmac
 import json
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,7 +16,7 @@ from starlette.requests import HTTPConnection
 
 from terra.serving.errors import ApiError
 from terra.serving.metrics import Metrics
-from terra.serving.settings import ServeSettings
+from terra.serving.settings import ServeSettings, UploadSettings
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -23,6 +24,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+# Bytes of each body that are not counted, so that small requests get in while others fill the room for large ones.
+_FREE_BYTES = 64 << 10
 _KEYED = ("/v1/", "/metrics")
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -46,6 +49,7 @@ class Guard:
 
     def __init__(self, app: App, settings: ServeSettings, metrics: Metrics) -> None:
         self._app, self._settings, self._metrics = app, settings, metrics
+        self._bodies = _Bodies(settings.uploads)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check and count a request, then pass it to the application (ASGI)."""
@@ -53,6 +57,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         started, status = time.perf_counter(), 0
+        body = _Body(self._bodies, client_of(HTTPConnection(scope)))
 
         async def sent(message: Message) -> None:
             nonlocal status
@@ -63,12 +68,13 @@ class Guard:
 
         try:
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-            limited = self._limited(headers, receive) if scope["type"] == "http" else receive
+            limited = self._limited(headers, receive, body) if scope["type"] == "http" else receive
             self._check(scope, headers)
             await self._app(scope, limited, sent)
         except ApiError as error:
             await _refuse(scope, receive, sent, error)
         finally:
+            body.release()
             if scope["type"] == "http":
                 route = getattr(scope.get("route"), "path", "other")
                 self._metrics.request(_method(scope), route, status, time.perf_counter() - started)
@@ -85,8 +91,8 @@ class Guard:
         if is_keyed and not scope["terra.has_key"]:
             raise ApiError(401, "invalid_api_key", "expected the header Authorization: Bearer and the API key")
 
-    def _limited(self, headers: dict[str, str], receive: Receive) -> Receive:
-        """Wrap `receive` so that it refuses a body that is too long or arrives too slowly."""
+    def _limited(self, headers: dict[str, str], receive: Receive, body: "_Body") -> Receive:
+        """Wrap `receive` so that it refuses a body that is too long, arrives too slowly, or finds no room."""
         uploads = self._settings.uploads
         has_files = headers.get("content-type", "").startswith("multipart/form-data")
         limit = uploads.max_bytes if has_files else uploads.max_json_bytes
@@ -109,9 +115,45 @@ class Guard:
                 ended = not message.get("more_body", False)
             if count > limit:
                 raise error
+            body.grow(count)
             return message
 
         return counted
+
+
+class _Bodies:
+    """Counts the bytes of all bodies that are held, from their arrival to the end of their requests."""
+
+    def __init__(self, settings: UploadSettings) -> None:
+        self.settings = settings
+        self.by_client: Counter[str] = Counter()
+
+
+class _Body:
+    """One body's share of all that is held."""
+
+    def __init__(self, bodies: _Bodies, client: str) -> None:
+        self._bodies, self._client, self._held = bodies, client, 0
+
+    def grow(self, size: int) -> None:
+        """Count a body of this size by now. Raises ApiError (429, 503) where there is no room."""
+        settings, by_client = self._bodies.settings, self._bodies.by_client
+        more = max(size - _FREE_BYTES - self._held, 0)
+        if more and by_client[self._client] + more > settings.body_bytes_per_client:
+            message = f"expected at most {settings.body_bytes_per_client} bytes on their way from one client"
+            raise ApiError(429, "too_many_bytes", message, retry_seconds=5)
+        if more and by_client.total() + more > settings.body_bytes:
+            raise ApiError(503, "server_full", "the server holds as many bytes as it may", retry_seconds=5)
+        self._held += more
+        by_client[self._client] += more
+
+    def release(self) -> None:
+        """Count the body no more."""
+        by_client = self._bodies.by_client
+        by_client[self._client] -= self._held
+        self._held = 0
+        if not by_client[self._client]:
+            del by_client[self._client]
 
 
 def client_of(connection: HTTPConnection) -> str:

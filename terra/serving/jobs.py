@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 VARIANTS = {"video": (VIDEO, "video/mp4"), "gif": (GIF, "image/gif"), "tokens": (TOKENS, "application/octet-stream")}
 _SWEEP_SECONDS = 30.0
+_STALLED_SECONDS = 120.0
+"""Seconds without a frame of a running job, or an answer of the table, after which /health tells of it."""
 _PAUSES = 0.5, 15.0
 """Seconds until the first try after a failure, and at most until a later one."""
 
@@ -60,6 +62,7 @@ class _Running:
 
     task: asyncio.Task[None]
     num_made: int = 0
+    moved_at: float = field(default_factory=time.monotonic)
     cancelled: bool = field(default=False)
 
 
@@ -80,13 +83,25 @@ class Jobs:
         self._running: dict[str, _Running] = {}
         self._wake = asyncio.Event()
         self._taking: list[asyncio.Task[None]] = []
+        self._swept_at = time.monotonic()
         self._stopping = False
         self._trouble: str | None = None
 
     @property
     def problem(self) -> str | None:
         """Why jobs are not made or can't be added at present, in one line; None if all is well."""
-        return self.store.problem or self._trouble
+        return self.store.problem or self._trouble or self._standstill()
+
+    def _standstill(self) -> str | None:
+        """Why jobs stand still without an error, in one line; None if they don't."""
+        alive, now = sum(not task.done() for task in self._taking), time.monotonic()
+        if alive < len(self._taking) and not self._stopping:
+            return f"expected {len(self._taking)} tasks for jobs, got {alive}: restart the server"
+        if any(now - running.moved_at > _STALLED_SECONDS for running in self._running.values()):
+            return f"a job has made no frame for {_STALLED_SECONDS:g} s"
+        if self._taking and now - self._swept_at > _SWEEP_SECONDS + _STALLED_SECONDS:
+            return f"the table of jobs has not answered for {_STALLED_SECONDS:g} s"
+        return None
 
     async def start(self) -> None:
         """Continue the jobs that an earlier process left, and accept new ones."""
@@ -94,6 +109,7 @@ class Jobs:
         again = await self.store.requeue()
         if again:
             logger.info("%d jobs were in progress when the last server ended: queued again", again)
+        self._swept_at = time.monotonic()
         self._taking = [asyncio.create_task(self._work()) for _ in range(self._settings.at_once)]
         self._taking.append(asyncio.create_task(self._sweep()))
 
@@ -267,6 +283,7 @@ class Jobs:
                 self._metrics.first_frame(time.perf_counter() - started, "job")
             self._metrics.job_frame()
             self._running[job.id].num_made += 1
+            self._running[job.id].moved_at = time.monotonic()
 
         pipeline = self._model.pipeline
         decoding = pipeline.decoding.start(to_uint8, adapter)
@@ -305,6 +322,7 @@ class Jobs:
                 await self.store.expire()
             except Exception as error:
                 self._note(error)
+            self._swept_at = time.monotonic()
 
 
 def _all(tasks: list[asyncio.Task[None]]) -> asyncio.Task[Any]:

@@ -31,15 +31,16 @@ class Model:
         pipeline: the loaded pipeline, which the model does not close.
         name: the base model's name in the API; each adapter is a model of the adapter's name.
         decode_threads: number of live frames that are decoded at once.
+        upload_threads: number of uploads whose pictures are decoded at once.
     """
 
-    def __init__(self, pipeline: Pipeline, name: str, decode_threads: int) -> None:
+    def __init__(self, pipeline: Pipeline, name: str, decode_threads: int, upload_threads: int) -> None:
         self.pipeline, self.name = pipeline, name
         import torch
 
         # A live frame is decoded on one core while the engine makes the next one on the others: two parallel regions on
         # the same cores wait for each other.
-        sizes = {"decode": (decode_threads, 1), "files": (2, 1)}
+        sizes = {"decode": (decode_threads, 1), "files": (2, 1), "uploads": (upload_threads, 1)}
         self._threads = {
             kind: ThreadPoolExecutor(num, f"terra-{kind}", torch.set_num_threads, (cores,))
             for kind, (num, cores) in sizes.items()
@@ -76,8 +77,8 @@ class Model:
         """Why the engine stopped by itself, in one line; None while the engine works."""
         return self.pipeline.engine.failure
 
-    async def run(self, kind: Literal["decode", "files"], work: Callable[[], _T]) -> _T:
-        """Run work in a thread pool: "decode" for decoding live frames, "files" for reading and writing."""
+    async def run(self, kind: Literal["decode", "files", "uploads"], work: Callable[[], _T]) -> _T:
+        """Run work in threads: "decode" for live frames, "uploads" for pictures sent, "files" for all other files."""
         return await asyncio.get_running_loop().run_in_executor(self._threads[kind], work)
 
     async def encode(self, pictures: Pictures) -> TokenGrid:

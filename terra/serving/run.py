@@ -1,6 +1,7 @@
 """The command `terra serve`: checks the settings, loads the weights once, and serves until SIGTERM."""
 
 import asyncio
+import gc
 import hashlib
 import logging
 import signal
@@ -36,6 +37,9 @@ def run(settings: ServeSettings) -> None:
     pipeline, scenes, model_hash = load(settings)
     if settings.api_key is None and settings.host not in LOOPBACK:
         logger.warning("host=%s without an api_key: whoever reaches the port can use the server", settings.host)
+    # Looking through all modules and weights for garbage would stop the event loop for half a second at a time.
+    gc.collect()
+    gc.freeze()
     with listen(settings) as listener:
         asyncio.run(serve(pipeline, settings, scenes, model_hash, listener))
 

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from decoder.video import to_uint8
-from terra.actions import ActionSpace, ActionTrack, Waypoints
-from terra.actions.files import parse_document as parse_actions
+from terra.actions import ActionTrack
 from terra.config.groups import AdapterName
 from terra.context import load_context
 from terra.engine.base import EngineSpec
 from terra.errors import ConfigError
 from terra.prompt import Actions
 from terra.rollout import track_actions
+from terra.serving.documents import parse_track
 from terra.serving.errors import not_found
 from terra.serving.model import Model, Pictures
 from terra.trajectory import Trajectory
-from terra.trajectory.document import parse_document, read_document
+from terra.trajectory.document import read_document
 from tokenizer import TokenGrid
 from tokenizer.files import read_json
 from tokenizer.limits import LIMITS, Limits
@@ -167,12 +167,3 @@ def _load_scene(
         actions[path.stem], _ = track_actions(tracks[path.stem], num_context + 1, spec)
     start = actions.get("straight", next(iter(actions.values()), None))
     return Scene(name, to_uint8(frames), documents, tracks, start, adapter)
-
-
-def parse_track(
-    document: dict[str, Any], space: ActionSpace, source: str, limits: Limits = LIMITS
-) -> Trajectory | ActionTrack:
-    """The actions of a document: a trajectory where the space is waypoints. Raises ActionError."""
-    if isinstance(space, Waypoints):
-        return parse_document(document, source, limits=limits)
-    return parse_actions(document, space, source, limits=limits)

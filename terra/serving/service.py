@@ -18,18 +18,22 @@ from terra.pipeline import Pipeline
 from terra.prompt import Action, Actions, Layout
 from terra.sampling import SamplingParams
 from terra.serving.contexts import Contexts
+from terra.serving.documents import Fields, Wanted, read_fields
 from terra.serving.errors import ApiError
 from terra.serving.forks import Forks
 from terra.serving.jobs import Jobs
 from terra.serving.messages import MessageError, Open, Sampling, read_rows
 from terra.serving.metrics import Metrics
 from terra.serving.model import Model
+from terra.serving.reader import Reader
 from terra.serving.rollout import Fork, Player, context_moments
 from terra.serving.scenes import Scene, Scenes
 from terra.serving.session import LiveSession, Send
 from terra.serving.settings import ServeSettings
 from terra.serving.store import JobStore
 from terra.windows import check_overlap
+
+_SMALL_BYTES = 64 << 10  # JSON that a thread reads in a few milliseconds
 
 
 def check_windows(settings: ServeSettings, layout: Layout) -> None:
@@ -74,7 +78,7 @@ class Service:
         self, pipeline: Pipeline, settings: ServeSettings, scenes: Mapping[str, Scene], model_hash: str
     ) -> None:
         self.settings = settings
-        self.model = Model(pipeline, settings.model_name, settings.decode_threads)
+        self.model = Model(pipeline, settings.model_name, settings.decode_threads, settings.uploads.at_once)
         check_windows(settings, self.model.spec.layout)
         check_names(settings)
         self.created = int(time.time())
@@ -83,6 +87,9 @@ class Service:
         self.contexts = Contexts(self.model, settings.uploads, settings.num_context, settings.limits)
         self.store = JobStore(settings.data, settings.jobs.lifetime_seconds)
         self.jobs = Jobs(self.model, self.store, settings.jobs, self.metrics, model_hash)
+        seconds = settings.jobs.max_frames / self.model.spec.fps
+        self._wanted = Wanted(self.model.spec.space, seconds, settings.limits)
+        self._reader = Reader(self._wanted, settings.uploads.read_bytes, settings.uploads.read_seconds)
         self.sessions: dict[str, LiveSession] = {}
         self.give_up = asyncio.Event()
         self.draining = False
@@ -91,6 +98,7 @@ class Service:
 
     async def start(self) -> None:
         """Start background work in the running event loop, which all methods must use."""
+        self._reader.start()
         await self.jobs.start()
 
     async def drain(self) -> None:
@@ -109,6 +117,7 @@ class Service:
             self.give_up.set()
             await self.drain()
         self.store.close()
+        await asyncio.to_thread(self._reader.close)
         await asyncio.to_thread(self.model.close)
 
     def check_engine(self) -> None:
@@ -121,6 +130,17 @@ class Service:
         self.check_engine()
         if self.draining:
             raise ApiError(503, "shutting_down", "the server is shutting down", retry_seconds=30)
+
+    async def read_fields(self, content: bytes | Mapping[str, str]) -> Fields:
+        """Read the JSON of a video request off the event loop, and a large one outside this process.
+
+        Raises:
+            ApiError: 400, and 413 for one that takes too much time or memory.
+        """
+        size = len(content) if isinstance(content, bytes) else sum(map(len, content.values()))
+        if size < _SMALL_BYTES:
+            return await self.model.run("files", lambda: read_fields(content, self._wanted))
+        return await self._reader.read(content)
 
     @contextmanager
     def admit(self, client: str) -> Iterator[str]:

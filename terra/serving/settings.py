@@ -49,20 +49,30 @@ class LiveSettings(Settings):
 
 
 class UploadSettings(Settings):
-    """Limits of uploads: at most `max_frames` pictures in a context, and `contexts` uploaded contexts kept.
+    """Limits of uploads and other bodies.
 
-    None as `max_frames` takes what `pictures` says.
+    `max_frames` pictures may be in a context (None takes what `pictures` says), `contexts` are kept, `at_once` uploads
+    are decoded while others queue, `body_bytes` of bodies are held, and a process of `read_bytes` reads a large JSON
+    body in `read_seconds`.
     """
 
     max_bytes: Count
     max_json_bytes: Count
     max_side: Count
     max_pixels: Count
+    max_pixels_in_all: Count
     max_frames: Count | None
     contexts: Count
     contexts_per_client: Count
     lifetime_seconds: Positive
     receive_seconds: Positive
+    at_once: Count
+    queue: Count
+    queue_per_client: Count
+    body_bytes: Count
+    body_bytes_per_client: Count
+    read_bytes: Count
+    read_seconds: Positive
 
     def pictures(self, window: int) -> int:
         """The most pictures of a context, for a model whose window holds `window` frames."""

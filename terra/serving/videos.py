@@ -7,24 +7,22 @@ from fastapi.responses import FileResponse
 from pydantic import ValidationError
 from starlette.datastructures import FormData, UploadFile
 
-from terra.actions import ActionSpace, ActionTrack, Waypoints
+from terra.actions import ActionSpace, ActionTrack
 from terra.errors import ActionError, ConfigError
 from terra.rollout import track_actions
 from terra.serving import schemas
+from terra.serving.documents import action_field, refused
 from terra.serving.errors import ApiError, not_found
 from terra.serving.guard import client_of
 from terra.serving.jobs import VARIANTS, VideoRequest
 from terra.serving.messages import first_problem
-from terra.serving.scenes import Scene, parse_track
+from terra.serving.scenes import Scene
 from terra.serving.service import Service
 from terra.serving.store import Job
 from terra.trajectory import Trajectory
 from terra.windows import plan_windows
-from tokenizer.files import parse_json
-from tokenizer.limits import Limits
 
 _MAX_FIELDS = 16
-_JSON_FIELDS = ("trajectory", "actions", "sampling")
 _BODY = {
     "requestBody": {
         "required": True,
@@ -54,13 +52,13 @@ def video_routes(service: Service) -> APIRouter:
     async def create_video(request: Request) -> schemas.Video:
         """Queue a video: context frames of a scene or an upload, and a trajectory or actions."""
         service.check_open()
-        body, files = await _read_body(service, request)
+        body, track, files = await _read_body(service, request)
         if body.model is not None:
             service.model.adapter(body.model)  # refused before files are read
         if sum((body.scene is not None, body.context is not None, bool(files))) != 1:
             raise ApiError(400, "invalid_request", "expected one of scene, context and input_reference")
         client = client_of(request)
-        job = await service.jobs.add(await _video_request(service, body, files, client), client)
+        job = await service.jobs.add(await _video_request(service, body, track, files, client), client)
         return video(service, job)
 
     @router.get("/v1/videos")
@@ -146,59 +144,52 @@ async def _find(service: Service, video_id: str) -> Job:
     return job
 
 
-async def _read_body(service: Service, request: Request) -> tuple[schemas.VideoRequestBody, list[bytes]]:
-    """The fields and files of a JSON or multipart body, parsed outside the event loop. Raises ApiError (400, 415)."""
+async def _read_body(
+    service: Service, request: Request
+) -> tuple[schemas.VideoRequestBody, Trajectory | ActionTrack | None, list[bytes]]:
+    """The fields, the actions and the files of a JSON or multipart body. Raises ApiError (400, 413, 415)."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    limits, uploads = service.settings.limits, service.settings.uploads
+    uploads = service.settings.uploads
+    content: bytes | dict[str, str]
+    files: list[bytes] = []
+    if kind == "application/json":
+        content = await request.body()
+    elif kind == "multipart/form-data":
+        max_files = service.contexts.max_pictures + 1
+        async with request.form(
+            max_files=max_files, max_fields=_MAX_FIELDS, max_part_size=uploads.max_json_bytes
+        ) as form:
+            files = [await each.read() for each in form.getlist("input_reference") if isinstance(each, UploadFile)]
+            content = await _form_texts(form, uploads.max_json_bytes)
+    else:
+        raise ApiError(415, "unsupported_media_type", "expected application/json or multipart/form-data")
+    fields = await service.read_fields(content)
     try:
-        if kind == "application/json":
-            content = await request.body()
-            return await service.model.run("files", lambda: _parse_body(content, limits)), []
-        if kind == "multipart/form-data":
-            max_files = service.contexts.max_pictures + 1
-            async with request.form(
-                max_files=max_files, max_fields=_MAX_FIELDS, max_part_size=uploads.max_json_bytes
-            ) as form:
-                files = [await each.read() for each in form.getlist("input_reference") if isinstance(each, UploadFile)]
-                texts = await _form_texts(form)
-            return await service.model.run("files", lambda: _parse_form(texts, limits)), files
+        body = schemas.VideoRequestBody.model_validate_json(fields.rest, strict=kind == "application/json")
     except ValidationError as error:
         place = error.errors(include_url=False, include_context=False, include_input=False)[0]["loc"]
         param = str(place[0]) if place else None
         raise ApiError(400, "invalid_request", first_problem(error), param=param) from None
-    raise ApiError(415, "unsupported_media_type", "expected application/json or multipart/form-data")
+    return body, fields.track, files
 
 
-async def _form_texts(form: FormData) -> dict[str, str]:
+async def _form_texts(form: FormData, max_bytes: int) -> dict[str, str]:
+    """The fields of a form, of which files are texts, too, of at most `max_bytes` each. Raises ApiError (413)."""
     texts: dict[str, str] = {}
     for name, value in form.multi_items():
+        if isinstance(value, UploadFile) and name != "input_reference" and (value.size or 0) > max_bytes:
+            raise ApiError(413, "too_large", f"expected a file of at most {max_bytes} bytes as a field")
         if name != "input_reference":
             texts[name] = (await value.read()).decode(errors="replace") if isinstance(value, UploadFile) else value
     return texts
 
 
-def _parse_body(content: bytes, limits: Limits) -> schemas.VideoRequestBody:
-    _parse_json(content.decode(errors="replace"), "body", limits)  # bounds depth and digits, finds keys given twice
-    return schemas.VideoRequestBody.model_validate_json(content, strict=True)
-
-
-def _parse_form(texts: dict[str, str], limits: Limits) -> schemas.VideoRequestBody:
-    fields: dict[str, Any] = {}
-    for name, text in texts.items():
-        fields[name] = _parse_json(text, name, limits) if name in _JSON_FIELDS else text
-    return schemas.VideoRequestBody.model_validate(fields)
-
-
-def _parse_json(text: str, name: str, limits: Limits) -> dict[str, Any]:
-    try:
-        return parse_json(text, name, ConfigError, limits=limits)
-    except ConfigError as error:
-        param = None if name == "body" else name
-        raise ApiError(400, "invalid_request", str(error), param=param) from None
-
-
 async def _video_request(
-    service: Service, body: schemas.VideoRequestBody, files: list[bytes], client: str
+    service: Service,
+    body: schemas.VideoRequestBody,
+    given: Trajectory | ActionTrack | None,
+    files: list[bytes],
+    client: str,
 ) -> VideoRequest:
     settings = service.settings
     num_frames = body.num_frames or settings.jobs.default_frames
@@ -208,7 +199,7 @@ async def _video_request(
     spec = service.model.spec
     scene = None if body.scene is None else service.scenes.find(body.scene)
     field = _action_field(body, spec.space)
-    track = await service.model.run("files", lambda: _track(body, field, spec.space, scene, settings.limits))
+    track = _scene_track(scene, field, getattr(body, f"{field}_name")) if given is None else given
     if scene is not None:
         context = await service.scenes.tokens(scene)
     else:
@@ -218,7 +209,7 @@ async def _video_request(
         list(plan_windows(num_frames, len(context), spec.layout.max_frames, settings.overlap))
         actions, _ = await service.model.run("files", lambda: track_actions(track, num_frames, spec))
     except ActionError as error:
-        raise _refused(field, str(error)) from None
+        raise refused(field, str(error)) from None
     except ConfigError as error:
         raise ApiError(400, "invalid_request", str(error), param="num_frames") from None
     return VideoRequest(
@@ -233,28 +224,15 @@ def _action_field(body: schemas.VideoRequestBody, space: ActionSpace) -> str:
         ApiError: 400 where the field does not suit the space.
     """
     field = "actions" if body.trajectory is None and body.trajectory_name is None else "trajectory"
-    wanted = "trajectory" if isinstance(space, Waypoints) else "actions"
+    wanted = action_field(space)
     if field != wanted:
-        raise _refused(field, f"{field}: expected {wanted} in its place, for the model's {space.title}, got {field}")
+        raise refused(field, f"{field}: expected {wanted} in its place, for the model's {space.title}, got {field}")
     return field
 
 
-def _track(
-    body: schemas.VideoRequestBody, field: str, space: ActionSpace, scene: Scene | None, limits: Limits
-) -> Trajectory | ActionTrack:
-    document, name = getattr(body, field), getattr(body, f"{field}_name")
-    if document is None:
-        assert scene is not None
-        if name not in scene.tracks:
-            raise not_found(field)
-        return scene.tracks[name]
-    try:
-        return parse_track(document, space, field, limits)
-    except ActionError as error:
-        raise _refused(field, str(error)) from None
-    except OverflowError:
-        raise _refused(field, f"{field}: expected finite numbers") from None
-
-
-def _refused(field: str, message: str) -> ApiError:
-    return ApiError(400, f"invalid_{field}", message, param=field)
+def _scene_track(scene: Scene | None, field: str, name: str | None) -> Trajectory | ActionTrack:
+    assert scene is not None
+    assert name is not None
+    if name not in scene.tracks:
+        raise not_found(field)
+    return scene.tracks[name]
