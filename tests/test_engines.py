@@ -419,7 +419,8 @@ def test_a_step_that_raises_fails_the_engine(tiny_model, wait, monkeypatch, make
             raise RuntimeError("no memory left\non any device")
         return sample_tokens(*arguments)
 
-    monkeypatch.setattr(f"terra.engine.{make.__name__}.sample_tokens", fail)
+    samples = {hf: "terra.world_model.window", jacobi: "terra.engine.jacobi"}
+    monkeypatch.setattr(f"{samples[make]}.sample_tokens", fail)
     prompt, actions = make_prompt(0)
     reason = "the engine failed: RuntimeError: no memory left"
 
