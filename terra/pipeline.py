@@ -33,6 +33,7 @@ from terra.prompt import Action, Actions, FrameTokens, build_prompt
 from terra.reconstruction import Reconstruction, expected_psnr
 from terra.sampling import SamplingParams
 from terra.windows import SlidingSession, plan_windows
+from terra.world_model.adapter import decoder_of
 from tokenizer import Frames, LFQTokenizer, TokenGrid
 
 _T = TypeVar("_T")
@@ -179,7 +180,8 @@ class Pipeline:
     @classmethod
     def from_spec(cls, spec: PipelineSpec) -> Self:
         """Load the weights of a checked `PipelineSpec`, and start its engine. Raises TerraError."""
-        expected = expected_psnr(spec.tokenizer)
+        own_decoder = None if spec.adapter is None else decoder_of(spec.adapter)
+        expected = expected_psnr(own_decoder or spec.tokenizer)
         tokenizer, engine, decoder, adapted_decoders = spec.build()
         return cls(
             tokenizer,
