@@ -16,6 +16,7 @@ from terra.engine.base import EngineSpec
 from terra.errors import CheckpointError, ConfigError
 from terra.prompt import pack_blocks
 from terra.training.start import find_world_model
+from terra.training.state import BestWeights
 from terra.training.world_model import WorldModelTraining, build_config, save_world_model, train_world_model
 from terra.world_model import LlamaActionV2ForCausalLM, load_adapter, load_world_model
 from terra.world_model.adapter import adapter_sha256
@@ -255,3 +256,26 @@ class TestDamage:
         (copy / "adapter_model.safetensors").unlink()
         with pytest.raises(CheckpointError, match="adapter_model"):
             load_world_model(base, adapter=copy, device=CPU)
+
+
+class TestBest:
+    def test_the_best_save_is_stored(self, base, accelerator, tmp_path):
+        """With every step saved, the stored weights are those of the lowest held-out figure in the log."""
+        options = {"adapter": {"rank": 4}, "keep": "best", "evaluation_windows": 3}
+        loop = config(tmp_path, max_steps=25, learning_rate=0.3, save_every_seconds=0.0)
+        training = WorldModelTraining(window=WINDOW, init_from=str(base), **options)
+        train_world_model(tokenized(), tokenized((8,), seed=1), loop, TINY_SIZE, training, accelerator)
+        seen = [line["held_out_cross_entropy"] for line in read_log(tmp_path) if "held_out_cross_entropy" in line]
+        assert min(seen) < seen[-1] - 0.01
+        stored = json.loads((tmp_path / "metrics.json").read_text())["cross_entropy"]
+        assert stored == pytest.approx(min(seen), abs=0.01)  # stored in bfloat16
+
+    def test_a_resumed_run_remembers(self, base, accelerator, tmp_path):
+        for folder, stops in (("whole", [6]), ("resumed", [3, 6])):
+            for steps in stops:
+                loop = config(tmp_path / folder, max_steps=steps, learning_rate=0.3, save_every_seconds=0.0)
+                training = WorldModelTraining(window=WINDOW, init_from=str(base), adapter={"rank": 2}, keep="best")
+                train_world_model(tokenized(), tokenized((8,), seed=1), loop, TINY_SIZE, training, accelerator)
+        best = BestWeights(tmp_path / "resumed" / "state")
+        seen = [line.get("held_out_cross_entropy", 9.0) for line in read_log(tmp_path / "resumed")]
+        assert best.lowest == pytest.approx(min(seen))

@@ -1,5 +1,6 @@
 """The state of an interrupted training run on disk: a safetensors file for the tensors, a JSON file for the rest."""
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Annotated
 
 import torch
 from pydantic import ConfigDict, Field
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -78,6 +79,35 @@ class Ema:
             with torch.no_grad():
                 for name, parameter in self._parameters.items():
                     parameter.copy_(own[name])
+
+
+class BestWeights:
+    """The averaged weights of the save at which a run's held-out loss was lowest, in a file beside its state.
+
+    Args:
+        folder: the run's `state/`; what an interrupted run left there counts.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path, self.lowest = folder / "best.safetensors", math.inf
+        if self._path.exists():
+            read_tensors(self._path)
+            with safe_open(self._path, framework="pt") as file:
+                self.lowest = float((file.metadata() or {}).get("held_out", math.inf))
+
+    def offer(self, held_out: float, ema: Ema) -> None:
+        """Keep the averaged weights if their held-out loss is the lowest so far. Raises OutputError."""
+        if held_out < self.lowest:
+            self.lowest = held_out
+            write_tensors(self._path, ema.weights, {"held_out": repr(held_out)})
+
+    @torch.no_grad()
+    def copy_to(self, model: nn.Module) -> None:
+        """Overwrite the model's trained parameters with the kept weights. Raises CheckpointError."""
+        _restore(trained_parameters(model), read_tensors(self._path), self._path)
 
 
 def save_state(folder: Path, networks: Networks, ema: Ema, scalars: Scalars) -> None:

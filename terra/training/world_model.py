@@ -33,7 +33,7 @@ from terra.training.processes import start_processes
 from terra.training.randomness import StepRandom, send
 from terra.training.settings import LoopConfig
 from terra.training.start import WorldModel, find_world_model, record_start, start_from
-from terra.training.state import Ema
+from terra.training.state import BestWeights, Ema
 from terra.world_model import LlamaActionConfig, LlamaActionV2ForCausalLM, load_config, load_world_model, write_weights
 from tokenizer.files import write_json
 from tokenizer.settings import Count, FilePath, Fraction, Natural, NonNegative, Settings, Text
@@ -71,6 +71,8 @@ class WorldModelTraining(Settings):
         init_from: the model whose weights the training starts from, see `terra.training.start.find_world_model`; None
             starts from random weights.
         adapter: what of `init_from` is trained: all of it, or an adapter.
+        keep: which averaged weights are stored: those of the "last" step, or the "best" of all saves by held-out
+            cross-entropy (early stopping), as few recordings are soon learned by heart.
     """
 
     window: Count = 25
@@ -84,6 +86,7 @@ class WorldModelTraining(Settings):
     max_shard_size: Text = "45MB"
     init_from: Text | None = None
     adapter: AdapterSettings = AdapterSettings()
+    keep: Literal["last", "best"] = "last"
 
     @model_validator(mode="after")
     def _has_a_base(self) -> Self:
@@ -152,10 +155,12 @@ class WorldModelObjective:
         training: WorldModelTraining,
         device: torch.device,
         preview: HeldOutPreview | None = None,
+        best: BestWeights | None = None,
     ):
         self.model: nn.Module = model
         model.checkpoint_layers = training.checkpoint_layers
         self._tokenized, self._training, self._device, self._preview = tokenized, training, device, preview
+        self._best = best
         self._starts = tokenized.window_starts(training.window)
         self.flops_per_sample: float | None = flops_per_window(model, training.window)
         self.tokens_per_sample: int | None = training.window * model.config.layout.block
@@ -180,8 +185,11 @@ class WorldModelObjective:
         raise NotImplementedError
 
     def previews(self, ema: Ema) -> dict[str, Tensor]:
-        """Held-out prediction and rollouts of the averaged weights."""
-        return self._preview.show(ema) if self._preview is not None else {}
+        """Held-out prediction and rollouts of the averaged weights, which are kept if they are the best so far."""
+        shown = self._preview.show(ema) if self._preview is not None else {}
+        if self._best is not None:
+            self._best.offer(float(shown["held_out_cross_entropy"]), ema)
+        return shown
 
     def _corrupt(self, labels: Int[Tensor, "batch length"], generator: torch.Generator) -> Int[Tensor, "batch length"]:
         if self._training.max_corruption == 0:
@@ -222,9 +230,10 @@ def train_world_model(
 ) -> TrainingResult:
     """Train, then write `world_model/` or `adapter/` (averaged weights, bfloat16), `metrics.json` and `metrics.png`.
 
-    Tokens stay on the CPU; batches are sent to the device. The metrics come from the stored weights, read back from
-    disk. With `init_from`, "start" in `metrics.json` has those of the weights that the training started from, and "old"
-    both on the old domain, and `learning.png` shows both domains. A run that SIGTERM stops writes only its state.
+    With `keep="best"` the weights of the best save are stored. Tokens stay on the CPU; batches are sent to the device.
+    The metrics come from the stored weights, read back from disk. With `init_from`, "start" in `metrics.json` has those
+    of the weights that the training started from, and "old" both on the old domain, and `learning.png` shows both
+    domains. A run that SIGTERM stops writes only its state.
 
     Args:
         tokenized: what the model is trained on.
@@ -268,11 +277,14 @@ def train_world_model(
                 lora = add_adapter(model, base, training.adapter, new_actions=new_actions, new_tokens=new_tokens)
     if base is not None:
         start = _measured(model.to(device), held_out, old, training)  # pyright: ignore[reportArgumentType]
-    objective = WorldModelObjective(model, tokenized, training, device, preview)
+    best = BestWeights(config.output / "state") if training.keep == "best" else None
+    objective = WorldModelObjective(model, tokenized, training, device, preview, best)
     with attention_kernels(training.attention, device):
         result = train(objective, config, accelerator)
     if result.stopped_by != "sigterm" and accelerator.is_main_process:
         result.ema.copy_to_model()
+        if best is not None:
+            best.copy_to(model)
         if lora is not None:
             lora.save(config.output / ADAPTER_FOLDER)
         else:
