@@ -8,7 +8,7 @@ from test_replay import told
 from tiny_adapter import save_adapter, save_decoder
 from tiny_rollouts import Batch
 
-from terra.rollout import read_record
+from terra.rollout_record import read_record
 from terra.world_model.adapter import adapter_sha256
 
 pytestmark = pytest.mark.slow

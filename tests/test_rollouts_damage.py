@@ -28,7 +28,7 @@ def batch(undisturbed: Batch) -> Batch:
     """The undisturbed batch with a copy of its output, to be damaged."""
     damaged = Batch.__new__(Batch)
     vars(damaged).update(vars(undisturbed))
-    damaged.output = undisturbed.folder / "damaged"
+    damaged.output = undisturbed.folder / "copy"
     shutil.rmtree(damaged.output, ignore_errors=True)
     shutil.copytree(undisturbed.output, damaged.output)
     return damaged

@@ -149,7 +149,8 @@ def build_service(
     register_resolvers()
     if not isinstance(space, Waypoints):
         changes = {"scenes": scene_folder(data / "scenes", space), **changes}
-    config = compose("serve", [f"data={data}", *(f"{name}={value}" for name, value in changes.items())])
+    given = {"data": data, "adapters": "{}", **changes}
+    config = compose("serve", [f"{name}={value}" for name, value in given.items()])
     values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
     settings = checked(ServeSettings, values)
     tokenizer, engine = MosaicTokenizer(), TurningEngine(seconds_a_frame, space, tuple(settings.adapters))
