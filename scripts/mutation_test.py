@@ -9,12 +9,15 @@ mutant is tried in a copy of the working tree. The tests that concern a file are
 import the file or what imports it: at most five files, the nearest first. With --slow, slow tests run after the others
 have passed. A test that fails without the mutant, too, is left out.
 
-Torch and the other packages are imported once, and each run of pytest is forked from there.
+Torch and the other packages are imported once, and each run of pytest is forked from there; --jobs N tries N mutants at
+a time, each in a copy of its own.
 """
 
 import argparse
 import ast
+import functools
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -283,16 +286,24 @@ def run_tests(tree: Path, arguments: Sequence[str], seconds: float) -> tuple[int
     return None, ""
 
 
-def try_mutant(mutant: Mutant, related: Related, tree: Path, seconds: float, *, slow: bool) -> None:
-    """Set a mutant's verdict."""
-    started = time.monotonic()
+@functools.cache
+def own_tree() -> Path:
+    """The copy of the working tree in which this process tries its mutants; made once, in `tempfile.tempdir`."""
+    tree = Path(tempfile.mkdtemp())
+    copy_tree(tree)
+    return tree
+
+
+def try_mutant(mutant: Mutant, related: Related, seconds: float, slow: bool) -> Mutant:
+    """Set a mutant's verdict, and return it."""
+    started, tree = time.monotonic(), own_tree()
     target = tree / mutant.file
     text = target.read_text(encoding="utf-8")
     changed = mutant.apply(text)
     tests = [str(path.relative_to(ROOT)) for path in related.tests(mutant, text)]
     if changed is None or not tests:
         mutant.verdict = "does not apply" if changed is None else "no tests"
-        return
+        return mutant
     mutant.verdict = "survived"
     for marks in ("not slow and not hostile", "slow and not hostile")[: 1 + slow]:
         left: list[str] = []
@@ -308,12 +319,13 @@ def try_mutant(mutant: Mutant, related: Related, tree: Path, seconds: float, *, 
             if code is None:
                 mutant.verdict = "no end"
             elif failed is None:
-                raise SystemExit(f"pytest ended with {code} and without a failed test:\n{output[-2000:]}")
+                raise RuntimeError(f"pytest ended with {code} and without a failed test:\n{output[-2000:]}")
             elif run_tests(tree, [failed[1]], seconds)[0] == 0:
                 mutant.verdict, mutant.by = "killed", failed[1]
             else:
                 left += ["--deselect", failed[1]]
     mutant.seconds = round(time.monotonic() - started, 1)
+    return mutant
 
 
 def main() -> None:
@@ -325,6 +337,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a regular expression of names")
     parser.add_argument("--seconds", type=float, default=300, help="a run of pytest, at most")
     parser.add_argument("--slow", action="store_true", help="run slow tests, too, when the others pass")
+    parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     mutants = listed_mutants([kind for kind in options.kind if kind != "random"])
@@ -337,22 +350,23 @@ def main() -> None:
     import transformers  # noqa: F401
 
     torch.set_num_threads(1)
-    related = Related()
-    with tempfile.TemporaryDirectory(prefix="terra-mutants-") as folder:
-        tree = Path(folder)
-        copy_tree(tree)
-        for mutant in mutants:
-            try_mutant(mutant, related, tree, options.seconds, slow=options.slow)
-            print(f"{mutant.verdict:9} {mutant.kind:9} {mutant.seconds:5.0f} s  {mutant.name}  {mutant.by}", flush=True)
+    attempt = functools.partial(try_mutant, related=Related(), seconds=options.seconds, slow=options.slow)
+    tried: list[Mutant] = []
+    folder = tempfile.TemporaryDirectory(prefix="terra-mutants-")
+    with folder as tempfile.tempdir, multiprocessing.get_context("fork").Pool(options.jobs) as pool:
+        for mutant in pool.imap_unordered(attempt, mutants):
+            tried.append(mutant)
+            seconds = f"{mutant.seconds:5.0f} s"
+            print(f"{mutant.verdict:9} {mutant.kind:9} {seconds}  {mutant.name}  {mutant.by}", flush=True)
             if options.json:
                 options.json.parent.mkdir(parents=True, exist_ok=True)
-                options.json.write_text(json.dumps([asdict(each) for each in mutants], indent=1))
-    for kind in dict.fromkeys(mutant.kind for mutant in mutants):
-        own = [mutant for mutant in mutants if mutant.kind == kind]
+                options.json.write_text(json.dumps([asdict(each) for each in tried], indent=1))
+    for kind in dict.fromkeys(mutant.kind for mutant in tried):
+        own = [mutant for mutant in tried if mutant.kind == kind]
         counts = {verdict: sum(each.verdict == verdict for each in own) for verdict in {each.verdict for each in own}}
         told = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
         print(f"{kind}: {len(own)} mutants, {told}")
-    unexplained = [mutant for mutant in mutants if not mutant.survives]
+    unexplained = [mutant for mutant in tried if not mutant.survives]
     caught = sum(mutant.verdict in ("killed", "no end") for mutant in unexplained)
     sys.exit(caught < 0.95 * len(unexplained))
 
