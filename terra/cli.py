@@ -32,12 +32,14 @@ class Command:
             model that checks the command's settings. A whole number that the function returns is the exit code.
         job: one line of help.
         inputs: names of settings that are input paths, which must exist.
+        models: names of settings that are a model: a name such as demo, a folder, or a Hub id.
     """
 
     name: str
     function: str
     job: str
     inputs: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
 
     @property
     def config_name(self) -> str:
@@ -60,7 +62,7 @@ class Command:
         """Check paths, import the function, and call it. Raises TerraError, and SystemExit with its exit code."""
         from terra.config.files import check_paths
 
-        check_paths(config, self.inputs)
+        check_paths(config, self.inputs, self.models)
         # A function imports some packages only when it needs them, so its own work is looked at, too.
         with extras_named(f"terra {self.name}"):
             code = self.load()(self.check(config))
@@ -91,15 +93,22 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command("record", "terra.recording.run:run", "driving in the procedural town, or a Gymnasium environment"),
         Command("import", "terra.dataset.importing.command:run", "recordings from elsewhere", ("input",)),
         Command("inspect", "terra.dataset.inspect:run", "numbers, doubts and pictures of recordings", ("data",)),
-        Command("tokenize", "terra.training.tokenize:run", "recordings to tokens", ("data", "checkpoint")),
+        Command("tokenize", "terra.training.tokenize:run", "recordings to tokens", ("data",), ("checkpoint",)),
     ),
     "Train": (
-        Command("train-tokenizer", "terra.training.tokenizer:run", "a tokenizer on frames", ("data", "decoder_of")),
+        Command(
+            "train-tokenizer",
+            "terra.training.tokenizer:run",
+            "a tokenizer on frames",
+            ("data", "old_data"),
+            ("decoder_of", "init_from"),
+        ),
         Command(
             "train",
             "terra.training.world_model:run",
             "a world model on tokens",
             ("data", "preview_tokenizer", "old_data"),
+            ("init_from",),
         ),
         Command(
             "train-estimator",

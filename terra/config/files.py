@@ -71,6 +71,11 @@ def choices(group: str) -> list[str]:
     return sorted(path.stem for path in (config_dir() / group).glob("*.yaml"))
 
 
+def model_names() -> list[str]:
+    """The names of models: the choices of the group `model`, but for that of a folder."""
+    return [name for name in choices("model") if name != "folder"]
+
+
 def compose_groups(groups: Mapping[str, str], values: Mapping[str, Any], *, resolve: bool = True) -> dict[str, Any]:
     """Compose settings from one choice of each group, as plain values.
 
@@ -127,12 +132,14 @@ def check_keys(config_name: str, overrides: Sequence[str]) -> None:
         raise ConfigError(f"{key}: no such setting{_hint(key, known | groups)}")
 
 
-def check_paths(config: DictConfig, inputs: Sequence[str]) -> None:
+def check_paths(config: DictConfig, inputs: Sequence[str], models: Sequence[str] = ()) -> None:
     """Raise ConfigError for settings without a value and for missing input paths, before anything heavy is imported.
 
     Args:
         config: the settings.
-        inputs: names of the settings that are input paths. A setting called `pretrained` is a path, too, or a Hub id.
+        inputs: names of the settings that are input paths.
+        models: names of the settings that are a model: a choice of the group `model`, a folder, or a Hub id. A setting
+            called `pretrained` is a folder or a Hub id.
 
     Raises:
         ConfigError: names the setting.
@@ -142,11 +149,11 @@ def check_paths(config: DictConfig, inputs: Sequence[str]) -> None:
         raise ConfigError(f"{', '.join(missing)}: expected a value, got nothing: {given} is needed")
     values: Any = OmegaConf.to_container(config, resolve=True)
     for name, value in _leaves(values):
-        is_model = name.rpartition(".")[2] == "pretrained"
+        is_model = name in models or name.rpartition(".")[2] == "pretrained"
         # Path.exists raises for names that are too long, os.path.exists does not.
         if not (is_model or name in inputs) or not isinstance(value, str) or os.path.exists(value):  # noqa: PTH110
             continue
-        if is_model and not _HUB_ID.fullmatch(value):
+        if is_model and not _HUB_ID.fullmatch(value) and not (name in models and value in model_names()):
             raise ConfigError(f"{name}: expected a checkpoint folder or a Hub id owner/name, found no folder {value}")
         if not is_model and not _GLOB.search(value):
             raise ConfigError(f"{name}: expected a file or folder, found nothing at {value}")

@@ -8,7 +8,7 @@ import torch
 from accelerate import Accelerator
 
 from terra.actions import describe_space
-from terra.config.files import choices, compose_groups
+from terra.config.files import compose_groups, model_names
 from terra.config.groups import CheckpointSettings, TokenizerSettings
 from terra.dataset.tokens import TokenizedDriving
 from terra.errors import CheckpointError, ConfigError
@@ -51,7 +51,7 @@ def find_tokenizer(pretrained: str) -> Path:
 
 
 def _find(pretrained: str, part: Literal["tokenizer", "world_model"]) -> Path:
-    if pretrained in set(choices("model")) - {"folder"}:
+    if pretrained in model_names():
         values = compose_groups({"model": pretrained}, {"device": None})[part]
         kind = CheckpointSettings if part == "world_model" else TokenizerSettings
         return checked(kind, values).folder()

@@ -33,12 +33,12 @@ from terra.errors import ConfigError, DatasetError
 from terra.progress import ProgressLine
 from terra.training.data import DecodedEpisode, decode_episodes, report_damage, same_kind
 from terra.training.processes import start_processes
+from terra.training.start import find_tokenizer
 from tokenizer import LFQTokenizer
-from tokenizer.checkpoint import resolve_checkpoint
 from tokenizer.config import BitOrder
 from tokenizer.lineage import tokens_sha256
 from tokenizer.quantizer import tokens_from_signs
-from tokenizer.settings import Count, Dtype, FilePath, Natural, Settings
+from tokenizer.settings import Count, Dtype, FilePath, Natural, Settings, Text
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class TokenizeSettings(Settings):
 
     Attributes:
         data: folder of driving.
-        checkpoint: folder of the tokenizer.
+        checkpoint: the tokenizer, see `terra.training.start.find_tokenizer`.
         output: folder of the tokens; complete files in it are kept.
         splits: splits of `data`.
         device: where the tokenizer computes; None takes GPUs if there are any.
@@ -59,7 +59,7 @@ class TokenizeSettings(Settings):
     """
 
     data: FilePath
-    checkpoint: FilePath
+    checkpoint: Text
     output: FilePath
     splits: Names
     device: str | None
@@ -80,7 +80,7 @@ def run(settings: TokenizeSettings) -> None:
     output = settings.output
     processes = start_processes(settings.device)
     splits = {split: read_split(settings.data, split) for split in settings.splits}
-    checkpoint = resolve_checkpoint(settings.checkpoint)
+    checkpoint = find_tokenizer(settings.checkpoint)
     tokenizer, sha256 = LFQTokenizer.from_pretrained(checkpoint), tokens_sha256(checkpoint)
     dtype, size = torch_dtype(settings.dtype), settings.batch_size
     encoder = FrameEncoder(tokenizer, processes.device, dtype, size, compiled=settings.compile_model)

@@ -3,7 +3,7 @@
 init_from=null                         random weights -> new tokens
 init_from=demo                         a tokenizer's weights, all trained further -> new tokens
 init_from=demo keep_tokens.weight=10   the same with a penalty on tokens that change -> nearly the same tokens
-decoder_of=FOLDER                      a tokenizer's decoder alone, trained further -> the same tokens
+decoder_of=demo                        a tokenizer's decoder alone, trained further -> the same tokens
 """
 
 import logging
@@ -37,7 +37,7 @@ from terra.training.settings import LoopConfig
 from terra.training.start import find_tokenizer, record_start
 from terra.training.terms import Terms, TermSettings
 from tokenizer import EncoderDecoderConfig, LFQTokenizer, LFQTokenizerConfig, QuantizerConfig
-from tokenizer.checkpoint import load_tensors, resolve_checkpoint
+from tokenizer.checkpoint import load_tensors
 from tokenizer.files import write_json
 from tokenizer.lineage import tokens_sha256
 from tokenizer.model import load_config
@@ -67,8 +67,8 @@ class TrainTokenizerSettings(TermSettings, LoopConfig):
         max_frames: of the training split, kept by all processes together; None keeps all.
         device: where the tokenizer is trained; None takes a GPU if there is one.
         workers: videos decoded at once by each process.
-        decoder_of: folder of a tokenizer whose decoder alone is trained further.
-        init_from: the tokenizer whose weights the training starts from, see `terra.training.start.find_tokenizer`;
+        decoder_of: the tokenizer whose decoder alone is trained further, see `terra.training.start.find_tokenizer`.
+        init_from: the tokenizer whose weights the training starts from, as in `decoder_of`;
             without it and `decoder_of` a new tokenizer starts from random weights.
         old_data: folder of recordings like those that `init_from` was trained on: half of each batch is drawn from
             them, and their `held_out_split` tells what is forgotten.
@@ -83,7 +83,7 @@ class TrainTokenizerSettings(TermSettings, LoopConfig):
     max_frames: Count | None
     device: str | None
     workers: Natural
-    decoder_of: FilePath | None
+    decoder_of: Text | None
     init_from: Text | None
     old_data: FilePath | None
     tokenizer: TokenizerSize
@@ -329,7 +329,7 @@ def run(settings: TrainTokenizerSettings) -> None:
     accelerator = start_processes(settings.device)
     source = None
     if settings.decoder_of is not None:
-        source = resolve_checkpoint(settings.decoder_of)
+        source = find_tokenizer(settings.decoder_of)
     elif settings.init_from is not None:
         source = find_tokenizer(settings.init_from)
     _check_data(settings, source)  # raises now in every process, not after decoding in the first
