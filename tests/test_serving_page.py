@@ -475,6 +475,8 @@ def test_numbers_are_played(open_page: Callable[..., Page], worlds: dict[str, Se
     page = open_page("#scene=room", server=server, script=stick)
     wait_for_state(page, "waiting")
     assert page.locator("#panel .number").all_inner_texts()[0].split() == ["pan", "0.00", "rad", "\u22121.50", "1.50"]
+    shape = page.locator("#drive").evaluate("it => it.style.getPropertyValue('--shape')")
+    assert float(shape) == pytest.approx(256 / 144)  # of the picture, which leaves room for what stands below it
     zero = "them => them.map((it) => it.style.getPropertyValue('--zero'))"
     assert page.locator("#panel input").evaluate_all(zero) == ["0.5", "0", "0"]  # where the bars begin
     page.locator("[data-name=lift]").press("End")  # which starts the world, as any control does
