@@ -222,6 +222,16 @@ def test_from_recordings_to_videos(tmp_path, space):
     assert not (tmp_path / "two").exists()
     with pytest.raises(DatasetError, match=r"expected actions of \w+ of .*, as there, got keys of up"):
         import_all(tmp_path / "other", data, Keys(names=["up"]), "name=other")
+    assert import_all(tmp_path / "other", tmp_path / "other_data", Keys(names=["up"])) == 0
+    given_other = [*parts, *EVALUATION, f"data={tmp_path}/other_data", f"output={tmp_path}/three", "device=cpu"]
+    message = r"expected actions of \w+ of .*, as the world model takes them, got .* of up$"
+    with pytest.raises(ConfigError, match=message):
+        evaluate(read_settings("evaluate", given_other), Console(quiet=True))
+    (tmp_path / "manifest.jsonl").write_text(json.dumps(line | {"id": "two", "actions": str(other)}) + "\n")
+    assert run_batch([*batch[:-3], f"output={tmp_path}/batch_of_other", *batch[-2:]]) != 0
+    (told,) = read_lines(tmp_path / "batch_of_other" / "index.jsonl")
+    assert told["status"] == "failed"
+    assert "expected actions of the model's" in told["reason"]
 
 
 def write_tub(folder: Path, count: int = 40, **changes: object) -> Path:

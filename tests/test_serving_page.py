@@ -23,6 +23,7 @@ from websockets.sync.client import connect
 
 import terra
 from decoder.camera import Camera, project
+from terra.actions import Choice
 
 pytestmark = [
     pytest.mark.slow,
@@ -474,6 +475,10 @@ def test_numbers_are_played(open_page: Callable[..., Page], worlds: dict[str, Se
     page = open_page("#scene=room", server=server, script=stick)
     wait_for_state(page, "waiting")
     assert page.locator("#panel .number").all_inner_texts()[0].split() == ["pan", "0.00", "rad", "\u22121.50", "1.50"]
+    shape = page.locator("#drive").evaluate("it => it.style.getPropertyValue('--shape')")
+    assert float(shape) == pytest.approx(256 / 144)  # of the picture, which leaves room for what stands below it
+    zero = "them => them.map((it) => it.style.getPropertyValue('--zero'))"
+    assert page.locator("#panel input").evaluate_all(zero) == ["0.5", "0", "0"]  # where the bars begin
     page.locator("[data-name=lift]").press("End")  # which starts the world, as any control does
     wait_for_frame(page, 6)
     wait_until(lambda: actions_made(server)[-1] == {"pan": 0.0, "lift": 2.0, "grip": 0.0})
@@ -598,6 +603,17 @@ def test_choices_are_played(open_page: Callable[..., Page], worlds: dict[str, Se
     page.click("#step")
     wait_until(lambda: len(actions_made(server)) == before + 1)
     assert actions_made(server)[-1] == "up_left"
+
+
+def test_long_names_are_told_apart(open_page: Callable[..., Page], tmp_path: Path) -> None:
+    serving = fake(tmp_path, Choice(names=["up", "fire", "downright", "downrightfire", "downleftfire"]))
+    for width in (1000, 390):
+        page = open_page("#scene=room", server=serving, viewport={"width": width, "height": 700})
+        wait_for_state(page, "waiting")
+        cut = "them => them.filter((it) => it.scrollWidth > it.clientWidth).map((it) => it.textContent)"
+        assert page.locator("#panel [data-hold]").evaluate_all(cut) == []
+        assert page.locator("#panel [data-hold] span").evaluate_all(cut) == []
+    serving.stop()
 
 
 def test_keyboards_for_any_names(open_page: Callable[..., Page]) -> None:

@@ -7,6 +7,7 @@ import { focusStage, wirePedals } from "./controls.js";
 import { assignKeys, direction, label } from "./keyboard.js";
 import { asText } from "./legend.js";
 
+const LONG = 9; // letters from which on a third of the panel is too narrow for a name
 const FULL = 0.35; // seconds from one end of a range to the other while a key is held
 const DEAD = 0.12; // of a gamepad's axis, where it rests
 const STEPS = 200; // of a slider
@@ -107,6 +108,7 @@ class Presses {
       (isArrow ? arrows : rest).append(button);
       this.#buttons.set(name, button);
     }
+    rest.classList.toggle("long", [...rest.children].some(({ title }) => title.length > LONG));
     element("panel").replaceChildren(...[arrows, rest].filter((each) => each.children.length));
     element("panel").dataset.kind = this.#space.kind;
     wirePedals(element("panel"), () => this, onPress);
@@ -200,6 +202,12 @@ class Numbers {
     return Object.fromEntries(moved.filter(([, value]) => Math.abs(value) > DEAD).map(place));
   }
 
+  // How far along its range a number lies: 0 to 1.
+  #share(index, value) {
+    const { low, high } = this.#space;
+    return (value - low[index]) / (high[index] - low[index]);
+  }
+
   #rest() {
     this.#set = this.#neutral.slice();
     this.#now = this.#neutral.slice();
@@ -209,6 +217,7 @@ class Numbers {
   #show() {
     this.#rows.forEach(({ slider, output }, index) => {
       slider.value = this.#now[index];
+      slider.style.setProperty("--now", this.#share(index, this.#now[index]));
       output.textContent = asText(this.#space, index, this.#now[index]);
       slider.setAttribute("aria-valuetext", output.textContent);
     });
@@ -223,6 +232,7 @@ class Numbers {
       const step = (high[index] - low[index]) / STEPS;
       const slider = Object.assign(document.createElement("input"), { type: "range", min: low[index], max: high[index], step });
       slider.dataset.name = name;
+      slider.style.setProperty("--zero", this.#share(index, Math.min(high[index], Math.max(low[index], 0))));
       slider.addEventListener("input", () => {
         // A slider's last step may lie beyond its end by a rounding error.
         const value = Math.min(high[index], Math.max(low[index], Number(slider.value)));

@@ -105,6 +105,7 @@ export class View {
   #resize() {
     const canvas = element("view");
     const [height, width] = this.#size;
+    element("drive").style.setProperty("--shape", width / height);
     const wide = Math.round(element("stage").clientWidth * Math.min(devicePixelRatio, 2));
     const high = Math.round((wide * height) / width);
     if (!wide || (canvas.width === wide && canvas.height === high)) return;
