@@ -11,6 +11,7 @@ from terra.evaluation.fidelity import confusion, motion_errors
 from terra.evaluation.scores import GENERATED, PERSISTENCE, TRUE, VARIANTS, ClipScores
 from terra.metrics.bootstrap import Estimate, mean_estimate, mean_estimates, share_estimate
 from terra.metrics.frechet import ClipFeatures, clip_features, frechet_estimate, halves_distance
+from terra.progress import ProgressLine
 
 HALVES = "true halves"  # the floor of a Frechet distance: one half of the recordings against the other
 MIN_FRECHET_CLIPS = 4
@@ -82,13 +83,16 @@ def frechet_measures(
     sets = {name: torch.stack([each.features[name] for each in scores]) for name in (TRUE, *VARIANTS)}
     metric, num_frames = f"FD-{network}", sets[TRUE].shape[1]
     places = _places(scores)
-    measures += _distances(run, metric, sets, None, None, places, bootstrap)
+    parts: list[tuple[str, dict[str, ClipFeatures], int | None, int | None]] = [(metric, sets, None, None)]
     for first, last in frame_bins(num_frames, bin_frames):
-        part = {name: features[:, first - 1 : last] for name, features in sets.items()}
-        measures += _distances(run, metric, part, first, last, places, bootstrap)
+        parts.append((metric, {name: features[:, first - 1 : last] for name, features in sets.items()}, first, last))
     if num_frames > 1:
-        clips = {name: clip_features(features) for name, features in sets.items()}
-        measures += _distances(run, f"{metric}-T", clips, None, None, places, bootstrap)
+        parts.append((f"{metric}-T", {name: clip_features(features) for name, features in sets.items()}, None, None))
+    with ProgressLine(f"{run}, {metric}", len(parts)) as line:
+        for done, (name, part, first, last) in enumerate(parts):
+            line.show(done, f"distance {done + 1} of {len(parts)}, {bootstrap.frechet_resamples} resamples each")
+            measures += _distances(run, name, part, first, last, places, bootstrap)
+        line.show(len(parts), f"{len(parts)} distances")
     return measures
 
 
