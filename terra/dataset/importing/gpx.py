@@ -6,10 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from terra.actions import Waypoints
 from terra.dataset.importing.gps import load_gps
 from terra.dataset.importing.smoothing import STEP, smooth
-from terra.dataset.importing.source import SourceDrive, find_pairs, motion, open_footage, say_left_out
+from terra.dataset.importing.source import PoseFiles, SourceDrive, find_pairs, motion, open_footage, say_left_out
 from terra.errors import DatasetError
 from terra.trajectory.checks import MAX_POSE_GAP, MAX_SPEED
 
@@ -23,7 +22,7 @@ _LEAST_SPEED = 1.0  # m/s, that must be reached for a heading
 
 
 @dataclass(frozen=True)
-class GpxSource:
+class GpxSource(PoseFiles):
     """FOLDER/NAME.mp4 (or another video or a folder) beside FOLDER/NAME.gpx, or NAME.csv with time, lat and lon.
 
     The heading is that of the motion; a car is taken to drive forward. x points east, y north.
@@ -41,11 +40,6 @@ class GpxSource:
     sigma_meters: float = 2.0
 
     @property
-    def space(self) -> Waypoints:
-        """Waypoints, which are made of poses."""
-        return Waypoints()
-
-    @property
     def declared(self) -> dict[str, str | None]:
         """The pictures' rate, the clocks' difference, and the fixes' noise."""
         fps = None if self.picture_fps is None else f"{self.picture_fps:g}"
@@ -54,11 +48,6 @@ class GpxSource:
             "offset_seconds": f"{self.offset_seconds:g}",
             "sigma_meters": f"{self.sigma_meters:g}",
         }
-
-    @property
-    def recordings(self) -> dict[str, tuple[str, ...]]:
-        """Return {}: each drive is a recording of its own."""
-        return {}
 
     def list_drives(self) -> tuple[str, ...]:
         """The names of the tracks that have a video or a folder of pictures. Raises DatasetError if none."""

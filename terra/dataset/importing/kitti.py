@@ -7,15 +7,14 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from terra.actions import Waypoints
-from terra.dataset.importing.source import Intrinsics, SourceDrive, motion, read_picture, say_left_out
+from terra.dataset.importing.source import Intrinsics, PoseFiles, SourceDrive, motion, read_picture, say_left_out
 from terra.errors import DatasetError
 
 PICTURES = "image_2"  # the left color camera
 
 
 @dataclass(frozen=True)
-class KittiSource:
+class KittiSource(PoseFiles):
     """ROOT/poses/NN.txt, and for each ROOT/sequences/NN/{image_2/*.png, times.txt, calib.txt}.
 
     A line of poses is a 3x4 matrix [R | t], row by row: the camera's position in the frame of the first camera, whose
@@ -25,21 +24,6 @@ class KittiSource:
     """
 
     folder: Path
-
-    @property
-    def space(self) -> Waypoints:
-        """Waypoints, which are made of poses."""
-        return Waypoints()
-
-    @property
-    def declared(self) -> dict[str, str | None]:
-        """Return {}: the files declare their own units and axes."""
-        return {}
-
-    @property
-    def recordings(self) -> dict[str, tuple[str, ...]]:
-        """Return {}: each drive is a recording of its own."""
-        return {}
 
     def list_drives(self) -> tuple[str, ...]:
         """The numbers of the sequences that have poses."""

@@ -10,17 +10,16 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from terra.actions import Waypoints
 from terra.dataset.format import check_name
 from terra.dataset.importing.nuscenes_tables import Row, Table, read_table
-from terra.dataset.importing.source import Intrinsics, SourceDrive, motion, read_picture
+from terra.dataset.importing.source import Intrinsics, PoseFiles, SourceDrive, motion, read_picture
 from terra.errors import DatasetError
 
 CHANNEL = "CAM_FRONT"
 
 
 @dataclass(frozen=True)
-class NuScenesSource:
+class NuScenesSource(PoseFiles):
     """ROOT/v1.0-*/ with the tables beside ROOT/samples and ROOT/sweeps; drives are scenes, recordings are logs.
 
     `folder` is ROOT, or the tables' folder if ROOT has several. Frames are key frames and sweeps, about 12 per second.
@@ -29,16 +28,6 @@ class NuScenesSource:
     """
 
     folder: Path
-
-    @property
-    def space(self) -> Waypoints:
-        """Waypoints, which are made of poses."""
-        return Waypoints()
-
-    @property
-    def declared(self) -> dict[str, str | None]:
-        """Return {}: nuScenes defines its own units and axes."""
-        return {}
 
     @property
     def recordings(self) -> dict[str, tuple[str, ...]]:

@@ -11,7 +11,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 
 from decoder.video import VIDEO_SUFFIXES, probe_video, stream_video
-from terra.actions import ActionSpace, ActionTrack
+from terra.actions import ActionSpace, ActionTrack, Waypoints
 from terra.context import DAMAGED_IMAGE, check_scans, is_picture, natural_key
 from terra.dataset.poses import Poses
 from terra.errors import ConfigError, DatasetError
@@ -89,6 +89,25 @@ class DriveSource(Protocol):
     def open_drive(self, name: str) -> SourceDrive:
         """Open one drive without decoding its frames. Raises DatasetError, TrajectoryError or VideoError."""
         ...
+
+
+class PoseFiles:
+    """What most sources of poses have in common: files that declare their own units, each drive its own recording."""
+
+    @property
+    def space(self) -> Waypoints:
+        """Waypoints, which are made of poses."""
+        return Waypoints()
+
+    @property
+    def declared(self) -> dict[str, str | None]:
+        """Return {}: the files declare their own units and axes."""
+        return {}
+
+    @property
+    def recordings(self) -> dict[str, tuple[str, ...]]:
+        """Return {}: each drive is a recording of its own."""
+        return {}
 
 
 def motion(

@@ -8,8 +8,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from decoder.video import VIDEO_SUFFIXES, probe_video, stream_video
-from terra.actions import Waypoints
-from terra.dataset.importing.source import SourceDrive, motion, say_left_out
+from terra.dataset.importing.source import PoseFiles, SourceDrive, motion, say_left_out
 from terra.errors import DatasetError
 from terra.trajectory import load_poses
 
@@ -18,28 +17,13 @@ _POSES = (".csv", ".json")
 
 
 @dataclass(frozen=True)
-class VideoPosesSource:
+class VideoPosesSource(PoseFiles):
     """FOLDER/drive.mp4 (or another video) beside FOLDER/drive.csv or drive.json, see `terra.trajectory.load_poses`.
 
     Frame k was taken k / fps seconds after the first pose; the fps that the poses declare must be the video's.
     """
 
     folder: Path
-
-    @property
-    def space(self) -> Waypoints:
-        """Waypoints, which are made of poses."""
-        return Waypoints()
-
-    @property
-    def declared(self) -> dict[str, str | None]:
-        """Return {}: the files declare their own units and axes."""
-        return {}
-
-    @property
-    def recordings(self) -> dict[str, tuple[str, ...]]:
-        """Return {}: each drive is a recording of its own."""
-        return {}
 
     def list_drives(self) -> tuple[str, ...]:
         """The stems of the videos. Raises DatasetError if there are no videos, or two of one stem."""
