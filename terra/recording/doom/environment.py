@@ -2,7 +2,7 @@
 
 import tempfile
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, UInt8
@@ -59,12 +59,12 @@ class Doom(gymnasium.Env[Float32[np.ndarray, " numbers"], np.ndarray]):
     Args:
         render_mode: "rgb_array".
         frame_skip: Doom's tics (1 / 35 s) that an action lasts.
-        monsters: how many a level has; None for those of `scenario`.
+        monsters: how many a level has.
         scenario: name of one of VizDoom's own maps, such as "my_way_home", which all seeds then share; None for levels
             of `terra.recording.doom.level`.
     """
 
-    metadata: ClassVar = {"render_modes": ["rgb_array"], "render_fps": TICS / 3}  # pyright: ignore[reportIncompatibleVariableOverride]
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012, as Gymnasium declares it
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Doom(gymnasium.Env[Float32[np.ndarray, " numbers"], np.ndarray]):
         monsters: int = 4,
         scenario: str | None = None,
     ) -> None:
-        self.metadata = {**type(self).metadata, "render_fps": TICS / frame_skip}
+        self.metadata = {**self.metadata, "render_fps": TICS / frame_skip}
         self.render_mode = render_mode
         self.action_space = spaces.MultiBinary(len(KEYS))
         self.observation_space = spaces.Box(-np.inf, np.inf, (len(OBSERVATION),), np.float32)
@@ -81,7 +81,6 @@ class Doom(gymnasium.Env[Float32[np.ndarray, " numbers"], np.ndarray]):
         self._folder = tempfile.TemporaryDirectory(prefix="terra_doom_")
         self._game = vizdoom.DoomGame()
         self._held = np.zeros(len(KEYS))
-        self._started = False
 
     def get_action_meanings(self) -> list[str]:
         """The names of the keys."""

@@ -71,7 +71,7 @@ def wander(observation: Observation, space: spaces.MultiBinary, rng: np.random.G
 
 
 def _away(depths: Float32[np.ndarray, " stripes"]) -> float:
-    """Stripes from the picture's middle to where there is most room, negative at the left; a little room decides not."""
+    """Stripes from the picture's middle to where there is clearly most room, negative at the left."""
     least = np.minimum(np.minimum(depths[:-2], depths[1:-1]), depths[2:])  # a player is wider than a stripe
     offsets = np.arange(len(least)) - (len(least) - 1) / 2
     return float(offsets[np.argmax(least - 0.5 * np.abs(offsets))])
