@@ -78,12 +78,10 @@ def expert(observation: Observation, space: spaces.Box, rng: np.random.Generator
     offset = agent - at
     if offset @ normal > 0 and abs(offset @ [normal[1], -normal[0]]) < 7 and offset @ normal < _RADIUS + 16:
         target = at - normal * 22  # into the block, which yields
-    elif blocked[best] and not _touches(agent, points, normals):
-        target = _detour(agent, ready[best], center)
+    elif _touches(agent, points) and distances[best] >= 30:
+        target = agent + _off(agent, center)
     else:
-        target = (
-            ready[best] if not _touches(agent, points, normals) or distances[best] < 30 else agent + _off(agent, center)
-        )
+        target = _detour(agent, ready[best], center) if blocked[best] else ready[best]
     target = np.clip(target, *_SIDE)
     action = (target - agent - 0.04 * observation[_VELOCITY]) / _SCALE * 2.5
     most = max(float(np.abs(action).max()), 1e-9)
