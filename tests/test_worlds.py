@@ -142,3 +142,19 @@ def test_no_archive(tmp_path):
     with pytest.raises(CheckpointError, match="expected an archive of terra pack"):
         unpacked(tmp_path / "empty.zip")
     assert not (tmp_path / "again").exists()
+
+
+def test_a_world_that_is_not_there_says_where_it_is_to_be_had(tmp_path, monkeypatch, world):
+    monkeypatch.setenv("TERRA_WORLDS", str(tmp_path / "worlds"))
+    folder = tmp_path / "worlds" / "doom"
+    hint = (
+        f"model=doom: no folder {folder}; get doom.zip of a release, then terra unpack archive=doom.zip output={folder}"
+    )
+    with pytest.raises(CheckpointError) as error:
+        Pipeline.from_pretrained("doom", engine="hf", device="cpu")
+    assert str(error.value) == f"model=doom: no folder {folder}; {get}"
+    archive = packed(world).rename(tmp_path / "doom.zip")
+    unpack(read_settings("unpack", [f"archive={archive}", f"output={folder}"]))
+    with Pipeline.from_pretrained("doom", engine="hf", device="cpu", dtype="float32", overlap=2) as pipeline:
+        assert pipeline.tokenizer.rows == ROWS
+    assert read_settings("serve", ["model=doom"]).scenes == folder / "contexts"

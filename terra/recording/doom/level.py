@@ -171,7 +171,7 @@ def _things(random: np.random.Generator, cells: np.ndarray, rooms: list[Room], m
     for place, (column, row) in enumerate(spots[: monsters + len(spots) // 12].tolist()):
         outdoor = rooms[cells[column, row]].theme.ceiling == _SKY
         kinds = _MONSTERS if place < monsters else _OUTDOOR if outdoor else _INDOOR
-        x, y = ((column, row, *random.uniform(0.3, 0.7, 2))) * CELL
+        x, y = (np.array([column, row]) + random.uniform(0.3, 0.7, 2)) * CELL
         angle = 45 * int(random.integers(8))
         things.append(Thing(round(x), round(y), angle, kinds[random.integers(len(kinds))]))
     return things
