@@ -5,7 +5,7 @@
 #
 # Every stage keeps what it has and goes on from there: LIMIT is how many seconds this call may take. Exit code: 0 all is done, 75 run it again. GPUS=0 trains on the CPU.
 # Settings for the models: TOKENIZER, WORLD_MODEL, ESTIMATOR ("key=value key=value"); SCALE=0.01 records a hundredth.
-# Needs the extras gym, train, and doom or pusht. The world is $OUTPUT/world: tokenizer/, world_model/, estimator/.
+# Needs the extras gym, train, and doom or pusht. The world is $OUTPUT/world: tokenizer/, world_model/, estimator/, contexts/, README.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 WORLD=${WORLD:?doom or pusht}
@@ -16,6 +16,7 @@ PYTHON=${PYTHON:-python3}
 CORES=${CORES:-$(nproc --all)}
 WORKERS=${WORKERS:-$((CORES > 2 ? CORES - 2 : 1))}
 SCALE=${SCALE:-1}
+SCENES=${SCENES:-4}
 RECORD=${RECORD:-}
 TOKENIZER=${TOKENIZER:-}
 WORLD_MODEL=${WORLD_MODEL:-}
@@ -95,4 +96,6 @@ fi
 rm -rf "$OUTPUT/world"
 mkdir -p "$OUTPUT/world"
 cp -r "$OUTPUT/tokenizer/tokenizer" "$OUTPUT/world_model/world_model" "$OUTPUT/estimator/estimator" "$OUTPUT/world/"
+cp "terra/worlds/$WORLD.md" "$OUTPUT/world/README.md"
+"$PYTHON" scripts/world_contexts.py --data "$DATA" --output "$OUTPUT/world/contexts" --scenes "$SCENES"
 say "done: $OUTPUT/world"

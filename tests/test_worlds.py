@@ -147,9 +147,7 @@ def test_no_archive(tmp_path):
 def test_a_world_that_is_not_there_says_where_it_is_to_be_had(tmp_path, monkeypatch, world):
     monkeypatch.setenv("TERRA_WORLDS", str(tmp_path / "worlds"))
     folder = tmp_path / "worlds" / "doom"
-    hint = (
-        f"model=doom: no folder {folder}; get doom.zip of a release, then terra unpack archive=doom.zip output={folder}"
-    )
+    get = f"get doom.zip of a release, then terra unpack archive=doom.zip output={folder}"
     with pytest.raises(CheckpointError) as error:
         Pipeline.from_pretrained("doom", engine="hf", device="cpu")
     assert str(error.value) == f"model=doom: no folder {folder}; {get}"
