@@ -1,6 +1,6 @@
 """Writes a world's scenes for `terra serve` from held-out recordings: context pictures and actions that begin there.
 
-    python scripts/world_contexts.py --data outputs/doom_training/recording --output outputs/doom_training/world/contexts
+    python scripts/world_contexts.py --data outputs/doom/recording --output outputs/doom/world/contexts
 
 A scene is three frames of an episode, all scenes of different places. `recorded.json` has what the player did there; in
 a world of keys there is also a file for each key, which is held after the context.
