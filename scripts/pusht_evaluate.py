@@ -190,16 +190,20 @@ class _Scaler:
 class _Batched(torch.nn.Module):
     """LeWM whose cost takes several problems: its own gives the goals' embeddings a shape that fits one alone."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
+
+    @property
+    def _lewm(self) -> Any:
+        return self.model
 
     def get_cost(self, info_dict: dict[str, Any], action_candidates: torch.Tensor) -> torch.Tensor:
         """The cost of each candidate of each problem, (problems, candidates)."""
         if "goal_emb" not in info_dict:
-            seen = self.model.encode({"pixels": info_dict["goal"][:, 0]})
+            seen = self._lewm.encode({"pixels": info_dict["goal"][:, 0]})
             info_dict["goal_emb"] = rearrange(seen["emb"][:, -1], "problems width -> problems 1 1 width")
-        return self.model.get_cost(info_dict, action_candidates)
+        return self._lewm.get_cost(info_dict, action_candidates)
 
 
 def lewm_policy(folder: Path, device: str, candidates: int, iterations: int, problems_at_once: int) -> Policy:
@@ -275,7 +279,7 @@ def compare(ours: Path, theirs: Path, resamples: int = 10_000) -> dict[str, floa
 
 def _ended(info_dict: dict[str, Any], count: int) -> np.ndarray:
     ended = info_dict.get("terminated")
-    return np.zeros(count, bool) if ended is None else np.asarray(ended, bool).reshape(count, -1).any(axis=1)
+    return np.zeros(count, bool) if ended is None else np.asarray(ended, bool).reshape(count, -1)[:, -1]
 
 
 def main() -> None:
