@@ -143,6 +143,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             ("context", "trajectory", "actions"),
         ),
         Command("convert", "terra.check.convert:run", "others' tokenizers, and the published refiner", ("input",)),
+        Command("pack", "terra.worlds.archive:pack", "a world as one file", ("world",)),
+        Command("unpack", "terra.worlds.archive:unpack", "the folder of a packed world", ("archive",)),
     ),
 }
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}

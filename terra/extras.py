@@ -22,10 +22,12 @@ EXTRAS = {
     "prometheus_client": "serve",
     "python_multipart": "serve",
     "ray": "ray",
+    "stable_worldmodel": "pusht",
     "starlette": "serve",
     "tensorboard": "train",
     "torchmetrics": "train",
     "uvicorn": "serve",
+    "vizdoom": "doom",
     "vllm": "vllm",
     "websockets": "serve",
 }

@@ -153,6 +153,8 @@ NEEDED = {
     "benchmark": [],
     "check": [],
     "convert": ["kind=refiner", "input=i", "output=o"],
+    "pack": ["world=w", "output=w.zip"],
+    "unpack": ["archive=w.zip", "output=w"],
 }
 
 

@@ -25,15 +25,33 @@ DEMO = Path(__file__).parent.parent / "demo"
 """The folder of what ships with Terra."""
 
 
+def worlds_folder() -> Path:
+    """Where worlds that are not in the package are looked for: $TERRA_WORLDS, else ~/.cache/terra/worlds."""
+    return Path(os.environ.get("TERRA_WORLDS") or Path.home() / ".cache" / "terra" / "worlds")
+
+
+def missing_world(pretrained: str) -> str | None:
+    """One line that says where a world is to be had; None for one that is there, or for what is no such world."""
+    path = Path(pretrained)
+    if path.parent != worlds_folder() or path.is_dir():
+        return None
+    archive = f"{path.name}.zip"
+    return f"model={path.name}: no folder {path}: unpack its archive (terra unpack archive={archive} output={path})"
+
+
 def register_resolvers() -> None:
     """Make `${terra_demo:NAME}` in YAML the path of a file or folder that ships with Terra.
 
+    `${terra_world:NAME}` is the folder of a world that is not in the package, whether it is there or not, and
+    `${terra_scenes:PRETRAINED}` the folder of a model's scenes: contexts/ beside it, else the shipped ones.
     `${terra_model_name:PRETRAINED}` is what clients call a model: "terra-demo", or its folder's or Hub id's name.
     `${terra_adapters:PRETRAINED}` are the folders of adapters that ship with a model, by name; none but for the demo's.
     `${terra_choices:CHOICES}` is the part of a help page that lists the options of a command's groups, and
     `${terra_settings:NAME,CHOICES}` the part that lists the settings of conf/NAME.yaml with their comments.
     """
     OmegaConf.register_new_resolver("terra_demo", lambda name: str(DEMO / name), replace=True)
+    OmegaConf.register_new_resolver("terra_world", lambda name: str(worlds_folder() / name), replace=True)
+    OmegaConf.register_new_resolver("terra_scenes", _scenes, replace=True)
     OmegaConf.register_new_resolver("terra_model_name", _model_name, replace=True)
     OmegaConf.register_new_resolver("terra_adapters", _shipped_adapters, replace=True)
     OmegaConf.register_new_resolver("terra_choices", _list_choices, replace=True)
@@ -43,6 +61,11 @@ def register_resolvers() -> None:
 def _model_name(pretrained: object) -> str:
     path = Path(str(pretrained))
     return "terra-demo" if path == DEMO / "world_model" else path.resolve().name or "terra"
+
+
+def _scenes(pretrained: object) -> str:
+    own = Path(str(pretrained)) / "contexts"
+    return str(own if own.is_dir() else DEMO / "contexts")
 
 
 def _shipped_adapters(pretrained: object) -> dict[str, str]:

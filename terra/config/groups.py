@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, create_model, model_validator
 
-from terra.errors import ConfigError
+from terra.config.files import missing_world
+from terra.errors import CheckpointError, ConfigError
 from terra.extras import extras_named, install_hint
 from terra.sampling import SamplingParams
 from tokenizer.checkpoint import resolve_checkpoint
@@ -59,8 +60,11 @@ class CheckpointSettings(Settings):
         """The checkpoint's local folder; a Hub repository's is downloaded first.
 
         Raises:
-            CheckpointError: see `tokenizer.checkpoint.resolve_checkpoint`.
+            CheckpointError: see `tokenizer.checkpoint.resolve_checkpoint`; for a world that is not there, the line says
+                where it is to be had.
         """
+        if (problem := missing_world(self.pretrained)) is not None:
+            raise CheckpointError(problem)
         return resolve_checkpoint(self.pretrained, self.subfolder, self.revision)
 
 

@@ -115,7 +115,10 @@ class GymWorld:
         return self._values(self._action(random.uniform(space.low, space.high)))
 
     def numbers(self, observation: Any) -> dict[str, float]:
-        """The numbers of an observation by name, observation_0 and on; none if it is no small array of numbers."""
+        """The numbers of an observation by name; none if it is no small array of numbers.
+
+        The names are those that the environment has (`get_observation_meanings`), else observation_0 and on.
+        """
         theirs = self._env.observation_space
         size = 1 if isinstance(theirs, spaces.Discrete) else int(np.prod(getattr(theirs, "shape", None) or (0,)))
         if not isinstance(theirs, spaces.Box | spaces.Discrete | spaces.MultiBinary | spaces.MultiDiscrete):
@@ -124,7 +127,10 @@ class GymWorld:
             return {}
         with _running(f"{self.name}: expected an observation of {size} numbers"):
             numbers = np.asarray(observation, np.float64).reshape(size).tolist()
-        return {f"observation_{index}": number for index, number in enumerate(numbers)}
+        names = _meanings(self._env, "get_observation_meanings") or [f"observation_{k}" for k in range(size)]
+        if len(names) != size:
+            raise ConfigError(f"{self.name}: expected {size} names of get_observation_meanings, got {len(names)}")
+        return dict(zip(names, numbers, strict=True))
 
     def _action(self, values: Float64[np.ndarray, " columns"]) -> Any:
         """Values as an element of the environment's own space."""
@@ -245,7 +251,7 @@ def _declared(
         ):
             raise ConfigError(f"action_space: expected a range within {words}, got {space.low} to {space.high}")
         return space
-    names = list(action_names or _meanings(env) or [f"action_{index}" for index in range(count)])
+    names = list(action_names or _meanings(env, "get_action_meanings") or [f"action_{index}" for index in range(count)])
     if len(names) != count:
         raise ConfigError(f"action_names: expected {count}, one for each action of {words}, got {len(names)}")
     fields: dict[str, Any] = {"kind": kind.__name__.lower(), "names": names}
@@ -257,12 +263,15 @@ def _declared(
     return checked(kind, fields, f"env={name}: actions")
 
 
-def _meanings(env: "gymnasium.Env[Any, Any]") -> Sequence[str] | None:
-    """The names that an environment has for its actions, as Atari's do; None without."""
-    meanings = getattr(env.unwrapped, "get_action_meanings", None)
+def _meanings(env: "gymnasium.Env[Any, Any]", method: str) -> Sequence[str] | None:
+    """The names that an environment has for its actions or its observation's numbers; None without.
+
+    Atari's environments have `get_action_meanings`; `get_observation_meanings` is the same for observations.
+    """
+    meanings = getattr(env.unwrapped, method, None)
     if meanings is None:
         return None
-    with _running("expected names of get_action_meanings"):
+    with _running(f"expected names of {method}"):
         return [str(name) for name in meanings()]
 
 

@@ -1,4 +1,4 @@
-"""Plans with the world model: generates several futures of one context, and finds the best by the user's score."""
+"""Generates several futures of one context, and finds the best by the user's score."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,0 +1,348 @@
+"""Evaluates planners on PushT by stable-worldmodel's own protocol; needs the extra pusht.
+
+    python scripts/pusht_evaluate.py --data data/pusht --policy terra --model outputs/pusht --output terra.json
+    python scripts/pusht_evaluate.py --data data/pusht --policy lewm --model outputs/lewm --output lewm.json
+    python scripts/pusht_evaluate.py --compare terra.json lewm.json
+
+The protocol is that of `stable_worldmodel.World.evaluate` and of its PushT settings: a pair is a state of a held-out
+recording and the one 25 steps later, whose picture is the goal. The environment is put into the first state, and a
+policy has 50 steps. It succeeds if disc and block together come within 20 pixels of the second state, and the block
+within 20 degrees. LeWM plans with that package's CEM as published: 5 blocks of 5 steps, 300 candidates, 30 iterations,
+30 elites; all of a plan is executed.
+
+What differs from the published figures: the recording (a scripted expert's, not people's), so that `still`, which does
+nothing, and `random` belong beside every figure. The same seed draws the same pairs for all policies; `--compare` takes
+the difference pair by pair, with an interval that resamples episodes.
+"""
+
+import argparse
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Protocol
+
+import numpy as np
+import stable_worldmodel as swm  # pyright: ignore[reportMissingImports]
+import torch
+from einops import rearrange
+from pusht_lewm import BLOCK, IMAGENET_MEAN, IMAGENET_STD, load_lewm
+from stable_worldmodel.envs.pusht.env import PushT  # pyright: ignore[reportMissingImports]
+from stable_worldmodel.solver import CEMSolver  # pyright: ignore[reportMissingImports]
+
+from terra.dataset import Episode, episode_state, read_split
+from terra.errors import ConfigError, DatasetError
+from terra.metrics.bootstrap import mean_estimate
+from terra.pipeline import Pipeline
+from terra.planning import CEM, COSTS, MPPI, Planner, PlannerPolicy
+from terra.recording.pusht.environment import PICTURE, STATE
+from terra.sampling import SamplingParams
+from tokenizer.files import read_json, write_json
+
+GOAL_OFFSET, BUDGET = 25, 50  # steps
+SEED = 42
+CALLABLES = [
+    {"method": "_set_state", "args": {"state": {"value": "state"}}},
+    {"method": "_set_goal_state", "args": {"goal_state": {"value": "goal_state"}}},
+]
+
+
+class Policy(Protocol):
+    """What `stable_worldmodel.World` asks of a policy."""
+
+    def set_env(self, env: Any) -> None:
+        """Note the environments."""
+        ...
+
+    def get_action(self, info_dict: dict[str, Any], **kwargs: Any) -> np.ndarray:
+        """The next action of each environment, (envs, 2)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A start and the goal 25 steps later: an episode of the recording, and the start's frame."""
+
+    episode: Episode
+    start: int
+
+
+def draw_pairs(data: Path, count: int, seed: int = SEED) -> list[Pair]:
+    """Pairs of the held-out split, drawn as stable-worldmodel's evaluation draws them.
+
+    Raises:
+        DatasetError: fewer starts than pairs.
+    """
+    episodes = read_split(data, "held_out").episodes
+    starts = [Pair(each, start) for each in episodes for start in range(each.num_frames - GOAL_OFFSET)]
+    if len(starts) <= count:
+        raise DatasetError(f"{data}: expected more than {count} starts in split held_out, got {len(starts)}")
+    chosen = np.random.default_rng(seed).choice(len(starts) - 1, size=count, replace=False)
+    return [starts[index] for index in sorted(chosen)]
+
+
+class PairsDataset:
+    """The recording as `World.evaluate` reads a dataset: states from the recording, pictures drawn from them anew.
+
+    Pictures that are drawn anew have no traces of the video's compression.
+    """
+
+    column_names = ("state", "pixels")
+
+    def __init__(self, pairs: list[Pair]) -> None:
+        self._pairs = pairs
+        self._world = PushT(resolution=PICTURE)
+        self._world.reset(seed=0)
+
+    def load_chunk(self, episodes: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> list[dict[str, Any]]:
+        """States and pictures (frames, 3, height, width) of the frames from `starts` to before `ends`."""
+        return [
+            self._chunk(self._pairs[index], start, end)
+            for index, start, end in zip(episodes, starts, ends, strict=True)
+        ]
+
+    def _chunk(self, pair: Pair, start: int, end: int) -> dict[str, Any]:
+        state = episode_state(pair.episode)
+        states = np.stack([state[name][start:end] for name in STATE], axis=1)
+        pictures = []
+        for each in states:
+            self._world._set_state(each)
+            pictures.append(self._world.render())
+        pixels = rearrange(torch.from_numpy(np.stack(pictures)), "t h w c -> t c h w")
+        return {"state": torch.from_numpy(states), "pixels": pixels}
+
+
+class Timed:
+    """A policy, the seconds that it spent in planning, and the number of its plans.
+
+    Args:
+        policy: acts.
+        every: steps between two plans of an environment.
+    """
+
+    def __init__(self, policy: Policy, every: int) -> None:
+        self._policy, self._every = policy, every
+        self.seconds, self.plans, self._steps = 0.0, 0, 0
+
+    def set_env(self, env: Any) -> None:
+        """Pass the environments on."""
+        self._policy.set_env(env)
+
+    def get_action(self, info_dict: dict[str, Any], **kwargs: Any) -> np.ndarray:
+        """Act, and note the time of steps at which plans are made."""
+        started = perf_counter()
+        action = self._policy.get_action(info_dict, **kwargs)
+        if self._steps % self._every == 0:
+            self.seconds += perf_counter() - started
+            self.plans += int((~_ended(info_dict, len(action))).sum())
+        self._steps += 1
+        return action
+
+
+class TerraPolicy:
+    """A `PlannerPolicy` as `World` asks a policy."""
+
+    def __init__(self, policy: PlannerPolicy) -> None:
+        self._policy, self._begun = policy, False
+
+    def set_env(self, env: Any) -> None:
+        """Begin anew."""
+        self._begun = False
+
+    def get_action(self, info_dict: dict[str, Any], **kwargs: Any) -> np.ndarray:
+        """The planner's next action of each environment."""
+        if not self._begun:
+            self._policy.reset(np.asarray(info_dict["goal"])[:, -1])
+            self._begun = True
+        pictures = np.asarray(info_dict["pixels"])[:, -1]
+        return self._policy.act(pictures, list(_ended(info_dict, len(pictures)))).astype(np.float32)
+
+
+class SimplePolicy:
+    """A policy that sees nothing: random actions, or none at all."""
+
+    def __init__(self, moves: bool, seed: int = 0) -> None:
+        self._moves, self._random = moves, np.random.default_rng(seed)
+
+    def set_env(self, env: Any) -> None:
+        """Note how many environments there are."""
+        self._count = env.num_envs
+
+    def get_action(self, info_dict: dict[str, Any], **kwargs: Any) -> np.ndarray:
+        """Numbers from -1 to 1, or 0."""
+        return self._random.uniform(-1, 1, (self._count, 2)).astype(np.float32) * self._moves
+
+
+class _Scaler:
+    """Actions in LeWM's units, mean 0 and standard deviation 1, and back."""
+
+    def __init__(self, mean: list[float], std: list[float]) -> None:
+        self._mean, self._std = np.array(mean), np.array(std)
+
+    def transform(self, actions: np.ndarray) -> np.ndarray:
+        return (actions - self._mean) / self._std
+
+    def inverse_transform(self, actions: np.ndarray) -> np.ndarray:
+        return actions * self._std + self._mean
+
+
+class _Batched(torch.nn.Module):
+    """LeWM whose cost takes several problems: its own gives the goals' embeddings a shape that fits one alone."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    @property
+    def _lewm(self) -> Any:
+        return self.model
+
+    def get_cost(self, info_dict: dict[str, Any], action_candidates: torch.Tensor) -> torch.Tensor:
+        """The cost of each candidate of each problem, (problems, candidates)."""
+        if "goal_emb" not in info_dict:
+            seen = self._lewm.encode({"pixels": info_dict["goal"][:, 0]})
+            info_dict["goal_emb"] = rearrange(seen["emb"][:, -1], "problems width -> problems 1 1 width")
+        return self._lewm.get_cost(info_dict, action_candidates)
+
+
+def lewm_policy(folder: Path, device: str, candidates: int, iterations: int, problems_at_once: int) -> Policy:
+    """LeWM with stable-worldmodel's CEM and model predictive control, as published."""
+    from torchvision.transforms import v2
+
+    model, facts = load_lewm(folder)
+    model = model.to(device).requires_grad_(False)
+    side = facts["sizes"]["image"]
+    look = v2.Compose(
+        [
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(mean=list(IMAGENET_MEAN), std=list(IMAGENET_STD)),
+            v2.Resize(size=(side, side)),
+        ]
+    )
+    solver = CEMSolver(
+        _Batched(model),
+        batch_size=problems_at_once,
+        num_samples=candidates,
+        n_steps=iterations,
+        topk=max(1, candidates // 10),
+        device=device,
+        seed=SEED,
+    )
+    config = swm.PlanConfig(horizon=GOAL_OFFSET // BLOCK, receding_horizon=GOAL_OFFSET // BLOCK, action_block=BLOCK)
+    scaler = _Scaler(facts["action_mean"], facts["action_std"])
+    return swm.policy.WorldModelPolicy(
+        solver=solver, config=config, process={"action": scaler}, transform={"pixels": look, "goal": look}
+    )
+
+
+def evaluate(data: Path, policy: Policy, every: int, count: int, seed: int = SEED) -> dict[str, Any]:
+    """Successes of a policy, pair by pair, and its seconds a plan."""
+    pairs = draw_pairs(data, count, seed)
+    world = swm.World("swm/PushT-v1", num_envs=count, image_shape=(PICTURE, PICTURE), max_episode_steps=2 * BUDGET)
+    timed = Timed(policy, every)
+    world.set_policy(timed)
+    started = perf_counter()
+    found = world.evaluate(
+        dataset=PairsDataset(pairs),
+        episodes_idx=list(range(count)),
+        start_steps=[pair.start for pair in pairs],
+        goal_offset=GOAL_OFFSET,
+        eval_budget=BUDGET,
+        callables=CALLABLES,
+    )
+    world.close()
+    return {
+        "success_percent": float(np.mean(found["episode_successes"]) * 100),
+        "pairs": [[pair.episode.id, pair.start] for pair in pairs],
+        "successes": [bool(each) for each in found["episode_successes"]],
+        "plans": timed.plans,
+        "seconds_a_plan": timed.seconds / max(timed.plans, 1),
+        "seconds": perf_counter() - started,
+    }
+
+
+def compare(ours: Path, theirs: Path, resamples: int = 10_000) -> dict[str, float]:
+    """The difference of two policies' success (percentage points), and its 95 % interval over resampled episodes.
+
+    Raises:
+        ConfigError: the files are of different pairs.
+    """
+    first, second = (read_json(path, ConfigError) for path in (ours, theirs))
+    if first["pairs"] != second["pairs"]:
+        raise ConfigError(f"{theirs}: expected the pairs of {ours}, got others")
+    differences = 100 * (np.array(first["successes"], float) - np.array(second["successes"], float))
+    episodes = [episode for episode, _ in first["pairs"]]
+    estimate = mean_estimate(differences, units=episodes, num_resamples=resamples, seed=SEED)
+    return {"difference": estimate.value, "low": estimate.low, "high": estimate.high}
+
+
+def _ended(info_dict: dict[str, Any], count: int) -> np.ndarray:
+    ended = info_dict.get("terminated")
+    return np.zeros(count, bool) if ended is None else np.asarray(ended, bool).reshape(count, -1)[:, -1]
+
+
+def main() -> None:
+    """Evaluate or compare as the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--compare", type=Path, nargs=2, help="two outputs")
+    parser.add_argument("--data", type=Path, help="recording of PushT with a held-out split")
+    parser.add_argument("--policy", choices=["terra", "lewm", "random", "still"])
+    parser.add_argument("--model", type=Path, help="folder of tokenizer/ and world_model/, or of scripts/pusht_lewm.py")
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--pairs", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--engine", default="auto")
+    parser.add_argument("--search", choices=["cem", "mppi"], default="cem")
+    parser.add_argument("--cost", choices=list(COSTS), default="blurred")
+    parser.add_argument("--candidates", type=int, help="64 of terra, 300 of lewm, where nothing is said")
+    parser.add_argument("--iterations", type=int, help="8 of terra, 30 of lewm")
+    parser.add_argument("--horizon", type=int, default=GOAL_OFFSET, help="of terra, in steps")
+    parser.add_argument("--hold", type=int, default=BLOCK, help="steps for which terra's planner holds an action")
+    parser.add_argument("--execute", type=int, help="steps of a plan that terra executes; all where nothing is said")
+    parser.add_argument("--temperature", type=float, default=0.0, help="of terra's imagined futures")
+    parser.add_argument("--at-once", type=int, default=128, help="sessions of terra's, problems of lewm's")
+    given = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    if given.compare:
+        print(compare(*given.compare))
+        return
+    closing: list[Callable[[], None]] = []
+    every = BUDGET
+    if given.policy == "terra":
+        pipeline = Pipeline.from_pretrained(
+            given.model, engine=given.engine, device=given.device, sessions=given.at_once
+        )
+        closing.append(pipeline.close)
+        kind = CEM if given.search == "cem" else MPPI
+        planner = Planner(
+            pipeline,
+            cost=COSTS[given.cost],
+            search=kind(candidates=given.candidates or 64, iterations=given.iterations or 8),
+            horizon=given.horizon,
+            hold=given.hold,
+            sampling=SamplingParams(temperature=given.temperature),
+            at_once=given.at_once,
+        )
+        every = given.execute or given.horizon
+        policy: Policy = TerraPolicy(PlannerPolicy(planner, execute=given.execute, seed=given.seed))
+    elif given.policy == "lewm":
+        every = GOAL_OFFSET
+        policy = lewm_policy(
+            given.model, given.device, given.candidates or 300, given.iterations or 30, min(given.at_once, 8)
+        )
+    else:
+        policy = SimplePolicy(moves=given.policy == "random", seed=given.seed)
+    result = evaluate(given.data, policy, every, given.pairs, given.seed)
+    for close in closing:
+        close()
+    settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(given).items()}
+    write_json(given.output, {"settings": settings, **result})
+    print(
+        f"{given.policy}: {result['success_percent']:.1f} % of {given.pairs}, {result['seconds_a_plan']:.2f} s a plan"
+    )
+
+
+if __name__ == "__main__":
+    main()

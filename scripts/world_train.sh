@@ -1,0 +1,101 @@
+#!/usr/bin/env bash
+# Train a world that ships, doom or pusht, from nothing: record, tokenizer, tokens, action estimator, world model.
+#
+#     WORLD=doom OUTPUT=outputs/doom_training GPUS=2 LIMIT=560 bash scripts/world_train.sh
+#
+# Every stage keeps what it has and goes on from there: LIMIT is how many seconds this call may take. Exit code: 0 all is done, 75 run it again. GPUS=0 trains on the CPU.
+# Settings for the models: TOKENIZER, WORLD_MODEL, ESTIMATOR ("key=value key=value"); SCALE=0.01 records a hundredth.
+# Needs the extras gym, train, and doom or pusht. The world is $OUTPUT/world: tokenizer/, world_model/, estimator/, contexts/, README.md.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+WORLD=${WORLD:?doom or pusht}
+OUTPUT=${OUTPUT:-outputs/${WORLD}_training}
+GPUS=${GPUS:-1}
+LIMIT=${LIMIT:-100000}
+PYTHON=${PYTHON:-python3}
+CORES=${CORES:-$(nproc --all)}
+WORKERS=${WORKERS:-$((CORES > 2 ? CORES - 2 : 1))}
+SCALE=${SCALE:-1}
+SCENES=${SCENES:-4}
+RECORD=${RECORD:-}
+TOKENIZER=${TOKENIZER:-}
+WORLD_MODEL=${WORLD_MODEL:-}
+ESTIMATOR=${ESTIMATOR:-}
+DATA=$OUTPUT/recording
+mkdir -p "$OUTPUT"
+
+left() { echo $((LIMIT - SECONDS)); }
+say() { echo "== $SECONDS s: $*"; }
+again() { say "stopped by LIMIT=$LIMIT: run it again"; exit 75; }
+# Run a command for at most the time left; SIGTERM makes a training save its state.
+within() { [ "$(left)" -gt 5 ] || again; timeout --signal TERM --kill-after 30 "$(left)" "$@" || { [ "$(left)" -gt 5 ] && exit 1 || again; }; }
+module() { # over the GPUs
+  if [ "$GPUS" -gt 1 ]; then within "$PYTHON" -m torch.distributed.run --nproc_per_node "$GPUS" -m "$@"; else within "$PYTHON" -m "$@"; fi
+}
+DEVICE=$([ "$GPUS" -gt 0 ] && echo cuda || echo cpu)
+EACH=$((CORES / (GPUS > 0 ? GPUS : 1)))
+
+# record SEEDS FIRST SPLIT PLAYER: so many seeds, each a shard of four episodes, from the split's seed FIRST on.
+record() {
+  local seeds
+  seeds=$("$PYTHON" -c "print(max(1, round($1 * $SCALE)))")
+  within env OMP_NUM_THREADS=1 "$PYTHON" -W ignore -m terra record output="$DATA" source=gym env="$ENV" image_size="$SIZE" frames_per_episode="$FRAMES" \
+    episodes_per_place=4 workers="$WORKERS" seeds="$seeds" seed="$2" split="$3" policy="$4" max_seconds="$(left)" $RECORD
+}
+
+say "recording"
+case $WORLD in
+doom)
+  ENV=terra.recording.doom:Doom-v0 SIZE="[112,192]" FRAMES=300 # 26 s
+  PLAYERS=terra.recording.doom.players
+  record 30 0 held_out $PLAYERS:explore
+  record 10 10000 held_out $PLAYERS:wander
+  record 700 0 train $PLAYERS:explore
+  record 300 10000 train $PLAYERS:wander
+  ;;
+pusht)
+  ENV=terra.recording.pusht:PushT-v0 SIZE="[96,96]" FRAMES=200 # 20 s
+  PLAYERS=terra.recording.pusht.players
+  record 60 0 held_out $PLAYERS:expert
+  record 10 10000 held_out $PLAYERS:weak
+  record 900 0 train $PLAYERS:expert
+  record 200 10000 train $PLAYERS:weak
+  record 50 20000 train sticky
+  ;;
+*)
+  echo "WORLD: expected doom or pusht, got $WORLD" >&2
+  exit 2
+  ;;
+esac
+
+if [ ! -f "$OUTPUT/tokenizer/metrics.json" ]; then
+  say "tokenizer"
+  module terra train-tokenizer data="$DATA" output="$OUTPUT/tokenizer" recipe="tokenizer_$WORLD" device="$DEVICE" workers="$EACH" $TOKENIZER
+  [ -f "$OUTPUT/tokenizer/metrics.json" ] || again
+fi
+say "tokens"
+module terra tokenize data="$DATA" checkpoint="$OUTPUT/tokenizer/tokenizer" output="$OUTPUT/tokens" \
+  device="$DEVICE" dtype="$([ "$DEVICE" = cuda ] && echo bfloat16 || echo float32)" workers="$EACH"
+
+estimator=
+trap 'kill $estimator 2>/dev/null || true' EXIT
+if [ ! -f "$OUTPUT/estimator/metrics.json" ]; then
+  say "action estimator, beside what follows"
+  timeout --signal TERM "$(left)" "$PYTHON" -m terra train-estimator data="$DATA" output="$OUTPUT/estimator" \
+    checkpoint="$OUTPUT/tokenizer/tokenizer" device="$DEVICE" workers="$EACH" $ESTIMATOR >"$OUTPUT/estimator.log" 2>&1 &
+  estimator=$!
+fi
+if [ ! -f "$OUTPUT/world_model/metrics.json" ]; then
+  say "world model"
+  module terra train data="$OUTPUT/tokens" output="$OUTPUT/world_model" recipe="world_model_$WORLD" device="$DEVICE" \
+    preview_tokenizer="$OUTPUT/tokenizer/tokenizer" $WORLD_MODEL
+  [ -f "$OUTPUT/world_model/metrics.json" ] || again
+fi
+[ -z "$estimator" ] || wait "$estimator" || true
+[ -f "$OUTPUT/estimator/metrics.json" ] || { say "the estimator is not done: see $OUTPUT/estimator.log"; again; }
+rm -rf "$OUTPUT/world"
+mkdir -p "$OUTPUT/world"
+cp -r "$OUTPUT/tokenizer/tokenizer" "$OUTPUT/world_model/world_model" "$OUTPUT/estimator/estimator" "$OUTPUT/world/"
+cp "terra/worlds/$WORLD.md" "$OUTPUT/world/README.md"
+"$PYTHON" scripts/world_contexts.py --data "$DATA" --output "$OUTPUT/world/contexts" --scenes "$SCENES"
+say "done: $OUTPUT/world"

@@ -1,0 +1,198 @@
+"""The planner: draws sequences of actions, imagines where each leads, and goes on near those that end at the goal."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from einops import rearrange
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from terra.actions import require_table
+from terra.actions.space import Values
+from terra.errors import ConfigError
+from terra.pipeline import Pipeline
+from terra.planning.costs import Cost, Target
+from terra.planning.search import Distribution, Search, Sequences, first_distribution
+from terra.prompt import Actions
+from terra.rollouts.manifest import sample_seed
+from terra.sampling import SamplingParams
+from tokenizer import Frames, TokenGrid
+
+OnIteration = Callable[[int, list[float]], None]
+"""Called after each iteration with its number, from 1, and the lowest cost of each problem so far."""
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Where a plan starts and where it shall end.
+
+    Attributes:
+        context_frames: real frames in [-1, 1], the last of them the present.
+        actions: the model's rows of the actions between them, one fewer.
+        goal: the frame to be reached, in [-1, 1].
+        seed: of the candidates and of the imagined futures, 0 to 2**63 - 1.
+        start: values of actions to begin the search with, (up to the horizon, columns): what is left of an older plan.
+    """
+
+    context_frames: Frames
+    actions: Actions
+    goal: Float[Tensor, "3 height width"]
+    seed: int
+    start: Values | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The cheapest candidate of a search.
+
+    Attributes:
+        values: its actions, values of the world's action space, (horizon, columns).
+        cost: its cost.
+        costs: the lowest cost so far, after each iteration.
+        tokens: the imagined frames, the context's first.
+    """
+
+    values: Values
+    cost: float
+    costs: tuple[float, ...]
+    tokens: TokenGrid
+
+
+class Planner:
+    """Searches for actions whose imagined future ends near a goal; several problems at once in one engine.
+
+    A problem's plan depends on the problem and the settings alone, not on the others beside it. All candidates of a
+    problem are imagined with the same seeds, so that they differ by their actions more than by chance.
+
+    Args:
+        pipeline: imagines; stays open.
+        cost: how far the last frame is from the goal.
+        search: CEM or MPPI.
+        horizon: frames that a plan reaches ahead.
+        hold: frames for which an action is held: the search then has fewer numbers to find.
+        sampling: how tokens are chosen.
+        num_samples: futures of each candidate, whose mean cost counts.
+        at_once: sessions open at a time; not more than an engine with slots has of them.
+
+    Raises:
+        ConfigError: a number out of range, or a world of waypoints.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        cost: Cost,
+        search: Search,
+        horizon: int,
+        hold: int = 1,
+        sampling: SamplingParams | None = None,
+        num_samples: int = 1,
+        at_once: int = 128,
+    ) -> None:
+        for name, value in {"horizon": horizon, "hold": hold, "num_samples": num_samples, "at_once": at_once}.items():
+            if value < 1:
+                raise ConfigError(f"{name}: expected 1 or more, got {value}")
+        self.space = require_table(pipeline.engine.spec.space, "planning")
+        self.pipeline, self.horizon = pipeline, horizon
+        self._cost, self._search, self._hold = cost, search, hold
+        self._sampling = sampling or SamplingParams(temperature=0.0)
+        self._num_samples, self._at_once = num_samples, at_once
+
+    def plan(self, problems: Sequence[Problem], on_iteration: OnIteration | None = None) -> list[Plan]:
+        """Search for a plan of each problem.
+
+        Raises:
+            ConfigError: no problem, or a horizon that no window fits.
+            EngineError: the engine failed.
+        """
+        if not problems:
+            raise ConfigError("problems: expected one or more, got none")
+        searches = [self._begin(problem) for problem in problems]
+        for number in range(1, self._search.iterations + 1):
+            for search in searches:
+                search.draw()
+            self.pipeline.wait(self._imagine(searches))
+            for search in searches:
+                search.weigh()
+            if on_iteration is not None:
+                on_iteration(number, [search.best.cost for search in searches if search.best is not None])
+        return [search.best for search in searches if search.best is not None]
+
+    def _begin(self, problem: Problem) -> "_Searching":
+        context = self.pipeline.wait(self.pipeline.encode(problem.context_frames))
+        goal = self.pipeline.wait(self.pipeline.encode(problem.goal[None]))
+        target = Target(goal[0], self.pipeline.decoder.decode(goal)[0].cpu())
+        return _Searching(self, problem, context, target)
+
+    async def _imagine(self, searches: Sequence["_Searching"]) -> None:
+        """Imagine all candidates of all problems."""
+        room = asyncio.Semaphore(self._at_once)
+        await asyncio.gather(*(search.imagine(room) for search in searches))
+
+
+class _Searching:
+    """The search for one problem's plan."""
+
+    def __init__(self, planner: Planner, problem: Problem, context: TokenGrid, target: Target) -> None:
+        self._planner, self._problem, self._context, self._target = planner, problem, context, target
+        self._random = np.random.default_rng(problem.seed)
+        knots = -(-planner.horizon // planner._hold)
+        self._distribution: Distribution = first_distribution(planner.space, knots, planner._search, self._start(knots))
+        self._drawn: Sequences = np.zeros((0, knots, len(planner.space.columns)))
+        self._futures: list[TokenGrid] = []
+        self._costs: list[float] = []
+        self.best: Plan | None = None
+
+    def draw(self) -> None:
+        """Draw the candidates of an iteration."""
+        self._drawn = self._distribution.draw(self._random, self._planner._search.candidates)
+
+    async def imagine(self, room: AbstractAsyncContextManager[object]) -> None:
+        """Make the tokens of each candidate's futures, `num_samples` of the first one first."""
+        planner, problem = self._planner, self._problem
+        seeds = [sample_seed(problem.seed, sample) for sample in range(planner._num_samples)]
+
+        async def future(values: Values, seed: int) -> TokenGrid:
+            actions = torch.cat([problem.actions, torch.from_numpy(planner.space.rows(values))])
+            async with room:
+                return await planner.pipeline.rollout_tokens(self._context, actions, planner._sampling, seed)
+
+        self._futures = await asyncio.gather(
+            *(future(self._held(drawn), seed) for drawn in self._drawn for seed in seeds)
+        )
+
+    def weigh(self) -> None:
+        """Note the cheapest candidate, and fit the next iteration's distribution."""
+        planner = self._planner
+        last = torch.stack([future[-1] for future in self._futures])
+        # Decoded problem by problem: the sums of another batch size round differently.
+        frames = planner.pipeline.decoder.decode(last).cpu() if planner._cost.reads_frames else torch.empty(0, 3, 0, 0)
+        each = planner._cost.of(last, frames, self._target).double().numpy()
+        costs = rearrange(each, "(candidates samples) -> candidates samples", samples=planner._num_samples).mean(1)
+        index = int(costs.argmin())
+        if self.best is None or costs[index] < self.best.cost:
+            values, tokens = self._held(self._drawn[index]), self._futures[index * planner._num_samples]
+            cost = float(costs[index])
+        else:
+            values, tokens, cost = self.best.values, self.best.tokens, self.best.cost
+        self._costs.append(cost)
+        self.best = Plan(values, cost, tuple(self._costs), tokens)
+        weights = planner._search.weights(costs)
+        self._distribution = self._distribution.fitted(self._drawn, weights, planner._search)
+
+    def _held(self, drawn: Float64[np.ndarray, "knots columns"]) -> Values:
+        """The actions of all frames."""
+        return np.repeat(drawn, self._planner._hold, axis=0)[: self._planner.horizon]
+
+    def _start(self, knots: int) -> Values | None:
+        """The values that the search begins with, at the frames where an action begins; neutral ones at the end."""
+        if self._problem.start is None:
+            return None
+        given = self._problem.start[:: self._planner._hold][:knots]
+        neutral = np.tile(self._planner.space.neutral, (knots - len(given), 1))
+        return np.concatenate([given, neutral])

@@ -1,0 +1,160 @@
+"""The Gymnasium environment: keys in, pictures out, and a vector of what the player may know as observation."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, UInt8
+
+from terra.extras import extras_named
+from terra.recording.doom.level import free_spot, plan_level
+from terra.recording.doom.wad import MAP, level_wad
+
+with extras_named("terra.recording.doom"):
+    import gymnasium
+    import vizdoom  # pyright: ignore[reportMissingImports]
+    from gymnasium import spaces
+
+TICS = 35  # a second, Doom's clock
+SEEDS_A_LEVEL = 100  # seeds that share a level, as many as `terra record` gives to a place
+KEYS = ("forward", "backward", "left", "right", "fire")
+DEPTHS = 16  # distances that the observation has, from the picture's left edge to its right
+NO_TARGET = 2.0  # the observation's `target` where no monster is in sight
+
+_BUTTONS = (
+    vizdoom.Button.MOVE_FORWARD,
+    vizdoom.Button.MOVE_BACKWARD,
+    vizdoom.Button.TURN_LEFT,
+    vizdoom.Button.TURN_RIGHT,
+    vizdoom.Button.ATTACK,
+)
+_VARIABLES = {
+    "x": vizdoom.GameVariable.POSITION_X,
+    "y": vizdoom.GameVariable.POSITION_Y,
+    "angle": vizdoom.GameVariable.ANGLE,
+    "velocity_x": vizdoom.GameVariable.VELOCITY_X,
+    "velocity_y": vizdoom.GameVariable.VELOCITY_Y,
+    "health": vizdoom.GameVariable.HEALTH,
+    "kills": vizdoom.GameVariable.KILLCOUNT,
+}
+_MONSTERS = frozenset(("Zombieman", "Demon", "DoomImp", "ShotgunGuy", "ChaingunGuy", "MarineChainsawVzd"))
+
+OBSERVATION = (*_VARIABLES, *(f"held_{key}" for key in KEYS), "target", *(f"depth_{k}" for k in range(DEPTHS)))
+"""Names of the observation's numbers.
+
+Position and velocity are in map units (a second's walk is about 290) and map units a tic, the angle is in degrees (0
+is east, 90 north). `held_KEY` is 1 for the keys of the last action. `target` is where the nearest monster stands in
+the picture, -1 at its left edge to 1 at its right, and `NO_TARGET` where none is. `depth_K` is what Doom's depth buffer
+has at the picture's middle row, 0 at the eye to 255 far away, the least of each of `DEPTHS` stripes.
+"""
+
+
+class Doom(gymnasium.Env[Float32[np.ndarray, " numbers"], np.ndarray]):
+    """A walk through a level, in which the player can't be hurt; it never ends by itself.
+
+    Seed s has the level of s // 100 and a start of its own, so that the episodes of one place of `terra record` share
+    a level.
+
+    Args:
+        render_mode: "rgb_array".
+        frame_skip: Doom's tics (1 / 35 s) that an action lasts.
+        monsters: how many a level has.
+        scenario: name of one of VizDoom's own maps, such as "my_way_home", which all seeds then share; None for levels
+            of `terra.recording.doom.level`.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012, as Gymnasium declares it
+
+    def __init__(
+        self,
+        render_mode: str | None = None,
+        frame_skip: int = 3,
+        monsters: int = 4,
+        scenario: str | None = None,
+    ) -> None:
+        self.metadata = {**self.metadata, "render_fps": TICS / frame_skip}
+        self.render_mode = render_mode
+        self.action_space = spaces.MultiBinary(len(KEYS))
+        self.observation_space = spaces.Box(-np.inf, np.inf, (len(OBSERVATION),), np.float32)
+        self._frame_skip, self._monsters, self._scenario = frame_skip, monsters, scenario
+        self._folder = tempfile.TemporaryDirectory(prefix="terra_doom_")
+        self._game = vizdoom.DoomGame()
+        self._held = np.zeros(len(KEYS))
+
+    def get_action_meanings(self) -> list[str]:
+        """The names of the keys."""
+        return list(KEYS)
+
+    def get_observation_meanings(self) -> list[str]:
+        """The names of the observation's numbers."""
+        return list(OBSERVATION)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Float32[np.ndarray, " numbers"], dict[str, Any]]:
+        """Start a walk; without a seed, that of one drawn from `np_random`."""
+        super().reset(seed=seed)
+        seed = int(self.np_random.integers(2**31)) if seed is None else seed
+        self._game.close()
+        self._game = self._new_game(seed)
+        self._game.init()
+        self._game.send_game_command("god")
+        self._held = np.zeros(len(KEYS))
+        # The weapon rises, and Doom's first tics fall to the floor.
+        self._game.make_action([0] * len(KEYS), TICS // 2)
+        return self._observed(), {}
+
+    def step(self, action: np.ndarray) -> tuple[Float32[np.ndarray, " numbers"], float, bool, bool, dict[str, Any]]:
+        """Hold the keys for `frame_skip` tics. The reward is 0."""
+        self._held = np.asarray(action, np.float64)
+        self._game.make_action([int(key) for key in action], self._frame_skip)
+        return self._observed(), 0.0, self._game.is_episode_finished(), False, {}
+
+    def render(self) -> UInt8[np.ndarray, "height width 3"]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The picture before the player, RGB of 144 x 256 pixels, without the status bar."""
+        return self._game.get_state().screen_buffer.copy()
+
+    def close(self) -> None:
+        """End the game."""
+        self._game.close()
+        self._folder.cleanup()
+
+    def _new_game(self, seed: int) -> "vizdoom.DoomGame":
+        game = vizdoom.DoomGame()
+        if self._scenario is None:
+            random = np.random.default_rng((seed, 1))
+            level = plan_level(seed // SEEDS_A_LEVEL, self._monsters)
+            path = Path(self._folder.name) / "level.wad"
+            path.write_bytes(level_wad(level, free_spot(level, random)))
+            game.set_doom_scenario_path(str(path))
+        else:
+            game.set_doom_scenario_path(str(Path(vizdoom.scenarios_path) / f"{self._scenario}.wad"))
+        # VizDoom writes its settings to the working folder where nothing else is said.
+        game.set_doom_config_path(str(Path(self._folder.name) / "vizdoom.ini"))
+        game.set_doom_map(MAP)
+        game.set_seed(seed % 2**32)
+        game.set_available_buttons(list(_BUTTONS))
+        game.set_available_game_variables(list(_VARIABLES.values()))
+        game.set_screen_resolution(vizdoom.ScreenResolution.RES_256X144)
+        game.set_screen_format(vizdoom.ScreenFormat.RGB24)
+        game.set_window_visible(False)
+        game.set_depth_buffer_enabled(True)
+        game.set_labels_buffer_enabled(True)
+        game.set_render_hud(False)
+        game.set_render_crosshair(False)
+        game.set_render_messages(False)
+        game.set_render_corpses(True)
+        game.set_episode_timeout(0)
+        game.set_doom_skill(2)
+        return game
+
+    def _observed(self) -> Float32[np.ndarray, " numbers"]:
+        state = self._game.get_state()
+        height, width = state.depth_buffer.shape
+        middle = state.depth_buffer[height // 2 - 4 : height // 2 + 4]
+        depths = middle.reshape(-1, DEPTHS, width // DEPTHS).min(axis=(0, 2))
+        seen = [label for label in state.labels if label.object_name in _MONSTERS]
+        nearest = max(seen, key=lambda label: label.height, default=None)
+        target = NO_TARGET if nearest is None else (nearest.x + nearest.width / 2) / width * 2 - 1
+        return np.concatenate([state.game_variables, self._held, [target], depths]).astype(np.float32)

@@ -1,0 +1,181 @@
+"""What `terra pack` and `terra unpack` do: a world's folder as one ZIP file for a release page, and the folder again.
+
+    NAME.zip
+      world.json                      format, version, bits, element types and tensors' shapes are in safetensors
+      tokenizer/ world_model/         config.json and what else is there; weights.safetensors, in 8 bits or as stored
+      estimator/                      if the folder has one, as it is
+      contexts/ README.md             scenes and the card, if the folder has them
+
+With bits=8 the weights are rounded, once and for all: the unpacked world is another one than the packed one, if only
+slightly, and is what should be evaluated. Its tokenizer has another hash, which its world model's config then names.
+"""
+
+import json
+import shutil
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+import torch
+from safetensors.torch import load_file
+
+from terra.engine.base import EngineSpec
+from terra.errors import CheckpointError, ConfigError, OutputError
+from terra.output import check_output, output_folder
+from terra.pairing import check_pairing
+from terra.world_model import load_config
+from terra.worlds.rounding import restored, rounded
+from tokenizer.checkpoint import CONFIG_NAME, INDEX_NAME, WEIGHTS_NAME, checkpoint_sha256, load_tensors, write_tensors
+from tokenizer.files import read_json, replacing, write_json
+from tokenizer.settings import FilePath, Settings
+
+FORMAT, VERSION, MANIFEST = "terra-world", 1, "world.json"
+PACKED = "weights.safetensors"
+_MODELS = ("tokenizer", "world_model")
+_KEPT = ("estimator", "contexts")
+_MOST_FILES, _MOST_BYTES = 10_000, 4 * 2**30  # of an archive that is unpacked
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class PackSettings(Settings):
+    """The whole of conf/pack.yaml.
+
+    Attributes:
+        world: a folder that holds tokenizer/ and world_model/, and may hold estimator/, contexts/ and README.md.
+        output: the archive, NAME.zip.
+        bits: of the stored weights; 16 keeps them as they are.
+        overwrite: replace an archive that is there.
+    """
+
+    world: FilePath
+    output: FilePath
+    bits: Literal[8, 16]
+    overwrite: bool
+
+
+class UnpackSettings(Settings):
+    """The whole of conf/unpack.yaml.
+
+    Attributes:
+        archive: what `terra pack` wrote.
+        output: the world's folder, new or empty.
+    """
+
+    archive: FilePath
+    output: FilePath
+
+
+def pack(settings: PackSettings) -> None:
+    """Write a world's archive, and print its size.
+
+    Raises:
+        CheckpointError: no world, damaged weights, or a tokenizer and a world model that are no pair.
+        OutputError: the archive is there already, or can't be written.
+    """
+    world, output = settings.world, settings.output
+    if output.suffix != ".zip":
+        raise ConfigError(f"output: expected a name that ends with .zip, got {output.name}")
+    if output.exists() and not settings.overwrite:
+        raise OutputError(f"output={output}: exists already: choose another, or overwrite=true")
+    check_pairing(world / "tokenizer", EngineSpec.of(load_config(world / "world_model")))
+    facts: dict[str, object] = {"format": FORMAT, "version": VERSION, "bits": settings.bits}
+    with replacing(output) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
+        dtypes = {name: _pack_model(archive, world / name, settings.bits, temporary) for name in _MODELS}
+        for path in _files(world):
+            _add(archive, path, path.relative_to(world).as_posix())
+        archive.writestr(_entry(MANIFEST), json.dumps(facts | {"dtypes": dtypes}, indent=2) + "\n")
+    print(f"{output}: {output.stat().st_size / 1e6:.1f} MB, {settings.bits} bits a weight")
+
+
+def unpack(settings: UnpackSettings) -> None:
+    """Write the folder of an archive, for model=folder model.path=FOLDER.
+
+    Raises:
+        CheckpointError: no archive of `terra pack`, or a damaged one.
+        OutputError: the folder is not empty, or can't be written.
+    """
+    check_output(settings.output, needed_bytes=4 * settings.archive.stat().st_size, inputs=[settings.archive])
+    try:
+        with zipfile.ZipFile(settings.archive) as archive, output_folder(settings.output) as folder:
+            for entry in _checked(archive, settings.archive):
+                target = folder / entry.filename
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with archive.open(entry) as source, target.open("wb") as file:
+                    shutil.copyfileobj(source, file)
+            _restore(folder, settings.archive)
+    except zipfile.BadZipFile as error:
+        raise CheckpointError(f"{settings.archive}: expected an archive of terra pack, got: {error}") from None
+    print(f"{settings.output}: model=folder model.path={settings.output}")
+
+
+def _pack_model(archive: zipfile.ZipFile, folder: Path, bits: int, beside: Path) -> str:
+    """Add a checkpoint's weights, and the files beside them; returns the element type of its weights."""
+    tensors = load_tensors(folder)
+    floats = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point() and tensor.ndim > 1}
+    names = [name for name, dtype in _DTYPES.items() if dtype in floats]
+    if len(names) != 1:
+        got = ", ".join(sorted(map(str, floats)))
+        raise CheckpointError(f"{folder}: expected weights of one of {', '.join(_DTYPES)}, got {got}")
+    part = beside.with_name(f"{beside.name}.part")
+    try:
+        write_tensors(part, rounded(tensors) if bits == 8 else tensors)
+        _add(archive, part, f"{folder.name}/{PACKED}")
+    finally:
+        part.unlink(missing_ok=True)
+    for path in sorted(folder.glob("*.json")):
+        if path.name != INDEX_NAME:
+            _add(archive, path, f"{folder.name}/{path.name}")
+    return names[0]
+
+
+def _restore(folder: Path, where: Path) -> None:
+    """Turn packed weights into checkpoints; the world model's config gets the tokenizer's new hash."""
+    facts = read_json(folder / MANIFEST, CheckpointError, f"an archive of terra pack in {where}")
+    if (facts.get("format"), facts.get("version")) != (FORMAT, VERSION):
+        got = f"{facts.get('format')!r}, version {facts.get('version')!r}"
+        raise CheckpointError(f"{where}: expected {FORMAT}, version {VERSION}, got {got}")
+    dtypes = facts.get("dtypes")
+    for name in _MODELS:
+        dtype = _DTYPES.get(str(dtypes.get(name))) if isinstance(dtypes, dict) else None
+        if dtype is None or not (folder / name / PACKED).is_file():
+            raise CheckpointError(f"{where}: expected {name}/{PACKED} and its element type, got none")
+        write_tensors(folder / name / WEIGHTS_NAME, restored(load_file(folder / name / PACKED), dtype))
+        (folder / name / PACKED).unlink()
+    config = folder / "world_model" / CONFIG_NAME
+    known = read_json(config, CheckpointError)
+    if known.get("tokenizer_sha256") is not None:
+        write_json(config, known | {"tokenizer_sha256": checkpoint_sha256(folder / "tokenizer")})
+    (folder / MANIFEST).unlink()
+
+
+def _files(world: Path) -> Iterator[Path]:
+    """The card, and the files of what is kept as it is."""
+    if (world / "README.md").is_file():
+        yield world / "README.md"
+    for name in _KEPT:
+        yield from sorted(path for path in (world / name).rglob("*") if path.is_file())
+
+
+def _add(archive: zipfile.ZipFile, path: Path, name: str) -> None:
+    archive.writestr(_entry(name), path.read_bytes(), compresslevel=6)
+
+
+def _entry(name: str) -> zipfile.ZipInfo:
+    """An entry without the time of day, so that equal worlds make equal archives."""
+    entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+    entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
+    return entry
+
+
+def _checked(archive: zipfile.ZipFile, where: Path) -> list[zipfile.ZipInfo]:
+    """The entries of an archive that may be written. Raises CheckpointError."""
+    entries = archive.infolist()
+    if len(entries) > _MOST_FILES or sum(entry.file_size for entry in entries) > _MOST_BYTES:
+        raise CheckpointError(f"{where}: expected at most {_MOST_FILES} files and {_MOST_BYTES} bytes, got more")
+    for entry in entries:
+        path = PurePosixPath(entry.filename)
+        known = path.name == entry.filename or path.parts[0] in (*_MODELS, *_KEPT)
+        if path.is_absolute() or ".." in path.parts or "\\" in entry.filename or entry.is_dir() or not known:
+            raise CheckpointError(f"{where}: expected files of a world, got {entry.filename[:80]!r}")
+    return entries

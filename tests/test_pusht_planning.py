@@ -1,0 +1,99 @@
+"""The comparison on PushT at a small size: LeWM's trainer, its batched cost, and stable-worldmodel's evaluation."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from entry import read_settings
+
+if importlib.util.find_spec("stable_worldmodel") is None:
+    pytest.skip("needs the package stable_worldmodel", allow_module_level=True)
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+SIZES = "image=32,patch=16,width=16,layers=1,depth=1,mlp=16"
+
+
+@pytest.fixture(autouse=True)
+def scripts(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parent.parent / "scripts")
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory):
+    from terra.recording.run import run
+
+    folder = tmp_path_factory.mktemp("pusht")
+    for split in ("train", "held_out"):
+        given = [f"output={folder}", "source=gym", "env=terra.recording.pusht:PushT-v0", f"split={split}", "seeds=2"]
+        more = ["episodes_per_place=1", "frames_per_episode=40", "image_size=[32,32]", "workers=0"]
+        assert run(read_settings("record", [*given, *more, "policy=terra.recording.pusht.players:expert"])) == 0
+    return folder
+
+
+def call(monkeypatch, module: str, *arguments: object) -> None:
+    monkeypatch.setattr(sys, "argv", [module, *map(str, arguments)])
+    importlib.import_module(module).main()
+
+
+def test_lewm_is_trained_and_evaluated_beside_doing_nothing(recording, tmp_path, monkeypatch, capsys):
+    where = ("--data", recording, "--device", "cpu")
+    call(
+        monkeypatch,
+        "pusht_lewm",
+        *(*where, "--output", tmp_path / "lewm", "--sizes", SIZES),
+        *("--max-seconds", 1, "--batch-size", 4, "--workers", 0),
+    )
+    small = ("--pairs", 3, "--candidates", 4, "--iterations", 2)
+    for policy in ("lewm", "still"):
+        output = ("--output", tmp_path / f"{policy}.json", "--model", tmp_path / "lewm")
+        call(monkeypatch, "pusht_evaluate", *where, "--policy", policy, *output, *small)
+    results = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("lewm", "still")]
+    assert results[0]["pairs"] == results[1]["pairs"]
+    assert 3 <= results[0]["plans"] <= 6
+    assert results[0]["seconds_a_plan"] > 0
+    call(monkeypatch, "pusht_evaluate", "--compare", tmp_path / "lewm.json", tmp_path / "still.json")
+    assert "'difference':" in capsys.readouterr().out
+
+
+def test_a_problem_costs_the_same_in_company():
+    from pusht_evaluate import _Batched
+    from pusht_lewm import build_lewm
+
+    torch.manual_seed(0)
+    model = build_lewm({"image": 32, "patch": 16, "width": 16, "layers": 1, "heads": 2, "depth": 1, "mlp": 16}).eval()
+    pictures, goals = torch.randn(2, 1, 3, 32, 32), torch.randn(2, 1, 3, 32, 32)
+    candidates = torch.randn(2, 4, 5, 10)
+
+    def facts(these: slice):
+        given = {"pixels": pictures[these], "goal": goals[these], "action": torch.zeros(2, 1, 2)[these]}
+        return {name: each[:, None].expand(-1, 4, *each.shape[1:]) for name, each in given.items()}
+
+    with torch.no_grad():
+        together = _Batched(model).get_cost(facts(slice(0, 2)), candidates)
+        alone = [model.get_cost(facts(slice(k, k + 1)), candidates[k : k + 1]) for k in range(2)]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-4, atol=1e-5)
+
+
+def test_pairs_are_starts_of_held_out_episodes_and_their_pictures_are_drawn(recording):
+    from pusht_evaluate import GOAL_OFFSET, PairsDataset, draw_pairs
+
+    from terra.dataset import episode_state
+
+    def named(pairs):
+        return [(pair.episode.id, pair.start) for pair in pairs]
+
+    pairs = draw_pairs(recording, 5)
+    assert named(pairs) == named(draw_pairs(recording, 5)) != named(draw_pairs(recording, 5, seed=1))
+    for pair in pairs:
+        assert pair.episode.split == "held_out"
+        assert 0 <= pair.start < pair.episode.num_frames - GOAL_OFFSET
+    start = np.array([pairs[0].start])
+    (chunk,) = PairsDataset(pairs).load_chunk(np.array([0]), start, start + GOAL_OFFSET + 1)
+    assert chunk["pixels"].shape == (GOAL_OFFSET + 1, 3, 224, 224)
+    state = episode_state(pairs[0].episode)
+    assert chunk["state"][-1, 0] == state["agent_x"][pairs[0].start + GOAL_OFFSET]

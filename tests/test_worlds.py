@@ -1,0 +1,158 @@
+"""A world as one file, and back: what is kept, what is rounded, and what is refused."""
+
+import zipfile
+
+import pytest
+import torch
+from entry import read_settings
+from tiny import COLS, ROWS, save_tiny, tiny_tokenizer_config
+
+from terra.errors import CheckpointError, ConfigError, OutputError
+from terra.pipeline import Pipeline
+from terra.world_model import LlamaActionV2ForCausalLM, load_config
+from terra.worlds.archive import pack, unpack
+from terra.worlds.rounding import restored, rounded
+from tokenizer import LFQTokenizer
+from tokenizer.checkpoint import checkpoint_sha256, load_tensors
+
+
+@pytest.fixture
+def world(tmp_path):
+    folder = tmp_path / "world"
+    torch.manual_seed(0)
+    LFQTokenizer(tiny_tokenizer_config()).save_pretrained(folder / "tokenizer")
+    save_tiny(
+        folder / "world_model",
+        LlamaActionV2ForCausalLM,
+        tokenizer_sha256=checkpoint_sha256(folder / "tokenizer"),
+    )
+    (folder / "contexts" / "hall").mkdir(parents=True)
+    (folder / "contexts" / "hall" / "frame_0000.png").write_bytes(b"a picture")
+    (folder / "README.md").write_text("# A world\n")
+    (folder / "state").mkdir()
+    (folder / "state" / "large").write_bytes(bytes(100))
+    return folder
+
+
+def packed(world, *more: str):
+    archive = world.with_suffix(".zip")
+    pack(read_settings("pack", [f"world={world}", f"output={archive}", *more]))
+    return archive
+
+
+def unpacked(archive, name: str = "again"):
+    folder = archive.with_name(name)
+    unpack(read_settings("unpack", [f"archive={archive}", f"output={folder}"]))
+    return folder
+
+
+def test_with_16_bits_nothing_changes(world, capsys):
+    folder = unpacked(packed(world, "bits=16"))
+    files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    assert "contexts/hall/frame_0000.png" in files
+    assert not [name for name in files if name.startswith("state") or name == "world.json"]
+    assert (folder / "README.md").read_text() == "# A world\n"
+    for name in ("tokenizer", "world_model"):
+        before, after = load_tensors(world / name), load_tensors(folder / name)
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[key], after[key]) and before[key].dtype == after[key].dtype for key in before)
+    assert "model=folder model.path=" in capsys.readouterr().out
+
+
+def test_with_8_bits_a_world_is_smaller_nearly_the_same_and_a_pair(world):
+    sizes = [packed(world, f"bits={bits}", "overwrite=true").stat().st_size for bits in (16, 8)]
+    assert sizes[1] < 0.5 * sizes[0]
+    folder = unpacked(packed(world, "overwrite=true"))
+    tokenizer = checkpoint_sha256(folder / "tokenizer")
+    assert tokenizer != checkpoint_sha256(world / "tokenizer")
+    assert load_config(folder / "world_model").tokenizer_sha256 == tokenizer
+    before, after = load_tensors(world / "world_model"), load_tensors(folder / "world_model")
+    for name, tensor in before.items():
+        assert torch.allclose(tensor, after[name], atol=float(tensor.abs().max()) / 254 * 1.001), name
+    with Pipeline.from_pretrained(folder, engine="hf", device="cpu", dtype="float32", overlap=2) as pipeline:
+        assert pipeline.wait(pipeline.encode(torch.zeros(1, 3, 4 * ROWS, 4 * COLS))).shape == (1, ROWS, COLS)
+
+
+def test_packing_again_is_the_same_file_and_rounding_again_changes_nothing(world):
+    first = packed(world).read_bytes()
+    assert packed(world, "overwrite=true").read_bytes() == first
+    folder = unpacked(packed(world, "overwrite=true"))
+    again = unpacked(packed(folder), "third")
+    for name, tensor in load_tensors(folder / "world_model").items():
+        assert torch.allclose(tensor, load_tensors(again / "world_model")[name], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rounding_keeps_small_tensors_zeros_and_whole_numbers(dtype):
+    torch.manual_seed(0)
+    tensors = {
+        "large": torch.randn(64, 8, 8, 2).to(dtype),
+        "zero": torch.zeros(64, 64, dtype=dtype),
+        "small": torch.randn(8, 8).to(dtype),
+        "vector": torch.randn(5000).to(dtype),
+        "whole": torch.arange(5000).reshape(50, 100),
+    }
+    back = restored(rounded(tensors), dtype)
+    assert back.keys() == tensors.keys()
+    for name in ("zero", "small", "vector", "whole"):
+        assert torch.equal(back[name], tensors[name])
+    error = (back["large"].float() - tensors["large"].float()).flatten(1).abs().amax(1)
+    step = tensors["large"].float().flatten(1).abs().amax(1) / 127
+    assert (error <= step * (0.5 + (0 if dtype == torch.float32 else 0.6)) + 1e-6).all()
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "message"),
+    [
+        (["output=here"], ConfigError, "output: expected a name that ends with .zip, got here"),
+        (["bits=4"], ConfigError, "bits: expected 8 or 16, got 4"),
+    ],
+)
+def test_what_cannot_be_packed_is_one_line(world, more, error, message):
+    with pytest.raises(error, match=message):
+        packed(world, *more)
+
+
+def test_another_tokenizer_is_refused_and_an_archive_is_kept(world):
+    archive = packed(world)
+    with pytest.raises(OutputError, match="exists already: choose another, or overwrite=true"):
+        packed(world)
+    torch.manual_seed(1)
+    LFQTokenizer(tiny_tokenizer_config()).save_pretrained(world / "tokenizer")
+    with pytest.raises(CheckpointError, match="the world model was trained with tokenizer"):
+        packed(world, "overwrite=true")
+    assert unpacked(archive).is_dir()
+
+
+@pytest.mark.parametrize("name", ["../out", "/out", "tokenizer/../../out", "other/file", "a\\b"])
+def test_an_archive_that_reaches_out_is_refused(tmp_path, name):
+    with zipfile.ZipFile(tmp_path / "bad.zip", "w") as archive:
+        archive.writestr(name, b"")
+    with pytest.raises(CheckpointError, match="expected files of a world, got"):
+        unpacked(tmp_path / "bad.zip")
+    assert not (tmp_path / "again").exists()
+
+
+def test_no_archive(tmp_path):
+    (tmp_path / "bad.zip").write_bytes(b"PK, but no more")
+    with pytest.raises(CheckpointError, match=r"bad.zip: expected an archive of terra pack, got: File is not a zip"):
+        unpacked(tmp_path / "bad.zip")
+    with zipfile.ZipFile(tmp_path / "empty.zip", "w"):
+        pass
+    with pytest.raises(CheckpointError, match="expected an archive of terra pack"):
+        unpacked(tmp_path / "empty.zip")
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_world_that_is_not_there_says_where_it_is_to_be_had(tmp_path, monkeypatch, world):
+    monkeypatch.setenv("TERRA_WORLDS", str(tmp_path / "worlds"))
+    folder = tmp_path / "worlds" / "doom"
+    get = f"unpack its archive (terra unpack archive=doom.zip output={folder})"
+    with pytest.raises(CheckpointError) as error:
+        Pipeline.from_pretrained("doom", engine="hf", device="cpu")
+    assert str(error.value) == f"model=doom: no folder {folder}: {get}"
+    archive = packed(world).rename(tmp_path / "doom.zip")
+    unpack(read_settings("unpack", [f"archive={archive}", f"output={folder}"]))
+    with Pipeline.from_pretrained("doom", engine="hf", device="cpu", dtype="float32", overlap=2) as pipeline:
+        assert pipeline.tokenizer.rows == ROWS
+    assert read_settings("serve", ["model=doom"]).scenes == folder / "contexts"
