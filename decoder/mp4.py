@@ -132,7 +132,12 @@ class Mp4Sink:
         ]
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close())
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._log, bufsize=0
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._log,
+            bufsize=0,
+            start_new_session=True,  # Ctrl-C ends this program, which then ends ffmpeg
         )
         assert self._process.stdin is not None
         self._pipe = self._process.stdin
@@ -287,7 +292,9 @@ def _ffmpeg_output(
     bounds = ("-max_pixels", str(limits.video_pixels), "-filter_threads", count, "-threads", count)
     command = [_ffmpeg(), *source, *bounds, *before, "-i", str(path.absolute()), *arguments, "pipe:1"]
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True
+        )
         assert process.stdout is not None
         overdue = threading.Event()
 

@@ -5,8 +5,8 @@ context frames --tokenizer.encode--> tokens --+
 trajectory --> actions -----------------------+
 
 `Pipeline.stream` is the rollout: every caller with known actions reads it. `Pipeline.open` gives the session below
-it to callers that choose each action after they see the frame before. Both are asynchronous; `generate` and `drive` are
-their synchronous faces.
+it to callers that choose each action after they see the frame before. Both are asynchronous; `generate` (a whole
+rollout) and `drive` (a session) are the synchronous faces.
 """
 
 import asyncio

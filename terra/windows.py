@@ -4,7 +4,9 @@
     window 1   frames 22 .. 46   given: the last 3 frames of window 0, as tokens
     window 2   frames 44 .. 68   ...
 
-Each window is a session of its own in the engine, with its own seed, and positions start at 0 again.
+The numbers are those of the shipped model and of `overlap=3`; there may be more context frames. Each window is a
+session of its own in the engine, with a seed that follows from the rollout's seed and the window's number, and
+positions start at 0 again.
 """
 
 from collections.abc import AsyncIterator, Iterator

@@ -268,6 +268,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
         count = sum(1 for _ in folder.glob("*.safetensors"))
         raise DatasetError(
             f"{path}: expected tokens made to the end by terra tokenize, found no such file and {count} parts"
+            + (": these are recordings, run terra tokenize first" if (folder.parent / "dataset.json").is_file() else "")
         )
     index = read_json(path, DatasetError)
     kind = (index.get("format"), index.get("version"))

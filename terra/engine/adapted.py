@@ -1,4 +1,7 @@
-"""Serves adapters on engines that merge an adapter when they load: one engine, with a whole model, for each adapter."""
+"""Routes each session to the engine of its adapter, where engines merge an adapter when they load: a model for each.
+
+The base model has an engine, too. `check_factors_alone` is for vLLM, which takes an adapter for each request instead.
+"""
 
 import asyncio
 from collections.abc import Mapping

@@ -89,7 +89,10 @@ def choose_clips(
     usable = [episode for episode in episodes if episode.group is None and episode.num_frames >= num_frames]
     if not usable and count:
         longest = max((episode.num_frames for episode in episodes if episode.group is None), default=0)
-        raise DatasetError(f"expected an episode of {num_frames} frames or more outside groups, got at most {longest}")
+        raise DatasetError(
+            f"data: expected an episode of {num_frames} frames or more, as num_frames or drift_frames asks, got "
+            f"at most {longest} (counterfactuals do not count; drift_clips=0 makes no long rollouts)"
+        )
     chosen = {}
     for index in range(count):
         episode = usable[index * len(usable) // count]

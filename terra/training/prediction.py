@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from terra.dataset.tokens import TokenizedDriving
+from terra.progress import ProgressLine
 from terra.prompt import pack_blocks
 from terra.world_model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
 from tokenizer.files import replacing
@@ -45,7 +46,10 @@ def evaluate_world_model(
     others = starts.roll(len(starts) // 2)
     sums: dict[str, Tensor] = {}
     windows: dict[str, list[float]] = {}
-    for part, other in zip(starts.split(EVALUATION_BATCH), others.split(EVALUATION_BATCH), strict=True):
+    parts = list(zip(starts.split(EVALUATION_BATCH), others.split(EVALUATION_BATCH), strict=True))
+    line = ProgressLine("held-out windows", len(starts))
+    for number, (part, other) in enumerate(parts):
+        line.show(done := number * EVALUATION_BATCH, f"{done} of {len(starts)} predicted")
         tokens, actions = (tensor.to(device) for tensor in held_out.windows(part, window))
         loss, hit = _score(model, tokens, actions)
         scores = {"cross_entropy": loss, "accuracy": hit, "copy_accuracy": _copy_hits(tokens)}

@@ -1,4 +1,7 @@
-"""What a training starts from: random weights, or those of a world model or a tokenizer that exists."""
+"""Weights that a training starts from (init_from=): finds their folder, checks that they fit the data, and loads them.
+
+Where the data have other actions than the world model, or another rate, the action inputs are made anew.
+"""
 
 import logging
 from pathlib import Path

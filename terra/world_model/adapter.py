@@ -121,6 +121,8 @@ class Adapter:
                 model.
         """
         where = folder / ADAPTER_CONFIG
+        if not where.exists() and (own := folder / "adapter" / ADAPTER_CONFIG).exists():
+            raise CheckpointError(f"{where}: expected a readable file, got none: the adapter's folder is {own.parent}")
         settings = checked(_AdapterConfig, read_json(where), str(where), CheckpointError)
         config = _adapted_config(folder, base_config)
         path = folder / ADAPTER_WEIGHTS
