@@ -396,13 +396,13 @@ class TestLimits:
             assert talk.hear("closed")["reason"] == "max_frames"
 
     def test_a_client_that_forks_on_loses_its_oldest_fork(self, tiny_model, tiny_tokenizer, scenes, tmp_path):
-        changes = {"live": {"forks_per_client": 2}}
+        changes = {"live": {"forks_per_client": 4}}
         with Served(tiny_model, tiny_tokenizer, scenes, tmp_path, persistence=True, **changes) as served:
             with served.open() as talk:
-                for _ in range(3):
+                for _ in range(5):
                     talk.say(type="fork", frame=2)
-                first, second, third = [talk.hear("forked")["fork"] for _ in range(3)]
-            for fork in (second, third, first):
+                first, *others = [talk.hear("forked")["fork"] for _ in range(5)]
+            for fork in (*others, first):
                 with served.connect() as talk:
                     talk.say(type="open", fork=fork)
                     answer = talk.listen()
