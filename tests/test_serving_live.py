@@ -232,6 +232,23 @@ class TestControl:
             with pytest.raises(TimeoutError):
                 talk.listen(0.2)
 
+    def test_after_a_rewind_not_further_ahead_than_acknowledged_since(self, server):
+        with server.open() as talk:
+            talk.say(type="control", steering=0.0, speed=3.0)
+            talk.drive(9)
+            talk.say(type="pause")
+            talk.skip_to("paused")
+            talk.say(type="rewind", frame=5)
+            talk.skip_to("rewound")
+            assert talk.frame()["index"] == 5
+            talk.say(type="resume")
+            talk.hear("resumed")
+            assert [talk.frame()["index"] for _ in range(2)] == [6, 7]
+            with pytest.raises(TimeoutError):
+                talk.listen(0.3)
+            talk.say(type="ack", index=6)
+            assert talk.frame()["index"] == 8
+
     def test_rewind_in_full_flight(self, server):
         with server.open() as talk:
             talk.say(type="control", steering=0.0, speed=3.0)
