@@ -228,6 +228,16 @@ def test_a_composed_rollout_is_readable_and_fits_h264(tmp_path, width, height):
     assert all((bars[index] != bars[index + 1]).any() for index in range(3))
 
 
+@pytest.mark.parametrize(("length", "shown"), [(5.0, 20.0), (27.5, 30.0), (28.5, 40.0)])
+def test_maps_of_a_rollout_show_as_many_tens_of_meters_as_its_longest_path_needs_with_two_to_spare(length, shown):
+    frames, paths = gray_frames(2), np.stack([arc(0, 2.0), arc(0, length)])
+    video = compose_rollout(frames, paths, DEMO, num_context=1, fps=10.0)
+    size = (round(0.24 * 512), round(0.42 * 288))
+    right = 512 + 4 + 512 - 8
+    for frame, path in zip(video, paths, strict=True):
+        assert np.array_equal(frame[8 : 8 + size[1], right - size[0] : right], top_down(path, size, shown))
+
+
 def test_a_rollout_needs_a_path_for_each_frame_and_some_context():
     frames, paths = gray_frames(3), np.stack([arc(0)] * 3)
     with pytest.raises(ValueError, match="one path for each of 3 frames, got 2"):
