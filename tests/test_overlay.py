@@ -175,6 +175,16 @@ def test_paths_without_ground_ahead_leave_the_frame_as_it_is(path):
     assert top_down(path, (60, 60), 30.0).shape == (60, 60, 3)
 
 
+def test_a_waypoint_is_a_dot_around_it_twice_as_wide_as_high():
+    drawn = draw_path(np.zeros((144, 256, 3), np.uint8), np.array([[4.0, 0.5]]), DEMO, color=(255, 0, 0), scale=6)
+    rows, columns = np.nonzero(drawn[..., 1] > 165)  # which are brighter than the ribbon's sides
+    middle = project(np.array([[4.0, 0.5]]), DEMO, (6 * 256, 6 * 144))[0]
+    assert [columns.mean() + 0.5, rows.mean() + 0.5] == pytest.approx(middle, abs=1)
+    width, height = np.ptp(columns) + 1, np.ptp(rows) + 1
+    assert height > 4
+    assert width == pytest.approx(2 * height, abs=3)
+
+
 @pytest.mark.slow
 @given(
     points=st.lists(st.tuples(st.floats(-60, 60), st.floats(-60, 60)), max_size=8),
@@ -209,6 +219,14 @@ def test_side_by_side_keeps_the_pictures_and_makes_even_sizes():
     assert (both[:, 8:25, 8:20] != 90).any()
     with pytest.raises(ValueError, match="one shape"):
         side_by_side(left, right[:1], ("a", "b"))
+
+
+def test_a_label_s_plate_lets_the_picture_through():
+    black, white = np.zeros((1, 60, 120, 3), np.uint8), np.full((1, 60, 120, 3), 255, np.uint8)
+    both = side_by_side(black, white, ("label", "label"))[0].astype(int)
+    apart = both[:, 124:] - both[:, :120]
+    assert (apart[[0, 59]] == 255).all()
+    assert apart.min() == pytest.approx(255 - 190, abs=1)  # the plate's opacity is 190 of 255
 
 
 @pytest.mark.parametrize(("width", "height"), [(256, 144), (512, 288), (63, 35), (720, 405)])
