@@ -412,6 +412,11 @@ def test_bins_tile_the_frames(num_frames: int, bin_frames: int) -> None:
     assert [frame for first, last in bins for frame in range(first, last + 1)] == list(range(1, num_frames + 1))
 
 
+def test_a_remainder_below_half_a_bin_joins_the_last_bin() -> None:
+    assert frame_bins(9, 4) == [(1, 4), (5, 9)]
+    assert frame_bins(10, 4) == [(1, 4), (5, 8), (9, 10)]
+
+
 def test_persistence_holds_the_decoded_last_frame_of_the_context() -> None:
     class Decoder:
         def decode(self, tokens: torch.Tensor) -> torch.Tensor:
