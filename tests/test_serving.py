@@ -256,6 +256,19 @@ class TestQueue:
             assert http.delete(f"/v1/videos/{ids[2]}").json()["deleted"]
             assert http.get(f"/v1/videos/{ids[2]}").status_code == 404
 
+    def test_the_job_that_waits_longest_is_next(self, held):
+        with httpx.Client(base_url=held.url) as http:
+            first, *others = [http.post("/v1/videos", json=job()).json()["id"] for _ in range(2)]
+            held.wait_for(first, "in_progress")
+            others.append(http.post("/v1/videos", json=job()).json()["id"])
+            http.post(f"/v1/videos/{first}/cancel")
+
+            def statuses() -> list[str]:
+                return [http.get(f"/v1/videos/{each}").json()["status"] for each in others]
+
+            wait_until(lambda: "in_progress" in statuses())
+            assert statuses() == ["in_progress", "queued"]
+
     def test_a_job_that_comes_while_the_server_finds_none_is_made(self, held, monkeypatch):
         held.engine.release()
         take, late = held.service.store.take, []
