@@ -249,6 +249,17 @@ class TestControl:
             talk.say(type="ack", index=6)
             assert talk.frame()["index"] == 8
 
+    def test_a_rewound_car_drives_on_from_where_it_was_at_that_frame(self, server):
+        with server.open() as talk:
+            talk.say(type="control", steering=0.2, speed=5.0)
+            poses = {frame["index"]: frame["pose"] for frame in talk.drive(8)}
+            talk.say(type="pause")
+            talk.skip_to("paused")
+            talk.say(type="rewind", frame=6)
+            talk.skip_to("rewound")
+            assert talk.frame()["pose"] == poses[6]
+            assert talk.step()["pose"] == poses[7]
+
     def test_rewind_in_full_flight(self, server):
         with server.open() as talk:
             talk.say(type="control", steering=0.0, speed=3.0)
