@@ -30,6 +30,7 @@ import time
 import tomllib
 import traceback
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -192,13 +193,16 @@ class Related:
         return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
     def tests(self, mutant: Mutant, text: str) -> list[Path]:
-        """The test files, nearest first: of the same name, naming what is changed, importing the file or its users."""
+        """The test files, nearest first: of the file's name, of its room, naming what is changed, importing the file
+        or its users, naming the file.
+        """
         name, changed = mutant.file, enclosing_name(mutant, text)
         module = self._module(ROOT / name)
         near, wider = {module}, {module}
         for _ in range(2):
             wider |= {other for other, imported in self._product.items() if imported & wider}
         parent, last = module.rpartition(".")[0], module.rpartition(".")[2]
+        room = parent.rpartition(".")[2]
 
         def distance(path: Path) -> int | None:
             imported = self._tests[path] | {
@@ -206,7 +210,7 @@ class Related:
                 for helper in self._tests[path]
                 for each in self._tests.get(ROOT / f"tests/support/{helper}.py", ())
             }
-            if path.stem in (f"test_{last}", f"test_{parent.rpartition('.')[2]}"):
+            if path.stem in (f"test_{last}", f"test_{room}"):
                 return 0
             if self._tests[path] & near:
                 return 1
@@ -215,15 +219,20 @@ class Related:
             return 3 if imported & wider else None
 
         found = [(distance(path), path) for path in self._tests if path.name.startswith("test_")]
-        mentions = {path: len(re.findall(rf"\b{changed}\b", path.read_text(encoding="utf-8"))) for _, path in found}
-        ranked = sorted((far > 0, -mentions[path], far, path) for far, path in found if far is not None)
+
+        def rank(far: int, path: Path) -> tuple[bool, bool, int, int, int]:
+            text = path.read_text(encoding="utf-8")
+            named, of_file = (len(re.findall(rf"\b{word}\b", text)) for word in (changed, last))
+            return far > 0, not path.stem.startswith(f"test_{room}"), -named, far, -of_file
+
+        ranked = sorted((*rank(far, path), path) for far, path in found if far is not None)
         return [path for *_, path in ranked[:MOST_FILES]]
 
 
 def enclosing_name(mutant: Mutant, text: str) -> str:
-    """The name of the innermost public function or class around a mutant's first line."""
+    """The name of the innermost public function or class around a mutant's first line; "no_name" if none is."""
     at = mutant.at if mutant.at >= 0 else text.find(mutant.old)
-    line, name = text.count("\n", 0, at + len(mutant.old) - len(mutant.old.lstrip())) + 1, "no name"
+    line, name = text.count("\n", 0, at + len(mutant.old) - len(mutant.old.lstrip())) + 1, "no_name"
     for node in ast.walk(ast.parse(text)):  # outer nodes come first
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.name.startswith("_"):
             name = node.name if node.lineno <= line <= (node.end_lineno or 0) else name
@@ -353,8 +362,11 @@ def main() -> None:
     attempt = functools.partial(try_mutant, related=Related(), seconds=options.seconds, slow=options.slow)
     tried: list[Mutant] = []
     folder = tempfile.TemporaryDirectory(prefix="terra-mutants-")
-    with folder as tempfile.tempdir, multiprocessing.get_context("fork").Pool(options.jobs) as pool:
-        for mutant in pool.imap_unordered(attempt, mutants):
+    fork = multiprocessing.get_context("fork")
+    # No `multiprocessing.Pool`: its processes are daemons, in which a test that starts processes fails.
+    with folder as tempfile.tempdir, ProcessPoolExecutor(options.jobs, mp_context=fork) as pool:
+        for done in as_completed([pool.submit(attempt, mutant) for mutant in mutants]):
+            mutant = done.result()
             tried.append(mutant)
             seconds = f"{mutant.seconds:5.0f} s"
             print(f"{mutant.verdict:9} {mutant.kind:9} {seconds}  {mutant.name}  {mutant.by}", flush=True)

@@ -119,6 +119,13 @@ def gumbel_noise(
     """
     if token_ids.device.type == "cpu":
         return _cpu_noise(_keys(seeds, positions), token_ids.numpy().astype(np.uint64))
+    return _tensor_noise(seeds, positions, token_ids)
+
+
+def _tensor_noise(
+    seeds: Int[Tensor, " rows"], positions: Int[Tensor, " rows"], token_ids: Int[Tensor, "rows candidates"]
+) -> Float32[Tensor, "rows candidates"]:
+    """`gumbel_noise` on any device, in integers of 64 bits."""
     keys = _philox(positions & _MASK, seeds & _MASK, (seeds >> 32) & _MASK)
     words = _philox(token_ids, keys[:, None], torch.zeros_like(keys)[:, None])
     return _noise_of_words(torch.where(words >= 1 << 31, words - (1 << 32), words))

@@ -342,6 +342,21 @@ class TestCancellation:
         assert engine.failure is None
 
 
+@pytest.mark.parametrize("kind", ["hf", "jacobi"])
+def test_nothing_follows_a_frame_that_was_cancelled(request, wait, kind):
+    engine = request.getfixturevalue(f"{kind}_engine")
+    prompt, actions = make_prompt(52)
+
+    async def go_on() -> None:
+        session = await engine.open(prompt, PLAIN, 1)
+        assert isinstance(await cancelled(session.step(actions[0]), turns=1), asyncio.CancelledError)
+        with pytest.raises(EngineError, match="the session is closed"):
+            await soon(session.step(actions[0]))
+        await session.close()
+
+    wait(go_on())
+
+
 class TestModels:
     """What holds for engines that have weights."""
 

@@ -36,7 +36,16 @@ from terra.evaluation.measures import (
 )
 from terra.evaluation.motion import CLASSES, classify, integrate, steps_of
 from terra.evaluation.rollouts import KeptRollouts
-from terra.evaluation.scores import GENERATED, PERSISTENCE, RE_ENCODED, TRUE, VARIANTS, ClipScores, Scorer
+from terra.evaluation.scores import (
+    GENERATED,
+    PERSISTENCE,
+    RE_ENCODED,
+    TRUE,
+    VARIANTS,
+    ClipScores,
+    Scorer,
+    decode_variants,
+)
 from terra.evaluation.settings import EvaluationSettings
 from terra.metrics.bootstrap import Estimate, mean_estimate, share_estimate
 from terra.metrics.frames import PSNR_CAP, psnr, ssim
@@ -285,6 +294,12 @@ def test_clips_are_spread_over_long_enough_episodes_and_lie_inside() -> None:
         choose_clips(episodes, 1, num_frames=200, num_context=3, seed=0)
 
 
+def test_clips_start_wherever_their_frames_lie_inside() -> None:
+    episode = episode_of(constant(5, 0, 26))
+    clips = choose_clips([episode], 12, num_frames=25, num_context=3, seed=0)
+    assert {clip.start for clip in clips} == {0, 1, 2}
+
+
 GRAY_STEP = 8  # levels from a frame of `speeding_up` to the next, more than H.264 adds or takes
 
 
@@ -395,6 +410,26 @@ def test_order_is_that_of_the_recovered_headings() -> None:
 def test_bins_tile_the_frames(num_frames: int, bin_frames: int) -> None:
     bins = frame_bins(num_frames, bin_frames)
     assert [frame for first, last in bins for frame in range(first, last + 1)] == list(range(1, num_frames + 1))
+
+
+def test_a_remainder_below_half_a_bin_joins_the_last_bin() -> None:
+    assert frame_bins(9, 4) == [(1, 4), (5, 9)]
+    assert frame_bins(10, 4) == [(1, 4), (5, 8), (9, 10)]
+
+
+def test_persistence_holds_the_decoded_last_frame_of_the_context() -> None:
+    class Decoder:
+        def decode(self, tokens: torch.Tensor) -> torch.Tensor:
+            return tokens[:, None].expand(-1, 3, -1, -1) / 64
+
+    tokens = torch.arange(6).reshape(6, 1, 1).expand(-1, 2, 4)
+    variants = decode_variants(torch.zeros(6, 3, 2, 4), tokens, tokens + 10, 3, cast(Any, Decoder()))
+    assert {name: (64 * frames[:, 0, 0, 0]).tolist() for name, frames in variants.items()} == {
+        TRUE: [0] * 6,
+        RE_ENCODED: [0, 1, 2, 3, 4, 5],
+        GENERATED: [10, 11, 12, 13, 14, 15],
+        PERSISTENCE: [0, 1, 2, 2, 2, 2],
+    }
 
 
 def scored_clip(index: int, gain: float, place: str = "000001") -> ClipScores:

@@ -175,6 +175,16 @@ def test_paths_without_ground_ahead_leave_the_frame_as_it_is(path):
     assert top_down(path, (60, 60), 30.0).shape == (60, 60, 3)
 
 
+def test_a_waypoint_is_a_dot_around_it_twice_as_wide_as_high():
+    drawn = draw_path(np.zeros((144, 256, 3), np.uint8), np.array([[4.0, 0.5]]), DEMO, color=(255, 0, 0), scale=6)
+    rows, columns = np.nonzero(drawn[..., 1] > 165)  # which are brighter than the ribbon's sides
+    middle = project(np.array([[4.0, 0.5]]), DEMO, (6 * 256, 6 * 144))[0]
+    assert [columns.mean() + 0.5, rows.mean() + 0.5] == pytest.approx(middle, abs=1)
+    width, height = np.ptp(columns) + 1, np.ptp(rows) + 1
+    assert height > 4
+    assert width == pytest.approx(2 * height, abs=3)
+
+
 @pytest.mark.slow
 @given(
     points=st.lists(st.tuples(st.floats(-60, 60), st.floats(-60, 60)), max_size=8),
@@ -211,6 +221,14 @@ def test_side_by_side_keeps_the_pictures_and_makes_even_sizes():
         side_by_side(left, right[:1], ("a", "b"))
 
 
+def test_a_label_s_plate_lets_the_picture_through():
+    black, white = np.zeros((1, 60, 120, 3), np.uint8), np.full((1, 60, 120, 3), 255, np.uint8)
+    both = side_by_side(black, white, ("label", "label"))[0].astype(int)
+    apart = both[:, 124:] - both[:, :120]
+    assert (apart[[0, 59]] == 255).all()
+    assert apart.min() == pytest.approx(255 - 190, abs=1)  # the plate's opacity is 190 of 255
+
+
 @pytest.mark.parametrize(("width", "height"), [(256, 144), (512, 288), (63, 35), (720, 405)])
 def test_a_composed_rollout_is_readable_and_fits_h264(tmp_path, width, height):
     frames = gray_frames(4, width, height)
@@ -226,6 +244,16 @@ def test_a_composed_rollout_is_readable_and_fits_h264(tmp_path, width, height):
     assert (middle[:, :, panel + 4 :] != 90).any(axis=(1, 2, 3)).all()
     bars = video[:, -40:]
     assert all((bars[index] != bars[index + 1]).any() for index in range(3))
+
+
+@pytest.mark.parametrize(("length", "shown"), [(5.0, 20.0), (27.5, 30.0), (28.5, 40.0)])
+def test_maps_of_a_rollout_show_as_many_tens_of_meters_as_its_longest_path_needs_with_two_to_spare(length, shown):
+    frames, paths = gray_frames(2), np.stack([arc(0, 2.0), arc(0, length)])
+    video = compose_rollout(frames, paths, DEMO, num_context=1, fps=10.0)
+    size = (round(0.24 * 512), round(0.42 * 288))
+    right = 512 + 4 + 512 - 8
+    for frame, path in zip(video, paths, strict=True):
+        assert np.array_equal(frame[8 : 8 + size[1], right - size[0] : right], top_down(path, size, shown))
 
 
 def test_a_rollout_needs_a_path_for_each_frame_and_some_context():

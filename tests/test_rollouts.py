@@ -157,6 +157,28 @@ def test_a_rollout_that_another_process_ends_between_the_look_and_the_claim_is_n
     assert not (batch.output / "claims").exists()
 
 
+def test_a_sample_that_another_process_leaves_is_made_and_its_line_s_others_are_not_counted_again(batch, monkeypatch):
+    batch.write(batch.line(0))
+    assert batch.run(engine="persistence") == 0
+    (batch.output / "claims").mkdir()
+    theirs = Claim.take(batch.output / "claims" / "r0+1.claim")
+    assert theirs is not None
+    read_line = source.read_line
+
+    def read_again(*args):
+        theirs.release()
+        return read_line(*args)
+
+    monkeypatch.setattr(source, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(source, "read_line", read_again)
+    metrics = batch.folder / "metrics.prom"
+    assert batch.run(engine="persistence", num_samples=3, metrics=metrics) == 0
+    assert batch.names() == ["r0", "r0+1", "r0+2"]
+    lines = metrics.read_text().splitlines()
+    assert 'terra_rollouts_total{status="done"} 2' in lines
+    assert 'terra_rollouts_total{status="reused"} 1' in lines
+
+
 def test_samples_have_seeds_by_rule_and_can_be_added(batch):
     batch.write(batch.line(0, seed=7))
     assert batch.run() == 0

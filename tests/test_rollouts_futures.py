@@ -16,6 +16,8 @@ from terra.engine.hf import HFEngine, HFSession
 from terra.errors import ConfigError
 from terra.pipeline import Pipeline, RolloutRequest
 from terra.planning import imagine
+from terra.rollouts.best import Score, write_best
+from terra.rollouts.folder import RolloutFolder
 from terra.rollouts.grid import write_grid
 from terra.rollouts.manifest import sample_seed
 from terra.sampling import SamplingParams
@@ -91,6 +93,19 @@ def test_the_best_future_is_named_and_another_score_needs_no_new_rollouts(batch,
     assert batch.run(num_samples=3, score="my_scores:minus_mean_token") == 3
     check_best(batch, -1)
     assert len(batch.log()) == 4 + 3 * 3  # the line that fails is tried each time
+
+
+def test_scores_of_another_function_are_not_compared(tmp_path):
+    folder = RolloutFolder(tmp_path / "out", {}, "refuse")
+    scored = {"r0": ("mean_token", 1.0), "r0+1": ("minus_mean_token", 5.0), "r0+2": ("mean_token", 2.0), "r0+3": None}
+    for seed, (name, score) in enumerate(scored.items()):
+        folder.rollout(name).mkdir(parents=True)
+        record = {"seed": seed, "score": score and {"function": f"my_scores:{score[0]}", "value": score[1]}}
+        (folder.rollout(name) / "rollout.json").write_text(json.dumps(record))
+    write_best(folder, [(list(scored), 1)], Score("my_scores:mean_token"))  # as another process may score them, too
+    assert json.loads((tmp_path / "out" / "best.json").read_text()) == {
+        "r0": {"best": "r0+2", "seed": 2, "score": 2.0, "scores": {"r0": 1.0, "r0+2": 2.0}}
+    }
 
 
 def test_a_score_that_fails_fails_its_rollout_alone(batch):

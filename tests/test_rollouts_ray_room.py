@@ -6,12 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from entry import read_settings
 
 pytest.importorskip("ray")
 
 from terra.errors import EngineError
 from terra.rollouts import cluster
 from terra.rollouts.cluster import _ask, _Run, _watch, _WorkerHandle
+from terra.rollouts.source import Tally
 
 pytestmark = pytest.mark.slow
 
@@ -40,6 +42,15 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     made = _Run.__new__(_Run)
     vars(made).update(_options={"num_cpus": 1.0}, _reserved=set(), _alive=set(), _places=2)
     return made
+
+
+@pytest.mark.parametrize(("made", "places"), [(0, 7), (80, 7), (95, 3), (100, 1)])
+def test_a_worker_has_at_once_what_keeps_its_engine_busy_and_nothing_that_another_could_begin(tmp_path, made, places):
+    settings = read_settings("rollout", [f"manifest={tmp_path}/m", f"output={tmp_path}/out", "at_once=3", "workers=2"])
+    folder: Any = SimpleNamespace(settings={}, count_made=lambda: made)
+    spec: Any = None
+    own = _Run({}, 2, 0, spec, folder, settings, Tally(total=100), lambda: None)
+    assert own._places == places  # three sessions, and two rollouts each before and after them
 
 
 async def never(*_: object) -> None:

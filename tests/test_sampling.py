@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from terra import noise
-from terra.noise import gumbel_noise, vocabulary_noise
+from terra.noise import _tensor_noise, gumbel_noise, vocabulary_noise
 from terra.sampling import SamplingParams, sample_tokens, window_seed
 
 SEED = torch.tensor([7])
@@ -36,8 +36,9 @@ def test_noise_is_philox_by_seed_position_and_token(seed, position, token):
     signed = word - (1 << 32) if word >= 1 << 31 else word
     uniform = max(np.float32(-signed - 1 if signed < 0 else signed) * np.float32(4.6566127342e-10), 4.6566127342e-10)
     expected = -math.log(-math.log1p(-float(uniform)))
-    drawn = gumbel_noise(torch.tensor([seed]), torch.tensor([position]), torch.tensor([[token]]))
-    assert drawn.item() == pytest.approx(expected, rel=1e-4, abs=1e-4)
+    for draw in (gumbel_noise, _tensor_noise):  # on a CPU, and on any device
+        drawn = draw(torch.tensor([seed]), torch.tensor([position]), torch.tensor([[token]]))
+        assert drawn.item() == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
 def test_noise_is_standard_gumbel():

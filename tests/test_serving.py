@@ -1,5 +1,6 @@
 """The routes of terra-serve over HTTP, against a real server in a thread."""
 
+import asyncio
 import io
 import json
 import socket
@@ -13,7 +14,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image
 from safetensors.torch import load
 from tiny import COLS, ROWS
-from tiny_serving import KEY, HeldEngine, Served, make_pipeline, pictures
+from tiny_serving import KEY, HeldEngine, Served, make_pipeline, pictures, wait_until
 
 from decoder.video import probe_video, write_video
 from terra.engine.persistence import PersistenceEngine
@@ -254,6 +255,37 @@ class TestQueue:
             held.wait_for(ids[2], "in_progress")
             assert http.delete(f"/v1/videos/{ids[2]}").json()["deleted"]
             assert http.get(f"/v1/videos/{ids[2]}").status_code == 404
+
+    def test_the_job_that_waits_longest_is_next(self, held):
+        with httpx.Client(base_url=held.url) as http:
+            first, *others = [http.post("/v1/videos", json=job()).json()["id"] for _ in range(2)]
+            held.wait_for(first, "in_progress")
+            others.append(http.post("/v1/videos", json=job()).json()["id"])
+            http.post(f"/v1/videos/{first}/cancel")
+
+            def statuses() -> list[str]:
+                return [http.get(f"/v1/videos/{each}").json()["status"] for each in others]
+
+            wait_until(lambda: "in_progress" in statuses())
+            assert statuses() == ["in_progress", "queued"]
+
+    def test_a_job_that_comes_while_the_server_finds_none_is_made(self, held, monkeypatch):
+        held.engine.release()
+        take, late = held.service.store.take, []
+
+        def post() -> str:
+            return httpx.post(f"{held.url}/v1/videos", json=job()).json()["id"]
+
+        async def take_late():
+            taken = await take()
+            if taken is None and not late:
+                late.append(await asyncio.to_thread(post))
+            return taken
+
+        monkeypatch.setattr(held.service.store, "take", take_late)
+        post()
+        wait_until(lambda: bool(late))
+        assert held.wait_for(late[0])["status"] == "completed"
 
     def test_finished_jobs_expire(self, held):
         held.engine.release()

@@ -232,6 +232,34 @@ class TestControl:
             with pytest.raises(TimeoutError):
                 talk.listen(0.2)
 
+    def test_after_a_rewind_not_further_ahead_than_acknowledged_since(self, server):
+        with server.open() as talk:
+            talk.say(type="control", steering=0.0, speed=3.0)
+            talk.drive(9)
+            talk.say(type="pause")
+            talk.skip_to("paused")
+            talk.say(type="rewind", frame=5)
+            talk.skip_to("rewound")
+            assert talk.frame()["index"] == 5
+            talk.say(type="resume")
+            talk.hear("resumed")
+            assert [talk.frame()["index"] for _ in range(2)] == [6, 7]
+            with pytest.raises(TimeoutError):
+                talk.listen(0.3)
+            talk.say(type="ack", index=6)
+            assert talk.frame()["index"] == 8
+
+    def test_a_rewound_car_drives_on_from_where_it_was_at_that_frame(self, server):
+        with server.open() as talk:
+            talk.say(type="control", steering=0.2, speed=5.0)
+            poses = {frame["index"]: frame["pose"] for frame in talk.drive(8)}
+            talk.say(type="pause")
+            talk.skip_to("paused")
+            talk.say(type="rewind", frame=6)
+            talk.skip_to("rewound")
+            assert talk.frame()["pose"] == poses[6]
+            assert talk.step()["pose"] == poses[7]
+
     def test_rewind_in_full_flight(self, server):
         with server.open() as talk:
             talk.say(type="control", steering=0.0, speed=3.0)
@@ -396,13 +424,13 @@ class TestLimits:
             assert talk.hear("closed")["reason"] == "max_frames"
 
     def test_a_client_that_forks_on_loses_its_oldest_fork(self, tiny_model, tiny_tokenizer, scenes, tmp_path):
-        changes = {"live": {"forks_per_client": 2}}
+        changes = {"live": {"forks_per_client": 4}}
         with Served(tiny_model, tiny_tokenizer, scenes, tmp_path, persistence=True, **changes) as served:
             with served.open() as talk:
-                for _ in range(3):
+                for _ in range(5):
                     talk.say(type="fork", frame=2)
-                first, second, third = [talk.hear("forked")["fork"] for _ in range(3)]
-            for fork in (second, third, first):
+                first, *others = [talk.hear("forked")["fork"] for _ in range(5)]
+            for fork in (*others, first):
                 with served.connect() as talk:
                     talk.say(type="open", fork=fork)
                     answer = talk.listen()

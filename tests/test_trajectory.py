@@ -186,6 +186,17 @@ class TestFromPoses:
         times, positions, headings = arc(2.0, 0.0)
         assert (Trajectory.from_poses(times, -positions, headings, fps=10.0).paths[:, 1:, 0] < 0).all()
 
+    def test_a_path_at_the_times_of_the_poses_is_those_poses_bit_by_bit(self):
+        ahead = np.concatenate([[0.0], np.cumsum(np.random.default_rng(0).uniform(0.2, 0.8, 199))])
+        positions = np.stack([ahead, np.zeros(200)], axis=1)
+        trajectory = Trajectory.from_poses(np.arange(200) * 0.05, positions, np.zeros(200), fps=10.0)
+        assert trajectory.num_frames == 71
+        for frame, path in enumerate(trajectory.paths):  # times k * 0.05 and n / 10 + k * 0.05 are not always equal
+            np.testing.assert_array_equal(path[:, 0], ahead[2 * frame :][:60] - ahead[2 * frame])
+
+    def test_a_car_that_turns_by_80_degrees_from_pose_to_pose_moves_along_its_heading(self):
+        Trajectory.from_poses(*arc(3 * math.radians(80), 1 / 3, duration=8.0, rate=1.0), fps=10.0)
+
 
 class TestResample:
     @given(
@@ -265,6 +276,15 @@ class TestActions:
         assert "12 frames" in refused(lambda: trajectory.actions(13, WAYPOINT_TIMES))
         with pytest.raises(ConfigError, match="num_frames"):
             trajectory.actions(-1, WAYPOINT_TIMES)
+
+    def test_a_path_that_starts_late_may_be_as_far_ahead_as_a_car_gets(self):
+        times, steps = np.array([0.5, 1.0]), np.array([0.0, 40.0])
+
+        def path(start: float) -> Trajectory:
+            return Trajectory(np.stack([start + steps, 0 * steps], axis=1)[None], times, 10.0, "late")
+
+        assert path(44.0).actions(1, [1.0]).tolist() == [[[0.0, 84.0, 1.0]]]  # 5 m, and 0.5 s of 80 m/s
+        assert "paths[0][0]: expected a path that starts at its own frame's ego" in refused(lambda: path(46.0))
 
     def test_require(self):
         trajectory = Trajectory.from_poses(*drive(42), fps=10.0, source="drive.csv")

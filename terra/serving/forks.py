@@ -28,7 +28,7 @@ class Forks:
         """Keep a fork; returns its id. Raises SessionError when the server keeps its maximum."""
         self._expire()
         own = [name for name, each in self._kept.items() if each.client == client]
-        for name in own[: len(own) + 1 - self._settings.forks_per_client]:
+        for name in own[: max(0, len(own) + 1 - self._settings.forks_per_client)]:
             del self._kept[name]
         if len(self._kept) >= self._settings.forks:
             raise SessionError("too_many_forks", f"expected at most {self._settings.forks} forks that wait")
