@@ -151,10 +151,12 @@ class Doom(gymnasium.Env[Float32[np.ndarray, " numbers"], np.ndarray]):
 
     def _observed(self) -> Float32[np.ndarray, " numbers"]:
         state = self._game.get_state()
-        height, width = state.depth_buffer.shape
-        middle = state.depth_buffer[height // 2 - 4 : height // 2 + 4]
+        numbers, depth, labels = state.game_variables, state.depth_buffer, state.labels
+        assert numbers is not None and depth is not None and labels is not None  # `_new_game` asks for them
+        height, width = depth.shape
+        middle = depth[height // 2 - 4 : height // 2 + 4]
         depths = middle.reshape(-1, DEPTHS, width // DEPTHS).min(axis=(0, 2))
-        seen = [label for label in state.labels if label.object_name in _MONSTERS]
+        seen = [label for label in labels if label.object_name in _MONSTERS]
         nearest = max(seen, key=lambda label: label.height, default=None)
         target = NO_TARGET if nearest is None else (nearest.x + nearest.width / 2) / width * 2 - 1
-        return np.concatenate([state.game_variables, self._held, [target], depths]).astype(np.float32)
+        return np.concatenate([numbers, self._held, [target], depths]).astype(np.float32)
