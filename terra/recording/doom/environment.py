@@ -152,7 +152,8 @@ class Doom(gymnasium.Env[Float32[np.ndarray, " numbers"], np.ndarray]):
     def _observed(self) -> Float32[np.ndarray, " numbers"]:
         state = self._game.get_state()
         numbers, depth, labels = state.game_variables, state.depth_buffer, state.labels
-        assert numbers is not None and depth is not None and labels is not None  # `_new_game` asks for them
+        if numbers is None or depth is None or labels is None:
+            raise RuntimeError("expected numbers, depths and labels, which _new_game asks for")
         height, width = depth.shape
         middle = depth[height // 2 - 4 : height // 2 + 4]
         depths = middle.reshape(-1, DEPTHS, width // DEPTHS).min(axis=(0, 2))
