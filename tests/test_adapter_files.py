@@ -176,6 +176,10 @@ def test_files_that_are_none(copy, base, kind, name):
         adapter_sha256(copy)
 
 
+def test_the_folder_of_a_training_is_not_its_adapter_s(copy, base):
+    refused(copy.rename(copy.parent / "adapter").parent, base, "the adapter's folder is .*adapter")
+
+
 def test_base_weights_are_finite(base, tmp_path):
     shutil.copytree(base, tmp_path / "base")
     name = "model.layers.1.mlp.up_proj.weight"

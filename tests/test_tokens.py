@@ -100,6 +100,8 @@ def test_a_stopped_run_goes_on_to_the_same_files(recorded, model, tmp_path, monk
         tokenize(recorded, tmp_path / "parts", model)
     with pytest.raises(DatasetError, match=r"tokens.json: expected tokens made to the end.*found no such file and 1 p"):
         load_tokens(tmp_path / "parts")
+    with pytest.raises(DatasetError, match="these are recordings, run terra tokenize first"):
+        load_tokens(recorded / "train")
     monkeypatch.setattr(tokenize_module, "save_shard", lambda path, *rest: (written.append(path), save(path, *rest)))
     tokenize(recorded, tmp_path / "parts", model)
     assert contents(tmp_path / "whole") == contents(tmp_path / "parts")
