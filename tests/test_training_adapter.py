@@ -262,13 +262,13 @@ class TestBest:
     def test_the_best_save_is_stored(self, base, accelerator, tmp_path):
         """With every step saved, the stored weights are those of the lowest held-out figure in the log."""
         options = {"adapter": {"rank": 4}, "keep": "best", "evaluation_windows": 3}
-        loop = config(tmp_path, max_steps=25, learning_rate=0.3, save_every_seconds=0.0)
+        loop = config(tmp_path, max_steps=25, learning_rate=1.0, save_every_seconds=0.0)
         training = WorldModelTraining(window=WINDOW, init_from=str(base), **options)
         train_world_model(tokenized(), tokenized((8,), seed=1), loop, TINY_SIZE, training, accelerator)
         seen = [line["held_out_cross_entropy"] for line in read_log(tmp_path) if "held_out_cross_entropy" in line]
-        assert min(seen) < seen[-1] - 0.01
+        assert min(seen) < seen[-1] - 0.002
         stored = json.loads((tmp_path / "metrics.json").read_text())["cross_entropy"]
-        assert stored == pytest.approx(min(seen), abs=0.01)  # stored in bfloat16
+        assert stored == pytest.approx(min(seen), abs=(seen[-1] - min(seen)) / 2)  # stored in bfloat16
 
     def test_a_resumed_run_remembers(self, base, accelerator, tmp_path):
         for folder, stops in (("whole", [6]), ("resumed", [3, 6])):
