@@ -117,7 +117,9 @@ class LeWMObjective:
 
     def __init__(self, model: LeWM, recordings: Recordings, facts: dict[str, Any]) -> None:
         self.model: nn.Module = _Losses(model)
-        self._recordings, self._facts = recordings, facts
+        self._recordings = recordings
+        device = recordings.frames.device
+        self._mean, self._std = (torch.tensor(facts[name], device=device) for name in ("action_mean", "action_std"))
 
     def draw(self, random: StepRandom, batch_size: int) -> Batch:
         """Windows of four frames, and the ten normalized numbers after each."""
@@ -128,8 +130,7 @@ class LeWMObjective:
         frames = self._recordings.frames[0, at]
         # The last frame's actions lead out of the window: no prediction reads them.
         steps = (at[..., None] + torch.arange(BLOCK, device=device)).clamp(max=len(self._recordings.steps) - 1)
-        mean, std = (torch.tensor(self._facts[name], device=device) for name in ("action_mean", "action_std"))
-        actions = (self._recordings.steps[steps] - mean) / std
+        actions = (self._recordings.steps[steps] - self._mean) / self._std
         return {"frames": frames, "actions": rearrange(actions, "batch frames block n -> batch frames (block n)")}
 
     def loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:

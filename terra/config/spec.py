@@ -14,7 +14,7 @@ from typing import Any, Self
 import torch
 
 from decoder import Decoder
-from terra.config.files import choices, compose_groups
+from terra.config.files import choices, compose_groups, model_names
 from terra.config.groups import PipelineSettings, build_part, check_part, takes
 from terra.device import dtype_name, torch_device, torch_dtype
 from terra.engine.adapted import AdaptedEngine, check_factors_alone, check_same_spec
@@ -145,7 +145,7 @@ class PipelineSpec:
         Raises:
             TerraError: anything wrong with the arguments or the checkpoints.
         """
-        named = str(pretrained) in set(choices("model")) - {"folder"}
+        named = str(pretrained) in model_names()
         values: dict[str, Any] = {"device": device, "dtype": dtype, "overlap": overlap}
         if adapter is not None:
             values["adapter"] = str(adapter)

@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from terra.actions import ActionSpace, describe_space, read_space
+from terra.dataset.format import DATASET_FILE
 from terra.errors import CheckpointError, ConfigError, DatasetError
 from tokenizer.checkpoint import read_header, write_tensors
 from tokenizer.files import file_sha256, read_json, write_json
@@ -268,7 +269,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
         count = sum(1 for _ in folder.glob("*.safetensors"))
         raise DatasetError(
             f"{path}: expected tokens made to the end by terra tokenize, found no such file and {count} parts"
-            + (": these are recordings, run terra tokenize first" if (folder.parent / "dataset.json").is_file() else "")
+            + (": these are recordings, run terra tokenize first" if (folder.parent / DATASET_FILE).is_file() else "")
         )
     index = read_json(path, DatasetError)
     kind = (index.get("format"), index.get("version"))

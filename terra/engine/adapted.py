@@ -1,4 +1,4 @@
-"""Routes each session to the engine of its adapter, where engines merge an adapter when they load: a model for each.
+"""Routes each session to the engine that holds its adapter: each engine merges one adapter into a model at loading.
 
 The base model has an engine, too. `check_factors_alone` is for vLLM, which takes an adapter for each request instead.
 """

@@ -21,7 +21,26 @@ Costs = Float64[np.ndarray, " candidates"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CEM:
+class _Iterated:
+    """What CEM and MPPI have in common; the attributes are described at `CEM`."""
+
+    candidates: int = 64
+    iterations: int = 8
+    spread: float
+    least_spread: float = 0.05
+    keeps_spread: bool
+
+    def __post_init__(self) -> None:
+        for name in ("candidates", "iterations"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: expected 1 or more, got {getattr(self, name)}")
+        if not 0 <= self.least_spread <= self.spread:
+            got = f"{self.least_spread} and {self.spread}"
+            raise ConfigError(f"least_spread: expected 0 or more, at most spread, got {got}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CEM(_Iterated):
     """The cross-entropy method.
 
     Attributes:
@@ -36,15 +55,12 @@ class CEM:
         ConfigError: a number out of range.
     """
 
-    candidates: int = 64
-    iterations: int = 8
     elites: float = 0.125
     spread: float = 0.5
-    least_spread: float = 0.05
     keeps_spread: bool = False
 
     def __post_init__(self) -> None:
-        _check(self)
+        super().__post_init__()
         if not 0 < self.elites <= 1:
             raise ConfigError(f"elites: expected a share above 0, at most 1, got {self.elites}")
 
@@ -57,7 +73,7 @@ class CEM:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MPPI:
+class MPPI(_Iterated):
     """Model predictive path integral control.
 
     Attributes:
@@ -68,15 +84,12 @@ class MPPI:
         ConfigError: a number out of range.
     """
 
-    candidates: int = 64
-    iterations: int = 8
     temperature: float = 0.3
     spread: float = 0.3
-    least_spread: float = 0.05
     keeps_spread: bool = True
 
     def __post_init__(self) -> None:
-        _check(self)
+        super().__post_init__()
         if not self.temperature > 0:
             raise ConfigError(f"temperature: expected more than 0, got {self.temperature}")
 
@@ -88,15 +101,6 @@ class MPPI:
 
 
 Search = CEM | MPPI
-
-
-def _check(search: Search) -> None:
-    for name in ("candidates", "iterations"):
-        if getattr(search, name) < 1:
-            raise ConfigError(f"{name}: expected 1 or more, got {getattr(search, name)}")
-    if not 0 <= search.least_spread <= search.spread:
-        got = f"{search.least_spread} and {search.spread}"
-        raise ConfigError(f"least_spread: expected 0 or more, at most spread, got {got}")
 
 
 class Distribution(Protocol):

@@ -46,10 +46,10 @@ def evaluate_world_model(
     others = starts.roll(len(starts) // 2)
     sums: dict[str, Tensor] = {}
     windows: dict[str, list[float]] = {}
-    parts = list(zip(starts.split(EVALUATION_BATCH), others.split(EVALUATION_BATCH), strict=True))
-    line = ProgressLine("held-out windows", len(starts))
-    for number, (part, other) in enumerate(parts):
-        line.show(done := number * EVALUATION_BATCH, f"{done} of {len(starts)} predicted")
+    line, done = ProgressLine("held-out windows", len(starts)), 0
+    for part, other in zip(starts.split(EVALUATION_BATCH), others.split(EVALUATION_BATCH), strict=True):
+        line.show(done, f"{done} of {len(starts)} predicted")
+        done += len(part)
         tokens, actions = (tensor.to(device) for tensor in held_out.windows(part, window))
         loss, hit = _score(model, tokens, actions)
         scores = {"cross_entropy": loss, "accuracy": hit, "copy_accuracy": _copy_hits(tokens)}

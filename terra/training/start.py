@@ -1,4 +1,4 @@
-"""Weights that a training starts from (init_from=): finds their folder, checks that they fit the data, and loads them.
+"""Finds, checks and loads the weights that a training starts from (init_from=).
 
 Where the data have other actions than the world model, or another rate, the action inputs are made anew.
 """

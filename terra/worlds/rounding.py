@@ -1,7 +1,7 @@
-"""Weights in 8 bits for an archive: whole numbers from -127 to 127, with a scale for each row.
+"""Quantizes the weights of an archive to int8, symmetrically with a scale for each row, and dequantizes them.
 
-A row is what one output of a layer is made of (the first axis), so that a large weight rounds its own row alone.
-Vectors and small tensors stay as they are.
+A row holds the weights of one output of a layer (the first axis), so that a large weight costs precision in its own row
+alone. Vectors and small tensors are not quantized.
 """
 
 from collections.abc import Mapping
