@@ -184,6 +184,7 @@ class VllmEngine:
 
     async def close(self) -> None:
         """See `terra.engine.base.Engine.close`."""
+        self._pump.stop()  # here, not in the thread: a caller that is canceled before the thread starts has closed
         await asyncio.to_thread(self._pump.close)
 
 

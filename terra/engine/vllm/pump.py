@@ -229,14 +229,18 @@ class Pump:
         """End a request in any state; its KV blocks stay in the prefix cache until they are needed."""
         self._commands.put((stream, lambda: self._end(stream.request_id)))
 
+    def stop(self) -> None:
+        """Tell the engine core to stop, without waiting for it. Stopping twice does nothing."""
+        if not self._stopped:
+            self._stopped = True
+            self._commands.put(None)
+
     def close(self) -> None:
         """Stop the engine core and free its device; blocks until that is done. Closing twice does nothing.
 
         Nothing is freed of a core that hangs in a step: its thread can't be ended.
         """
-        if not self._stopped:
-            self._stopped = True
-            self._commands.put(None)
+        self.stop()
         self._ended.wait()
         if not self._stuck:
             self._thread.join()
