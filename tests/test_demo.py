@@ -45,7 +45,7 @@ def hf_demo(wait):
 def jacobi_demo(wait):
     from terra.engine.jacobi import JacobiEngine
 
-    engine = JacobiEngine(DEMO / "world_model", drafts=32)
+    engine = JacobiEngine(DEMO / "world_model", drafts=31)
     yield engine
     wait(engine.close())
 

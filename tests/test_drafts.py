@@ -146,7 +146,7 @@ def test_right_drafts_fill_each_pass(model, drive):
     right, _ = decode_frame(open_window(model, drive), head, pick, from_last_pass(0), 0)
     drafted, lengths = decode_frame(open_window(model, drive), head, pick, from_known(right.tolist()), 4)
     assert torch.equal(drafted, right)
-    assert lengths == [5, 5, 2]
+    assert lengths == [1, 5, 5, 1]  # the first pass reads the action too: more than 5 tokens
 
 
 def test_own_picks_are_kept_from_one_pass_to_the_next(model, drive):

@@ -21,7 +21,7 @@ NUM_WARMUP_FRAMES = 1
 
 CASES = {
     "cuda": ("graph", "graph_fp8", "vllm", "vllm_fp8", "vllm_eager_per_frame", "hf_generate"),
-    "cpu": ("jacobi", "vllm", "hf", "hf_generate"),
+    "cpu": ("jacobi", "jacobi_int8", "vllm", "hf", "hf_generate"),
 }
 """The default cases, by kind of device."""
 
@@ -126,7 +126,8 @@ def plan_cases(names: Sequence[str], amount: Amount, max_frames: int, *, fp8: bo
         ),
         Case("vllm", "engine=vllm", "vllm", sessions),
         Case("hf", "engine=hf", "hf", alone),
-        Case("jacobi", "engine=jacobi", "jacobi", alone, {"drafts": 32}),
+        Case("jacobi", "engine=jacobi", "jacobi", alone, {"drafts": 31}),
+        Case("jacobi_int8", "engine=jacobi, 8-bit weights", "jacobi", alone, {"drafts": 31, "int8_weights": True}, 1, 1),
         Case("graph", "engine=graph", "graph", sessions, {"drafts": 0}),
         Case("graph_drafts", "engine=graph, 31 drafts", "graph", sessions, {"drafts": 31}),
         Case("graph_fp8", "engine=graph, FP8 weights and KV cache", "graph", workloads(*few), graph_all, 1, 1, 1),

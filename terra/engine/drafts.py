@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from terra.world_model.window import FramePrefix, WindowReader
+from terra.world_model.window import FramePrefix, TokenReader
 
 TokenSampler = Callable[[Float[Tensor, "batch n vocab"], Sequence[int]], Int[Tensor, "batch n"]]
 """Samples the tokens at some positions of a frame (0 is its first token), from the logits that predict them."""
@@ -29,21 +29,21 @@ def draft_from_last_pass_or_previous_frame(previous: Sequence[int]) -> Drafter:
 
 
 def decode_frame(
-    reader: WindowReader, prefix: FramePrefix, sample: TokenSampler, drafter: Drafter, num_drafts: int
+    reader: TokenReader, prefix: FramePrefix, sample: TokenSampler, drafter: Drafter, num_drafts: int
 ) -> tuple[Int[Tensor, " image_tokens"], list[int]]:
     """Decode one frame; returns its tokens, and how many of them each pass gave.
 
-    A pass feeds what is not in the cache yet (at first `prefix`, then the last token) and up to `num_drafts` drafts,
-    none beyond the frame's end. Its first sampled token is always kept; each of the next ones is kept as long as the
-    draft before it was accepted. The frame's last token is left for the next prefix. With no drafts this is sequential
-    decoding.
+    A pass feeds what is not in the cache yet (at first `prefix`, then the last token) and drafts, so that it has
+    `num_drafts` tokens beyond the first (at most: there is none beyond the frame's end, and no prefix is cut). Its
+    first sampled token is always kept; each of the next ones is kept as long as the draft before it was accepted. The
+    frame's last token is left for the next prefix. With no drafts this is sequential decoding.
 
     Args:
         reader: one window (a batch of one), which holds everything before `prefix`.
         prefix: what stands before the frame's first token and is not in the cache yet.
         sample: samples tokens from logits.
         drafter: drafts tokens.
-        num_drafts: drafts a pass, at most.
+        num_drafts: tokens a pass beyond the first, at most.
     """
     total = reader.layout.image_tokens
     start = int(prefix.positions[-1]) + 1
@@ -53,7 +53,7 @@ def decode_frame(
     last_pass: dict[int, int] = {}
     while len(decoded) < total:
         done = len(decoded)
-        drafted = range(done, min(done + num_drafts, total - 1))
+        drafted = range(done, min(done + max(0, num_drafts + 1 - ids.shape[1]), total - 1))
         drafts = drafter(decoded, last_pass, drafted)
         fed = torch.cat([ids, torch.tensor([drafts], dtype=torch.int64)], dim=1)
         at = torch.cat([positions, torch.tensor(drafted, dtype=torch.int64) + start])

@@ -18,7 +18,7 @@ from terra.errors import EngineError
 from terra.prompt import Action, Actions, FrameTokens, Prompt
 from terra.sampling import SamplingParams
 from terra.world_model import load_world_model
-from terra.world_model.window import FramePrefix, WindowReader, sample_frame
+from terra.world_model.window import FramePrefix, TokenReader, WindowReader, sample_frame
 
 logger = logging.getLogger(__name__)
 
@@ -197,16 +197,17 @@ class HFEngine:
         await self._thread.close()
 
     def _window(self, prompt: Prompt, sampling: SamplingParams, seed: int) -> Window:
-        return SequentialWindow(self._thread, prompt, sampling, seed)
+        return SequentialWindow(self._thread, prompt, sampling, seed, WindowReader(self._thread.model))
 
 
 class SequentialWindow:
     """Decodes one token a pass."""
 
-    def __init__(self, thread: ModelThread, prompt: Prompt, sampling: SamplingParams, seed: int) -> None:
-        self._thread, self._sampling, self._seed = thread, sampling, seed
+    def __init__(
+        self, thread: ModelThread, prompt: Prompt, sampling: SamplingParams, seed: int, reader: TokenReader
+    ) -> None:
+        self._thread, self._sampling, self._seed, self._reader = thread, sampling, seed, reader
         self._context, self._actions = prompt.tokens.clone(), prompt.actions.clone()
-        self._reader = WindowReader(thread.model)
         self._frame, self._num_frames = self._context[-1], prompt.num_frames  # the last frame; how many there are
 
     def next_frame(self, action: Action) -> FrameTokens:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from jaxtyping import Float, Float32, Int
@@ -13,28 +14,19 @@ from terra.sampling import SamplingParams, sample_tokens
 from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
 
 
-class WindowReader:
-    """A world model with the KV cache of one window, fed with tokens at explicit positions.
-
-    Several windows can be read side by side, as rows of a batch; they share positions.
-    """
-
-    def __init__(self, model: LlamaActionForCausalLM | LlamaActionV2ForCausalLM) -> None:
-        self.model = model
-        self._cache = DynamicCache(config=model.config)
-        self._length = 0
+class TokenReader(Protocol):
+    """A world model with the KV cache of one window, fed with tokens at explicit positions."""
 
     @property
     def layout(self) -> Layout:
         """The model's window."""
-        return self.model.config.layout
+        ...
 
     @property
     def length(self) -> int:
         """Tokens in the cache."""
-        return self._length
+        ...
 
-    @torch.inference_mode()
     def feed(
         self,
         ids: Int[Tensor, "batch n"],
@@ -53,6 +45,43 @@ class WindowReader:
         Raises:
             ValueError: the slots are not filled by exactly the actions given.
         """
+        ...
+
+    def drop(self, count: int) -> None:
+        """Forget the tokens that were fed last."""
+        ...
+
+
+class WindowReader:
+    """The `TokenReader` over transformers' model.
+
+    Several windows can be read side by side, as rows of a batch; they share positions.
+    """
+
+    def __init__(self, model: LlamaActionForCausalLM | LlamaActionV2ForCausalLM) -> None:
+        self.model = model
+        self._cache = DynamicCache(config=model.config)
+        self._length = 0
+
+    @property
+    def layout(self) -> Layout:
+        """See `TokenReader.layout`."""
+        return self.model.config.layout
+
+    @property
+    def length(self) -> int:
+        """See `TokenReader.length`."""
+        return self._length
+
+    @torch.inference_mode()
+    def feed(
+        self,
+        ids: Int[Tensor, "batch n"],
+        positions: Int[Tensor, " n"],
+        actions: Float32[Tensor, "batch steps slots action_dim"] | None = None,
+        last: int | None = None,
+    ) -> Float[Tensor, "batch last vocab"]:
+        """See `TokenReader.feed`."""
         model, device = self.model, self.model.device
         embeds = model.embed(ids.to(device), actions, positions)
         count, total = len(positions), self._length + len(positions)
@@ -70,7 +99,7 @@ class WindowReader:
         return model.image_logits(states if last is None else states[:, -last:])
 
     def drop(self, count: int) -> None:
-        """Forget the tokens that were fed last."""
+        """See `TokenReader.drop`."""
         if count:
             self._cache.crop(-count)
             self._length -= count
@@ -113,7 +142,7 @@ class FramePrefix:
 
 @torch.inference_mode()
 def sample_frame(
-    reader: WindowReader,
+    reader: TokenReader,
     prefix: FramePrefix,
     sampling: SamplingParams,
     seeds: Int[Tensor, " batch"],

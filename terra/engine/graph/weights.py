@@ -1,8 +1,7 @@
 """The world model's weights as decode steps read them: matrices that read the same input joined, maybe in 8 bits."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -17,7 +16,7 @@ from terra.engine.graph.quantization import (
     quantize_weight,
     unquantized,
 )
-from terra.errors import CheckpointError
+from terra.engine.layers import LayerWeights, take_layers
 from terra.prompt import Actions
 from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
 
@@ -82,30 +81,27 @@ class DecoderWeights:
         kv_shape: number of layers, key and value heads of each, elements of a head.
 
     Raises:
-        CheckpointError: biases or another activation than SiLU, which no published Llama of this kind has.
+        CheckpointError: see `terra.engine.layers.take_layers`.
     """
 
     def __init__(
         self, model: LlamaActionForCausalLM | LlamaActionV2ForCausalLM, length: int, *, fp8: bool = False
     ) -> None:
         config = model.config
-        if config.attention_bias or config.mlp_bias or config.hidden_act != "silu":
-            raise CheckpointError("world_model: expected no biases with engine=graph, got attention_bias or mlp_bias")
         final_norm = model.model.norm.weight
         cosine, sine = model.model.rotary_emb(final_norm, torch.arange(length, device=final_norm.device)[None])
         self.cosine, self.sine = cosine[0].contiguous(), sine[0].contiguous()
         self.norms: list[Norm] = []
         self.layers: list[Layer] = []
-        while len(model.model.layers):
-            norm, layer = _take_layer(model.model.layers[0], config.rms_norm_eps, fp8=fp8)
+        dim = config.head_dim or config.hidden_size // config.num_attention_heads
+        for weights in take_layers(model, "graph"):
+            norm, layer = _build_layer(weights, config.rms_norm_eps, dim, fp8=fp8)
             self.norms.append(norm)
             self.layers.append(layer)
-            del model.model.layers[0]
         head = model.lm_head.weight.detach()[: config.image_vocab_size]
         self.lm_head = quantize_weight(head, max_normalized(final_norm)) if fp8 else unquantized(head)
         self.norms.append(Norm(final_norm.detach(), config.rms_norm_eps, self.lm_head.input_scale))
         del model.lm_head
-        dim = config.head_dim or config.hidden_size // config.num_attention_heads
         self.kv_shape = len(self.layers), config.num_key_value_heads or config.num_attention_heads, dim
         self.layout, self.vocab_size = config.layout, config.image_vocab_size
         self.hidden_size, self.dtype, self.device = config.hidden_size, model.dtype, model.device
@@ -138,36 +134,30 @@ class DecoderWeights:
         return hidden
 
 
-def _take_layer(layer: Any, epsilon: float, *, fp8: bool) -> tuple[Norm, Layer]:
-    """The norm before a layer of the model, and the layer."""
-    attention, mlp = layer.self_attn, layer.mlp
-    before, after = layer.input_layernorm.weight.detach(), layer.post_attention_layernorm.weight.detach()
-    weights = [getattr(attention, f"{name}_proj").weight.detach() for name in "qkvo"]
-    weights += [getattr(mlp, f"{name}_proj").weight.detach() for name in ("gate", "up", "down")]
+def _build_layer(weights: LayerWeights, epsilon: float, dim: int, *, fp8: bool) -> tuple[Norm, Layer]:
+    """The norm before a layer of the model, and the layer, whose heads have `dim` elements."""
     if fp8:
-        weights, max_inputs = _migrate(weights, before, after, attention.head_dim)
-        matrices = [quantize_weight(*each) for each in zip(_join(weights), max_inputs, strict=True)]
+        weights, max_inputs = _migrate(weights, dim)
+        matrices = [quantize_weight(*each) for each in zip(_matrices(weights), max_inputs, strict=True)]
     else:
-        matrices = [unquantized(weight) for weight in _join(weights)]
+        matrices = [unquantized(weight) for weight in _matrices(weights)]
     qkv, output, gate_up, down = matrices
-    norm = Norm(after, epsilon, gate_up.input_scale)
-    return Norm(before, epsilon, qkv.input_scale), Layer(qkv, output, norm, gate_up, down)
+    norm = Norm(weights.after, epsilon, gate_up.input_scale)
+    return Norm(weights.before, epsilon, qkv.input_scale), Layer(qkv, output, norm, gate_up, down)
 
 
-def _join(weights: Sequence[Tensor]) -> list[Tensor]:
-    """The matrices of a `Layer`, from the projections q, k, v, o, gate, up and down."""
-    query, key, value, output, gate, up, down = weights
-    return [torch.cat([query, key, value]), output, torch.cat([gate, up]), down]
+def _matrices(weights: LayerWeights) -> list[Tensor]:
+    """The matrices of a `Layer`."""
+    return [weights.qkv, weights.output, weights.gate_up, weights.down]
 
 
-def _migrate(
-    weights: Sequence[Tensor], before: Tensor, after: Tensor, dim: int
-) -> tuple[list[Tensor], tuple[float, float, float, float]]:
-    """A layer's projections with migrated scales, and bounds of the inputs of the four matrices that `_join` makes.
+def _migrate(weights: LayerWeights, dim: int) -> tuple[LayerWeights, tuple[float, float, float, float]]:
+    """A layer's projections with migrated scales, and bounds of the inputs of the four matrices of a `Layer`.
 
     Scales migrate from rows of v to columns of o, and from rows of up to columns of down.
     """
-    query, key, value, output, gate, up, down = weights
+    value, output, gate, up, down = weights.value, weights.output, weights.gate, weights.up, weights.down
+    before, after = weights.before, weights.after
     # Attention's output is a mean of values, and SiLU(x) is at most |x|: neither exceeds what the projections give.
     max_values = max_products(value, before)
     factors = migrate_scales(max_values)
@@ -179,4 +169,4 @@ def _migrate(
     up, down = (up * inner_factors[:, None]).to(up.dtype), (down / inner_factors).to(down.dtype)
     max_attended, max_gated = (max_values * factors).max().item(), (max_inner * inner_factors).max().item()
     max_inputs = max_normalized(before), max_attended, max_normalized(after), max_gated
-    return [query, key, value, output, gate, up, down], max_inputs
+    return replace(weights, value=value, output=output, up=up, down=down), max_inputs

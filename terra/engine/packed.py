@@ -1,0 +1,231 @@
+"""The decoder for several tokens a pass on a CPU: joined weights, grouped attention, maybe 8 bits.
+
+Transformers' model reads one token a pass at the memory's speed, but a pass of 32 tokens at a fraction of the
+processor's: it copies keys and values for the query heads that share them, and multiplies q, k and v (gate and up) one
+after the other. Here those products are one, and query heads that share keys are rows of one attention.
+
+In 8 bits (W8A8) weights have a scale for each row, activations one for each token, and products are sums of integers,
+exact in any order; all else is computed in float32. In bfloat16 products are made of `CHUNK` tokens at once. Attention
+too reads `CHUNK` queries at once, a shorter pass being padded, and keys in blocks of `KEY_BLOCK`. So no operation's
+shape depends on how many tokens a pass reads, and a token's logits are the same to the bit alone, behind drafts and in
+a prefill. In float32 the library's GEMM may sum passes of different lengths in different orders, and logits differ by
+rounding, as those of `terra.engine.hf` do.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from einops import rearrange
+from jaxtyping import Float, Float32, Int, Int8
+from torch import Tensor
+from torch.nn import functional as F
+
+from terra.engine.layers import take_layers
+from terra.prompt import Actions, Layout
+from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
+
+CHUNK = 32
+"""Tokens that the decoder reads at once; the last chunk of a pass is padded."""
+
+KEY_BLOCK = 512
+"""torch's attention kernel for CPUs reads keys in blocks of 512, a shorter last one in another order of sums."""
+
+_INT8_MAX = 127.0
+_MIN_AMAX = 1e-12
+
+
+@dataclass(frozen=True)
+class _Int8Weight:
+    """A weight in 8 bits: `columns` is its transpose, and `scale` the factor of each of its rows."""
+
+    columns: Int8[Tensor, "columns rows"]
+    scale: Float32[Tensor, " rows"]
+
+
+def _quantize(values: Float[Tensor, "rows columns"]) -> tuple[Int8[Tensor, "rows columns"], Float32[Tensor, "rows 1"]]:
+    """Each row in 8 bits, its amax as 127, and the rows' scales."""
+    scale = values.abs().amax(-1, keepdim=True).clamp_(min=_MIN_AMAX).div_(_INT8_MAX)
+    return (values / scale).round_().to(torch.int8), scale
+
+
+def _linear(states: Float[Tensor, "n columns"], weight: Tensor | _Int8Weight) -> Float[Tensor, "n rows"]:
+    if isinstance(weight, Tensor):
+        if weight.dtype == torch.float32 or len(states) <= CHUNK:
+            return F.linear(states, weight)
+        return torch.cat([F.linear(chunk, weight) for chunk in states.split(CHUNK)])
+    narrow, scale = _quantize(states)
+    product = torch._int_mm(narrow, weight.columns)  # pyright: ignore[reportPrivateImportUsage]
+    return product.float().mul_(scale).mul_(weight.scale)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    before: Float[Tensor, " hidden"]
+    qkv: Tensor | _Int8Weight
+    output: Tensor | _Int8Weight
+    after: Float[Tensor, " hidden"]
+    gate_up: Tensor | _Int8Weight
+    down: Tensor | _Int8Weight
+
+
+class PackedDecoder:
+    """The weights of a world model as passes of several tokens read them.
+
+    Args:
+        model: its layers and lm head are taken out of it, so that they are held once.
+        int8: hold the layers and the lm head in 8 bits, and compute in float32 what is not in 8 bits.
+
+    Raises:
+        CheckpointError: see `terra.engine.layers.take_layers`.
+    """
+
+    def __init__(self, model: LlamaActionForCausalLM | LlamaActionV2ForCausalLM, *, int8: bool) -> None:
+        config = model.config
+        if int8:
+            model.float()
+        self._model, self.layout = model, config.layout
+        self._epsilon = config.rms_norm_eps
+        self._kv_heads = config.num_key_value_heads or config.num_attention_heads
+        self._dim = config.head_dim or config.hidden_size // config.num_attention_heads
+        hold = self._int8 if int8 else (lambda weight: weight)
+        length = -(-config.layout.max_length // CHUNK) * CHUNK + CHUNK
+        final_norm = model.model.norm.weight.detach()
+        cosine, sine = model.model.rotary_emb(final_norm, torch.arange(length, device=model.device)[None])
+        self._cosine, self._sine = cosine[0], sine[0]
+        self._layers = [
+            _Layer(each.before, hold(each.qkv), hold(each.output), each.after, hold(each.gate_up), hold(each.down))
+            for each in take_layers(model, "jacobi")
+        ]
+        self._norm, self._lm_head = final_norm, hold(model.lm_head.weight.detach()[: config.image_vocab_size])
+        del model.lm_head
+
+    @staticmethod
+    def _int8(weight: Float[Tensor, "rows columns"]) -> _Int8Weight:
+        narrow, scale = _quantize(weight)
+        return _Int8Weight(narrow.t(), scale[:, 0])
+
+    def empty_cache(self, length: int) -> Float[Tensor, "layers two kv_heads length dim"]:
+        """Room for the keys and values of `length` tokens, zeros."""
+        shape = len(self._layers), 2, self._kv_heads, length, self._dim
+        return torch.zeros(shape, dtype=self._norm.dtype, device=self._norm.device)
+
+    def free(self) -> None:
+        """Forget the weights; nothing can be computed afterwards. Freeing twice does nothing."""
+        if self._layers:
+            self._layers.clear()
+            del self._lm_head
+
+    def forward(
+        self,
+        ids: Int[Tensor, " n"],
+        positions: Int[Tensor, " n"],
+        actions: Actions | None,
+        cache: Float[Tensor, "layers two kv_heads length dim"],
+        start: int,
+        last: int,
+    ) -> Float[Tensor, "last vocab"]:
+        """Logits over the image tokens behind the `last` last tokens; keys and values join the cache at `start`."""
+        count, device = len(ids), self._norm.device
+        given = None if actions is None else actions[None]
+        states = self._model.embed(ids[None].to(device), given, positions)[0]
+        padding = -count % CHUNK
+        states = F.pad(states, (0, 0, 0, padding))
+        rope = F.pad(positions, (0, padding)).to(device)
+        cosine, sine = self._cosine[rope, None], self._sine[rope, None]
+        masks = [self._mask(start + first) for first in range(0, len(states), CHUNK)]
+        for layer, keys_values in zip(self._layers, cache, strict=True):
+            qkv = _linear(self._rms_norm(states, layer.before), layer.qkv)
+            attended = self._attention(qkv, cosine, sine, keys_values, start, masks)
+            states = states + _linear(attended, layer.output)
+            gate, up = _linear(self._rms_norm(states, layer.after), layer.gate_up).chunk(2, dim=-1)
+            states = states + _linear(F.silu(gate).mul_(up), layer.down)
+        # As many rows as can be read in whole chunks: an RMS norm of fewer may sum in another order.
+        first = (count - last) // CHUNK * CHUNK
+        logits = _linear(self._rms_norm(states[first:], self._norm), self._lm_head)
+        return logits[count - last - first : count - first]
+
+    def _rms_norm(self, states: Float[Tensor, "n hidden"], weight: Tensor) -> Float[Tensor, "n hidden"]:
+        wide = states.float()
+        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._epsilon)
+        return weight * scaled.to(states.dtype)
+
+    def _mask(self, first: int) -> Float[Tensor, "rows length"]:
+        """What is added to the scores of a chunk that begins at `first` of the cache, over whole blocks of keys."""
+        length = -(-(first + CHUNK) // KEY_BLOCK) * KEY_BLOCK
+        mask = torch.full((CHUNK, length), -torch.inf, dtype=self._norm.dtype, device=self._norm.device)
+        return mask.triu_(first + 1).repeat(self._group, 1)
+
+    @property
+    def _group(self) -> int:
+        """Query heads that share a head of keys and values."""
+        return self._model.config.num_attention_heads // self._kv_heads
+
+    def _attention(
+        self,
+        qkv: Float[Tensor, "n heads_dim"],
+        cosine: Float[Tensor, "n 1 dim"],
+        sine: Float[Tensor, "n 1 dim"],
+        keys_values: Float[Tensor, "two kv_heads length dim"],
+        start: int,
+        masks: list[Float[Tensor, "rows length"]],
+    ) -> Float[Tensor, "n query_heads_dim"]:
+        by_head = rearrange(qkv, "n (heads dim) -> n heads dim", dim=self._dim)
+        queries = self._kv_heads * self._group
+        first, second = by_head[:, : queries + self._kv_heads].chunk(2, dim=-1)
+        rotated = by_head[:, : queries + self._kv_heads] * cosine + torch.cat([-second, first], dim=-1) * sine
+        stored = slice(start, start + len(qkv))
+        keys_values[0, :, stored] = rotated[:, queries:].transpose(0, 1)
+        keys_values[1, :, stored] = by_head[:, queries + self._kv_heads :].transpose(0, 1)
+        # One head of keys and values, and all the queries of a chunk that read it.
+        rows = rearrange(
+            rotated[:, :queries], "(chunks n) (kv group) dim -> chunks 1 kv (group n) dim", n=CHUNK, kv=self._kv_heads
+        )
+        attended = []
+        for chunk, mask in zip(rows, masks, strict=True):
+            keys, values = keys_values[:, None, :, : mask.shape[1]]
+            attended.append(F.scaled_dot_product_attention(chunk, keys, values, attn_mask=mask))
+        return rearrange(
+            torch.stack(attended), "chunks 1 kv (group n) dim -> (chunks n) (kv group dim)", group=self._group
+        )
+
+
+class PackedReader:
+    """The `terra.world_model.window.TokenReader` over a `PackedDecoder`."""
+
+    def __init__(self, decoder: PackedDecoder) -> None:
+        self._decoder, self._cache, self._length = decoder, decoder.empty_cache(0), 0
+
+    @property
+    def layout(self) -> Layout:
+        """See `TokenReader.layout`."""
+        return self._decoder.layout
+
+    @property
+    def length(self) -> int:
+        """See `TokenReader.length`."""
+        return self._length
+
+    @torch.inference_mode()
+    def feed(
+        self,
+        ids: Int[Tensor, "1 n"],
+        positions: Int[Tensor, " n"],
+        actions: Float32[Tensor, "1 steps slots action_dim"] | None = None,
+        last: int | None = None,
+    ) -> Float[Tensor, "1 last vocab"]:
+        """See `TokenReader.feed`."""
+        count = len(positions)
+        needed = -(-(self._length + count + CHUNK) // KEY_BLOCK) * KEY_BLOCK
+        if needed > self._cache.shape[3]:
+            grown = self._decoder.empty_cache(needed)
+            grown[:, :, :, : self._length] = self._cache[:, :, :, : self._length]
+            self._cache = grown
+        given = None if actions is None else actions[0]
+        wanted = count if last is None else last
+        logits = self._decoder.forward(ids[0], positions, given, self._cache, self._length, wanted)
+        self._length += count
+        return logits[None]
+
+    def drop(self, count: int) -> None:
+        """See `TokenReader.drop`."""
+        self._length -= count
