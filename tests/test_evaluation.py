@@ -48,9 +48,10 @@ from terra.evaluation.scores import (
 )
 from terra.evaluation.settings import EvaluationSettings
 from terra.metrics.bootstrap import Estimate, mean_estimate, share_estimate
-from terra.metrics.frames import PSNR_CAP, psnr, ssim
+from terra.metrics.frames import PSNR_CAP, psnr
 from terra.metrics.frechet import clip_features, frechet_distance, frechet_estimate, halves_distance
 from terra.metrics.networks import FeatureNetwork
+from terra.metrics.similarity import ssim
 from terra.pipeline import Pipeline, RolloutRequest
 from terra.sampling import SamplingParams
 from terra.training.processes import start_processes
