@@ -99,8 +99,7 @@ def test_engines_agree_over_a_whole_window(tokenizer, hf_demo, jacobi_demo, vllm
         return await asyncio.gather(*first, ran(vllm_demo, late, actions[-2:], SAMPLED, 7))
 
     assert all(map(torch.equal, wait(on_vllm()), (greedy, sampled[:2], sampled[-2:])))
-    for how, frames in ((GREEDY, greedy), (SAMPLED, sampled)):
-        assert torch.equal(wait(stepped(hf_demo, prompt, actions[:1], how, 7)), frames[:1])
+    assert torch.equal(wait(stepped(hf_demo, prompt, actions[:1], GREEDY, 7)), greedy[:1])
     assert torch.equal(wait(ran(hf_demo, late, actions[-2:-1], SAMPLED, 7)), sampled[-2:-1])
 
 
@@ -177,9 +176,10 @@ def turn(frames: np.ndarray) -> float:
 
 def test_the_trajectory_steers(tokenizer, jacobi_demo, wait):
     async def together():
-        windows = [window(tokenizer, path, 16) for path in ("left", "straight", "right")]
+        windows = [window(tokenizer, path, 12) for path in ("left", "straight", "right")]
         return await asyncio.gather(*(ran(jacobi_demo, prompt, actions, SAMPLED, 0) for prompt, actions in windows))
 
     left, straight, right = (turn(to_uint8(tokenizer.decode(tokens))) for tokens in wait(together()))
+    print(left, straight, right)
     assert left > straight + 10
     assert right < straight - 10
