@@ -176,10 +176,9 @@ def turn(frames: np.ndarray) -> float:
 
 def test_the_trajectory_steers(tokenizer, jacobi_demo, wait):
     async def together():
-        windows = [window(tokenizer, path, 12) for path in ("left", "straight", "right")]
+        windows = [window(tokenizer, path, 10) for path in ("left", "straight", "right")]
         return await asyncio.gather(*(ran(jacobi_demo, prompt, actions, SAMPLED, 0) for prompt, actions in windows))
 
     left, straight, right = (turn(to_uint8(tokenizer.decode(tokens))) for tokens in wait(together()))
-    print(left, straight, right)
     assert left > straight + 10
     assert right < straight - 10
