@@ -36,12 +36,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that starts vLLM as slow."""
+    """Mark every test that starts vLLM as slow, and put files with slow tests first, so that workers end together."""
     for item in items:
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
         named = any(isinstance(value, str) and value == "vllm" for value in parameters)
         if named or "vllm_engine" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
+    slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -1,12 +1,12 @@
 """`terra rollout` killed at random moments, and its results damaged in every way: in the end nothing differs."""
 
-import multiprocessing
 import os
 import random
 import time
 from pathlib import Path
 
 import pytest
+from forkserver import forkserver_with
 from rollout_damage import DAMAGE
 from tiny_rollouts import Batch, run_and_exit
 
@@ -47,8 +47,7 @@ def test_random_kills_and_random_damage_change_nothing(tmp_path, tiny_model, tin
     moments = random.Random(seed)
     batch = make_batch(tmp_path / "killed", tiny_model, tiny_tokenizer)
     rollouts = batch.output / "rollouts"
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["terra.rollouts.batch", "terra.engine.hf"])
+    context = forkserver_with("terra.rollouts.batch", "terra.engine.hf")
     kills = 0
     for mark in sorted(moments.sample(range(NUM - 3), KILLS)):
         process = context.Process(target=run_and_exit, args=(batch.overrides(),))

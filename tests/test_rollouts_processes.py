@@ -1,12 +1,12 @@
 """`terra-rollout` in processes of its own: killed, or several on one folder."""
 
-import multiprocessing
 import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from entry import load_script
+from forkserver import forkserver_with
 from tiny_rollouts import Batch, run_and_exit
 
 pytestmark = pytest.mark.slow
@@ -28,14 +28,12 @@ def batch(tmp_path: Path, tiny_model: Path, tiny_tokenizer: Path) -> Batch:
 
 def make_batch(folder: Path, model: Path, tokenizer: Path) -> Batch:
     batch = Batch(folder, model, tokenizer)
-    batch.write(*(batch.line(index, num_frames=12 + index % 3) for index in range(NUM)))
+    batch.write(*(batch.line(index, num_frames=8 + index % 3) for index in range(NUM)))
     return batch
 
 
 def start(batch: Batch):
-    # forkserver: torch and the engine are imported once for all processes.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["terra.rollouts.batch", "terra.engine.hf"])
+    context = forkserver_with("terra.rollouts.batch", "terra.engine.hf")
     process = context.Process(target=run_and_exit, args=(batch.overrides(),))
     process.start()
     return process

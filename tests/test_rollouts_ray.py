@@ -56,7 +56,7 @@ def batch(tmp_path: Path, tiny_model: Path, tiny_tokenizer: Path) -> Batch:
 
 def make_batch(folder: Path, model: Path, tokenizer: Path) -> Batch:
     batch = Batch(folder, model, tokenizer)
-    lines = [batch.line(index, num_frames=12 + index % 3) for index in range(NUM)]
+    lines = [batch.line(index, num_frames=8 + index % 3) for index in range(NUM)]
     batch.write(*lines[:5], batch.line(99, context="nowhere"), *lines[5:])
     return batch
 

@@ -40,7 +40,7 @@ def cluster():
 @pytest.fixture
 def batch(tmp_path: Path, tiny_model: Path, tiny_tokenizer: Path) -> Batch:
     batch = Batch(tmp_path, tiny_model, tiny_tokenizer)
-    batch.write(*(batch.line(index, num_frames=12 if index < 3 else 60) for index in range(NUM)))  # the rest takes long
+    batch.write(*(batch.line(index, num_frames=12 if index < 3 else 30) for index in range(NUM)))  # the rest takes long
     return batch
 
 
@@ -73,7 +73,7 @@ def kill_machine(node: Any) -> None:
 
 
 def test_a_cluster_without_room_for_any_worker_ends_the_run_and_says_what_is_left(batch, cluster, monkeypatch, caplog):
-    monkeypatch.setattr(ray_cluster, "_RESERVE_SECONDS", 10.0)
+    monkeypatch.setattr(ray_cluster, "_RESERVE_SECONDS", 4.0)
     caplog.set_level("INFO")
     killer = when(batch, 2, lambda: kill_machine(cluster.head_node))
     with pytest.raises(EngineError, match=r"worker 0: expected a machine with 1 CPUs free, got none in \d+ s: no "):

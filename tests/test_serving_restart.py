@@ -1,6 +1,5 @@
 """What becomes of jobs when terra-serve ends: by SIGTERM, or by a kill -9 at any moment."""
 
-import multiprocessing
 import os
 import signal
 import socket
@@ -10,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
+from forkserver import forkserver_with
 from safetensors.torch import load
 from tiny_serving import OVERLAP, make_pipeline, pictures, run_and_exit, scene_folder
 
@@ -43,9 +43,7 @@ class Process:
             "uploads.max_frames": 4,
             "drain_seconds": 0.05,
         }
-        # forkserver: torch and the engine are imported once for all processes.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["terra.serving.run", "terra.engine.hf"])
+        context = forkserver_with("terra.serving.run", "terra.engine.hf")
         overrides = [f"{key}={value}" for key, value in settings.items()]
         self.process = context.Process(target=run_and_exit, args=(overrides,))
         self.process.start()

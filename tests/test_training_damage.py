@@ -2,12 +2,12 @@
 
 import errno
 import math
-import multiprocessing
 import signal
 from pathlib import Path
 
 import pytest
 import torch
+from forkserver import forkserver_with
 from tiny_training import KILLS, Numbers, config, read_log, read_state, terminate_at, train_until_killed
 
 import tokenizer.checkpoint
@@ -22,8 +22,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("moment", KILLS)
 def test_a_run_killed_while_it_saves_goes_on_to_the_same_weights(tmp_path, accelerator, moment):
     whole = train(Numbers(), config(tmp_path / "whole"), accelerator)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tiny_training"])
+    context = forkserver_with("terra.training.loop", "terra.training.world_model", "terra.training.tokenizer")
     process = context.Process(target=train_until_killed, args=(tmp_path / "killed", moment))
     process.start()
     process.join()

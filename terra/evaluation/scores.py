@@ -14,8 +14,9 @@ from terra.evaluation.action_estimator import ActionEstimator
 from terra.evaluation.clips import Clip
 from terra.evaluation.estimator import MotionEstimator
 from terra.evaluation.motion import Steps
-from terra.metrics.frames import psnr, ssim
+from terra.metrics.frames import psnr
 from terra.metrics.networks import FeatureNetwork, map_distance, pool
+from terra.metrics.similarity import ssim
 from terra.metrics.video_networks import VideoNetwork
 from tokenizer import Frames, TokenGrid
 

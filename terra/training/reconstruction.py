@@ -11,8 +11,9 @@ from PIL import Image
 from torch import Tensor
 
 from decoder.video import to_8_bit, to_unit_range
-from terra.metrics.frames import psnr, ssim
+from terra.metrics.frames import psnr
 from terra.metrics.networks import FeatureNetwork, frechet_distance, load_feature_network, map_distance, pool
+from terra.metrics.similarity import ssim
 from tokenizer import LFQTokenizer
 from tokenizer.files import replacing
 from tokenizer.types import TokenGrid
@@ -39,7 +40,7 @@ def evaluate_tokenizer(
 ) -> dict[str, float | int]:
     """Encode and decode frames, and measure the reconstructions.
 
-    Returns means over the frames: `psnr` (dB) and `ssim` (see `terra.metrics.frames`) and, if there is a network,
+    Returns means over the frames: `psnr` (dB) and `ssim` (see `terra.metrics`) and, if there is a network,
     `perceptual_<its name>` (`terra.metrics.networks.perceptual_distance`). With a network and two frames or more,
     `frechet_<its name>` is the `frechet_distance` of the pooled features; it falls as the number of frames rises.
     `codebook_used` is the number of distinct ids / codebook size, `codebook_perplexity` is exp of the ids' entropy, and

@@ -28,3 +28,29 @@ def _correct_rounding_to_fp8(monkeypatch):
         return torch.from_numpy(values).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
 
     monkeypatch.setattr(interpreter, "_convert_float", converted)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _language_replaced_once():
+    """The interpreter replaces Triton's functions at each call of a kernel's function: a fifth of the time."""
+    from triton.runtime import interpreter
+
+    replace, replaced = interpreter._patch_lang, set()
+
+    def replace_once(function):
+        if id(function.__globals__) not in replaced:
+            replaced.add(id(function.__globals__))
+            replace(function)
+        return interpreter._LangPatchScope()
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(interpreter, "_patch_lang", replace_once)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _few_partials_ahead(monkeypatch):
+    """So few that the kernel's loop over them comes round again at the lengths of these tests."""
+    from terra.engine.graph.kernels import attention
+
+    monkeypatch.setattr(attention, "_PARTIALS_AHEAD", 2)
