@@ -52,7 +52,7 @@ def plan_course(graph: LaneGraph, kind: str, node: Node, rng: np.random.Generato
     radius = float(rng.uniform(*RADII))
     pieces: list[Float[np.ndarray, "points 2"]] = []
     marks: list[tuple[float, str]] = []
-    lanes, nodes, driven = set[int](), set[Node](), 0.0
+    lanes, nodes, driven, start = set[int](), set[Node](), 0.0, 0.0
     for lane, event, crossing in _steps(graph, kind, node, rng, radius):
         road = graph.path(lane)
         if not pieces:
