@@ -271,3 +271,10 @@ def _coverage(
 
 def _sinc(angle: float) -> float:
     return math.sin(angle) / angle if angle else 1.0
+
+
+def covered(
+    rule: MemoryRule, poses: Float64[np.ndarray, "frames 3"], pose: Float64[np.ndarray, " 3"]
+) -> Float64[np.ndarray, " frames"]:
+    """How much of what is in view from `pose` each frame shows, 0 to 1; 1 for a frame of the same pose."""
+    return _coverage(rule, torch.from_numpy(poses)[None], torch.from_numpy(pose)[None, None])[0].mean(-1).numpy()

@@ -21,7 +21,7 @@ CIRCLE, OUT_AND_BACK, BLOCK = REVISITS = ("circle", "out_and_back", "block")
 RADII = (4.5, 6.0)
 LATERAL = LANE_WIDTH / 2  # m from the center line to the lane beside it
 MAX_OFFSET = 0.25  # m from the path, at most
-CRUISE_SPEEDS = {CIRCLE: (5.0, 9.0), OUT_AND_BACK: (6.0, 10.0), BLOCK: (8.0, 12.0)}  # m/s
+CRUISE_SPEEDS = {CIRCLE: (5.0, 9.0), OUT_AND_BACK: (8.0, 12.0), BLOCK: (9.0, 12.5)}  # m/s
 RUN_UPS = {CIRCLE: (8.0, 25.0), OUT_AND_BACK: (20.0, 40.0), BLOCK: (20.0, 40.0)}  # m before the first stop line
 # Cars in curves are so much slower (factor) than the comfortable limit.
 CURVE_SPEEDS = (0.75, 0.95)
