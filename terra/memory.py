@@ -4,9 +4,9 @@
 
 A pose is [x, y, heading] in meters and radians (counter-clockwise, never wrapped), in the axes of the rollout's first
 frame (x forward, y left). Poses follow from the actions alone (`advance`), and memory frames from poses alone
-(`choose`), so that every engine, a batch, a fork and a resumed rollout remember the same. On five drives recorded in the
-town (10 frames a second), poses from actions are off by 0.2, 0.7 and 1.5 m (median; 95 %: 1.3, 2.7, 3.5 m) and by 0.3,
-0.5 and 0.3 degrees (95 %: 1.7, 1.8, 2.0) after 10, 20 and 40 s.
+(`choose`), so that every engine, a batch, a fork and a resumed rollout remember the same. On five drives recorded in
+the town, at 10 frames a second, poses from actions are after 10, 20 and 40 s off by 0.2, 0.7 and 1.5 m (median; 95 %:
+1.3, 2.7 and 3.5 m) and by 0.3, 0.5 and 0.3 degrees (95 %: 1.7, 1.8 and 2.0).
 
 For the model a memory frame is a frame of the prompt. The action behind it is a place: the next frame's pose, seen from
 the memory frame (`place_action`), with all times 0, which no drive has.
@@ -23,10 +23,11 @@ from pydantic import Field
 from torch import Tensor
 
 from terra.actions import Waypoints
+from terra.errors import ConfigError
 from tokenizer.settings import Settings
 
-MOST_CANDIDATES = 6000
-"""Frames of a rollout, the newest ones, among which memory frames are chosen: ten minutes at 10 frames a second."""
+MOST_CANDIDATES = 3000
+"""Frames of a rollout, the newest ones, among which memory frames are chosen: five minutes at 10 frames a second."""
 
 PLACE_METERS = 2.0
 """Distance between the points of a place action, along the heading."""
@@ -58,6 +59,21 @@ class MemoryRule(Settings):
     field_of_view: Annotated[float, Field(ge=10, le=170)] = 90.0
     range: Annotated[float, Field(gt=_NEAREST, le=1000)] = 40.0
     kind: Literal["view", "recent"] = "view"
+
+
+def memory_in_use(trained: MemoryRule | None, wanted: Literal["auto"] | int) -> MemoryRule | None:
+    """The rule of rollouts, from that of the model's training (None: without memory) and the setting `memory`.
+
+    Raises:
+        ConfigError: more memory frames than the model was trained with.
+    """
+    if wanted == "auto":
+        return trained
+    most = 0 if trained is None else trained.frames
+    if wanted > most:
+        expected = f"at most {most}, as in training" if most else "0 or auto (the model was trained without memory)"
+        raise ConfigError(f"memory: expected {expected}, got {wanted}")
+    return trained.replace(frames=wanted) if trained is not None and wanted else None
 
 
 def advance(pose: Pose, action: Float[np.ndarray, "slots 3"], space: Waypoints, fps: float) -> Pose:
