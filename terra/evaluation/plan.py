@@ -15,6 +15,7 @@ from terra.evaluation.clips import Clip, choose_clips
 from terra.evaluation.contrasts import CONTRASTS, CounterfactualGroup, find_groups
 from terra.evaluation.measures import Bootstrap
 from terra.evaluation.settings import EvaluationSettings
+from terra.memory import memory_in_use
 from terra.metrics.bootstrap import LEVEL
 from terra.pairing import check_pairing
 from terra.windows import plan_windows
@@ -135,8 +136,10 @@ def _load_config(world_model: Path, adapter: Path | None) -> LlamaActionConfig:
 
 
 def _check_windows(settings: EvaluationSettings, model: LlamaActionConfig) -> None:
+    rule, max_frames = memory_in_use(model.memory_rule, settings.memory), model.layout.max_frames
+    memory = 0 if rule is None else rule.frames
     for length in (settings.num_frames, settings.drift_frames, settings.group_frames):
-        list(plan_windows(length, settings.num_context, model.layout.max_frames, settings.overlap))
+        list(plan_windows(length, settings.num_context, max_frames, settings.overlap, memory))
 
 
 def _model_facts(
