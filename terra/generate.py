@@ -77,7 +77,8 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
     spec = PipelineSpec.from_settings(settings)
     model, image_size = spec.spec, spec.image_size
     num_frames, num_context = settings.num_frames, settings.num_context
-    list(plan_windows(num_frames, num_context, model.layout.max_frames, settings.overlap))
+    memory = 0 if spec.memory is None else spec.memory.frames
+    list(plan_windows(num_frames, num_context, model.layout.max_frames, settings.overlap, memory))
     needed = num_frames * image_size[0] * image_size[1] * _BYTES_A_PIXEL + _SPARE_BYTES
     context, sample_id = settings.context, settings.sample_id
     path = action_file(model.space, trajectory=settings.trajectory, actions=settings.actions)
@@ -126,6 +127,7 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
             overlap=settings.overlap,
             seconds={"check": checked - started, "load": loaded - checked, **rollout.seconds},
             reconstruction=rollout.reconstruction,
+            memory=pipeline.describe_memory(rollout.tokens, inputs.actions, num_context),
         )
         writer.finish(rollout.tokens, inputs.actions, record, inputs.drawn)
     _report(console, settings.output, rollout, time.perf_counter() - started)

@@ -128,6 +128,8 @@ def _evaluate(spec: PipelineSpec, plan: EvaluationPlan, scorer: Scorer, started:
         # Tokenizers that differ in their decoders alone make the same rollouts, so the key is the tokens' hash.
         weights = {**plan.facts["checkpoints"], "tokenizer": tokens_sha256(plan.tokenizer)}
         made_with = {"engine": spec.settings.engine, "overlap": settings.overlap, **weights}
+        if spec.memory is not None:
+            made_with["memory"] = spec.memory.model_dump()
         rollouts = KeptRollouts(pipeline, settings.sampling, settings.output / "rollouts", made_with)
         measured_with = {**made_with, "sampling": vars(settings.sampling), **_measuring(settings, plan, spec)}
         kept = KeptFiles(settings.output / "scores", measured_with)

@@ -16,6 +16,7 @@ from terra.evaluation.contrasts import CONTRASTS, CounterfactualGroup, find_grou
 from terra.evaluation.measures import Bootstrap
 from terra.evaluation.revisits import Revisit, choose_revisits
 from terra.evaluation.settings import EvaluationSettings
+from terra.memory import memory_in_use
 from terra.metrics.bootstrap import LEVEL
 from terra.pairing import check_pairing
 from terra.windows import plan_windows
@@ -132,8 +133,8 @@ def make_plan(settings: EvaluationSettings, tokenizer: Path, world_model: Path, 
     }
     groups = {name: groups for name, (groups, _) in found.items()}
     old_clips = _choose_old_clips(settings, model, image_size)
-    chosen = (clips, drift, revisits, old_clips, groups)
-    return EvaluationPlan(settings, tokenizer, world_model, estimator, model, *chosen, facts)
+    folders, found_there = (tokenizer, world_model, estimator), (clips, drift, revisits, old_clips, groups)
+    return EvaluationPlan(settings, *folders, model, *found_there, facts)
 
 
 def _load_config(world_model: Path, adapter: Path | None) -> LlamaActionConfig:
@@ -141,8 +142,9 @@ def _load_config(world_model: Path, adapter: Path | None) -> LlamaActionConfig:
 
 
 def _check_windows(settings: EvaluationSettings, model: LlamaActionConfig) -> None:
-    for length in (settings.num_frames, settings.drift_frames, settings.group_frames, settings.revisit_frames):
-        list(plan_windows(length, settings.num_context, model.layout.max_frames, settings.overlap))
+    lengths = (settings.num_frames, settings.drift_frames, settings.group_frames, settings.revisit_frames)
+    for length in lengths:
+        list(plan_windows(length, settings.num_context, max_frames, settings.overlap, memory))
 
 
 def _model_facts(

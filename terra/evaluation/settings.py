@@ -18,7 +18,7 @@ class EvaluationSettings(PipelineSettings):
         output: folder for what is written.
         compare: folders of models that are evaluated beside the command's own, see `terra.evaluation.candidates`.
         old_data: recordings of the domain that the models come from, of which `split` tells what is forgotten.
-        num_clips, num_frames, num_context, overlap: of the rollouts, as `terra generate` has them.
+        num_clips, num_frames, num_context, overlap, memory: of the rollouts, as `terra generate` has them.
         seed: of the rollouts and of the bootstrap.
         at_once: rollouts generated together.
         workers: videos decoded at once.

@@ -107,7 +107,7 @@ def load(settings: ServeSettings) -> tuple[Pipeline, dict[str, Scene], str]:
     """
     check_names(settings)
     spec = PipelineSpec.from_settings(settings, sessions=settings.live.sessions + settings.jobs.at_once)
-    check_windows(settings, spec.spec.layout)
+    check_windows(settings, spec.spec)
     scenes = load_scenes(
         settings.scenes,
         num_context=settings.num_context,

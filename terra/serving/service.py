@@ -13,9 +13,11 @@ import torch
 
 from terra.actions import TableSpace, Waypoints
 from terra.driving.control import Driver, Steering
+from terra.engine.base import EngineSpec
 from terra.errors import ActionError, ConfigError
+from terra.memory import memory_in_use
 from terra.pipeline import Pipeline
-from terra.prompt import Action, Actions, Layout
+from terra.prompt import Action, Actions
 from terra.sampling import SamplingParams
 from terra.serving.contexts import Contexts
 from terra.serving.documents import Fields, Wanted, read_fields
@@ -36,9 +38,10 @@ from terra.windows import check_overlap
 _SMALL_BYTES = 64 << 10  # JSON that a thread reads in a few milliseconds
 
 
-def check_windows(settings: ServeSettings, layout: Layout) -> None:
-    """Raise ConfigError if overlap, context lengths or rollout lengths leave no frame to generate."""
-    check_overlap(settings.overlap, layout.max_frames)
+def check_windows(settings: ServeSettings, spec: EngineSpec) -> None:
+    """Raise ConfigError if overlap, memory, context or rollout lengths leave no frame to generate."""
+    layout, memory = spec.layout, memory_in_use(spec.memory, settings.memory)
+    check_overlap(settings.overlap, layout.max_frames, memory.frames if memory else 0)
     counts = {"num_context": settings.num_context, "uploads.max_frames": settings.uploads.pictures(layout.max_frames)}
     for name, count in counts.items():
         if not 1 <= count < layout.max_frames:
@@ -79,7 +82,7 @@ class Service:
     ) -> None:
         self.settings = settings
         self.model = Model(pipeline, settings.model_name, settings.decode_threads, settings.uploads.at_once)
-        check_windows(settings, self.model.spec.layout)
+        check_windows(settings, self.model.spec)
         check_names(settings)
         self.created = int(time.time())
         self.metrics = Metrics()
@@ -210,8 +213,9 @@ class Service:
             driver, actions = self._driven(message, len(context) - 1, usual)
         else:
             driver, actions = _played(message, len(context) - 1, usual, space)
-        moments = context_moments(context, actions, driver)
-        return Fork(moments, len(context), self.sampling(message.sampling), message.seed or 0, adapter)
+        moments = context_moments(context, actions, driver, self.model.spec)
+        sampling, memory = self.sampling(message.sampling), self.model.pipeline.memory
+        return Fork(moments, len(context), sampling, message.seed or 0, adapter, memory)
 
     def _driven(self, message: Open, count: int, usual: Actions | None) -> tuple[Driver, Actions]:
         """The car at the first context frame, and the `count` actions between these."""
