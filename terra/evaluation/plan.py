@@ -142,8 +142,9 @@ def _load_config(world_model: Path, adapter: Path | None) -> LlamaActionConfig:
 
 
 def _check_windows(settings: EvaluationSettings, model: LlamaActionConfig) -> None:
-    lengths = (settings.num_frames, settings.drift_frames, settings.group_frames, settings.revisit_frames)
-    for length in lengths:
+    rule, max_frames = memory_in_use(model.memory_rule, settings.memory), model.layout.max_frames
+    memory = 0 if rule is None else rule.frames
+    for length in (settings.num_frames, settings.drift_frames, settings.group_frames, settings.revisit_frames):
         list(plan_windows(length, settings.num_context, max_frames, settings.overlap, memory))
 
 
