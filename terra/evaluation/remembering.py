@@ -203,9 +203,10 @@ def revisit_measures(remembered: Sequence[Remembered], bootstrap: Bootstrap) -> 
     mean over frames. Where the model has memory, METRIC-gain is the metric minus that without memory, paired by drive,
     and METRIC-closed is how much of the way from no memory to the oracle memory goes.
     """
-    runs = {REVISITS: list(remembered)}
-    for each in remembered:
-        runs.setdefault(f"{REVISITS}-{each.revisit.kind}", []).append(each)
+    runs: dict[str, list[Remembered]] = {}
+    for run in (lambda _: REVISITS, lambda each: f"{REVISITS}-{each.revisit.kind}"):
+        for each in remembered:
+            runs.setdefault(run(each), []).append(each)
     measures = []
     for run, drives in runs.items():
         places = [each.revisit.clip.place for each in drives]
