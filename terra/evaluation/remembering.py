@@ -8,6 +8,7 @@ ceiling, and the best earlier view repeated.
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,7 +23,6 @@ from terra.evaluation.measures import Bootstrap, Measure
 from terra.evaluation.revisits import Revisit
 from terra.evaluation.rollouts import KeptRollouts, RecallOf
 from terra.evaluation.scores import GENERATED, RE_ENCODED, TRUE, ClipScores, Pixels, Scorer
-from terra.memory import MemoryRule
 from terra.metrics.bootstrap import QUANTILES, Estimate, draw_units, mean_estimate, unit_members
 from terra.pipeline import Pipeline, RolloutRequest
 from terra.progress import ProgressLine
@@ -130,25 +130,25 @@ class RevisitBench:
 
     def _variants(self) -> dict[str, Callable[[_Loaded], RecallOf]]:
         """For each variant, what a rollout of a drive remembers."""
-        rule = self._pipeline.memory
+        rule, spec = self._pipeline.memory, self._pipeline.engine.spec
         if rule is None:
-            return {GENERATED: lambda _: lambda context, actions: None}
+            return {GENERATED: lambda _: _nothing}
         recent = rule.replace(kind="recent")
+
+        def truth(loaded: _Loaded) -> RecallOf:
+            def begin(context: TokenGrid, actions: Actions) -> Recall:
+                recall = TrueRecall.begin(rule, spec, context, actions)
+                recall.truth = loaded.tokens
+                return recall
+
+            return begin
+
         return {
-            GENERATED: lambda _: lambda context, actions: self._recall(Recall, rule, context, actions),
-            NO_MEMORY: lambda _: lambda context, actions: None,
-            RECENT: lambda _: lambda context, actions: self._recall(Recall, recent, context, actions),
-            ORACLE: lambda loaded: lambda context, actions: self._true_recall(rule, loaded, context, actions),
+            GENERATED: lambda _: partial(Recall.begin, rule, spec),
+            NO_MEMORY: lambda _: _nothing,
+            RECENT: lambda _: partial(Recall.begin, recent, spec),
+            ORACLE: truth,
         }
-
-    def _recall(self, kind: type[Recall], rule: MemoryRule, context: TokenGrid, actions: Actions) -> Recall:
-        return kind.begin(rule, self._pipeline.engine.spec, context, actions)
-
-    def _true_recall(self, rule: MemoryRule, loaded: _Loaded, context: TokenGrid, actions: Actions) -> Recall:
-        recall = self._recall(TrueRecall, rule, context, actions)
-        assert isinstance(recall, TrueRecall)
-        recall.truth = loaded.tokens
-        return recall
 
     def _generate(
         self, variant: str, recall: Callable[[_Loaded], RecallOf], part: Sequence[_Loaded]
@@ -247,6 +247,10 @@ def _ratio(above: np.ndarray, below: np.ndarray, places: Sequence[str], bootstra
             drawn = sums[:, draw_units(len(members), bootstrap.resamples, bootstrap.seed)].sum(axis=-1)
             low, high = np.quantile(drawn[0] / drawn[1], QUANTILES)
     return Estimate(value, float(low), float(high), len(above), len(members))
+
+
+def _nothing(context: TokenGrid, actions: Actions) -> None:
+    """What a rollout without memory remembers."""
 
 
 def _decoded(decoder: Decoder, tokens: TokenGrid, frames: Tensor) -> Frames:

@@ -90,8 +90,12 @@ class Scorer:
 
     @torch.no_grad()
     def measure_frames(self, clip: Clip, variants: Mapping[str, Frames]) -> ClipScores:
-        """Frame metrics and features of some frames of a clip, equally many of each variant, which one by one belong
-        to those of `TRUE`."""
+        """Measure frames of a clip: frame metrics and features alone.
+
+        Args:
+            clip: the clip.
+            variants: equally many frames of each, which one by one belong to those of `TRUE`.
+        """
         features: dict[str, list[Tensor]] = {}
         metrics: dict[str, dict[str, list[Tensor]]] = {}
         for first in range(0, len(variants[TRUE]), _FRAMES_AT_ONCE):
