@@ -9,22 +9,26 @@ import pytest
 import torch
 from entry import read_settings
 from hypothesis import given, settings, strategies as st
+from PIL import Image
 from rich.console import Console
 from tiny import COLS, DEVICE, ROWS, save_tiny
+from tiny_driving import SIZE, write_driving
 from tiny_rollouts import Batch, told
 from window_plans import memory_plans
 
 from decoder import FramewiseDecoder
+from decoder.video import to_frames
 from terra.actions import Waypoints
 from terra.config.files import register_resolvers
 from terra.driving.control import Driver, Steering
 from terra.engine.base import Engine, EngineSpec
 from terra.engine.hf import HFEngine
 from terra.engine.persistence import PersistenceEngine
-from terra.errors import ActionError, CheckpointError, ConfigError, EngineError
+from terra.errors import ActionError, CheckpointError, ConfigError, EngineError, TerraError
 from terra.generate import run as generate
 from terra.memory import MemoryRule, memory_in_use, place_action, poses_along
 from terra.pipeline import Pipeline
+from terra.place_map import load_map
 from terra.prompt import Layout, build_prompt
 from terra.recall import PlaceMap, Recall
 from terra.sampling import SamplingParams, window_seed
@@ -387,6 +391,73 @@ class TestCommands:
         with pytest.raises(ConfigError, match=line):
             self.make(batch, **changes)
         assert not (batch.folder / "made").exists()
+
+    def write_map(self, batch: Batch, rows: list[str] | None = None, header: str = "file,x_m,y_m,heading_deg") -> Path:
+        path = batch.folder / "map.csv"
+        path.write_text("\n".join([header, *(rows or [f"c1/{k}.png,{2 * k},0.5,{5 * k}" for k in range(3)])]) + "\n")
+        return path
+
+    def test_a_place_of_which_there_are_pictures(self, batch):
+        folder = self.make(batch, map=self.write_map(batch), map_pose="[1,0,0.1]")
+        record = json.loads((folder / "rollout.json").read_text())
+        assert [each["num_frames"] for each in record["windows"]] == [6, 6, 6]
+        assert [each["start"] for each in record["windows"]] == [0, 4, 8]
+        assert record["memory"]["map"]["pose"] == [1, 0, 0.1]
+        assert len(record["memory"]["windows"]) == 3
+        assert set(record["memory"]["windows"][0]) <= {-1, -2, -3}
+        assert told(folder)[0] == 0
+        Image.open(batch.folder / "c1/2.png").rotate(180).save(batch.folder / "c1/2.png")
+        with pytest.raises(ConfigError, match=r"map .*map.csv: expected the content that the rollout was made from"):
+            told(folder)
+
+    @pytest.mark.parametrize(
+        ("rows", "changes", "line"),
+        [
+            (None, {"memory": 0}, "map: expected none for rollouts without memory, got one"),
+            (None, {"num_context": 6}, "num_context: expected 1 to 5"),
+            (None, {"map_pose": "[1,2]"}, r"map_pose: expected \[x, y, heading\] in meters and radians"),
+            (None, {"limits.map_frames": 2}, "map=.*map.csv: expected 1 to 2 frames, got 3"),
+            (["c1/0.png,0,0,0"], {}, r"map: expected at least 2 frames \(memory\), got 1"),
+            (["c1/0.png,0,0,left"], {}, "map.csv: line 2: heading_deg: expected a number below 1e7, got 'left'"),
+            (["c1/0.png,0,0"], {}, "map.csv: line 2: expected 4 columns, got 3"),
+            (
+                ["c1/9.png,0,0,0", "c1/0.png,0,0,0"],
+                {},
+                "c1/9.png: expected a folder, a glob or a video, got no such path",
+            ),
+            (
+                ["file"],
+                {"map": "none.csv"},
+                "map=none.csv: expected a CSV, or the MP4 of an episode .*, got no such file",
+            ),
+        ],
+    )
+    def test_bad_maps_are_one_line(self, batch, rows, changes, line):
+        path = self.write_map(batch, rows)
+        with pytest.raises(TerraError, match=line):
+            self.make(batch, **({"map": path} | changes))
+        assert not (batch.folder / "made").exists()
+
+    def test_a_map_declares_its_units(self, batch):
+        path = self.write_map(batch, header="file,x,y,heading")
+        with pytest.raises(
+            TerraError, match="line 1: expected the columns file, x_m, y_m and heading_rad or heading_deg"
+        ):
+            self.make(batch, map=path)
+        with pytest.raises(ConfigError, match="map_pose: expected none without map=, got one"):
+            self.make(batch, map_pose="[0,0,0]")
+
+    def test_an_episode_of_a_dataset_is_a_map(self, tmp_path, pipeline, wait):
+        write_driving(tmp_path / "data", num_frames=20)
+        video = min((tmp_path / "data/train").glob("*/*.mp4"))
+        found = load_map(video, SIZE, 10.0)
+        assert len(found.pixels) == len(found.poses) == 20
+        with pytest.raises(TerraError, match="expected pictures of 16x12 pixels, the model's, got 32x16"):
+            load_map(video, (4 * ROWS, 4 * COLS), 10.0)
+        pixels = found.pixels[:, :12, :16]
+        place = wait(pipeline.encode_map(pixels, found.seen_from(found.poses[0])))
+        assert torch.equal(place.tokens, pipeline.tokenizer.encode(to_frames(pixels)))
+        assert place.poses[0].tolist() == [0, 0, 0]
 
     def test_a_batch_goes_on_with_the_same(self, batch):
         batch.write(*(batch.line(index, num_frames=14) for index in range(3)))
