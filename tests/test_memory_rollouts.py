@@ -314,6 +314,34 @@ def test_a_closed_session_refuses(pipeline, wait):
         wait(late())
 
 
+def test_a_wrong_action_at_a_window_s_start_chooses_nothing(pipeline, wait, made):
+    async def drive_on():
+        actions = drive(NUM)
+        session = await pipeline.open(context(0), actions[:2], SAMPLING, 5)
+        frames = []
+        for action in actions[2:]:
+            for wrong in (torch.full((6, 3), torch.nan), torch.zeros(5, 3)):
+                with pytest.raises(EngineError, match="action: expected"):
+                    await session.step(wrong)
+            frames.append(await session.step(action))
+        await session.close()
+        return torch.stack(frames)
+
+    assert torch.equal(wait(drive_on()), made[3:])
+
+
+def test_the_environment_remembers(pipeline, loaded, made):
+    from terra.environment import DriveContext, WorldEnv
+
+    frames = pipeline.decoder.decode(context(1))
+    tokens, actions = pipeline.wait(pipeline.encode(frames)), drive(NUM)
+    expected = pipeline.wait(pipeline.rollout_tokens(tokens, actions, SAMPLING, 5))
+    env = WorldEnv(pipeline, DriveContext(frames, actions[:2]), sampling=SAMPLING)
+    env.reset(seed=5)
+    got = [env.step(action.numpy())[-1]["tokens"] for action in actions[2:]]
+    assert np.array_equal(np.stack(got), expected[3:].numpy())
+
+
 def test_how_many_frames_are_remembered():
     rule = MemoryRule(frames=4, range=30.0)
     assert memory_in_use(rule, "auto") is rule
