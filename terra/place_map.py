@@ -100,6 +100,8 @@ def _from_episode(path: Path, image_size: tuple[int, int], limits: Limits) -> Ma
 def _read_table(path: Path, limits: Limits) -> tuple[list[Path], Poses]:
     lines = read_text(path, ContextError, max_bytes=limits.table_bytes).splitlines()
     _check_count(len(lines) - 1, path, limits)
+    if (longest := max(map(len, lines), default=0)) > limits.line_chars:
+        raise ContextError(f"{path}: expected lines of at most {limits.line_chars} characters, got {longest}")
     try:
         rows = list(csv.reader(lines))
     except csv.Error as error:

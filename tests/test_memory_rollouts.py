@@ -475,6 +475,39 @@ class TestCommands:
         with pytest.raises(ConfigError, match="map_pose: expected none without map=, got one"):
             self.make(batch, map_pose="[0,0,0]")
 
+    @pytest.mark.parametrize(
+        "content",
+        [
+            b"",
+            b"\n\n",
+            b"\x00\x01\xff\xfe",
+            b"file,x_m,y_m,heading_rad",
+            b"file,x_m,y_m,heading_rad\n",
+            b"file,x_m,y_m,heading_rad\n\n",
+            b"file,x_m,y_m,heading_rad,heading_deg\na.png,0,0,0,0",
+            b"file,x_m,x_m,heading_rad\nc1/0.png,0,0,0",
+            b"file,x_m,y_m,heading_rad\nc1/0.png,nan,0,0",
+            b"file,x_m,y_m,heading_rad\nc1/0.png,1e300,0,0",
+            b"file,x_m,y_m,heading_rad\n,0,0,0",
+            b"file,x_m,y_m,heading_rad\n..,0,0,0",
+            b"file,x_m,y_m,heading_rad\nc1/0\x00.png,0,0,0",
+            b"file,x_m,y_m,heading_rad\n" + b"a" * 5000 + b",0,0,0",
+            b'file,x_m,y_m,heading_rad\n"' + b"a" * 200_000 + b",0,0,0",
+            b"file,x_m,y_m,heading_rad\ndrive.json,0,0,0",
+            b"file,x_m,y_m,heading_rad\n" + b"c1/0.png,0,0,0\n" * 1001,
+        ],
+    )
+    def test_hostile_maps_are_one_line(self, batch, content):
+        path = batch.folder / "map.csv"
+        path.write_bytes(content)
+        with pytest.raises(TerraError) as caught:
+            load_map(path, (4 * ROWS, 4 * COLS), 10.0)
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 1000 + len(str(path))
+        for wrong in (batch.folder, batch.folder / "c1/0.png", batch.folder / "drive.json"):
+            with pytest.raises(TerraError, match="map="):
+                load_map(wrong, (4 * ROWS, 4 * COLS), 10.0)
+
     def test_an_episode_of_a_dataset_is_a_map(self, tmp_path, pipeline, wait):
         write_driving(tmp_path / "data", num_frames=20)
         video = min((tmp_path / "data/train").glob("*/*.mp4"))
