@@ -12,6 +12,7 @@ from hypothesis import given, settings, strategies as st
 from PIL import Image
 from rich.console import Console
 from tiny import COLS, DEVICE, ROWS, save_tiny
+from tiny_adapter import save_adapter
 from tiny_driving import SIZE, write_driving
 from tiny_rollouts import Batch, told
 from window_plans import memory_plans
@@ -34,7 +35,7 @@ from terra.recall import PlaceMap, Recall
 from terra.sampling import SamplingParams, window_seed
 from terra.serving.rollout import Fork, LiveRollout, context_moments
 from terra.windows import SlidingSession, plan_windows, remembered, window_at
-from terra.world_model import LlamaActionV2ForCausalLM
+from terra.world_model import LlamaActionV2ForCausalLM, load_adapter
 from tokenizer import LFQTokenizer
 
 MEMORY, OVERLAP, WINDOW = 2, 2, 8
@@ -564,6 +565,15 @@ def test_a_config_without_memory_has_no_such_key(tiny_model, memory_model):
     assert "memory" not in json.loads((tiny_model / "config.json").read_text())
     section = json.loads((memory_model / "config.json").read_text())["memory"]
     assert MemoryRule(**section) == MemoryRule(frames=2)
+
+
+def test_an_adapter_may_bring_memory(tiny_model, tmp_path):
+    folder = save_adapter(tmp_path / "adapter", tiny_model, seed=1)
+    config = json.loads((tiny_model / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"memory": {"frames": MEMORY, "range": 20}}))
+    assert load_adapter(folder, tiny_model).config.memory_rule == MemoryRule(frames=MEMORY, range=20.0)
+    engine = HFEngine(tiny_model, adapter=folder, device=DEVICE)
+    assert engine.spec.memory == MemoryRule(frames=MEMORY, range=20.0)
 
 
 def test_other_worlds_have_no_memory(hf):
