@@ -302,6 +302,70 @@ def test_a_session_opens_the_planned_windows_with_what_the_record_says(plan, see
     ]
 
 
+@settings(max_examples=60)
+@given(memory_plans(), st.data())
+def test_a_session_that_goes_on_remembers_what_the_undisturbed_one_does(plan, data):
+    num_frames, num_context, max_frames, overlap, memory, has_map = plan
+    engine, rule = NotingEngine(max_frames), MemoryRule(frames=memory)
+    turns = data.draw(st.lists(st.sampled_from([-1, -0.3, 0, 1]), min_size=num_frames - 1, max_size=num_frames - 1))
+    actions = torch.tensor([[[0.6 * turn, 2.0, 0.5]] for turn in turns])
+    frames = torch.arange(num_frames)[:, None, None]
+    place = PlaceMap(5000 + frames[:memory], np.zeros((memory, 3))) if has_map else None
+    if has_map and len(frames) < memory:
+        return
+    last = data.draw(st.integers(num_context - 1, num_frames - 2))
+    windows = list(plan_windows(*plan[:5], has_map=has_map))
+    whole = Recall.begin(rule, engine.spec, frames, actions, place)
+    chosen = [[]] * (not has_map) + remembered(whole, actions, windows)
+    index, start = window_at(last, max_frames, overlap, memory, has_map=has_map)
+
+    async def go_on():
+        poses = poses_along(actions.numpy(), Waypoints(times=(0.5,)), 10.0)
+        known = zip(frames[: last + 1], poses[: last + 1], strict=True)
+        recall = Recall(rule, engine.spec, num_context, known, place=place)
+        prompt = build_prompt(frames[start : last + 1], actions[start:last])
+        session = await SlidingSession.open(engine, prompt, SAMPLING, 1, overlap, index, recall=recall)
+        await session.step(actions[last])
+        return session.memory
+
+    assert asyncio.run(go_on()) == chosen[index]
+
+
+def test_a_long_session_remembers_its_newest_frames(pipeline, wait, monkeypatch):
+    whole = Recall.begin(MemoryRule(frames=2), pipeline.engine.spec, context(0, 80), drive(80))
+    assert min(whole.choose(74, 2, drive(80)[75])) < 60
+    monkeypatch.setattr("terra.recall.MOST_CANDIDATES", 10)
+    monkeypatch.setattr("terra.serving.rollout.MOST_CANDIDATES", 10)
+    num, spec = 80, pipeline.engine.spec
+    actions = drive(num).numpy()
+    expected = wait(pipeline.rollout_tokens(context(0), torch.from_numpy(actions), SAMPLING, 5))
+    record = pipeline.describe_memory(expected, torch.from_numpy(actions), 3)
+    assert record is not None
+    windows = pipeline.plan(num, 3)[1:]
+    for window, chosen in zip(windows, record["windows"], strict=True):
+        assert window.start - 10 <= min(chosen) <= max(chosen) < window.start
+    moments = context_moments(context(0), torch.from_numpy(actions[:2]), Driver(Steering(0.0, 5.0), 10.0), spec)
+
+    async def all_ways():
+        live = LiveRollout(pipeline, Fork(moments, 3, SAMPLING, 5, None, pipeline.memory), 8)
+        for action in actions[2:]:
+            await live.step(action)
+        got = [live.moments]
+        assert len(live.moments) == 18  # 10 and the history
+        with pytest.raises(EngineError, match="frame: expected one of those kept, 75 to 79"):
+            await live.rewind(74)
+        for frame in (78, 75):
+            await live.rewind(frame)
+            for action in actions[frame:]:
+                await live.step(action)
+            got.append(live.moments)
+        await live.close()
+        return got
+
+    for moments in wait(all_ways()):
+        assert all(np.array_equal(moment.tokens, expected[moment.index]) for moment in moments)
+
+
 def test_a_closed_session_refuses(pipeline, wait):
     place = PlaceMap(context(9, 5), np.zeros((5, 3)))
 
