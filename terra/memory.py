@@ -39,7 +39,7 @@ _DISTANCES, _ANGLES = 4, 5  # of the points that stand for a view
 _AHEAD = 2  # poses along an action's path that frames are chosen for, beside the present one
 _STANDING_METERS = 0.01  # a car that moves less keeps its heading
 _GRID = 1e-6  # gains are compared after rounding to it: equal ones then stay equal in other axes
-_CHUNK = 1 << 16  # weights computed at a time: what a processor's cache holds
+_CHUNK = 1 << 17  # weights computed at a time: what a processor's cache holds
 
 Pose = Float64[np.ndarray, " 3"]
 Poses = Float64[np.ndarray, "frames 3"]

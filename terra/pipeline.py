@@ -20,16 +20,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from decoder import Decoder
 from decoder.thread import Decoding, RolloutDecoding
+from decoder.video import to_frames
 from terra.config.spec import PipelineSpec
 from terra.engine.base import Engine
 from terra.errors import ConfigError
-from terra.memory import MemoryRule
+from terra.memory import MemoryRule, Poses
 from terra.pairing import check_pairing
 from terra.prompt import Action, Actions, FrameTokens, build_prompt
 from terra.recall import PlaceMap, Recall
@@ -40,6 +42,8 @@ from terra.world_model.adapter import decoder_of
 from tokenizer import Frames, LFQTokenizer, TokenGrid
 
 _T = TypeVar("_T")
+
+_MAP_CHUNK = 16  # frames of a map that are encoded at a time
 
 OnFrame = Callable[[int, int], None]
 """Called with (index of the request, index of the frame in its rollout) when a frame's tokens are there."""
@@ -58,12 +62,15 @@ class RolloutRequest:
             `context - 1` lie between context frames.
         seed: 0 or more.
         adapter: name of one of the engine's adapters; None for the model that the engine was started with.
+        place: pixels (8-bit RGB) and poses of a map's frames, the poses in the axes of the rollout's first frame; None
+            for no map.
     """
 
     context_frames: Frames
     actions: Actions
     seed: int
     adapter: str | None = None
+    place: tuple[UInt8[np.ndarray, "frames height width 3"], Poses] | None = None
 
     @property
     def num_frames(self) -> int:
@@ -75,7 +82,7 @@ class RolloutRequest:
 class Rollout:
     """A finished rollout: context and generated frames, as tokens and as the decoder draws them.
 
-    `reconstruction` says how well the decoder shows the context frames.
+    `reconstruction` says how well the decoder shows the context frames, `place` is the map.
     `seconds` holds the time to "encode" and to "generate", and the decoder's working time ("decode"), which on a GPU
     overlaps generation.
     """
@@ -85,6 +92,7 @@ class Rollout:
     num_context: int
     seconds: dict[str, float]
     reconstruction: Reconstruction
+    place: PlaceMap | None = None
 
 
 class Pipeline:
@@ -262,8 +270,7 @@ class Pipeline:
 
     def plan(self, num_frames: int, num_context: int, *, has_map: bool = False) -> list[Window]:
         """The windows of a rollout. Raises ConfigError, see `terra.windows.plan_windows`, and for a map of no use."""
-        if has_map and self.memory is None:
-            raise ConfigError("map: expected none for rollouts without memory, got one")
+        check_map(self.memory, has_map=has_map)
         layout, memory = self.engine.spec.layout, 0 if self.memory is None else self.memory.frames
         return list(plan_windows(num_frames, num_context, layout.max_frames, self.overlap, memory, has_map=has_map))
 
@@ -328,17 +335,18 @@ class Pipeline:
         """Make one rollout, from context frames to decoded frames. Raises as `stream`."""
         started = time.perf_counter()
         context = await self.encode(request.context_frames)
+        place = None if request.place is None else await self.encode_map(*request.place)
         encoded = time.perf_counter()
         decoding = self.decoding.start(partial(_shown, on_pixels), request.adapter)
         tokens = await self.rollout_tokens(
-            context, request.actions, sampling, request.seed, on_frame, decoding, request.adapter
+            context, request.actions, sampling, request.seed, on_frame, decoding, request.adapter, place
         )
         generated = time.perf_counter()
         pieces = await decoding.finish()
         seconds = {"encode": encoded - started, "generate": generated - encoded, "decode": decoding.seconds}
         frames = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         reconstruction = self.reconstruction(frames[: len(context)], request.context_frames)
-        return Rollout(tokens, frames, len(context), seconds, reconstruction)
+        return Rollout(tokens, frames, len(context), seconds, reconstruction, place)
 
     def reconstruction(self, decoded: Frames, truth: Frames) -> Reconstruction:
         """How well decoded context frames show the frames that were encoded, both in [-1, 1]."""
@@ -348,6 +356,14 @@ class Pipeline:
         """The tokens of frames in [-1, 1], on the CPU."""
         encode = lambda: self.tokenizer.encode(frames).cpu()  # noqa: E731
         return await asyncio.get_running_loop().run_in_executor(self._encoding, encode)
+
+    async def encode_map(self, pixels: UInt8[np.ndarray, "frames height width 3"], poses: Poses) -> PlaceMap:
+        """A map of frames of 8-bit RGB, and of poses in the axes of the rollout's first frame."""
+        pieces = [
+            await self.encode(to_frames(pixels[start : start + _MAP_CHUNK]))
+            for start in range(0, len(pixels), _MAP_CHUNK)
+        ]
+        return PlaceMap(torch.cat(pieces), poses)
 
     def generate(
         self,
@@ -443,6 +459,12 @@ class Drive:
     def close(self) -> None:
         """End the rollout. Closing twice does nothing."""
         self._pipeline.wait(self._session.close())
+
+
+def check_map(memory: MemoryRule | None, *, has_map: bool) -> None:
+    """Raise ConfigError for a map of which nothing would be remembered."""
+    if has_map and memory is None:
+        raise ConfigError("map: expected none for rollouts without memory, got one")
 
 
 def _shown(on_pixels: Callable[[Frames], None] | None, frames: Frames) -> Frames:

@@ -17,7 +17,8 @@ The record, version 2, has the same keys for every command; a value that is unkn
     overlap, windows     frames read again when the window slides; start, num_given and num_frames of each window
     memory               only of rollouts with memory: frames, field_of_view, range and kind, see `terra.memory`, and
                          windows: the memory frames of each window that has any, by their index in the rollout, those of
-                         a map by negative ones (-1 is its first)
+                         a map by negative ones (-1 is its first); with a map also map: its path and sha256, and the
+                         pose of the first frame in it
     checkpoints          tokenizer and world_model: pretrained, subfolder, revision, and the sha256 of the weights
     adapter              folder and sha256 of the rollout's adapter, and name if the rollout named one of several; null
                          without an adapter; records that were written before have no such key
@@ -333,7 +334,8 @@ def rollout_record(
         memory: see `terra.pipeline.Pipeline.describe_memory`; None for a rollout without memory.
     """
     max_frames, num_memory = spec.layout.max_frames, 0 if memory is None else memory["frames"]
-    windows = plan_windows(num_frames, num_context, max_frames, overlap, num_memory)
+    has_map = memory is not None and "map" in memory
+    windows = plan_windows(num_frames, num_context, max_frames, overlap, num_memory, has_map=has_map)
     used = provenance.get("adapter")
     if adapter is not None:
         used = {"name": adapter, **provenance.get("adapters", {}).get(adapter, {})}

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import torch
 
-from terra.engine.base import Engine, Session, check_adapter
+from terra.engine.base import Engine, Session, check_actions, check_adapter
 from terra.errors import ConfigError, EngineError
 from terra.prompt import Action, Actions, FrameTokens, Prompt, build_prompt
 from terra.recall import Recall
@@ -233,6 +233,7 @@ class SlidingSession:
         if self._session is None:
             if self._closed:
                 raise EngineError("the session is closed")
+            check_actions(action[None], len(self._frames), self._engine.spec)  # nothing is chosen by a wrong one
             self._session = await self._enter(action)
         return self._session
 

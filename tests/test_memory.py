@@ -157,6 +157,12 @@ def test_what_the_window_has_anyway_covers_for_nothing():
     assert found.tolist() == [0, 1]
 
 
+def test_of_equal_frames_the_newest_is_chosen():
+    poses = np.array([*[[0, 0, 1.2]] * 5, *[[0, 0, 0.0]] * 6])
+    targets = np.array([[[0, 0, 0.0], [0, 0, 0.9]]])
+    assert choose(MemoryRule(frames=1), poses[None], np.array([8]), targets).tolist() == [[4]]
+
+
 def test_bad_rules_and_too_few_candidates_are_refused():
     with pytest.raises(ConfigError, match="frames: expected"):
         MemoryRule(frames=0)

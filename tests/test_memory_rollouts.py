@@ -9,28 +9,33 @@ import pytest
 import torch
 from entry import read_settings
 from hypothesis import given, settings, strategies as st
+from PIL import Image
 from rich.console import Console
 from tiny import COLS, DEVICE, ROWS, save_tiny
+from tiny_adapter import save_adapter
+from tiny_driving import SIZE, write_driving
 from tiny_rollouts import Batch, told
 from window_plans import memory_plans
 
 from decoder import FramewiseDecoder
+from decoder.video import to_frames
 from terra.actions import Waypoints
 from terra.config.files import register_resolvers
 from terra.driving.control import Driver, Steering
 from terra.engine.base import Engine, EngineSpec
 from terra.engine.hf import HFEngine
 from terra.engine.persistence import PersistenceEngine
-from terra.errors import ActionError, CheckpointError, ConfigError, EngineError
+from terra.errors import ActionError, CheckpointError, ConfigError, EngineError, TerraError
 from terra.generate import run as generate
 from terra.memory import MemoryRule, memory_in_use, place_action, poses_along
 from terra.pipeline import Pipeline
+from terra.place_map import load_map
 from terra.prompt import Layout, build_prompt
 from terra.recall import PlaceMap, Recall
 from terra.sampling import SamplingParams, window_seed
 from terra.serving.rollout import Fork, LiveRollout, context_moments
 from terra.windows import SlidingSession, plan_windows, remembered, window_at
-from terra.world_model import LlamaActionV2ForCausalLM
+from terra.world_model import LlamaActionV2ForCausalLM, load_adapter
 from tokenizer import LFQTokenizer
 
 MEMORY, OVERLAP, WINDOW = 2, 2, 8
@@ -297,6 +302,70 @@ def test_a_session_opens_the_planned_windows_with_what_the_record_says(plan, see
     ]
 
 
+@settings(max_examples=60)
+@given(memory_plans(), st.data())
+def test_a_session_that_goes_on_remembers_what_the_undisturbed_one_does(plan, data):
+    num_frames, num_context, max_frames, overlap, memory, has_map = plan
+    engine, rule = NotingEngine(max_frames), MemoryRule(frames=memory)
+    turns = data.draw(st.lists(st.sampled_from([-1, -0.3, 0, 1]), min_size=num_frames - 1, max_size=num_frames - 1))
+    actions = torch.tensor([[[0.6 * turn, 2.0, 0.5]] for turn in turns])
+    frames = torch.arange(num_frames)[:, None, None]
+    place = PlaceMap(5000 + frames[:memory], np.zeros((memory, 3))) if has_map else None
+    if has_map and len(frames) < memory:
+        return
+    last = data.draw(st.integers(num_context - 1, num_frames - 2))
+    windows = list(plan_windows(*plan[:5], has_map=has_map))
+    whole = Recall.begin(rule, engine.spec, frames, actions, place)
+    chosen = [[]] * (not has_map) + remembered(whole, actions, windows)
+    index, start = window_at(last, max_frames, overlap, memory, has_map=has_map)
+
+    async def go_on():
+        poses = poses_along(actions.numpy(), Waypoints(times=(0.5,)), 10.0)
+        known = zip(frames[: last + 1], poses[: last + 1], strict=True)
+        recall = Recall(rule, engine.spec, num_context, known, place=place)
+        prompt = build_prompt(frames[start : last + 1], actions[start:last])
+        session = await SlidingSession.open(engine, prompt, SAMPLING, 1, overlap, index, recall=recall)
+        await session.step(actions[last])
+        return session.memory
+
+    assert asyncio.run(go_on()) == chosen[index]
+
+
+def test_a_long_session_remembers_its_newest_frames(pipeline, wait, monkeypatch):
+    whole = Recall.begin(MemoryRule(frames=2), pipeline.engine.spec, context(0, 80), drive(80))
+    assert min(whole.choose(74, 2, drive(80)[75])) < 60
+    monkeypatch.setattr("terra.recall.MOST_CANDIDATES", 10)
+    monkeypatch.setattr("terra.serving.rollout.MOST_CANDIDATES", 10)
+    num, spec = 80, pipeline.engine.spec
+    actions = drive(num).numpy()
+    expected = wait(pipeline.rollout_tokens(context(0), torch.from_numpy(actions), SAMPLING, 5))
+    record = pipeline.describe_memory(expected, torch.from_numpy(actions), 3)
+    assert record is not None
+    windows = pipeline.plan(num, 3)[1:]
+    for window, chosen in zip(windows, record["windows"], strict=True):
+        assert window.start - 10 <= min(chosen) <= max(chosen) < window.start
+    moments = context_moments(context(0), torch.from_numpy(actions[:2]), Driver(Steering(0.0, 5.0), 10.0), spec)
+
+    async def all_ways():
+        live = LiveRollout(pipeline, Fork(moments, 3, SAMPLING, 5, None, pipeline.memory), 8)
+        for action in actions[2:]:
+            await live.step(action)
+        got = [live.moments]
+        assert len(live.moments) == 18  # 10 and the history
+        with pytest.raises(EngineError, match="frame: expected one of those kept, 75 to 79"):
+            await live.rewind(74)
+        for frame in (78, 75):
+            await live.rewind(frame)
+            for action in actions[frame:]:
+                await live.step(action)
+            got.append(live.moments)
+        await live.close()
+        return got
+
+    for moments in wait(all_ways()):
+        assert all(np.array_equal(moment.tokens, expected[moment.index]) for moment in moments)
+
+
 def test_a_closed_session_refuses(pipeline, wait):
     place = PlaceMap(context(9, 5), np.zeros((5, 3)))
 
@@ -308,6 +377,34 @@ def test_a_closed_session_refuses(pipeline, wait):
 
     with pytest.raises(EngineError, match="the session is closed"):
         wait(late())
+
+
+def test_a_wrong_action_at_a_window_s_start_chooses_nothing(pipeline, wait, made):
+    async def drive_on():
+        actions = drive(NUM)
+        session = await pipeline.open(context(0), actions[:2], SAMPLING, 5)
+        frames = []
+        for action in actions[2:]:
+            for wrong in (torch.full((6, 3), torch.nan), torch.zeros(5, 3)):
+                with pytest.raises(EngineError, match="action: expected"):
+                    await session.step(wrong)
+            frames.append(await session.step(action))
+        await session.close()
+        return torch.stack(frames)
+
+    assert torch.equal(wait(drive_on()), made[3:])
+
+
+def test_the_environment_remembers(pipeline, loaded, made):
+    from terra.environment import DriveContext, WorldEnv
+
+    frames = pipeline.decoder.decode(context(1))
+    tokens, actions = pipeline.wait(pipeline.encode(frames)), drive(NUM)
+    expected = pipeline.wait(pipeline.rollout_tokens(tokens, actions, SAMPLING, 5))
+    env = WorldEnv(pipeline, DriveContext(frames, actions[:2]), sampling=SAMPLING)
+    env.reset(seed=5)
+    got = [env.step(action.numpy())[-1]["tokens"] for action in actions[2:]]
+    assert np.array_equal(np.stack(got), expected[3:].numpy())
 
 
 def test_how_many_frames_are_remembered():
@@ -388,6 +485,106 @@ class TestCommands:
             self.make(batch, **changes)
         assert not (batch.folder / "made").exists()
 
+    def write_map(self, batch: Batch, rows: list[str] | None = None, header: str = "file,x_m,y_m,heading_deg") -> Path:
+        path = batch.folder / "map.csv"
+        path.write_text("\n".join([header, *(rows or [f"c1/{k}.png,{2 * k},0.5,{5 * k}" for k in range(3)])]) + "\n")
+        return path
+
+    def test_a_place_of_which_there_are_pictures(self, batch):
+        folder = self.make(batch, map=self.write_map(batch), map_pose="[1,0,0.1]")
+        record = json.loads((folder / "rollout.json").read_text())
+        assert [each["num_frames"] for each in record["windows"]] == [6, 6, 6]
+        assert [each["start"] for each in record["windows"]] == [0, 4, 8]
+        assert record["memory"]["map"]["pose"] == [1, 0, 0.1]
+        assert len(record["memory"]["windows"]) == 3
+        assert set(record["memory"]["windows"][0]) <= {-1, -2, -3}
+        assert told(folder)[0] == 0
+        Image.open(batch.folder / "c1/2.png").rotate(180).save(batch.folder / "c1/2.png")
+        with pytest.raises(ConfigError, match=r"map .*map.csv: expected the content that the rollout was made from"):
+            told(folder)
+
+    @pytest.mark.parametrize(
+        ("rows", "changes", "line"),
+        [
+            (None, {"memory": 0}, "map: expected none for rollouts without memory, got one"),
+            (None, {"num_context": 6}, "num_context: expected 1 to 5"),
+            (None, {"map_pose": "[1,2]"}, r"map_pose: expected \[x, y, heading\] in meters and radians"),
+            (None, {"limits.map_frames": 2}, "map=.*map.csv: expected 1 to 2 frames, got 3"),
+            (["c1/0.png,0,0,0"], {}, r"map: expected at least 2 frames \(memory\), got 1"),
+            (["c1/0.png,0,0,left"], {}, "map.csv: line 2: heading_deg: expected a number below 1e7, got 'left'"),
+            (["c1/0.png,0,0"], {}, "map.csv: line 2: expected 4 columns, got 3"),
+            (
+                ["c1/9.png,0,0,0", "c1/0.png,0,0,0"],
+                {},
+                "c1/9.png: expected a folder, a glob or a video, got no such path",
+            ),
+            (
+                ["file"],
+                {"map": "none.csv"},
+                "map=none.csv: expected a CSV, or the MP4 of an episode .*, got no such file",
+            ),
+        ],
+    )
+    def test_bad_maps_are_one_line(self, batch, rows, changes, line):
+        path = self.write_map(batch, rows)
+        with pytest.raises(TerraError, match=line):
+            self.make(batch, **({"map": path} | changes))
+        assert not (batch.folder / "made").exists()
+
+    def test_a_map_declares_its_units(self, batch):
+        path = self.write_map(batch, header="file,x,y,heading")
+        with pytest.raises(
+            TerraError, match="line 1: expected the columns file, x_m, y_m and heading_rad or heading_deg"
+        ):
+            self.make(batch, map=path)
+        with pytest.raises(ConfigError, match="map_pose: expected none without map=, got one"):
+            self.make(batch, map_pose="[0,0,0]")
+
+    @pytest.mark.parametrize(
+        "content",
+        [
+            b"",
+            b"\n\n",
+            b"\x00\x01\xff\xfe",
+            b"file,x_m,y_m,heading_rad",
+            b"file,x_m,y_m,heading_rad\n",
+            b"file,x_m,y_m,heading_rad\n\n",
+            b"file,x_m,y_m,heading_rad,heading_deg\na.png,0,0,0,0",
+            b"file,x_m,x_m,heading_rad\nc1/0.png,0,0,0",
+            b"file,x_m,y_m,heading_rad\nc1/0.png,nan,0,0",
+            b"file,x_m,y_m,heading_rad\nc1/0.png,1e300,0,0",
+            b"file,x_m,y_m,heading_rad\n,0,0,0",
+            b"file,x_m,y_m,heading_rad\n..,0,0,0",
+            b"file,x_m,y_m,heading_rad\nc1/0\x00.png,0,0,0",
+            b"file,x_m,y_m,heading_rad\n" + b"a" * 5000 + b",0,0,0",
+            b'file,x_m,y_m,heading_rad\n"' + b"a" * 200_000 + b",0,0,0",
+            b"file,x_m,y_m,heading_rad\ndrive.json,0,0,0",
+            b"file,x_m,y_m,heading_rad\n" + b"c1/0.png,0,0,0\n" * 1001,
+        ],
+    )
+    def test_hostile_maps_are_one_line(self, batch, content):
+        path = batch.folder / "map.csv"
+        path.write_bytes(content)
+        with pytest.raises(TerraError) as caught:
+            load_map(path, (4 * ROWS, 4 * COLS), 10.0)
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 1000 + len(str(path))
+        for wrong in (batch.folder, batch.folder / "c1/0.png", batch.folder / "drive.json"):
+            with pytest.raises(TerraError, match="map="):
+                load_map(wrong, (4 * ROWS, 4 * COLS), 10.0)
+
+    def test_an_episode_of_a_dataset_is_a_map(self, tmp_path, pipeline, wait):
+        write_driving(tmp_path / "data", num_frames=20)
+        video = min((tmp_path / "data/train").glob("*/*.mp4"))
+        found = load_map(video, SIZE, 10.0)
+        assert len(found.pixels) == len(found.poses) == 20
+        with pytest.raises(TerraError, match="expected pictures of 16x12 pixels, the model's, got 32x16"):
+            load_map(video, (4 * ROWS, 4 * COLS), 10.0)
+        pixels = found.pixels[:, :12, :16]
+        place = wait(pipeline.encode_map(pixels, found.seen_from(found.poses[0])))
+        assert torch.equal(place.tokens, pipeline.tokenizer.encode(to_frames(pixels)))
+        assert place.poses[0].tolist() == [0, 0, 0]
+
     def test_a_batch_goes_on_with_the_same(self, batch):
         batch.write(*(batch.line(index, num_frames=14) for index in range(3)))
         assert batch.run() == 0
@@ -432,6 +629,15 @@ def test_a_config_without_memory_has_no_such_key(tiny_model, memory_model):
     assert "memory" not in json.loads((tiny_model / "config.json").read_text())
     section = json.loads((memory_model / "config.json").read_text())["memory"]
     assert MemoryRule(**section) == MemoryRule(frames=2)
+
+
+def test_an_adapter_may_bring_memory(tiny_model, tmp_path):
+    folder = save_adapter(tmp_path / "adapter", tiny_model, seed=1)
+    config = json.loads((tiny_model / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"memory": {"frames": MEMORY, "range": 20}}))
+    assert load_adapter(folder, tiny_model).config.memory_rule == MemoryRule(frames=MEMORY, range=20.0)
+    engine = HFEngine(tiny_model, adapter=folder, device=DEVICE)
+    assert engine.spec.memory == MemoryRule(frames=MEMORY, range=20.0)
 
 
 def test_other_worlds_have_no_memory(hf):

@@ -47,6 +47,10 @@ MemoryFrames = Annotated[Literal["auto"] | Natural, expecting("auto, or a number
 """Memory frames of a window; "auto" takes as many as the model was trained with."""
 
 
+MapPose = Annotated[tuple[float, float, float], Field(strict=False), expecting("[x, y, heading] in meters and radians")]
+"""Where a rollout's first frame is, in a map's axes."""
+
+
 class CheckpointSettings(Settings):
     """The location of a checkpoint.
 

@@ -20,7 +20,7 @@ from terra.errors import EngineError
 from terra.memory import MOST_CANDIDATES, MemoryRule, Pose, advance, poses_along
 from terra.pipeline import Pipeline
 from terra.prompt import Actions, build_prompt
-from terra.recall import Recall
+from terra.recall import PlaceMap, Recall
 from terra.sampling import SamplingParams
 from terra.windows import SlidingSession, window_at
 from tokenizer import TokenGrid
@@ -53,8 +53,8 @@ class Moment:
     """One frame of a live rollout.
 
     `action` led to it (None for the first frame); `driver` is the car, or who plays, at this frame; `pose` is where
-    `terra.memory` takes the camera to be, None in worlds without poses. Token ids are kept in 32 bits, because a long
-    session holds many.
+    `terra.memory` takes the camera to be, None in worlds without poses; `memory` are the memory frames of the window in
+    which it was generated, see `Recall.choose`. Token ids are kept in 32 bits, because a long session holds many.
     """
 
     index: int
@@ -63,13 +63,14 @@ class Moment:
     driver: Driver | Player
     generated: bool
     pose: Pose | None = None
+    memory: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Fork:
     """The state of a rollout at one of its frames, from which other rollouts can start, with the same adapter.
 
-    `memory` is how the rollout chooses memory frames; None for none.
+    `memory` is how the rollout chooses memory frames, and `place` the map that it remembers; None for none.
     """
 
     moments: tuple[Moment, ...]
@@ -78,6 +79,7 @@ class Fork:
     seed: int
     adapter: str | None = None
     memory: MemoryRule | None = None
+    place: PlaceMap | None = None
 
     @property
     def last(self) -> Moment:
@@ -124,6 +126,11 @@ class LiveRollout:
         self.driver = start.last.driver
 
     @property
+    def memory(self) -> MemoryRule | None:
+        """How memory frames are chosen; None without memory."""
+        return self._memory
+
+    @property
     def last(self) -> Moment:
         """The newest frame."""
         return self._moments[-1]
@@ -148,7 +155,8 @@ class LiveRollout:
             driver = _after(driver, self.driver)
         self.driver = driver
         grid, pose = tokens.numpy().astype(np.int32), self._pose(taken)
-        moment = Moment(self.last.index + 1, grid, taken, driver, generated=True, pose=pose)
+        memory = tuple(self._session.memory)
+        moment = Moment(self.last.index + 1, grid, taken, driver, generated=True, pose=pose, memory=memory)
         self._moments.append(moment)
         return moment
 
@@ -200,7 +208,8 @@ class LiveRollout:
         return next(each for each in candidates if self._oldest_needed(each) >= oldest)
 
     def _window_at(self, index: int) -> tuple[int, int]:
-        return window_at(index, self._max_frames, self._overlap, self._memory.frames if self._memory else 0)
+        memory, has_map = self._memory.frames if self._memory else 0, self._start.place is not None
+        return window_at(index, self._max_frames, self._overlap, memory, has_map=has_map)
 
     def _oldest_needed(self, index: int) -> int:
         """The oldest frame that the window after frame `index` depends on."""
@@ -231,7 +240,8 @@ class LiveRollout:
             for moment in self._moments
             if moment.pose is not None
         ]
-        return Recall(rule, self._spec, self._start.num_context, frames, self._moments[0].index)
+        start = self._start
+        return Recall(rule, self._spec, start.num_context, frames, self._moments[0].index, start.place)
 
 
 def _after(moved: Driver | Player, told: Driver | Player) -> Driver | Player:
