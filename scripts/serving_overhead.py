@@ -67,7 +67,7 @@ def measure(config: DictConfig, scene: str, rounds: int, frames: int) -> dict[st
     from tokenizer.settings import checked
 
     settings = checked(ServeSettings, plain(config))
-    pipeline, scenes, model_hash = load(settings)
+    pipeline, scenes, model_hash, _ = load(settings)
 
     async def turns() -> dict[str, Any]:
         service = Service(pipeline, settings, scenes, model_hash)

@@ -11,11 +11,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from decoder.camera import Camera
 from decoder.video import to_uint8
-from terra.config.groups import PipelineSettings, Sampling
+from terra.config.groups import MapPose, PipelineSettings, Sampling
 from terra.config.spec import PipelineSpec
 from terra.context import context_files
+from terra.errors import ConfigError
 from terra.output import check_output, output_folder
-from terra.pipeline import Pipeline, Rollout, RolloutRequest
+from terra.pipeline import Pipeline, Rollout, RolloutRequest, check_map
+from terra.place_map import load_map
 from terra.rollout import (
     ROLLOUT_FILES,
     RolloutWriter,
@@ -41,6 +43,8 @@ class GenerateSettings(PipelineSettings):
         context: folder or glob of pictures, or a video.
         trajectory: the drive's path, where actions are waypoints; `sample_id` chooses a line of a .jsonl.
         actions: the file of the actions, where these are vectors, keys or choices.
+        map: pictures of the place with their poses, which the rollout remembers, see `terra.place_map`; None for none.
+        map_pose: where the first context frame is in the map's axes; None for [0, 0, 0].
         num_context: context frames taken from the start of `context`.
         num_frames: frames of the video, context included.
         seed: seed of the sampling.
@@ -55,6 +59,8 @@ class GenerateSettings(PipelineSettings):
     trajectory: FilePath | None
     actions: FilePath | None
     sample_id: int | str | None
+    map: FilePath | None
+    map_pose: MapPose | None
     num_context: Count
     num_frames: Count
     seed: Seed
@@ -77,7 +83,12 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
     spec = PipelineSpec.from_settings(settings)
     model, image_size = spec.spec, spec.image_size
     num_frames, num_context = settings.num_frames, settings.num_context
-    list(plan_windows(num_frames, num_context, model.layout.max_frames, settings.overlap))
+    memory = 0 if spec.memory is None else spec.memory.frames
+    has_map, pose = settings.map is not None, settings.map_pose or (0.0, 0.0, 0.0)
+    check_map(spec.memory, has_map=has_map)
+    if settings.map_pose is not None and not has_map:
+        raise ConfigError("map_pose: expected none without map=, got one")
+    list(plan_windows(num_frames, num_context, model.layout.max_frames, settings.overlap, memory, has_map=has_map))
     needed = num_frames * image_size[0] * image_size[1] * _BYTES_A_PIXEL + _SPARE_BYTES
     context, sample_id = settings.context, settings.sample_id
     path = action_file(model.space, trajectory=settings.trajectory, actions=settings.actions)
@@ -86,7 +97,7 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
         settings.output,
         replaced=ROLLOUT_FILES if settings.overwrite else (),
         check_replaced=read_any_record,
-        inputs=[*context_files(context, num_context), path, *spec.folders()],
+        inputs=[*context_files(context, num_context), path, *([settings.map] if settings.map else []), *spec.folders()],
     )
     check(needed_bytes=needed)
     inputs = load_inputs(
@@ -99,6 +110,7 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
         spec=model,
         limits=settings.limits,
     )
+    place = None if settings.map is None else load_map(settings.map, image_size, model.fps, settings.limits)
     described = describe_inputs(context, path, sample_id, inputs_sha256(context, num_context, path))
     checked = time.perf_counter()
     spec.announce()
@@ -106,7 +118,8 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
     with console.status("loading the model"):
         pipeline = Pipeline.from_spec(spec)
     loaded = time.perf_counter()
-    request = RolloutRequest(inputs.context_frames, inputs.actions, settings.seed)
+    seen = None if place is None else (place.pixels, place.seen_from(pose))
+    request = RolloutRequest(inputs.context_frames, inputs.actions, settings.seed, place=seen)
     with (
         pipeline,
         output_folder(settings.output, lambda: check(needed_bytes=0)) as folder,
@@ -115,6 +128,9 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
         with _frame_bar(console, num_frames - num_context) as on_frame:
             show = lambda _request, frames: writer.extend(to_uint8(frames))  # noqa: E731
             (rollout,) = pipeline.generate([request], settings.sampling, on_frame, on_pixels=show)
+        remembered = pipeline.describe_memory(rollout.tokens, inputs.actions, num_context, rollout.place)
+        if remembered is not None and place is not None:
+            remembered["map"] = place.describe(pose)
         record = rollout_record(
             pipeline.provenance,
             model,
@@ -126,6 +142,7 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
             overlap=settings.overlap,
             seconds={"check": checked - started, "load": loaded - checked, **rollout.seconds},
             reconstruction=rollout.reconstruction,
+            memory=remembered,
         )
         writer.finish(rollout.tokens, inputs.actions, record, inputs.drawn)
     _report(console, settings.output, rollout, time.perf_counter() - started)

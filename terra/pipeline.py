@@ -18,25 +18,32 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from decoder import Decoder
 from decoder.thread import Decoding, RolloutDecoding
+from decoder.video import to_frames
 from terra.config.spec import PipelineSpec
 from terra.engine.base import Engine
+from terra.errors import ConfigError
+from terra.memory import MemoryRule, Poses
 from terra.pairing import check_pairing
 from terra.prompt import Action, Actions, FrameTokens, build_prompt
+from terra.recall import PlaceMap, Recall
 from terra.reconstruction import Reconstruction, expected_psnr
 from terra.sampling import SamplingParams
-from terra.windows import SlidingSession, plan_windows
+from terra.windows import SlidingSession, Window, plan_windows, remembered
 from terra.world_model.adapter import decoder_of
 from tokenizer import Frames, LFQTokenizer, TokenGrid
 
 _T = TypeVar("_T")
+
+_MAP_CHUNK = 16  # frames of a map that are encoded at a time
 
 OnFrame = Callable[[int, int], None]
 """Called with (index of the request, index of the frame in its rollout) when a frame's tokens are there."""
@@ -55,12 +62,15 @@ class RolloutRequest:
             `context - 1` lie between context frames.
         seed: 0 or more.
         adapter: name of one of the engine's adapters; None for the model that the engine was started with.
+        place: pixels (8-bit RGB) and poses of a map's frames, the poses in the axes of the rollout's first frame; None
+            for no map.
     """
 
     context_frames: Frames
     actions: Actions
     seed: int
     adapter: str | None = None
+    place: tuple[UInt8[np.ndarray, "frames height width 3"], Poses] | None = None
 
     @property
     def num_frames(self) -> int:
@@ -72,7 +82,7 @@ class RolloutRequest:
 class Rollout:
     """A finished rollout: context and generated frames, as tokens and as the decoder draws them.
 
-    `reconstruction` says how well the decoder shows the context frames.
+    `reconstruction` says how well the decoder shows the context frames, `place` is the map.
     `seconds` holds the time to "encode" and to "generate", and the decoder's working time ("decode"), which on a GPU
     overlaps generation.
     """
@@ -82,6 +92,7 @@ class Rollout:
     num_context: int
     seconds: dict[str, float]
     reconstruction: Reconstruction
+    place: PlaceMap | None = None
 
 
 class Pipeline:
@@ -95,6 +106,7 @@ class Pipeline:
         engine: generates tokens; closed with the pipeline.
         decoder: decodes tokens to frames.
         overlap: frames read again when the window slides.
+        memory: how memory frames are chosen; None for rollouts without memory.
         provenance: what the parts were built from, for `rollout.json`: see `terra.rollout`.
         expected_psnr: PSNR (dB) of the tokenizer's held-out frames; None if not known. See `terra.reconstruction`.
         adapted_decoders: decoders of rollouts with an adapter, by the adapter's name, where they differ from `decoder`.
@@ -110,12 +122,14 @@ class Pipeline:
         decoder: Decoder,
         *,
         overlap: int = 3,
+        memory: MemoryRule | None = None,
         provenance: Mapping[str, Any] | None = None,
         expected_psnr: float | None = None,
         adapted_decoders: Mapping[str, Decoder] | None = None,
     ) -> None:
         check_pairing(tokenizer, engine.spec)
-        self.tokenizer, self.engine, self.decoder, self.overlap = tokenizer, engine, decoder, overlap
+        self.tokenizer, self.engine, self.decoder = tokenizer, engine, decoder
+        self.overlap, self.memory = overlap, memory
         self._adapted_decoders = dict(adapted_decoders or {})
         self.provenance = dict(provenance or {})
         self.expected_psnr = expected_psnr
@@ -132,6 +146,7 @@ class Pipeline:
         device: str | None = None,
         dtype: str | None = None,
         overlap: int = 3,
+        memory: Literal["auto"] | int = "auto",
         adapter: str | Path | None = None,
         adapters: Mapping[str, str | Path] | None = None,
         sessions: int = 1,
@@ -153,6 +168,7 @@ class Pipeline:
             device: "cpu", "cuda" or "cuda:1"; None takes a GPU if there is one.
             dtype: "float32" or "bfloat16"; None takes bfloat16 on a GPU and float32 on a CPU.
             overlap: frames read again when the window slides.
+            memory: memory frames of a window, 0 for none; "auto" takes as many as the model was trained with.
             adapter: folder of a LoRA adapter of the world model, which `terra train adapter.rank=16` writes.
             adapters: folders of further adapters by name, of which each rollout may name one
                 (`RolloutRequest.adapter`). With engine=vllm they share the base model's weights; other engines load a
@@ -170,6 +186,7 @@ class Pipeline:
             device=device,
             dtype=dtype,
             overlap=overlap,
+            memory=memory,
             adapter=adapter,
             adapters=adapters,
             sessions=sessions,
@@ -188,6 +205,7 @@ class Pipeline:
             engine,
             decoder,
             overlap=spec.settings.overlap,
+            memory=spec.memory,
             provenance=spec.provenance(),
             expected_psnr=expected,
             adapted_decoders=adapted_decoders,
@@ -204,6 +222,7 @@ class Pipeline:
         sampling: SamplingParams,
         seed: int,
         adapter: str | None = None,
+        place: PlaceMap | None = None,
     ) -> AsyncGenerator[FrameTokens, None]:
         """THE rollout: the tokens of one generated frame after the other, from tokenized context frames.
 
@@ -215,14 +234,16 @@ class Pipeline:
             sampling: how tokens are chosen.
             seed: 0 or more; the same seed gives the same tokens.
             adapter: name of one of the engine's adapters; None for the model that the engine was started with.
+            place: a map that is remembered from the beginning; None for none.
 
         Raises:
-            ConfigError: context or length that no window fits, see `terra.windows.plan_windows`; or no such adapter.
+            ConfigError: context or length that no window fits, see `terra.windows.plan_windows`; no such adapter; or a
+                map for a rollout without memory.
             EngineError: the engine failed.
         """
         given = len(context) - 1
-        list(plan_windows(len(actions) + 1, len(context), self.engine.spec.layout.max_frames, self.overlap))
-        session = await self.open(context, actions[:given], sampling, seed, adapter=adapter)
+        self.plan(len(actions) + 1, len(context), has_map=place is not None)
+        session = await self.open(context, actions[:given], sampling, seed, adapter=adapter, place=place)
         try:
             async for frame in session.run(actions[given:]):
                 yield frame
@@ -235,16 +256,39 @@ class Pipeline:
         actions: Actions,
         sampling: SamplingParams,
         seed: int,
-        window: int = 0,
         adapter: str | None = None,
+        place: PlaceMap | None = None,
     ) -> SlidingSession:
         """Start a live rollout from tokenized context frames and the actions between them.
 
-        `window` is the index of the window that the given frames begin, above 0 if they continue a rollout; see
-        `terra.windows.window_at`. `adapter` is as in `stream`.
+        `adapter` and `place` are as in `stream`.
         """
-        prompt = build_prompt(context, actions)
-        return await SlidingSession.open(self.engine, prompt, sampling, seed, self.overlap, window, adapter)
+        prompt, recall = build_prompt(context, actions), self.recall(context, actions, place)
+        return await SlidingSession.open(
+            self.engine, prompt, sampling, seed, self.overlap, adapter=adapter, recall=recall
+        )
+
+    def plan(self, num_frames: int, num_context: int, *, has_map: bool = False) -> list[Window]:
+        """The windows of a rollout. Raises ConfigError, see `terra.windows.plan_windows`, and for a map of no use."""
+        check_map(self.memory, has_map=has_map)
+        layout, memory = self.engine.spec.layout, 0 if self.memory is None else self.memory.frames
+        return list(plan_windows(num_frames, num_context, layout.max_frames, self.overlap, memory, has_map=has_map))
+
+    def recall(self, tokens: TokenGrid, actions: Actions, place: PlaceMap | None = None) -> Recall | None:
+        """What a rollout of these frames can remember; None for rollouts without memory."""
+        if self.memory is None:
+            return None
+        return Recall.begin(self.memory, self.engine.spec, tokens, actions, place)
+
+    def describe_memory(
+        self, tokens: TokenGrid, actions: Actions, num_context: int, place: PlaceMap | None = None
+    ) -> dict[str, Any] | None:
+        """The key `memory` of a rollout's record, see `terra.rollout`; None for rollouts without memory."""
+        recall = self.recall(tokens, actions, place)
+        if recall is None:
+            return None
+        windows = self.plan(len(tokens), num_context, has_map=place is not None)
+        return {**recall.rule.model_dump(), "windows": remembered(recall, actions, windows)}
 
     async def rollout_tokens(
         self,
@@ -255,11 +299,12 @@ class Pipeline:
         on_frame: Callable[[int], None] | None = None,
         decoding: Decoding[Any] | None = None,
         adapter: str | None = None,
+        place: PlaceMap | None = None,
     ) -> TokenGrid:
         """The tokens of a whole rollout, context included, from `stream`.
 
         Args:
-            context, actions, sampling, seed, adapter: see `stream`.
+            context, actions, sampling, seed, adapter, place: see `stream`.
             on_frame: called with the index in the rollout of each frame that is generated.
             decoding: receives all frames as they are generated; cancelled if the rollout fails.
         """
@@ -267,7 +312,7 @@ class Pipeline:
         try:
             if decoding is not None:
                 decoding.add(context)
-            async with aclosing(self.stream(context, actions, sampling, seed, adapter)) as generated:
+            async with aclosing(self.stream(context, actions, sampling, seed, adapter, place)) as generated:
                 async for frame in generated:
                     frames.append(frame)
                     if decoding is not None:
@@ -290,17 +335,18 @@ class Pipeline:
         """Make one rollout, from context frames to decoded frames. Raises as `stream`."""
         started = time.perf_counter()
         context = await self.encode(request.context_frames)
+        place = None if request.place is None else await self.encode_map(*request.place)
         encoded = time.perf_counter()
         decoding = self.decoding.start(partial(_shown, on_pixels), request.adapter)
         tokens = await self.rollout_tokens(
-            context, request.actions, sampling, request.seed, on_frame, decoding, request.adapter
+            context, request.actions, sampling, request.seed, on_frame, decoding, request.adapter, place
         )
         generated = time.perf_counter()
         pieces = await decoding.finish()
         seconds = {"encode": encoded - started, "generate": generated - encoded, "decode": decoding.seconds}
         frames = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         reconstruction = self.reconstruction(frames[: len(context)], request.context_frames)
-        return Rollout(tokens, frames, len(context), seconds, reconstruction)
+        return Rollout(tokens, frames, len(context), seconds, reconstruction, place)
 
     def reconstruction(self, decoded: Frames, truth: Frames) -> Reconstruction:
         """How well decoded context frames show the frames that were encoded, both in [-1, 1]."""
@@ -310,6 +356,14 @@ class Pipeline:
         """The tokens of frames in [-1, 1], on the CPU."""
         encode = lambda: self.tokenizer.encode(frames).cpu()  # noqa: E731
         return await asyncio.get_running_loop().run_in_executor(self._encoding, encode)
+
+    async def encode_map(self, pixels: UInt8[np.ndarray, "frames height width 3"], poses: Poses) -> PlaceMap:
+        """A map of frames of 8-bit RGB, and of poses in the axes of the rollout's first frame."""
+        pieces = [
+            await self.encode(to_frames(pixels[start : start + _MAP_CHUNK]))
+            for start in range(0, len(pixels), _MAP_CHUNK)
+        ]
+        return PlaceMap(torch.cat(pieces), poses)
 
     def generate(
         self,
@@ -405,6 +459,12 @@ class Drive:
     def close(self) -> None:
         """End the rollout. Closing twice does nothing."""
         self._pipeline.wait(self._session.close())
+
+
+def check_map(memory: MemoryRule | None, *, has_map: bool) -> None:
+    """Raise ConfigError for a map of which nothing would be remembered."""
+    if has_map and memory is None:
+        raise ConfigError("map: expected none for rollouts without memory, got one")
 
 
 def _shown(on_pixels: Callable[[Frames], None] | None, frames: Frames) -> Frames:

@@ -15,6 +15,10 @@ The record, version 2, has the same keys for every command; a value that is unkn
                          trajectory_sha256 of the files' content; null where nothing was read from a file
     num_frames, num_context, fps, seed, sampling
     overlap, windows     frames read again when the window slides; start, num_given and num_frames of each window
+    memory               only of rollouts with memory: frames, field_of_view, range and kind, see `terra.memory`, and
+                         windows: the memory frames of each window that has any, by their index in the rollout, those of
+                         a map by negative ones (-1 is its first); with a map also map: its path and sha256, and the
+                         pose of the first frame in it
     checkpoints          tokenizer and world_model: pretrained, subfolder, revision, and the sha256 of the weights
     adapter              folder and sha256 of the rollout's adapter, and name if the rollout named one of several; null
                          without an adapter; records that were written before have no such key
@@ -314,6 +318,7 @@ def rollout_record(
     score: Mapping[str, Any] | None = None,
     reconstruction: Reconstruction | None = None,
     adapter: str | None = None,
+    memory: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """A record as the module describes it, without `pixels_sha256` and `files`.
 
@@ -326,8 +331,11 @@ def rollout_record(
         batch, score: of `terra rollout`.
         reconstruction: how well the context is shown; None where the context's frames are not at hand.
         adapter: name of the adapter that the rollout was made with; None for the model that the engine started with.
+        memory: see `terra.pipeline.Pipeline.describe_memory`; None for a rollout without memory.
     """
-    windows = plan_windows(num_frames, num_context, spec.layout.max_frames, overlap)
+    max_frames, num_memory = spec.layout.max_frames, 0 if memory is None else memory["frames"]
+    has_map = memory is not None and "map" in memory
+    windows = plan_windows(num_frames, num_context, max_frames, overlap, num_memory, has_map=has_map)
     used = provenance.get("adapter")
     if adapter is not None:
         used = {"name": adapter, **provenance.get("adapters", {}).get(adapter, {})}
@@ -342,6 +350,7 @@ def rollout_record(
         "sampling": vars(sampling),
         "overlap": overlap,
         "windows": [vars(window) for window in windows],
+        **({} if memory is None else {"memory": memory}),
         "checkpoints": provenance.get("checkpoints"),
         "adapter": used,
         **{name: provenance.get(name) for name in ("engine", "decoder", "tokenizer_device")},

@@ -7,37 +7,51 @@
 The numbers are those of the shipped model and of `overlap=3`; there may be more context frames. Each window is a
 session of its own in the engine, with a seed that follows from the rollout's seed and the window's number, and
 positions start at 0 again.
+
+With memory, the prompt of each window but the first begins with memory frames, which take the place of as many frames
+that would be generated; the first window has them, too, where there is a map (see `terra.recall`). A model that
+remembers 4 frames, without a map:
+
+    window 0                     frames  0 .. 24
+    window 1   4 of 0 .. 21,     frames 22 .. 42
+    window 2   4 of 0 .. 39,     frames 40 .. 60
 """
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 
-from terra.engine.base import Engine, Session
-from terra.errors import ConfigError
+from terra.engine.base import Engine, Session, check_actions, check_adapter
+from terra.errors import ConfigError, EngineError
 from terra.prompt import Action, Actions, FrameTokens, Prompt, build_prompt
+from terra.recall import Recall
 from terra.sampling import SamplingParams, window_seed
 from tokenizer.limits import LIMITS, Limits
 
 
 @dataclass(frozen=True)
 class Window:
-    """Frames `start` to `start + num_frames - 1` of a rollout; the first `num_given` of them are given."""
+    """Frames `start` to `start + num_frames - 1` of a rollout; the first `num_given` of them are given.
+
+    Memory frames are not counted.
+    """
 
     start: int
     num_given: int
     num_frames: int
 
 
-def check_overlap(overlap: int, max_frames: int) -> None:
+def check_overlap(overlap: int, max_frames: int, memory: int = 0) -> None:
     """Refuse an overlap that leaves nothing to read again, or nothing to generate.
 
     Raises:
-        ConfigError: overlap below 1 or not below `max_frames`.
+        ConfigError: overlap below 1, or no room for it, `memory` memory frames and a frame in `max_frames`.
     """
-    if not 1 <= overlap < max_frames:
-        raise ConfigError(f"overlap: expected 1 to {max_frames - 1} (the window holds {max_frames}), got {overlap}")
+    if not 1 <= overlap < max_frames - memory:
+        raise ConfigError(
+            f"overlap: expected 1 to {max_frames - memory - 1} ({_holds(max_frames, memory)}), got {overlap}"
+        )
 
 
 def check_frames(num_frames: int, limits: Limits = LIMITS, where: str = "") -> None:
@@ -46,61 +60,92 @@ def check_frames(num_frames: int, limits: Limits = LIMITS, where: str = "") -> N
         raise ConfigError(f"{where}num_frames: expected at most {limits.rollout_frames}, got {num_frames}")
 
 
-def plan_windows(num_frames: int, num_context: int, max_frames: int, overlap: int) -> Iterator[Window]:
+def plan_windows(
+    num_frames: int, num_context: int, max_frames: int, overlap: int, memory: int = 0, *, has_map: bool = False
+) -> Iterator[Window]:
     """The windows of a rollout of `num_frames` frames, its context included; each generates at least one frame.
+
+    Each but the first has `memory` memory frames, and the first, too, if there is a map.
 
     Raises:
         ConfigError: a context that is empty, fills the window, or leaves nothing to generate; see `check_overlap`.
     """
-    check_overlap(overlap, max_frames)
-    if not 1 <= num_context < max_frames:
-        raise ConfigError(
-            f"num_context: expected 1 to {max_frames - 1} (the window holds {max_frames}), got {num_context}"
-        )
+    check_overlap(overlap, max_frames, memory)
+    at_first = memory if has_map else 0
+    if not 1 <= num_context < max_frames - at_first:
+        most = max_frames - at_first - 1
+        raise ConfigError(f"num_context: expected 1 to {most} ({_holds(max_frames, at_first)}), got {num_context}")
     if num_frames <= num_context:
         raise ConfigError(f"num_frames: expected more than num_context={num_context}, got {num_frames}")
-    start, given = 0, num_context
+    start, given, room = 0, num_context, max_frames - at_first
     while True:
-        window = Window(start, given, min(max_frames, num_frames - start))
+        window = Window(start, given, min(room, num_frames - start))
         yield window
         end = start + window.num_frames
         if end == num_frames:
             return
-        start, given = end - overlap, overlap
+        start, given, room = end - overlap, overlap, max_frames - memory
 
 
-def window_at(last: int, max_frames: int, overlap: int) -> tuple[int, int]:
+def window_at(last: int, max_frames: int, overlap: int, memory: int = 0, *, has_map: bool = False) -> tuple[int, int]:
     """The window (its index, its first frame) of `plan_windows` in which the frame after `last` is generated.
 
-    These windows start `max_frames - overlap` frames apart.
+    From the second on, these windows start `max_frames - overlap - memory` frames apart.
     """
-    stride = max_frames - overlap
-    index = 0 if last + 1 < max_frames else 1 + (last + 1 - max_frames) // stride
-    return index, index * stride
+    first = max_frames - (memory if has_map else 0)
+    stride = max_frames - overlap - memory
+    if last + 1 < first:
+        return 0, 0
+    index = 1 + (last + 1 - first) // stride
+    return index, first - overlap + (index - 1) * stride
+
+
+def _holds(max_frames: int, memory: int) -> str:
+    return f"the window holds {max_frames}" + (f", {memory} of them memory" if memory else "")
+
+
+def remembered(recall: Recall, actions: Actions, windows: Iterable[Window]) -> list[list[int]]:
+    """The memory frames of each window that has any, as a rollout's session chooses them, see `Recall.choose`.
+
+    Args:
+        recall: knows all of the rollout's frames.
+        actions: all of the rollout's.
+        windows: see `plan_windows`.
+    """
+    return [
+        recall.choose(window.start, window.num_given, actions[window.start + window.num_given - 1])
+        for index, window in enumerate(windows)
+        if recall.num_memory(index)
+    ]
 
 
 class SlidingSession:
-    """A session of any length: implements `Session`, and opens the next window when the current one is full."""
+    """A session of any length: implements `Session`, and opens the next window when the current one is full.
+
+    A window with memory frames is opened when its first action is known, since they are chosen by it.
+    """
 
     def __init__(
         self,
         engine: Engine,
-        session: Session,
         prompt: Prompt,
         sampling: SamplingParams,
         seed: int,
         overlap: int,
         index: int,
         adapter: str | None,
+        recall: Recall | None,
     ) -> None:
         self._engine = engine
-        self._session = session
         self._sampling = sampling
         self._seed = seed
         self._overlap = overlap
         self._index = index
         self._adapter = adapter
-        self._max_frames = engine.spec.layout.max_frames
+        self._recall = recall
+        self._session: Session | None = None
+        self._closed = False
+        self._memory: list[int] = []
         # The frames of the current window, and the actions between them.
         self._frames = list(prompt.tokens)
         self._actions = list(prompt.actions)
@@ -115,34 +160,42 @@ class SlidingSession:
         overlap: int,
         index: int = 0,
         adapter: str | None = None,
+        recall: Recall | None = None,
     ) -> "SlidingSession":
         """Start from context frames, or continue window `index` from its frames so far; `seed` is the rollout's.
 
-        All windows are generated with one of the engine's `adapters`, or with None.
+        All windows are generated with one of the engine's `adapters`, or with None. `recall` knows the rollout's frames
+        up to the prompt's last one; without it there is no memory.
 
         Raises:
             ConfigError: see `check_overlap`, or no such adapter.
             ValueError: the prompt does not fit the model.
         """
-        check_overlap(overlap, engine.spec.layout.max_frames)
-        session = await engine.open(prompt, sampling, window_seed(seed, index), adapter)
-        return cls(engine, session, prompt, sampling, seed, overlap, index, adapter)
+        check_overlap(overlap, engine.spec.layout.max_frames, 0 if recall is None else recall.rule.frames)
+        check_adapter(adapter, engine.adapters)
+        self = cls(engine, prompt, sampling, seed, overlap, index, adapter, recall)
+        if not self._num_memory:
+            self._session = await self._enter(None)
+        return self
+
+    @property
+    def memory(self) -> list[int]:
+        """The memory frames of the current window, see `Recall.choose`; empty while it is not open."""
+        return list(self._memory)
 
     async def step(self, action: Action) -> FrameTokens:
         """See `terra.engine.base.Session.step`; the window never is full."""
-        if self._room == 0:
-            await self._slide()
-        frame = await self._session.step(action)
+        session = await self._ready(action)
+        frame = await session.step(action)
         self._note(action, frame)
         return frame
 
     async def run(self, actions: Actions) -> AsyncIterator[FrameTokens]:
         """See `terra.engine.base.Session.run`; any number of actions."""
         while len(actions):
-            if self._room == 0:
-                await self._slide()
+            session = await self._ready(actions[0])
             now, actions = actions[: self._room], actions[self._room :]
-            frames = self._session.run(now)
+            frames = session.run(now)
             index = 0
             async for frame in frames:
                 self._note(now[index], frame)
@@ -151,22 +204,49 @@ class SlidingSession:
 
     async def close(self) -> None:
         """See `terra.engine.base.Session.close`."""
-        await self._session.close()
+        self._closed = True
+        if self._session is not None:
+            await self._session.close()
+
+    @property
+    def _num_memory(self) -> int:
+        return 0 if self._recall is None else self._recall.num_memory(self._index)
 
     @property
     def _room(self) -> int:
-        return self._max_frames - len(self._frames)
+        return self._engine.spec.layout.max_frames - self._num_memory - len(self._frames)
 
     def _note(self, action: Action, frame: FrameTokens) -> None:
         self._actions.append(action)
         self._frames.append(frame)
+        if self._recall is not None:
+            self._recall.add(frame, action)
 
-    async def _slide(self) -> None:
-        await self._session.close()
-        self._index += 1
-        self._frames = self._frames[-self._overlap :]
-        self._actions = self._actions[len(self._actions) - (self._overlap - 1) :]
+    async def _ready(self, action: Action) -> Session:
+        """The session in which `action` leads to the next frame."""
+        if self._room == 0 and self._session is not None:
+            await self._session.close()
+            self._session = None
+            self._index += 1
+            self._frames = self._frames[-self._overlap :]
+            self._actions = self._actions[len(self._actions) - (self._overlap - 1) :]
+        if self._session is None:
+            if self._closed:
+                raise EngineError("the session is closed")
+            check_actions(action[None], len(self._frames), self._engine.spec)  # nothing is chosen by a wrong one
+            self._session = await self._enter(action)
+        return self._session
+
+    async def _enter(self, action: Action | None) -> Session:
+        """Open the current window, whose next action is `action`."""
+        tokens = torch.stack(self._frames)
         actions = torch.stack(self._actions) if self._actions else torch.zeros(0, *self._engine.spec.action_shape)
-        prompt = build_prompt(torch.stack(self._frames), actions)
+        self._memory = []
+        if self._recall is not None and self._num_memory and action is not None:
+            num_given = self._overlap if self._index else self._recall.num_context
+            start = self._recall.num_frames - len(self._frames)
+            self._memory = self._recall.choose(start, num_given, [*self._actions, action][num_given - 1])
+            memory, places = self._recall.prompt(self._memory, start)
+            tokens, actions = torch.cat([memory, tokens]), torch.cat([places, actions])
         seed = window_seed(self._seed, self._index)
-        self._session = await self._engine.open(prompt, self._sampling, seed, self._adapter)
+        return await self._engine.open(build_prompt(tokens, actions), self._sampling, seed, self._adapter)

@@ -294,7 +294,7 @@ def evaluated(cross_entropy: list[float], psnr: list[float], places: list[str]) 
     ]
     plan = SimpleNamespace(bootstrap=Bootstrap(500, 5, 0), model=SimpleNamespace(space=KEYS), fps=10.0)
     facts = {"teacher_forced": {"cross_entropy": 0.0, "cross_entropy_by_window": cross_entropy}}
-    return Evaluated(cast(Any, plan), [], facts, scores, [], [], [], [])
+    return Evaluated(cast(Any, plan), [], facts, scores, [], [], [], [], [])
 
 
 def test_a_paired_interval_by_hand() -> None:

@@ -108,6 +108,16 @@ def test_a_chosen_weather_is_part_of_the_recipe(fake, tmp_path):
             record(there.replace(weather=other), workers=0)
 
 
+def test_revisits_are_part_of_the_recipe_where_there_are_some(fake, tmp_path):
+    plain = settings_for(tmp_path)
+    record(plain, workers=0)
+    for other in ({"revisit": 0.5}, {"traffic": False}):
+        with pytest.raises(DatasetError, match="expected a shard made by"):
+            record(plain.replace(**other), workers=0)
+        with pytest.raises(ConfigError, match="expected drives with revisit or traffic=false, got counterfactuals"):
+            settings_for(tmp_path, maneuvers=("left",), num_context=2, **other)
+
+
 def test_the_camera_is_kept_with_the_frames(fake, tmp_path):
     truck = read_settings("record", [f"output={tmp_path}", "camera=truck"]).camera
     assert truck == Camera(fov_degrees=60.0, height_meters=2.6, pitch_radians=-0.12)

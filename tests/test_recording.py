@@ -1,5 +1,6 @@
 import math
 from dataclasses import asdict, replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from terra.recording.drives import (
 from terra.recording.driving import MIDDLE_AHEAD
 from terra.recording.lanes import LaneGraph
 from terra.recording.planning import plan_town
+from terra.recording.revisits import BLOCK, CIRCLE, OUT_AND_BACK, REVISITS, RevisitDriver, plan_course
 from terra.recording.scene import build_scene, visible_cells
 from terra.recording.town import AVENUE, LANE_WIDTH, Edge
 from terra.recording.traffic import CAR_LENGTH, CAR_WIDTH, MAX_ACCELERATION, Traffic, follow
@@ -176,6 +178,67 @@ def test_equal_seeds_drive_equally(graph: LaneGraph) -> None:
     np.testing.assert_array_equal(first.cars, second.cars)
     np.testing.assert_array_equal(first.pedestrians, second.pedestrians)
     assert not np.array_equal(first.poses.x, other.poses.x)
+
+
+def test_without_revisits_drives_stay_the_same(graph: LaneGraph) -> None:
+    first, second = simulate_drive(graph, 3, 60), simulate_drive(graph, 3, 60, revisit=0.0)
+    alone = simulate_drive(graph, 3, 60, traffic=False)
+    np.testing.assert_array_equal(first.poses.x, second.poses.x)
+    np.testing.assert_array_equal(first.cars, second.cars)
+    assert alone.cars.shape == alone.pedestrians.shape == (60, 0, 4)
+    assert alone.poses.x[0] == first.poses.x[0]
+
+
+@pytest.mark.parametrize(("kind", "seconds"), [(CIRCLE, 25), (OUT_AND_BACK, 30), (BLOCK, 60)])
+def test_a_revisit_comes_back_on_asphalt_and_by_possible_steering(graph: LaneGraph, kind: str, seconds: int) -> None:
+    for number in range(4):
+        rng = np.random.default_rng(number)
+        course = plan_course(graph, kind, (2, 2), rng, meters=13.0 * seconds)
+        driver, poses = RevisitDriver(course, kind, rng), []
+        for index in range(10 * seconds):
+            poses.append((*driver.pose, driver.speed))
+            driver.step(index)
+        x, y, heading, speed = np.array(poses).T
+        moved, turned = np.hypot(np.diff(x), np.diff(y)), np.abs(np.diff(heading))
+        assert (turned <= moved / 3.9 + 1e-9).all(), "no car turns in less than its steering allows"
+        assert (np.abs(np.diff(speed)) <= 0.51).all()
+        assert _meters_off_the_road(graph, x, y).max() < 0.5
+        away = np.hypot(x[:, None] - x, y[:, None] - y)
+        later = np.triu(np.ones_like(away, bool), 50)  # 5 s and more
+        assert (away[later & (np.abs(heading[:, None] - heading) > np.pi / 2)] < 4.0).any(), "it comes back"
+        events = [what for _, what in driver.events]
+        assert events[0] == kind
+        assert len(events) > 1
+
+
+def _meters_off_the_road(graph: LaneGraph, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """How far each point lies from the asphalt, near junctions with rounded kerbs; 0 on it."""
+    town = graph.town
+    away = np.full(len(x), np.inf)
+    for lane in range(len(graph.lanes)):
+        points = graph.path(lane)
+        gaps = np.hypot(x[:, None] - points[:, 0], y[:, None] - points[:, 1]).min(axis=1)
+        away = np.minimum(away, gaps - LANE_WIDTH / 2)
+    for column, row in product(town.xs, town.ys):
+        away = np.minimum(away, np.hypot(x - column, y - row) - 7.3)
+    return np.maximum(away, 0.0)
+
+
+def test_revisits_are_drawn_by_seed_and_nobody_drives_through_them() -> None:
+    graph = LaneGraph(plan_town(2))
+    drives = [simulate_drive(graph, episode, 100, revisit=0.5) for episode in range(8)]
+    kinds = [drive.events[0][1] if drive.events else "" for drive in drives]
+    assert 0 < sum(kind in REVISITS for kind in kinds) < len(kinds)
+    for episode, (kind, drive) in enumerate(zip(kinds, drives, strict=True)):
+        whole = simulate_drive(graph, episode, 100, revisit=1.0)
+        assert whole.events[0][1] in REVISITS
+        if kind in REVISITS:
+            np.testing.assert_array_equal(whole.poses.x, drive.poses.x)
+            heading = drive.poses.heading[:100]
+            middle = np.stack([drive.poses.x[:100], drive.poses.y[:100]], axis=1)
+            middle += MIDDLE_AHEAD * np.stack([np.cos(heading), np.sin(heading)], axis=1)
+            gaps = np.linalg.norm(drive.cars[:, :, :2] - middle[:, None], axis=-1)
+            assert gaps.min() > CAR_WIDTH + 0.5
 
 
 @given(

@@ -158,7 +158,10 @@ def test_a_fork_and_a_rewind_keep_the_adapter(server, actions, alone):
         assert np.array_equal(live_tokens(server, opened["session"]), expected)
     with server.connect() as talk:
         talk.say(type="open", fork=fork, model="rain")
-        assert "expected no model, sampling, actions or speed with a fork" in talk.hear("error")["message"]
+        assert (
+            "expected no model, sampling, actions, speed, memory or map_pose with a fork"
+            in talk.hear("error")["message"]
+        )
 
 
 def test_an_unknown_model_is_refused(server, http):
@@ -225,9 +228,8 @@ def test_jobs_after_a_restart_with_other_adapters(tiny_model, tiny_tokenizer, sc
     ("text", "message"),
     [
         ("{", "line 1, column 2: expected JSON"),
-        ("{}", "adapter: expected a name of letters"),
         ('{"adapter": "a b"}', "adapter: expected a name of letters"),
-        ('{"adapter": "night", "x": 1}', "expected adapter, got 'x'"),
+        ('{"adapter": "night", "x": 1}', "expected adapter, map_pose, got 'x'"),
     ],
 )
 def test_a_wrong_scene_file_is_one_line(refused, scenes, tmp_path, text, message):  # noqa: F811

@@ -148,7 +148,9 @@ def test_rewinding_on_each_engine(request, wait, tiny_tokenizer, scenes, actions
     engine = request.getfixturevalue(f"{kind}_engine")
     pipeline: Pipeline = make_pipeline(None, tiny_tokenizer, engine)  # pyright: ignore[reportArgumentType]
     context = pipeline.tokenizer.encode(pictures(scenes / "day"))
-    start = context_moments(context, torch.from_numpy(actions[:2]), Driver(Steering(0.0, 5.0), 10.0))
+    start = context_moments(
+        context, torch.from_numpy(actions[:2]), Driver(Steering(0.0, 5.0), 10.0), pipeline.engine.spec
+    )
 
     async def both():
         from terra.sampling import SamplingParams

@@ -148,7 +148,7 @@ def test_default_settings_serve_a_model_of_a_small_window(tmp_path):
     settings = read_settings(
         "serve", ["model=folder", f"model.path={tmp_path}", "scenes=null", f"data={tmp_path / 'data'}", "device=cpu"]
     )
-    pipeline, scenes, model_hash = load(settings)
+    pipeline, scenes, model_hash, _ = load(settings)
     serving = Serving(lambda: (Service(pipeline, settings, scenes, model_hash), settings))
     (tmp_path / "scenes").mkdir()
     day = scene_folder(tmp_path / "scenes") / "day"

@@ -78,6 +78,36 @@ def test_tokens_made_in_a_stream_are_those_made_at_once(recorded, model, tmp_pat
     assert (index["frames"], index["episodes"], len(index["files"])) == (21, 5, 3)
 
 
+def test_tokens_of_driving_have_poses_and_places(recorded, model, tmp_path):
+    tokenize(recorded, tmp_path, model)
+    loaded = load_tokens(tmp_path)
+    assert loaded.poses is not None
+    assert loaded.place is not None
+    episodes = sorted(read_split(recorded, "train").episodes, key=lambda each: each.video.parent.name)
+    expected = torch.cat([torch.tensor(each.poses.x[: each.num_frames]) for each in episodes])
+    assert torch.equal(loaded.poses[:, 0], expected)
+    assert (loaded.poses.shape, loaded.poses.dtype) == ((21, 3), torch.float64)
+    first, second, third = loaded.place[:2], loaded.place[2:3], loaded.place[3:]
+    assert first.unique().shape == second.unique().shape == third.unique().shape == (1,)
+    assert len(loaded.place.unique()) == 3
+    part = loaded.first(7)
+    assert part.place is not None
+    assert (part.poses is not None, len(part.place)) == (True, 2)
+
+
+def test_tokens_without_poses_are_read_and_made_again_with_poses(recorded, model, tmp_path, monkeypatch):
+    save = tokenize_module.save_shard
+    monkeypatch.setattr(tokenize_module, "save_shard", lambda *arguments: save(*arguments[:5]))
+    tokenize(recorded, tmp_path, model)
+    old = load_tokens(tmp_path)
+    assert (old.poses, old.place) == (None, None)
+    monkeypatch.undo()
+    tokenize(recorded, tmp_path, model)
+    new = load_tokens(tmp_path)
+    assert torch.equal(new.tokens, old.tokens)
+    assert new.poses is not None
+
+
 def test_processes_and_workers_change_no_byte(recorded, model, tmp_path):
     tokenize(recorded, tmp_path / "one", model)
     tokenize(recorded, tmp_path / "two", model, processes=2, workers=2)
@@ -228,6 +258,11 @@ def shard(folder: Path, name: str = "a.safetensors", facts: ShardFacts = FACTS, 
         ({"episode_start": torch.tensor([0, 9, 9, 16])}, "episode_start: expected increasing from 0 to 16"),
         ({"episode_start": torch.tensor([0, 9])}, "episode_start: expected increasing from 0 to 16"),
         ({"actions": torch.zeros(3, 6, 3)}, r"got \(16, 2, 4\) and \(3, 6, 3\)"),
+        (
+            {"poses": torch.zeros(16, 2), "place": torch.zeros(2)},
+            r"expected poses and place of shapes .*, got \{'poses': \(16, 2\), 'place': \(2,\)\}",
+        ),
+        ({"poses": torch.full((16, 3), float("nan")), "place": torch.zeros(2)}, "poses: expected finite numbers"),
     ],
 )
 def test_token_files_that_make_no_sense_are_refused(changes, message, tmp_path):

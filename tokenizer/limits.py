@@ -34,6 +34,7 @@ class Limits(Settings):
         video_pixels: pixels of a video's frame.
         video_frames: frames of a video.
         video_fps: frames a second of a video.
+        map_frames: frames of a map.
         context_seconds: how long the frames of a context may take to be read from a video.
     """
 
@@ -55,6 +56,7 @@ class Limits(Settings):
     video_pixels: Bound = 1 << 24
     video_frames: Bound = 1_000_000
     video_fps: Annotated[float, Field(gt=0, le=1e6)] = 1000.0
+    map_frames: Bound = 1000  # in 8 bits, as they are held, 110 MB of the shipped model's size
     context_seconds: Annotated[float, Field(gt=0, le=86_400)] = 15.0
 
 

@@ -5,7 +5,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, create_model, model_validator
 
@@ -14,7 +14,7 @@ from terra.errors import CheckpointError, ConfigError
 from terra.extras import extras_named, install_hint
 from terra.sampling import SamplingParams
 from tokenizer.checkpoint import resolve_checkpoint
-from tokenizer.settings import Count, Dtype, FilePath, Settings, Text, expecting, first_problem
+from tokenizer.settings import Count, Dtype, FilePath, Natural, Settings, Text, expecting, first_problem
 
 
 def read_sampling(values: object) -> SamplingParams:
@@ -41,6 +41,14 @@ Adapters = Annotated[
     expecting("at most 32 folders by name, the names of letters, digits, '.', '_' and '-'"),
 ]
 """Folders of adapters by name."""
+
+
+MemoryFrames = Annotated[Literal["auto"] | Natural, expecting("auto, or a number of frames, 0 or more")]
+"""Memory frames of a window; "auto" takes as many as the model was trained with."""
+
+
+MapPose = Annotated[tuple[float, float, float], Field(strict=False), expecting("[x, y, heading] in meters and radians")]
+"""Where a rollout's first frame is, in a map's axes."""
 
 
 class CheckpointSettings(Settings):
@@ -128,6 +136,7 @@ class PipelineSettings(PairSettings):
         engine: the engine's `_target_`, "auto" or a name that can be imported, and its arguments.
         decoder: the decoder's `_target_` and arguments.
         overlap: frames read again when the window slides.
+        memory: earlier frames that a window reads besides, see `terra.memory`.
         adapter: folder of a LoRA adapter of the world model, see `terra.world_model.adapter`; None for none.
         adapters: folders of further adapters by name, of which each session may name one in place of `adapter`.
     """
@@ -135,6 +144,7 @@ class PipelineSettings(PairSettings):
     engine: dict[str, Any]
     decoder: dict[str, Any]
     overlap: Count
+    memory: MemoryFrames = "auto"
     adapter: FilePath | None = None
     adapters: Adapters
 

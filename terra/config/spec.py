@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 
@@ -20,6 +20,7 @@ from terra.device import dtype_name, torch_device, torch_dtype
 from terra.engine.adapted import AdaptedEngine, check_factors_alone, check_same_spec
 from terra.engine.base import Engine, EngineSpec
 from terra.errors import CheckpointError, ConfigError
+from terra.memory import MemoryRule, memory_in_use
 from terra.pairing import check_pairing
 from terra.windows import check_overlap
 from terra.world_model import LlamaActionConfig, load_adapter, load_config
@@ -98,7 +99,8 @@ class PipelineSpec:
             if folder is not None and (decoder := decoder_of(folder)) is not None:
                 check_decoder(decoder, tokenizer)
         check_pairing(tokenizer, spec)
-        check_overlap(settings.overlap, spec.layout.max_frames)
+        memory = memory_in_use(spec.memory, settings.memory)
+        check_overlap(settings.overlap, spec.layout.max_frames, memory.frames if memory else 0)
         resolved, choice = _resolve(PipelineSettings.from_values(vars(settings)), rollouts, recorded or {})
         if resolved.engine.get("max_sessions", 1) is None:
             most = _sessions_that_fit(model, resolved.engine) // (1 + len(settings.adapters))
@@ -135,6 +137,7 @@ class PipelineSpec:
         device: str | None = None,
         dtype: str | None = None,
         overlap: int = 3,
+        memory: Literal["auto"] | int = "auto",
         adapter: str | Path | None = None,
         adapters: Mapping[str, str | Path] | None = None,
         sessions: int = 1,
@@ -146,7 +149,7 @@ class PipelineSpec:
             TerraError: anything wrong with the arguments or the checkpoints.
         """
         named = str(pretrained) in model_names()
-        values: dict[str, Any] = {"device": device, "dtype": dtype, "overlap": overlap}
+        values: dict[str, Any] = {"device": device, "dtype": dtype, "overlap": overlap, "memory": memory}
         if adapter is not None:
             values["adapter"] = str(adapter)
         if adapters:
@@ -188,9 +191,15 @@ class PipelineSpec:
         if engine is not None:
             parts["engine"] = compose_groups({"engine": engine}, {"device": device, "dtype": dtype})["engine"]
         values = {"tokenizer": tokenizer, "world_model": world_model, **parts, "overlap": record["overlap"]}
+        values["memory"] = record["memory"]["frames"] if record.get("memory") else 0
         if record.get("adapter") is not None:
             values["adapter"] = record["adapter"]["folder"]
         return cls.from_settings(checked(PipelineSettings, values, "rollout.json"))
+
+    @property
+    def memory(self) -> MemoryRule | None:
+        """How memory frames are chosen; None for rollouts without memory."""
+        return memory_in_use(self.spec.memory, self.settings.memory)
 
     def announce(self) -> None:
         """Say on stderr which engine engine=auto took, and why, and that engine=graph is slow without a GPU."""
@@ -306,6 +315,7 @@ class PipelineSpec:
             "decoder": self.settings.decoder,
             "tokenizer_device": self.settings.tokenizer.device,
             "overlap": self.settings.overlap,
+            **({} if self.memory is None else {"memory": self.memory.model_dump()}),
         }
 
 

@@ -2,7 +2,8 @@
 
     DIR/<split>/<shard>.safetensors    tokens (frames, rows, cols), the smallest of uint8, int16 and int32 that holds
                                        the codebook; actions (frames, slots, action_dim) float32; episode_start
-                                       (episodes + 1) int64; `ShardFacts` in the header
+                                       (episodes + 1) int64; of driving also poses (frames, 3) float64 and place
+                                       (episodes) int64; `ShardFacts` in the header
     DIR/<split>/tokens.json            written last: the facts that all files share, their names, frames and SHA-256
 
 `terra.training.tokenize` writes them.
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float64, Int
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 FORMAT, VERSION = "terra-tokens", 2
 INDEX = "tokens.json"
+_PLACES = ("poses", "place")  # the tensors that not every file has
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,10 @@ class TokenizedDriving:
         space: what the actions mean.
         tokens_like: that of the tokenizer whose tokens these are nearly equal to (`LFQTokenizerConfig.tokens_like`);
             None if there is none.
+        poses: float64 on the CPU: x, y (m) and heading (rad, counter-clockwise from +x, never wrapped) at each frame,
+            in the frame of the episode's place; None where a file has none (it is no driving, or it is old).
+        place: int64 on the CPU: a number for each episode, equal where episodes were recorded in one place and their
+            poses can be compared; None as for `poses`.
     """
 
     tokens: Int[Tensor, "frames rows cols"]
@@ -57,6 +63,8 @@ class TokenizedDriving:
     tokenizer_sha256: str
     space: ActionSpace
     tokens_like: str | None = None
+    poses: Float64[Tensor, "frames 3"] | None = None
+    place: Int[Tensor, " episodes"] | None = None
 
     def window_starts(self, window: int) -> Int[Tensor, " windows"]:
         """First frames of all windows of `window` frames that lie inside one episode, int64 on the CPU.
@@ -86,7 +94,14 @@ class TokenizedDriving:
         bounds = self.episode_start[self.episode_start < num_frames].tolist()
         count = min(num_frames, len(self.tokens))
         bounds = torch.tensor([*bounds, count] if bounds[-1] < count else bounds)
-        return replace(self, tokens=self.tokens[:count], actions=self.actions[:count], episode_start=bounds)
+        return replace(
+            self,
+            tokens=self.tokens[:count],
+            actions=self.actions[:count],
+            episode_start=bounds,
+            poses=None if self.poses is None else self.poses[:count],
+            place=None if self.place is None else self.place[: len(bounds) - 1],
+        )
 
     def to(self, device: torch.device) -> "TokenizedDriving":
         """Return a copy with tokens and actions on `device`."""
@@ -144,14 +159,18 @@ def save_shard(
     tokens: Int[Tensor, "frames rows cols"],
     actions: Float[Tensor, "frames slots action_dim"],
     episode_start: Int[Tensor, " boundaries"],
+    poses: Float64[Tensor, "frames 3"] | None = None,
+    place: Int[Tensor, " episodes"] | None = None,
 ) -> None:
-    """Write one file, whole or not at all.
+    """Write one file, whole or not at all; see `TokenizedDriving` for the tensors.
 
     Raises:
         OutputError: the folder can't be written.
     """
     dtype = token_dtype(facts.codebook_size)
     tensors = {"tokens": tokens.to("cpu", dtype), "actions": actions.cpu().float(), "episode_start": episode_start}
+    if poses is not None and place is not None:
+        tensors |= {"poses": poses.double(), "place": place.long()}
     write_tensors(path, tensors, facts.header())
 
 
@@ -174,6 +193,12 @@ def read_shard_facts(path: Path) -> ShardFacts:
         return ShardFacts(**values, space=space)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise DatasetError(f"{path}: expected tokens as terra tokenize writes them, got {error!r}") from error
+
+
+def has_poses(path: Path) -> bool:
+    """Whether a file that `read_shard_facts` reads has poses."""
+    with safe_open(path, "pt") as file:
+        return set(_PLACES) <= set(file.keys())
 
 
 def shard_damage(path: Path, sha256: str | None) -> str | None:
@@ -243,6 +268,7 @@ def load_tokens(folder: Path, device: torch.device | str = "cpu") -> TokenizedDr
     # The tensors are filled in place, because a list of parts and their concatenation would take twice the memory.
     whole: dict[str, Tensor] = {}
     bounds, done = [0], 0
+    places: list[Mapping[str, Tensor]] = []
     for name, described in files.items():
         part = _read_shard(folder / name, described)
         for key in ("tokens", "actions"):
@@ -254,8 +280,11 @@ def load_tokens(folder: Path, device: torch.device | str = "cpu") -> TokenizedDr
             whole[key][done : done + len(part[key])] = part[key]
         bounds += [done + int(bound) for bound in part["episode_start"][1:]]
         done += len(part["tokens"])
+        places.append({name: part[name] for name in _PLACES if name in part})
     if not files or done != rows:
         raise DatasetError(f"{folder / INDEX}: expected {rows} frames in its files, got {done}")
+    if all(places):
+        whole |= {name: torch.cat([each[name] for each in places]) for name in _PLACES}
     tokenized = TokenizedDriving(**whole, episode_start=torch.tensor(bounds), **facts, space=space)
     low, high = (int(bound) for bound in tokenized.tokens.aminmax())
     if low < 0 or high >= tokenized.codebook_size:
@@ -286,6 +315,8 @@ def _read_shard(path: Path, described: Mapping[str, Any]) -> dict[str, Tensor]:
     try:
         with safe_open(path, "pt") as file:
             tensors = {key: file.get_tensor(key) for key in ("tokens", "actions", "episode_start")}
+            if set(_PLACES) <= set(file.keys()):
+                tensors |= {key: file.get_tensor(key) for key in _PLACES}
     except (OSError, SafetensorError) as error:
         raise DatasetError(f"{path}: expected tokens as terra tokenize writes them, got {error!r}") from error
     tokens, actions, bounds = (tensors[key] for key in ("tokens", "actions", "episode_start"))
@@ -299,4 +330,10 @@ def _read_shard(path: Path, described: Mapping[str, Any]) -> dict[str, Tensor]:
         raise DatasetError(
             f"{path}: episode_start: expected increasing from 0 to {len(tokens)}, got {bounds.tolist()[:8]}"
         )
+    if "poses" in tensors:
+        shapes = {name: tuple(tensors[name].shape) for name in _PLACES}
+        if shapes != (expected := {"poses": (len(tokens), 3), "place": (len(bounds) - 1,)}):
+            raise DatasetError(f"{path}: expected poses and place of shapes {expected}, got {shapes}")
+        if not tensors["poses"].isfinite().all():
+            raise DatasetError(f"{path}: poses: expected finite numbers")
     return tensors

@@ -13,6 +13,7 @@ import torch
 
 from terra.actions import ActionSpace, require_waypoints
 from terra.errors import ConfigError, EngineError
+from terra.memory import MemoryRule
 from terra.prompt import Action, Actions, FrameTokens, Layout, Prompt
 from terra.sampling import SamplingParams
 
@@ -31,6 +32,7 @@ class EngineSpec:
         space: what the model's actions mean.
         tokenizer_sha256: hash of the tokenizer's weights that the model was trained with; None where it is not known.
         architecture: class of the model, as the checkpoint's config.json names the class; None where it is not known.
+        memory: how the model's memory frames are chosen; None for a model without memory.
     """
 
     layout: Layout
@@ -39,6 +41,7 @@ class EngineSpec:
     space: ActionSpace
     tokenizer_sha256: str | None = None
     architecture: str | None = None
+    memory: MemoryRule | None = None
 
     @classmethod
     def of(cls, config: "LlamaActionConfig") -> "EngineSpec":
@@ -50,6 +53,7 @@ class EngineSpec:
             space=config.space,
             tokenizer_sha256=config.tokenizer_sha256,
             architecture=(config.architectures or [None])[0],
+            memory=config.memory_rule,
         )
 
     @property

@@ -15,6 +15,7 @@ from terra.evaluation.fidelity import motion_errors
 from terra.evaluation.measures import Bootstrap, Measure, find
 from terra.evaluation.plan import EvaluationPlan
 from terra.evaluation.recovered import agreement
+from terra.evaluation.remembering import Remembered
 from terra.evaluation.scores import GENERATED, TRUE, ClipScores, Pixels
 from terra.metrics.bootstrap import Estimate, mean_estimate
 from terra.metrics.frechet import ClipFeatures, clip_features, frechet_difference
@@ -23,7 +24,7 @@ OTHER_ACTIONS, COST = "cross-entropy, another clip's actions", "cost of another 
 _RUN = "rollouts"
 _PREDICTED = {"cross-entropy": "cross_entropy", "accuracy": "accuracy", OTHER_ACTIONS: "other_actions_cross_entropy"}
 _UNITS = {"cross-entropy": "nats", OTHER_ACTIONS: "nats", COST: "nats", "psnr": "dB", "ADE": "m"}
-_OLD = "old domain: "
+_OLD, _AGAIN = "old domain: ", ", seen again"
 _HIGHER = ("accuracy", "cost", "psnr", "ssim", "choice-accuracy", "exact-keys")
 
 
@@ -35,6 +36,7 @@ class Evaluated:
         plan: the model's plan.
         measures, facts: as in the model's metrics.json.
         scores: of the rollouts' clips.
+        remembered: of the drives that come back.
         old_places: the place of each clip of `old_data`.
         shown: the videos of a few clips, by variant.
         criteria, lines: the requirements, and what else is printed.
@@ -44,6 +46,7 @@ class Evaluated:
     measures: list[Measure]
     facts: dict[str, Any]
     scores: list[ClipScores]
+    remembered: list[Remembered]
     old_places: list[str]
     shown: list[dict[str, Pixels]]
     criteria: list[Criterion]
@@ -101,7 +104,7 @@ def make_column(name: str, model: Evaluated, base: Evaluated | None = None) -> M
 
 def unit_of(row: str) -> str:
     """The unit of a row's numbers; empty for a share or a distance between features."""
-    return _UNITS.get(row.removeprefix(_OLD), "")
+    return _UNITS.get(row.removeprefix(_OLD).removesuffix(_AGAIN), "")
 
 
 def higher_is_better(row: str) -> bool:
@@ -145,7 +148,20 @@ def _clip_numbers(model: Evaluated) -> dict[str, _Numbers]:
         recovered = [each.recovered[GENERATED] for each in scores]
         instructed = [each.clip.instructed_values for each in scores]
         numbers |= agreement(recovered, instructed, require_table(space, "reading actions back"))
-    return rows | {row: _Numbers(values, places) for row, values in numbers.items()}
+    rows |= {row: _Numbers(values, places) for row, values in numbers.items()}
+    return rows | _remembered(model.remembered)
+
+
+def _remembered(drives: list[Remembered]) -> dict[str, _Numbers]:
+    """The rows of what a model shows where drives come back."""
+    places = [each.revisit.clip.place for each in drives]
+    metrics = drives[0].scores.metrics[GENERATED] if drives else ()
+    return {
+        f"{metric}{_AGAIN}": _Numbers(
+            np.array([each.scores.metrics[GENERATED][metric].mean() for each in drives]), places
+        )
+        for metric in metrics
+    }
 
 
 def _predicted(metrics: Mapping[str, Any], places: list[str]) -> dict[str, _Numbers]:

@@ -43,8 +43,9 @@ from terra.evaluation.measures import (
 )
 from terra.evaluation.motion import CLASSES
 from terra.evaluation.plan import DEMO, EvaluationPlan
-from terra.evaluation.plots import plot_columns, plot_curves, write_grid
+from terra.evaluation.plots import plot_columns, plot_curves, plot_revisits, write_grid
 from terra.evaluation.recovered import action_measures, majority, recovered_line
+from terra.evaluation.remembering import REVISITS, RevisitBench, examine_revisits, revisit_measures
 from terra.evaluation.report import print_comparison, print_report, write_comparison, write_metrics
 from terra.evaluation.rollouts import KeptRollouts
 from terra.evaluation.scores import GENERATED, PERSISTENCE, RE_ENCODED, TRUE, ClipScores, Pixels, Scorer
@@ -127,6 +128,8 @@ def _evaluate(spec: PipelineSpec, plan: EvaluationPlan, scorer: Scorer, started:
         # Tokenizers that differ in their decoders alone make the same rollouts, so the key is the tokens' hash.
         weights = {**plan.facts["checkpoints"], "tokenizer": tokens_sha256(plan.tokenizer)}
         made_with = {"engine": spec.settings.engine, "overlap": settings.overlap, **weights}
+        if spec.memory is not None:
+            made_with["memory"] = spec.memory.model_dump()
         rollouts = KeptRollouts(pipeline, settings.sampling, settings.output / "rollouts", made_with)
         measured_with = {**made_with, "sampling": vars(settings.sampling), **_measuring(settings, plan, spec)}
         kept = KeptFiles(settings.output / "scores", measured_with)
@@ -138,10 +141,14 @@ def _evaluate(spec: PipelineSpec, plan: EvaluationPlan, scorer: Scorer, started:
         drift = _examine(bench, plan.drift, min(settings.pictures, 2), "drift")
         measures += _measure("drift", drift.scores, network, _DRIFT_BIN_SECONDS, plan)
         write_metrics(settings.output, measures, [], plan.facts | {"complete": False})
+        revisits = RevisitBench(pipeline, rollouts, kept, scorer, space=plan.model.space, **limits)
+        remembered = examine_revisits(revisits, plan.revisits, min(settings.pictures, 2))
+        measures += revisit_measures(remembered, plan.bootstrap)
+        write_metrics(settings.output, measures, [], plan.facts | {"complete": False})
         ordered, places, futures = _examine_groups(bench, plan)
         old = bench.encode(plan.old_clips)
     facts = plan.facts | {"complete": True, "rollouts_reused": rollouts.num_reused, "scores_reused": kept.num_reused}
-    facts["damaged"] = bench.damaged
+    facts["damaged"] = bench.damaged + revisits.damaged
     facts["teacher_forced"] = _teacher_forced(found.tokens, found.actions, plan)
     if plan.old_clips:
         old_tokens, old_actions = [each.tokens for each in old], [each.actions for each in old]
@@ -162,9 +169,11 @@ def _evaluate(spec: PipelineSpec, plan: EvaluationPlan, scorer: Scorer, started:
         facts["confusion"] = {"classes": CLASSES, **confusions(found.scores, plan.fps)}
     criteria = evaluate_criteria(measures, network, codebook_used) if _has_requirements(settings, plan) else []
     facts["seconds"] = time.perf_counter() - started
-    _write(plan, measures, criteria, facts, {"clips": found.shown, "drift_clips": drift.shown, **futures})
+    shown = {"clips": found.shown, "drift_clips": drift.shown, **futures}
+    shown["revisit_clips"] = [each.shown for each in remembered if each.shown]
+    _write(plan, measures, criteria, facts, shown)
     old_places = [each.clip.place for each in old]
-    return Evaluated(plan, measures, facts, found.scores, old_places, found.shown, criteria, lines)
+    return Evaluated(plan, measures, facts, found.scores, remembered, old_places, found.shown, criteria, lines)
 
 
 def _measuring(settings: EvaluationSettings, plan: EvaluationPlan, spec: PipelineSpec) -> dict[str, Any]:
@@ -324,5 +333,7 @@ def _write(
     write_metrics(output, measures, criteria, facts)
     for name in dict.fromkeys(measure.run for measure in measures if measure.first_frame is not None):
         plot_curves(measures, name, plan.fps, output / f"{name}.png")
+    if plan.revisits:
+        plot_revisits(measures, output / f"{REVISITS}.png")
     for name, rows in videos.items():
         write_grid(rows, output, name, plan.fps)

@@ -14,7 +14,9 @@ from terra.errors import ConfigError, DatasetError
 from terra.evaluation.clips import Clip, choose_clips
 from terra.evaluation.contrasts import CONTRASTS, CounterfactualGroup, find_groups
 from terra.evaluation.measures import Bootstrap
+from terra.evaluation.revisits import Revisit, choose_revisits
 from terra.evaluation.settings import EvaluationSettings
+from terra.memory import memory_in_use
 from terra.metrics.bootstrap import LEVEL
 from terra.pairing import check_pairing
 from terra.windows import plan_windows
@@ -34,6 +36,7 @@ class EvaluationPlan:
 
     Attributes:
         estimator: folder of the estimator of motion or, for any other world, of actions; None: there is none.
+        revisits: drives that come back to what they have seen.
         old_clips: clips of `old_data`, which are predicted but not generated.
         groups: counterfactual groups by the contrast's name.
         facts: numbers of clips and groups, and what was left out and why, for metrics.json.
@@ -46,6 +49,7 @@ class EvaluationPlan:
     model: LlamaActionConfig
     clips: list[Clip]
     drift: list[Clip]
+    revisits: list[Revisit]
     old_clips: list[Clip]
     groups: dict[str, list[CounterfactualGroup]]
     facts: dict[str, Any]
@@ -114,11 +118,13 @@ def make_plan(settings: EvaluationSettings, tokenizer: Path, world_model: Path, 
     found = {
         each.name: find_groups(split.episodes, each, max_groups=settings.max_groups, **limits) for each in contrasts
     }
+    revisits = _choose_revisits(settings, model, image_size)
     facts = {
         **_model_facts(settings, tokenizer, world_model, adapter),
         "clips": len(clips),
         "moving_clips": sum(clip.is_moving for clip in clips),
         "drift_clips": len(drift),
+        "revisits": {"drives": len(revisits), "frames": sum(len(each.frames) for each in revisits)},
         "counterfactual_groups": {
             name: {"evaluated": len(groups), "left_out": left_out} for name, (groups, left_out) in found.items()
         },
@@ -127,7 +133,8 @@ def make_plan(settings: EvaluationSettings, tokenizer: Path, world_model: Path, 
     }
     groups = {name: groups for name, (groups, _) in found.items()}
     old_clips = _choose_old_clips(settings, model, image_size)
-    return EvaluationPlan(settings, tokenizer, world_model, estimator, model, clips, drift, old_clips, groups, facts)
+    folders, found_there = (tokenizer, world_model, estimator), (clips, drift, revisits, old_clips, groups)
+    return EvaluationPlan(settings, *folders, model, *found_there, facts)
 
 
 def _load_config(world_model: Path, adapter: Path | None) -> LlamaActionConfig:
@@ -135,8 +142,10 @@ def _load_config(world_model: Path, adapter: Path | None) -> LlamaActionConfig:
 
 
 def _check_windows(settings: EvaluationSettings, model: LlamaActionConfig) -> None:
-    for length in (settings.num_frames, settings.drift_frames, settings.group_frames):
-        list(plan_windows(length, settings.num_context, model.layout.max_frames, settings.overlap))
+    rule, max_frames = memory_in_use(model.memory_rule, settings.memory), model.layout.max_frames
+    memory = 0 if rule is None else rule.frames
+    for length in (settings.num_frames, settings.drift_frames, settings.group_frames, settings.revisit_frames):
+        list(plan_windows(length, settings.num_context, max_frames, settings.overlap, memory))
 
 
 def _model_facts(
@@ -171,6 +180,21 @@ def _choose_old_clips(
         return choose_clips(split.episodes, settings.num_clips, **lengths, seed=settings.seed)
     except DatasetError as error:
         raise DatasetError(f"old_data: {error}") from None
+
+
+def _choose_revisits(
+    settings: EvaluationSettings, model: LlamaActionConfig, image_size: tuple[int, int]
+) -> list[Revisit]:
+    if not settings.revisit_clips:
+        return []
+    if not isinstance(model.space, Waypoints):
+        raise ConfigError(f"revisit_clips: expected 0 for actions of {model.space.title}, which have no poses")
+    split = read_split(settings.revisit_data or settings.data, settings.split)
+    for reason in split.damaged:
+        logger.warning("left out: %s", reason)
+    _check_kind(split.episodes, model, image_size)
+    lengths = {"num_frames": settings.revisit_frames, "num_context": settings.num_context}
+    return choose_revisits(split.episodes, settings.revisit_clips, **lengths, seed=settings.seed)
 
 
 def _choose_estimator(settings: EvaluationSettings, space: ActionSpace) -> Path | None:

@@ -13,11 +13,20 @@ from decoder.video import write_video
 from terra.evaluation.comparison import ModelColumn, higher_is_better, is_clear, unit_of
 from terra.evaluation.measures import HALVES, Measure, curve
 from terra.evaluation.motion import integrate
+from terra.evaluation.remembering import BEST_VIEW, NO_MEMORY, ORACLE, RECENT, REVISIT_VARIANTS, REVISITS
 from terra.evaluation.scores import GENERATED, PERSISTENCE, RE_ENCODED, TRUE, ClipScores, Pixels
 from tokenizer.files import replacing
 
 # Colors of Okabe and Ito, which are safe for the color-blind.
 _COLORS = {GENERATED: "#0072B2", RE_ENCODED: "#009E73", PERSISTENCE: "#D55E00", TRUE: "black", HALVES: "black"}
+_REMEMBERED = {
+    RE_ENCODED: "#009E73",
+    GENERATED: "#0072B2",
+    NO_MEMORY: "black",
+    RECENT: "#E69F00",
+    ORACLE: "#CC79A7",
+    BEST_VIEW: "#D55E00",
+}
 _UNITS = {
     "psnr": "dB",
     "psnr-moving": "dB",
@@ -92,6 +101,33 @@ def plot_columns(columns: Sequence[ModelColumn], path: Path) -> None:
     for axes in panels[len(rows) :]:
         axes.set_visible(False)
     figure.supxlabel("95 % intervals over places; *: the paired difference to the base is clear of 0", fontsize=8)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=110, format="png")
+
+
+def plot_revisits(measures: Sequence[Measure], path: Path) -> None:
+    """Write a PNG of what is remembered: each metric where drives come back, by variant, over all and by kind of drive.
+
+    Raises:
+        OutputError: the file can't be written.
+    """
+    of = [each for each in measures if each.run.startswith(REVISITS) and not each.metric.endswith(("-gain", "-closed"))]
+    runs, metrics = (list(dict.fromkeys(getattr(each, name) for each in of)) for name in ("run", "metric"))
+    variants = [name for name in REVISIT_VARIANTS if any(each.variant == name for each in of)]
+    figure = Figure(figsize=(4.6 * len(metrics), 3.6), layout="constrained")
+    for axes, metric in zip(figure.subplots(1, len(metrics), squeeze=False)[0], metrics, strict=True):
+        for offset, variant in enumerate(variants):
+            found = {each.run: each.estimate for each in of if (each.metric, each.variant) == (metric, variant)}
+            at = np.arange(len(runs)) + 0.8 * (offset + 0.5) / len(variants) - 0.4
+            color, estimates = _REMEMBERED[variant], [found[run] for run in runs]
+            axes.plot(at, [each.value for each in estimates], "o", color=color, label=variant, markersize=4)
+            axes.vlines(at, [each.low for each in estimates], [each.high for each in estimates], color=color)
+        names = [run.removeprefix(REVISITS).removeprefix("-").replace("_", " ") or "all" for run in runs]
+        axes.set_xticks(range(len(runs)), names, fontsize=8)
+        axes.set(title=metric, ylabel=_UNITS.get(metric, ""))
+        axes.grid(alpha=0.3)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=110, format="png")
 

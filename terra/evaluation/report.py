@@ -143,9 +143,11 @@ def print_report(console: Console, measures: Sequence[Measure], criteria: Sequen
 
 def print_measures(console: Console, measures: Sequence[Measure]) -> None:
     """Print the measures over whole clips: a table for each run, a row per metric."""
-    variants = (*VARIANTS, TRUE, HALVES)
+    usual = (*VARIANTS, TRUE, HALVES)
     whole = [each for each in measures if each.first_frame is None]
     for run in dict.fromkeys(each.run for each in whole):
+        variants = tuple(dict.fromkeys(each.variant for each in whole if each.run == run))
+        variants = usual if set(variants) <= set(usual) else variants
         table = Table(Column("metric", no_wrap=True), *variants, "samples", title=f"{run}: mean [95 % interval]")
         for metric in dict.fromkeys(each.metric for each in whole if each.run == run):
             of = {each.variant: each.estimate for each in whole if (each.run, each.metric) == (run, metric)}

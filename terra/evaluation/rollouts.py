@@ -7,16 +7,23 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from terra.errors import first_error
 from terra.evaluation.kept import KeptFiles
 from terra.pipeline import Pipeline, RolloutRequest
 from terra.progress import frames_shown
+from terra.prompt import Actions, build_prompt
+from terra.recall import Recall
 from terra.sampling import SamplingParams
+from terra.windows import SlidingSession
 from tokenizer import TokenGrid
 
 logger = logging.getLogger(__name__)
+
+RecallOf = Callable[[TokenGrid, Actions], Recall | None]
+"""Makes what a rollout remembers from its context's tokens and the actions between them; None: no memory."""
 
 
 class KeptRollouts:
@@ -34,8 +41,16 @@ class KeptRollouts:
         self._files = KeptFiles(folder, {**made_with, "sampling": vars(sampling)})
         self.num_reused = 0
 
-    def tokens(self, names: Sequence[str], requests: Sequence[RolloutRequest]) -> list[TokenGrid]:
+    def tokens(
+        self, names: Sequence[str], requests: Sequence[RolloutRequest], recalls: Sequence[RecallOf] | None = None
+    ) -> list[TokenGrid]:
         """Each request's tokens, context included, int64 on the CPU; those not kept yet are made together.
+
+        Args:
+            names: of the files.
+            requests: what is generated.
+            recalls: makes what each rollout remembers from its context's tokens and the actions between them; None
+                remembers as the pipeline does.
 
         Raises:
             OutputError: a file can't be written.
@@ -51,7 +66,8 @@ class KeptRollouts:
                 count = itertools.count(1)
 
                 async def make(index: int) -> TokenGrid:
-                    tokens = await self._make(requests[index], lambda _: show(next(count)))
+                    recall = None if recalls is None else recalls[index]
+                    tokens = await self._make(requests[index], recall, lambda _: show(next(count)))
                     write = asyncio.to_thread(self._files.write, names[index], keys[index], {"tokens": tokens})
                     await _to_the_end(write)
                     return tokens
@@ -69,9 +85,26 @@ class KeptRollouts:
                 kept[index] = tokens
         return [tokens for tokens in kept if tokens is not None]
 
-    async def _make(self, request: RolloutRequest, on_frame: Callable[[int], None]) -> TokenGrid:
-        context = await self._pipeline.encode(request.context_frames)
-        return await self._pipeline.rollout_tokens(context, request.actions, self._sampling, request.seed, on_frame)
+    async def _make(
+        self, request: RolloutRequest, recall_of: RecallOf | None, on_frame: Callable[[int], None]
+    ) -> TokenGrid:
+        pipeline, actions = self._pipeline, request.actions
+        context = await pipeline.encode(request.context_frames)
+        if recall_of is None:
+            return await pipeline.rollout_tokens(context, actions, self._sampling, request.seed, on_frame)
+        prompt = build_prompt(context, actions[: len(context) - 1])
+        recall = recall_of(prompt.tokens, prompt.actions)
+        session = await SlidingSession.open(
+            pipeline.engine, prompt, self._sampling, request.seed, pipeline.overlap, recall=recall
+        )
+        frames = list(prompt.tokens)
+        try:
+            async for frame in session.run(actions[len(context) - 1 :]):
+                on_frame(len(frames))
+                frames.append(frame)
+        finally:
+            await session.close()
+        return torch.stack(frames)
 
     def _read(self, name: str, key: Tensor) -> TokenGrid | None:
         stored = self._files.read(name, key)

@@ -78,9 +78,8 @@ class Scorer:
     @torch.no_grad()
     def score(self, clip: Clip, variants: Mapping[str, Frames]) -> ClipScores:
         """Measure the variants of one clip, one of which must be `TRUE`."""
-        scores = ClipScores(clip)
         generated = {name: frames[clip.num_context :] for name, frames in variants.items()}
-        self._score_frames(scores, generated)
+        scores = self.measure_frames(clip, generated)
         for name, frames in variants.items():
             if self.video_network is not None:
                 scores.video_features[name] = self.video_network.pooled(generated[name]).cpu()
@@ -90,17 +89,14 @@ class Scorer:
                 scores.recovered[name] = self.estimator.estimate(frames)[clip.num_context - 1 :]
         return scores
 
-    def recover(self, clip: Clip, frames: Frames) -> Steps:
-        """Estimate the motion in all frames, context included, and return it from the last context frame on.
+    @torch.no_grad()
+    def measure_frames(self, clip: Clip, variants: Mapping[str, Frames]) -> ClipScores:
+        """Measure frames of a clip: frame metrics and features alone.
 
-        Raises:
-            ValueError: there is no estimator of motion.
+        Args:
+            clip: the clip.
+            variants: equally many frames of each, which one by one belong to those of `TRUE`.
         """
-        if not isinstance(self.estimator, MotionEstimator):
-            raise ValueError("expected an estimator of motion, got none")
-        return self.estimator.estimate(frames)[clip.num_context - 1 :].numpy()
-
-    def _score_frames(self, scores: ClipScores, variants: Mapping[str, Frames]) -> None:
         features: dict[str, list[Tensor]] = {}
         metrics: dict[str, dict[str, list[Tensor]]] = {}
         for first in range(0, len(variants[TRUE]), _FRAMES_AT_ONCE):
@@ -115,7 +111,19 @@ class Scorer:
                 numbers[f"perceptual-{self.network.name}"] = map_distance(maps, true_maps)
                 for metric, values in numbers.items():
                     metrics.setdefault(name, {}).setdefault(metric, []).append(values.double().cpu())
+        scores = ClipScores(clip)
         scores.features = {name: torch.cat(parts) for name, parts in features.items()}
         scores.metrics = {
             name: {metric: torch.cat(parts).numpy() for metric, parts in each.items()} for name, each in metrics.items()
         }
+        return scores
+
+    def recover(self, clip: Clip, frames: Frames) -> Steps:
+        """Estimate the motion in all frames, context included, and return it from the last context frame on.
+
+        Raises:
+            ValueError: there is no estimator of motion.
+        """
+        if not isinstance(self.estimator, MotionEstimator):
+            raise ValueError("expected an estimator of motion, got none")
+        return self.estimator.estimate(frames)[clip.num_context - 1 :].numpy()

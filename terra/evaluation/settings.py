@@ -18,11 +18,13 @@ class EvaluationSettings(PipelineSettings):
         output: folder for what is written.
         compare: folders of models that are evaluated beside the command's own, see `terra.evaluation.candidates`.
         old_data: recordings of the domain that the models come from, of which `split` tells what is forgotten.
-        num_clips, num_frames, num_context, overlap: of the rollouts, as `terra generate` has them.
+        num_clips, num_frames, num_context, overlap, memory: of the rollouts, as `terra generate` has them.
         seed: of the rollouts and of the bootstrap.
         at_once: rollouts generated together.
         workers: videos decoded at once.
         drift_clips, drift_frames: of the long rollouts; no clips leaves them out.
+        revisit_clips, revisit_frames, revisit_data: of the drives that come back, by which memory is measured: how
+            many, their frames, and the recordings, of which `split` is taken (None: `data`); no clips leaves them out.
         max_groups, group_frames, agree_within: of the counterfactual sets, see `terra.evaluation.contrasts`; no groups
             leaves them out.
         network, network_path, video_network, video_network_path: see `terra.metrics.networks` and
@@ -48,6 +50,9 @@ class EvaluationSettings(PipelineSettings):
     workers: Natural
     drift_clips: Natural
     drift_frames: Count
+    revisit_clips: Natural
+    revisit_frames: Count
+    revisit_data: FilePath | None
     max_groups: Natural
     group_frames: Count
     agree_within: Positive
@@ -62,7 +67,7 @@ class EvaluationSettings(PipelineSettings):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
-        for name in ("num_frames", "drift_frames", "group_frames"):
+        for name in ("num_frames", "drift_frames", "group_frames", "revisit_frames"):
             if getattr(self, name) < self.num_context + 2:
                 raise ValueError(f"{name}: expected two more than num_context, got {getattr(self, name)}")
         if (self.video_network is None) != (self.video_network_path is None):

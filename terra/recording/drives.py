@@ -10,7 +10,8 @@ from terra.dataset.poses import NUM_FUTURE_POSES, Poses
 from terra.recording.behavior import RandomBehavior, ScriptedBehavior
 from terra.recording.driving import FRONT_AHEAD, MIDDLE_AHEAD, Driver, OpenJunctions
 from terra.recording.lanes import MANEUVERS, LaneGraph
-from terra.recording.pedestrians import Pedestrians, Walkways
+from terra.recording.pedestrians import MAX_PEOPLE, Pedestrians, Walkways
+from terra.recording.revisits import REVISITS, Course, RevisitDriver, plan_course
 from terra.recording.traffic import STEP_SECONDS, Occupant, Traffic
 
 FPS = 10.0
@@ -18,6 +19,7 @@ METERS_PER_CAR = 140.0  # m of lane per moving car
 COUNTERFACTUAL_MANEUVERS = (*MANEUVERS, "stop")
 # Meters between the front bumper and the stop line when the futures of one start part.
 DECISION_DISTANCE = 8.0
+_FASTEST = 13.0  # m/s, no revisit is faster
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,25 +91,70 @@ def _walkways(graph: LaneGraph) -> Walkways:
     return Walkways(graph)
 
 
-def simulate_drive(graph: LaneGraph, episode: int, num_frames: int) -> TownDrive:
-    """Simulate drive number `episode` of a town: varied behavior from a random start, among traffic that yields."""
+def simulate_drive(
+    graph: LaneGraph, episode: int, num_frames: int, *, revisit: float = 0.0, traffic: bool = True
+) -> TownDrive:
+    """Simulate drive number `episode` of a town: varied behavior from a random start, among traffic that yields.
+
+    Args:
+        graph: the town's lanes.
+        episode: number of the drive, from 0.
+        num_frames: frames to render.
+        revisit: probability that the drive is one of `REVISITS` instead, which comes back to what it has seen. Drives
+            2k and 2k + 1 of these have the same junction in their middle.
+        traffic: whether there are other cars and pedestrians.
+    """
+    if np.random.default_rng([graph.town.seed, 1, episode, 5]).random() < revisit:
+        return _simulate_revisit(graph, episode, num_frames, traffic)
     rngs = [np.random.default_rng([graph.town.seed, 1, episode, stream]) for stream in range(4)]
     lane = int(rngs[0].integers(graph.num_road_lanes))
     position = float(rngs[0].uniform(4.0, 0.4 * graph.lengths[lane]))
     behavior = RandomBehavior(rngs[1])
     speed = 0.0 if behavior.starts_at_rest else float(rngs[0].uniform(3.0, 9.0))
     driver = Driver(graph, behavior, lane, position, speed)
-    pedestrians = Pedestrians(_walkways(graph), rngs[3])
-    traffic = Traffic(graph, _num_cars(graph), rngs[2], clear=driver.occupants(), crossings=pedestrians)
+    pedestrians = Pedestrians(_walkways(graph), rngs[3], most=MAX_PEOPLE if traffic else 0)
+    cars = Traffic(graph, _num_cars(graph) if traffic else 0, rngs[2], clear=driver.occupants(), crossings=pedestrians)
     recorder = _Recorder(num_frames)
     for index in range(num_frames + NUM_FUTURE_POSES):
-        recorder.note(index, driver, traffic, pedestrians)
+        recorder.note(index, driver, cars, pedestrians)
         occupants = driver.occupants()
-        driver.step(index, traffic, traffic)
-        traffic.step(occupants)
-        pedestrians.step(traffic.taken())
+        driver.step(index, cars, cars)
+        cars.step(occupants)
+        pedestrians.step(cars.taken())
     wind = _draw_wind(np.random.default_rng([graph.town.seed, 1, episode, 4]))
-    return recorder.drive(traffic, pedestrians, driver.events + behavior.events, wind)
+    return recorder.drive(cars, pedestrians, driver.events + behavior.events, wind)
+
+
+def _simulate_revisit(graph: LaneGraph, episode: int, num_frames: int, traffic: bool) -> TownDrive:
+    """Simulate a drive that comes back; nobody enters its junctions, so that it need not yield."""
+    rngs = [np.random.default_rng([graph.town.seed, 3, episode, stream]) for stream in range(4)]
+    shared = np.random.default_rng([graph.town.seed, 3, episode // 2, 4])
+    node = (int(shared.integers(1, len(graph.town.xs) - 1)), int(shared.integers(1, len(graph.town.ys) - 1)))
+    kind = REVISITS[int(rngs[0].integers(len(REVISITS)))]
+    course = plan_course(graph, kind, node, rngs[0], meters=_FASTEST * (num_frames + NUM_FUTURE_POSES) / FPS)
+    driver = RevisitDriver(course, kind, rngs[0])
+    pedestrians = Pedestrians(_walkways(graph), rngs[1], closed=course.nodes, most=MAX_PEOPLE if traffic else 0)
+    cars = Traffic(
+        graph,
+        _num_cars(graph) if traffic else 0,
+        rngs[2],
+        closed=course.nodes,
+        clear=_along(graph, course),
+        crossings=pedestrians,
+    )
+    recorder = _Recorder(num_frames)
+    for index in range(num_frames + NUM_FUTURE_POSES):
+        recorder.note(index, driver, cars, pedestrians)
+        driver.step(index)
+        cars.step()
+        pedestrians.step(cars.taken())
+    return recorder.drive(cars, pedestrians, driver.events, _draw_wind(rngs[3]))
+
+
+def _along(graph: LaneGraph, course: Course) -> list[Occupant]:
+    """Places on all lanes of a course, so near each other that no car starts between them."""
+    spots = [(lane, np.arange(MIDDLE_AHEAD, graph.lengths[lane], 15.0)) for lane in sorted(course.lanes)]
+    return [Occupant(lane, float(at), 0.0) for lane, places in spots for at in places]
 
 
 def simulate_counterfactual(
@@ -172,8 +219,9 @@ class _Recorder:
         self._poses: list[tuple[float, ...]] = []
         self._cars: list[Float[np.ndarray, "cars 4"]] = []
 
-    def note(self, index: int, driver: Driver, traffic: Traffic, pedestrians: Pedestrians) -> None:
-        self._poses.append((index / FPS, driver.x, driver.y, 0.0, driver.heading, 0.0, driver.speed))
+    def note(self, index: int, driver: Driver | RevisitDriver, traffic: Traffic, pedestrians: Pedestrians) -> None:
+        x, y, heading = driver.pose
+        self._poses.append((index / FPS, x, y, 0.0, heading, 0.0, driver.speed))
         if index < self._num_frames:
             self._cars.append(np.concatenate([traffic.poses(), traffic.braking[:, None]], axis=1))
             pedestrians.note()

@@ -1,4 +1,4 @@
-"""The recorded car: a kinematic bicycle that follows lane centers by pure pursuit and yields to traffic."""
+"""The recorded car among traffic: it follows lane centers as its behavior decides, and yields."""
 
 import math
 from dataclasses import dataclass
@@ -7,44 +7,20 @@ from typing import Protocol
 import numpy as np
 
 from terra.recording.behavior import Behavior, RoadAhead, Wish
+from terra.recording.bicycle import Bicycle, Path
 from terra.recording.lanes import LaneGraph
 from terra.recording.town import LANE_WIDTH
-from terra.recording.traffic import CAR_LENGTH, STEP_SECONDS, Occupant, Traffic, follow
+from terra.recording.traffic import CAR_LENGTH, Occupant, Traffic, follow
 
-WHEELBASE = 2.7
 # The pose is that of the rear axle, which moves exactly along its heading; the body's middle is ahead of it.
 MIDDLE_AHEAD = 1.3
 FRONT_AHEAD = MIDDLE_AHEAD + CAR_LENGTH / 2
 TAIL_BEHIND = CAR_LENGTH / 2 - MIDDLE_AHEAD
 
-LATERAL_ACCELERATION = 2.8
-CURVE_BRAKING = 2.2
 LINE_BRAKING = 2.2
-STANDSTILL_SPEED = 0.03  # m/s; a braking car that is slower is set to 0
 # A car below the first speed (m/s) has stopped; above the second it has started again.
 STOPPED_SPEED, STARTED_SPEED = 0.1, 0.5
 FREE_GAP = 70.0  # m; cars farther ahead are ignored
-MAX_STEER = 0.6
-MAX_STEER_STEP = 0.08
-NUM_SUBSTEPS = 5
-
-
-def roll(
-    pose: tuple[float, float, float], speeds: tuple[float, float], steers: tuple[float, float]
-) -> tuple[float, float, float]:
-    """The pose (x, y in m, heading in rad) of a kinematic bicycle's rear axle 0.1 s after `pose`.
-
-    Speed (m/s) and steering angle (rad) change linearly between their two values.
-    """
-    x, y, heading = pose
-    for k in range(NUM_SUBSTEPS):
-        share, seconds = (k + 0.5) / NUM_SUBSTEPS, STEP_SECONDS / NUM_SUBSTEPS
-        distance = (speeds[0] + share * (speeds[1] - speeds[0])) * seconds
-        turned = distance * math.tan(steers[0] + share * (steers[1] - steers[0])) / WHEELBASE
-        x += distance * math.cos(heading + turned / 2)
-        y += distance * math.sin(heading + turned / 2)
-        heading += turned
-    return x, y, heading
 
 
 class Admission(Protocol):
@@ -82,23 +58,7 @@ class Route:
             path = graph.path(member)[:-1]
             points.append(path)
             along.append(start + length * np.arange(len(path)) / len(path))
-        self._points, self._along = np.concatenate(points), np.concatenate(along)
-        steps = np.gradient(self._points, self._along, axis=0)
-        self._headings = np.unwrap(np.arctan2(steps[:, 1], steps[:, 0]))
-        curvature = np.abs(np.gradient(self._headings, self._along))
-        self._limits = np.sqrt(LATERAL_ACCELERATION / np.maximum(curvature, 1e-3))
-
-    def at(self, position: float) -> tuple[float, float, float]:
-        """x, y (m) and heading (rad) at `position` meters along the route."""
-        x = float(np.interp(position, self._along, self._points[:, 0]))
-        y = float(np.interp(position, self._along, self._points[:, 1]))
-        return x, y, float(np.interp(position, self._along, self._headings))
-
-    def allowed_speed(self, position: float) -> float:
-        """The highest speed (m/s) from which the car can still slow down for every curve within 60 m."""
-        first, last = np.searchsorted(self._along, [position, position + 60.0])
-        ahead = self._along[first:last] - position
-        return float(np.sqrt(self._limits[first:last] ** 2 + 2 * CURVE_BRAKING * ahead).min(initial=60.0))
+        self.path = Path(np.concatenate(points), np.concatenate(along))
 
 
 @dataclass(frozen=True)
@@ -119,24 +79,31 @@ class LaneChange:
 class Driver:
     """Drives one car through a lane graph in steps of 0.1 s, as its `behavior` decides.
 
-    `x`, `y` (m), `heading` (rad, counter-clockwise from +x, never wrapped) and `speed` (m/s) are the car's exact state.
     `events` collects (step, event): left, straight, right, stop, start, lane_change_left, lane_change_right.
     """
 
     def __init__(self, graph: LaneGraph, behavior: Behavior, lane: int, position: float, speed: float) -> None:
         self._graph, self._behavior = graph, behavior
         self._route = Route(graph, lane, graph.turns[lane][0])
-        self._position, self._offset, self._steer, self._acceleration = position, 0.0, 0.0, 0.0
+        self._car = Bicycle(self._route.path, position, speed)
         self._change: LaneChange | None = None
         self._admitted = self._turning = self._leaving = False
-        self.x, self.y, self.heading = self._route.at(position)
-        self.speed = speed
         self._standing = speed < STOPPED_SPEED
         self.events: list[tuple[int, str]] = []
 
+    @property
+    def pose(self) -> tuple[float, float, float]:
+        """x, y (m) and heading (rad, counter-clockwise from +x, never wrapped)."""
+        return self._car.pose
+
+    @property
+    def speed(self) -> float:
+        """The car's, m/s."""
+        return self._car.speed
+
     def occupants(self) -> list[Occupant]:
         """This car as traffic sees it: in its lane and, during a lane change, in the other lane too."""
-        middle = self._position + MIDDLE_AHEAD
+        middle = self._car.position + MIDDLE_AHEAD
         part = int(np.searchsorted(self._route.starts[1:3], middle, side="right"))
         found = [Occupant(self._route.lanes[part], middle - float(self._route.starts[part]), self.speed)]
         if self._change is not None:
@@ -146,11 +113,11 @@ class Driver:
     def step(self, index: int, traffic: Traffic, junctions: Admission) -> None:
         """Advance by 0.1 s: ask the behavior, choose the way, then steer and brake along it."""
         wish = self._behavior.wish(index, self._look())
-        if self._position + FRONT_AHEAD < self._route.starts[1] and self._change is None and not self._leaving:
+        if self._car.position + FRONT_AHEAD < self._route.starts[1] and self._change is None and not self._leaving:
             self._choose_turn(index, wish, traffic, junctions)
         gap, lead_speed, waits_behind = self._leader(traffic)
         acceleration = self._accelerate(wish, gap, lead_speed, self._may_enter(wish, junctions, waits_behind))
-        self._move(acceleration, wish.offset)
+        self._car.move(self._route.path, acceleration, wish.offset, self._change.offset if self._change else None)
         if self.speed > STARTED_SPEED if self._standing else self.speed < STOPPED_SPEED:
             self.events.append((index, "start" if self._standing else "stop"))
             self._standing = not self._standing
@@ -161,7 +128,7 @@ class Driver:
         this = graph.lanes[lane]
         beside = [graph.beside(lane, k) for k in range(graph.town.edges[this.edge].kind.lanes)]
         options = {graph.lanes[turn].maneuver for other in beside for turn in graph.turns[other]}
-        to_line = float(self._route.starts[1]) - self._position - FRONT_AHEAD
+        to_line = float(self._route.starts[1]) - self._car.position - FRONT_AHEAD
         return RoadAhead(lane, self.speed, to_line, tuple(sorted(options)))
 
     def _choose_turn(self, index: int, wish: Wish, traffic: Traffic, junctions: Admission) -> None:
@@ -181,18 +148,18 @@ class Driver:
         graph, lane = self._graph, self._route.lanes[0]
         this = graph.lanes[lane]
         length = max(22.0, 2.6 * self.speed)
-        if float(self._route.starts[1]) - self._position - FRONT_AHEAD < length + 8.0:
+        if float(self._route.starts[1]) - self._car.position - FRONT_AHEAD < length + 8.0:
             return
         for k in range(graph.town.edges[this.edge].kind.lanes):
             other = graph.beside(lane, k)
             if graph.turn(other, maneuver) is not None and self._is_free(other, traffic):
                 side = 1 if k < this.index else -1
-                self._change = LaneChange(other, self._position, length, side)
+                self._change = LaneChange(other, self._car.position, length, side)
                 self.events.append((index, f"lane_change_{'left' if side > 0 else 'right'}"))
                 return
 
     def _is_free(self, lane: int, traffic: Traffic) -> bool:
-        ahead = traffic.position[traffic.lane == lane] - self._across(self._position + MIDDLE_AHEAD, lane)
+        ahead = traffic.position[traffic.lane == lane] - self._across(self._car.position + MIDDLE_AHEAD, lane)
         closing = np.where(ahead > 0, -1, 1) * (traffic.speed[traffic.lane == lane] - self.speed)
         return bool((np.abs(ahead) > CAR_LENGTH + 5.0 + 2.5 * np.maximum(0.0, closing)).all())
 
@@ -201,7 +168,7 @@ class Driver:
 
     def _leader(self, traffic: Traffic) -> tuple[float, float, bool]:
         """Gap and speed of the nearest car ahead, and whether one stands between this car and its stop line."""
-        middle = self._position + MIDDLE_AHEAD
+        middle = self._car.position + MIDDLE_AHEAD
         ahead = np.full(len(traffic.lane), np.inf)
         for start, lane in zip(self._route.starts, self._route.lanes, strict=False):
             ahead = np.where(traffic.lane == lane, start + traffic.position - middle, ahead)
@@ -216,7 +183,7 @@ class Driver:
         return float(ahead[nearest]) - CAR_LENGTH, float(traffic.speed[nearest]), before_line
 
     def _may_enter(self, wish: Wish, junctions: Admission, waits_behind: bool) -> bool:
-        to_line = float(self._route.starts[1]) - self._position - FRONT_AHEAD
+        to_line = float(self._route.starts[1]) - self._car.position - FRONT_AHEAD
         if self._admitted or to_line > max(18.0, self.speed**2 / 4 + 8.0) or self._change is not None:
             return self._admitted
         if not wish.stop_at_line:
@@ -225,58 +192,32 @@ class Driver:
 
     def _accelerate(self, wish: Wish, gap: float, lead_speed: float, may_enter: bool) -> float:
         cruise = min(2.2, max(-2.0, 0.9 * (wish.speed - self.speed)))
-        curves = max(-5.0, 2.0 * (self._route.allowed_speed(self._position) - self.speed))
+        curves = max(-5.0, 2.0 * (self._route.path.allowed_speed(self._car.position) - self.speed))
         following = math.inf
         if gap < FREE_GAP:
             following = float(follow(*(np.array(value) for value in (self.speed, 60.0, gap, lead_speed))))
         wanted = min(cruise, curves, following, -wish.braking if wish.braking > 0 else math.inf)
         if not may_enter:
-            to_line = float(self._route.starts[1]) - self._position - FRONT_AHEAD - 0.6
+            to_line = float(self._route.starts[1]) - self._car.position - FRONT_AHEAD - 0.6
             wanted = min(wanted, 2.0 * (math.sqrt(2 * LINE_BRAKING * max(0.0, to_line)) - self.speed))
         if wanted < -5.0:
             return max(wanted, -8.0)
         # The change of acceleration per step bounds the jerk to what passengers accept.
-        return min(self._acceleration + 0.5, max(self._acceleration - 1.0, wanted))
-
-    def _move(self, acceleration: float, wanted_offset: float) -> None:
-        speed = max(0.0, self.speed + acceleration * STEP_SECONDS)
-        if acceleration < 0 and speed < STANDSTILL_SPEED:
-            speed = 0.0
-        slew = 0.1 * min(1.0, self.speed / 5.0)
-        self._offset += min(slew, max(-slew, wanted_offset - self._offset))
-        steer = self._steer
-        if self.speed > 0.1:
-            steer += min(MAX_STEER_STEP, max(-MAX_STEER_STEP, self._pursue() - steer))
-        self.x, self.y, self.heading = roll((self.x, self.y, self.heading), (self.speed, speed), (self._steer, steer))
-        self._acceleration = (speed - self.speed) / STEP_SECONDS
-        ahead = self._position + (self.speed + speed) / 2 * STEP_SECONDS
-        self.speed, self._steer = speed, steer
-        x, y, heading = self._route.at(ahead)
-        self._position = ahead + (self.x - x) * math.cos(heading) + (self.y - y) * math.sin(heading)
-
-    def _pursue(self) -> float:
-        """The steering angle (rad) of the arc to a point of the wanted path one look-ahead distance away."""
-        ahead = self._position + min(12.0, max(4.5, 0.9 * self.speed))
-        x, y, heading = self._route.at(ahead)
-        offset = self._offset + (self._change.offset(ahead) if self._change else 0.0)
-        dx, dy = x - offset * math.sin(heading) - self.x, y + offset * math.cos(heading) - self.y
-        sideways = -dx * math.sin(self.heading) + dy * math.cos(self.heading)
-        angle = math.atan(2 * WHEELBASE * sideways / (dx * dx + dy * dy))
-        return min(MAX_STEER, max(-MAX_STEER, angle))
+        return min(self._car.acceleration + 0.5, max(self._car.acceleration - 1.0, wanted))
 
     def _progress(self, index: int, junctions: Admission) -> None:
         graph, route = self._graph, self._route
         lane = route.lanes[0]
-        if self._change is not None and self._position > self._change.begin + self._change.length:
-            lane, position = self._change.lane, self._across(self._position, self._change.lane)
-            self._route, self._position, self._change = Route(graph, lane, graph.turns[lane][0]), position, None
-        elif self._position >= route.starts[2]:
+        if self._change is not None and self._car.position > self._change.begin + self._change.length:
+            lane, position = self._change.lane, self._across(self._car.position, self._change.lane)
+            self._route, self._car.position, self._change = Route(graph, lane, graph.turns[lane][0]), position, None
+        elif self._car.position >= route.starts[2]:
             lane = route.lanes[2]
-            self._position -= float(route.starts[2])
+            self._car.position -= float(route.starts[2])
             self._route, self._turning, self._leaving = Route(graph, lane, graph.turns[lane][0]), False, self._admitted
-        elif self._position >= route.starts[1] and not self._turning:
+        elif self._car.position >= route.starts[1] and not self._turning:
             self._turning = True
             self.events.append((index, graph.lanes[route.lanes[1]].maneuver))
-        if self._leaving and self._position > TAIL_BEHIND + 0.5:
+        if self._leaving and self._car.position > TAIL_BEHIND + 0.5:
             junctions.leave()
             self._admitted = self._leaving = False

@@ -158,12 +158,19 @@ class Pedestrians:
     has reserved a turn over the crosswalk, and then blocks those turns until reaching the other kerb.
     """
 
-    def __init__(self, walkways: Walkways, rng: np.random.Generator, *, closed: Collection[Node] = ()) -> None:
+    def __init__(
+        self,
+        walkways: Walkways,
+        rng: np.random.Generator,
+        *,
+        closed: Collection[Node] = (),
+        most: int = MAX_PEOPLE,
+    ) -> None:
         self._ways, self._rng, self._closed = walkways, rng, frozenset(closed)
         counts = [round(n / METERS_PER_PERSON[use]) for n, use in zip(walkways.lengths, walkways.uses, strict=True)]
         path = np.repeat(np.arange(len(counts)), counts)
-        # Above MAX_PEOPLE, a random selection keeps the density even.
-        path = np.sort(rng.permutation(path)[:MAX_PEOPLE])
+        # Above the most, a random selection keeps the density even.
+        path = np.sort(rng.permutation(path)[:most])
         count = len(path)
         self._path, self._position = path, rng.uniform(0.0, 1.0, count) * walkways.lengths[path]
         self._direction = np.where(rng.random(count) < 0.5, 1.0, -1.0)

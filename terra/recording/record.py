@@ -29,6 +29,7 @@ NOTICES = {
 # The first place's seed of each split.
 SPLIT_SEEDS = {"train": 0, "held_out": 900_000}
 MAX_EPISODES = 100  # of a place
+Share = Annotated[float, Field(ge=0, le=1)]
 MAX_NUM_CONTEXT = 25  # frames; the run-up to the junction must fit into the shortest approach
 
 
@@ -87,6 +88,8 @@ class RecordSettings(Recording):
         maneuvers: the futures of each start; () records plain drives.
         num_context: frames that the futures of a start share; 0 for plain drives.
         weather: the weather of all drives; None draws one for each drive.
+        revisit: share of the drives that come back to what they have seen (`terra.recording.revisits`).
+        traffic: whether there are other cars and pedestrians.
 
     Raises:
         ConfigError: a value out of range or unknown.
@@ -97,6 +100,8 @@ class RecordSettings(Recording):
     maneuvers: tuple[str, ...] = ()
     num_context: int = 0
     weather: WeatherName | None = None
+    revisit: Share = 0.0
+    traffic: bool = True
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
@@ -107,6 +112,8 @@ class RecordSettings(Recording):
         if unknown:
             known = ", ".join(COUNTERFACTUAL_MANEUVERS)
             raise ValueError(f"maneuvers: expected some of {known}, got {', '.join(self.maneuvers)}")
+        if self.maneuvers and (self.revisit or not self.traffic):
+            raise ValueError("kind: expected drives with revisit or traffic=false, got counterfactuals")
         return self
 
     @property
@@ -136,6 +143,8 @@ class RecordSettings(Recording):
                 "maneuvers": list(self.maneuvers),
                 "camera": self.camera.to_dict(),
                 **({} if self.weather is None else {"weather": self.weather}),
+                **({"revisit": self.revisit} if self.revisit else {}),
+                **({} if self.traffic else {"traffic": False}),
             },
         )
 
@@ -252,7 +261,15 @@ def _open_on(settings: RecordSettings, place: str, device: int) -> SceneSource:
     # The import is here, because settings must be checkable without moderngl.
     from terra.recording.town_source import town_source
 
-    return town_source(int(place), settings.image_size, settings.camera, device, settings.weather)
+    return town_source(
+        int(place),
+        settings.image_size,
+        settings.camera,
+        device,
+        settings.weather,
+        revisit=settings.revisit,
+        traffic=settings.traffic,
+    )
 
 
 def parse_maneuvers(

@@ -9,7 +9,7 @@ from pydantic import model_validator
 from decoder.camera import Camera
 from terra.dataset.checks import ImageSize, Names, Seconds, Workers
 from terra.dataset.format import FramesASecond
-from terra.recording.record import Recording, RecordSettings, parse_maneuvers, record, seeded_places
+from terra.recording.record import Recording, RecordSettings, Share, parse_maneuvers, record, seeded_places
 from terra.recording.weather import WeatherName
 from tokenizer.settings import Count, FilePath, Natural, Settings, Text
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 _PLACES = 8  # shards, where nothing else is said
 # The settings that only one source has; null stands for what is not given.
 _ONLY = {
-    "town": ("towns", "weather"),
+    "town": ("towns", "weather", "revisit", "traffic"),
     "gym": ("seeds", "env", "env_options", "policy", "action_names", "action_space", "fps"),
 }
 
@@ -32,6 +32,7 @@ class RecordCommand(Settings):
         seed: number of the first town or seed, counted from the split's first.
         towns: how many towns, each a shard; None: 8.
         weather: the weather of all drives; None draws one for each drive.
+        revisit, traffic: see `RecordSettings`; None: no revisits, and traffic.
         seeds: how many seeds of an environment, each a shard; None: 8.
         env, env_options, action_names, action_space: see `terra.recording.gym_world.GymWorld`.
         policy: see `terra.recording.gym_world.load_policy`; None: random.
@@ -47,6 +48,8 @@ class RecordCommand(Settings):
     seed: Natural
     towns: Count | None
     weather: WeatherName | None
+    revisit: Share | None
+    traffic: bool | None
     seeds: Count | None
     env: Text | None
     env_options: dict[str, Any] | None
@@ -109,6 +112,8 @@ def _town(settings: RecordCommand) -> Recording:
         maneuvers=maneuvers,
         num_context=num_context,
         weather=settings.weather,
+        revisit=settings.revisit or 0.0,
+        traffic=settings.traffic is not False,
     )
     importlib.import_module("terra.recording.canvas")  # a missing moderngl is said now, not by every worker
     return recording

@@ -17,20 +17,30 @@ from terra.recording.weather import WEATHERS, Ground, WeatherName, draw_weather
 class TownSource:
     """The town of a seed, rendered by `renderer`, which several towns may use in turn.
 
-    `weather` is that of all its drives; None draws one for each drive, of which none has snow or rain.
+    `weather` is that of all its drives; None draws one for each drive, of which none has snow or rain. `revisit` and
+    `traffic`: see `terra.recording.drives.simulate_drive`.
     """
 
     source = "town"
     maneuvers = COUNTERFACTUAL_MANEUVERS
 
-    def __init__(self, seed: int, renderer: Renderer, weather: WeatherName | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        renderer: Renderer,
+        weather: WeatherName | None = None,
+        *,
+        revisit: float = 0.0,
+        traffic: bool = True,
+    ) -> None:
         self.place = f"{seed:06d}"
         self._seed, self._renderer, self._weather = seed, renderer, weather
         self._graph = LaneGraph(plan_town(seed))
+        self._revisit, self._traffic = revisit, traffic
 
     def simulate(self, episode: int, num_frames: int) -> TownDrive:
         """Simulate drive number `episode` of the town."""
-        return simulate_drive(self._graph, episode, num_frames)
+        return simulate_drive(self._graph, episode, num_frames, revisit=self._revisit, traffic=self._traffic)
 
     def simulate_counterfactual(self, group: int, maneuver: str, num_frames: int, num_context: int) -> TownDrive:
         """Simulate one future of start number `group`; raise ValueError for a maneuver that towns don't have."""
@@ -48,17 +58,25 @@ class TownSource:
 
 
 def town_source(
-    seed: int, size: tuple[int, int], camera: Camera, device_index: int = 0, weather: WeatherName | None = None
+    seed: int,
+    size: tuple[int, int],
+    camera: Camera,
+    device_index: int = 0,
+    weather: WeatherName | None = None,
+    *,
+    revisit: float = 0.0,
+    traffic: bool = True,
 ) -> TownSource:
     """Open the town of `seed`, seen by `camera` in frames of `size` (height, width), on EGL device `device_index`.
 
-    `weather` is that of all drives; None draws one for each.
+    `weather`, `revisit` and `traffic`: see `TownSource`.
 
     Raises:
         ConfigError: EGL can't give a context.
     """
     ground = WEATHERS[weather].ground if weather else "dry"
-    return TownSource(seed, _renderer(size, camera, device_index, ground), weather)  # pyright: ignore[reportArgumentType]
+    renderer = _renderer(size, camera, device_index, ground)  # pyright: ignore[reportArgumentType]
+    return TownSource(seed, renderer, weather, revisit=revisit, traffic=traffic)
 
 
 @lru_cache(maxsize=1)

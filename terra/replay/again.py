@@ -17,7 +17,9 @@ from terra.config.spec import PipelineSpec
 from terra.context import context_files, load_context, natural_key
 from terra.engine.base import EngineSpec
 from terra.errors import ConfigError, OutputError
+from terra.memory import Poses
 from terra.pipeline import Pipeline
+from terra.place_map import load_map
 from terra.prompt import Actions
 from terra.replay.settings import ReplaySettings
 from terra.rollout import (
@@ -68,6 +70,7 @@ def make_again(settings: ReplaySettings, record: dict[str, Any], console: Consol
         sampling = SamplingParams(**record["sampling"])
         _check_weights(spec, record)
         context, actions = _find_inputs(folder, record, spec.spec, spec.image_size, stored["actions"])
+        place = _find_map(folder, record, spec)
     except (SafetensorError, OSError) as error:
         raise OutputError(f"{folder / TOKENS}: expected the tokens of the rollout, got: {error}") from None
     except (KeyError, TypeError, ValueError) as error:
@@ -77,7 +80,7 @@ def make_again(settings: ReplaySettings, record: dict[str, Any], console: Consol
         pipeline = Pipeline.from_spec(spec)
     with pipeline, console.status("making the rollout again"):
         given = stored["tokens"][: record["num_context"]]
-        tokens, pixels = pipeline.wait(_make(pipeline, context, given, actions, sampling, record["seed"]))
+        tokens, pixels = pipeline.wait(_make(pipeline, context, given, actions, sampling, record["seed"], place))
     differing = int((tokens != stored["tokens"]).sum())
     _print(console, "tokens", f"{differing} of {tokens.numel()} differ" if differing else "the same")
     _report_pixels(console, folder, record, pixels, tokens, actions)
@@ -85,12 +88,19 @@ def make_again(settings: ReplaySettings, record: dict[str, Any], console: Consol
 
 
 async def _make(
-    pipeline: Pipeline, context: Frames | None, given: TokenGrid, actions: Actions, sampling: SamplingParams, seed: int
+    pipeline: Pipeline,
+    context: Frames | None,
+    given: TokenGrid,
+    actions: Actions,
+    sampling: SamplingParams,
+    seed: int,
+    place: tuple[Pixels, Poses] | None,
 ) -> tuple[TokenGrid, Pixels]:
     """Generate tokens and pixels; without context frames, from the stored context tokens."""
     first = given if context is None else await pipeline.encode(context)
     decoding = pipeline.decoding.start(to_uint8)
-    tokens = await pipeline.rollout_tokens(first, actions, sampling, seed, decoding=decoding)
+    known = None if place is None else await pipeline.encode_map(*place)
+    tokens = await pipeline.rollout_tokens(first, actions, sampling, seed, decoding=decoding, place=known)
     return tokens, np.concatenate(await decoding.finish())
 
 
@@ -124,6 +134,17 @@ def _find_inputs(
     if trajectory is None:
         return frames, stored
     return frames, load_action_file(trajectory, spec, record["num_frames"], sample_id=inputs["sample_id"])[0]
+
+
+def _find_map(folder: Path, record: dict[str, Any], spec: PipelineSpec) -> tuple[Pixels, Poses] | None:
+    """The map's pictures and poses; None for a rollout without a map."""
+    recorded = (record.get("memory") or {}).get("map")
+    if recorded is None:
+        return None
+    found = load_map(_find(folder, "map", recorded["path"]), spec.image_size, spec.spec.fps)
+    if found.sha256 != recorded["sha256"]:
+        raise ConfigError(f"map {found.source}: expected the content that the rollout was made from, got another")
+    return found.pixels, found.seen_from(recorded["pose"])
 
 
 def _find(folder: Path, name: str, recorded: str) -> Path:

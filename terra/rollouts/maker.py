@@ -26,7 +26,6 @@ from terra.rollouts.inputs import Inputs
 from terra.rollouts.locks import Claim
 from terra.rollouts.manifest import Job
 from terra.rollouts.settings import RolloutSettings
-from terra.windows import plan_windows
 from tokenizer import Frames
 
 logger = logging.getLogger(__name__)
@@ -99,8 +98,8 @@ class RolloutMaker:
     async def prepare(self, work: Work) -> None:
         """Load the trajectory, load and tokenize the context. Raises TerraError for bad inputs."""
         started = time.perf_counter()
-        job, spec = work.job, self._pipeline.engine.spec
-        list(plan_windows(job.num_frames, job.num_context, spec.layout.max_frames, self._settings.overlap))
+        job = work.job
+        self._pipeline.plan(job.num_frames, job.num_context)
         work.inputs = await self.in_thread("read", lambda: self._folder.fingerprint(job))
         work.actions = await self._inputs.actions(job)
         work.seconds["load"] = time.perf_counter() - started
@@ -178,6 +177,7 @@ class RolloutMaker:
             score=score,
             reconstruction=self._reconstruction(work, pixels),
             adapter=job.adapter,
+            memory=self._pipeline.describe_memory(work.tokens, work.actions, job.num_context),
         )
         with RolloutWriter(folder, spec.fps) as writer:
             for piece in pixels:

@@ -124,6 +124,7 @@ def _model_routes(service: Service) -> APIRouter:
                 size=f"{width}x{height}",
                 frame_tokens=service.model.spec.layout.image_tokens,
                 action_space=service.model.spec.space.model_dump(mode="json"),
+                memory=0 if service.model.pipeline.memory is None else service.model.pipeline.memory.frames,
             )
             for name in service.model.names
         ]

@@ -301,6 +301,7 @@ class Jobs:
             overlap=pipeline.overlap,
             seconds={"generate": generated - started, "decode": decoding.seconds},
             adapter=adapter,
+            memory=pipeline.describe_memory(tokens, actions, len(context)),
         )
         return partial(_write, self.store.folder(job), self._model.spec.fps, pieces, tokens, actions, record)
 

@@ -58,6 +58,14 @@ class Open(_Model):
         description="between the context frames, rows (`read_rows`) where the model is driven, else as its action "
         "space has them in JSON; of a scene's own file if left out",
     )
+    memory: bool | None = Field(
+        default=None, description="whether earlier frames are remembered, for a model that can; true if left out"
+    )
+    map_pose: Annotated[list[float], Field(min_length=3, max_length=3)] | None = Field(
+        default=None,
+        description="[x, y, heading] in m and rad of the first context frame in the axes of the server's map; the "
+        "scene's if left out. Without either the map is not used",
+    )
     speed: Annotated[float, Field(ge=0, le=MAX_SPEED)] | None = Field(
         default=None, description="m/s at the start, for a context that says nothing about it"
     )
@@ -67,9 +75,11 @@ class Open(_Model):
     def _one_source(self) -> "Open":
         if sum(each is not None for each in (self.scene, self.context, self.fork)) != 1:
             raise ValueError("expected one of scene, context and fork")
-        own = (self.model, self.sampling, self.actions, self.speed)
+        own = (self.model, self.sampling, self.actions, self.speed, self.memory, self.map_pose)
         if self.fork is not None and any(each is not None for each in own):
-            raise ValueError("expected no model, sampling, actions or speed with a fork, which has its own")
+            raise ValueError(
+                "expected no model, sampling, actions, speed, memory or map_pose with a fork, which has its own"
+            )
         return self
 
 

@@ -2,7 +2,7 @@
 
 Going back to frame k opens the window that the undisturbed rollout has at k, with the frames kept up to k as its
 prompt and its own seed, so that the same actions give the same tokens again. The engine's prefix cache has computed
-that prompt before.
+that prompt before. With memory, every frame among which the undisturbed rollout would choose is kept, too.
 """
 
 from collections import deque
@@ -13,11 +13,14 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Float64, Int32
 
-from terra.actions import TableSpace
+from terra.actions import TableSpace, Waypoints, require_waypoints
 from terra.driving.control import Driver
+from terra.engine.base import EngineSpec
 from terra.errors import EngineError
+from terra.memory import MOST_CANDIDATES, MemoryRule, Pose, advance, poses_along
 from terra.pipeline import Pipeline
-from terra.prompt import Actions
+from terra.prompt import Actions, build_prompt
+from terra.recall import PlaceMap, Recall
 from terra.sampling import SamplingParams
 from terra.windows import SlidingSession, window_at
 from tokenizer import TokenGrid
@@ -49,8 +52,9 @@ class Player:
 class Moment:
     """One frame of a live rollout.
 
-    `action` led to it (None for the first frame); `driver` is the car, or who plays, at this frame. Token ids are kept
-    in 32 bits, because a long session holds many.
+    `action` led to it (None for the first frame); `driver` is the car, or who plays, at this frame; `pose` is where
+    `terra.memory` takes the camera to be, None in worlds without poses; `memory` are the memory frames of the window in
+    which it was generated, see `Recall.choose`. Token ids are kept in 32 bits, because a long session holds many.
     """
 
     index: int
@@ -58,17 +62,24 @@ class Moment:
     action: Float32[np.ndarray, "slots action_dim"] | None
     driver: Driver | Player
     generated: bool
+    pose: Pose | None = None
+    memory: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Fork:
-    """The state of a rollout at one of its frames, from which other rollouts can start, with the same adapter."""
+    """The state of a rollout at one of its frames, from which other rollouts can start, with the same adapter.
+
+    `memory` is how the rollout chooses memory frames, and `place` the map that it remembers; None for none.
+    """
 
     moments: tuple[Moment, ...]
     num_context: int
     sampling: SamplingParams
     seed: int
     adapter: str | None = None
+    memory: MemoryRule | None = None
+    place: PlaceMap | None = None
 
     @property
     def last(self) -> Moment:
@@ -80,14 +91,18 @@ class Fork:
         return self if seed is None else replace(self, seed=seed)
 
 
-def context_moments(context: TokenGrid, actions: Actions, driver: Driver | Player) -> tuple[Moment, ...]:
+def context_moments(
+    context: TokenGrid, actions: Actions, driver: Driver | Player, spec: EngineSpec
+) -> tuple[Moment, ...]:
     """The frames that a rollout starts from, along `actions`, which lie between them; `driver` is at the first."""
     moments: list[Moment] = []
+    poses = poses_along(actions.numpy(), spec.space, spec.fps) if isinstance(spec.space, Waypoints) else None
     for index, grid in enumerate(context):
         action = actions[index - 1].numpy() if index else None
         if action is not None and isinstance(driver, Driver):
             driver = driver.moved_by(action)
-        moments.append(Moment(index, grid.numpy().astype(np.int32), action, driver, generated=False))
+        pose = None if poses is None else poses[index]
+        moments.append(Moment(index, grid.numpy().astype(np.int32), action, driver, generated=False, pose=pose))
     return tuple(moments)
 
 
@@ -102,12 +117,18 @@ class LiveRollout:
 
     def __init__(self, pipeline: Pipeline, start: Fork, history: int) -> None:
         self._pipeline, self._spec, self._overlap = pipeline, pipeline.engine.spec, pipeline.overlap
-        self._max_frames = self._spec.layout.max_frames
+        self._max_frames, self._memory = self._spec.layout.max_frames, start.memory
         self._start = start
-        self._moments = deque(start.moments, maxlen=max(history, self._max_frames))
+        kept = max(history, self._max_frames) + (MOST_CANDIDATES if self._memory else 0)
+        self._moments = deque(start.moments, maxlen=kept)
         self._session: SlidingSession | None = None
         self.adapter = start.adapter
         self.driver = start.last.driver
+
+    @property
+    def memory(self) -> MemoryRule | None:
+        """How memory frames are chosen; None without memory."""
+        return self._memory
 
     @property
     def last(self) -> Moment:
@@ -133,7 +154,9 @@ class LiveRollout:
         if self.driver is not before:  # told something else while the frame was made: that counts from here
             driver = _after(driver, self.driver)
         self.driver = driver
-        moment = Moment(self.last.index + 1, tokens.numpy().astype(np.int32), taken, driver, generated=True)
+        grid, pose = tokens.numpy().astype(np.int32), self._pose(taken)
+        memory = tuple(self._session.memory)
+        moment = Moment(self.last.index + 1, grid, taken, driver, generated=True, pose=pose, memory=memory)
         self._moments.append(moment)
         return moment
 
@@ -175,23 +198,50 @@ class LiveRollout:
         # The window that goes on from there must be kept whole.
         first = max(self._start.num_context - 1, oldest)
         kept = [moment for moment in self._moments if moment.index <= index]
-        if not first <= index <= self.last.index or window_at(index, self._max_frames, self._overlap)[1] < oldest:
+        if not first <= index <= self.last.index or self._oldest_needed(index) < oldest:
             raise EngineError(f"frame: expected one of those kept, {self._first_frame()} to {self.last.index}")
         return kept
 
     def _first_frame(self) -> int:
         oldest = self._moments[0].index
         candidates = range(max(self._start.num_context - 1, oldest), self.last.index + 1)
-        return next(each for each in candidates if window_at(each, self._max_frames, self._overlap)[1] >= oldest)
+        return next(each for each in candidates if self._oldest_needed(each) >= oldest)
+
+    def _window_at(self, index: int) -> tuple[int, int]:
+        memory, has_map = self._memory.frames if self._memory else 0, self._start.place is not None
+        return window_at(index, self._max_frames, self._overlap, memory, has_map=has_map)
+
+    def _oldest_needed(self, index: int) -> int:
+        """The oldest frame that the window after frame `index` depends on."""
+        _, start = self._window_at(index)
+        return max(0, start - MOST_CANDIDATES) if self._memory else start
+
+    def _pose(self, action: Float32[np.ndarray, "slots action_dim"]) -> Pose | None:
+        """The pose to which an action leads from the newest frame."""
+        if self.last.pose is None:
+            return None
+        return advance(self.last.pose, action, require_waypoints(self._spec.space, "memory"), self._spec.fps)
 
     async def _open(self) -> SlidingSession:
-        index, start = window_at(self.last.index, self._max_frames, self._overlap)
+        index, start = self._window_at(self.last.index)
         inside = [moment for moment in self._moments if moment.index >= start]
         tokens = torch.from_numpy(np.stack([moment.tokens for moment in inside]).astype(np.int64))
         led = [moment.action for moment in inside[1:] if moment.action is not None]
         actions = torch.from_numpy(np.stack(led)) if led else torch.zeros(0, *self._spec.action_shape)
+        prompt, start, engine = build_prompt(tokens, actions), self._start, self._pipeline.engine
+        recall = None if self._memory is None else self._recall(self._memory)
+        return await SlidingSession.open(
+            engine, prompt, start.sampling, start.seed, self._overlap, index, start.adapter, recall
+        )
+
+    def _recall(self, rule: MemoryRule) -> Recall:
+        frames = [
+            (torch.from_numpy(moment.tokens.astype(np.int64)), moment.pose)
+            for moment in self._moments
+            if moment.pose is not None
+        ]
         start = self._start
-        return await self._pipeline.open(tokens, actions, start.sampling, start.seed, index, start.adapter)
+        return Recall(rule, self._spec, start.num_context, frames, self._moments[0].index, start.place)
 
 
 def _after(moved: Driver | Player, told: Driver | Player) -> Driver | Player:

@@ -13,6 +13,7 @@ import uvicorn
 from terra.config.spec import PipelineSpec
 from terra.errors import ConfigError
 from terra.pipeline import Pipeline
+from terra.place_map import MapPictures, load_map
 from terra.serving.app import create_app
 from terra.serving.connections import Connections, bounded_protocol
 from terra.serving.logs import RateLimit
@@ -34,21 +35,26 @@ def run(settings: ServeSettings) -> None:
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # a line for each connection is too many
     for handler in logging.getLogger().handlers:
         handler.addFilter(RateLimit())
-    pipeline, scenes, model_hash = load(settings)
+    pipeline, scenes, model_hash, place = load(settings)
     if settings.api_key is None and settings.host not in LOOPBACK:
         logger.warning("host=%s without an api_key: whoever reaches the port can use the server", settings.host)
     # Looking through all modules and weights for garbage would stop the event loop for half a second at a time.
     gc.collect()
     gc.freeze()
     with listen(settings) as listener:
-        asyncio.run(serve(pipeline, settings, scenes, model_hash, listener))
+        asyncio.run(serve(pipeline, settings, scenes, model_hash, place, listener))
 
 
 async def serve(
-    pipeline: Pipeline, settings: ServeSettings, scenes: dict[str, Scene], model_hash: str, listener: socket.socket
+    pipeline: Pipeline,
+    settings: ServeSettings,
+    scenes: dict[str, Scene],
+    model_hash: str,
+    place: MapPictures | None,
+    listener: socket.socket,
 ) -> None:
     """Serve on a socket until SIGTERM or SIGINT; the pipeline is closed then. A second SIGINT waits for no job."""
-    service = Service(pipeline, settings, scenes, model_hash)
+    service = Service(pipeline, settings, scenes, model_hash, place)
     await Server(service, settings).serve(sockets=[listener])
 
 
@@ -99,15 +105,15 @@ class Server(uvicorn.Server):
         self._service.give_up.set()
 
 
-def load(settings: ServeSettings) -> tuple[Pipeline, dict[str, Scene], str]:
-    """Check the settings, read the scenes, then load the weights; returns the arguments of `Service`.
+def load(settings: ServeSettings) -> tuple[Pipeline, dict[str, Scene], str, MapPictures | None]:
+    """Check the settings, read scenes and map, then load the weights; returns the arguments of `Service`.
 
     Raises:
         TerraError: anything wrong with the configuration, the scenes or the weights.
     """
     check_names(settings)
     spec = PipelineSpec.from_settings(settings, sessions=settings.live.sessions + settings.jobs.at_once)
-    check_windows(settings, spec.spec.layout)
+    check_windows(settings, spec.spec)
     scenes = load_scenes(
         settings.scenes,
         num_context=settings.num_context,
@@ -116,10 +122,13 @@ def load(settings: ServeSettings) -> tuple[Pipeline, dict[str, Scene], str]:
         adapters=settings.adapters,
         limits=settings.limits,
     )
+    place = None
+    if settings.map is not None:
+        place = load_map(settings.map, spec.image_size, spec.spec.fps, settings.limits)
     spec.announce()
     pipeline = Pipeline.from_spec(spec)
     hashes = [sha256 for name, sha256 in spec.hashes().items() if not name.startswith("adapters.")]
-    return pipeline, scenes, hashlib.sha256("".join(hashes).encode()).hexdigest()
+    return pipeline, scenes, hashlib.sha256("".join(hashes).encode()).hexdigest(), place
 
 
 def listen(settings: ServeSettings) -> socket.socket:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from decoder.video import to_uint8
 from terra.actions import ActionTrack
-from terra.config.groups import AdapterName
+from terra.config.groups import AdapterName, MapPose
 from terra.context import load_context
 from terra.engine.base import EngineSpec
 from terra.errors import ConfigError
@@ -32,9 +32,10 @@ SCENE = "scene.json"
 
 
 class _SceneFile(Settings):
-    """The content of a scene.json: the adapter that the scene is for."""
+    """The content of a scene.json: the adapter that the scene is for, and where its first frame is on the map."""
 
-    adapter: Annotated[AdapterName, expecting("a name of letters, digits, '.', '_' and '-'")]
+    adapter: Annotated[AdapterName, expecting("a name of letters, digits, '.', '_' and '-'")] | None = None
+    map_pose: MapPose | None = None
 
 
 @dataclass(eq=False)
@@ -49,6 +50,7 @@ class Scene:
         start: an action for each context frame, as a live session's context is taken to have them: those of the file
             `straight`, else of the first by name; None without a file.
         adapter: name of the adapter that rollouts of the scene are made with, unless their request names a model.
+        map_pose: where the first frame is in the axes of the server's map; None where that is not known.
         tokens: tokens of the context frames, set at the first request for them.
     """
 
@@ -58,6 +60,7 @@ class Scene:
     tracks: Mapping[str, Trajectory | ActionTrack]
     start: Actions | None
     adapter: str | None = None
+    map_pose: tuple[float, float, float] | None = None
     tokens: TokenGrid | None = field(default=None)
 
 
@@ -118,7 +121,7 @@ def load_scenes(
     if not paths:
         raise ConfigError(f"scenes={folder}: expected folders of pictures, got none")
     adapters = adapters or {}
-    found = {path.name: (path, _adapter_of(path)) for path in paths}
+    found = {path.name: (path, _scene_file(path).adapter) for path in paths}
     for adapter, each in adapters.items():
         for path in _folders(each / "contexts"):
             name = f"{adapter}-{path.name}"
@@ -140,12 +143,10 @@ def _folders(folder: Path) -> list[Path]:
     return [path for path in paths if path.is_dir() and not path.name.startswith(".")]
 
 
-def _adapter_of(folder: Path) -> str | None:
-    """The adapter that a scene's scene.json names; None without the file. Raises ConfigError."""
+def _scene_file(folder: Path) -> _SceneFile:
+    """What a scene's scene.json says; nothing without the file. Raises ConfigError."""
     path = folder / SCENE
-    if not path.exists():
-        return None
-    return checked(_SceneFile, read_json(path, ConfigError), str(path)).adapter
+    return checked(_SceneFile, read_json(path, ConfigError), str(path)) if path.exists() else _SceneFile()
 
 
 def _load_scene(
@@ -166,4 +167,4 @@ def _load_scene(
         # The first frame that is made needs the action of the last one given.
         actions[path.stem], _ = track_actions(tracks[path.stem], num_context + 1, spec)
     start = actions.get("straight", next(iter(actions.values()), None))
-    return Scene(name, to_uint8(frames), documents, tracks, start, adapter)
+    return Scene(name, to_uint8(frames), documents, tracks, start, adapter, _scene_file(folder).map_pose)

@@ -108,6 +108,8 @@ class ModelCard(BaseModel):
         "or the waypoints' times in seconds"
     )
 
+    memory: int = Field(0, description="earlier frames that each window of a live session remembers")
+
 
 class ModelList(BaseModel):
     """The served models, the base model first."""

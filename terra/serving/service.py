@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -13,9 +13,13 @@ import torch
 
 from terra.actions import TableSpace, Waypoints
 from terra.driving.control import Driver, Steering
+from terra.engine.base import EngineSpec
 from terra.errors import ActionError, ConfigError
-from terra.pipeline import Pipeline
-from terra.prompt import Action, Actions, Layout
+from terra.memory import memory_in_use
+from terra.pipeline import Pipeline, check_map
+from terra.place_map import MapPictures
+from terra.prompt import Action, Actions
+from terra.recall import PlaceMap
 from terra.sampling import SamplingParams
 from terra.serving.contexts import Contexts
 from terra.serving.documents import Fields, Wanted, read_fields
@@ -31,14 +35,19 @@ from terra.serving.scenes import Scene, Scenes
 from terra.serving.session import LiveSession, Send
 from terra.serving.settings import ServeSettings
 from terra.serving.store import JobStore
-from terra.windows import check_overlap
+from terra.windows import check_overlap, plan_windows
 
 _SMALL_BYTES = 64 << 10  # JSON that a thread reads in a few milliseconds
 
 
-def check_windows(settings: ServeSettings, layout: Layout) -> None:
-    """Raise ConfigError if overlap, context lengths or rollout lengths leave no frame to generate."""
-    check_overlap(settings.overlap, layout.max_frames)
+def check_windows(settings: ServeSettings, spec: EngineSpec) -> None:
+    """Raise ConfigError if overlap, memory, context or rollout lengths leave no frame to generate."""
+    layout, memory = spec.layout, memory_in_use(spec.memory, settings.memory)
+    check_overlap(settings.overlap, layout.max_frames, memory.frames if memory else 0)
+    check_map(memory, has_map=settings.map is not None)
+    if memory is not None and settings.map is not None:
+        shortest = settings.num_context + 1
+        list(plan_windows(shortest, shortest - 1, layout.max_frames, settings.overlap, memory.frames, has_map=True))
     counts = {"num_context": settings.num_context, "uploads.max_frames": settings.uploads.pictures(layout.max_frames)}
     for name, count in counts.items():
         if not 1 <= count < layout.max_frames:
@@ -68,6 +77,7 @@ class Service:
         settings: limits and folders.
         scenes: the scenes by id, see `load_scenes`.
         model_hash: hash of the weights.
+        place: the map of live sessions; None for none.
 
     Raises:
         ConfigError: see `check_windows` and `check_names`.
@@ -75,11 +85,18 @@ class Service:
     """
 
     def __init__(
-        self, pipeline: Pipeline, settings: ServeSettings, scenes: Mapping[str, Scene], model_hash: str
+        self,
+        pipeline: Pipeline,
+        settings: ServeSettings,
+        scenes: Mapping[str, Scene],
+        model_hash: str,
+        place: MapPictures | None = None,
     ) -> None:
-        self.settings = settings
+        self.settings, self._place = settings, place
+        self._map: PlaceMap | None = None  # in the map's own axes, made at the first request for it
+        self._mapping = asyncio.Lock()
         self.model = Model(pipeline, settings.model_name, settings.decode_threads, settings.uploads.at_once)
-        check_windows(settings, self.model.spec.layout)
+        check_windows(settings, self.model.spec)
         check_names(settings)
         self.created = int(time.time())
         self.metrics = Metrics()
@@ -210,8 +227,29 @@ class Service:
             driver, actions = self._driven(message, len(context) - 1, usual)
         else:
             driver, actions = _played(message, len(context) - 1, usual, space)
-        moments = context_moments(context, actions, driver)
-        return Fork(moments, len(context), self.sampling(message.sampling), message.seed or 0, adapter)
+        moments = context_moments(context, actions, driver, self.model.spec)
+        memory = None if message.memory is False else self.model.pipeline.memory
+        pose = message.map_pose if message.map_pose is not None or scene is None else scene.map_pose
+        place = None if memory is None or pose is None else await self._map_from(pose)
+        if place is not None:
+            self._check_room(len(context))
+        return Fork(moments, len(context), self.sampling(message.sampling), message.seed or 0, adapter, memory, place)
+
+    async def _map_from(self, pose: Sequence[float]) -> PlaceMap | None:
+        """The server's map, in the axes of a rollout that begins at `pose` in the map's."""
+        if self._place is None:
+            return None
+        async with self._mapping:
+            if self._map is None:
+                self._map = await self.model.pipeline.encode_map(self._place.pixels, self._place.poses)
+        return PlaceMap(self._map.tokens, self._place.seen_from(pose))
+
+    def _check_room(self, num_context: int) -> None:
+        """Raise ApiError (400) for a context that leaves no room for a frame beside those of the map."""
+        try:
+            self.model.pipeline.plan(num_context + 1, num_context, has_map=True)
+        except ConfigError as error:
+            raise ApiError(400, "invalid_context", str(error), param="context") from None
 
     def _driven(self, message: Open, count: int, usual: Actions | None) -> tuple[Driver, Actions]:
         """The car at the first context frame, and the `count` actions between these."""

@@ -303,6 +303,7 @@ class LiveSession:
             "index": moment.index,
             "generated": moment.generated,
             **_action_facts(moment),
+            **({} if self.rollout.memory is None else {"memory": list(moment.memory)}),
             "latency_ms": None if latency is None else round(1000 * latency, 2),
             "frames_per_second": None if pace is None else round(pace, 2),
         }

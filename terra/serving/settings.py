@@ -98,6 +98,7 @@ class ServeSettings(PipelineSettings):
     trusted_proxies: str | None
     data: FilePath
     scenes: FilePath | None
+    map: FilePath | None = None
     model_name: Text
     num_context: Count
     start_speed: NonNegative

@@ -20,7 +20,6 @@ from terra.serving.scenes import Scene
 from terra.serving.service import Service
 from terra.serving.store import Job
 from terra.trajectory import Trajectory
-from terra.windows import plan_windows
 
 _MAX_FIELDS = 16
 _BODY = {
@@ -206,7 +205,7 @@ async def _video_request(
         name = body.context or (await service.contexts.add(files, client)).id
         context = await service.contexts.tokens(name)
     try:
-        list(plan_windows(num_frames, len(context), spec.layout.max_frames, settings.overlap))
+        service.model.pipeline.plan(num_frames, len(context))
         actions, _ = await service.model.run("files", lambda: track_actions(track, num_frames, spec))
     except ActionError as error:
         raise refused(field, str(error)) from None

@@ -41,7 +41,7 @@ class AdapterSettings(Settings):
 
 
 def add_adapter(
-    model: WorldModel, base: Path, settings: AdapterSettings, *, new_actions: bool, new_tokens: bool = False
+    model: WorldModel, base: Path, settings: AdapterSettings, *, new_actions: bool, new_config: bool = False
 ) -> "LoraTraining":
     """Freeze a model and put a LoRA adapter into it, of which one factor is random and the other 0.
 
@@ -51,7 +51,7 @@ def add_adapter(
         settings: the adapter's.
         new_actions: whether `model` has other actions than the base model: the modules whose shapes depend on the
             action space are then trained too.
-        new_tokens: whether `model` reads the tokens of another tokenizer than the base model.
+        new_config: whether `model` reads the tokens of another tokenizer than the base model, or remembers otherwise.
     """
     assert settings.rank is not None
     lora = LoraConfig(
@@ -65,7 +65,7 @@ def add_adapter(
     also = ACTION_MODULES if new_actions else settings.also
     for name in also:
         model.get_submodule(name).requires_grad_(True)
-    return LoraTraining(model, base, lora, tuple(also), has_config=new_actions or new_tokens)
+    return LoraTraining(model, base, lora, tuple(also), has_config=new_actions or new_config)
 
 
 class LoraTraining:

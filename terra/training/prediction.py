@@ -1,6 +1,6 @@
 """How well a world model predicts each token of held-out driving from the true tokens before it (teacher forcing)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from terra.dataset.tokens import TokenizedDriving
 from terra.progress import ProgressLine
 from terra.prompt import pack_blocks
+from terra.training.windows import MemoryWindows
 from terra.world_model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
 from tokenizer.files import replacing
 
@@ -39,32 +40,72 @@ def evaluate_world_model(
     `no_actions_cross_entropy` are the means of these lists without the first frame, which nothing precedes; the same
     names and `_by_window` have one mean for each window, in the order of the windows.
     """
-    device = next(model.parameters()).device
     all_starts = held_out.window_starts(window)
     chosen = torch.linspace(0, len(all_starts) - 1, min(num_windows, len(all_starts))).round().long()
     starts = all_starts[chosen].to(held_out.tokens.device)
-    others = starts.roll(len(starts) // 2)
+    return _evaluate(model, lambda part: held_out.windows(starts[part], window), len(starts), neutral=neutral)
+
+
+@torch.no_grad()
+def evaluate_memory(
+    model: LlamaActionForCausalLM | LlamaActionV2ForCausalLM, windows: MemoryWindows, num_windows: int
+) -> dict[str, Any]:
+    """Predict the same frames with and without memory frames before them.
+
+    Returns the number of memory frames ("frames") and, as "with" and "without", what `evaluate_world_model` says of the
+    consecutive frames of the windows, counted from the first one after the memory frames.
+    """
+    whole, alone = windows.spread(num_windows)
+    return {
+        "frames": windows.num_memory,
+        **{
+            name: _evaluate(
+                model,
+                lambda part, batch=batch: (batch.tokens[part], batch.actions[part]),
+                len(batch.tokens),
+                num_memory=batch.num_memory,
+            )
+            for name, batch in (("with", whole), ("without", alone))
+        },
+    }
+
+
+def _evaluate(
+    model: LlamaActionForCausalLM | LlamaActionV2ForCausalLM,
+    read: Callable[[Int[Tensor, " part"]], tuple[Tensor, Tensor]],
+    num_windows: int,
+    *,
+    num_memory: int = 0,
+    neutral: Float[Tensor, "slots action_dim"] | None = None,
+) -> dict[str, Any]:
+    """See `evaluate_world_model`; `read` gives tokens and actions of some windows by their numbers."""
+    device = next(model.parameters()).device
+    numbers = torch.arange(num_windows)
+    others = numbers.roll(num_windows // 2)
     sums: dict[str, Tensor] = {}
     windows: dict[str, list[float]] = {}
-    line, done = ProgressLine("held-out windows", len(starts)), 0
-    for part, other in zip(starts.split(EVALUATION_BATCH), others.split(EVALUATION_BATCH), strict=True):
-        line.show(done, f"{done} of {len(starts)} predicted")
+    patches = 0
+    line, done = ProgressLine("held-out windows", num_windows), 0
+    for part, other in zip(numbers.split(EVALUATION_BATCH), others.split(EVALUATION_BATCH), strict=True):
+        line.show(done, f"{done} of {num_windows} predicted")
         done += len(part)
-        tokens, actions = (tensor.to(device) for tensor in held_out.windows(part, window))
+        tokens, actions = (tensor.to(device) for tensor in read(part))
+        patches = tokens.shape[2] * tokens.shape[3]
         loss, hit = _score(model, tokens, actions)
         scores = {"cross_entropy": loss, "accuracy": hit, "copy_accuracy": _copy_hits(tokens)}
-        if len(starts) > 1:
-            other_actions = held_out.windows(other, window)[1].to(device)
+        if num_windows > 1:
+            other_actions = read(other)[1].to(device)
+            other_actions[:, :num_memory] = actions[:, :num_memory]
             scores["other_actions_cross_entropy"], _ = _score(model, tokens, other_actions)
         if neutral is not None:
             scores["no_actions_cross_entropy"], _ = _score(model, tokens, neutral.to(actions).expand_as(actions))
         for name, score in scores.items():
-            windows.setdefault(name, []).extend(score[:, 1:].double().mean(dim=(1, 2)).tolist())
-            sums[name] = sums.get(name, torch.zeros(())) + score.double().sum(dim=(0, 2)).cpu()
-    patches = held_out.tokens.shape[1] * held_out.tokens.shape[2]
-    counts = torch.full((window,), len(starts) * patches, dtype=torch.float64)
-    counts[0] -= len(starts)  # nothing predicts the very first token
-    metrics: dict[str, Any] = {"evaluated_windows": len(starts)}
+            windows.setdefault(name, []).extend(score[:, num_memory + 1 :].double().mean(dim=(1, 2)).tolist())
+            sums[name] = sums.get(name, torch.zeros(())) + score[:, num_memory:].double().sum(dim=(0, 2)).cpu()
+    counts = torch.full((len(sums["cross_entropy"]),), num_windows * patches, dtype=torch.float64)
+    if num_memory == 0:
+        counts[0] -= num_windows  # nothing predicts the very first token
+    metrics: dict[str, Any] = {"evaluated_windows": num_windows}
     for name, total in sums.items():
         metrics[f"{name}_by_frame"] = (total / counts.clamp_min(1)).tolist()
         metrics[name] = (total[1:].sum() / counts[1:].sum().clamp_min(1)).item()

@@ -13,9 +13,10 @@ from decoder.video import to_8_bit
 from terra.dataset.tokens import TokenizedDriving
 from terra.errors import ConfigError
 from terra.sampling import SamplingParams
-from terra.training.prediction import evaluate_world_model
+from terra.training.prediction import evaluate_memory, evaluate_world_model
 from terra.training.start import WorldModel
 from terra.training.state import Ema
+from terra.training.windows import MemoryWindows
 from terra.world_model.window import FramePrefix, WindowReader, sample_frame
 from tokenizer import LFQTokenizer
 from tokenizer.checkpoint import checkpoint_sha256, resolve_checkpoint
@@ -37,6 +38,7 @@ class HeldOutPreview:
         tokenizer: decodes the rollouts' tokens; lies on the model's device.
         old: held-out windows of the domain that the training started from; None: there is none.
         num_windows: held-out windows that are predicted.
+        memory: held-out windows with memory frames; None: the model has none.
     """
 
     held_out: TokenizedDriving
@@ -45,6 +47,7 @@ class HeldOutPreview:
     tokenizer: LFQTokenizer | None
     old: TokenizedDriving | None = None
     num_windows: int = 16
+    memory: MemoryWindows | None = None
 
     def __post_init__(self) -> None:
         if self.num_frames < 0 or (self.num_frames and NUM_CONTEXT + self.num_frames > self.window):
@@ -65,6 +68,10 @@ class HeldOutPreview:
                     metrics = evaluate_world_model(model, driving, self.window, self.num_windows)
                     names = ("cross_entropy", "accuracy")
                     shown |= {f"{prefix}held_out_{name}": torch.tensor(metrics[name]) for name in names}
+            if self.memory is not None:
+                metrics = evaluate_memory(model, self.memory, self.num_windows)
+                shown["held_out_memory_cross_entropy"] = torch.tensor(metrics["with"]["cross_entropy"])
+                shown["held_out_no_memory_cross_entropy"] = torch.tensor(metrics["without"]["cross_entropy"])
             if self.num_frames and self.tokenizer is not None:
                 shown["rollout"] = self._video(model, self.tokenizer)
         return shown

@@ -15,6 +15,7 @@ from terra.config.files import compose_groups, model_names
 from terra.config.groups import CheckpointSettings, TokenizerSettings
 from terra.dataset.tokens import TokenizedDriving
 from terra.errors import CheckpointError, ConfigError
+from terra.memory import MemoryRule
 from terra.world_model import (
     ARCHITECTURES,
     LlamaActionConfig,
@@ -78,13 +79,13 @@ def record_start(state: Path, base: Path, accelerator: Accelerator) -> None:
         write_json(path, {"sha256": sha256})
 
 
-def start_from(folder: Path, tokenized: TokenizedDriving, window: int) -> WorldModel:
+def start_from(folder: Path, tokenized: TokenizedDriving, window: int, memory: MemoryRule | None = None) -> WorldModel:
     """A trained model in float32, to be trained on other tokens.
 
     If its actions are not those of the tokens, or come at another rate, the model gets their configuration: a new
     action projection and new positions of the slots, which the caller's random state decides; all else is kept. Its
     configuration names the tokenizer of the tokens, which may be another one than before if its tokens are nearly those
-    of the one before (`tokens_like`).
+    of the one before (`tokens_like`). `memory` is how the windows of the training remember.
 
     Raises:
         CheckpointError: see `terra.world_model.load_world_model`.
@@ -109,6 +110,9 @@ def start_from(folder: Path, tokenized: TokenizedDriving, window: int) -> WorldM
             "init_from: new tokenizer %s, whose tokens are nearly those of the model's %s", now[:12], before[:12]
         )
     config.tokenizer_sha256 = now
+    config.__dict__.pop("memory", None)  # a model without memory has no such key
+    if memory is not None:
+        config.memory = memory.model_dump()
     if window > config.num_temporal_embeddings:
         raise ConfigError(f"window: expected at most {config.num_temporal_embeddings}, those of {folder}, got {window}")
     facts = {"fps": tokenized.fps, **describe_space(tokenized.space)}

@@ -22,6 +22,7 @@ from terra.dataset import Episode, Split, read_split
 from terra.dataset.checks import Names
 from terra.dataset.tokens import (
     ShardFacts,
+    has_poses,
     indexed_hashes,
     read_shard_facts,
     save_shard,
@@ -182,7 +183,8 @@ def tokenize_split(
             precision=encoder.precision,
             tokens_like=encoder.config.tokens_like,
         )
-        if not _is_done(output / name, facts, hashes.get(name)):
+        driven = all(member.motion is not None for member in members)
+        if not _is_done(output / name, facts, hashes.get(name), driven):
             pending.append((output / name, members, facts))
     damaged = [*found.damaged, *odd] if rank == 0 else []
     decoded = decode_episodes([episode for _, members, _ in pending for episode in members], workers)
@@ -190,7 +192,7 @@ def tokenize_split(
     done = 0
     with ProgressLine(f"tokenizing {episodes[0].split}", num_frames) as line:
         for path, members, facts in pending:
-            damaged += _write_shard(path, facts, encoder, (next(decoded) for _ in members))
+            damaged += _write_shard(path, facts, encoder, ((member, next(decoded)) for member in members))
             done += sum(episode.num_frames for episode in members)
             line.show(done, f"{done} of {num_frames} frames")
     report_damage(damaged)
@@ -219,7 +221,7 @@ def shards_of(episodes: Iterable[Episode]) -> list[tuple[str, list[Episode]]]:
 
 
 def _write_shard(
-    path: Path, facts: ShardFacts, encoder: FrameEncoder, decoded: Iterable[DecodedEpisode | str]
+    path: Path, facts: ShardFacts, encoder: FrameEncoder, decoded: Iterable[tuple[Episode, DecodedEpisode | str]]
 ) -> list[str]:
     """Encode one shard and write its file, unless every episode is damaged; return why episodes were left out."""
     damaged: list[str] = []
@@ -227,10 +229,12 @@ def _write_shard(
     grids: list[Tensor] = []
     bounds = [0]
     rest: list[np.ndarray] = []
-    for episode in decoded:
+    kept: list[Episode] = []
+    for member, episode in decoded:
         if isinstance(episode, str):
             damaged.append(episode)
             continue
+        kept.append(member)
         actions.append(episode.actions)
         bounds.append(bounds[-1] + len(episode.frames))
         # Whole batches are encoded now; the remaining frames wait for the next episode.
@@ -242,14 +246,31 @@ def _write_shard(
     if rest and len(rest[0]):
         grids.append(encoder(torch.from_numpy(rest[0])))
     if grids:
-        save_shard(path, facts, torch.cat(grids), torch.from_numpy(np.concatenate(actions)), torch.tensor(bounds))
+        tensors = (torch.cat(grids), torch.from_numpy(np.concatenate(actions)), torch.tensor(bounds))
+        save_shard(path, facts, *tensors, *_poses_and_places(kept))
     return damaged
 
 
-def _is_done(path: Path, facts: ShardFacts, sha256: str | None) -> bool:
+def _poses_and_places(episodes: Sequence[Episode]) -> tuple[Tensor | None, Tensor | None]:
+    """`TokenizedDriving.poses` and `.place` of episodes; None for both where one of them is no driving."""
+    motions = [each.motion for each in episodes]
+    driven = [
+        np.stack([motion.x, motion.y, motion.heading], axis=1)[: each.num_frames]
+        for each, motion in zip(episodes, motions, strict=True)
+        if motion is not None
+    ]
+    if len(driven) < len(episodes):
+        return None, None
+    # Numbers that follow from the place alone, because every shard is written without knowing the others.
+    names = [f"{each.source}_{each.place}".encode() for each in episodes]
+    numbers = [int.from_bytes(hashlib.sha256(name).digest()[:7]) for name in names]
+    return torch.from_numpy(np.concatenate(driven)), torch.tensor(numbers)
+
+
+def _is_done(path: Path, facts: ShardFacts, sha256: str | None, driven: bool) -> bool:
     """Whether `path` holds the tokens of these episodes; raise DatasetError if its tokenizer or precision differs.
 
-    `sha256` is the file's hash in the index, if the split had been finished.
+    `sha256` is the file's hash in the index, if the split had been finished. `driven` tells whether there are poses.
     """
     if not path.is_file():
         return False
@@ -265,6 +286,9 @@ def _is_done(path: Path, facts: ShardFacts, sha256: str | None) -> bool:
         )
     if present.source_sha256 != facts.source_sha256:
         logger.info("%s: made again, its recording has changed", path)
+        return False
+    if driven and not has_poses(path):
+        logger.info("%s: made again, with poses", path)
         return False
     return True
 

@@ -22,19 +22,22 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from terra.actions import describe_space
 from terra.dataset.tokens import TokenizedDriving, load_tokens
 from terra.errors import ConfigError
+from terra.memory import MemoryRule
 from terra.prompt import pack_blocks
 from terra.training.adapter import AdapterSettings, add_adapter
 from terra.training.curves import plot_learning
 from terra.training.flops import flops_per_window
 from terra.training.loop import Batch, TrainingResult, train
-from terra.training.prediction import evaluate_world_model, plot_metrics
+from terra.training.prediction import evaluate_memory, evaluate_world_model, plot_metrics
 from terra.training.preview import HeldOutPreview, load_preview_tokenizer
 from terra.training.processes import start_processes
 from terra.training.randomness import StepRandom, send
 from terra.training.settings import LoopConfig
 from terra.training.start import WorldModel, find_world_model, record_start, start_from
 from terra.training.state import BestWeights, Ema
+from terra.training.windows import MemoryTraining, MemoryWindows, windows_of
 from terra.world_model import LlamaActionConfig, LlamaActionV2ForCausalLM, load_config, load_world_model, write_weights
+from terra.world_model.model import IGNORED_LABEL
 from tokenizer.files import write_json
 from tokenizer.settings import Count, FilePath, Fraction, Natural, NonNegative, Settings, Text
 
@@ -72,7 +75,9 @@ class WorldModelTraining(Settings):
             starts from random weights.
         adapter: what of `init_from` is trained: all of it, or an adapter.
         keep: which averaged weights are stored: those of the "last" step, or the "best" of all saves by held-out
-            cross-entropy (early stopping), as few recordings are soon learned by heart.
+            cross-entropy (early stopping; with memory frames, if there are any), as few recordings are soon learned by
+            heart.
+        memory: which windows hold memory frames.
     """
 
     window: Count = 25
@@ -87,6 +92,7 @@ class WorldModelTraining(Settings):
     init_from: Text | None = None
     adapter: AdapterSettings = AdapterSettings()
     keep: Literal["last", "best"] = "last"
+    memory: MemoryTraining = MemoryTraining()
 
     @model_validator(mode="after")
     def _has_a_base(self) -> Self:
@@ -117,7 +123,9 @@ class TrainWorldModelSettings(WorldModelTraining, LoopConfig):
     world_model: WorldModelSize
 
 
-def build_config(tokenized: TokenizedDriving, window: int, size: WorldModelSize) -> LlamaActionConfig:
+def build_config(
+    tokenized: TokenizedDriving, window: int, size: WorldModelSize, memory: MemoryRule | None = None
+) -> LlamaActionConfig:
     """The configuration of a model for windows of `window` frames, with the shapes of the tokens and actions given."""
     _, rows, cols = tokenized.tokens.shape
     _, slots, action_dim = tokenized.actions.shape
@@ -134,11 +142,12 @@ def build_config(tokenized: TokenizedDriving, window: int, size: WorldModelSize)
         fps=tokenized.fps,
         **describe_space(tokenized.space),
         tokenizer_sha256=tokenized.tokenizer_sha256,
+        memory=None if memory is None else memory.model_dump(),
     )
 
 
 class WorldModelObjective:
-    """Next-token prediction on random windows; the loss counts image tokens only.
+    """Next-token prediction on random windows; the loss counts image tokens only, and none of memory frames.
 
     `WorldModelTraining.max_corruption` corrupts input tokens and leaves the labels clean, because in a rollout the
     model reads its own mistakes (Valevski et al. 2024, "Diffusion Models Are Real-Time Game Engines", arXiv 2408.14837,
@@ -161,19 +170,20 @@ class WorldModelObjective:
         model.checkpoint_layers = training.checkpoint_layers
         self._tokenized, self._training, self._device, self._preview = tokenized, training, device, preview
         self._best = best
-        self._starts = tokenized.window_starts(training.window)
+        self._windows = windows_of(tokenized, training.window, training.memory)
         self.flops_per_sample: float | None = flops_per_window(model, training.window)
         self.tokens_per_sample: int | None = training.window * model.config.layout.block
 
     def draw(self, random: StepRandom, batch_size: int) -> Batch:
         """Draw windows, each within one episode, with replacement; gather them on the device of the tokens."""
-        chosen = torch.randint(len(self._starts), (batch_size,), generator=random.host)
-        tokens, actions = self._tokenized.windows(self._starts[chosen], self._training.window)
-        labels = send(pack_blocks(tokens, actions.shape[2]), self._device)
+        windows = self._windows.draw(random.host, batch_size)
+        ids = send(pack_blocks(windows.tokens, windows.actions.shape[2]), self._device)
+        frame = torch.arange(ids.shape[1], device=ids.device) // (ids.shape[1] // windows.tokens.shape[1])
+        ignored = send(windows.remembers, self._device)[:, None] & (frame < windows.num_memory)
         return {
-            "input_ids": self._corrupt(labels, random.device),
-            "actions": send(actions, self._device),
-            "labels": labels,
+            "input_ids": self._corrupt(ids, random.device),
+            "actions": send(windows.actions, self._device),
+            "labels": ids.masked_fill(ignored, IGNORED_LABEL),
         }
 
     def loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
@@ -188,16 +198,17 @@ class WorldModelObjective:
         """Held-out prediction and rollouts of the averaged weights, which are kept if they are the best so far."""
         shown = self._preview.show(ema) if self._preview is not None else {}
         if self._best is not None:
-            self._best.offer(float(shown["held_out_cross_entropy"]), ema)
+            measured = shown.get("held_out_memory_cross_entropy", shown["held_out_cross_entropy"])
+            self._best.offer(float(measured), ema)
         return shown
 
-    def _corrupt(self, labels: Int[Tensor, "batch length"], generator: torch.Generator) -> Int[Tensor, "batch length"]:
+    def _corrupt(self, ids: Int[Tensor, "batch length"], generator: torch.Generator) -> Int[Tensor, "batch length"]:
         if self._training.max_corruption == 0:
-            return labels
-        like: dict[str, Any] = {"generator": generator, "device": labels.device}
-        rate = self._training.max_corruption * torch.rand((len(labels), 1), **like)
-        ids = torch.randint(self._tokenized.codebook_size, labels.shape, **like)
-        return torch.where(torch.rand(labels.shape, **like) < rate, ids, labels)
+            return ids
+        like: dict[str, Any] = {"generator": generator, "device": ids.device}
+        rate = self._training.max_corruption * torch.rand((len(ids), 1), **like)
+        wrong = torch.randint(self._tokenized.codebook_size, ids.shape, **like)
+        return torch.where(torch.rand(ids.shape, **like) < rate, wrong, ids)
 
 
 def run(settings: TrainWorldModelSettings) -> None:
@@ -252,13 +263,16 @@ def train_world_model(
     """
     _check_same_tokens(tokenized, held_out, "held-out tokens")
     held_out.window_starts(training.window)  # raises now, not after the training
+    remembered = None
+    if training.memory.frames is not None:
+        remembered = MemoryWindows(held_out, training.window, training.memory)
     if old is not None:
         _check_old(tokenized, old, training)
     device = accelerator.device
     tokenizer = None
     if training.preview_tokenizer is not None:  # the first process alone needs it, but all should see what is wrong
         tokenizer = load_preview_tokenizer(training.preview_tokenizer, tokenized, device)
-    preview = HeldOutPreview(held_out, training.window, training.preview_frames, tokenizer)
+    preview = HeldOutPreview(held_out, training.window, training.preview_frames, tokenizer, memory=remembered)
     if training.init_from is not None:  # the curve begins and ends with figures of as many windows
         preview = replace(preview, old=old, num_windows=training.evaluation_windows)
     base = None if training.init_from is None else find_world_model(training.init_from)
@@ -266,17 +280,18 @@ def train_world_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         if base is None:
-            model = LlamaActionV2ForCausalLM(build_config(tokenized, training.window, size))
+            model = LlamaActionV2ForCausalLM(build_config(tokenized, training.window, size, training.memory.rule))
         else:
-            model = start_from(base, tokenized, training.window)
+            model = start_from(base, tokenized, training.window, training.memory.rule)
             record_start(config.output / "state", base, accelerator)
             if training.adapter.rank is not None:
                 before, after = load_config(base), model.config
                 new_actions = (before.space, before.fps) != (after.space, after.fps)
                 new_tokens = before.tokenizer_sha256 != after.tokenizer_sha256
-                lora = add_adapter(model, base, training.adapter, new_actions=new_actions, new_tokens=new_tokens)
+                new_config = new_tokens or before.memory_rule != after.memory_rule
+                lora = add_adapter(model, base, training.adapter, new_actions=new_actions, new_config=new_config)
     if base is not None:
-        start = _measured(model.to(device), held_out, old, training)  # pyright: ignore[reportArgumentType]
+        start = _measured(model.to(device), held_out, old, remembered, training)  # pyright: ignore[reportArgumentType]
     best = BestWeights(config.output / "state") if training.keep == "best" else None
     objective = WorldModelObjective(model, tokenized, training, device, preview, best)
     with attention_kernels(training.attention, device):
@@ -289,7 +304,7 @@ def train_world_model(
             lora.save(config.output / ADAPTER_FOLDER)
         else:
             save_world_model(model, config.output / FOLDER, training.max_shard_size)
-        _evaluate(held_out, old, config, training, result, device, base, start)
+        _evaluate(held_out, old, remembered, config, training, result, device, base, start)
     return result
 
 
@@ -337,17 +352,27 @@ def save_world_model(model: WorldModel, folder: Path, max_shard_size: str = "45M
 
 
 def _measured(
-    model: WorldModel, held_out: TokenizedDriving, old: TokenizedDriving | None, training: WorldModelTraining
+    model: WorldModel,
+    held_out: TokenizedDriving,
+    old: TokenizedDriving | None,
+    remembered: MemoryWindows | None,
+    training: WorldModelTraining,
 ) -> dict[str, Any]:
-    """What `evaluate_world_model` says of the new domain, and under "old" of the old one, if it is given."""
+    """What `evaluate_world_model` says of the new domain, and under "old" of the old one, if it is given.
+
+    With memory, "memory" has what `evaluate_memory` says.
+    """
     count = training.evaluation_windows
     metrics = evaluate_world_model(model, held_out, training.window, count)
+    if remembered is not None:
+        metrics["memory"] = evaluate_memory(model, remembered, count)
     return metrics | ({"old": evaluate_world_model(model, old, training.window, count)} if old is not None else {})
 
 
 def _evaluate(
     held_out: TokenizedDriving,
     old: TokenizedDriving | None,
+    remembered: MemoryWindows | None,
     config: LoopConfig,
     training: WorldModelTraining,
     result: TrainingResult,
@@ -360,7 +385,7 @@ def _evaluate(
         stored = load_world_model(base, adapter=config.output / ADAPTER_FOLDER, dtype=dtype, device=device)
     else:
         stored = load_world_model(config.output / FOLDER, dtype=dtype, device=device)
-    metrics = _measured(stored, held_out, old, training)
+    metrics = _measured(stored, held_out, old, remembered, training)
     more = {"start": start} if start else {}
     record = {**metrics, **more, "step": result.step, "seconds": result.elapsed_seconds}
     write_json(config.output / "metrics.json", record)
@@ -368,3 +393,6 @@ def _evaluate(
     if start:
         plot_learning(config.output, record)
     logger.info("held out: cross-entropy %.4f nats, accuracy %.4f", metrics["cross_entropy"], metrics["accuracy"])
+    if remembered is not None:
+        figures = [metrics["memory"][name]["cross_entropy"] for name in ("with", "without")]
+        logger.info("held out: cross-entropy %.4f nats with memory frames, %.4f without", *figures)

@@ -4,7 +4,7 @@ An adapter is a folder:
 
     adapter_config.json         PEFT's: rank, alpha and the names of the adapted projections
     adapter_model.safetensors   the two factors of each adapted weight, and tensors that replace the base model's
-    config.json                 only if the adapted model has other actions, or reads the tokens of another tokenizer:
+    config.json                 only if the adapted model has other actions, memory, or the tokens of another tokenizer:
                                 its whole configuration
     decoder/                    only if its frames need another decoder: a tokenizer that was trained further with
                                 `terra train-tokenizer decoder_of=`, or that tokenizer without its encoder
@@ -55,9 +55,9 @@ ACTION_MODULES = ("action_projection", "pos_embedding_spatio_temporal")
 
 _OWN_KEYS = frozenset(
     {"num_action_tokens", "num_spatio_embeddings", "action_dim", "waypoint_times", "action_space", "fps"}
-    | {"tokenizer_sha256", "dtype", "torch_dtype"}
+    | {"tokenizer_sha256", "memory", "dtype", "torch_dtype"}
 )
-"""Keys of an adapter's config.json that may differ from the base model's: of actions, tokenizer and storage."""
+"""Keys of an adapter's config.json that may differ from the base model's: of actions, tokenizer, memory and storage."""
 
 _FACTOR = re.compile(
     r"(?P<weight>model\.layers\.\d+\.(?:self_attn\.[qkvo]|mlp\.(?:gate|up|down))_proj)\.lora_(?P<factor>[AB])\.weight"
@@ -214,7 +214,7 @@ def decoder_of(folder: Path) -> Path | None:
 
 
 def _adapted_config(folder: Path, base: LlamaActionConfig) -> LlamaActionConfig:
-    """The base model's configuration, or the adapter's config.json, which may differ in actions and tokenizer."""
+    """The base model's configuration, or the adapter's config.json, which may differ in `_OWN_KEYS`."""
     path = folder / CONFIG_NAME
     if not os.path.lexists(path):
         return base

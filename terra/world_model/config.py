@@ -10,14 +10,15 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 from transformers import LlamaConfig
 
-from terra.actions import ActionSpace, describe_space, read_space
+from terra.actions import ActionSpace, Waypoints, describe_space, read_space
 from terra.actions.space import WaypointTime
 from terra.errors import CheckpointError
+from terra.memory import MemoryRule
 from terra.prompt import Layout
 from terra.trajectory.checks import MAX_FPS, MIN_FPS
 from terra.world_model.published import LEFTOVERS
 from tokenizer.checkpoint import BOOKKEEPING, refuse_code
-from tokenizer.settings import Fraction, Natural, Settings, expecting
+from tokenizer.settings import Fraction, Natural, Settings, checked, expecting
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +38,13 @@ class LlamaActionConfig(LlamaConfig):
 
     Terra's additional optional keys are `fps` (frames per second in training), `waypoint_times` (for each slot, its
     waypoint's time ahead of the frame, in seconds), `action_space` (in place of `waypoint_times` where actions are no
-    waypoints, see `terra.actions.space`) and `tokenizer_sha256` (`tokenizer.lineage.tokens_sha256` of the
-    tokenizer whose tokens the model was trained on, which is compared with the tokenizer's in use).
+    waypoints, see `terra.actions.space`), `tokenizer_sha256` (`tokenizer.lineage.tokens_sha256` of the
+    tokenizer whose tokens the model was trained on, which is compared with the tokenizer's in use) and `memory` (the
+    `terra.memory.MemoryRule` that the model was trained with; absent for a model without memory).
 
     Raises:
-        CheckpointError: the head counts do not divide, the lengths contradict each other, or no such action space.
+        CheckpointError: the head counts do not divide, the lengths contradict each other, no such action space, or
+            memory frames that leave no room in the window or that no pose is known of.
     """
 
     model_type = "llama_action"
@@ -55,6 +58,7 @@ class LlamaActionConfig(LlamaConfig):
     waypoint_times: list[float] | None = None
     action_space: dict[str, Any] | None = None
     tokenizer_sha256: str | None = None
+    memory: dict[str, Any] | None = None
 
     def __init__(
         self,
@@ -75,6 +79,7 @@ class LlamaActionConfig(LlamaConfig):
         waypoint_times: list[float] | None = None,
         action_space: dict[str, Any] | None = None,
         tokenizer_sha256: str | None = None,
+        memory: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         # Published configs have num_action_tokens under this second name too.
@@ -104,7 +109,10 @@ class LlamaActionConfig(LlamaConfig):
         for name, value in describe_space(space).items():  # one of the two; published checkpoints have no other
             setattr(self, name, value)
         self.tokenizer_sha256 = tokenizer_sha256
+        if memory is not None:  # as above: published checkpoints have no such key
+            self.memory = checked(MemoryRule, memory, "memory", CheckpointError).model_dump()
         self._check_lengths()
+        self._check_memory()
 
     def _check_lengths(self) -> None:
         block = self.num_image_patches + self.num_action_tokens
@@ -130,6 +138,16 @@ class LlamaActionConfig(LlamaConfig):
                 f"num_action_tokens and action_dim: expected {space.shape} for {space.title}, got {shape}"
             )
 
+    def _check_memory(self) -> None:
+        rule, most = self.memory_rule, self.num_temporal_embeddings - 2
+        if rule is None:
+            return
+        if not isinstance(self.space, Waypoints):
+            raise CheckpointError(f"memory: expected none, for the model's {self.space.title}: it has no poses")
+        if rule.frames > most:
+            window = self.num_temporal_embeddings
+            raise CheckpointError(f"memory.frames: expected 1 to {most} (the window holds {window}), got {rule.frames}")
+
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Build from the content of a config.json, which a `WorldModelValues` checks.
@@ -152,6 +170,11 @@ class LlamaActionConfig(LlamaConfig):
         """What the model's actions mean."""
         facts = {"waypoint_times": self.waypoint_times, "action_space": self.action_space}
         return read_space(facts, "config", CheckpointError)
+
+    @property
+    def memory_rule(self) -> MemoryRule | None:
+        """How the model's memory frames are chosen; None for a model without memory."""
+        return None if self.memory is None else MemoryRule(**self.memory)
 
     @property
     def layout(self) -> Layout:
@@ -212,6 +235,7 @@ class WorldModelValues(Settings):
     waypoint_times: Annotated[list[WaypointTime], Field(min_length=1, max_length=64)] | None = None
     action_space: dict[str, Any] | None = None
     tokenizer_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$"), expecting("64 hexadecimal digits")] | None = None
+    memory: MemoryRule | None = None
 
     @model_validator(mode="after")
     def _fit(self) -> Self:

@@ -27,6 +27,7 @@ from terra.engine.hf import HFEngine
 from terra.engine.persistence import PersistenceEngine
 from terra.errors import EngineError
 from terra.pipeline import Pipeline
+from terra.place_map import load_map
 from terra.sampling import SamplingParams
 from terra.serving.messages import read_frame
 from terra.serving.run import Server, listen, load
@@ -62,8 +63,8 @@ def pictures(folder: Path) -> Frames:
 
 
 def make_pipeline(model: Path, tokenizer: Path, engine: Engine | None = None) -> Pipeline:
-    loaded = LFQTokenizer.from_pretrained(tokenizer)
-    return Pipeline(loaded, engine or HFEngine(model), FramewiseDecoder(loaded), overlap=OVERLAP)
+    loaded, engine = LFQTokenizer.from_pretrained(tokenizer), engine or HFEngine(model)
+    return Pipeline(loaded, engine, FramewiseDecoder(loaded), overlap=OVERLAP, memory=engine.spec.memory)
 
 
 def serve_settings(scenes: Path, data: Path, changes: Mapping[str, Any], engine: str = "auto") -> ServeSettings:
@@ -138,9 +139,11 @@ class Served:
     def _main(self, started: threading.Event) -> None:
         async def serve() -> None:
             if self._has_adapters:
-                pipeline, scenes, model_hash = load(self.settings)
+                pipeline, scenes, model_hash, place = load(self.settings)
             else:
                 pipeline, scenes, model_hash = make_pipeline(self.model, self.tokenizer, self._engine), None, "weights"
+                size, path = pipeline.tokenizer.image_size, self.settings.map
+                place = None if path is None else load_map(path, size, pipeline.engine.spec.fps)
             try:
                 scenes = scenes or load_scenes(
                     self.settings.scenes,
@@ -148,7 +151,7 @@ class Served:
                     image_size=pipeline.tokenizer.image_size,
                     spec=pipeline.engine.spec,
                 )
-                self.service = Service(pipeline, self.settings, scenes, model_hash)
+                self.service = Service(pipeline, self.settings, scenes, model_hash, place)
             except BaseException:
                 await asyncio.to_thread(pipeline.close)
                 raise

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -128,13 +129,26 @@ def tokenized(lengths: tuple[int, ...] = (7, 9), seed: int = 0) -> TokenizedDriv
     return TokenizedDriving(tokens.to(torch.uint8), actions, bounds, 10.0, 16, "f" * 64, Waypoints())
 
 
+def placed(lengths: tuple[int, ...] = (40, 44), seed: int = 0) -> TokenizedDriving:
+    """Tokenized drives around one circle; the first two have one place, the next two another one."""
+    data = tokenized(lengths, seed)
+    turns = torch.cat([torch.arange(length) * 0.3 for length in lengths]).double()
+    poses = torch.stack([6 * turns.sin(), 6 - 6 * turns.cos(), turns], dim=1)
+    return replace(data, poses=poses, place=torch.arange(len(lengths)) // 2)
+
+
 def world_model_objective(data: TokenizedDriving | None = None, **training: object) -> WorldModelObjective:
     data = data or tokenized()
     settings = WorldModelTraining(**{"window": WINDOW, "max_corruption": 0.2} | training)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = LlamaActionV2ForCausalLM(build_config(data, WINDOW, TINY_SIZE))
+        model = LlamaActionV2ForCausalLM(build_config(data, settings.window, TINY_SIZE))
     return WorldModelObjective(model, data, settings, CPU)
+
+
+def memory_objective() -> WorldModelObjective:
+    """A world model whose windows hold memory frames."""
+    return world_model_objective(placed(), window=9, memory={"frames": 2})
 
 
 def adapter_objective() -> WorldModelObjective:
@@ -165,6 +179,7 @@ OBJECTIVES = {
     "contest": Contest,
     "decoder": decoder_objective,
     "world_model": world_model_objective,
+    "memory": memory_objective,
     "adapter": adapter_objective,
 }
 

@@ -10,3 +10,13 @@ def plans(draw) -> tuple[int, int, int, int]:
     overlap = draw(st.integers(1, max_frames - 1))
     num_context = draw(st.integers(1, max_frames - 1))
     return draw(st.integers(num_context + 1, 120)), num_context, max_frames, overlap
+
+
+@st.composite
+def memory_plans(draw) -> tuple[int, int, int, int, int, bool]:
+    """As `plans`, with a number of memory frames of a window, and whether there is a map."""
+    memory, has_map = draw(st.integers(1, 5)), draw(st.booleans())
+    max_frames = draw(st.integers(memory + 2, 30))
+    overlap = draw(st.integers(1, max_frames - memory - 1))
+    num_context = draw(st.integers(1, max_frames - 1 - (memory if has_map else 0)))
+    return draw(st.integers(num_context + 1, 120)), num_context, max_frames, overlap, memory, has_map

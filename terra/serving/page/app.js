@@ -79,6 +79,7 @@ async function loadModel() {
   offerModels(models);
   element("model").textContent = [model.id, model.size?.replace("x", " × ")].filter(Boolean).join(" · ");
   showWorld(model.action_space);
+  element("remembers").hidden = !model.memory;
   if (document.body.dataset.view === "start") showStart();
 }
 

@@ -3,8 +3,13 @@
 const CAR = [4.4, 1.8]; // meters
 const NEAR = 70; // meters across around the car
 
-/** Draws poses [[x, y, heading], ...] up to `current`, the rest of them faint, and the path ahead of the car. */
-export function drawMap(canvas, { poses, current, path, whole, colors }) {
+const THUMB = 3.6; // memory frames beside each other, in the canvas's width
+
+/**
+ * Draws poses [[x, y, heading], ...] up to `current`, the rest of them faint, and the path ahead of the car; `memory` are
+ * the frames that the picture's window remembers, {pose, picture (a canvas or null)}.
+ */
+export function drawMap(canvas, { poses, current, path, whole, colors, memory = [] }) {
   const context = canvas.getContext("2d");
   const { width, height } = canvas;
   context.setTransform(1, 0, 0, 1, 0, 0);
@@ -54,6 +59,28 @@ export function drawMap(canvas, { poses, current, path, whole, colors }) {
   context.stroke();
   context.fill();
   drawScale(context, canvas, view, colors);
+  drawMemory(context, canvas, place, memory, colors);
+}
+
+/** Small pictures at the top, each with a line to the place that it was seen from. */
+function drawMemory(context, { width }, place, memory, colors) {
+  const wide = width / Math.max(THUMB, memory.length);
+  memory.forEach(({ pose, picture }, index) => {
+    const [x, y] = place(pose);
+    const high = picture ? ((wide - 12) * picture.height) / picture.width : 0;
+    context.strokeStyle = context.fillStyle = colors.ink;
+    context.lineWidth = 2;
+    context.globalAlpha = 0.7;
+    context.beginPath();
+    context.moveTo((index + 0.5) * wide, 6 + high);
+    context.lineTo(x, y);
+    context.stroke();
+    context.beginPath();
+    context.arc(x, y, 6, 0, 2 * Math.PI);
+    context.fill();
+    context.globalAlpha = 1;
+    if (picture) context.drawImage(picture, index * wide + 6, 6, wide - 12, high);
+  });
 }
 
 function fit(poses, width, height) {

@@ -85,7 +85,8 @@ export function readSettings() {
   const filled = Object.entries(values).map(([name, id]) => [name, element(id)]);
   const given = filled.filter(([, { value, validity }]) => value !== "" && validity.valid);
   const model = chosenModel();
-  return [...(model ? [["model", model]] : []), ...given.map(([name, { value }]) => [name, value])];
+  const forgets = !element("remember").checked;
+  return [...(model ? [["model", model]] : []), ...(forgets ? [["memory", "0"]] : []), ...given.map(([name, { value }]) => [name, value])];
 }
 
 /** The opening message that the page's address asks for, or null: #scene=day&seed=0. */
@@ -99,6 +100,7 @@ export function openingOf(hash) {
   return {
     [source]: given.get(source),
     ...(given.get("model") ? { model: given.get("model") } : {}),
+    ...(given.get("memory") === "0" ? { memory: false } : {}),
     seed: Math.max(0, Math.floor(number("seed") ?? 0)),
     ...(Object.values(sampling).some((value) => value !== undefined) ? { sampling } : {}),
     format,

@@ -23,6 +23,7 @@ export class View {
   #size = SIZE;
   #colors = null;
   #dirty = true;
+  #remembered = new Map(); // pictures of memory frames, by their frame
 
   /** `onStroke(pixels, size)` gets each line that was drawn on the picture. */
   constructor(onStroke) {
@@ -98,8 +99,26 @@ export class View {
     }
     this.#colors ??= mapColors();
     const poses = drive.frames.map((each) => each.header.pose);
-    drawMap(element("map"), { poses, current: drive.viewed, path: header.path ?? [], whole: this.whole, colors: this.#colors });
+    const memory = this.#memory(drive, header.memory ?? []);
+    const [current, path] = [drive.viewed, header.path ?? []];
+    drawMap(element("map"), { poses, current, path, whole: this.whole, colors: this.#colors, memory });
     return true;
+  }
+
+  // The memory frames of the drive itself; those of a server's map have negative indices, and no picture here.
+  #memory(drive, indices) {
+    const frames = indices.map((index) => drive.frames[index]).filter((frame) => frame?.header.pose);
+    for (const frame of this.#remembered.keys()) if (!frames.includes(frame)) this.#remembered.delete(frame);
+    for (const frame of frames) {
+      if (this.#remembered.has(frame)) continue;
+      this.#remembered.set(frame, null);
+      if (!frame.picture) continue;
+      decode(frame.picture).then((picture) => {
+        if (this.#remembered.has(frame)) this.#remembered.set(frame, picture);
+        this.touch();
+      });
+    }
+    return frames.map((frame) => ({ pose: frame.header.pose, picture: this.#remembered.get(frame) }));
   }
 
   #resize() {

@@ -1,0 +1,137 @@
+"""Loads a map: pictures of a place and the pose of the camera in each, which a rollout remembers from its beginning.
+
+A map is the MP4 of an episode of a dataset, or a CSV beside the pictures that it names:
+
+    file,x_m,y_m,heading_deg
+    corner_1.jpg,0.0,0.0,90
+    corner_2.jpg,0.5,4.0,85
+
+Positions are meters in any fixed frame; headings (heading_rad or heading_deg) are counter-clockwise from +x.
+"""
+
+import csv
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt8
+
+from decoder.video import to_uint8
+from terra.context import load_context
+from terra.dataset import read_episode, read_frames
+from terra.errors import ContextError
+from terra.memory import Poses, relative
+from terra.trajectory.document import ANGLE_UNITS
+from tokenizer.files import file_sha256, read_text
+from tokenizer.limits import LIMITS, Limits
+
+_COLUMNS = "file, x_m, y_m and heading_rad or heading_deg"
+_CHUNK = 16  # pictures that are read at a time: as floats they take four times the memory
+
+
+@dataclass(frozen=True, eq=False)
+class MapPictures:
+    """The frames of a map.
+
+    Attributes:
+        pixels: 8-bit RGB, in the model's size.
+        poses: rows of [x, y, heading], in the map's own axes.
+        source: the map's file.
+        sha256: hash of the file's content, and of the pictures'.
+    """
+
+    pixels: UInt8[np.ndarray, "frames height width 3"]
+    poses: Poses
+    source: Path
+    sha256: str
+
+    def seen_from(self, pose: Sequence[float]) -> Poses:
+        """The poses in the axes of a rollout whose first frame is at `pose` ([x, y, heading]) in the map's."""
+        return relative(self.poses, np.array(pose, np.float64))
+
+    def describe(self, pose: Sequence[float]) -> dict[str, Any]:
+        """What a rollout's record says of its map."""
+        return {"path": str(self.source.absolute()), "sha256": self.sha256, "pose": list(pose)}
+
+
+def load_map(path: Path, image_size: tuple[int, int], fps: float, limits: Limits = LIMITS) -> MapPictures:
+    """Load the frames of a map and their poses.
+
+    Args:
+        path: the MP4 of an episode of a dataset, or a CSV.
+        image_size: (height, width) in pixels that the tokenizer takes.
+        fps: the model's frames a second.
+        limits: bounds on files, pictures and the number of frames.
+
+    Raises:
+        ContextError: no such file, a column missing or unknown, no number, a picture that can't be read, too many.
+        DatasetError, VideoError: an MP4 that is no episode of a dataset, or damaged.
+    """
+    if not path.is_file():
+        raise ContextError(f"map={path}: expected a CSV, or the MP4 of an episode of a dataset, got no such file")
+    if path.suffix.lower() == ".mp4":
+        return _from_episode(path, image_size, limits)
+    if path.suffix.lower() != ".csv":
+        raise ContextError(f"map={path}: expected a file that ends in .csv or .mp4, got {path.suffix!r}")
+    files, poses = _read_table(path, limits)
+    pieces = [
+        to_uint8(load_context(files[at : at + _CHUNK], num_frames=num, image_size=image_size, fps=fps, limits=limits))
+        for at in range(0, len(files), _CHUNK)
+        if (num := len(files[at : at + _CHUNK]))
+    ]
+    hashes = [file_sha256(each, ContextError) for each in (path, *files)]
+    return MapPictures(np.concatenate(pieces), poses, path, hashlib.sha256("".join(hashes).encode()).hexdigest())
+
+
+def _from_episode(path: Path, image_size: tuple[int, int], limits: Limits) -> MapPictures:
+    episode = read_episode(path)
+    _check_count(episode.num_frames, path, limits)
+    if episode.image_size != image_size:
+        wanted, got = ("x".join(map(str, reversed(size))) for size in (image_size, episode.image_size))
+        raise ContextError(f"map={path}: expected pictures of {wanted} pixels, the model's, got {got}")
+    poses = np.stack([episode.poses.x, episode.poses.y, episode.poses.heading], 1)[: episode.num_frames]
+    return MapPictures(read_frames(episode), poses, path, episode.video_sha256)
+
+
+def _read_table(path: Path, limits: Limits) -> tuple[list[Path], Poses]:
+    lines = read_text(path, ContextError, max_bytes=limits.table_bytes).splitlines()
+    _check_count(len(lines) - 1, path, limits)
+    if (longest := max(map(len, lines), default=0)) > limits.line_chars:
+        raise ContextError(f"{path}: expected lines of at most {limits.line_chars} characters, got {longest}")
+    try:
+        rows = list(csv.reader(lines))
+    except csv.Error as error:
+        raise ContextError(f"{path}: expected a CSV, got: {error}") from None
+    header = [cell.strip() for cell in rows[0]] if rows else []
+    heading = next((name for name in header if name in ("heading_rad", "heading_deg")), "heading_rad")
+    if sorted(header) != sorted(["file", "x_m", "y_m", heading]):
+        raise ContextError(f"{path}: line 1: expected the columns {_COLUMNS}, got {', '.join(header)[:200] or 'none'}")
+    files, poses = [], []
+    for number, row in enumerate(rows[1:], 2):
+        where = f"{path}: line {number}"
+        if len(row) != len(header):
+            raise ContextError(f"{where}: expected {len(header)} columns, got {len(row)}")
+        cells = dict(zip(header, map(str.strip, row), strict=True))
+        files.append(path.parent / cells["file"])
+        x, y, angle = (_number(cells[name], f"{where}: {name}") for name in ("x_m", "y_m", heading))
+        poses.append([x, y, angle / ANGLE_UNITS[heading.removeprefix("heading_")]])
+    return files, np.array(poses)
+
+
+def _check_count(count: int, path: Path, limits: Limits) -> None:
+    if not 1 <= count <= limits.map_frames:
+        raise ContextError(f"map={path}: expected 1 to {limits.map_frames} frames, got {max(count, 0)}")
+
+
+def _number(text: str, where: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not abs(value) < 1e7:  # m; farther apart, poses lose their last millimeters
+        raise ContextError(f"{where}: expected a number below 1e7, got {text[:40]!r}")
+    return value

@@ -1,0 +1,204 @@
+"""The windows that a world model is trained on: consecutive frames, or memory frames and then consecutive ones."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int, Int64
+from pydantic import Field
+from torch import Tensor
+
+from terra.actions import Waypoints
+from terra.dataset.tokens import TokenizedDriving
+from terra.errors import ConfigError, DatasetError
+from terra.memory import MemoryRule, choose, place_action, target_poses
+from tokenizer.settings import Count, Settings
+
+_AGE_SECONDS = 1.0  # memory frames are older than the window by so much
+_MOST_CANDIDATES = 256  # of a window; more are thinned out evenly
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class MemoryTraining(Settings):
+    """Which windows hold memory frames (`terra.memory`), and which frames these are.
+
+    Attributes:
+        frames: memory frames of a window; None trains without.
+        field_of_view, range, kind: see `terra.memory.MemoryRule`.
+        share: of the windows that hold memory frames; the others are like a rollout's first window.
+        other_drives: share of these that may remember other drives of the same place, too.
+        overlap: frames of a window that a rollout has when it chooses what to remember, as in `terra generate`.
+    """
+
+    frames: Annotated[int, Field(ge=1, le=64)] | None = None
+    field_of_view: Annotated[float, Field(ge=10, le=170)] = 90.0
+    range: Annotated[float, Field(gt=4, le=1000)] = 40.0
+    kind: Literal["view", "recent"] = "view"
+    share: Share = 0.75
+    other_drives: Share = 0.5
+    overlap: Count = 3
+
+    @property
+    def rule(self) -> MemoryRule | None:
+        """The rule by which memory frames are chosen; None without memory."""
+        if self.frames is None:
+            return None
+        return MemoryRule(frames=self.frames, field_of_view=self.field_of_view, range=self.range, kind=self.kind)
+
+
+@dataclass(frozen=True)
+class WindowBatch:
+    """Some windows.
+
+    Attributes:
+        tokens: int64.
+        actions: the place actions of memory frames among them.
+        remembers: whether a window's first frames are memory frames.
+        num_memory: the number of memory frames of such a window.
+    """
+
+    tokens: Int[Tensor, "batch window rows cols"]
+    actions: Float[Tensor, "batch window slots action_dim"]
+    remembers: Bool[Tensor, " batch"]
+    num_memory: int
+
+
+class Windows:
+    """The windows of tokenized driving, without memory frames.
+
+    Args:
+        driving: the tokens.
+        length: frames of a window.
+
+    Raises:
+        DatasetError: no episode is that long.
+    """
+
+    def __init__(self, driving: TokenizedDriving, length: int) -> None:
+        self._driving, self._length = driving, length
+        self._starts = driving.window_starts(length)
+
+    def draw(self, generator: torch.Generator, count: int) -> WindowBatch:
+        """Draw windows with replacement."""
+        starts = self._starts[torch.randint(len(self._starts), (count,), generator=generator)]
+        return WindowBatch(*self._driving.windows(starts, self._length), torch.zeros(count, dtype=torch.bool), 0)
+
+
+class MemoryWindows:
+    """The windows of tokenized driving with memory frames, `[memory frames][consecutive frames]`.
+
+    Args:
+        driving: the tokens, with poses.
+        length: frames of a window, memory frames included.
+        settings: `MemoryTraining.frames` is not None.
+
+    Raises:
+        ConfigError: actions that are no waypoints, or a window too short for its memory frames.
+        DatasetError: tokens without poses, or no episode that is long enough to remember anything.
+    """
+
+    def __init__(self, driving: TokenizedDriving, length: int, settings: MemoryTraining) -> None:
+        assert settings.rule is not None
+        if not isinstance(driving.space, Waypoints):
+            raise ConfigError(
+                f"memory.frames: expected none for actions of {driving.space.title}, got {settings.frames}"
+            )
+        if driving.poses is None or driving.place is None:
+            raise DatasetError("memory.frames: expected tokens with poses, got none: run terra tokenize again")
+        if length - settings.rule.frames <= settings.overlap:
+            most = length - settings.overlap - 1
+            raise ConfigError(f"memory.frames: expected at most {most} in a window of {length}, got {settings.frames}")
+        self._driving, self._length, self._settings = driving, length, settings
+        self.rule, self.num_memory, self._space = settings.rule, settings.rule.frames, driving.space
+        self._poses, self._places = driving.poses.numpy(), driving.place.numpy()
+        self._bounds, self._starts = driving.episode_start.numpy(), driving.window_starts(length)
+        self._gap = 0 if self.rule.kind == "recent" else round(_AGE_SECONDS * driving.fps)
+        self._remembering = self._starts[torch.from_numpy(self._ages(self._starts.numpy()) >= self.num_memory)]
+        if not len(self._remembering):
+            needed = length + self._gap + self.num_memory
+            raise DatasetError(f"memory.frames: expected an episode of at least {needed} frames, got none")
+
+    def draw(self, generator: torch.Generator, count: int) -> WindowBatch:
+        """Draw windows with replacement; those near an episode's start have no memory frames."""
+        starts = self._starts[torch.randint(len(self._starts), (count,), generator=generator)]
+        chances = torch.rand((2, count), generator=generator)
+        remembers = chances[0] < self._settings.share
+        remembers &= torch.from_numpy(self._ages(starts.numpy()) >= self.num_memory)
+        frames = starts[:, None] + torch.arange(self._length)
+        some = remembers.nonzero()[:, 0]
+        if len(some):
+            frames[some] = self.frames_of(starts[some], (chances[1] < self._settings.other_drives)[some])
+        actions = self._driving.actions[frames].clone()
+        actions[some, : self.num_memory] = self._place_actions(frames[some])
+        return WindowBatch(self._driving.tokens[frames].long(), actions, remembers, self.num_memory)
+
+    def spread(self, count: int) -> tuple[WindowBatch, WindowBatch]:
+        """At most `count` windows that remember their own drive, evenly spread, and their consecutive frames alone."""
+        chosen = torch.linspace(0, len(self._remembering) - 1, min(count, len(self._remembering))).round().long()
+        starts = self._remembering[chosen]
+        frames = self.frames_of(starts, torch.zeros(len(starts), dtype=torch.bool))
+        actions = self._driving.actions[frames].clone()
+        actions[:, : self.num_memory] = self._place_actions(frames)
+        remembers = torch.ones(len(starts), dtype=torch.bool)
+        whole = WindowBatch(self._driving.tokens[frames].long(), actions, remembers, self.num_memory)
+        alone = self._driving.windows(starts, self._length - self.num_memory)
+        return whole, WindowBatch(*alone, ~remembers, 0)
+
+    def frames_of(self, starts: Int64[Tensor, " some"], others: Bool[Tensor, " some"]) -> Int64[Tensor, "some window"]:
+        """All frames of windows whose consecutive frames begin at `starts`, which are old enough to remember.
+
+        Args:
+            starts: the first consecutive frames.
+            others: whether a window may remember other drives of the same place.
+        """
+        overlap = self._settings.overlap
+        own = starts.numpy()[:, None] + np.arange(overlap)
+        candidates = [self._candidates(int(s), bool(o)) for s, o in zip(starts, others, strict=True)]
+        counts = np.array([len(each) for each in candidates])
+        poses = np.full((len(starts), counts.max() + overlap, 3), np.nan)
+        for row, (each, seen) in enumerate(zip(candidates, own, strict=True)):
+            poses[row, : len(each) + overlap] = self._poses[np.concatenate([each, seen])]
+        actions = self._driving.actions[torch.from_numpy(own[:, -1])].cpu().numpy()
+        targets = [target_poses(self._poses[at], action) for at, action in zip(own[:, -1], actions, strict=True)]
+        picked = choose(self.rule, poses, counts, np.stack(targets))
+        memory = np.stack([each[pick] for each, pick in zip(candidates, picked, strict=True)])
+        consecutive = starts[:, None] + torch.arange(self._length - self.num_memory)
+        return torch.cat([torch.from_numpy(memory), consecutive], dim=1)
+
+    def _ages(self, starts: Int64[np.ndarray, " some"]) -> Int64[np.ndarray, " some"]:
+        """How many earlier frames of its own drive each window may remember."""
+        return starts - self._gap - self._bounds[self._episodes(starts)]
+
+    def _episodes(self, starts: Int64[np.ndarray, " some"]) -> Int64[np.ndarray, " some"]:
+        return np.searchsorted(self._bounds, starts, side="right") - 1
+
+    def _candidates(self, start: int, others: bool) -> Int64[np.ndarray, " candidates"]:
+        """The frames that a window may remember: those near it of other drives, if it may, then those of its own."""
+        episode = int(self._episodes(np.array([start]))[0])
+        own = np.arange(self._bounds[episode], start - self._gap)
+        if self.rule.kind == "recent":
+            return own[-self.num_memory :]
+        if not others:
+            return _thinned(own, _MOST_CANDIDATES)
+        drives = [each for each in np.flatnonzero(self._places == self._places[episode]) if each != episode]
+        frames = np.concatenate([np.arange(*self._bounds[each : each + 2]) for each in drives] or [own[:0]])
+        away = np.hypot(*(self._poses[frames, :2] - self._poses[start, :2]).T)
+        near = frames[away < 2 * self.rule.range]
+        return np.concatenate([_thinned(near, _MOST_CANDIDATES // 2), _thinned(own, _MOST_CANDIDATES // 2)])
+
+    def _place_actions(self, frames: Int64[Tensor, "some window"]) -> Float[Tensor, "some memory slots 3"]:
+        poses = self._poses[frames[:, : self.num_memory + 1].numpy()]
+        return torch.from_numpy(place_action(poses[:, :-1], poses[:, 1:], self._space)).to(self._driving.actions)
+
+
+def windows_of(driving: TokenizedDriving, length: int, memory: MemoryTraining) -> Windows | MemoryWindows:
+    """The windows that a model is trained on; see `Windows` and `MemoryWindows`."""
+    return Windows(driving, length) if memory.frames is None else MemoryWindows(driving, length, memory)
+
+
+def _thinned(frames: Int64[np.ndarray, " some"], most: int) -> Int64[np.ndarray, " fewer"]:
+    if len(frames) <= most:
+        return frames
+    return frames[np.linspace(0, len(frames) - 1, most).round().astype(np.int64)]

@@ -1,0 +1,193 @@
+"""Training with memory frames: which frames a window holds, what its loss counts, and the model that comes out."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from hypothesis import given, settings, strategies as st
+from tiny_training import CPU, TINY_SIZE, config, placed, read_log, tokenized, world_model_objective
+
+from terra.actions import Keys, Waypoints
+from terra.errors import ConfigError, DatasetError
+from terra.memory import place_action
+from terra.prompt import pack_blocks
+from terra.training.prediction import evaluate_memory
+from terra.training.randomness import step_random
+from terra.training.windows import MemoryTraining, MemoryWindows, Windows
+from terra.training.world_model import WorldModelTraining, train_world_model
+from terra.world_model import load_adapter, load_world_model
+from terra.world_model.model import IGNORED_LABEL
+
+WINDOW = 9
+MEMORY = {"frames": 2}
+
+
+@pytest.fixture(scope="module")
+def accelerator() -> Accelerator:
+    return Accelerator(cpu=True)
+
+
+def tagged(lengths: tuple[int, ...] = (40, 44, 30)):
+    """Drives whose tokens are the frames' numbers."""
+    data = placed(lengths)
+    tokens = torch.arange(len(data.tokens))[:, None, None].expand(-1, 2, 4).contiguous().to(torch.int16)
+    return replace(data, tokens=tokens, codebook_size=len(tokens))
+
+
+def frames_of(batch) -> np.ndarray:
+    return batch.tokens[:, :, 0, 0].numpy()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    frames=st.integers(1, 4),
+    kind=st.sampled_from(["view", "recent"]),
+    share=st.sampled_from([0.0, 0.5, 1.0]),
+)
+def test_a_window_is_memory_and_then_consecutive_frames(seed, frames, kind, share):
+    data = tagged()
+    windows = MemoryWindows(data, WINDOW, MemoryTraining(frames=frames, kind=kind, share=share, other_drives=0.5))
+    batch = windows.draw(torch.Generator().manual_seed(seed), 12)
+    bounds = data.episode_start.tolist()
+    assert batch.remembers.any() or share < 1
+    for row, (window, actions) in enumerate(zip(frames_of(batch), batch.actions, strict=True)):
+        num_memory = frames if batch.remembers[row] else 0
+        memory, consecutive = window[:num_memory], window[num_memory:]
+        assert (np.diff(consecutive) == 1).all()
+        (first, last), *rest = [(a, b) for a, b in pairwise(bounds) if a <= consecutive[0] < b]
+        assert (rest, consecutive[-1] < last) == ([], True)
+        assert torch.equal(actions[num_memory:], data.actions[torch.from_numpy(consecutive).long()])
+        age = 0 if kind == "recent" else 10
+        for frame in memory:
+            same_drive = first <= frame < last
+            assert frame < consecutive[0] - age if same_drive else {int(frame) < 84, consecutive[0] < 84} == {True}
+        for step in range(num_memory):
+            here, there = data.poses[window[step]].numpy(), data.poses[window[step + 1]].numpy()
+            np.testing.assert_array_equal(actions[step], place_action(here, there, Waypoints()))
+        if kind == "recent" and num_memory:
+            assert memory.tolist() == list(range(consecutive[0] - frames, consecutive[0]))
+
+
+def test_other_drives_of_the_place_are_remembered_where_they_may():
+    data = tagged()
+    for share in (0.0, 1.0):
+        windows = MemoryWindows(data, WINDOW, MemoryTraining(frames=4, share=1.0, other_drives=share))
+        batch = windows.draw(torch.Generator().manual_seed(0), 64)
+        drives = np.searchsorted(data.episode_start.numpy(), frames_of(batch), side="right") - 1
+        own = drives[:, -1:]
+        assert (drives != own).any() == bool(share)
+        assert (drives[drives != own] < 2).all()  # the third drive has a place of its own
+
+
+def test_memory_frames_show_what_comes_into_view():
+    """On a circle of 21 frames, what was seen one lap ago is what is seen now."""
+    windows = MemoryWindows(tagged((60,)), WINDOW, MemoryTraining(frames=2, share=1.0))
+    whole, _ = windows.spread(30)
+    frames = frames_of(whole)
+    later = frames[frames[:, 2] > 34]
+    lap = 2 * np.pi / 0.3
+    phase = (later[:, 2:3] + 2 - later[:, :2]) % lap
+    assert (np.minimum(phase, lap - phase).min(axis=1) < 8).all()
+
+
+def test_the_loss_counts_no_memory_frame():
+    objective = world_model_objective(placed(), window=WINDOW, memory=MEMORY)
+    batch = objective.draw(step_random(0, 0, CPU), 16)
+    ignored = (batch["labels"] == IGNORED_LABEL).view(16, WINDOW, 14)
+    assert 4 < ignored[:, 0, 0].sum() < 16
+    assert torch.equal(ignored, ignored[:, :1, :1].expand(-1, WINDOW, 14) & (torch.arange(WINDOW) < 2)[:, None])
+    assert batch["input_ids"].min() >= 0
+    rows = ignored[:, 0, 0].nonzero()[:, 0]
+    assert (batch["actions"][rows][:, :2, :, 2] == 0).all()
+    before = objective.loss(batch, 0.0)["loss"]
+    batch["labels"][rows[0], 14:28] = 3
+    assert objective.loss(batch, 0.0)["loss"] != before
+
+
+def test_without_memory_windows_are_as_they_were():
+    data = tokenized((30,))
+    generator = torch.Generator().manual_seed(3)
+    chosen = torch.randint(len(data.window_starts(WINDOW)), (5,), generator=torch.Generator().manual_seed(3))
+    batch = Windows(data, WINDOW).draw(generator, 5)
+    tokens, actions = data.windows(data.window_starts(WINDOW)[chosen], WINDOW)
+    assert torch.equal(batch.tokens, tokens)
+    assert torch.equal(batch.actions, actions)
+    assert not batch.remembers.any()
+
+
+def test_evaluation_compares_the_same_frames():
+    data = placed()
+    objective = world_model_objective(data, window=WINDOW, memory=MEMORY)
+    windows = MemoryWindows(data, WINDOW, MemoryTraining(frames=2))
+    metrics = evaluate_memory(objective.model.eval(), windows, 6)
+    assert metrics["frames"] == 2
+    for name in ("with", "without"):
+        assert len(metrics[name]["cross_entropy_by_frame"]) == WINDOW - 2
+        assert metrics[name]["evaluated_windows"] == 6
+    assert metrics["with"]["copy_accuracy_by_frame"][1:] == metrics["without"]["copy_accuracy_by_frame"][1:]
+    assert metrics["with"]["cross_entropy"] != metrics["without"]["cross_entropy"]
+    whole, alone = windows.spread(6)
+    assert torch.equal(whole.tokens[:, 2:], alone.tokens)
+    ids = pack_blocks(whole.tokens, 6)
+    labels = ids.clone()
+    labels[:, : 3 * 14] = IGNORED_LABEL
+    with torch.no_grad():
+        loss = objective.model(input_ids=ids, actions=whole.actions, labels=labels).loss.item()
+    assert metrics["with"]["cross_entropy"] == pytest.approx(loss, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("data", "changes", "error", "message"),
+    [
+        (tokenized((40,)), {}, DatasetError, "memory.frames: expected tokens with poses, got none: run terra tokenize"),
+        (placed((12,)), {}, DatasetError, "memory.frames: expected an episode of at least 21 frames, got none"),
+        (placed(), {"frames": 6}, ConfigError, "memory.frames: expected at most 5 in a window of 9, got 6"),
+        (
+            replace(placed(), space=Keys(names=("left", "right"))),
+            {},
+            ConfigError,
+            "memory.frames: expected none for actions of",
+        ),
+    ],
+)
+def test_what_cannot_be_remembered_is_refused(data, changes, error, message):
+    with pytest.raises(error, match=message):
+        MemoryWindows(data, WINDOW, MemoryTraining(**MEMORY | changes))
+
+
+def train_tiny(output: Path, accelerator: Accelerator, **training: object):
+    values = {"window": WINDOW, "evaluation_windows": 3, "memory": MEMORY, **training}
+    data, held_out = placed(), placed((30,), seed=1)
+    return train_world_model(
+        data, held_out, config(output, max_steps=2), TINY_SIZE, WorldModelTraining(**values), accelerator
+    )
+
+
+@pytest.mark.slow
+def test_a_model_that_remembers_is_written_tuned_and_adapted(tmp_path, accelerator):
+    section = {"frames": 2, "field_of_view": 90.0, "range": 40.0}
+    train_tiny(tmp_path / "plain", accelerator, memory={})
+    assert "memory" not in json.loads((tmp_path / "plain" / "world_model" / "config.json").read_text())
+    assert "memory" not in json.loads((tmp_path / "plain" / "metrics.json").read_text())
+    train_tiny(tmp_path / "new", accelerator)
+    base = str(tmp_path / "plain" / "world_model")
+    train_tiny(tmp_path / "tuned", accelerator, init_from=base, keep="best")
+    for name in ("new", "tuned"):
+        written = json.loads((tmp_path / name / "world_model" / "config.json").read_text())["memory"]
+        assert written.items() >= section.items()
+        assert load_world_model(tmp_path / name / "world_model").config.memory == written
+        metrics = json.loads((tmp_path / name / "metrics.json").read_text())
+        assert metrics["memory"]["frames"] == 2
+    assert metrics["start"]["memory"]["with"]["cross_entropy"] > 0
+    last = read_log(tmp_path / "tuned")[-1]
+    assert {"held_out_memory_cross_entropy", "held_out_no_memory_cross_entropy"} <= last.keys()
+    train_tiny(tmp_path / "adapted", accelerator, init_from=base, adapter={"rank": 2})
+    assert load_adapter(tmp_path / "adapted" / "adapter", Path(base)).config.memory == written
+    train_tiny(tmp_path / "forgets", accelerator, init_from=str(tmp_path / "new" / "world_model"), memory={})
+    assert "memory" not in json.loads((tmp_path / "forgets" / "world_model" / "config.json").read_text())
