@@ -127,7 +127,9 @@ def plan_cases(names: Sequence[str], amount: Amount, max_frames: int, *, fp8: bo
         Case("vllm", "engine=vllm", "vllm", sessions),
         Case("hf", "engine=hf", "hf", alone),
         Case("jacobi", "engine=jacobi", "jacobi", alone, {"drafts": 31}),
-        Case("jacobi_int8", "engine=jacobi, 8-bit weights", "jacobi", alone, {"drafts": 31, "int8_weights": True}, 1, 1),
+        Case(
+            "jacobi_int8", "engine=jacobi, 8-bit weights", "jacobi", alone, {"drafts": 31, "int8_weights": True}, 1, 1
+        ),
         Case("graph", "engine=graph", "graph", sessions, {"drafts": 0}),
         Case("graph_drafts", "engine=graph, 31 drafts", "graph", sessions, {"drafts": 31}),
         Case("graph_fp8", "engine=graph, FP8 weights and KV cache", "graph", workloads(*few), graph_all, 1, 1, 1),
