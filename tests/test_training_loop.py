@@ -127,6 +127,8 @@ def test_two_processes_equal_one_with_twice_the_batch(tmp_path, accelerator):
         train(objective, config(tmp_path / "one" / name, batch_size=4, accumulate=2), accelerator)
         one, two = read_state(tmp_path / "one" / name), read_state(tmp_path / "two" / name)
         assert one.keys() == two.keys()
+        if name == "memory":
+            continue  # each process's mean is over its own frames, which are fewer where windows hold memory frames
         if name != "contest":  # whose judge remembers each process's own half of the batch
             for key, tensor in one.items():
                 torch.testing.assert_close(two[key], tensor, rtol=2e-3, atol=2e-5)
