@@ -50,7 +50,8 @@ def test_readme_files_exist():
 @pytest.mark.slow
 def test_readme_python_runs(tmp_path):
     (snippet,) = (text for text in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "pipeline.generate" in text)
-    snippet = snippet.replace('"terra/demo"', repr(str(ROOT / "terra/demo")))
+    assert "actions(24)" in snippet
+    snippet = snippet.replace("actions(24)", "actions(6)")  # 7 frames show the same as 25
     subprocess.run([sys.executable, "-c", snippet], cwd=tmp_path, check=True, timeout=300)
     assert (tmp_path / "right.gif").stat().st_size > 10_000
 
