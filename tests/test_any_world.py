@@ -112,7 +112,7 @@ def check_serving(folder: Path, space: TableSpace, parts: list[str], actions: Pa
     shutil.copy(actions, scene)
     given = [*parts, f"scenes={folder}/scenes", f"data={folder}/data", "num_context=2"]
     settings = read_settings("serve", [*given, "jobs.default_frames=9", "device=cpu", "dtype=float32"])
-    pipeline, scenes, model_hash = load_server(settings)
+    pipeline, scenes, model_hash, _ = load_server(settings)
     serving = Serving(lambda: (Service(pipeline, settings, scenes, model_hash), settings))
     try:
         with Client(serving.url) as client:

@@ -262,7 +262,7 @@ def test_what_is_not_named_fits_the_machine():
 def test_the_engine_that_auto_takes_is_named_with_its_reason(monkeypatch, capsys):
     spec = PipelineSpec.from_settings(read_settings("generate", ["experiment=demo", "device=cpu", "engine=auto"]))
     assert spec.settings.engine["_target_"] == "terra.engine.jacobi.JacobiEngine"
-    assert spec.settings.engine["drafts"] == 32
+    assert spec.settings.engine["drafts"] == 31
     spec.announce()
     reason = "device=cpu" if torch.cuda.is_available() else "no NVIDIA GPU here"
     assert capsys.readouterr().err == f"engine: jacobi ({reason})\n"
@@ -416,7 +416,8 @@ def test_a_folder_of_both_is_a_pipeline(pair_folder):
     with Pipeline.from_pretrained(pair_folder, engine="jacobi", drafts=3, **named) as pipeline:
         assert isinstance(pipeline.engine, JacobiEngine)
         assert pipeline.overlap == 2
-        assert pipeline.provenance["engine"] == {"name": "jacobi", "dtype": "float32", "device": "cpu", "drafts": 3}
+        engine = {"name": "jacobi", "dtype": "float32", "device": "cpu", "drafts": 3, "int8_weights": False}
+        assert pipeline.provenance["engine"] == engine
         size = pipeline.tokenizer.config.image_size
         context = torch.rand(3, 3, *size, generator=torch.Generator().manual_seed(0)) * 2 - 1
         request = RolloutRequest(context, torch.zeros(4, 6, 3), seed=0)
