@@ -73,7 +73,7 @@ def kill_machine(node: Any) -> None:
 
 
 def test_a_cluster_without_room_for_any_worker_ends_the_run_and_says_what_is_left(batch, cluster, monkeypatch, caplog):
-    monkeypatch.setattr(ray_cluster, "_RESERVE_SECONDS", 4.0)
+    monkeypatch.setattr(ray_cluster, "_RESERVE_SECONDS", 8.0)
     caplog.set_level("INFO")
     killer = when(batch, 2, lambda: kill_machine(cluster.head_node))
     with pytest.raises(EngineError, match=r"worker 0: expected a machine with 1 CPUs free, got none in \d+ s: no "):
