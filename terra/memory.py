@@ -5,11 +5,11 @@
 A pose is [x, y, heading] in meters and radians (counter-clockwise, never wrapped), in the axes of the rollout's first
 frame (x forward, y left). Poses follow from the actions alone (`advance`), and memory frames from poses alone
 (`choose`), so that every engine, a batch, a fork and a resumed rollout remember the same. On five drives recorded in
-the town, at 10 frames a second, poses from actions are after 10, 20 and 40 s off by 0.2, 0.7 and 1.5 m (median; 95 %:
-1.3, 2.7 and 3.5 m) and by 0.3, 0.5 and 0.3 degrees (95 %: 1.7, 1.8 and 2.0).
+the town, at 10 frames a second, poses from actions were off by 0.2, 0.7 and 1.5 m after 10, 20 and 40 s (median; 95th
+percentile: 1.3, 2.7 and 3.5 m) and by 0.3, 0.5 and 0.3 degrees (95th percentile: 1.7, 1.8 and 2.0).
 
-For the model a memory frame is a frame of the prompt. The action behind it is a place: the next frame's pose, seen from
-the memory frame (`place_action`), with all times 0, which no drive has.
+For the model a memory frame is a frame of the prompt. The slots after it hold a place action (`place_action`): the next
+frame's pose, seen from the memory frame. All its times are 0, as in no action of a drive.
 """
 
 import math
@@ -27,13 +27,13 @@ from terra.errors import ConfigError
 from tokenizer.settings import Settings
 
 MOST_CANDIDATES = 3000
-"""Frames of a rollout, the newest ones, among which memory frames are chosen: five minutes at 10 frames a second."""
+"""How many of a rollout's newest frames can be remembered, beside a map's: five minutes at 10 frames a second."""
 
 PLACE_METERS = 2.0
 """Distance between the points of a place action, along the heading."""
 
 _MAX_CURVATURE = 0.6  # 1/m; no car turns more tightly, and points that lie closer together are noise
-_CURVE_METERS = 0.3  # m; how a curvature changes is seen over longer arcs alone
+_CURVE_METERS = 0.3  # m; over shorter arcs the change of a curvature is noise
 _NEAREST = 4.0  # m; ground that is closer lies below the picture
 _DISTANCES, _ANGLES = 4, 5  # of the points that stand for a view
 _AHEAD = 2  # poses along an action's path that frames are chosen for, beside the present one
@@ -49,9 +49,9 @@ class MemoryRule(Settings):
     """How many memory frames a window has, and how they are chosen.
 
     Attributes:
-        frames: memory frames of a window (M).
-        field_of_view: the camera's horizontal angle of view, in degrees.
-        range: distance in meters up to which a place is recognized.
+        frames: memory frames of a window (M), 1 to 64.
+        field_of_view: the camera's horizontal angle of view, 10 to 170 degrees.
+        range: distance up to which what is seen counts, more than 4 m, up to 1000 m.
         kind: "view" for the frames that saw most of what will be in view, "recent" for the newest ones.
     """
 
@@ -62,7 +62,11 @@ class MemoryRule(Settings):
 
 
 def memory_in_use(trained: MemoryRule | None, wanted: Literal["auto"] | int) -> MemoryRule | None:
-    """The rule of rollouts, from that of the model's training (None: without memory) and the setting `memory`.
+    """The rule of rollouts, or None for rollouts without memory.
+
+    Args:
+        trained: the rule of the model's training; None for a model without memory.
+        wanted: the setting `memory`: "auto", or a number of memory frames, 0 or more.
 
     Raises:
         ConfigError: more memory frames than the model was trained with.
@@ -80,12 +84,12 @@ def advance(pose: Pose, action: Float[np.ndarray, "slots 3"], space: Waypoints, 
     """The pose one frame after `pose`.
 
     The car is taken to drive from its heading through the action's first two waypoints, forward or in reverse, with a
-    speed and a curvature that change linearly.
+    speed that changes linearly in time and a curvature that changes linearly along the path, 0.6 1/m at most.
 
     Args:
         pose: [x, y, heading].
         action: rows of [lateral y (left positive), forward x, time t].
-        space: what the action means; its times count, not those of the rows.
+        space: what the action means; times are taken from it, not from the rows. Without a time above 0 nothing moves.
         fps: frames a second.
     """
     slots = [slot for slot, time in enumerate(space.times) if time > 0][:2]
@@ -118,7 +122,7 @@ def _arc(forward: float, left: float) -> tuple[float, float]:
 
 
 def poses_along(actions: Iterable[Float[np.ndarray, "slots 3"]], space: Waypoints, fps: float) -> Poses:
-    """The pose of each frame of a rollout, one more than there are actions; the first is [0, 0, 0]."""
+    """The poses of a rollout's frames, which are one more than its actions; the first is [0, 0, 0]."""
     poses = [np.zeros(3)]
     for action in actions:
         poses.append(advance(poses[-1], action, space, fps))
@@ -128,7 +132,7 @@ def poses_along(actions: Iterable[Float[np.ndarray, "slots 3"]], space: Waypoint
 def relative(
     poses: Float64[np.ndarray, "*batch 3"], origin: Float64[np.ndarray, "*batch 3"]
 ) -> Float64[np.ndarray, "*batch 3"]:
-    """Poses as seen from another pose, in its axes; both broadcast."""
+    """Poses as seen from another pose, in its axes; both broadcast. Headings are subtracted, not wrapped."""
     moved = poses - origin
     cosine, sine = np.cos(origin[..., 2]), np.sin(origin[..., 2])
     x, y = moved[..., 0] * cosine + moved[..., 1] * sine, moved[..., 1] * cosine - moved[..., 0] * sine
@@ -151,8 +155,8 @@ def place_action(
 def target_poses(pose: Pose, action: Float[np.ndarray, "slots 3"] | None) -> Float64[np.ndarray, "targets 3"]:
     """The poses for which a window's memory frames are chosen: `pose`, and those along the path of its next action.
 
-    Of the waypoints the middle and the last one count; the heading at one is the direction from the
-    waypoint before it, or in reverse the opposite one. Without an action there is `pose` alone.
+    The middle and the last waypoint are used; the heading at one is the direction from the waypoint before it, or in
+    reverse the opposite one. There are one to three poses: `pose` alone without an action.
     """
     if action is None:
         return pose[None].copy()
@@ -179,16 +183,17 @@ def choose(
     num_candidates: Int64[np.ndarray, " windows"],
     targets: Float64[np.ndarray, "windows targets 3"],
 ) -> Int64[np.ndarray, "windows memory"]:
-    """The memory frames of some windows: `rule.frames` different candidates each, oldest first.
+    """The memory frames of some windows: rows of `poses`, `rule.frames` different candidates for each, in their order.
 
-    Points on the ground before each target pose stand for what will be in view. A frame covers a point that lies in its
-    own view, the better the more alike distance and direction are. The window's own frames cover for nothing, and each
-    pick is the candidate that adds most to what is covered, the newest of equal ones. When none adds anything, the rest
-    are evenly spaced over the other candidates.
+    Points on the ground in front of each target pose stand for what will be in view. A frame covers a point that lies
+    in its own view, weighted by how similar distance and direction are. What the window's own frames show counts as
+    covered already, and each pick is the candidate that adds most, the last of equal ones. When none adds anything, the
+    rest are evenly spaced over the other candidates.
 
     Args:
         rule: how frames are chosen.
-        poses: the candidates, oldest first, then the frames that the window has anyway; then any number of rows of NaN.
+        poses: the candidates (a map's frames, then the rollout's, oldest first), then the frames that the window has
+            anyway; then any number of rows of NaN.
         num_candidates: how many of each window's rows are candidates.
         targets: see `target_poses`.
 
@@ -257,7 +262,7 @@ def _filled(picked: Int64[Tensor, "windows memory"], taken: Tensor) -> Int64[Ten
 def _coverage(
     rule: MemoryRule, poses: Float64[Tensor, "windows frames 3"], targets: Float64[Tensor, "windows targets 3"]
 ) -> Float64[Tensor, "windows frames points"]:
-    """How well each frame shows each point before the targets, 0 to 1; 0 for poses of NaN."""
+    """How well each frame shows each point in front of the targets, 0 to 1; 0 for poses of NaN."""
     poses = torch.cat([poses[..., :2] - targets[:, :1, :2], poses[..., 2:]], -1)  # far from 0, rounding would count
     targets = torch.cat([targets[..., :2] - targets[:, :1, :2], targets[..., 2:]], -1)
     half = math.radians(rule.field_of_view) / 2

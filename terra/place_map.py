@@ -6,7 +6,8 @@ A map is the MP4 of an episode of a dataset, or a CSV beside the pictures that i
     corner_1.jpg,0.0,0.0,90
     corner_2.jpg,0.5,4.0,85
 
-Positions are meters in any fixed frame; headings (heading_rad or heading_deg) are counter-clockwise from +x.
+Positions are meters in any fixed coordinate system; headings (heading_rad or heading_deg) are counter-clockwise from
++x.
 """
 
 import csv
@@ -50,7 +51,7 @@ class MapPictures:
     sha256: str
 
     def seen_from(self, pose: Sequence[float]) -> Poses:
-        """The poses in the axes of a rollout whose first frame is at `pose` ([x, y, heading]) in the map's."""
+        """The poses in the axes of a rollout that begins at `pose` of the map, [x, y, heading] in m and rad."""
         return relative(self.poses, np.array(pose, np.float64))
 
     def describe(self, pose: Sequence[float]) -> dict[str, Any]:

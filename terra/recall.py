@@ -1,4 +1,4 @@
-"""The frames of a rollout and of a map, from which a window's memory frames are taken.
+"""Holds the frames of a rollout and of a map, and chooses the memory frames of its windows from them.
 
 A frame is known by its index in the rollout. Frames of a map have negative ones: its first frame is -1, its second -2.
 """
@@ -33,7 +33,7 @@ class PlaceMap:
     """Frames of a place that a rollout remembers from its beginning.
 
     Attributes:
-        tokens: (frames, rows, cols).
+        tokens: token ids, int64.
         poses: where each was seen from, in the axes of the rollout's first frame.
     """
 
@@ -45,12 +45,12 @@ class Recall:
     """Knows a rollout's frames with their poses, and chooses the memory frames of its windows.
 
     Args:
-        rule: how many, and how.
-        spec: the engine's.
+        rule: how many frames a window remembers, and how they are chosen.
+        spec: the engine's spec.
         num_context: frames that window 0 reads.
         frames: the frames so far with their poses, oldest first.
         first: index of the first of them.
-        place: a map; None for none.
+        place: a map, or None.
 
     Raises:
         ActionError: the model's actions are no waypoints, so that no poses follow from them.

@@ -4,12 +4,12 @@
     window 1   frames 22 .. 46   given: the last 3 frames of window 0, as tokens
     window 2   frames 44 .. 68   ...
 
-The numbers are those of the shipped model and of `overlap=3`; there may be more context frames. Each window is a
+The numbers are those of the shipped model and of `overlap=3`; window 0 may have more context frames. Each window is a
 session of its own in the engine, with a seed that follows from the rollout's seed and the window's number, and
 positions start at 0 again.
 
-With memory, the prompt of each window but the first begins with memory frames, which take the place of as many frames
-that would be generated; the first window has them, too, where there is a map (see `terra.recall`). A model that
+With memory, the prompt of each window but the first begins with memory frames, so that it generates
+that many frames less; the first window has them only with a map (see `terra.recall`). A model that
 remembers 4 frames, without a map:
 
     window 0                     frames  0 .. 24
@@ -65,7 +65,7 @@ def plan_windows(
 ) -> Iterator[Window]:
     """The windows of a rollout of `num_frames` frames, its context included; each generates at least one frame.
 
-    Each but the first has `memory` memory frames, and the first, too, if there is a map.
+    Each has `memory` memory frames, but window 0 only with a map.
 
     Raises:
         ConfigError: a context that is empty, fills the window, or leaves nothing to generate; see `check_overlap`.
@@ -184,7 +184,7 @@ class SlidingSession:
         return list(self._memory)
 
     async def step(self, action: Action) -> FrameTokens:
-        """See `terra.engine.base.Session.step`; the window never is full."""
+        """See `terra.engine.base.Session.step`; the window is never full."""
         session = await self._ready(action)
         frame = await session.step(action)
         self._note(action, frame)

@@ -1,4 +1,4 @@
-"""The engine for one rollout at a time on a CPU: several tokens a pass, the same tokens as with one.
+"""The engine for one rollout at a time on a CPU: several tokens a pass, and the tokens of sequential decoding.
 
 Each pass reads the last token and drafts for the next ones: what the pass before sampled at their positions (Jacobi
 decoding, Santilli et al. 2023, https://arxiv.org/abs/2305.10427), else the previous frame's tokens. A draft is accepted
@@ -24,22 +24,23 @@ from terra.world_model.window import FramePrefix
 class JacobiEngine(HFEngine):
     """Runs the world model with a KV cache for each session and with drafts, one session's frame at a time.
 
-    Tokens don't depend on the number of drafts: in bfloat16 and with `int8_weights` not by a bit, in float32 up to
-    rounding, which decides where two tokens' noisy scores are equal but for 1e-5 or so.
+    The number of drafts changes no token in bfloat16 and with `int8_weights`. In float32 passes of different lengths
+    round differently, which matters only where the two best noisy scores differ by about 1e-5 or less.
 
     Args:
         checkpoint: a checkpoint folder.
         adapter: folder of a LoRA adapter to merge, or None.
-        drafts: tokens a pass reads beyond the first, at most; 0 is sequential decoding. A pass of 32 tokens takes as
-            long as one of fewer.
+        drafts: tokens a pass reads beyond the first, at most; 0 is sequential decoding. Passes are padded
+            to 32 tokens, so 31 drafts cost no more than fewer.
         int8_weights: hold the layers and the lm head in 8 bits, and multiply them by activations in 8 bits (W8A8).
-            Other tokens than without, for sums of other numbers; faster. See `terra.engine.packed`.
-        dtype: element type of the weights, "float32" or "bfloat16"; with `int8_weights`, of the file that is read.
+            This is faster, and gives other tokens, since weights are rounded. See `terra.engine.packed`.
+        dtype: element type of the weights, "float32" or "bfloat16"; with `int8_weights` it says only
+            how the file is read.
         device: a torch device, such as "cpu" or "cuda".
 
     Raises:
-        ConfigError: fewer than 0 drafts, no such dtype or device.
-        CheckpointError: see `terra.world_model.load_config`.
+        ConfigError: `drafts` is negative, or there is no such dtype or device.
+        CheckpointError: see `terra.world_model.load_config` and `terra.engine.layers.take_layers`.
     """
 
     def __init__(

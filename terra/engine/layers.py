@@ -1,4 +1,4 @@
-"""The weights of a world model's layers, taken out of the model for engines that compute passes themselves."""
+"""Takes the weights of a world model's layers out of it, for engines that compute forward passes themselves."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,24 +28,27 @@ class LayerWeights:
 
     @property
     def qkv(self) -> Float[Tensor, "heads_dim hidden"]:
-        """The projections of queries, keys and values as one matrix."""
+        """The projections of queries, keys and values, copied into one matrix; rows: all three kinds of heads."""
         return torch.cat([self.query, self.key, self.value])
 
     @property
     def gate_up(self) -> Float[Tensor, "twice_intermediate hidden"]:
-        """The two input matrices of the SwiGLU MLP as one matrix."""
+        """The two input matrices of the SwiGLU MLP, copied into one matrix."""
         return torch.cat([self.gate, self.up])
 
 
 def take_layers(model: LlamaActionForCausalLM | LlamaActionV2ForCausalLM, engine: str) -> Iterator[LayerWeights]:
-    """The model's layers, from the first on; each is deleted from the model, so that its weights are held once.
+    """The model's layers, from the first on; each is deleted from the model when the next one is asked for.
+
+    So weights are held once, but for the copies that the caller makes.
 
     Args:
         model: a loaded world model, which can't be run afterwards.
         engine: the engine's name, for the error.
 
     Raises:
-        CheckpointError: biases or another activation than SiLU, which no published Llama of this kind has.
+        CheckpointError: at the first layer, for biases or an activation other than SiLU (no published checkpoint has
+            either).
     """
     config = model.config
     if config.attention_bias or config.mlp_bias:

@@ -1,15 +1,15 @@
-"""The decoder for several tokens a pass on a CPU: joined weights, grouped attention, maybe 8 bits.
+"""The forward pass over several tokens on a CPU: fused projections, grouped-query attention, optional 8-bit weights.
 
-Transformers' model reads one token a pass at the memory's speed, but a pass of 32 tokens at a fraction of the
-processor's: it copies keys and values for the query heads that share them, and multiplies q, k and v (gate and up) one
-after the other. Here those products are one, and query heads that share keys are rows of one attention.
+With one token a pass the memory's bandwidth bounds transformers' model. With 32 the processor should, but the model
+copies keys and values to every query head and computes the projections q, k and v (gate and up) one by one. Here those
+projections are one matrix product, and query heads that share keys are rows of one attention.
 
 In 8 bits (W8A8) weights have a scale for each row, activations one for each token, and products are sums of integers,
-exact in any order; all else is computed in float32. In bfloat16 products are made of `CHUNK` tokens at once. Attention
-too reads `CHUNK` queries at once, a shorter pass being padded, and keys in blocks of `KEY_BLOCK`. So no operation's
-shape depends on how many tokens a pass reads, and a token's logits are the same to the bit alone, behind drafts and in
-a prefill. In float32 the library's GEMM may sum passes of different lengths in different orders, and logits differ by
-rounding, as those of `terra.engine.hf` do.
+exact in any order; all else is computed in float32. In bfloat16 a matrix product reads `CHUNK` tokens. In all types
+attention reads `CHUNK` queries, a shorter pass being padded, and whole blocks of `KEY_BLOCK` keys. So in bfloat16 and
+in 8 bits a token's logits are the same to the bit whether it is read alone, after drafts or in a prefill. In float32
+matrix products are not cut into chunks: the library may sum passes of different lengths in different orders, and logits
+differ by rounding, as those of `terra.engine.hf` do.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ CHUNK = 32
 """Tokens that the decoder reads at once; the last chunk of a pass is padded."""
 
 KEY_BLOCK = 512
-"""torch's attention kernel for CPUs reads keys in blocks of 512, a shorter last one in another order of sums."""
+"""Keys are padded to multiples of it: torch's attention for CPUs reads such blocks, and sums a shorter one otherwise."""
 
 _INT8_MAX = 127.0
 _MIN_AMAX = 1e-12
@@ -69,7 +69,7 @@ class _Layer:
 
 
 class PackedDecoder:
-    """The weights of a world model as passes of several tokens read them.
+    """A world model's forward pass over several tokens, from fused weights; embeddings are still the model's.
 
     Args:
         model: its layers and lm head are taken out of it, so that they are held once.
@@ -105,12 +105,12 @@ class PackedDecoder:
         return _Int8Weight(narrow.t(), scale[:, 0])
 
     def empty_cache(self, length: int) -> Float[Tensor, "layers two kv_heads length dim"]:
-        """Room for the keys and values of `length` tokens, zeros."""
+        """A zeroed cache for the keys and values of `length` tokens."""
         shape = len(self._layers), 2, self._kv_heads, length, self._dim
         return torch.zeros(shape, dtype=self._norm.dtype, device=self._norm.device)
 
     def free(self) -> None:
-        """Forget the weights; nothing can be computed afterwards. Freeing twice does nothing."""
+        """Free the layers and the lm head; nothing can be computed afterwards. A second call does nothing."""
         if self._layers:
             self._layers.clear()
             del self._lm_head
@@ -124,7 +124,17 @@ class PackedDecoder:
         start: int,
         last: int,
     ) -> Float[Tensor, "last vocab"]:
-        """Logits over the image tokens behind the `last` last tokens; keys and values join the cache at `start`."""
+        """Logits that predict the image token after each of the last `last` tokens.
+
+        Args:
+            ids: tokens; those at slots are ignored.
+            positions: their positions in the window, on the CPU.
+            actions: the actions whose slots are among `positions`, in order.
+            cache: keys and values join it at `start`. It has whole blocks of `KEY_BLOCK` tokens, and room for the
+                padding of the last chunk, which overwrites what stands after the tokens.
+            start: tokens that the cache holds.
+            last: 1 to the number of tokens.
+        """
         count, device = len(ids), self._norm.device
         given = None if actions is None else actions[None]
         states = self._model.embed(ids[None].to(device), given, positions)[0]

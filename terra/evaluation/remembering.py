@@ -1,8 +1,8 @@
 """What a world model remembers: rollouts of drives that come back, with and without memory, measured where they do.
 
 The same drive is generated with the memory that the model has, without any, with the newest frames in place of chosen
-ones, and with memory frames that show the truth (the oracle). Beside them stand the recording re-encoded, which is the
-ceiling, and the best earlier view repeated.
+ones, and with memory frames that show the truth (the oracle); a model without memory makes one rollout. The recording
+re-encoded is the ceiling; the best earlier view repeated is a second baseline.
 """
 
 import logging
@@ -56,7 +56,7 @@ class Remembered:
 
 @dataclass(frozen=True, eq=False)
 class _Loaded:
-    """A drive, of whose frames only the needed ones are in memory."""
+    """A drive with only the needed frames loaded."""
 
     revisit: Revisit
     context: Frames

@@ -35,7 +35,7 @@ class Course:
     Attributes:
         path: the line that the car follows.
         start: position of the start along the path, m.
-        marks: (position, event) of each junction: circle, turn_back, left, straight or right.
+        marks: (position, event) of each junction: circle, turn_back, left or right.
         lanes: the road lanes that are driven.
         nodes: the junctions that are crossed.
     """

@@ -15,7 +15,7 @@ from terra.errors import ConfigError, DatasetError
 from terra.memory import MemoryRule, choose, place_action, target_poses
 from tokenizer.settings import Count, Settings
 
-_AGE_SECONDS = 1.0  # memory frames are older than the window by so much
+_AGE_SECONDS = 1.0  # memory frames are older than the window by at least this; not with kind="recent"
 _MOST_CANDIDATES = 256  # of a window; more are thinned out evenly
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -25,11 +25,15 @@ class MemoryTraining(Settings):
     """Which windows hold memory frames (`terra.memory`), and which frames these are.
 
     Attributes:
-        frames: memory frames of a window; None trains without.
+        frames: memory frames of a window, 1 to 64; None trains without memory.
         field_of_view, range, kind: see `terra.memory.MemoryRule`.
-        share: of the windows that hold memory frames; the others are like a rollout's first window.
-        other_drives: share of these that may remember other drives of the same place, too.
-        overlap: frames of a window that a rollout has when it chooses what to remember, as in `terra generate`.
+        share: share of windows (0 to 1) that get memory frames, where their episode is old enough; the others are
+            like a rollout's first window.
+        other_drives: share of the windows with memory (0 to 1) that may also remember other drives of the same town.
+        overlap: frames of a window that are given when a rollout chooses what to remember, as in `terra generate`.
+
+    A rollout remembers any frame before its window. In training a memory frame is at least 1 s older than the window
+    (but with kind="recent"), so that it shows more than the frames beside it.
     """
 
     frames: Annotated[int, Field(ge=1, le=64)] | None = None
@@ -53,8 +57,8 @@ class WindowBatch:
     """Some windows.
 
     Attributes:
-        tokens: int64.
-        actions: the place actions of memory frames among them.
+        tokens: token ids, int64.
+        actions: the action of each frame; that of a memory frame is a place action.
         remembers: whether a window's first frames are memory frames.
         num_memory: the number of memory frames of such a window.
     """
@@ -92,7 +96,7 @@ class MemoryWindows:
     Args:
         driving: the tokens, with poses.
         length: frames of a window, memory frames included.
-        settings: `MemoryTraining.frames` is not None.
+        settings: its `frames` is not None.
 
     Raises:
         ConfigError: actions that are no waypoints, or a window too short for its memory frames.
@@ -135,7 +139,7 @@ class MemoryWindows:
         return WindowBatch(self._driving.tokens[frames].long(), actions, remembers, self.num_memory)
 
     def spread(self, count: int) -> tuple[WindowBatch, WindowBatch]:
-        """At most `count` windows that remember their own drive, evenly spread, and their consecutive frames alone."""
+        """At most `count` windows that remember their own drive, evenly spread, and the same without memory frames."""
         chosen = torch.linspace(0, len(self._remembering) - 1, min(count, len(self._remembering))).round().long()
         starts = self._remembering[chosen]
         frames = self.frames_of(starts, torch.zeros(len(starts), dtype=torch.bool))
