@@ -28,7 +28,7 @@ CHUNK = 32
 """Tokens that the decoder reads at once; the last chunk of a pass is padded."""
 
 KEY_BLOCK = 512
-"""Keys are padded to multiples of it: torch's attention for CPUs reads such blocks, and sums a shorter one otherwise."""
+"""Keys are padded to multiples of it: torch's attention for CPUs reads such blocks; it sums a shorter one otherwise."""
 
 _INT8_MAX = 127.0
 _MIN_AMAX = 1e-12
