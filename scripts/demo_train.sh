@@ -9,10 +9,6 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 OUTPUT=${OUTPUT:-outputs/demo_training}
 GPUS=${GPUS:-1}
-LIMIT=${LIMIT:-100000}
-PYTHON=${PYTHON:-python3}
-CORES=${CORES:-$(nproc --all)}
-WORKERS=${WORKERS:-$((CORES > 2 ? CORES - 2 : 1))}
 FIRST_TOWNS=${FIRST_TOWNS:-320} # recorded before the tokenizer's training begins
 TOWNS=${TOWNS:-1400}            # in all; the rest is recorded while the tokenizer trains
 HELD_OUT_TOWNS=${HELD_OUT_TOWNS:-24}
@@ -24,20 +20,8 @@ WORLD_MODEL=${WORLD_MODEL:-}
 ESTIMATOR=${ESTIMATOR:-}
 DECODER=${DECODER:-}
 DATA=$OUTPUT/town
-mkdir -p "$OUTPUT"
-
-left() { echo $((LIMIT - SECONDS)); }
-say() { echo "== $SECONDS s: $*"; }
-again() { say "stopped by LIMIT=$LIMIT: run it again"; exit 75; }
-# Run a command for at most the time left; SIGTERM makes a training save its state.
-within() { [ "$(left)" -gt 5 ] || again; timeout --signal TERM --kill-after 30 "$(left)" "$@" || { [ "$(left)" -gt 5 ] && exit 1 || again; }; }
+source scripts/stages.sh
 record() { "$PYTHON" -m terra record output="$DATA" workers="$WORKERS" max_seconds="$(left)" $RECORD "$@"; }
-spread() { # over the GPUs
-  if [ "$GPUS" -gt 1 ]; then within "$PYTHON" -m torch.distributed.run --nproc_per_node "$GPUS" "$@"; else within "$PYTHON" "$@"; fi
-}
-module() { if [ "$GPUS" -gt 1 ]; then spread -m "$@"; else within "$PYTHON" -m "$@"; fi; }
-DEVICE=$([ "$GPUS" -gt 0 ] && echo cuda || echo cpu)
-EACH=$((CORES / (GPUS > 0 ? GPUS : 1)))
 
 say "recording"
 record split=held_out towns="$HELD_OUT_TOWNS" episodes_per_place=1 frames_per_episode="$FRAMES"

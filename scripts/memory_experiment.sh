@@ -11,10 +11,6 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 OUTPUT=${OUTPUT:-outputs/memory}
 GPUS=${GPUS:-2}
-LIMIT=${LIMIT:-100000}
-PYTHON=${PYTHON:-python3}
-CORES=${CORES:-$(nproc --all)}
-WORKERS=${WORKERS:-$((CORES > 2 ? CORES - 2 : 1))}
 SCALE=${SCALE:-1}
 FRAMES=${FRAMES:-500}             # of a training drive
 HELD_OUT_FRAMES=${HELD_OUT_FRAMES:-620} # 62 s
@@ -23,19 +19,7 @@ TRAIN=${TRAIN:-}
 EVALUATE=${EVALUATE:-}
 MODELS=${MODELS:-m0 m4 m8 recent4}
 DATA=$OUTPUT/recording
-mkdir -p "$OUTPUT"
-
-left() { echo $((LIMIT - SECONDS)); }
-say() { echo "== $SECONDS s: $*"; }
-again() { say "stopped by LIMIT=$LIMIT: run it again"; exit 75; }
-# Run a command for at most the time left; SIGTERM makes a training save its state.
-within() { [ "$(left)" -gt 5 ] || again; timeout --signal TERM --kill-after 30 "$(left)" "$@" || { [ "$(left)" -gt 5 ] && exit 1 || again; }; }
-module() { # over the GPUs
-  if [ "$GPUS" -gt 1 ]; then within "$PYTHON" -m torch.distributed.run --nproc_per_node "$GPUS" -m "$@"; else within "$PYTHON" -m "$@"; fi
-}
-DEVICE=$([ "$GPUS" -gt 0 ] && echo cuda || echo cpu)
-EACH=$((CORES / (GPUS > 0 ? GPUS : 1)))
-EACH=$((EACH > 0 ? EACH : 1))
+source scripts/stages.sh
 
 # record FOLDER SPLIT FIRST TOWNS EPISODES FRAMES [SETTING...]: TOWNS towns from the split's number FIRST on.
 record() {

@@ -11,10 +11,6 @@ cd "$(dirname "$0")/.."
 WORLD=${WORLD:?doom or pusht}
 OUTPUT=${OUTPUT:-outputs/${WORLD}_training}
 GPUS=${GPUS:-1}
-LIMIT=${LIMIT:-100000}
-PYTHON=${PYTHON:-python3}
-CORES=${CORES:-$(nproc --all)}
-WORKERS=${WORKERS:-$((CORES > 2 ? CORES - 2 : 1))}
 SCALE=${SCALE:-1}
 SCENES=${SCENES:-4}
 RECORD=${RECORD:-}
@@ -22,18 +18,7 @@ TOKENIZER=${TOKENIZER:-}
 WORLD_MODEL=${WORLD_MODEL:-}
 ESTIMATOR=${ESTIMATOR:-}
 DATA=$OUTPUT/recording
-mkdir -p "$OUTPUT"
-
-left() { echo $((LIMIT - SECONDS)); }
-say() { echo "== $SECONDS s: $*"; }
-again() { say "stopped by LIMIT=$LIMIT: run it again"; exit 75; }
-# Run a command for at most the time left; SIGTERM makes a training save its state.
-within() { [ "$(left)" -gt 5 ] || again; timeout --signal TERM --kill-after 30 "$(left)" "$@" || { [ "$(left)" -gt 5 ] && exit 1 || again; }; }
-module() { # over the GPUs
-  if [ "$GPUS" -gt 1 ]; then within "$PYTHON" -m torch.distributed.run --nproc_per_node "$GPUS" -m "$@"; else within "$PYTHON" -m "$@"; fi
-}
-DEVICE=$([ "$GPUS" -gt 0 ] && echo cuda || echo cpu)
-EACH=$((CORES / (GPUS > 0 ? GPUS : 1)))
+source scripts/stages.sh
 
 # record SEEDS FIRST SPLIT PLAYER: so many seeds, each a shard of four episodes, from the split's seed FIRST on.
 record() {

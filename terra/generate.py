@@ -15,8 +15,9 @@ from terra.config.groups import MapPose, PipelineSettings, Sampling
 from terra.config.spec import PipelineSpec
 from terra.context import context_files
 from terra.errors import ConfigError
+from terra.memory import memory_frames
 from terra.output import check_output, output_folder
-from terra.pipeline import Pipeline, Rollout, RolloutRequest, check_map
+from terra.pipeline import Pipeline, Rollout, RolloutRequest
 from terra.place_map import load_map
 from terra.rollout import (
     ROLLOUT_FILES,
@@ -83,12 +84,11 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
     spec = PipelineSpec.from_settings(settings)
     model, image_size = spec.spec, spec.image_size
     num_frames, num_context = settings.num_frames, settings.num_context
-    memory = 0 if spec.memory is None else spec.memory.frames
     has_map, pose = settings.map is not None, settings.map_pose or (0.0, 0.0, 0.0)
-    check_map(spec.memory, has_map=has_map)
     if settings.map_pose is not None and not has_map:
         raise ConfigError("map_pose: expected none without map=, got one")
-    list(plan_windows(num_frames, num_context, model.layout.max_frames, settings.overlap, memory, has_map=has_map))
+    memory, max_frames = memory_frames(spec.memory), model.layout.max_frames
+    list(plan_windows(num_frames, num_context, max_frames, settings.overlap, memory, has_map=has_map))
     needed = num_frames * image_size[0] * image_size[1] * _BYTES_A_PIXEL + _SPARE_BYTES
     context, sample_id = settings.context, settings.sample_id
     path = action_file(model.space, trajectory=settings.trajectory, actions=settings.actions)

@@ -44,6 +44,11 @@ _CHUNK = 1 << 17  # weights computed at a time: what a processor's cache holds
 Pose = Float64[np.ndarray, " 3"]
 Poses = Float64[np.ndarray, "frames 3"]
 
+MemoryCount = Annotated[int, Field(ge=1, le=64)]
+FieldOfView = Annotated[float, Field(ge=10, le=170)]
+ViewRange = Annotated[float, Field(gt=_NEAREST, le=1000)]
+Kind = Literal["view", "recent"]
+
 
 class MemoryRule(Settings):
     """How many memory frames a window has, and how they are chosen.
@@ -55,10 +60,10 @@ class MemoryRule(Settings):
         kind: "view" for the frames that saw most of what will be in view, "recent" for the newest ones.
     """
 
-    frames: Annotated[int, Field(ge=1, le=64)]
-    field_of_view: Annotated[float, Field(ge=10, le=170)] = 90.0
-    range: Annotated[float, Field(gt=_NEAREST, le=1000)] = 40.0
-    kind: Literal["view", "recent"] = "view"
+    frames: MemoryCount
+    field_of_view: FieldOfView = 90.0
+    range: ViewRange = 40.0
+    kind: Kind = "view"
 
 
 def memory_in_use(trained: MemoryRule | None, wanted: Literal["auto"] | int) -> MemoryRule | None:
@@ -73,11 +78,16 @@ def memory_in_use(trained: MemoryRule | None, wanted: Literal["auto"] | int) -> 
     """
     if wanted == "auto":
         return trained
-    most = 0 if trained is None else trained.frames
+    most = memory_frames(trained)
     if wanted > most:
         expected = f"at most {most}, as in training" if most else "0 or auto (the model was trained without memory)"
         raise ConfigError(f"memory: expected {expected}, got {wanted}")
     return trained.replace(frames=wanted) if trained is not None and wanted else None
+
+
+def memory_frames(rule: MemoryRule | None) -> int:
+    """Memory frames of a window; 0 without a rule."""
+    return 0 if rule is None else rule.frames
 
 
 def advance(pose: Pose, action: Float[np.ndarray, "slots 3"], space: Waypoints, fps: float) -> Pose:

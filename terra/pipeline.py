@@ -30,8 +30,7 @@ from decoder.thread import Decoding, RolloutDecoding
 from decoder.video import to_frames
 from terra.config.spec import PipelineSpec
 from terra.engine.base import Engine
-from terra.errors import ConfigError
-from terra.memory import MemoryRule, Poses
+from terra.memory import MemoryRule, Poses, memory_frames
 from terra.pairing import check_pairing
 from terra.prompt import Action, Actions, FrameTokens, build_prompt
 from terra.recall import PlaceMap, Recall
@@ -47,6 +46,9 @@ _MAP_CHUNK = 16  # frames of a map that are encoded at a time
 
 OnFrame = Callable[[int, int], None]
 """Called with (index of the request, index of the frame in its rollout) when a frame's tokens are there."""
+
+RecallOf = Callable[[TokenGrid, Actions], Recall | None]
+"""Makes what a rollout remembers, from its context's tokens and the actions between them; None for no memory."""
 
 OnPixels = Callable[[int, Frames], None]
 """Called in the decoder's thread with (index of the request, its next decoded frames on the CPU), in order."""
@@ -223,6 +225,7 @@ class Pipeline:
         seed: int,
         adapter: str | None = None,
         place: PlaceMap | None = None,
+        recall_of: RecallOf | None = None,
     ) -> AsyncGenerator[FrameTokens, None]:
         """THE rollout: the tokens of one generated frame after the other, from tokenized context frames.
 
@@ -235,6 +238,7 @@ class Pipeline:
             seed: 0 or more; the same seed gives the same tokens.
             adapter: name of one of the engine's adapters; None for the model that the engine was started with.
             place: a map that is remembered from the beginning; None for none.
+            recall_of: makes what the rollout remembers, in place of the pipeline's own memory (`recall`).
 
         Raises:
             ConfigError: context or length that no window fits, see `terra.windows.plan_windows`; no such adapter; or a
@@ -243,7 +247,7 @@ class Pipeline:
         """
         given = len(context) - 1
         self.plan(len(actions) + 1, len(context), has_map=place is not None)
-        session = await self.open(context, actions[:given], sampling, seed, adapter=adapter, place=place)
+        session = await self.open(context, actions[:given], sampling, seed, adapter, place, recall_of)
         try:
             async for frame in session.run(actions[given:]):
                 yield frame
@@ -258,21 +262,22 @@ class Pipeline:
         seed: int,
         adapter: str | None = None,
         place: PlaceMap | None = None,
+        recall_of: RecallOf | None = None,
     ) -> SlidingSession:
         """Start a live rollout from tokenized context frames and the actions between them.
 
-        `adapter` and `place` are as in `stream`.
+        `adapter`, `place` and `recall_of` are as in `stream`.
         """
-        prompt, recall = build_prompt(context, actions), self.recall(context, actions, place)
+        prompt = build_prompt(context, actions)
+        recall = self.recall(context, actions, place) if recall_of is None else recall_of(context, actions)
         return await SlidingSession.open(
             self.engine, prompt, sampling, seed, self.overlap, adapter=adapter, recall=recall
         )
 
     def plan(self, num_frames: int, num_context: int, *, has_map: bool = False) -> list[Window]:
-        """The windows of a rollout. Raises ConfigError, see `terra.windows.plan_windows`, and for a map of no use."""
-        check_map(self.memory, has_map=has_map)
-        layout, memory = self.engine.spec.layout, 0 if self.memory is None else self.memory.frames
-        return list(plan_windows(num_frames, num_context, layout.max_frames, self.overlap, memory, has_map=has_map))
+        """The windows of a rollout. Raises ConfigError, see `terra.windows.plan_windows`."""
+        max_frames, memory = self.engine.spec.layout.max_frames, memory_frames(self.memory)
+        return list(plan_windows(num_frames, num_context, max_frames, self.overlap, memory, has_map=has_map))
 
     def recall(self, tokens: TokenGrid, actions: Actions, place: PlaceMap | None = None) -> Recall | None:
         """What a rollout of these frames can remember; None for rollouts without memory."""
@@ -300,11 +305,12 @@ class Pipeline:
         decoding: Decoding[Any] | None = None,
         adapter: str | None = None,
         place: PlaceMap | None = None,
+        recall_of: RecallOf | None = None,
     ) -> TokenGrid:
         """The tokens of a whole rollout, context included, from `stream`.
 
         Args:
-            context, actions, sampling, seed, adapter, place: see `stream`.
+            context, actions, sampling, seed, adapter, place, recall_of: see `stream`.
             on_frame: called with the index in the rollout of each frame that is generated.
             decoding: receives all frames as they are generated; cancelled if the rollout fails.
         """
@@ -312,7 +318,8 @@ class Pipeline:
         try:
             if decoding is not None:
                 decoding.add(context)
-            async with aclosing(self.stream(context, actions, sampling, seed, adapter, place)) as generated:
+            stream = self.stream(context, actions, sampling, seed, adapter, place, recall_of)
+            async with aclosing(stream) as generated:
                 async for frame in generated:
                     frames.append(frame)
                     if decoding is not None:
@@ -459,12 +466,6 @@ class Drive:
     def close(self) -> None:
         """End the rollout. Closing twice does nothing."""
         self._pipeline.wait(self._session.close())
-
-
-def check_map(memory: MemoryRule | None, *, has_map: bool) -> None:
-    """Raise ConfigError for a map of which nothing would be remembered."""
-    if has_map and memory is None:
-        raise ConfigError("map: expected none for rollouts without memory, got one")
 
 
 def _shown(on_pixels: Callable[[Frames], None] | None, frames: Frames) -> Frames:

@@ -8,8 +8,8 @@ The numbers are those of the shipped model and of `overlap=3`; window 0 may have
 session of its own in the engine, with a seed that follows from the rollout's seed and the window's number, and
 positions start at 0 again.
 
-With memory, the prompt of each window but the first begins with memory frames, so that it generates
-that many frames less; the first window has them only with a map (see `terra.recall`). A model that
+With memory, the prompt of each window but the first begins with memory frames, so that it generates that many
+frames fewer; window 0 has them only with a map (see `terra.recall`). A model that
 remembers 4 frames, without a map:
 
     window 0                     frames  0 .. 24
@@ -24,6 +24,7 @@ import torch
 
 from terra.engine.base import Engine, Session, check_actions, check_adapter
 from terra.errors import ConfigError, EngineError
+from terra.memory import memory_frames
 from terra.prompt import Action, Actions, FrameTokens, Prompt, build_prompt
 from terra.recall import Recall
 from terra.sampling import SamplingParams, window_seed
@@ -68,8 +69,11 @@ def plan_windows(
     Each has `memory` memory frames, but window 0 only with a map.
 
     Raises:
-        ConfigError: a context that is empty, fills the window, or leaves nothing to generate; see `check_overlap`.
+        ConfigError: a map without memory frames; a context that is empty, fills the window, or leaves nothing to
+            generate; see also `check_overlap`.
     """
+    if has_map and not memory:
+        raise ConfigError("map: expected none for rollouts without memory, got one")
     check_overlap(overlap, max_frames, memory)
     at_first = memory if has_map else 0
     if not 1 <= num_context < max_frames - at_first:
@@ -171,7 +175,8 @@ class SlidingSession:
             ConfigError: see `check_overlap`, or no such adapter.
             ValueError: the prompt does not fit the model.
         """
-        check_overlap(overlap, engine.spec.layout.max_frames, 0 if recall is None else recall.rule.frames)
+        rule = None if recall is None else recall.rule
+        check_overlap(overlap, engine.spec.layout.max_frames, memory_frames(rule))
         check_adapter(adapter, engine.adapters)
         self = cls(engine, prompt, sampling, seed, overlap, index, adapter, recall)
         if not self._num_memory:

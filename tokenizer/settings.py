@@ -27,6 +27,7 @@ Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 def expecting(words: str) -> Any:

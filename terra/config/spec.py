@@ -20,7 +20,7 @@ from terra.device import dtype_name, torch_device, torch_dtype
 from terra.engine.adapted import AdaptedEngine, check_factors_alone, check_same_spec
 from terra.engine.base import Engine, EngineSpec
 from terra.errors import CheckpointError, ConfigError
-from terra.memory import MemoryRule, memory_in_use
+from terra.memory import MemoryRule, memory_frames, memory_in_use
 from terra.pairing import check_pairing
 from terra.windows import check_overlap
 from terra.world_model import LlamaActionConfig, load_adapter, load_config
@@ -99,8 +99,8 @@ class PipelineSpec:
             if folder is not None and (decoder := decoder_of(folder)) is not None:
                 check_decoder(decoder, tokenizer)
         check_pairing(tokenizer, spec)
-        memory = memory_in_use(spec.memory, settings.memory)
-        check_overlap(settings.overlap, spec.layout.max_frames, memory.frames if memory else 0)
+        memory = memory_frames(memory_in_use(spec.memory, settings.memory))
+        check_overlap(settings.overlap, spec.layout.max_frames, memory)
         resolved, choice = _resolve(PipelineSettings.from_values(vars(settings)), rollouts, recorded or {})
         if resolved.engine.get("max_sessions", 1) is None:
             most = _sessions_that_fit(model, resolved.engine) // (1 + len(settings.adapters))

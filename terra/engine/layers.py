@@ -1,4 +1,4 @@
-"""Takes the weights of a world model's layers out of it, for engines that compute forward passes themselves."""
+"""A world model's layers, for engines that compute forward passes themselves: their weights, RMS norm and RoPE."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,6 +35,25 @@ class LayerWeights:
     def gate_up(self) -> Float[Tensor, "twice_intermediate hidden"]:
         """The two input matrices of the SwiGLU MLP, copied into one matrix."""
         return torch.cat([self.gate, self.up])
+
+
+def rms_norm(
+    states: Float[Tensor, "*batch hidden"], weight: Float[Tensor, " hidden"], epsilon: float
+) -> Float[Tensor, "*batch hidden"]:
+    """States normalized by their root mean square, which is computed in float32; the weight is of the states' type."""
+    wide = states.float()
+    scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
+    return weight * scaled.to(states.dtype)
+
+
+def rotate(
+    heads: Float[Tensor, "*batch heads dim"],
+    cosine: Float[Tensor, "*batch 1 dim"],
+    sine: Float[Tensor, "*batch 1 dim"],
+) -> Float[Tensor, "*batch heads dim"]:
+    """Rotary position embedding (RoPE) of queries or keys, in Llama's order of a head's halves."""
+    first, second = heads.chunk(2, dim=-1)
+    return heads * cosine + torch.cat([-second, first], dim=-1) * sine
 
 
 def take_layers(model: LlamaActionForCausalLM | LlamaActionV2ForCausalLM, engine: str) -> Iterator[LayerWeights]:

@@ -20,7 +20,8 @@ from jaxtyping import Float, Float32, Int, Int8
 from torch import Tensor
 from torch.nn import functional as F
 
-from terra.engine.layers import take_layers
+from terra.engine.int8 import quantize_rows
+from terra.engine.layers import rms_norm, rotate, take_layers
 from terra.prompt import Actions, Layout
 from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
 
@@ -29,9 +30,6 @@ CHUNK = 32
 
 KEY_BLOCK = 512
 """Keys are padded to multiples of it: torch's attention for CPUs reads such blocks; it sums a shorter one otherwise."""
-
-_INT8_MAX = 127.0
-_MIN_AMAX = 1e-12
 
 
 @dataclass(frozen=True)
@@ -42,18 +40,12 @@ class _Int8Weight:
     scale: Float32[Tensor, " rows"]
 
 
-def _quantize(values: Float[Tensor, "rows columns"]) -> tuple[Int8[Tensor, "rows columns"], Float32[Tensor, "rows 1"]]:
-    """Each row in 8 bits, its amax as 127, and the rows' scales."""
-    scale = values.abs().amax(-1, keepdim=True).clamp_(min=_MIN_AMAX).div_(_INT8_MAX)
-    return (values / scale).round_().to(torch.int8), scale
-
-
 def _linear(states: Float[Tensor, "n columns"], weight: Tensor | _Int8Weight) -> Float[Tensor, "n rows"]:
     if isinstance(weight, Tensor):
-        if weight.dtype == torch.float32 or len(states) <= CHUNK:
+        if weight.dtype == torch.float32:
             return F.linear(states, weight)
         return torch.cat([F.linear(chunk, weight) for chunk in states.split(CHUNK)])
-    narrow, scale = _quantize(states)
+    narrow, scale = quantize_rows(states)
     product = torch._int_mm(narrow, weight.columns)  # pyright: ignore[reportPrivateImportUsage]
     return product.float().mul_(scale).mul_(weight.scale)
 
@@ -101,7 +93,7 @@ class PackedDecoder:
 
     @staticmethod
     def _int8(weight: Float[Tensor, "rows columns"]) -> _Int8Weight:
-        narrow, scale = _quantize(weight)
+        narrow, scale = quantize_rows(weight)
         return _Int8Weight(narrow.t(), scale[:, 0])
 
     def empty_cache(self, length: int) -> Float[Tensor, "layers two kv_heads length dim"]:
@@ -144,20 +136,15 @@ class PackedDecoder:
         cosine, sine = self._cosine[rope, None], self._sine[rope, None]
         masks = [self._mask(start + first) for first in range(0, len(states), CHUNK)]
         for layer, keys_values in zip(self._layers, cache, strict=True):
-            qkv = _linear(self._rms_norm(states, layer.before), layer.qkv)
+            qkv = _linear(rms_norm(states, layer.before, self._epsilon), layer.qkv)
             attended = self._attention(qkv, cosine, sine, keys_values, start, masks)
             states = states + _linear(attended, layer.output)
-            gate, up = _linear(self._rms_norm(states, layer.after), layer.gate_up).chunk(2, dim=-1)
+            gate, up = _linear(rms_norm(states, layer.after, self._epsilon), layer.gate_up).chunk(2, dim=-1)
             states = states + _linear(F.silu(gate).mul_(up), layer.down)
         # As many rows as can be read in whole chunks: an RMS norm of fewer may sum in another order.
         first = (count - last) // CHUNK * CHUNK
-        logits = _linear(self._rms_norm(states[first:], self._norm), self._lm_head)
+        logits = _linear(rms_norm(states[first:], self._norm, self._epsilon), self._lm_head)
         return logits[count - last - first : count - first]
-
-    def _rms_norm(self, states: Float[Tensor, "n hidden"], weight: Tensor) -> Float[Tensor, "n hidden"]:
-        wide = states.float()
-        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._epsilon)
-        return weight * scaled.to(states.dtype)
 
     def _mask(self, first: int) -> Float[Tensor, "rows length"]:
         """What is added to the scores of a chunk that begins at `first` of the cache, over whole blocks of keys."""
@@ -181,8 +168,7 @@ class PackedDecoder:
     ) -> Float[Tensor, "n query_heads_dim"]:
         by_head = rearrange(qkv, "n (heads dim) -> n heads dim", dim=self._dim)
         queries = self._kv_heads * self._group
-        first, second = by_head[:, : queries + self._kv_heads].chunk(2, dim=-1)
-        rotated = by_head[:, : queries + self._kv_heads] * cosine + torch.cat([-second, first], dim=-1) * sine
+        rotated = rotate(by_head[:, : queries + self._kv_heads], cosine, sine)
         stored = slice(start, start + len(qkv))
         keys_values[0, :, stored] = rotated[:, queries:].transpose(0, 1)
         keys_values[1, :, stored] = by_head[:, queries + self._kv_heads :].transpose(0, 1)

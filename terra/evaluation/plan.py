@@ -16,7 +16,7 @@ from terra.evaluation.contrasts import CONTRASTS, CounterfactualGroup, find_grou
 from terra.evaluation.measures import Bootstrap
 from terra.evaluation.revisits import Revisit, choose_revisits
 from terra.evaluation.settings import EvaluationSettings
-from terra.memory import memory_in_use
+from terra.memory import memory_frames, memory_in_use
 from terra.metrics.bootstrap import LEVEL
 from terra.pairing import check_pairing
 from terra.windows import plan_windows
@@ -142,10 +142,9 @@ def _load_config(world_model: Path, adapter: Path | None) -> LlamaActionConfig:
 
 
 def _check_windows(settings: EvaluationSettings, model: LlamaActionConfig) -> None:
-    rule, max_frames = memory_in_use(model.memory_rule, settings.memory), model.layout.max_frames
-    memory = 0 if rule is None else rule.frames
+    memory = memory_frames(memory_in_use(model.memory_rule, settings.memory))
     for length in (settings.num_frames, settings.drift_frames, settings.group_frames, settings.revisit_frames):
-        list(plan_windows(length, settings.num_context, max_frames, settings.overlap, memory))
+        list(plan_windows(length, settings.num_context, model.layout.max_frames, settings.overlap, memory))
 
 
 def _model_facts(

@@ -19,14 +19,7 @@ from tokenizer.files import replacing
 
 # Colors of Okabe and Ito, which are safe for the color-blind.
 _COLORS = {GENERATED: "#0072B2", RE_ENCODED: "#009E73", PERSISTENCE: "#D55E00", TRUE: "black", HALVES: "black"}
-_REMEMBERED = {
-    RE_ENCODED: "#009E73",
-    GENERATED: "#0072B2",
-    NO_MEMORY: "black",
-    RECENT: "#E69F00",
-    ORACLE: "#CC79A7",
-    BEST_VIEW: "#D55E00",
-}
+_REMEMBERED = _COLORS | {NO_MEMORY: "black", RECENT: "#E69F00", ORACLE: "#CC79A7", BEST_VIEW: _COLORS[PERSISTENCE]}
 _UNITS = {
     "psnr": "dB",
     "psnr-moving": "dB",

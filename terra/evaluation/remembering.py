@@ -21,10 +21,10 @@ from terra.evaluation.clips import load_clips
 from terra.evaluation.kept import KeptFiles, clip_facts, scores_from_tensors, scores_to_tensors
 from terra.evaluation.measures import Bootstrap, Measure
 from terra.evaluation.revisits import Revisit
-from terra.evaluation.rollouts import KeptRollouts, RecallOf
+from terra.evaluation.rollouts import KeptRollouts
 from terra.evaluation.scores import GENERATED, RE_ENCODED, TRUE, ClipScores, Pixels, Scorer
 from terra.metrics.bootstrap import QUANTILES, Estimate, draw_units, mean_estimate, unit_members
-from terra.pipeline import Pipeline, RolloutRequest
+from terra.pipeline import Pipeline, RecallOf, RolloutRequest
 from terra.progress import ProgressLine
 from terra.prompt import Action, Actions, FrameTokens
 from terra.recall import Recall

@@ -7,23 +7,16 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from terra.errors import first_error
 from terra.evaluation.kept import KeptFiles
-from terra.pipeline import Pipeline, RolloutRequest
+from terra.pipeline import Pipeline, RecallOf, RolloutRequest
 from terra.progress import frames_shown
-from terra.prompt import Actions, build_prompt
-from terra.recall import Recall
 from terra.sampling import SamplingParams
-from terra.windows import SlidingSession
 from tokenizer import TokenGrid
 
 logger = logging.getLogger(__name__)
-
-RecallOf = Callable[[TokenGrid, Actions], Recall | None]
-"""Makes what a rollout remembers from its context's tokens and the actions between them; None: no memory."""
 
 
 class KeptRollouts:
@@ -88,23 +81,10 @@ class KeptRollouts:
     async def _make(
         self, request: RolloutRequest, recall_of: RecallOf | None, on_frame: Callable[[int], None]
     ) -> TokenGrid:
-        pipeline, actions = self._pipeline, request.actions
-        context = await pipeline.encode(request.context_frames)
-        if recall_of is None:
-            return await pipeline.rollout_tokens(context, actions, self._sampling, request.seed, on_frame)
-        prompt = build_prompt(context, actions[: len(context) - 1])
-        recall = recall_of(prompt.tokens, prompt.actions)
-        session = await SlidingSession.open(
-            pipeline.engine, prompt, self._sampling, request.seed, pipeline.overlap, recall=recall
+        context = await self._pipeline.encode(request.context_frames)
+        return await self._pipeline.rollout_tokens(
+            context, request.actions, self._sampling, request.seed, on_frame, recall_of=recall_of
         )
-        frames = list(prompt.tokens)
-        try:
-            async for frame in session.run(actions[len(context) - 1 :]):
-                on_frame(len(frames))
-                frames.append(frame)
-        finally:
-            await session.close()
-        return torch.stack(frames)
 
     def _read(self, name: str, key: Tensor) -> TokenGrid | None:
         stored = self._files.read(name, key)

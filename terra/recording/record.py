@@ -18,7 +18,7 @@ from terra.recording.devices import egl_devices
 from terra.recording.drives import COUNTERFACTUAL_MANEUVERS, FPS
 from terra.recording.source import SceneSource
 from terra.recording.weather import WeatherName
-from tokenizer.settings import FilePath, Settings, checked, expecting
+from tokenizer.settings import FilePath, Settings, Share, checked, expecting
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,6 @@ NOTICES = {
 # The first place's seed of each split.
 SPLIT_SEEDS = {"train": 0, "held_out": 900_000}
 MAX_EPISODES = 100  # of a place
-Share = Annotated[float, Field(ge=0, le=1)]
 MAX_NUM_CONTEXT = 25  # frames; the run-up to the junction must fit into the shortest approach
 
 

@@ -9,9 +9,9 @@ from pydantic import model_validator
 from decoder.camera import Camera
 from terra.dataset.checks import ImageSize, Names, Seconds, Workers
 from terra.dataset.format import FramesASecond
-from terra.recording.record import Recording, RecordSettings, Share, parse_maneuvers, record, seeded_places
+from terra.recording.record import Recording, RecordSettings, parse_maneuvers, record, seeded_places
 from terra.recording.weather import WeatherName
-from tokenizer.settings import Count, FilePath, Natural, Settings, Text
+from tokenizer.settings import Count, FilePath, Natural, Settings, Share, Text
 
 logger = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 
 from terra.actions import Waypoints
+from terra.memory import memory_frames
 from terra.serving import schemas
 from terra.serving.errors import ApiError, error_body, not_found
 from terra.serving.guard import Guard, client_of
@@ -124,7 +125,7 @@ def _model_routes(service: Service) -> APIRouter:
                 size=f"{width}x{height}",
                 frame_tokens=service.model.spec.layout.image_tokens,
                 action_space=service.model.spec.space.model_dump(mode="json"),
-                memory=0 if service.model.pipeline.memory is None else service.model.pipeline.memory.frames,
+                memory=memory_frames(service.model.pipeline.memory),
             )
             for name in service.model.names
         ]

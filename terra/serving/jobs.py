@@ -290,6 +290,7 @@ class Jobs:
         tokens = await pipeline.rollout_tokens(context, actions, sampling, request["seed"], count, decoding, adapter)
         generated = time.perf_counter()
         pieces = await decoding.finish()
+        memory = await self._model.run("files", lambda: pipeline.describe_memory(tokens, actions, len(context)))
         record = rollout_record(
             pipeline.provenance,
             self._model.spec,
@@ -301,7 +302,7 @@ class Jobs:
             overlap=pipeline.overlap,
             seconds={"generate": generated - started, "decode": decoding.seconds},
             adapter=adapter,
-            memory=pipeline.describe_memory(tokens, actions, len(context)),
+            memory=memory,
         )
         return partial(_write, self.store.folder(job), self._model.spec.fps, pieces, tokens, actions, record)
 

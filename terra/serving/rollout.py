@@ -17,7 +17,7 @@ from terra.actions import TableSpace, Waypoints, require_waypoints
 from terra.driving.control import Driver
 from terra.engine.base import EngineSpec
 from terra.errors import EngineError
-from terra.memory import MOST_CANDIDATES, MemoryRule, Pose, advance, poses_along
+from terra.memory import MOST_CANDIDATES, MemoryRule, Pose, advance, memory_frames, poses_along
 from terra.pipeline import Pipeline
 from terra.prompt import Actions, build_prompt
 from terra.recall import PlaceMap, Recall
@@ -117,18 +117,13 @@ class LiveRollout:
 
     def __init__(self, pipeline: Pipeline, start: Fork, history: int) -> None:
         self._pipeline, self._spec, self._overlap = pipeline, pipeline.engine.spec, pipeline.overlap
-        self._max_frames, self._memory = self._spec.layout.max_frames, start.memory
+        self._max_frames = self._spec.layout.max_frames
         self._start = start
-        kept = max(history, self._max_frames) + (MOST_CANDIDATES if self._memory else 0)
+        kept = max(history, self._max_frames) + (MOST_CANDIDATES if start.memory else 0)
         self._moments = deque(start.moments, maxlen=kept)
         self._session: SlidingSession | None = None
-        self.adapter = start.adapter
+        self.adapter, self.memory = start.adapter, start.memory
         self.driver = start.last.driver
-
-    @property
-    def memory(self) -> MemoryRule | None:
-        """How memory frames are chosen; None without memory."""
-        return self._memory
 
     @property
     def last(self) -> Moment:
@@ -208,13 +203,13 @@ class LiveRollout:
         return next(each for each in candidates if self._oldest_needed(each) >= oldest)
 
     def _window_at(self, index: int) -> tuple[int, int]:
-        memory, has_map = self._memory.frames if self._memory else 0, self._start.place is not None
+        memory, has_map = memory_frames(self.memory), self._start.place is not None
         return window_at(index, self._max_frames, self._overlap, memory, has_map=has_map)
 
     def _oldest_needed(self, index: int) -> int:
         """The oldest frame that the window after frame `index` depends on."""
         _, start = self._window_at(index)
-        return max(0, start - MOST_CANDIDATES) if self._memory else start
+        return max(0, start - MOST_CANDIDATES) if self.memory else start
 
     def _pose(self, action: Float32[np.ndarray, "slots action_dim"]) -> Pose | None:
         """The pose to which an action leads from the newest frame."""
@@ -229,7 +224,7 @@ class LiveRollout:
         led = [moment.action for moment in inside[1:] if moment.action is not None]
         actions = torch.from_numpy(np.stack(led)) if led else torch.zeros(0, *self._spec.action_shape)
         prompt, start, engine = build_prompt(tokens, actions), self._start, self._pipeline.engine
-        recall = None if self._memory is None else self._recall(self._memory)
+        recall = None if self.memory is None else self._recall(self.memory)
         return await SlidingSession.open(
             engine, prompt, start.sampling, start.seed, self._overlap, index, start.adapter, recall
         )

@@ -121,19 +121,19 @@ def load_scenes(
     if not paths:
         raise ConfigError(f"scenes={folder}: expected folders of pictures, got none")
     adapters = adapters or {}
-    found = {path.name: (path, _scene_file(path).adapter) for path in paths}
+    found = {path.name: (path, _scene_file(path)) for path in paths}
     for adapter, each in adapters.items():
         for path in _folders(each / "contexts"):
             name = f"{adapter}-{path.name}"
             if name in found:
                 raise ConfigError(f"{path}: expected no other scene {name}, got {found[name][0]}")
-            found[name] = (path, adapter)
+            found[name] = (path, _scene_file(path).replace(adapter=adapter))
     scenes = {}
-    for name, (path, adapter) in found.items():
-        if adapter is not None and adapter not in adapters:
-            logger.warning("%s: left out: the scene is for the adapter %s, which is not served", path, adapter)
+    for name, (path, said) in found.items():
+        if said.adapter is not None and said.adapter not in adapters:
+            logger.warning("%s: left out: the scene is for the adapter %s, which is not served", path, said.adapter)
         else:
-            scenes[name] = _load_scene(name, path, num_context, image_size, spec, adapter, limits)
+            scenes[name] = _load_scene(name, path, num_context, image_size, spec, said, limits)
     return scenes
 
 
@@ -155,7 +155,7 @@ def _load_scene(
     num_context: int,
     image_size: tuple[int, int],
     spec: EngineSpec,
-    adapter: str | None,
+    said: _SceneFile,
     limits: Limits,
 ) -> Scene:
     frames = load_context(folder, num_frames=num_context, image_size=image_size, fps=spec.fps, limits=limits)
@@ -167,4 +167,4 @@ def _load_scene(
         # The first frame that is made needs the action of the last one given.
         actions[path.stem], _ = track_actions(tracks[path.stem], num_context + 1, spec)
     start = actions.get("straight", next(iter(actions.values()), None))
-    return Scene(name, to_uint8(frames), documents, tracks, start, adapter, _scene_file(folder).map_pose)
+    return Scene(name, to_uint8(frames), documents, tracks, start, said.adapter, said.map_pose)

@@ -15,8 +15,8 @@ from terra.actions import TableSpace, Waypoints
 from terra.driving.control import Driver, Steering
 from terra.engine.base import EngineSpec
 from terra.errors import ActionError, ConfigError
-from terra.memory import memory_in_use
-from terra.pipeline import Pipeline, check_map
+from terra.memory import memory_frames, memory_in_use
+from terra.pipeline import Pipeline
 from terra.place_map import MapPictures
 from terra.prompt import Action, Actions
 from terra.recall import PlaceMap
@@ -42,12 +42,11 @@ _SMALL_BYTES = 64 << 10  # JSON that a thread reads in a few milliseconds
 
 def check_windows(settings: ServeSettings, spec: EngineSpec) -> None:
     """Raise ConfigError if overlap, memory, context or rollout lengths leave no frame to generate."""
-    layout, memory = spec.layout, memory_in_use(spec.memory, settings.memory)
-    check_overlap(settings.overlap, layout.max_frames, memory.frames if memory else 0)
-    check_map(memory, has_map=settings.map is not None)
-    if memory is not None and settings.map is not None:
+    layout, memory = spec.layout, memory_frames(memory_in_use(spec.memory, settings.memory))
+    check_overlap(settings.overlap, layout.max_frames, memory)
+    if settings.map is not None:
         shortest = settings.num_context + 1
-        list(plan_windows(shortest, shortest - 1, layout.max_frames, settings.overlap, memory.frames, has_map=True))
+        list(plan_windows(shortest, shortest - 1, layout.max_frames, settings.overlap, memory, has_map=True))
     counts = {"num_context": settings.num_context, "uploads.max_frames": settings.uploads.pictures(layout.max_frames)}
     for name, count in counts.items():
         if not 1 <= count < layout.max_frames:

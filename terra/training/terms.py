@@ -1,15 +1,12 @@
 """The terms of the tokenizer's loss: their weights, schedules and networks."""
 
 from dataclasses import dataclass, field
-from typing import Annotated
-
-from pydantic import Field
 
 from terra.errors import ConfigError
 from terra.metrics.networks import FeatureNetwork, load_feature_network
 from terra.training.adversarial import AdversarialConfig
 from tokenizer import LossWeights
-from tokenizer.settings import FilePath, NonNegative, Positive, Settings
+from tokenizer.settings import FilePath, NonNegative, Positive, Settings, Share
 
 
 class EntropyAnneal(Settings):
@@ -20,7 +17,7 @@ class EntropyAnneal(Settings):
     """
 
     start: NonNegative = 5.0
-    until: Annotated[float, Field(ge=0, le=1)] = 0.2
+    until: Share = 0.2
 
     def factor(self, progress: float) -> float:
         """The factor on the final entropy weight at `progress` in [0, 1] of the run."""

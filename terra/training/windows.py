@@ -1,24 +1,29 @@
 """The windows that a world model is trained on: consecutive frames, or memory frames and then consecutive ones."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Int64
-from pydantic import Field
 from torch import Tensor
 
 from terra.actions import Waypoints
 from terra.dataset.tokens import TokenizedDriving
 from terra.errors import ConfigError, DatasetError
-from terra.memory import MemoryRule, choose, place_action, target_poses
-from tokenizer.settings import Count, Settings
+from terra.memory import (
+    FieldOfView,
+    Kind,
+    MemoryCount,
+    MemoryRule,
+    ViewRange,
+    choose,
+    place_action,
+    target_poses,
+)
+from tokenizer.settings import Count, Settings, Share
 
 _AGE_SECONDS = 1.0  # memory frames are older than the window by at least this; not with kind="recent"
 _MOST_CANDIDATES = 256  # of a window; more are thinned out evenly
-
-Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class MemoryTraining(Settings):
@@ -36,10 +41,10 @@ class MemoryTraining(Settings):
     (but with kind="recent"), so that it shows more than the frames beside it.
     """
 
-    frames: Annotated[int, Field(ge=1, le=64)] | None = None
-    field_of_view: Annotated[float, Field(ge=10, le=170)] = 90.0
-    range: Annotated[float, Field(gt=4, le=1000)] = 40.0
-    kind: Literal["view", "recent"] = "view"
+    frames: MemoryCount | None = None
+    field_of_view: FieldOfView = 90.0
+    range: ViewRange = 40.0
+    kind: Kind = "view"
     share: Share = 0.75
     other_drives: Share = 0.5
     overlap: Count = 3

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from terra.engine.int8 import quantize_rows
 from terra.errors import CheckpointError
 
 SCALE = ".scale"
 """The end of the name of a tensor of scales, float32; its beginning is the name of the rounded tensor, int8."""
 
 _LEAST = 4096  # numbers of a tensor that is worth rounding
-_MOST = 127.0
 
 
 def rounded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -25,9 +25,8 @@ def rounded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if not tensor.is_floating_point() or tensor.ndim < 2 or tensor.numel() < _LEAST:
             stored[name] = tensor
             continue
-        rows = tensor.float().flatten(1)
-        scales = rows.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny) / _MOST
-        stored[name] = (rows / scales).round().clamp(-_MOST, _MOST).to(torch.int8).view(tensor.shape)
+        integers, scales = quantize_rows(tensor.float().flatten(1))
+        stored[name] = integers.view(tensor.shape)
         stored[name + SCALE] = scales[:, 0]
     return stored
 

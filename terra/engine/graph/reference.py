@@ -6,6 +6,7 @@ from jaxtyping import Bool, Float, Float32, Int, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
+from terra.engine import layers
 from terra.engine.graph.kv_cache import KVTarget
 from terra.engine.graph.quantization import linear, quantize_fp8
 from terra.engine.graph.weights import DecoderWeights, Layer, Norm
@@ -31,10 +32,8 @@ def embed(
 
 
 def rms_norm(states: Float[Tensor, "*batch hidden"], norm: Norm) -> Float[Tensor, "*batch hidden"]:
-    """States normalized by their root mean square, which is computed in float32; the weight is of the states' type."""
-    wide = states.float()
-    scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.epsilon)
-    return norm.weight * scaled.to(states.dtype)
+    """See `terra.engine.layers.rms_norm`."""
+    return layers.rms_norm(states, norm.weight, norm.epsilon)
 
 
 def rope_and_store(
@@ -45,16 +44,11 @@ def rope_and_store(
     by_head = rearrange(qkv, "slots width (heads dim) -> slots width heads dim", dim=dim)
     heads = by_head.shape[2] - 2 * kv_heads
     cosine, sine = target.cosine[target.positions], target.sine[target.positions]
-    rotated = _rotate(by_head[:, :, : heads + kv_heads], cosine[:, :, None], sine[:, :, None])
+    rotated = layers.rotate(by_head[:, :, : heads + kv_heads], cosine[:, :, None], sine[:, :, None])
     slot = torch.arange(slots, device=qkv.device)[:, None]
     target.keys[slot, :, target.positions] = rotated[:, :, heads:].to(target.keys.dtype)
     target.values[slot, :, :, target.positions] = by_head[:, :, heads + kv_heads :].to(target.values.dtype)
     return rotated[:, :, :heads].contiguous()
-
-
-def _rotate(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    first, second = heads.chunk(2, dim=-1)
-    return heads * cosine + torch.cat([-second, first], dim=-1) * sine
 
 
 def cached_attention(
