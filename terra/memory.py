@@ -1,4 +1,4 @@
-"""Where a rollout's camera was at each frame, and which earlier frames a window remembers.
+"""Spatial memory: where a rollout's camera was at each frame, and which earlier frames a window retrieves by pose.
 
     window   [M memory frames][frames that the window reads again][frames to be generated]
 

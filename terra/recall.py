@@ -99,7 +99,7 @@ class Recall:
             del self._frames[: -self._most]
 
     def num_memory(self, window: int) -> int:
-        """Memory frames of a window, by its index: the first one has some with a map alone."""
+        """The number of memory frames of a window, by the window's index; window 0 has memory frames only with a map."""
         return self.rule.frames if window or self.place is not None else 0
 
     def choose(self, start: int, num_given: int, action: Action) -> list[int]:
@@ -119,7 +119,7 @@ class Recall:
         return [-1 - row if row < len(on_map) else oldest + row - len(on_map) for row in rows.tolist()]
 
     def prompt(self, indices: list[int], start: int) -> tuple[TokenGrid, Actions]:
-        """The tokens of memory frames, and the place action behind each; the last one leads to frame `start`."""
+        """The tokens of memory frames, and the place action after each; the last one leads to frame `start`."""
         found = [self._frame(index) for index in [*indices, start]]
         poses = np.stack([pose for _, pose in found])
         actions = place_action(poses[:-1], poses[1:], self._space)

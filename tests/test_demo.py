@@ -87,20 +87,21 @@ def test_reconstruction_floor(tokenizer):
 def test_engines_agree_over_a_whole_window(tokenizer, hf_demo, jacobi_demo, vllm_demo, wait):
     prompt, actions = window(tokenizer)
 
-    greedy = wait(ran(jacobi_demo, prompt, actions[:2], GREEDY, 7))
+    greedy = wait(ran(jacobi_demo, prompt, actions[:4], GREEDY, 7))
     sampled = wait(stepped(jacobi_demo, prompt, actions, SAMPLED, 7))
-    assert (len(greedy), len(sampled)) == (2, 22)
-    assert not torch.equal(greedy, sampled[:2])
+    assert (len(greedy), len(sampled)) == (4, 22)
+    assert not torch.equal(greedy, sampled[:4])
     # The others are slower alone: the window's first frames, and its last ones behind the rest.
-    late = build_prompt(torch.cat([prompt.tokens, sampled[:-2]]), torch.cat([prompt.actions, actions[:-2]]))
+    late = build_prompt(torch.cat([prompt.tokens, sampled[:-4]]), torch.cat([prompt.actions, actions[:-4]]))
 
     async def on_vllm():
-        first = ran(vllm_demo, prompt, actions[:2], GREEDY, 7), ran(vllm_demo, prompt, actions[:2], SAMPLED, 7)
-        return await asyncio.gather(*first, ran(vllm_demo, late, actions[-2:], SAMPLED, 7))
+        first = ran(vllm_demo, prompt, actions[:4], GREEDY, 7), ran(vllm_demo, prompt, actions[:4], SAMPLED, 7)
+        return await asyncio.gather(*first, ran(vllm_demo, late, actions[-4:], SAMPLED, 7))
 
-    assert all(map(torch.equal, wait(on_vllm()), (greedy, sampled[:2], sampled[-2:])))
-    assert torch.equal(wait(stepped(hf_demo, prompt, actions[:1], GREEDY, 7)), greedy[:1])
-    assert torch.equal(wait(ran(hf_demo, late, actions[-2:-1], SAMPLED, 7)), sampled[-2:-1])
+    assert all(map(torch.equal, wait(on_vllm()), (greedy, sampled[:4], sampled[-4:])))
+    for how, frames in ((GREEDY, greedy), (SAMPLED, sampled)):
+        assert torch.equal(wait(stepped(hf_demo, prompt, actions[:1], how, 7)), frames[:1])
+    assert torch.equal(wait(ran(hf_demo, late, actions[-4:-2], SAMPLED, 7)), sampled[-4:-2])
 
 
 @pytest.fixture

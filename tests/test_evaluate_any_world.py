@@ -74,8 +74,6 @@ def test_actions_are_read_back_from_video(tmp_path: Path, name: str):
     assert metrics["criteria"] == []
     assert "actions read back, " in said
     assert "actions: cross-entropy " in said
-    if space is not KEYS:
-        return
     again, _ = evaluated(data, tmp_path / "out", models, estimator, "pictures=0")
     assert again["scores_reused"] > 0
     assert again["measures"] == metrics["measures"]

@@ -181,8 +181,6 @@ def test_one_model_alone_writes_what_it_did_before(world: World, compared: tuple
 def test_a_comparison_that_was_stopped_goes_on(
     world: World, compared: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for plot in ("plot_curves", "plot_columns"):
-        monkeypatch.setattr(f"terra.evaluation.evaluate.{plot}", lambda *_: None)
     tokens = KeptRollouts.tokens
     made: list[str] = []
 
@@ -212,8 +210,8 @@ def test_a_comparison_that_was_stopped_goes_on(
     assert read(folder, "compare.json") == read(compared[0], "compare.json")
     assert "made anew" not in caplog.text
     made.clear()
-    world.evaluate("stopped", f"compare=[{world.adapter}]", "seed=1")
-    assert len(made) == 8
+    world.evaluate("stopped", world.both, f"old_data={world.old}", "seed=1")
+    assert len(made) == 12
     assert "made anew" in caplog.text
 
 

@@ -701,7 +701,6 @@ def test_a_comparison_of_driving_has_the_error_of_the_path(
 def test_an_evaluation_stopped_at_any_clip_goes_on_there_and_ends_with_the_same_numbers(
     driving: Path, model_folder: Path, tokenizer_folder: Path, tmp_path: Path, monkeypatch, caplog
 ) -> None:
-    monkeypatch.setattr("terra.evaluation.evaluate.plot_curves", lambda *_: None)  # half of the time
     (tmp_path / "whole").mkdir()
     whole = evaluation(driving, model_folder, tokenizer_folder, tmp_path / "whole", pictures=0)
     config = evaluation(driving, model_folder, tokenizer_folder, tmp_path, pictures=0).replace(

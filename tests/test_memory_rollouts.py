@@ -15,7 +15,7 @@ from tiny import COLS, DEVICE, ROWS, save_tiny
 from tiny_adapter import save_adapter
 from tiny_driving import SIZE, write_driving
 from tiny_rollouts import Batch, told
-from window_plans import memory_plans
+from window_plans import CountingEngine, memory_plans
 
 from decoder import FramewiseDecoder
 from decoder.video import to_frames
@@ -24,13 +24,12 @@ from terra.config.files import register_resolvers
 from terra.driving.control import Driver, Steering
 from terra.engine.base import Engine, EngineSpec
 from terra.engine.hf import HFEngine
-from terra.engine.persistence import PersistenceEngine
 from terra.errors import ActionError, CheckpointError, ConfigError, EngineError, TerraError
 from terra.generate import run as generate
 from terra.memory import MemoryRule, memory_in_use, place_action, poses_along
 from terra.pipeline import Pipeline
 from terra.place_map import load_map
-from terra.prompt import Layout, build_prompt
+from terra.prompt import build_prompt
 from terra.recall import PlaceMap, Recall
 from terra.sampling import SamplingParams, window_seed
 from terra.serving.rollout import Fork, LiveRollout, context_moments
@@ -242,31 +241,11 @@ def test_windows_with_memory_tile_the_rollout(plan):
             assert window_at(last, max_frames, overlap, memory, has_map=has_map) == (index, window.start)
 
 
-class NotingEngine(PersistenceEngine):
-    """Makes frames that count up from the last one, and notes the prompts."""
-
-    def __init__(self, max_frames: int) -> None:
-        super().__init__(EngineSpec(Layout(1, 1, max_frames), 10_000, 10.0, Waypoints(times=(0.5,))))
-        self.opened: list[tuple[list[int], list[float], int]] = []
-
-    async def open(self, prompt, sampling, seed, adapter=None):
-        session = await super().open(prompt, sampling, seed, adapter)
-        self.opened.append((prompt.tokens.flatten().tolist(), prompt.actions[:, 0, 2].tolist(), seed))
-        make = session.step
-
-        async def step(action):
-            session._frame = session._frame + 1
-            return await make(action)
-
-        session.step = step
-        return session
-
-
 @settings(max_examples=60)
 @given(memory_plans(), st.integers(0, 1000), st.sampled_from(["view", "recent"]), st.data())
 def test_a_session_opens_the_planned_windows_with_what_the_record_says(plan, seed, kind, data):
     num_frames, num_context, max_frames, overlap, memory, has_map = plan
-    engine, rule = NotingEngine(max_frames), MemoryRule(frames=memory, kind=kind)
+    engine, rule = CountingEngine(max_frames), MemoryRule(frames=memory, kind=kind)
     turns = data.draw(st.lists(st.floats(-1, 1), min_size=num_frames - 1, max_size=num_frames - 1))
     actions = torch.tensor([[[0.3 * turn, 2.0, 0.5]] for turn in turns])
     frames = torch.arange(num_frames)[:, None, None]
@@ -306,7 +285,7 @@ def test_a_session_opens_the_planned_windows_with_what_the_record_says(plan, see
 @given(memory_plans(), st.data())
 def test_a_session_that_goes_on_remembers_what_the_undisturbed_one_does(plan, data):
     num_frames, num_context, max_frames, overlap, memory, has_map = plan
-    engine, rule = NotingEngine(max_frames), MemoryRule(frames=memory)
+    engine, rule = CountingEngine(max_frames), MemoryRule(frames=memory)
     turns = data.draw(st.lists(st.sampled_from([-1, -0.3, 0, 1]), min_size=num_frames - 1, max_size=num_frames - 1))
     actions = torch.tensor([[[0.6 * turn, 2.0, 0.5]] for turn in turns])
     frames = torch.arange(num_frames)[:, None, None]

@@ -1,13 +1,10 @@
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from window_plans import plans
+from window_plans import CountingEngine, plans
 
-from terra.actions import Waypoints
-from terra.engine.base import EngineSpec
-from terra.engine.persistence import PersistenceEngine
 from terra.errors import ConfigError
-from terra.prompt import Layout, build_prompt
+from terra.prompt import build_prompt
 from terra.sampling import SamplingParams, window_seed
 from terra.windows import SlidingSession, plan_windows
 
@@ -46,26 +43,6 @@ def test_published_rounds(num_frames, count):
 def test_impossible_plans_are_refused(plan, message):
     with pytest.raises(ConfigError, match=message):
         list(plan_windows(*plan))
-
-
-class CountingEngine(PersistenceEngine):
-    """Makes frames that count up from the last one, and notes how it was opened."""
-
-    def __init__(self, max_frames: int) -> None:
-        super().__init__(EngineSpec(Layout(1, 1, max_frames), 10_000, 10.0, Waypoints(times=(0.5,))))
-        self.opened: list[tuple[list[int], list[float], int]] = []
-
-    async def open(self, prompt, sampling, seed, adapter=None):
-        session = await super().open(prompt, sampling, seed, adapter)
-        self.opened.append((prompt.tokens.flatten().tolist(), prompt.actions[:, 0, 0].tolist(), seed))
-        make = session.step
-
-        async def step(action):
-            session._frame = session._frame + 1
-            return await make(action)
-
-        session.step = step
-        return session
 
 
 @given(plans(), st.integers(0, 1000), st.data())

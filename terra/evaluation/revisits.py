@@ -42,8 +42,8 @@ def find_revisits(
 ) -> tuple[Int64[np.ndarray, " revisits"], Int64[np.ndarray, " revisits"]]:
     """The frames that show again what was seen, and for each the earlier frame that covers most of its view.
 
-    A frame counts if an earlier frame, by 3 s or more, covers 60 % of its view (`terra.memory.covered`), and if what
-    that earlier frame shows was out of view between the two: some frame's view was covered by it to less than 10 %.
+    A frame counts if a frame that is at least 3 s older covers 60 % of its view (`terra.memory.covered`), and if the
+    camera looked elsewhere in between: of some frame between the two, the older frame covers less than 10 % of the view.
 
     Args:
         poses: x, y (m) and heading (rad) at each frame.

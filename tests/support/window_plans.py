@@ -1,6 +1,11 @@
-"""Draws rollouts over sliding windows, for property tests."""
+"""Rollouts over sliding windows for property tests, and an engine that notes how their windows are opened."""
 
 from hypothesis import strategies as st
+
+from terra.actions import Waypoints
+from terra.engine.base import EngineSpec
+from terra.engine.persistence import PersistenceEngine
+from terra.prompt import Layout
 
 
 @st.composite
@@ -20,3 +25,23 @@ def memory_plans(draw) -> tuple[int, int, int, int, int, bool]:
     overlap = draw(st.integers(1, max_frames - memory - 1))
     num_context = draw(st.integers(1, max_frames - 1 - (memory if has_map else 0)))
     return draw(st.integers(num_context + 1, 120)), num_context, max_frames, overlap, memory, has_map
+
+
+class CountingEngine(PersistenceEngine):
+    """Makes frames that count up from the last one, and notes tokens, times of actions, and seed of each window."""
+
+    def __init__(self, max_frames: int) -> None:
+        super().__init__(EngineSpec(Layout(1, 1, max_frames), 10_000, 10.0, Waypoints(times=(0.5,))))
+        self.opened: list[tuple[list[int], list[float], int]] = []
+
+    async def open(self, prompt, sampling, seed, adapter=None):
+        session = await super().open(prompt, sampling, seed, adapter)
+        self.opened.append((prompt.tokens.flatten().tolist(), prompt.actions[:, 0, 2].tolist(), seed))
+        make = session.step
+
+        async def step(action):
+            session._frame = session._frame + 1
+            return await make(action)
+
+        session.step = step
+        return session
