@@ -99,7 +99,7 @@ class Recall:
             del self._frames[: -self._most]
 
     def num_memory(self, window: int) -> int:
-        """The number of memory frames of a window, by the window's index; window 0 has memory frames only with a map."""
+        """The number of memory frames of a window, by its index; window 0 has some only with a map."""
         return self.rule.frames if window or self.place is not None else 0
 
     def choose(self, start: int, num_given: int, action: Action) -> list[int]:

@@ -43,7 +43,7 @@ def find_revisits(
     """The frames that show again what was seen, and for each the earlier frame that covers most of its view.
 
     A frame counts if a frame that is at least 3 s older covers 60 % of its view (`terra.memory.covered`), and if the
-    camera looked elsewhere in between: of some frame between the two, the older frame covers less than 10 % of the view.
+    camera looked elsewhere in between: the older frame covers less than 10 % of some frame's view.
 
     Args:
         poses: x, y (m) and heading (rad) at each frame.
