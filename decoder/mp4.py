@@ -120,13 +120,13 @@ class Mp4Sink:
     streaming.
     """
 
-    def __init__(self, path: Path, fps: float, size: tuple[int, int], crf: int, threads: int) -> None:
+    def __init__(self, path: Path, fps: float, size: tuple[int, int], crf: int, preset: str, threads: int) -> None:
         rate = str(Fraction(fps).limit_denominator(1001))
         command = [
             *(_ffmpeg(), "-v", "error", "-y", "-filter_threads", str(threads)),
             *("-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{size[0]}x{size[1]}", "-r", rate, "-i", "pipe:0"),
             *("-vf", "scale=out_color_matrix=bt709:out_range=tv:flags=bicubic+accurate_rnd+full_chroma_inp"),
-            *("-c:v", "libx264", "-pix_fmt", "yuv420p", "-crf", str(crf), "-threads", str(threads)),
+            *("-c:v", "libx264", "-pix_fmt", "yuv420p", "-crf", str(crf), "-preset", preset, "-threads", str(threads)),
             *("-colorspace", "bt709", "-color_primaries", "bt709", "-color_trc", "bt709", "-color_range", "tv"),
             *("-movflags", "+faststart", "-f", "mp4", str(path.absolute())),
         ]

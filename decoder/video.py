@@ -146,17 +146,26 @@ class VideoWriter:
     older file of that name is untouched.
     """
 
-    def __init__(self, path: Path | str, fps: float, size: tuple[int, int], crf: int = 18, threads: int = 0) -> None:
+    def __init__(
+        self,
+        path: Path | str,
+        fps: float,
+        size: tuple[int, int],
+        crf: int = 18,
+        preset: str = "medium",
+        threads: int = 0,
+    ) -> None:
         """Check that a video of this rate and size (width, height) can be stored in `path`; else `VideoError`.
 
         `crf` is H.264's constant rate factor, from 0 (lossless) over 18 (visually so,
-        trac.ffmpeg.org/wiki/Encode/H.264) to 51; GIF has none. `threads` is the number of encoding threads; 0 lets
-        ffmpeg choose by the number of cores, on which the file's bytes then depend.
+        trac.ffmpeg.org/wiki/Encode/H.264) to 51; GIF has none. `preset` is x264's, from "ultrafast" to "veryslow".
+        `threads` is the number of encoding threads; 0 lets ffmpeg choose by the number of cores, on which the file's
+        bytes then depend.
         """
         self._path = Path(path)
         self._fps = float(fps)
         self._size = size
-        self._crf = crf
+        self._crf, self._preset = crf, preset
         self._threads = threads
         self._num_frames = 0
         self._sink: Mp4Sink | GifSink | None = None
@@ -169,7 +178,7 @@ class VideoWriter:
         if self._path.suffix.lower() == ".gif":
             self._sink = GifSink(self._temporary_path, self._fps)
         else:
-            self._sink = Mp4Sink(self._temporary_path, self._fps, self._size, self._crf, self._threads)
+            self._sink = Mp4Sink(self._temporary_path, self._fps, self._size, self._crf, self._preset, self._threads)
         return self
 
     def append(self, frame: UInt8[np.ndarray, "height width 3"]) -> None:

@@ -22,6 +22,7 @@ from terra.dataset.format import (
     DATASET_FILE,
     FRAME,
     POSES_FILE,
+    PRESET,
     SHARD_FILE,
     SPLITS,
     STATE_FILE,
@@ -218,7 +219,7 @@ class ShardWriter:
         height, width = self._image_size
         num_frames, context = 0, []
         # One thread, because shards are written in parallel, and so that the bytes don't depend on the number of cores.
-        with VideoWriter(video, fps=self._fps, size=(width, height), crf=CRF, threads=1) as writer:
+        with VideoWriter(video, fps=self._fps, size=(width, height), crf=CRF, preset=PRESET, threads=1) as writer:
             for frame in frames:
                 writer.append(frame)
                 if num_frames < num_context:
