@@ -22,7 +22,6 @@ from terra.dataset.format import (
     DATASET_FILE,
     FRAME,
     POSES_FILE,
-    PRESET,
     SHARD_FILE,
     SPLITS,
     STATE_FILE,
@@ -110,6 +109,7 @@ class ShardWriter:
         futures: bool = False,
         recipe: Mapping[str, Any] | None = None,
         space: ActionSpace | None = None,
+        preset: str = "medium",
     ) -> None:
         """Check the names; nothing is written yet.
 
@@ -124,6 +124,7 @@ class ShardWriter:
             futures: whether groups of episodes share a start.
             recipe: the settings that make the shard, as JSON; `is_complete` compares them.
             space: what the actions mean; None for driving.
+            preset: x264's, see `decoder.video.VideoWriter`.
 
         Raises:
             DatasetError: an unknown split, or a name with characters that are not allowed.
@@ -135,7 +136,7 @@ class ShardWriter:
         self.folder = folder / split / shard_name(source, place, futures=futures)
         self._unfinished = self.folder.with_name(f".{self.folder.name}.tmp")
         self._fps, self._image_size, self._camera = fps, image_size, camera
-        self._space = space or Waypoints()
+        self._space, self._preset = space or Waypoints(), preset
         kind, version = shard_format_of(self._space)
         self._facts = {"format": kind, "version": version, "split": split, "source": source, "place": place}
         self._recipe = dict(recipe or {})
@@ -219,7 +220,7 @@ class ShardWriter:
         height, width = self._image_size
         num_frames, context = 0, []
         # One thread, because shards are written in parallel, and so that the bytes don't depend on the number of cores.
-        with VideoWriter(video, fps=self._fps, size=(width, height), crf=CRF, preset=PRESET, threads=1) as writer:
+        with VideoWriter(video, fps=self._fps, size=(width, height), crf=CRF, preset=self._preset, threads=1) as writer:
             for frame in frames:
                 writer.append(frame)
                 if num_frames < num_context:
