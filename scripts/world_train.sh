@@ -35,17 +35,17 @@ doom)
   PLAYERS=terra.recording.doom.players
   record 30 0 held_out $PLAYERS:explore
   record 10 10000 held_out $PLAYERS:wander
-  record 700 0 train $PLAYERS:explore
-  record 300 10000 train $PLAYERS:wander
+  record 400 0 train $PLAYERS:explore
+  record 150 10000 train $PLAYERS:wander
   ;;
 pusht)
   ENV=terra.recording.pusht:PushT-v0 SIZE="[96,96]" FRAMES=200 # 20 s
   PLAYERS=terra.recording.pusht.players
   record 60 0 held_out $PLAYERS:expert
   record 10 10000 held_out $PLAYERS:weak
-  record 900 0 train $PLAYERS:expert
-  record 200 10000 train $PLAYERS:weak
-  record 50 20000 train sticky
+  record 540 0 train $PLAYERS:expert
+  record 120 10000 train $PLAYERS:weak
+  record 30 20000 train sticky
   ;;
 *)
   echo "WORLD: expected doom or pusht, got $WORLD" >&2

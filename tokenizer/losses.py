@@ -26,7 +26,7 @@ MAX_GROUP_BITS = 18
 
 
 class LossWeights(Settings):
-    """Weights of the terms of `tokenizer_loss`, and the temperature of the entropies' soft assignment.
+    """Weights of the terms of `tokenizer_loss`, and how its entropies are taken, see `lfq_entropy_loss`.
 
     The two entropies' weights against each other stand in the tokenizer's `quantizer_config`. Raises ConfigError on a
     negative weight or a temperature that is not positive.
@@ -37,6 +37,7 @@ class LossWeights(Settings):
     entropy: NonNegative = 0.1
     commitment: NonNegative = 0.25
     temperature: Positive = 0.01
+    entropy_by_position: bool = False
 
 
 class EntropyTerms(NamedTuple):
@@ -61,6 +62,7 @@ def lfq_entropy_loss(
     temperature: float = 0.01,
     sample_weight: float = 1.0,
     batch_weight: float = 1.0,
+    by_position: bool = False,
     max_group_bits: int = MAX_GROUP_BITS,
 ) -> EntropyTerms:
     """`sample_weight * E[H(q(c|z))] - batch_weight * H(E[q(c|z)])`: each vector certain, all ids used.
@@ -71,12 +73,17 @@ def lfq_entropy_loss(
     the vectors by one matrix product. Above, it is approximated: consecutive groups of at most that many channels
     count as independent, and their entropies are added, which bounds the true one from above.
     The loss is computed in float32 under any autocast; all vectors of all frames have equal weight.
+
+    The published loss takes one mean over all vectors. Where most of a picture is the same in all frames, that has a
+    minimum in which each position has an id of its own, whatever it shows; `by_position` takes the mean over frames at
+    each position, and the mean of the positions' entropies, which is then 0.
     """
     with torch.autocast(z.device.type, enabled=False):
-        logits = rearrange(z.float(), "f dim rows cols -> (f rows cols) dim") * (4.0 / temperature)
-        per_sample = _binary_entropy(logits).sum(dim=1).mean()
-        num_groups = math.ceil(logits.shape[1] / max_group_bits)
-        batch = torch.stack([_mean_entropy(group) for group in logits.chunk(num_groups, dim=1)]).sum()
+        places = "(rows cols) f dim" if by_position else "1 (f rows cols) dim"
+        logits = rearrange(z.float(), f"f dim rows cols -> {places}") * (4.0 / temperature)
+        per_sample = _binary_entropy(logits).sum(dim=-1).mean()
+        num_groups = math.ceil(logits.shape[-1] / max_group_bits)
+        batch = torch.stack([_mean_entropy(group) for group in logits.chunk(num_groups, dim=-1)]).sum(dim=0).mean()
         return EntropyTerms(sample_weight * per_sample - batch_weight * batch, per_sample, batch)
 
 
@@ -145,6 +152,7 @@ def tokenizer_loss(
         temperature=weights.temperature,
         sample_weight=quantizer.sample_minimization_weight,
         batch_weight=quantizer.batch_maximization_weight,
+        by_position=weights.entropy_by_position,
     )
     commitment = commitment_loss(z)
     tokens = tokens_from_signs(z.detach(), quantizer.bit_order)
@@ -168,19 +176,19 @@ def _binary_entropy(logits: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     return F.softplus(logits) - torch.sigmoid(logits) * logits
 
 
-def _mean_entropy(logits: Float[Tensor, "vectors bits"]) -> Scalar:
-    """Entropy of the vectors' mean distribution over all 2**bits sign vectors."""
-    first, second = (_joint_probabilities(half) for half in logits.tensor_split(2, dim=1))
-    mean = first.T @ second / logits.shape[0]
+def _mean_entropy(logits: Float[Tensor, "sets vectors bits"]) -> Float[Tensor, " sets"]:
+    """Entropy of the mean distribution of each set's vectors over all 2**bits sign vectors."""
+    first, second = (_joint_probabilities(half) for half in logits.tensor_split(2, dim=-1))
+    mean = first.mT @ second / logits.shape[1]
     # The gradient of p log p is infinite at p = 0; below the clamp it is large and finite.
-    return -(mean * mean.clamp_min(torch.finfo(mean.dtype).tiny).log()).sum()
+    return -(mean * mean.clamp_min(torch.finfo(mean.dtype).tiny).log()).sum(dim=(1, 2))
 
 
-def _joint_probabilities(logits: Float[Tensor, "vectors bits"]) -> Float[Tensor, "vectors combinations"]:
+def _joint_probabilities(logits: Float[Tensor, "sets vectors bits"]) -> Float[Tensor, "sets vectors combinations"]:
     """Probability of each combination of independent bits."""
-    joint = logits.new_ones(logits.shape[0], 1)
+    joint = logits.new_ones(*logits.shape[:2], 1)
     # Both sigmoids are computed, because one minus the other would round small probabilities to 0.
     bits = torch.stack([(-logits).sigmoid(), logits.sigmoid()], dim=-1)
-    for bit in bits.unbind(dim=1):
-        joint = rearrange(joint[:, :, None] * bit[:, None, :], "v c two -> v (c two)")
+    for bit in bits.unbind(dim=-2):
+        joint = rearrange(joint[..., :, None] * bit[..., None, :], "sets v c two -> sets v (c two)")
     return joint
