@@ -40,6 +40,7 @@ doom)
   ;;
 pusht)
   ENV=terra.recording.pusht:PushT-v0 SIZE="[96,96]" FRAMES=200 # 20 s
+  ESTIMATOR="estimator.image_size=[96,96] $ESTIMATOR"
   PLAYERS=terra.recording.pusht.players
   record 60 0 held_out $PLAYERS:expert
   record 10 10000 held_out $PLAYERS:weak
