@@ -3,7 +3,8 @@
 #
 #     WORLD=doom OUTPUT=outputs/doom_training GPUS=2 LIMIT=560 bash scripts/world_train.sh
 #
-# Every stage keeps what it has and goes on from there: LIMIT is how many seconds this call may take. Exit code: 0 all is done, 75 run it again. GPUS=0 trains on the CPU.
+# The same command goes on where it was stopped: each stage keeps what it has in OUTPUT. LIMIT is how many seconds a call may take (none: no limit).
+# Exit code: 0 all is done, 75 run it again (first look at OUTPUT/estimator.log if it says so), 1 a stage failed. GPUS=0 trains on the CPU.
 # Settings for the models: TOKENIZER, WORLD_MODEL, ESTIMATOR ("key=value key=value"); SCALE=0.01 records a hundredth.
 # Needs the extras gym, train, and doom or pusht. The world is $OUTPUT/world: tokenizer/, world_model/, estimator/, contexts/, README.md.
 set -euo pipefail

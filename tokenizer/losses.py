@@ -74,9 +74,10 @@ def lfq_entropy_loss(
     count as independent, and their entropies are added, which bounds the true one from above.
     The loss is computed in float32 under any autocast; all vectors of all frames have equal weight.
 
-    The published loss takes one mean over all vectors. Where most of a picture is the same in all frames, that has a
-    minimum in which each position has an id of its own, whatever it shows; `by_position` takes the mean over frames at
-    each position, and the mean of the positions' entropies, which is then 0.
+    The published loss takes one mean distribution over all vectors. Where most of a picture never changes, its entropy
+    is high even if each position has one id in all frames, so that ids say nothing. With `by_position` there is a mean
+    distribution over the frames for each position, and H is the mean of their entropies: 0 for such ids. It is at most
+    the logarithm of the number of frames where assignments are certain, so a batch should have many.
     """
     with torch.autocast(z.device.type, enabled=False):
         places = "(rows cols) f dim" if by_position else "1 (f rows cols) dim"
