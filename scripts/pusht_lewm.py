@@ -191,6 +191,7 @@ def main() -> None:
         weight_decay=1e-3,
         warmup_steps=200,
         ema_decay=0.99,
+        compile_model=accelerator.device.type == "cuda",
     )
     result = train(LeWMObjective(model, recordings, facts), config, accelerator)
     if result.stopped_by == "sigterm" or not accelerator.is_main_process:

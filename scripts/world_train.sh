@@ -5,7 +5,7 @@
 #
 # The same command goes on where it was stopped: each stage keeps what it has in OUTPUT. LIMIT is how many seconds a call may take (none: no limit).
 # Exit code: 0 all is done, 75 run it again (first look at OUTPUT/estimator.log if it says so), 1 a stage failed. GPUS=0 trains on the CPU.
-# Settings for the models: TOKENIZER, WORLD_MODEL, ESTIMATOR ("key=value key=value"); SCALE=0.01 records a hundredth.
+# Settings for the models: TOKENIZER, DECODER, WORLD_MODEL, ESTIMATOR ("key=value key=value"); SCALE=0.01 records a hundredth.
 # Needs the extras gym, train, and doom or pusht. The world is $OUTPUT/world: tokenizer/, world_model/, estimator/, contexts/, README.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,52 +16,72 @@ SCALE=${SCALE:-1}
 SCENES=${SCENES:-4}
 RECORD=${RECORD:-}
 TOKENIZER=${TOKENIZER:-}
+DECODER=${DECODER:-}
 WORLD_MODEL=${WORLD_MODEL:-}
 ESTIMATOR=${ESTIMATOR:-}
 DATA=$OUTPUT/recording
 source scripts/stages.sh
 
-# record SEEDS FIRST SPLIT PLAYER: so many seeds, each a shard of four episodes, from the split's seed FIRST on.
+# record SEEDS FIRST SPLIT PLAYER: so many seeds, each a shard of four episodes, from the split's seed FIRST on, beside other recordings.
+# Workers are shared out by the number of seeds, of which $ALL are recorded: most of a short recording is its start.
+recordings=()
+trap 'kill "${recordings[@]}" 2>/dev/null || true' EXIT
 record() {
-  local seeds
+  local seeds workers
   seeds=$("$PYTHON" -c "print(max(1, round($1 * $SCALE)))")
-  within env OMP_NUM_THREADS=1 "$PYTHON" -W ignore -m terra record output="$DATA" source=gym env="$ENV" image_size="$SIZE" frames_per_episode="$FRAMES" \
-    episodes_per_place=4 workers="$WORKERS" seeds="$seeds" seed="$2" split="$3" policy="$4" max_seconds="$(left)" $RECORD
+  workers=$(((WORKERS * $1 + ALL / 2) / ALL))
+  [ "$(left)" -gt 5 ] || again
+  (exec timeout --signal TERM --kill-after 30 "$(left)" \
+    env OMP_NUM_THREADS=1 "$PYTHON" -W ignore -m terra record output="$DATA" source=gym env="$ENV" image_size="$SIZE" frames_per_episode="$FRAMES" \
+    episodes_per_place=4 workers="$((workers > 0 ? workers : 1))" seeds="$seeds" seed="$2" split="$3" policy="$4" max_seconds="$(left)" $RECORD) &
+  recordings+=($!)
 }
 
 say "recording"
 case $WORLD in
 doom)
   ENV=terra.recording.doom:Doom-v0 SIZE="[112,192]" FRAMES=300 # 26 s
-  PLAYERS=terra.recording.doom.players
-  record 30 0 held_out $PLAYERS:explore
-  record 10 10000 held_out $PLAYERS:wander
+  PLAYERS=terra.recording.doom.players ALL=590
   record 400 0 train $PLAYERS:explore
   record 150 10000 train $PLAYERS:wander
+  record 30 0 held_out $PLAYERS:explore
+  record 10 10000 held_out $PLAYERS:wander
   ;;
 pusht)
   ENV=terra.recording.pusht:PushT-v0 SIZE="[96,96]" FRAMES=200 # 20 s
   ESTIMATOR="estimator.image_size=[96,96] $ESTIMATOR"
-  PLAYERS=terra.recording.pusht.players
-  record 60 0 held_out $PLAYERS:expert
-  record 10 10000 held_out $PLAYERS:weak
+  PLAYERS=terra.recording.pusht.players ALL=760
   record 540 0 train $PLAYERS:expert
   record 120 10000 train $PLAYERS:weak
   record 30 20000 train sticky
+  record 60 0 held_out $PLAYERS:expert
+  record 10 10000 held_out $PLAYERS:weak
   ;;
 *)
   echo "WORLD: expected doom or pusht, got $WORLD" >&2
   exit 2
   ;;
 esac
+for process in "${recordings[@]}"; do wait "$process" || { [ "$(left)" -gt 5 ] && exit 1 || again; }; done
+trap - EXIT
 
 if [ ! -f "$OUTPUT/tokenizer/metrics.json" ]; then
   say "tokenizer"
   module terra train-tokenizer data="$DATA" output="$OUTPUT/tokenizer" recipe="tokenizer_$WORLD" device="$DEVICE" workers="$EACH" $TOKENIZER
   [ -f "$OUTPUT/tokenizer/metrics.json" ] || again
 fi
+tokenizer=$OUTPUT/tokenizer/tokenizer
+if [ -f "conf/recipe/tokenizer_${WORLD}_decoder.yaml" ]; then
+  if [ ! -f "$OUTPUT/decoder/metrics.json" ]; then
+    say "decoder, for sharper pictures of the same tokens"
+    module terra train-tokenizer data="$DATA" output="$OUTPUT/decoder" recipe="tokenizer_${WORLD}_decoder" decoder_of="$tokenizer" device="$DEVICE" \
+      workers="$EACH" $DECODER
+    [ -f "$OUTPUT/decoder/metrics.json" ] || again
+  fi
+  tokenizer=$OUTPUT/decoder/tokenizer
+fi
 say "tokens"
-module terra tokenize data="$DATA" checkpoint="$OUTPUT/tokenizer/tokenizer" output="$OUTPUT/tokens" \
+module terra tokenize data="$DATA" checkpoint="$tokenizer" output="$OUTPUT/tokens" \
   device="$DEVICE" dtype="$([ "$DEVICE" = cuda ] && echo bfloat16 || echo float32)" workers="$EACH"
 
 estimator=
@@ -69,20 +89,20 @@ trap 'kill $estimator 2>/dev/null || true' EXIT
 if [ ! -f "$OUTPUT/estimator/metrics.json" ]; then
   say "action estimator, beside what follows"
   timeout --signal TERM "$(left)" "$PYTHON" -m terra train-estimator data="$DATA" output="$OUTPUT/estimator" \
-    checkpoint="$OUTPUT/tokenizer/tokenizer" device="$DEVICE" workers="$EACH" $ESTIMATOR >"$OUTPUT/estimator.log" 2>&1 &
+    checkpoint="$tokenizer" device="$DEVICE" workers="$EACH" $ESTIMATOR >"$OUTPUT/estimator.log" 2>&1 &
   estimator=$!
 fi
 if [ ! -f "$OUTPUT/world_model/metrics.json" ]; then
   say "world model"
   module terra train data="$OUTPUT/tokens" output="$OUTPUT/world_model" recipe="world_model_$WORLD" device="$DEVICE" \
-    preview_tokenizer="$OUTPUT/tokenizer/tokenizer" $WORLD_MODEL
+    preview_tokenizer="$tokenizer" $WORLD_MODEL
   [ -f "$OUTPUT/world_model/metrics.json" ] || again
 fi
 [ -z "$estimator" ] || wait "$estimator" || true
 [ -f "$OUTPUT/estimator/metrics.json" ] || { say "the estimator is not done: see $OUTPUT/estimator.log"; again; }
 rm -rf "$OUTPUT/world"
 mkdir -p "$OUTPUT/world"
-cp -r "$OUTPUT/tokenizer/tokenizer" "$OUTPUT/world_model/world_model" "$OUTPUT/estimator/estimator" "$OUTPUT/world/"
+cp -r "$tokenizer" "$OUTPUT/world_model/world_model" "$OUTPUT/estimator/estimator" "$OUTPUT/world/"
 cp "terra/worlds/$WORLD.md" "$OUTPUT/world/README.md"
 "$PYTHON" scripts/world_contexts.py --data "$DATA" --output "$OUTPUT/world/contexts" --scenes "$SCENES"
 say "done: $OUTPUT/world"

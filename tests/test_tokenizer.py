@@ -379,25 +379,6 @@ def test_entropy_equals_the_sum_over_the_codebook(dim, temperature, seed):
     assert terms.loss.item() == pytest.approx(0.5 * per_sample - 2.0 * batch, abs=1e-4)
 
 
-@given(st.integers(1, 6), st.sampled_from([0.3, 1.0]), st.integers(0, 2**16))
-@settings(max_examples=20)
-def test_entropy_by_position_is_the_mean_of_the_positions(dim, temperature, seed):
-    z = torch.randn(4, dim, 2, 3, generator=torch.Generator().manual_seed(seed)) * 0.5
-    terms = lfq_entropy_loss(z, temperature=temperature, by_position=True)
-    at_each = [
-        brute_force_entropies(z[:, :, row, col, None, None], temperature) for row in range(2) for col in range(3)
-    ]
-    per_sample, batch = (sum(each) / 6 for each in zip(*at_each, strict=True))
-    assert terms.per_sample.item() == pytest.approx(per_sample, abs=1e-5)
-    assert terms.batch.item() == pytest.approx(batch, abs=1e-5)
-
-
-def test_an_id_for_each_position_has_entropy_over_all_vectors_alone():
-    by_position = signs_from_tokens(torch.arange(16).reshape(1, 4, 4), 4, "msb_first").expand(8, -1, -1, -1)
-    assert lfq_entropy_loss(by_position).batch.item() == pytest.approx(math.log(16), rel=1e-5)
-    assert lfq_entropy_loss(by_position, by_position=True).batch.item() == pytest.approx(0.0, abs=1e-6)
-
-
 def test_entropy_by_groups_bounds_the_exact_one_and_is_exact_for_independent_groups():
     z = torch.randn(3, 6, 4, 4, generator=torch.Generator().manual_seed(1)) * 0.5
     exact = lfq_entropy_loss(z, temperature=1.0).batch
@@ -443,6 +424,22 @@ def test_reconstruction_terms():
     assert terms.loss.item() == pytest.approx(2 * 7.5 + 3 * 7 / 6)
     with pytest.raises(ValueError, match="at least 8, got"):
         gradient_loss(ramp[..., :4], ramp[..., :4])
+
+
+@given(st.integers(2, 5), st.floats(0.1, 10), st.integers(0, 2**16))
+@settings(max_examples=20)
+def test_foreground_weighs_pixels_by_their_distance_to_the_mean_picture(count, foreground, seed):
+    random = torch.Generator().manual_seed(seed)
+    frames, made = (torch.rand(count, 3, 4, 5, generator=random) * 2 - 1 for _ in range(2))
+    total = 0.0
+    for row in range(4):
+        for col in range(5):
+            pixels, errors = frames[:, :, row, col], (made - frames)[:, :, row, col].abs()
+            for one, error in zip(pixels, errors, strict=True):
+                total += error.sum().item() * (1 + foreground * (one - pixels.mean(0)).abs().mean().item())
+    assert pixel_loss(made, frames, foreground).item() == pytest.approx(total / frames.numel(), rel=1e-4)
+    same = frames[:1].expand_as(made)  # a batch without any foreground
+    assert pixel_loss(made, same, foreground).item() == pytest.approx(pixel_loss(made, same).item(), rel=1e-4)
 
 
 @pytest.mark.parametrize("values", [{"pixel": -1.0}, {"entropy": math.nan}, {"temperature": 0.0}])

@@ -26,7 +26,9 @@ MAX_GROUP_BITS = 18
 
 
 class LossWeights(Settings):
-    """Weights of the terms of `tokenizer_loss`, and how its entropies are taken, see `lfq_entropy_loss`.
+    """Weights of the terms of `tokenizer_loss`, the temperature of the entropies' soft assignment, and `foreground`.
+
+    `foreground` is how much more an error counts where a frame differs from others, see `pixel_loss`.
 
     The two entropies' weights against each other stand in the tokenizer's `quantizer_config`. Raises ConfigError on a
     negative weight or a temperature that is not positive.
@@ -37,7 +39,7 @@ class LossWeights(Settings):
     entropy: NonNegative = 0.1
     commitment: NonNegative = 0.25
     temperature: Positive = 0.01
-    entropy_by_position: bool = False
+    foreground: NonNegative = 0.0
 
 
 class EntropyTerms(NamedTuple):
@@ -62,7 +64,6 @@ def lfq_entropy_loss(
     temperature: float = 0.01,
     sample_weight: float = 1.0,
     batch_weight: float = 1.0,
-    by_position: bool = False,
     max_group_bits: int = MAX_GROUP_BITS,
 ) -> EntropyTerms:
     """`sample_weight * E[H(q(c|z))] - batch_weight * H(E[q(c|z)])`: each vector certain, all ids used.
@@ -73,18 +74,12 @@ def lfq_entropy_loss(
     the vectors by one matrix product. Above, it is approximated: consecutive groups of at most that many channels
     count as independent, and their entropies are added, which bounds the true one from above.
     The loss is computed in float32 under any autocast; all vectors of all frames have equal weight.
-
-    The published loss takes one mean distribution over all vectors. Where most of a picture never changes, its entropy
-    is high even if each position has one id in all frames, so that ids say nothing. With `by_position` there is a mean
-    distribution over the frames for each position, and H is the mean of their entropies: 0 for such ids. It is at most
-    the logarithm of the number of frames where assignments are certain, so a batch should have many.
     """
     with torch.autocast(z.device.type, enabled=False):
-        places = "(rows cols) f dim" if by_position else "1 (f rows cols) dim"
-        logits = rearrange(z.float(), f"f dim rows cols -> {places}") * (4.0 / temperature)
-        per_sample = _binary_entropy(logits).sum(dim=-1).mean()
-        num_groups = math.ceil(logits.shape[-1] / max_group_bits)
-        batch = torch.stack([_mean_entropy(group) for group in logits.chunk(num_groups, dim=-1)]).sum(dim=0).mean()
+        logits = rearrange(z.float(), "f dim rows cols -> (f rows cols) dim") * (4.0 / temperature)
+        per_sample = _binary_entropy(logits).sum(dim=1).mean()
+        num_groups = math.ceil(logits.shape[1] / max_group_bits)
+        batch = torch.stack([_mean_entropy(group) for group in logits.chunk(num_groups, dim=1)]).sum()
         return EntropyTerms(sample_weight * per_sample - batch_weight * batch, per_sample, batch)
 
 
@@ -104,9 +99,19 @@ def kept_signs_loss(z: PreQuantized, before: PreQuantized, margin: float) -> Sca
     return F.relu(margin - quantize(before.detach().float()) * z.float()).square().mean()
 
 
-def pixel_loss(reconstruction: Frames, frames: Frames) -> Scalar:
-    """Mean absolute difference, in units of [-1, 1]. In float32."""
-    return F.l1_loss(reconstruction.float(), frames.float())
+def pixel_loss(reconstruction: Frames, frames: Frames, foreground: float = 0.0) -> Scalar:
+    """Mean absolute difference, in units of [-1, 1]. In float32.
+
+    With `foreground` each pixel's error has the weight `1 + foreground * d`, where d is how far the pixel is from the
+    mean picture of the batch (the mean of the channels' absolute differences). Small objects before a background that
+    never changes are a small part of the plain mean, which then teaches the background alone.
+    """
+    frames = frames.float()
+    error = (reconstruction.float() - frames).abs()
+    if foreground:
+        distance = (frames - frames.mean(dim=0)).abs().mean(dim=1, keepdim=True)
+        error = error * (1.0 + foreground * distance)
+    return error.mean()
 
 
 def gradient_loss(reconstruction: Frames, frames: Frames, num_scales: int = 3) -> Scalar:
@@ -131,10 +136,15 @@ def gradient_loss(reconstruction: Frames, frames: Frames, num_scales: int = 3) -
 
 
 def reconstruction_loss(
-    reconstruction: Frames, frames: Frames, *, pixel_weight: float = 1.0, gradient_weight: float = 1.0
+    reconstruction: Frames,
+    frames: Frames,
+    *,
+    pixel_weight: float = 1.0,
+    gradient_weight: float = 1.0,
+    foreground: float = 0.0,
 ) -> ReconstructionTerms:
     """The weighted sum of `pixel_loss` and `gradient_loss` (3 scales), and both terms."""
-    pixel, gradient = pixel_loss(reconstruction, frames), gradient_loss(reconstruction, frames)
+    pixel, gradient = pixel_loss(reconstruction, frames, foreground), gradient_loss(reconstruction, frames)
     return ReconstructionTerms(pixel_weight * pixel + gradient_weight * gradient, pixel, gradient)
 
 
@@ -147,13 +157,18 @@ def tokenizer_loss(
     `sample_entropy` and `batch_entropy` (nats), `commitment`, and `codebook_usage` in (0, 1]: the distinct ids of the
     batch as a fraction of the most there could be, which is its number of tokens or the codebook's size.
     """
-    terms = reconstruction_loss(reconstruction, frames, pixel_weight=weights.pixel, gradient_weight=weights.gradient)
+    terms = reconstruction_loss(
+        reconstruction,
+        frames,
+        pixel_weight=weights.pixel,
+        gradient_weight=weights.gradient,
+        foreground=weights.foreground,
+    )
     entropy = lfq_entropy_loss(
         z,
         temperature=weights.temperature,
         sample_weight=quantizer.sample_minimization_weight,
         batch_weight=quantizer.batch_maximization_weight,
-        by_position=weights.entropy_by_position,
     )
     commitment = commitment_loss(z)
     tokens = tokens_from_signs(z.detach(), quantizer.bit_order)
@@ -177,19 +192,19 @@ def _binary_entropy(logits: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     return F.softplus(logits) - torch.sigmoid(logits) * logits
 
 
-def _mean_entropy(logits: Float[Tensor, "sets vectors bits"]) -> Float[Tensor, " sets"]:
-    """Entropy of the mean distribution of each set's vectors over all 2**bits sign vectors."""
-    first, second = (_joint_probabilities(half) for half in logits.tensor_split(2, dim=-1))
-    mean = first.mT @ second / logits.shape[1]
+def _mean_entropy(logits: Float[Tensor, "vectors bits"]) -> Scalar:
+    """Entropy of the vectors' mean distribution over all 2**bits sign vectors."""
+    first, second = (_joint_probabilities(half) for half in logits.tensor_split(2, dim=1))
+    mean = first.T @ second / logits.shape[0]
     # The gradient of p log p is infinite at p = 0; below the clamp it is large and finite.
-    return -(mean * mean.clamp_min(torch.finfo(mean.dtype).tiny).log()).sum(dim=(1, 2))
+    return -(mean * mean.clamp_min(torch.finfo(mean.dtype).tiny).log()).sum()
 
 
-def _joint_probabilities(logits: Float[Tensor, "sets vectors bits"]) -> Float[Tensor, "sets vectors combinations"]:
+def _joint_probabilities(logits: Float[Tensor, "vectors bits"]) -> Float[Tensor, "vectors combinations"]:
     """Probability of each combination of independent bits."""
-    joint = logits.new_ones(*logits.shape[:2], 1)
+    joint = logits.new_ones(logits.shape[0], 1)
     # Both sigmoids are computed, because one minus the other would round small probabilities to 0.
     bits = torch.stack([(-logits).sigmoid(), logits.sigmoid()], dim=-1)
-    for bit in bits.unbind(dim=-2):
-        joint = rearrange(joint[..., :, None] * bit[..., None, :], "sets v c two -> sets v (c two)")
+    for bit in bits.unbind(dim=1):
+        joint = rearrange(joint[:, :, None] * bit[:, None, :], "v c two -> v (c two)")
     return joint

@@ -258,7 +258,11 @@ class DecoderObjective(_Autoencoding):
         reconstruction = self.model(signs)
         weights = self._terms.weights
         terms = reconstruction_loss(
-            reconstruction, frames, pixel_weight=weights.pixel, gradient_weight=weights.gradient
+            reconstruction,
+            frames,
+            pixel_weight=weights.pixel,
+            gradient_weight=weights.gradient,
+            foreground=weights.foreground,
         )
         return reconstruction, {
             "total": terms.loss,
