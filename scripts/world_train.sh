@@ -40,7 +40,7 @@ record() {
 say "recording"
 case $WORLD in
 doom)
-  ENV=terra.recording.doom:Doom-v0 SIZE="[112,192]" FRAMES=300 # 26 s
+  ENV=terra.recording.doom:Doom-v0 SIZE="[96,160]" FRAMES=300 # 26 s
   PLAYERS=terra.recording.doom.players ALL=590
   record 400 0 train $PLAYERS:explore
   record 150 10000 train $PLAYERS:wander
@@ -50,8 +50,8 @@ doom)
 pusht)
   ENV=terra.recording.pusht:PushT-v0 SIZE="[96,96]" FRAMES=200 # 20 s
   ESTIMATOR="estimator.image_size=[96,96] $ESTIMATOR"
-  PLAYERS=terra.recording.pusht.players ALL=760
-  record 540 0 train $PLAYERS:expert
+  PLAYERS=terra.recording.pusht.players ALL=1020
+  record 800 0 train $PLAYERS:expert
   record 120 10000 train $PLAYERS:weak
   record 30 20000 train sticky
   record 60 0 held_out $PLAYERS:expert

@@ -11,6 +11,7 @@ from typing import Any
 # Two threads on two busy cores make vLLM wait for itself; one is enough for models of this size.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+os.environ["TERRA_WORLDS"] = os.devnull  # worlds that someone has unpacked stay out
 
 import pytest
 import torch

@@ -17,9 +17,11 @@ from tiny_worlds import CHOICE, EVALUATION, FPS, KEYS, SIZE, SPACES, VECTOR, mak
 
 from terra.actions import TableSpace
 from terra.config.files import register_resolvers
+from terra.dataset import read_split
 from terra.dataset.tokens import TokenizedDriving
 from terra.errors import CheckpointError, ConfigError
 from terra.evaluation.action_estimator import ActionEstimator, ActionEstimatorConfig
+from terra.evaluation.clips import Clip
 from terra.evaluation.estimator import MotionEstimator
 from terra.evaluation.estimator_training import run as train_estimator
 from terra.evaluation.evaluate import DEMO, run as evaluate
@@ -103,6 +105,19 @@ def test_what_does_not_fit_is_one_line(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"expected actions of keys of right, down, as the world model takes"):
         evaluated(other, tmp_path / "out", models)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_a_clip_moves_where_half_its_frames_have_an_action(tmp_path: Path, name: str):
+    space = SPACES[name]
+    (episode, *_) = read_split(make_dataset(tmp_path, space), "held_out").episodes
+    other = next(row for row in some_values(space, np.random.default_rng(0), 100) if (row != space.neutral).any())
+    for count, moves in ((4, False), (5, True), (10, True)):
+        actions = np.tile(space.neutral, (20, 1))
+        actions[2 : 2 + count] = other  # between the frames 2 and 12, of which the first is given
+        clip = Clip("clip", replace(episode, actions=actions, num_frames=20), 0, 13, 3, 0)
+        assert len(clip.instructed_values) == 10
+        assert clip.is_moving == moves
 
 
 def obeying(space: TableSpace, seed: int) -> TokenizedDriving:

@@ -605,6 +605,53 @@ def test_choices_are_played(open_page: Callable[..., Page], worlds: dict[str, Se
     assert actions_made(server)[-1] == "up_left"
 
 
+def test_scenes_are_grouped_by_world(open_page: Callable[..., Page], tmp_path: Path) -> None:
+    """Three worlds are played one after the other, from one list of scenes."""
+    server = fake(tmp_path, others={"keys": SPACES["keys"], "vector": SPACES["vector"]})
+    try:
+        page = open_page(server=server)
+        expect(page.locator("#world")).to_have_text("Terra demo")
+        expect(page.locator("[data-name=keys] h3")).to_have_text("Keys")
+        for world in ("keys", "vector"):
+            expect(page.locator(f"[data-name={world}] .scene")).to_have_count(2)
+            expect(page.locator(f"[data-name={world}] img").first).to_have_js_property("complete", True)
+        page.locator("[data-name=keys] .scene").last.click()
+        wait_for_state(page, "waiting")
+        assert page.url.endswith("/worlds/keys/#scene=yard")
+        assert page.evaluate("document.body.dataset.world") == "keys"
+        first = view(page)
+        page.keyboard.down("d")
+        before = shown_frame(page)
+        wait_for_frame(page, before + 6)
+        page.keyboard.up("d")
+        assert columns_moved(first, view(page)) != 0
+        page.locator(".brand").click()
+        expect(page.locator("#world")).to_have_text("Keys")
+        page.locator("[data-name=vector] .scene").first.click()
+        wait_for_state(page, "waiting")
+        assert page.url.endswith("/worlds/vector/#scene=room")
+        page.locator(".brand").click()
+        page.locator("[data-name=terra-demo] [data-scene=day]").click()
+        wait_for_state(page, "waiting")
+        assert page.evaluate("document.body.dataset.world") == "waypoints"
+        assert page.url.endswith(f":{server.port}/#scene=day")
+    finally:
+        server.stop()
+
+
+def test_a_world_that_fails_is_named_in_its_place(open_page: Callable[..., Page], tmp_path: Path) -> None:
+    server = fake(tmp_path, others={"keys": SPACES["keys"]})
+    try:
+        page = open_page(server=server)
+        expect(page.locator("[data-name=keys] .scene")).to_have_count(2)
+        page.route("**/worlds/keys/v1/scenes", lambda route: route.fulfill(status=500, body="{}"))
+        page.reload()
+        expect(page.locator("[data-name=keys] ul")).to_contain_text("The server answered 500.")
+        expect(page.locator("#scenes .scene").first).to_be_visible()
+    finally:
+        server.stop()
+
+
 def test_long_names_are_told_apart(open_page: Callable[..., Page], tmp_path: Path) -> None:
     serving = fake(tmp_path, Choice(names=["up", "fire", "downright", "downrightfire", "downleftfire"]))
     for width in (1000, 390):

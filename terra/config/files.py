@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from terra.errors import ConfigError
 
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+_FOUND = ("${terra_adapters:", "${terra_worlds:")  # settings that are folders by name
 _GLOB = re.compile(r"[*?\[]")
 
 
@@ -46,6 +47,7 @@ def register_resolvers() -> None:
     `${terra_scenes:PRETRAINED}` the folder of a model's scenes: contexts/ beside it, else the shipped ones.
     `${terra_model_name:PRETRAINED}` is what clients call a model: "terra-demo", or its folder's or Hub id's name.
     `${terra_adapters:PRETRAINED}` are the folders of adapters that ship with a model, by name; none but for the demo's.
+    `${terra_worlds:PRETRAINED}` are the folders of the worlds in `worlds_folder`, by name; none but beside the demo's.
     `${terra_choices:CHOICES}` is the part of a help page that lists the options of a command's groups, and
     `${terra_settings:NAME,CHOICES}` the part that lists the settings of conf/NAME.yaml with their comments.
     """
@@ -54,6 +56,7 @@ def register_resolvers() -> None:
     OmegaConf.register_new_resolver("terra_scenes", _scenes, replace=True)
     OmegaConf.register_new_resolver("terra_model_name", _model_name, replace=True)
     OmegaConf.register_new_resolver("terra_adapters", _shipped_adapters, replace=True)
+    OmegaConf.register_new_resolver("terra_worlds", _unpacked_worlds, replace=True)
     OmegaConf.register_new_resolver("terra_choices", _list_choices, replace=True)
     OmegaConf.register_new_resolver("terra_settings", _list_settings, replace=True)
 
@@ -74,6 +77,15 @@ def _shipped_adapters(pretrained: object) -> dict[str, str]:
         return {}
     found = sorted((DEMO / "adapters").glob("*/adapter_config.json"))
     return {path.parent.name: str(path.parent) for path in found}
+
+
+def _unpacked_worlds(pretrained: object) -> dict[str, str]:
+    """The folders of worlds in `worlds_folder`, for the model that ships with Terra."""
+    if Path(str(pretrained)) != DEMO / "world_model":
+        return {}
+    return {
+        path.parents[1].name: str(path.parents[1]) for path in sorted(worlds_folder().glob("*/world_model/config.json"))
+    }
 
 
 def compose(config_name: str, overrides: Sequence[str] = ()) -> DictConfig:
@@ -133,7 +145,7 @@ def check_keys(config_name: str, overrides: Sequence[str]) -> None:
     """Raise ConfigError for overrides of unknown settings, also for those with a + before their key.
 
     Keys below a setting whose value is an empty dictionary, such as `engine.engine_args`, or what `terra_adapters`
-    finds, are free.
+    or `terra_worlds` finds, are free.
 
     Raises:
         ConfigError: an unknown key; names the most similar one, or those of the key's group.
@@ -196,7 +208,7 @@ def _settings(config: DictConfig) -> tuple[set[str], set[str]]:
     values: Any = OmegaConf.to_container(config, resolve=False)
     leaves = dict(_leaves(values))
     known = {".".join(name.split(".")[: end + 1]) for name in leaves for end in range(name.count(".") + 1)}
-    return known, {name for name, value in leaves.items() if value == {} or str(value).startswith("${terra_adapters:")}
+    return known, {name for name, value in leaves.items() if value == {} or str(value).startswith(_FOUND)}
 
 
 def _leaves(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -32,15 +32,15 @@ def read_sampling(values: object) -> SamplingParams:
 Sampling = Annotated[SamplingParams, BeforeValidator(read_sampling)]
 
 
-AdapterName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$")]
-"""The name by which sessions choose an adapter: letters, digits, ".", "_" and "-", at most 64 of them."""
+FolderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$")]
+"""The name by which clients choose an adapter or a world: letters, digits, ".", "_" and "-", at most 64 of them."""
 
-Adapters = Annotated[
-    dict[AdapterName, FilePath],
+Folders = Annotated[
+    dict[FolderName, FilePath],
     Field(default_factory=dict, max_length=32),
     expecting("at most 32 folders by name, the names of letters, digits, '.', '_' and '-'"),
 ]
-"""Folders of adapters by name."""
+"""Folders of adapters or worlds by name."""
 
 
 MemoryFrames = Annotated[Literal["auto"] | Natural, expecting("auto, or a number of frames, 0 or more")]
@@ -146,7 +146,7 @@ class PipelineSettings(PairSettings):
     overlap: Count
     memory: MemoryFrames = "auto"
     adapter: FilePath | None = None
-    adapters: Adapters
+    adapters: Folders
 
 
 class _Arguments(Settings):

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float32, UInt8
 
 from decoder.video import to_frames
-from terra.actions import ActionSpace
+from terra.actions import ActionSpace, TableSpace
 from terra.actions.space import Values
 from terra.dataset import Episode
 from terra.errors import DatasetError
@@ -60,9 +60,13 @@ class Clip:
 
     @property
     def is_moving(self) -> bool:
-        """Whether a car's mean speed over the generated frames is above 1 m/s; False in any other world."""
-        if self.episode.motion is None:
-            return False
+        """Whether a car's mean speed over the generated frames is above 1 m/s.
+
+        In other worlds: whether the action of half the generated frames or more is not the neutral one.
+        """
+        space = self.episode.space
+        if isinstance(space, TableSpace):
+            return bool((self.instructed_values != space.neutral).any(axis=1).mean() >= 0.5)
         return float(np.abs(self.instructed[:, 0]).mean()) * self.episode.fps > MOVING_SPEED
 
 

@@ -49,7 +49,7 @@ class Bootstrap:
 def frame_measures(run: str, scores: Sequence[ClipScores], bootstrap: Bootstrap) -> list[Measure]:
     """The frame metrics by frame and over clips: `psnr`, `ssim`, `psnr-moving` and `psnr-gain-moving`.
 
-    `psnr-moving` is the PSNR of the clips in which the car moves; `psnr-gain-moving` is the model's minus that of
+    `psnr-moving` is the PSNR of the clips that move (`Clip.is_moving`); `psnr-gain-moving` is the model's minus that of
     persistence. Higher is better for all four.
     """
     measures = []

@@ -33,7 +33,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from terra.config.groups import AdapterName
+from terra.config.groups import FolderName
 from terra.errors import ConfigError, TerraError
 from terra.rollouts.settings import RolloutSettings, Samples
 from terra.sampling import SamplingParams
@@ -59,7 +59,7 @@ class _Fields(Settings):
     trajectory: _Path = None
     actions: _Path = None
     sample_id: Annotated[int | str | None, expecting("a number or text")] = None
-    adapter: Annotated[AdapterName | None, expecting("a name of adapters=")] = None
+    adapter: Annotated[FolderName | None, expecting("a name of adapters=")] = None
     num_frames: Count
     num_context: Count
     seed: Seed

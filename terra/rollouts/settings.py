@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from terra.config.groups import Adapters, PipelineSettings, Sampling
+from terra.config.groups import Folders, PipelineSettings, Sampling
 from tokenizer.limits import LIMITS, Limits
 from tokenizer.settings import Count, FilePath, Natural, Seed, Settings, expecting
 
@@ -53,7 +53,7 @@ class RolloutSettings(Settings):
     sampling: Sampling
     num_samples: Samples
     overlap: Count
-    adapters: Adapters
+    adapters: Folders
     at_once: AtOnce
     workers: Annotated[AtOnce, BeforeValidator(_half_of_the_cores)]
     contexts: Count

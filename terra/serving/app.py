@@ -1,6 +1,6 @@
 """The application: every route, over one `Service`."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
+from starlette.types import Lifespan
 
 from terra.actions import Waypoints
 from terra.memory import memory_frames
@@ -70,7 +71,10 @@ class _Application(FastAPI):
 
 
 def create_app(service: Service) -> FastAPI:
-    """Build the application with all routes; the service starts and ends with the application."""
+    """Build the application with all routes, those of a further world below /worlds/NAME.
+
+    The service starts and ends with the application.
+    """
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -78,6 +82,17 @@ def create_app(service: Service) -> FastAPI:
         yield
         await service.close()
 
+    urls = {service.settings.model_name: "./"} | {name: f"worlds/{name}/" for name in service.worlds}
+    app = _world_app(service, urls, lifespan)
+    for name, each in service.worlds.items():
+        seen = {other: "./" if other == name else f"../../{url.removeprefix('./')}" for other, url in urls.items()}
+        app.mount(f"/worlds/{name}", _world_app(each, seen))
+    app.add_middleware(Guard, settings=service.settings, metrics=service.metrics)
+    return app
+
+
+def _world_app(service: Service, urls: Mapping[str, str], lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
+    """All routes of one world; `urls` are those of all worlds, relative to its page."""
     app = _Application(
         title="Terra",
         description=_ABOUT,
@@ -90,6 +105,7 @@ def create_app(service: Service) -> FastAPI:
     )
     app.include_router(video_routes(service))
     app.include_router(_model_routes(service))
+    app.include_router(_world_routes(urls))
     app.include_router(_server_routes(service))
     app.include_router(page_routes(app))
 
@@ -102,8 +118,18 @@ def create_app(service: Service) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(Exception, _on_failure)
-    app.add_middleware(Guard, settings=service.settings, metrics=service.metrics)
     return app
+
+
+def _world_routes(urls: Mapping[str, str]) -> APIRouter:
+    router = APIRouter(tags=["model"])
+
+    @router.get("/v1/worlds")
+    async def list_worlds() -> schemas.WorldList:
+        """The worlds of this server: for each of them all routes are below its url."""
+        return schemas.WorldList(data=[schemas.World(id=name, url=url) for name, url in urls.items()])
+
+    return router
 
 
 def _model_routes(service: Service) -> APIRouter:
@@ -190,15 +216,17 @@ def _server_routes(service: Service) -> APIRouter:
 
     @router.get("/health", response_model_exclude_none=True)
     async def health() -> schemas.Health:
-        """Whether the server answers and its engine works; 503 when the engine has failed.
+        """Whether the server answers and its engines work; 503 when one has failed.
 
         While jobs can't be made, as on a full disk, or stand still, the status is "degraded", with the reason; live
         sessions go on.
         """
-        service.check_engine()
+        for each in (service, *service.worlds.values()):
+            each.check_engine()
         if service.draining:
             return schemas.Health(status="shutting_down")
-        problem = service.jobs.problem
+        problems = (each.jobs.problem for each in (service, *service.worlds.values()))
+        problem = next((problem for problem in problems if problem is not None), None)
         return schemas.Health(status="ok") if problem is None else schemas.Health(status="degraded", reason=problem)
 
     text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}

@@ -6,6 +6,7 @@ It is plain ASGI, so that it also sees WebSockets and can count the bytes of a b
 import asyncio
 import hmac
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -26,7 +27,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 # Bytes of each body that are not counted, so that small requests get in while others fill the room for large ones.
 _FREE_BYTES = 64 << 10
-_KEYED = ("/v1/", "/metrics")
+_KEYED = re.compile(r"(/worlds/[^/]+)?(/v1/|/metrics)")
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -87,7 +88,7 @@ class Guard:
         if origin is not None and origin not in settings.allowed_origins and _netloc(origin) != host:
             raise ApiError(403, "foreign_origin", "expected this server's own Origin: see allowed_origins=")
         scope["terra.has_key"] = settings.api_key is None or _has_key(headers, settings.api_key)
-        is_keyed = scope["type"] == "http" and scope["path"].startswith(_KEYED)
+        is_keyed = scope["type"] == "http" and _KEYED.match(scope["path"]) is not None
         if is_keyed and not scope["terra.has_key"]:
             raise ApiError(401, "invalid_api_key", "expected the header Authorization: Bearer and the API key")
 

@@ -66,6 +66,6 @@ def _docs(document: Mapping[str, Any]) -> str:
         "body{font:16px/1.5 system-ui;max-width:60rem;margin:2rem auto;padding:0 1rem}"
         "td,th{text-align:left;vertical-align:top;padding:.3rem .8rem .3rem 0}td:nth-child(-n+2){font-family:monospace}"
         f"</style><h1>{title}</h1><p style='white-space:pre-line'>{about}</p>"
-        "<p>For programs: <a href=/openapi.json>openapi.json</a></p>"
+        "<p>For programs: <a href=openapi.json>openapi.json</a></p>"
         f"<table><tr><th>Method<th>Path<th>What it does<th>Parameters</tr>{''.join(rows)}</table></html>"
     )

@@ -6,7 +6,9 @@ import hashlib
 import logging
 import signal
 import socket
+from collections.abc import Mapping
 from types import FrameType
+from typing import NamedTuple
 
 import uvicorn
 
@@ -35,27 +37,30 @@ def run(settings: ServeSettings) -> None:
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # a line for each connection is too many
     for handler in logging.getLogger().handlers:
         handler.addFilter(RateLimit())
-    pipeline, scenes, model_hash, place = load(settings)
+    loaded = load(settings)
+    worlds = {name: (settings.of_world(name), load(settings.of_world(name))) for name in settings.worlds}
     if settings.api_key is None and settings.host not in LOOPBACK:
         logger.warning("host=%s without an api_key: whoever reaches the port can use the server", settings.host)
     # Looking through all modules and weights for garbage would stop the event loop for half a second at a time.
     gc.collect()
     gc.freeze()
     with listen(settings) as listener:
-        asyncio.run(serve(pipeline, settings, scenes, model_hash, place, listener))
+        asyncio.run(serve(settings, loaded, worlds, listener))
 
 
 async def serve(
-    pipeline: Pipeline,
     settings: ServeSettings,
-    scenes: dict[str, Scene],
-    model_hash: str,
-    place: MapPictures | None,
+    loaded: "Loaded",
+    worlds: Mapping[str, tuple[ServeSettings, "Loaded"]],
     listener: socket.socket,
 ) -> None:
-    """Serve on a socket until SIGTERM or SIGINT; the pipeline is closed then. A second SIGINT waits for no job."""
-    service = Service(pipeline, settings, scenes, model_hash, place)
-    await Server(service, settings).serve(sockets=[listener])
+    """Serve on a socket until SIGTERM or SIGINT; the pipelines are closed then. A second SIGINT waits for no job."""
+    services = {name: _service(own, each) for name, (own, each) in worlds.items()}
+    await Server(_service(settings, loaded, services), settings).serve(sockets=[listener])
+
+
+def _service(settings: ServeSettings, loaded: "Loaded", worlds: Mapping[str, Service] | None = None) -> Service:
+    return Service(loaded.pipeline, settings, loaded.scenes, loaded.model_hash, loaded.place, worlds)
 
 
 class Server(uvicorn.Server):
@@ -105,8 +110,17 @@ class Server(uvicorn.Server):
         self._service.give_up.set()
 
 
-def load(settings: ServeSettings) -> tuple[Pipeline, dict[str, Scene], str, MapPictures | None]:
-    """Check the settings, read scenes and map, then load the weights; returns the arguments of `Service`.
+class Loaded(NamedTuple):
+    """What `load` finds, arguments of `Service`."""
+
+    pipeline: Pipeline
+    scenes: dict[str, Scene]
+    model_hash: str
+    place: MapPictures | None
+
+
+def load(settings: ServeSettings) -> Loaded:
+    """Check the settings, read scenes and map, then load the weights.
 
     Raises:
         TerraError: anything wrong with the configuration, the scenes or the weights.
@@ -128,7 +142,7 @@ def load(settings: ServeSettings) -> tuple[Pipeline, dict[str, Scene], str, MapP
     spec.announce()
     pipeline = Pipeline.from_spec(spec)
     hashes = [sha256 for name, sha256 in spec.hashes().items() if not name.startswith("adapters.")]
-    return pipeline, scenes, hashlib.sha256("".join(hashes).encode()).hexdigest(), place
+    return Loaded(pipeline, scenes, hashlib.sha256("".join(hashes).encode()).hexdigest(), place)
 
 
 def listen(settings: ServeSettings) -> socket.socket:

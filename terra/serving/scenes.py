@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from decoder.video import to_uint8
 from terra.actions import ActionTrack
-from terra.config.groups import AdapterName, MapPose
+from terra.config.groups import FolderName, MapPose
 from terra.context import load_context
 from terra.engine.base import EngineSpec
 from terra.errors import ConfigError
@@ -34,7 +34,7 @@ SCENE = "scene.json"
 class _SceneFile(Settings):
     """The content of a scene.json: the adapter that the scene is for, and where its first frame is on the map."""
 
-    adapter: Annotated[AdapterName, expecting("a name of letters, digits, '.', '_' and '-'")] | None = None
+    adapter: Annotated[FolderName, expecting("a name of letters, digits, '.', '_' and '-'")] | None = None
     map_pose: MapPose | None = None
 
 

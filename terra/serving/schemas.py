@@ -118,6 +118,20 @@ class ModelList(BaseModel):
     data: list[ModelCard]
 
 
+class World(BaseModel):
+    """A world of this server, each with routes of its own."""
+
+    id: str = Field(description="the name of its base model")
+    url: str = Field(description="of its page, relative to the page of the world that was asked; its routes are below")
+
+
+class WorldList(BaseModel):
+    """The worlds, that of the address `/` first."""
+
+    object: Literal["list"] = "list"
+    data: list[World]
+
+
 class Scene(BaseModel):
     """A scene that a rollout can start from."""
 

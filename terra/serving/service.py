@@ -62,14 +62,15 @@ def check_windows(settings: ServeSettings, spec: EngineSpec) -> None:
 
 
 def check_names(settings: ServeSettings) -> None:
-    """Raise ConfigError if an adapter has the base model's name: clients could not choose between them."""
-    if settings.model_name in settings.adapters:
-        name = settings.model_name
-        raise ConfigError(f"adapters.{name}: expected another name than the base model's (model_name), got {name}")
+    """Raise ConfigError if an adapter or a world has the base model's name: clients could not choose between them."""
+    name = settings.model_name
+    for group, folders in (("adapters", settings.adapters), ("worlds", settings.worlds)):
+        if name in folders:
+            raise ConfigError(f"{group}.{name}: expected another name than the base model's (model_name), got {name}")
 
 
 class Service:
-    """One engine, and the jobs and live sessions that use it.
+    """One engine, and the jobs and live sessions that use it; and the services of further worlds.
 
     Args:
         pipeline: the loaded pipeline; closed with the service.
@@ -77,6 +78,7 @@ class Service:
         scenes: the scenes by id, see `load_scenes`.
         model_hash: hash of the weights.
         place: the map of live sessions; None for none.
+        worlds: the services of further worlds by name, which start and end with this one.
 
     Raises:
         ConfigError: see `check_windows` and `check_names`.
@@ -90,8 +92,10 @@ class Service:
         scenes: Mapping[str, Scene],
         model_hash: str,
         place: MapPictures | None = None,
+        worlds: "Mapping[str, Service] | None" = None,
     ) -> None:
         self.settings, self._place = settings, place
+        self.worlds = dict(worlds or {})
         self._map: PlaceMap | None = None  # in the map's own axes, made at the first request for it
         self._mapping = asyncio.Lock()
         self.model = Model(pipeline, settings.model_name, settings.decode_threads, settings.uploads.at_once)
@@ -108,6 +112,8 @@ class Service:
         self._reader = Reader(self._wanted, settings.uploads.read_bytes, settings.uploads.read_seconds)
         self.sessions: dict[str, LiveSession] = {}
         self.give_up = asyncio.Event()
+        for each in self.worlds.values():
+            each.give_up = self.give_up
         self.draining = False
         self._seats: Counter[str] = Counter()
         self.forks = Forks(settings.live)
@@ -116,9 +122,14 @@ class Service:
         """Start background work in the running event loop, which all methods must use."""
         self._reader.start()
         await self.jobs.start()
+        for each in self.worlds.values():
+            await each.start()
 
     async def drain(self) -> None:
         """Refuse new work, tell live sessions, finish running jobs or requeue them. To be called once."""
+        await asyncio.gather(self._drain(), *(each.drain() for each in self.worlds.values()))
+
+    async def _drain(self) -> None:
         self.draining = True
         for session in list(self.sessions.values()):
             session.end("shutdown")
@@ -128,10 +139,12 @@ class Service:
             await asyncio.sleep(0.02)
 
     async def close(self) -> None:
-        """End sessions and jobs, and close the pipeline."""
+        """End sessions and jobs, and close the pipelines."""
         if not self.draining:
             self.give_up.set()
             await self.drain()
+        for each in self.worlds.values():
+            await each.close()
         self.store.close()
         await asyncio.to_thread(self._reader.close)
         await asyncio.to_thread(self.model.close)

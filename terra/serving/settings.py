@@ -1,15 +1,16 @@
 """The pydantic models of conf/serve.yaml's settings."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field
 
 from decoder.camera import Camera
-from terra.config.groups import PipelineSettings, Sampling
+from terra.config.groups import Folders, PipelineSettings, Sampling
 from tokenizer.limits import LIMITS, Limits
 from tokenizer.settings import Count, FilePath, Natural, NonNegative, Positive, Settings, Text, expecting
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_FRAMEWISE = "decoder.FramewiseDecoder"  # a refiner is of one world alone
 _MOST_PICTURES = 8  # of a context, where the settings name no number
 
 
@@ -100,6 +101,7 @@ class ServeSettings(PipelineSettings):
     scenes: FilePath | None
     map: FilePath | None = None
     model_name: Text
+    worlds: Folders
     num_context: Count
     start_speed: NonNegative
     decode_threads: Count
@@ -111,6 +113,23 @@ class ServeSettings(PipelineSettings):
     sampling: Sampling
     camera: Camera
     limits: Limits = LIMITS
+
+    def of_world(self, name: str) -> Self:
+        """The settings of one of `worlds`: its checkpoints and scenes, jobs in a folder of their own, else the same."""
+        folder = self.worlds[name]
+        scenes = folder / "contexts"
+        return self.replace(
+            tokenizer=self.tokenizer.replace(pretrained=str(folder), subfolder="tokenizer", revision=None),
+            world_model=self.world_model.replace(pretrained=str(folder), subfolder="world_model", revision=None),
+            scenes=scenes if scenes.is_dir() else None,
+            model_name=name,
+            data=self.data / "worlds" / name,
+            decoder=self.decoder if self.decoder.get("_target_") == _FRAMEWISE else {"_target_": _FRAMEWISE},
+            map=None,
+            adapter=None,
+            adapters={},
+            worlds={},
+        )
 
     @property
     def hosts(self) -> tuple[str, ...] | None:

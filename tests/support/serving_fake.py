@@ -9,7 +9,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -143,13 +143,17 @@ def scene_folder(folder: Path, space: TableSpace) -> Path:
 
 
 def build_service(
-    data: Path, seconds_a_frame: float = 0.05, space: ActionSpace = DRIVING, **changes: Any
+    data: Path,
+    seconds_a_frame: float = 0.05,
+    space: ActionSpace = DRIVING,
+    others: Mapping[str, ActionSpace] | None = None,
+    **changes: Any,
 ) -> tuple[Service, ServeSettings]:
-    """A service that keeps its jobs in `data`; `changes` are of settings."""
+    """A service that keeps its jobs in `data`, with `others` as further worlds; `changes` are of settings."""
     register_resolvers()
     if not isinstance(space, Waypoints):
         changes = {"scenes": scene_folder(data / "scenes", space), **changes}
-    given = {"data": data, "adapters": "{}", **changes}
+    given = {"data": data, "adapters": "{}", "worlds": "{}", **changes}
     config = compose("serve", [f"{name}={value}" for name, value in given.items()])
     values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
     settings = checked(ServeSettings, values)
@@ -157,7 +161,11 @@ def build_service(
     pipeline = Pipeline(cast(LFQTokenizer, tokenizer), engine, tokenizer, overlap=3)
     facts = {"num_context": settings.num_context, "image_size": tokenizer.image_size, "spec": engine.spec}
     scenes = load_scenes(settings.scenes, **facts, adapters=settings.adapters)
-    return Service(pipeline, settings, scenes, "0" * 64), settings
+    worlds = {
+        name: build_service(data / name, seconds_a_frame, each, **changes | {"model_name": name})[0]
+        for name, each in (others or {}).items()
+    }
+    return Service(pipeline, settings, scenes, "0" * 64, worlds=worlds), settings
 
 
 class Serving:
@@ -193,9 +201,15 @@ class Serving:
         return talk
 
 
-def fake(data: Path, space: ActionSpace = DRIVING, seconds_a_frame: float = 0.05, **changes: Any) -> Serving:
-    """The server of a world without weights."""
-    return Serving(lambda: build_service(data, seconds_a_frame, space, **changes))
+def fake(
+    data: Path,
+    space: ActionSpace = DRIVING,
+    seconds_a_frame: float = 0.05,
+    others: Mapping[str, ActionSpace] | None = None,
+    **changes: Any,
+) -> Serving:
+    """The server of a world without weights, and of `others`."""
+    return Serving(lambda: build_service(data, seconds_a_frame, space, others, **changes))
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def make_pipeline(model: Path, tokenizer: Path, engine: Engine | None = None) ->
 def serve_settings(scenes: Path, data: Path, changes: Mapping[str, Any], engine: str = "auto") -> ServeSettings:
     """The settings of conf/serve.yaml with small limits and `changes`."""
     register_resolvers()
-    config = compose("serve", [f"engine={engine}", "adapters={}"])
+    config = compose("serve", [f"engine={engine}", "adapters={}", "worlds={}"])
     values: Any = OmegaConf.to_container(config, resolve=True)
     small = {
         "overlap": OVERLAP,

@@ -1,15 +1,38 @@
 /** The start: scenes to choose from, and files to begin with. */
 
-import { request } from "./api.js";
+import { address, request } from "./api.js";
 import { chosenModel, offerScenesModels } from "./models.js";
 
 const element = (id) => document.getElementById(id);
 
-/** Fills the list of scenes; `onChoose` gets a scene's id. Throws ApiError. */
+/** Fills the lists of scenes, one for each world; `onChoose` gets the id of a scene of this page's world. Throws ApiError. */
 export async function showScenes(onChoose) {
   const { data } = await (await request("v1/scenes")).json();
   offerScenesModels(data);
-  const items = data.map((scene) => {
+  fill(element("scenes"), data, "", onChoose);
+  const worlds = (await (await request("v1/worlds")).json()).data;
+  element("world").hidden = worlds.length < 2;
+  element("world").textContent = title(worlds.find(({ url }) => url === "./").id);
+  element("worlds").replaceChildren(...worlds.filter(({ url }) => url !== "./").map(worldOf));
+}
+
+/** Another world's scenes, each of which leads to its world's page. */
+function worldOf({ id, url }) {
+  const section = document.createElement("section");
+  section.dataset.name = id;
+  const list = Object.assign(document.createElement("ul"), { className: "scenes" });
+  section.append(Object.assign(document.createElement("h3"), { textContent: title(id) }), list);
+  const begin = (scene) => (location.href = address(`${url}#${new URLSearchParams({ scene })}`));
+  request(`${url}v1/scenes`)
+    .then((response) => response.json())
+    .then(({ data }) => fill(list, data, url, begin))
+    .catch((error) => (list.textContent = error.message));
+  return section;
+}
+
+/** Fills one world's list; `url` is the world's, as in v1/worlds. */
+function fill(list, scenes, url, onChoose) {
+  const items = scenes.map((scene) => {
     const item = document.createElement("li");
     const button = document.createElement("button");
     button.type = "button";
@@ -23,11 +46,11 @@ export async function showScenes(onChoose) {
     button.append(image, text);
     button.onclick = () => onChoose(scene.id);
     item.append(button);
-    loadImage(image, `v1/scenes/${encodeURIComponent(scene.id)}/image`);
+    loadImage(image, `${url}v1/scenes/${encodeURIComponent(scene.id)}/image`);
     return item;
   });
-  element("scenes").replaceChildren(...items);
-  if (!items.length) element("scenes").textContent = "The server has no scenes. Begin with files of your own.";
+  list.replaceChildren(...items);
+  if (!items.length) list.textContent = "This world has no scenes. Begin with files of your own.";
 }
 
 export const title = (id) => id.charAt(0).toUpperCase() + id.slice(1).replaceAll(/[_-]/g, " ");
