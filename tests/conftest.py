@@ -1,6 +1,7 @@
 """Small random models and the engines over them, built once for all tests."""
 
 import asyncio
+import gc
 import logging
 import os
 import re
@@ -16,11 +17,14 @@ os.environ["TERRA_WORLDS"] = os.devnull  # worlds that someone has unpacked stay
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from tiny import DEVICE, save_tiny, tiny_tokenizer_config
+from tiny import DEVICE, FEW_BLOCKS, save_tiny, tiny_tokenizer_config
 
 from terra.engine.base import Engine
 from terra.world_model import LlamaActionV2ForCausalLM
 from tokenizer import LFQTokenizer
+
+# All that the tests' imports make stays to the end; looking for garbage in it takes a third of their time.
+gc.disable()
 
 # A busy machine is no failure.
 settings.register_profile("terra", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -33,6 +37,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     marks = re.search(r"^pytestmark = (\[.*?^\]|.*?$)", collection_path.read_text(), re.MULTILINE | re.DOTALL)
     return True if marks is not None and "pytest.mark.slow" in marks[1] else None
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage from here on, but never again in the million objects that there are.
+
+    vLLM looks through all objects several times whenever an engine starts or ends, which takes it a second each time,
+    and takes back at each end that some are passed over.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.freeze = gc.unfreeze = lambda: None
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
@@ -131,7 +147,7 @@ def graph_engine(tiny_model: Path, wait: Callable[..., Any]) -> Iterator[Engine]
 def vllm_engine(tiny_model: Path, wait: Callable[..., Any]) -> Iterator[Engine]:
     from terra.engine.vllm.engine import VllmEngine
 
-    engine = VllmEngine(tiny_model, max_sessions=32)
+    engine = VllmEngine(tiny_model, max_sessions=32, engine_args=FEW_BLOCKS)
     yield engine
     wait(engine.close())
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from entry import compose
+from missing import run_without
 from omegaconf import OmegaConf
 
 import terra
@@ -25,14 +26,6 @@ HEAVY = {"torch", "transformers", "vllm", "numpy", "accelerate"}
 def python(code: str) -> subprocess.CompletedProcess[str]:
     """Run code in a process of its own."""
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
-
-
-def run_without(package: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A command in a process that has no such package."""
-    return python(
-        f"import sys; sys.modules[{package!r}] = None; sys.argv = {['terra', *arguments]!r}\n"
-        "from terra.cli import main; main()"
-    )
 
 
 @pytest.fixture
@@ -231,9 +224,10 @@ def test_a_folder_without_a_record_is_told_before_anything_heavy_is_imported(tmp
 def test_a_missing_extra_is_one_line(package, arguments, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     output = tmp_path / "out"
-    done = run_without(package, *(argument.replace("output=x", f"output={output}") for argument in arguments.split()))
-    assert done.returncode == 2, done.stderr
-    (line,) = done.stderr.splitlines()
+    given = ["terra", *(argument.replace("output=x", f"output={output}") for argument in arguments.split())]
+    code, said = run_without(package, f"sys.argv = {given!r}; from terra.cli import main; main()", tmp_path)
+    assert code == 2, said
+    (line,) = said
     assert f'needs the package {package}: pip install "terra-world-model[{EXTRAS[package]}]"' in line
     assert not output.exists()
 
@@ -242,9 +236,10 @@ def test_a_missing_extra_is_one_line(package, arguments, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("package", "module"), [("gymnasium", "terra.environment"), ("ipywidgets", "terra.insight.widgets")]
 )
-def test_a_module_names_its_extra(package, module):
-    done = python(f"import sys; sys.modules[{package!r}] = None; import {module}")
-    line = done.stderr.splitlines()[-1]
+def test_a_module_names_its_extra(package, module, tmp_path):
+    code, said = run_without(package, f"import {module}", tmp_path)
+    assert code == 1
+    line = said[-1]
     assert line.endswith(f'{module} needs the package {package}: pip install "terra-world-model[{EXTRAS[package]}]"')
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from engine_rollouts import SAMPLINGS, WINDOW, ran, stepped
-from tiny import COLS, DEVICE, ROWS, save_tiny
+from tiny import COLS, DEVICE, FEW_BLOCKS, ROWS, save_tiny
 
 from terra.actions import Choice, Keys, Vector
 from terra.actions.space import TableSpace
@@ -36,7 +36,7 @@ SPACES = {
 ENGINES: dict[str, Callable[[Path], Engine]] = {
     "jacobi": lambda checkpoint: JacobiEngine(checkpoint, drafts=4, device=DEVICE),
     "graph": lambda checkpoint: GraphEngine(checkpoint, drafts=4, max_sessions=3, dtype="float32", device=DEVICE),
-    "vllm": lambda checkpoint: VllmEngine(checkpoint, max_sessions=4),
+    "vllm": lambda checkpoint: VllmEngine(checkpoint, max_sessions=4, engine_args=FEW_BLOCKS),
 }
 
 

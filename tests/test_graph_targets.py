@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction, MockTensor
@@ -58,6 +59,7 @@ def compiled(request, monkeypatch):
 
     monkeypatch.setattr(JITFunction, "run", compile_only)
     monkeypatch.setattr(driver, "_active", _Driver(request.getfixturevalue("capability")))
+    monkeypatch.setattr(knobs.compilation, "disable_line_info", True)  # which nobody reads here, and takes time
     return found
 
 

@@ -11,7 +11,7 @@ from entry import read_settings
 from hypothesis import given, settings, strategies as st
 from PIL import Image
 from rich.console import Console
-from tiny import COLS, DEVICE, ROWS, save_tiny
+from tiny import COLS, DEVICE, FEW_BLOCKS, ROWS, save_tiny
 from tiny_adapter import save_adapter
 from tiny_driving import SIZE, write_driving
 from tiny_rollouts import Batch, told
@@ -101,7 +101,7 @@ def engine_of(kind: str, model: Path) -> Engine:
         return GraphEngine(model, drafts=4, max_sessions=3, dtype="float32", device=DEVICE)
     from terra.engine.vllm.engine import VllmEngine
 
-    return VllmEngine(model, max_sessions=8)
+    return VllmEngine(model, max_sessions=8, engine_args=FEW_BLOCKS)
 
 
 @pytest.mark.parametrize("kind", ["jacobi", "graph", "vllm"])

@@ -20,7 +20,7 @@ from engine_rollouts import (
     soon,
     stepped,
 )
-from tiny import save_tiny, tiny_config
+from tiny import FEW_BLOCKS, save_tiny, tiny_config
 from tiny_adapter import change_tensors
 from vllm import SamplingParams as VllmSamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
@@ -47,7 +47,7 @@ def v1_model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def v1_engine(v1_model, wait):
-    engine = VllmEngine(v1_model, max_sessions=4, engine_args={"max_num_batched_tokens": 256})
+    engine = VllmEngine(v1_model, max_sessions=4, engine_args={"max_num_batched_tokens": 256, **FEW_BLOCKS})
     yield engine
     wait(engine.close())
 
@@ -282,7 +282,7 @@ def test_a_failed_engine_tells_everyone_who_waits(v1_engine, wait, monkeypatch):
 
 def test_a_core_that_hangs_in_a_step_fails_everyone_in_time(v1_model, wait, monkeypatch):
     """Who steps, who runs, who comes later, and who closes the engine, while the step still hangs."""
-    engine = VllmEngine(v1_model, max_sessions=4, step_seconds=0.5)
+    engine = VllmEngine(v1_model, max_sessions=4, step_seconds=0.5, engine_args=FEW_BLOCKS)
     prompt, actions = make_prompt(0)
     reason = "the vLLM engine failed: expected the end of a step in 0.5 s, got none"
     released, get_output = threading.Event(), engine._pump._core.get_output
@@ -311,7 +311,7 @@ def test_a_core_that_hangs_in_a_step_fails_everyone_in_time(v1_model, wait, monk
 
 
 def test_a_cancelled_close_closes(v1_model, wait):
-    wait(check_cancelled_closing(VllmEngine(v1_model, max_sessions=4)))
+    wait(check_cancelled_closing(VllmEngine(v1_model, max_sessions=4, engine_args=FEW_BLOCKS)))
 
 
 @pytest.mark.parametrize("seconds", [0, -1.0, float("nan")])

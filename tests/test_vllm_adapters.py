@@ -8,7 +8,7 @@ import pytest
 import torch
 from engine_rollouts import FILTERED, GREEDY, PLAIN, SAMPLINGS, make_prompt, ran, soon, stepped
 from noisy_scores import largest_miss
-from tiny import save_tiny
+from tiny import FEW_BLOCKS, save_tiny
 from tiny_adapter import change_tensors, save_adapter
 
 from terra.config.files import DEMO
@@ -49,7 +49,7 @@ def merged(base, folders) -> dict[str | None, HFEngine]:
 @pytest.fixture(scope="module")
 def without_adapters(base, wait) -> list[torch.Tensor]:
     """Rollouts of the base model by an engine that knows no adapter."""
-    engine = VllmEngine(base, max_sessions=SLOTS)
+    engine = VllmEngine(base, max_sessions=SLOTS, engine_args=FEW_BLOCKS)
     frames = [wait(ran(engine, *make_prompt(seed), PLAIN, 5)) for seed in PLAIN_SEEDS]
     wait(engine.close())
     return frames
@@ -58,7 +58,7 @@ def without_adapters(base, wait) -> list[torch.Tensor]:
 @pytest.fixture(scope="module")
 def engine(base, folders, without_adapters, wait):
     """The engine of most tests; those that start another stand last, as closing one frees what vLLM's engines share."""
-    engine = VllmEngine(base, adapters=folders, max_sessions=SLOTS)
+    engine = VllmEngine(base, adapters=folders, max_sessions=SLOTS, engine_args=FEW_BLOCKS)
     yield engine
     wait(engine.close())
 
@@ -227,7 +227,7 @@ def test_a_vocabulary_beyond_the_heads_that_vllm_adapts(tmp_path, wait):
     folder = save_adapter(tmp_path / "night", base, seed=1)
     prompt, actions = make_prompt(90, num_actions=1)
     expected = wait(ran(HFEngine(base, adapter=folder), prompt, actions, GREEDY))
-    engine = VllmEngine(base, adapters={"night": folder}, max_sessions=2)
+    engine = VllmEngine(base, adapters={"night": folder}, max_sessions=2, engine_args=FEW_BLOCKS)
     assert torch.equal(wait(ran(engine, prompt, actions, GREEDY, adapter="night")), expected)
     assert not torch.equal(wait(ran(engine, prompt, actions, GREEDY)), expected)
     wait(engine.close())
@@ -242,7 +242,7 @@ def test_the_shipped_model_with_an_adapter(tmp_path, wait):
     tokens = torch.randint(0, model.config.image_vocab_size, (1, 9, 16), generator=generator)
     actions = torch.randn(1, 6, 3, generator=generator)
     prompt = build_prompt(tokens, actions[:0])
-    engine = VllmEngine(base, adapters={"night": folder}, max_sessions=2)
+    engine = VllmEngine(base, adapters={"night": folder}, max_sessions=2, engine_args=FEW_BLOCKS)
 
     async def together():
         return await soon(asyncio.gather(*(ran(engine, prompt, actions, PLAIN, 9, name) for name in ("night", None))))

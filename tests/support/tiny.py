@@ -14,6 +14,9 @@ ROWS, COLS = 3, 4
 DEVICE = os.environ.get("TERRA_TEST_DEVICE", "cpu")
 """The device on which engines are tested, from TERRA_TEST_DEVICE: "cpu" or "cuda"."""
 
+FEW_BLOCKS = {"num_gpu_blocks_override": 1024}
+"""Arguments for vLLM whose KV cache suffices for tiny models; filling and freeing its usual gigabyte takes 2 s."""
+
 
 def tiny_config(**changes: Any) -> LlamaActionConfig:
     settings: dict[str, Any] = {
