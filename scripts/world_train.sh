@@ -48,10 +48,10 @@ doom)
   record 10 10000 held_out $PLAYERS:wander
   ;;
 pusht)
-  ENV=terra.recording.pusht:PushT-v0 SIZE="[96,96]" FRAMES=200 # 20 s
+  ENV=terra.recording.pusht:PushT-v0 SIZE="[96,96]" FRAMES=300 # 30 s
   ESTIMATOR="estimator.image_size=[96,96] $ESTIMATOR"
-  PLAYERS=terra.recording.pusht.players ALL=1020
-  record 800 0 train $PLAYERS:expert
+  PLAYERS=terra.recording.pusht.players ALL=760
+  record 540 0 train $PLAYERS:expert
   record 120 10000 train $PLAYERS:weak
   record 30 20000 train sticky
   record 60 0 held_out $PLAYERS:expert

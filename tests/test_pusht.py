@@ -44,7 +44,7 @@ def test_a_seed_is_an_episode(pusht):
 
 
 def test_the_expert_reaches_its_goals_and_the_weak_policy_moves_the_block(pusht):
-    expert = [play(pusht, "expert", seed, 200) for seed in range(5)]
+    expert = [play(pusht, "expert", seed, 400) for seed in range(5)]
     assert np.mean([each[-1, -1] >= 1 for each in expert]) >= 0.8
     weak = [play(pusht, "weak", seed, 200) for seed in range(3)]
     assert all(each[-1, -1] <= 1 for each in weak)
