@@ -298,7 +298,12 @@ def main() -> None:
     parser.add_argument("--cost", choices=list(COSTS), default="blurred")
     parser.add_argument("--candidates", type=int, help="64 of terra, 300 of lewm, where nothing is said")
     parser.add_argument("--iterations", type=int, help="8 of terra, 30 of lewm")
-    parser.add_argument("--spread", type=float, default=0.25, help="of terra's first candidates; actions' own is 0.23")
+    parser.add_argument(
+        "--spread",
+        type=float,
+        default=0.25,
+        help="initial standard deviation of terra's search; recorded actions: 0.23",
+    )
     parser.add_argument("--horizon", type=int, default=GOAL_OFFSET, help="of terra, in steps")
     parser.add_argument("--hold", type=int, default=BLOCK, help="steps for which terra's planner holds an action")
     parser.add_argument("--execute", type=int, help="steps of a plan that terra executes; all where nothing is said")

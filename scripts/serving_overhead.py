@@ -61,16 +61,14 @@ def main() -> None:
 def measure(config: DictConfig, scene: str, rounds: int, frames: int) -> dict[str, Any]:
     """Serve and measure in one process; the client is another."""
     from terra.config.files import plain
-    from terra.serving.run import Server, listen, load
-    from terra.serving.service import Service
+    from terra.serving.run import Server, check, listen, load
     from terra.serving.settings import ServeSettings
     from tokenizer.settings import checked
 
     settings = checked(ServeSettings, plain(config))
-    pipeline, scenes, model_hash, _ = load(settings)
+    service = load(check(settings))
 
     async def turns() -> dict[str, Any]:
-        service = Service(pipeline, settings, scenes, model_hash)
         server = Server(service, settings)
         with listen(settings) as listener, ProcessPoolExecutor(1, get_context("spawn")) as other:
             serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Train a world that ships, doom or pusht, from nothing: record, tokenizer, tokens, action estimator, world model.
+# Train a world, doom or pusht, from nothing: record, tokenizer, decoder (doom), tokens, action estimator, world model.
 #
 #     WORLD=doom OUTPUT=outputs/doom_training GPUS=2 LIMIT=560 bash scripts/world_train.sh
 #
-# The same command goes on where it was stopped: each stage keeps what it has in OUTPUT. LIMIT is how many seconds a call may take (none: no limit).
-# Exit code: 0 all is done, 75 run it again (first look at OUTPUT/estimator.log if it says so), 1 a stage failed. GPUS=0 trains on the CPU.
-# Settings for the models: TOKENIZER, DECODER, WORLD_MODEL, ESTIMATOR ("key=value key=value"); SCALE=0.01 records a hundredth.
+# The same command goes on where it was stopped: each stage keeps what it has in OUTPUT. LIMIT is how many seconds a call may take; unset, a day.
+# Exit code: 0 all is done, 75 run it again (first look at OUTPUT/estimator.log if it says so), 1 a stage failed, 2 another WORLD. GPUS=0 trains on the CPU.
+# Settings for the models: TOKENIZER, DECODER, WORLD_MODEL, ESTIMATOR ("key=value key=value"); SCALE=0.01 records a hundredth;
+# RECORD has further settings of terra record, and SCENES is the number of scenes.
 # Needs the extras gym, train, and doom or pusht. The world is $OUTPUT/world: tokenizer/, world_model/, estimator/, contexts/, README.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -23,7 +24,7 @@ DATA=$OUTPUT/recording
 source scripts/stages.sh
 
 # record SEEDS FIRST SPLIT PLAYER: so many seeds, each a shard of four episodes, from the split's seed FIRST on, beside other recordings.
-# Workers are shared out by the number of seeds, of which $ALL are recorded: most of a short recording is its start.
+# Workers are shared out by the number of seeds, of which $ALL are recorded: short recordings spend most of their time on starting workers.
 recordings=()
 trap 'kill "${recordings[@]}" 2>/dev/null || true' EXIT
 record() {

@@ -612,6 +612,7 @@ def test_scenes_are_grouped_by_world(open_page: Callable[..., Page], tmp_path: P
         page = open_page(server=server)
         expect(page.locator("#world")).to_have_text("Terra demo")
         expect(page.locator("[data-name=keys] h3")).to_have_text("Keys")
+        assert page.locator("[data-name=keys] h3 a").evaluate("it => it.href").endswith("/worlds/keys/")
         for world in ("keys", "vector"):
             expect(page.locator(f"[data-name={world}] .scene")).to_have_count(2)
             expect(page.locator(f"[data-name={world}] img").first).to_have_js_property("complete", True)

@@ -19,8 +19,7 @@ from terra.config.files import register_resolvers
 from terra.config.spec import PipelineSpec
 from terra.engine.persistence import PersistenceEngine
 from terra.serving.client import Client, ServerError
-from terra.serving.run import load
-from terra.serving.service import Service
+from terra.serving.run import check, load
 from terra.world_model import LlamaActionV2ForCausalLM
 from tokenizer import LFQTokenizer
 
@@ -148,8 +147,7 @@ def test_default_settings_serve_a_model_of_a_small_window(tmp_path):
     settings = read_settings(
         "serve", ["model=folder", f"model.path={tmp_path}", "scenes=null", f"data={tmp_path / 'data'}", "device=cpu"]
     )
-    pipeline, scenes, model_hash, _ = load(settings)
-    serving = Serving(lambda: (Service(pipeline, settings, scenes, model_hash), settings))
+    serving = Serving(lambda: (load(check(settings)), settings))
     (tmp_path / "scenes").mkdir()
     day = scene_folder(tmp_path / "scenes") / "day"
     pictures = sorted(day.glob("*.png"))

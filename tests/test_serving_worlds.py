@@ -25,7 +25,7 @@ from tokenizer import LFQTokenizer
 SPACES = {"terra-demo": DRIVING, "doom": KEYS, "arm": VECTOR}
 URLS = {
     "": {"terra-demo": "./", "doom": "worlds/doom/", "arm": "worlds/arm/"},
-    "worlds/doom/": {"terra-demo": "../../", "doom": "./", "arm": "../../worlds/arm/"},
+    "worlds/doom/": {"terra-demo": "../../", "doom": "./", "arm": "../arm/"},
 }
 
 

@@ -413,14 +413,14 @@ def test_commitment_is_the_squared_distance_to_the_signs():
 
 def test_reconstruction_terms():
     frames = random_frames(1, 16, 16)
-    assert reconstruction_loss(frames, frames).loss.item() == 0
+    assert reconstruction_loss(frames, frames, LossWeights()).loss.item() == 0
     # A uniform offset is all pixel error and no gradient error.
     assert pixel_loss(frames + 0.25, frames).item() == pytest.approx(0.25, rel=1e-5)
     assert gradient_loss(frames + 0.25, frames).item() == pytest.approx(0.0, abs=1e-6)
     # A horizontal ramp has slope 1, 2 and 4 at the three scales, and none vertically.
     ramp = torch.arange(16.0).expand(1, 3, 16, 16)
     assert gradient_loss(ramp, torch.zeros_like(ramp)).item() == pytest.approx((1 + 2 + 4) / 6)
-    terms = reconstruction_loss(ramp, torch.zeros_like(ramp), pixel_weight=2.0, gradient_weight=3.0)
+    terms = reconstruction_loss(ramp, torch.zeros_like(ramp), LossWeights(pixel=2.0, gradient=3.0))
     assert terms.loss.item() == pytest.approx(2 * 7.5 + 3 * 7 / 6)
     with pytest.raises(ValueError, match="at least 8, got"):
         gradient_loss(ramp[..., :4], ramp[..., :4])
@@ -428,7 +428,7 @@ def test_reconstruction_terms():
 
 @given(st.integers(2, 5), st.floats(0.1, 10), st.integers(0, 2**16))
 @settings(max_examples=20)
-def test_foreground_weighs_pixels_by_their_distance_to_the_mean_picture(count, foreground, seed):
+def test_foreground_weights_pixels_by_their_distance_from_the_mean_picture(count, foreground, seed):
     random = torch.Generator().manual_seed(seed)
     frames, made = (torch.rand(count, 3, 4, 5, generator=random) * 2 - 1 for _ in range(2))
     total = 0.0

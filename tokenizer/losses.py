@@ -26,9 +26,10 @@ MAX_GROUP_BITS = 18
 
 
 class LossWeights(Settings):
-    """Weights of the terms of `tokenizer_loss`, the temperature of the entropies' soft assignment, and `foreground`.
+    """Weights of the terms of `tokenizer_loss`.
 
-    `foreground` is how much more an error counts where a frame differs from others, see `pixel_loss`.
+    `temperature` is that of the entropies' soft assignment; `foreground` raises the weight of pixels that are far from
+    the batch's mean picture, see `pixel_loss`.
 
     The two entropies' weights against each other stand in the tokenizer's `quantizer_config`. Raises ConfigError on a
     negative weight or a temperature that is not positive.
@@ -103,8 +104,8 @@ def pixel_loss(reconstruction: Frames, frames: Frames, foreground: float = 0.0) 
     """Mean absolute difference, in units of [-1, 1]. In float32.
 
     With `foreground` each pixel's error has the weight `1 + foreground * d`, where d is how far the pixel is from the
-    mean picture of the batch (the mean of the channels' absolute differences). Small objects before a background that
-    never changes are a small part of the plain mean, which then teaches the background alone.
+    mean picture of the batch (the mean of the channels' absolute differences). Small objects in front of a background
+    that never changes are a small part of the plain mean, which then teaches the background alone.
     """
     frames = frames.float()
     error = (reconstruction.float() - frames).abs()
@@ -135,17 +136,10 @@ def gradient_loss(reconstruction: Frames, frames: Frames, num_scales: int = 3) -
     return torch.stack(terms).mean()
 
 
-def reconstruction_loss(
-    reconstruction: Frames,
-    frames: Frames,
-    *,
-    pixel_weight: float = 1.0,
-    gradient_weight: float = 1.0,
-    foreground: float = 0.0,
-) -> ReconstructionTerms:
+def reconstruction_loss(reconstruction: Frames, frames: Frames, weights: LossWeights) -> ReconstructionTerms:
     """The weighted sum of `pixel_loss` and `gradient_loss` (3 scales), and both terms."""
-    pixel, gradient = pixel_loss(reconstruction, frames, foreground), gradient_loss(reconstruction, frames)
-    return ReconstructionTerms(pixel_weight * pixel + gradient_weight * gradient, pixel, gradient)
+    pixel, gradient = pixel_loss(reconstruction, frames, weights.foreground), gradient_loss(reconstruction, frames)
+    return ReconstructionTerms(weights.pixel * pixel + weights.gradient * gradient, pixel, gradient)
 
 
 def tokenizer_loss(
@@ -157,13 +151,7 @@ def tokenizer_loss(
     `sample_entropy` and `batch_entropy` (nats), `commitment`, and `codebook_usage` in (0, 1]: the distinct ids of the
     batch as a fraction of the most there could be, which is its number of tokens or the codebook's size.
     """
-    terms = reconstruction_loss(
-        reconstruction,
-        frames,
-        pixel_weight=weights.pixel,
-        gradient_weight=weights.gradient,
-        foreground=weights.foreground,
-    )
+    terms = reconstruction_loss(reconstruction, frames, weights)
     entropy = lfq_entropy_loss(
         z,
         temperature=weights.temperature,

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from terra.errors import ConfigError
 
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-_FOUND = ("${terra_adapters:", "${terra_worlds:")  # settings that are folders by name
+_FOUND = ("${terra_adapters:", "${terra_worlds:")  # defaults: folders by name, any of them
 _GLOB = re.compile(r"[*?\[]")
 
 
@@ -47,7 +47,7 @@ def register_resolvers() -> None:
     `${terra_scenes:PRETRAINED}` the folder of a model's scenes: contexts/ beside it, else the shipped ones.
     `${terra_model_name:PRETRAINED}` is what clients call a model: "terra-demo", or its folder's or Hub id's name.
     `${terra_adapters:PRETRAINED}` are the folders of adapters that ship with a model, by name; none but for the demo's.
-    `${terra_worlds:PRETRAINED}` are the folders of the worlds in `worlds_folder`, by name; none but beside the demo's.
+    `${terra_worlds:PRETRAINED}` are the folders of the worlds in `worlds_folder`, by name; none but beside the demo.
     `${terra_choices:CHOICES}` is the part of a help page that lists the options of a command's groups, and
     `${terra_settings:NAME,CHOICES}` the part that lists the settings of conf/NAME.yaml with their comments.
     """
@@ -73,19 +73,19 @@ def _scenes(pretrained: object) -> str:
 
 def _shipped_adapters(pretrained: object) -> dict[str, str]:
     """The folders in terra/demo/adapters/ that hold an adapter, for the model that ships with Terra."""
-    if Path(str(pretrained)) != DEMO / "world_model":
-        return {}
-    found = sorted((DEMO / "adapters").glob("*/adapter_config.json"))
-    return {path.parent.name: str(path.parent) for path in found}
+    return _found(pretrained, DEMO / "adapters", "adapter_config.json")
 
 
 def _unpacked_worlds(pretrained: object) -> dict[str, str]:
     """The folders of worlds in `worlds_folder`, for the model that ships with Terra."""
+    return _found(pretrained, worlds_folder(), "world_model/config.json")
+
+
+def _found(pretrained: object, folder: Path, file: str) -> dict[str, str]:
+    """The folders in `folder` that hold a file, by name; none unless `pretrained` is the shipped model."""
     if Path(str(pretrained)) != DEMO / "world_model":
         return {}
-    return {
-        path.parents[1].name: str(path.parents[1]) for path in sorted(worlds_folder().glob("*/world_model/config.json"))
-    }
+    return {path.name: str(path) for path in sorted(folder.glob("*")) if (path / file).is_file()}
 
 
 def compose(config_name: str, overrides: Sequence[str] = ()) -> DictConfig:

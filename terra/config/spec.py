@@ -73,6 +73,7 @@ class PipelineSpec:
         *,
         sessions: int = 1,
         rollouts: int = 1,
+        engines: int = 1,
         recorded: Mapping[str, Any] | None = None,
     ) -> Self:
         """Check everything that can be checked without loading weights.
@@ -80,6 +81,7 @@ class PipelineSpec:
         Args:
             settings: the settings; with engine=auto, and a device or dtype of None, what is missing is filled in.
             sessions: number of simultaneous sessions, for an engine whose `max_sessions` is None.
+            engines: number of engines that share the GPU's memory for KV caches.
             rollouts: number of rollouts that are to be made in any case, side by side; engine=auto chooses by it.
             recorded: `made_with` of an earlier run, which gives engine, devices and types that `settings` do not name;
                 None takes this machine's defaults.
@@ -103,7 +105,7 @@ class PipelineSpec:
         check_overlap(settings.overlap, spec.layout.max_frames, memory)
         resolved, choice = _resolve(PipelineSettings.from_values(vars(settings)), rollouts, recorded or {})
         if resolved.engine.get("max_sessions", 1) is None:
-            most = _sessions_that_fit(model, resolved.engine) // (1 + len(settings.adapters))
+            most = _sessions_that_fit(model, resolved.engine) // (1 + len(settings.adapters)) // engines
             resolved = resolved.replace(engine={**resolved.engine, "max_sessions": max(1, min(sessions, most))})
         given = ["checkpoint"]
         if adapter is not None:

@@ -60,9 +60,10 @@ class Clip:
 
     @property
     def is_moving(self) -> bool:
-        """Whether a car's mean speed over the generated frames is above 1 m/s.
+        """Whether the clip counts for the metrics `-moving`.
 
-        In other worlds: whether the action of half the generated frames or more is not the neutral one.
+        Driving: the car's mean speed over the generated frames is above 1 m/s. Other worlds: in at least half of the
+        generated frames the action is not the neutral one.
         """
         space = self.episode.space
         if isinstance(space, TableSpace):

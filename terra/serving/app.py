@@ -1,5 +1,6 @@
-"""The application: every route, over one `Service`."""
+"""The application: every route of every world."""
 
+import posixpath
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,7 +16,7 @@ from terra.actions import Waypoints
 from terra.memory import memory_frames
 from terra.serving import schemas
 from terra.serving.errors import ApiError, error_body, not_found
-from terra.serving.guard import Guard, client_of
+from terra.serving.guard import WORLDS, Guard, client_of
 from terra.serving.live import live
 from terra.serving.model import encode_picture
 from terra.serving.pages import page_routes
@@ -82,13 +83,17 @@ def create_app(service: Service) -> FastAPI:
         yield
         await service.close()
 
-    urls = {service.settings.model_name: "./"} | {name: f"worlds/{name}/" for name in service.worlds}
-    app = _world_app(service, urls, lifespan)
+    paths = {service.settings.model_name: "/"} | {name: f"{WORLDS}/{name}" for name in service.worlds}
+    app = _world_app(service, _urls(paths, "/"), lifespan)
     for name, each in service.worlds.items():
-        seen = {other: "./" if other == name else f"../../{url.removeprefix('./')}" for other, url in urls.items()}
-        app.mount(f"/worlds/{name}", _world_app(each, seen))
+        app.mount(paths[name], _world_app(each, _urls(paths, paths[name])))
     app.add_middleware(Guard, settings=service.settings, metrics=service.metrics)
     return app
+
+
+def _urls(paths: Mapping[str, str], here: str) -> dict[str, str]:
+    """The URL of each world's page relative to the page at the path `here`: a proxy may put all below another path."""
+    return {name: f"{posixpath.relpath(path, here)}/" for name, path in paths.items()}
 
 
 def _world_app(service: Service, urls: Mapping[str, str], lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
@@ -126,7 +131,7 @@ def _world_routes(urls: Mapping[str, str]) -> APIRouter:
 
     @router.get("/v1/worlds")
     async def list_worlds() -> schemas.WorldList:
-        """The worlds of this server: for each of them all routes are below its url."""
+        """The worlds of this server. Each world's routes are below its `url`."""
         return schemas.WorldList(data=[schemas.World(id=name, url=url) for name, url in urls.items()])
 
     return router

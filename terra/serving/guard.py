@@ -27,7 +27,10 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 # Bytes of each body that are not counted, so that small requests get in while others fill the room for large ones.
 _FREE_BYTES = 64 << 10
-_KEYED = re.compile(r"(/worlds/[^/]+)?(/v1/|/metrics)")
+WORLDS = "/worlds"
+"""Each further world's routes are below this path and the world's name."""
+
+_KEYED = re.compile(rf"({WORLDS}/[^/]+)?(/v1/|/metrics)")
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),

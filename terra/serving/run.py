@@ -1,4 +1,4 @@
-"""The command `terra serve`: checks the settings, loads the weights once, and serves until SIGTERM."""
+"""The command `terra serve`: checks the settings of all worlds, loads their weights, and serves until SIGTERM."""
 
 import asyncio
 import gc
@@ -37,30 +37,17 @@ def run(settings: ServeSettings) -> None:
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # a line for each connection is too many
     for handler in logging.getLogger().handlers:
         handler.addFilter(RateLimit())
-    loaded = load(settings)
-    worlds = {name: (settings.of_world(name), load(settings.of_world(name))) for name in settings.worlds}
+    engines = 1 + len(settings.worlds)
+    checked = check(settings, engines)
+    worlds = {name: check(settings.of_world(name), engines) for name in settings.worlds}
+    service = load(checked, {name: load(each) for name, each in worlds.items()})
     if settings.api_key is None and settings.host not in LOOPBACK:
         logger.warning("host=%s without an api_key: whoever reaches the port can use the server", settings.host)
     # Looking through all modules and weights for garbage would stop the event loop for half a second at a time.
     gc.collect()
     gc.freeze()
     with listen(settings) as listener:
-        asyncio.run(serve(settings, loaded, worlds, listener))
-
-
-async def serve(
-    settings: ServeSettings,
-    loaded: "Loaded",
-    worlds: Mapping[str, tuple[ServeSettings, "Loaded"]],
-    listener: socket.socket,
-) -> None:
-    """Serve on a socket until SIGTERM or SIGINT; the pipelines are closed then. A second SIGINT waits for no job."""
-    services = {name: _service(own, each) for name, (own, each) in worlds.items()}
-    await Server(_service(settings, loaded, services), settings).serve(sockets=[listener])
-
-
-def _service(settings: ServeSettings, loaded: "Loaded", worlds: Mapping[str, Service] | None = None) -> Service:
-    return Service(loaded.pipeline, settings, loaded.scenes, loaded.model_hash, loaded.place, worlds)
+        asyncio.run(Server(service, settings).serve(sockets=[listener]))
 
 
 class Server(uvicorn.Server):
@@ -110,23 +97,28 @@ class Server(uvicorn.Server):
         self._service.give_up.set()
 
 
-class Loaded(NamedTuple):
-    """What `load` finds, arguments of `Service`."""
+class Checked(NamedTuple):
+    """What `check` finds out without loading weights."""
 
-    pipeline: Pipeline
+    settings: ServeSettings
+    spec: PipelineSpec
     scenes: dict[str, Scene]
-    model_hash: str
     place: MapPictures | None
 
 
-def load(settings: ServeSettings) -> Loaded:
-    """Check the settings, read scenes and map, then load the weights.
+def check(settings: ServeSettings, engines: int = 1) -> Checked:
+    """Check a world's settings, and read its scenes and map.
+
+    Args:
+        settings: the world's, see `ServeSettings.of_world`.
+        engines: number of worlds that share the GPU's memory.
 
     Raises:
-        TerraError: anything wrong with the configuration, the scenes or the weights.
+        TerraError: anything wrong with the configuration, the scenes or the checkpoints.
     """
     check_names(settings)
-    spec = PipelineSpec.from_settings(settings, sessions=settings.live.sessions + settings.jobs.at_once)
+    sessions = settings.live.sessions + settings.jobs.at_once
+    spec = PipelineSpec.from_settings(settings, sessions=sessions, engines=engines)
     check_windows(settings, spec.spec)
     scenes = load_scenes(
         settings.scenes,
@@ -139,10 +131,24 @@ def load(settings: ServeSettings) -> Loaded:
     place = None
     if settings.map is not None:
         place = load_map(settings.map, spec.image_size, spec.spec.fps, settings.limits)
+    return Checked(settings, spec, scenes, place)
+
+
+def load(checked: Checked, worlds: Mapping[str, Service] | None = None) -> Service:
+    """Load a world's weights; the service owns `worlds`, the services of further ones.
+
+    Raises:
+        TerraError: anything wrong with the weights or the data folder.
+    """
+    settings, spec, scenes, place = checked
     spec.announce()
-    pipeline = Pipeline.from_spec(spec)
     hashes = [sha256 for name, sha256 in spec.hashes().items() if not name.startswith("adapters.")]
-    return Loaded(pipeline, scenes, hashlib.sha256("".join(hashes).encode()).hexdigest(), place)
+    pipeline = Pipeline.from_spec(spec)
+    try:
+        return Service(pipeline, settings, scenes, hashlib.sha256("".join(hashes).encode()).hexdigest(), place, worlds)
+    except BaseException:
+        pipeline.close()
+        raise
 
 
 def listen(settings: ServeSettings) -> socket.socket:

@@ -121,8 +121,8 @@ class ModelList(BaseModel):
 class World(BaseModel):
     """A world of this server, each with routes of its own."""
 
-    id: str = Field(description="the name of its base model")
-    url: str = Field(description="of its page, relative to the page of the world that was asked; its routes are below")
+    id: str = Field(description="the name of the world: that of its base model")
+    url: str = Field(description="URL of the world's page, relative to that of the queried world; its routes are below")
 
 
 class WorldList(BaseModel):

@@ -70,7 +70,7 @@ def check_names(settings: ServeSettings) -> None:
 
 
 class Service:
-    """One engine, and the jobs and live sessions that use it; and the services of further worlds.
+    """Owns one engine with its jobs and live sessions, and the services of further worlds.
 
     Args:
         pipeline: the loaded pipeline; closed with the service.

@@ -115,7 +115,10 @@ class ServeSettings(PipelineSettings):
     limits: Limits = LIMITS
 
     def of_world(self, name: str) -> Self:
-        """The settings of one of `worlds`: its checkpoints and scenes, jobs in a folder of their own, else the same."""
+        """The settings of one of `worlds`: its checkpoints, its scenes, and a folder of its own for jobs.
+
+        Map, adapters and a refiner, which are of this world, are left out; all else is the same.
+        """
         folder = self.worlds[name]
         scenes = folder / "contexts"
         return self.replace(

@@ -256,14 +256,7 @@ class DecoderObjective(_Autoencoding):
         with torch.no_grad():
             signs = quantize(self._tokenizer.encoder(frames))
         reconstruction = self.model(signs)
-        weights = self._terms.weights
-        terms = reconstruction_loss(
-            reconstruction,
-            frames,
-            pixel_weight=weights.pixel,
-            gradient_weight=weights.gradient,
-            foreground=weights.foreground,
-        )
+        terms = reconstruction_loss(reconstruction, frames, self._terms.weights)
         return reconstruction, {
             "total": terms.loss,
             "pixel": terms.pixel.detach(),

@@ -30,7 +30,7 @@ from terra.pipeline import Pipeline
 from terra.place_map import load_map
 from terra.sampling import SamplingParams
 from terra.serving.messages import read_frame
-from terra.serving.run import Server, listen, load
+from terra.serving.run import Server, check, listen, load
 from terra.serving.scenes import load_scenes
 from terra.serving.service import Service
 from terra.serving.settings import ServeSettings
@@ -139,22 +139,9 @@ class Served:
     def _main(self, started: threading.Event) -> None:
         async def serve() -> None:
             if self._has_adapters:
-                pipeline, scenes, model_hash, place = load(self.settings)
+                self.service = load(check(self.settings))
             else:
-                pipeline, scenes, model_hash = make_pipeline(self.model, self.tokenizer, self._engine), None, "weights"
-                size, path = pipeline.tokenizer.image_size, self.settings.map
-                place = None if path is None else load_map(path, size, pipeline.engine.spec.fps)
-            try:
-                scenes = scenes or load_scenes(
-                    self.settings.scenes,
-                    num_context=self.settings.num_context,
-                    image_size=pipeline.tokenizer.image_size,
-                    spec=pipeline.engine.spec,
-                )
-                self.service = Service(pipeline, self.settings, scenes, model_hash, place)
-            except BaseException:
-                await asyncio.to_thread(pipeline.close)
-                raise
+                self.service = await self._service()
             self.server = Server(self.service, self.settings)
             self.loop = asyncio.get_running_loop()
             started.set()
@@ -166,6 +153,23 @@ class Served:
             self._error = error
         finally:
             started.set()
+
+    async def _service(self) -> Service:
+        """A service over the given engine, whose spec no checkpoint tells."""
+        pipeline = make_pipeline(self.model, self.tokenizer, self._engine)
+        size, path = pipeline.tokenizer.image_size, self.settings.map
+        try:
+            place = None if path is None else load_map(path, size, pipeline.engine.spec.fps)
+            scenes = load_scenes(
+                self.settings.scenes,
+                num_context=self.settings.num_context,
+                image_size=size,
+                spec=pipeline.engine.spec,
+            )
+            return Service(pipeline, self.settings, scenes, "weights", place)
+        except BaseException:
+            await asyncio.to_thread(pipeline.close)
+            raise
 
     def call(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine in the server's event loop."""

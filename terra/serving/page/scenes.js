@@ -21,7 +21,9 @@ function worldOf({ id, url }) {
   const section = document.createElement("section");
   section.dataset.name = id;
   const list = Object.assign(document.createElement("ul"), { className: "scenes" });
-  section.append(Object.assign(document.createElement("h3"), { textContent: title(id) }), list);
+  const heading = document.createElement("h3");
+  heading.append(Object.assign(document.createElement("a"), { textContent: title(id), href: address(url) }));
+  section.append(heading, list);
   const begin = (scene) => (location.href = address(`${url}#${new URLSearchParams({ scene })}`));
   request(`${url}v1/scenes`)
     .then((response) => response.json())
@@ -50,7 +52,7 @@ function fill(list, scenes, url, onChoose) {
     return item;
   });
   list.replaceChildren(...items);
-  if (!items.length) list.textContent = "This world has no scenes. Begin with files of your own.";
+  if (!items.length) list.textContent = "This world has no scenes: begin on its page, with files of your own.";
 }
 
 export const title = (id) => id.charAt(0).toUpperCase() + id.slice(1).replaceAll(/[_-]/g, " ");
