@@ -17,7 +17,9 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from terra.errors import ConfigError
+from terra.pipeline import Pipeline
 from terra.serving.client import Client
+from terra.serving.run import run
 from terra.serving.service import check_names
 from terra.world_model import LlamaActionV2ForCausalLM
 from tokenizer import LFQTokenizer
@@ -115,6 +117,13 @@ def test_names_that_are_taken(tmp_path):
     settings = read_settings("serve", ["worlds={terra-demo: elsewhere}", f"data={tmp_path}"])
     with pytest.raises(ConfigError, match=r"worlds\.terra-demo: expected another name than the base model's"):
         check_names(settings)
+
+
+def test_a_world_that_is_not_there_is_told_before_any_weights_load(tmp_path, monkeypatch):
+    monkeypatch.setattr(Pipeline, "from_spec", None)
+    settings = read_settings("serve", [f"worlds={{doom: {tmp_path / 'none'}}}", f"data={tmp_path}", "device=cpu"])
+    with pytest.raises(ConfigError, match=r"worlds\.doom: expected a checkpoint folder .* found no folder /.*/none"):
+        run(settings)
 
 
 def test_unpacked_worlds_are_served_beside_the_demo_alone(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import uvicorn
 
 from terra.config.spec import PipelineSpec
-from terra.errors import ConfigError
+from terra.errors import ConfigError, TerraError
 from terra.pipeline import Pipeline
 from terra.place_map import MapPictures, load_map
 from terra.serving.app import create_app
@@ -39,7 +39,7 @@ def run(settings: ServeSettings) -> None:
         handler.addFilter(RateLimit())
     engines = 1 + len(settings.worlds)
     checked = check(settings, engines)
-    worlds = {name: check(settings.of_world(name), engines) for name in settings.worlds}
+    worlds = {name: _check_world(settings, name, engines) for name in settings.worlds}
     service = load(checked, {name: load(each) for name, each in worlds.items()})
     if settings.api_key is None and settings.host not in LOOPBACK:
         logger.warning("host=%s without an api_key: whoever reaches the port can use the server", settings.host)
@@ -132,6 +132,13 @@ def check(settings: ServeSettings, engines: int = 1) -> Checked:
     if settings.map is not None:
         place = load_map(settings.map, spec.image_size, spec.spec.fps, settings.limits)
     return Checked(settings, spec, scenes, place)
+
+
+def _check_world(settings: ServeSettings, name: str, engines: int) -> Checked:
+    try:
+        return check(settings.of_world(name), engines)
+    except TerraError as error:
+        raise ConfigError(f"worlds.{name}: {error}") from None
 
 
 def load(checked: Checked, worlds: Mapping[str, Service] | None = None) -> Service:
