@@ -29,9 +29,8 @@ _AROUND = 104.0  # pixels from the center of gravity at which the disc passes th
 _SPACING = 10.0  # pixels between two contacts that are tried
 _ARM = 60.0  # pixels that a radian counts as
 _SIDE = (24.0, 488.0)  # where the disc may go
-_MAX_ACTION = (
-    0.3  # of either number, before noise: their standard deviation is then 0.23, that of published demonstrations 0.20
-)
+# The largest number of an action, before noise: the standard deviation is then 0.23, in published demonstrations 0.20.
+_MAX_ACTION = 0.3
 _REACH = np.array([8.0, 16.0, 32.0])  # pixels, pushes that are tried
 
 Observation = Float64[np.ndarray, " numbers"]
