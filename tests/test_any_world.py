@@ -28,8 +28,7 @@ from terra.evaluation.evaluate import run as evaluate
 from terra.generate import run as generate
 from terra.replay import run as replay
 from terra.serving.client import Client
-from terra.serving.run import load as load_server
-from terra.serving.service import Service
+from terra.serving.run import check, load
 from terra.training.tokenize import run as tokenize
 from terra.training.tokenizer import run as train_tokenizer
 from terra.training.world_model import run as train
@@ -112,8 +111,7 @@ def check_serving(folder: Path, space: TableSpace, parts: list[str], actions: Pa
     shutil.copy(actions, scene)
     given = [*parts, f"scenes={folder}/scenes", f"data={folder}/data", "num_context=2"]
     settings = read_settings("serve", [*given, "jobs.default_frames=9", "device=cpu", "dtype=float32"])
-    pipeline, scenes, model_hash, _ = load_server(settings)
-    serving = Serving(lambda: (Service(pipeline, settings, scenes, model_hash), settings))
+    serving = Serving(lambda: (load(check(settings)), settings))
     try:
         with Client(serving.url) as client:
             assert client.models()[0]["action_space"] == space.model_dump(mode="json")
