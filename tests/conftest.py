@@ -23,7 +23,7 @@ from terra.engine.base import Engine
 from terra.world_model import LlamaActionV2ForCausalLM
 from tokenizer import LFQTokenizer
 
-# All that the tests' imports make stays to the end; looking for garbage in it takes a third of their time.
+# Garbage collection takes a third of the time of the tests' imports, whose objects stay to the end.
 gc.disable()
 
 # A busy machine is no failure.
@@ -40,10 +40,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_finish() -> None:
-    """Look for garbage from here on, but never again in the million objects that there are.
+    """Turn garbage collection on again, with the million objects that exist by now frozen for good.
 
-    vLLM looks through all objects several times whenever an engine starts or ends, which takes it a second each time,
-    and takes back at each end that some are passed over.
+    vLLM collects garbage several times whenever an engine starts or ends, a second each time, and unfreezes all objects
+    at each end.
     """
     gc.collect()
     gc.freeze()

@@ -92,7 +92,7 @@ def create_app(service: Service) -> FastAPI:
 
 
 def _urls(paths: Mapping[str, str], here: str) -> dict[str, str]:
-    """The URL of each world's page relative to the page at the path `here`: a proxy may put all below another path."""
+    """Each world's page URL, relative to the page at `here`: the links also work behind a proxy's path prefix."""
     return {name: f"{posixpath.relpath(path, here)}/" for name, path in paths.items()}
 
 
@@ -226,11 +226,12 @@ def _server_routes(service: Service) -> APIRouter:
         While jobs can't be made, as on a full disk, or stand still, the status is "degraded", with the reason; live
         sessions go on.
         """
-        for each in (service, *service.worlds.values()):
+        services = (service, *service.worlds.values())
+        for each in services:
             each.check_engine()
         if service.draining:
             return schemas.Health(status="shutting_down")
-        problems = (each.jobs.problem for each in (service, *service.worlds.values()))
+        problems = (each.jobs.problem for each in services)
         problem = next((problem for problem in problems if problem is not None), None)
         return schemas.Health(status="ok") if problem is None else schemas.Health(status="degraded", reason=problem)
 

@@ -1,4 +1,4 @@
-"""Runs code where a package is missing; what takes long to import, and is no package of ours, is imported already."""
+"""Runs code in a process that cannot import a package; slow third-party packages are imported there beforehand."""
 
 import os
 import sys
