@@ -124,6 +124,18 @@ class TestContract:
 
         assert torch.equal(wait(together()), alone)
 
+    def test_sessions_of_one_context_are_what_they_are_alone(self, engine, wait):
+        """As a planner's candidates are: the same frames before, other actions and seeds after."""
+        prompt, _ = make_prompt(9)
+        rollouts = [(make_prompt(100 + index)[1][:3], SAMPLINGS[index % 3], index) for index in range(12)]
+        alone = [wait(ran(engine, prompt, *rollout)) for rollout in rollouts]
+
+        async def together():
+            return await asyncio.gather(*(ran(engine, prompt, *rollout) for rollout in rollouts))
+
+        for frames, expected in zip(wait(together()), alone, strict=True):
+            assert torch.equal(frames, expected)
+
     def test_window_has_an_end(self, engine, wait):
         prompt, actions = make_prompt(6)
 
@@ -483,6 +495,31 @@ def test_graph_sessions_take_turns(tiny_model, graph_engine, wait, max_sessions)
 
     for frames, expected in zip(wait(together()), alone, strict=True):
         assert torch.equal(frames, expected)
+    wait(engine.close())
+
+
+@pytest.mark.parametrize("max_sessions", [1, 3, 16])
+def test_graph_copies_a_context_that_a_slot_holds(tiny_model, graph_engine, wait, max_sessions):
+    """Also from a window that has gone on, was closed or had lost its slot; never from a slot that others have."""
+    prompts = [make_prompt(index)[0] for index in (70, 71)]
+    rollouts = [(prompts[index % 2], make_prompt(80 + index)[1], PLAIN, index) for index in range(10)]
+    alone = [wait(ran(graph_engine, *rollout)) for rollout in rollouts]
+    engine = GraphEngine(tiny_model, drafts=3, max_sessions=max_sessions, dtype="float32", device=DEVICE)
+
+    async def in_turn() -> list[torch.Tensor]:
+        early = await engine.open(*(rollouts[0][index] for index in (0, 2, 3)))
+        frames = [await early.step(action) for action in rollouts[0][1][:2]]
+        others = await asyncio.gather(*(ran(engine, *rollout) for rollout in rollouts[1:]))
+        frames += [await early.step(action) for action in rollouts[0][1][2:]]
+        await early.close()
+        return [torch.stack(frames), *others, await ran(engine, *rollouts[0])]
+
+    for frames, expected in zip(wait(in_turn()), [*alone, alone[0]], strict=True):
+        assert torch.equal(frames, expected)
+    tokens = 3 * (ROWS * COLS + 6)
+    assert engine.counters.prefilled + engine.counters.cached == 11 * tokens
+    if max_sessions == 16:
+        assert engine.counters.prefilled == 2 * tokens
     wait(engine.close())
 
 

@@ -37,7 +37,7 @@ _GRAPH = "terra.engine.graph.engine.GraphEngine"
 
 # Settings of an engine that decide how fast the engine is, and not which tokens come out.
 _SPEED = ("max_sessions", "cpu_kv_cache_gib", "gpu_memory_utilization", "tensor_parallel_size", "step_seconds")
-_MOST_SESSIONS = 128
+_MOST_SESSIONS = 512
 _ROLLOUTS_FOR_VLLM = 8
 """Number of rollouts on a CPU from which on engine=auto takes vLLM."""
 _CACHE_SHARE = 0.5  # of a GPU's memory, for the KV caches of all sessions

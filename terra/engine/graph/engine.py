@@ -4,14 +4,13 @@ import asyncio
 import queue
 import threading
 from collections.abc import AsyncIterator
-from concurrent.futures import Future
 from pathlib import Path
 
 import torch
 
 from terra.device import has_fp8, torch_device, torch_dtype
 from terra.engine.base import EngineCounters, EngineSpec, check_actions, check_adapter, check_prompt
-from terra.engine.graph.scheduler import Frame, Scheduler, Window
+from terra.engine.graph.scheduler import Run, Scheduler, Window
 from terra.engine.graph.slots import Slots
 from terra.engine.graph.step import Backend, DecodeSteps, TorchBackend
 from terra.errors import ConfigError, EngineError
@@ -34,8 +33,8 @@ class GraphEngine:
     where two are equally likely to the rounding of float32.
 
     A new window's context, and the context of a window that slides, is read (prefill) slot by slot between two decode
-    steps: the other sessions wait meanwhile. And one session with top-k or top-p makes the steps of all sessions
-    slower, see `terra.engine.graph.step.DecodeSteps`.
+    steps, or copied from a slot that holds the same context; the other sessions wait meanwhile. And one session with
+    top-k or top-p makes the steps of all sessions slower, see `terra.engine.graph.step.DecodeSteps`.
 
     Args:
         checkpoint: a checkpoint folder.
@@ -81,7 +80,7 @@ class GraphEngine:
             raise ConfigError("engine.fp8: expected a GPU of compute capability 8.9 or higher")
         model = load_world_model(checkpoint, adapter=adapter, dtype=torch_dtype(dtype), device=where)
         self._spec = EngineSpec.of(model.config)
-        self._requests: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
         self._closed = False
         slots = Slots(model, max_sessions, drafts, fp8_weights=fp8_weights, fp8_cache=fp8_cache)
         self._scheduler = Scheduler(slots, DecodeSteps(slots, make_backend(where)), self._requests)
@@ -121,15 +120,15 @@ class GraphEngine:
             self._requests.put(None)
             await asyncio.to_thread(self._thread.join)
 
-    def request(self, window: Window, number: int, action: Action) -> "Future[FrameTokens]":
-        """Let a frame of a window be made; frames of one window must be requested in their order."""
+    def request(self, window: Window, first: int, actions: Actions) -> Run:
+        """Let frames of a window be made, from number `first` on; they come to the running event loop."""
         if self._closed or self.failure is not None:
             raise EngineError(self.failure or "the engine is closed")
-        frame = Frame(window, number, action)
-        self._requests.put(frame)
+        run = Run(window, first, actions, asyncio.get_running_loop())
+        self._requests.put(run)
         if self.failure is not None:  # the engine failed in between, and nobody takes the request
             raise EngineError(self.failure)
-        return frame.result
+        return run
 
 
 def check_gpu(device: torch.device) -> None:
@@ -175,16 +174,18 @@ class GraphSession:
         window = self._window
         if window is None:
             raise EngineError("the session is closed")
-        first = self._num_frames
-        results = [self._engine.request(window, first + index, action) for index, action in enumerate(actions)]
+        if not len(actions):
+            return
+        run = self._engine.request(window, self._num_frames, actions)
         try:
-            for result in results:
-                frame = await asyncio.wrap_future(result)
+            for _ in actions:
+                frame = await run.frames.get()
+                if isinstance(frame, EngineError):
+                    raise frame
                 self._num_frames += 1
                 yield frame
         finally:
-            for result in results:
-                result.cancel()
+            run.cancelled = True
 
     async def close(self) -> None:
         """See `terra.engine.base.Session.close`."""

@@ -47,8 +47,13 @@ class KVCache:
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros_like(self.keys.mT, memory_format=torch.contiguous_format)
 
-    def clear(self, slot: int, position: int) -> None:
-        """Zero one slot from a position on."""
+    def copy(self, source: int, slots: Int[Tensor, " n"], length: int) -> None:
+        """Copy the first positions of one slot to others."""
+        self.keys[:, slots, :, :length] = self.keys[:, source, None, :, :length]
+        self.values[:, slots, ..., :length] = self.values[:, source, None, ..., :length]
+
+    def clear(self, slot: int | Int[Tensor, " n"], position: int) -> None:
+        """Zero slots from a position on."""
         self.keys[:, slot, :, position:] = 0
         self.values[:, slot, ..., position:] = 0
 

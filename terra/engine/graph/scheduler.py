@@ -3,13 +3,15 @@
 A slot is one window's place in the batch: its KV cache and what the device knows of it, see `terra.engine.graph.slots`.
 """
 
+import asyncio
+import hashlib
 import logging
 import queue
-from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from functools import cached_property
 
 from einops import rearrange
 from jaxtyping import Int
@@ -19,7 +21,7 @@ from terra.engine.base import EngineCounters
 from terra.engine.graph.slots import FrameRequest, Slots, Snapshot
 from terra.engine.graph.step import DecodeSteps
 from terra.errors import EngineError
-from terra.prompt import Action, FrameTokens, Prompt
+from terra.prompt import Actions, FrameTokens, Prompt
 from terra.sampling import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -44,36 +46,54 @@ class Window:
     slot: int | None = None
     snapshot: Snapshot | None = None
 
-
-class FrameState(Enum):
-    """Where a frame is on its way: it waits for a slot, is decoded in one, or is complete and on its way to the CPU."""
-
-    WAITING = auto()
-    DECODING = auto()
-    COPYING = auto()
+    @cached_property
+    def context(self) -> bytes:
+        """Digest of the prompt: windows with the same one have the same context, token by token."""
+        digest = hashlib.blake2b(self.prompt.tokens.contiguous().numpy().tobytes(), digest_size=16)
+        digest.update(self.prompt.actions.contiguous().numpy().tobytes())
+        return digest.digest()
 
 
 @dataclass(eq=False)
-class Frame:
-    """A frame that a session has requested.
+class Run:
+    """Frames that a session has requested, one after the other.
 
-    `tokens_remaining` is a lower bound while the frame is decoded: as if all drafts had been accepted since the device
-    was last asked.
+    Attributes:
+        window: the session's.
+        first: number of the first frame.
+        actions: those that lead to the frames.
+        loop: the session's event loop, where the frames go.
+        frames: the frames, in their order, or what failed.
+        begun: number of frames that are decoded or complete.
+        cancelled: nobody waits for the other frames any more.
     """
 
     window: Window
+    first: int
+    actions: Actions
+    loop: asyncio.AbstractEventLoop
+    frames: "asyncio.Queue[FrameTokens | EngineError]" = field(default_factory=asyncio.Queue)
+    begun: int = 0
+    cancelled: bool = False
+
+
+@dataclass(eq=False)
+class _Frame:
+    """A frame that is decoded in a slot.
+
+    `tokens_remaining` is a lower bound: as if all drafts had been accepted since the device was last asked.
+    """
+
+    run: Run
     number: int
-    action: Action
-    result: "Future[FrameTokens]" = field(default_factory=Future)
-    state: FrameState = FrameState.WAITING
-    tokens_remaining: int = 0
+    tokens_remaining: int
 
 
 @dataclass(eq=False)
 class _Copy:
-    """Complete frames, and what waits for the copy of their tokens."""
+    """Of complete frames the runs, and what waits for the copy of their tokens."""
 
-    frames: list[Frame]
+    runs: list[Run]
     tokens: Callable[[], Int[Tensor, "frames image_tokens"]]
 
 
@@ -84,23 +104,24 @@ class Scheduler:
     is complete, until another window needs the slot.
     """
 
-    def __init__(self, slots: Slots, steps: DecodeSteps, requests: "queue.SimpleQueue[Frame | None]") -> None:
+    def __init__(self, slots: Slots, steps: DecodeSteps, requests: "queue.SimpleQueue[Run | None]") -> None:
         self._slots, self._steps, self._requests = slots, steps, requests
         self._windows: list[Window | None] = [None] * slots.num_slots
-        # All frames that are not handed out yet, in the order of their requests; those of one window stay in order.
-        self._frames: list[Frame] = []
+        # Runs with frames that are not begun, in the order of their requests.
+        self._waiting: list[Run] = []
+        self._decoding: dict[int, _Frame] = {}  # by slot
         self._copy: _Copy | None = None
         self.failure: str | None = None
-        self._prefilled = self._sampled = 0
+        self._prefilled = self._cached = self._sampled = 0
 
     @property
     def counters(self) -> EngineCounters:
-        """Tokens that were prefilled and sampled, and the share of slots that open sessions hold."""
+        """Tokens that were prefilled, copied and sampled, and the share of slots that open sessions hold."""
         held = sum(window is not None and not window.closed for window in self._windows)
-        return EngineCounters(self._prefilled, 0, self._sampled, held / len(self._windows))
+        return EngineCounters(self._prefilled, self._cached, self._sampled, held / len(self._windows))
 
     def run(self) -> None:
-        """Work until None comes. An error fails all frames that are not handed out, with its reason."""
+        """Work until None comes. An error fails all runs that lack a frame, with its reason."""
         try:
             while self._take():
                 self._start()
@@ -121,105 +142,158 @@ class Scheduler:
         """Take the requests that are there; wait for one if no frame is on its way. False when None came."""
         while True:
             try:
-                frame = self._requests.get(block=not self._frames)
+                run = self._requests.get(block=not (self._waiting or self._decoding or self._copy))
             except queue.Empty:
                 return True
-            if frame is None:
+            if run is None:
                 return False
-            self._frames.append(frame)
-
-    def _in(self, state: FrameState) -> list[Frame]:
-        return [frame for frame in self._frames if frame.state is state]
+            self._waiting.append(run)
 
     def _start(self) -> None:
         """Give slots to frames that wait, first come, first served, one frame of a window at a time."""
-        waiting = self._in(FrameState.WAITING)
-        decoding = {id(frame.window) for frame in self._in(FrameState.DECODING)}
-        wanted = {id(frame.window) for frame in waiting}
-        begun = []
-        for frame in waiting:
-            window = frame.window
-            if frame.result.cancelled():
+        decoding = {id(frame.run.window) for frame in self._decoding.values()}
+        free = self._free_slots()
+        begun: list[FrameRequest] = []
+        entered: list[Window] = []
+        waiting: list[Run] = []
+        for run in self._waiting:
+            window = run.window
+            if run.cancelled:
                 continue
             if window.closed:  # its slot may have another window by now
-                with suppress(InvalidStateError):  # cancelled
-                    frame.result.set_exception(EngineError("the session is closed"))
+                _deliver([(run, EngineError("the session is closed"))])
                 continue
-            if id(window) in decoding:
-                continue
-            slot = window.slot if window.slot is not None else self._free_slot(decoding, wanted)
-            if slot is None or not frame.result.set_running_or_notify_cancel():
-                continue
-            if window.slot is None:
-                self._give(slot, window)
-            begun.append(FrameRequest(slot, frame.number, frame.action, window.sampling))
-            frame.state, frame.tokens_remaining = FrameState.DECODING, self._slots.layout.block
-            decoding.add(id(window))
+            slot = None
+            if id(window) not in decoding:
+                slot = window.slot if window.slot is not None else next(free, None)
+            if slot is not None:
+                if window.slot is None:
+                    self._give(slot, window)
+                    entered.append(window)
+                number, action = run.first + run.begun, run.actions[run.begun]
+                begun.append(FrameRequest(slot, number, action, window.sampling))
+                self._decoding[slot] = _Frame(run, number, self._slots.layout.block)
+                decoding.add(id(window))
+                run.begun += 1
+            if run.begun < len(run.actions):
+                waiting.append(run)
+        self._waiting = waiting
+        self._enter(entered)
         if begun:
             self._slots.begin_frames(begun)
 
-    def _free_slot(self, decoding: set[int], wanted: set[int]) -> int | None:
-        """A slot where nothing is decoded: best one without a window, else one whose window no waiting frame needs."""
+    def _free_slots(self) -> Iterator[int]:
+        """Slots where nothing is decoded: first those without a window, last those whose window has frames to make."""
+        wanted = {id(run.window) for run in self._waiting}
 
         def price(slot: int) -> tuple[bool, bool]:
             window = self._windows[slot]
             return window is not None and not window.closed, id(window) in wanted
 
-        free = (slot for slot, window in enumerate(self._windows) if id(window) not in decoding)
-        return min(free, key=price, default=None)
+        idle = [slot for slot in range(len(self._windows)) if slot not in self._decoding]
+        for slot in sorted(idle, key=price):
+            if slot not in self._decoding:  # its own window may have begun a frame since
+                yield slot
 
     def _give(self, slot: int, window: Window) -> None:
+        """Let a window have a slot; what the slot holds follows in `_enter`."""
         before = self._windows[slot]
         if before is not None:
             before.slot = None
             if not before.closed:
                 before.snapshot = self._slots.swap_out(slot, before.last)
-        if window.snapshot is None:
-            self._slots.prefill(slot, window.prompt, window.seed)
-            self._prefilled += window.prompt.num_frames * self._slots.layout.block
-        else:
-            self._slots.swap_in(slot, window.snapshot)
-        window.slot, window.snapshot, self._windows[slot] = slot, None, window
+        window.slot, self._windows[slot] = slot, window
+
+    def _enter(self, windows: Sequence[Window]) -> None:
+        """Fill the slots that windows were given.
+
+        A context that another slot holds is copied, since decode steps write behind it only: of windows with the same
+        context, as a planner's candidates have it, one is prefilled.
+        """
+        if not windows:
+            return
+        entering = {id(window) for window in windows}
+        holders = {
+            window.context: window for window in self._windows if window is not None and id(window) not in entering
+        }
+        copies: dict[bytes, list[Window]] = defaultdict(list)
+        for window in windows:
+            if window.snapshot is not None:
+                self._slots.swap_in(_slot(window), window.snapshot)
+                window.snapshot = None
+            elif window.context in holders:
+                copies[window.context].append(window)
+            else:
+                self._slots.prefill(_slot(window), window.prompt, window.seed)
+                self._prefilled += window.prompt.num_frames * self._slots.layout.block
+                holders[window.context] = window
+        for context, same in copies.items():
+            source = holders[context]
+            slots, seeds = [_slot(window) for window in same], [window.seed for window in same]
+            self._slots.copy_context(_slot(source), slots, source.prompt, seeds)
+            self._cached += len(same) * source.prompt.num_frames * self._slots.layout.block
 
     def _decode(self) -> _Copy | None:
         """Make some decode steps; the frames that are complete then."""
-        frames = {frame.window.slot: frame for frame in self._in(FrameState.DECODING) if frame.window.slot is not None}
+        frames = self._decoding
         if not frames:
             return None
-        slots = list(frames)
         min_steps = self._steps.min_steps({slot: frame.tokens_remaining for slot, frame in frames.items()})
         num_steps = min(_STEPS_PER_TURN, min_steps)
-        self._steps.run(slots, frozenset(frame.window.sampling for frame in frames.values()), num_steps)
-        most = num_steps * self._steps.width(max(slots) + 1)
+        self._steps.run(list(frames), frozenset(frame.run.window.sampling for frame in frames.values()), num_steps)
+        most = num_steps * self._steps.width(max(frames) + 1)
         for frame in frames.values():
             frame.tokens_remaining -= most
         # As long as no slot can have its frame yet, there is no need to wait for the device and ask.
         if min(frame.tokens_remaining for frame in frames.values()) <= 0:
-            for slot, remaining in self._slots.tokens_remaining(slots).items():
+            for slot, remaining in self._slots.tokens_remaining(list(frames)).items():
                 frames[slot].tokens_remaining = remaining
         complete = {slot: frame for slot, frame in frames.items() if not frame.tokens_remaining}
         if not complete:
             return None
-        for frame in complete.values():
-            frame.state, frame.window.last = FrameState.COPYING, frame.number
+        for slot, frame in complete.items():
+            frame.run.window.last = frame.number
+            del frames[slot]
         numbers = [(slot, frame.number) for slot, frame in complete.items()]
-        return _Copy(list(complete.values()), self._slots.copy_frames(numbers))
+        return _Copy([frame.run for frame in complete.values()], self._slots.copy_frames(numbers))
 
     def _hand_out(self) -> None:
-        """Give away the frames whose copy was begun in the turn before, and forget all that are done."""
-        if self._copy:
-            for frame, tokens in zip(self._copy.frames, self._copy.tokens(), strict=True):
-                self._sampled += tokens.numel()
-                rows = frame.window.prompt.tokens.shape[1]
-                frame.result.set_result(rearrange(tokens.clone(), "(rows cols) -> rows cols", rows=rows))
-            self._copy = None
-        self._frames = [frame for frame in self._frames if not frame.result.done()]
+        """Give away the frames whose copy was begun in the turn before."""
+        if self._copy is None:
+            return
+        rows = self._copy.runs[0].window.prompt.tokens.shape[1]
+        frames = rearrange(self._copy.tokens(), "frames (rows cols) -> frames rows cols", rows=rows)
+        self._sampled += frames.numel()
+        # A copy of each: it is the caller's to change, and keeps no other frame in memory.
+        _deliver([(run, frame.clone()) for run, frame in zip(self._copy.runs, frames, strict=True)])
+        self._copy = None
 
     def _fail(self, error: EngineError) -> None:
+        runs = [*self._waiting, *(frame.run for frame in self._decoding.values())]
+        if self._copy is not None:
+            runs += self._copy.runs
         while not self._requests.empty():
-            frame = self._requests.get()
-            if frame is not None:
-                self._frames.append(frame)
-        for frame in self._frames:
-            with suppress(InvalidStateError):  # cancelled, or handed out
-                frame.result.set_exception(error)
+            run = self._requests.get()
+            if run is not None:
+                runs.append(run)
+        _deliver([(run, error) for run in dict.fromkeys(runs)])
+
+
+def _slot(window: Window) -> int:
+    assert window.slot is not None
+    return window.slot
+
+
+def _deliver(items: Iterable[tuple[Run, FrameTokens | EngineError]]) -> None:
+    """Hand frames to their sessions: one call for all of an event loop's, since each call wakes it."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Run, FrameTokens | EngineError]]] = defaultdict(list)
+    for run, item in items:
+        by_loop[run.loop].append((run, item))
+    for loop, own in by_loop.items():
+        with suppress(RuntimeError):  # the loop is closed, and nobody waits there
+            loop.call_soon_threadsafe(_put, own)
+
+
+def _put(items: Iterable[tuple[Run, FrameTokens | EngineError]]) -> None:
+    for run, item in items:
+        run.frames.put_nowait(item)

@@ -147,6 +147,20 @@ class Slots:
         self.weights.forward(states, self.cache, only, positions, positions[:, 0], reference.PrefillOps())
 
     @torch.no_grad()
+    def copy_context(self, source: int, slots: Sequence[int], prompt: Prompt, seeds: Sequence[int]) -> None:
+        """`prefill` of other slots with the prompt of the slot `source`: what was computed there is copied."""
+        layout, device = self.layout, self.ids.device
+        to = torch.tensor(slots, device=device)
+        ids = prompt.ids(layout.action_slots)
+        self.ids[to, : len(ids)] = ids.to(device)
+        given = len(prompt.actions) * layout.action_slots
+        self.action_embeddings[to] = 0
+        self.action_embeddings[to, :given] = self.action_embeddings[source, :given]
+        self.seed[to] = torch.tensor(seeds, device=device)
+        self.cache.copy(source, to, len(ids) - 1)
+        self._rest(to, len(ids) - 1)
+
+    @torch.no_grad()
     def begin_frames(self, requests: Sequence[FrameRequest]) -> None:
         """Let the next decode steps make a frame in each of some slots, with the frame before as the first drafts.
 
@@ -202,8 +216,8 @@ class Slots:
             part.copy_(tensor)
         self._rest(slot, snapshot.length - 1)
 
-    def _rest(self, slot: int, position: int) -> None:
-        """Let a slot make nothing behind its last certain token, and clear what another window left in its cache.
+    def _rest(self, slot: int | Tensor, position: int) -> None:
+        """Let slots make nothing behind their last certain token, and clear what other windows left in their cache.
 
         The cache must be finite also where attention masks it, see `KVCache`.
         """
