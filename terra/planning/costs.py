@@ -32,8 +32,9 @@ class Cost:
 
     Attributes:
         name: what it is called in settings and reports.
-        of: called with the last frame of each candidate as tokens (candidates, rows, cols) and as frames in [-1, 1]
-            (candidates, 3, height, width), and the goal; gives a cost a candidate, (candidates,).
+        of: called with the last frame of each candidate as tokens (candidates, rows, cols), on the CPU, and as frames
+            in [-1, 1] (candidates, 3, height, width), on the decoder's device as the goal's frame is; gives a cost a
+            candidate, (candidates,).
         reads_frames: whether `of` looks at frames; without, it is called with no frames, and none are decoded.
     """
 

@@ -126,7 +126,7 @@ class Planner:
     def _begin(self, problem: Problem) -> "_Searching":
         context = self.pipeline.wait(self.pipeline.encode(problem.context_frames))
         goal = self.pipeline.wait(self.pipeline.encode(problem.goal[None]))
-        target = Target(goal[0], self.pipeline.decoder.decode(goal)[0].cpu())
+        target = Target(goal[0], self.pipeline.decoder.decode(goal)[0])
         return _Searching(self, problem, context, target)
 
     async def _imagine(self, searches: Sequence["_Searching"]) -> None:
@@ -171,8 +171,8 @@ class _Searching:
         planner = self._planner
         last = torch.stack([future[-1] for future in self._futures])
         # Decoded problem by problem: the sums of another batch size round differently.
-        frames = planner.pipeline.decoder.decode(last).cpu() if planner._cost.reads_frames else torch.empty(0, 3, 0, 0)
-        each = planner._cost.of(last, frames, self._target).double().numpy()
+        frames = planner.pipeline.decoder.decode(last) if planner._cost.reads_frames else torch.empty(0, 3, 0, 0)
+        each = planner._cost.of(last, frames, self._target).double().cpu().numpy()
         costs = rearrange(each, "(candidates samples) -> candidates samples", samples=planner._num_samples).mean(1)
         index = int(costs.argmin())
         if self.best is None or costs[index] < self.best.cost:
