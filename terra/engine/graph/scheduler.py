@@ -49,8 +49,9 @@ class Window:
     @cached_property
     def context(self) -> bytes:
         """Digest of the prompt: windows with the same one have the same context, token by token."""
-        digest = hashlib.blake2b(self.prompt.tokens.contiguous().numpy().tobytes(), digest_size=16)
-        digest.update(self.prompt.actions.contiguous().numpy().tobytes())
+        digest = hashlib.blake2b(digest_size=16)
+        for tensor in (self.prompt.tokens, self.prompt.actions):
+            digest.update(tensor.cpu().contiguous().numpy().tobytes())
         return digest.digest()
 
 
