@@ -20,10 +20,10 @@ test: $(READY)   ## lint, types, import contracts, tests
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyright
 	$(VENV)/bin/lint-imports
-	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m "not hostile" --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m "not hostile" --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 test-fast: $(READY)  ## the tests without vLLM, browser, training and notebooks: two minutes
-	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m "not slow and not hostile" --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m "not slow and not hostile" --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 test-hostile: $(READY)  ## the long attacks, soaks and kills, which make test leaves out
 	$(VENV)/bin/pytest -m hostile
