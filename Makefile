@@ -14,7 +14,7 @@ help:            ## this list
 demo: $(READY)   ## a video of the shipped model on this machine's CPU, in outputs/demo; ENGINE=vllm for vLLM
 	$(VENV)/bin/terra generate experiment=demo engine=$(ENGINE) output=outputs/demo overwrite=true
 
-# One thread in each of the two processes: more threads than cores wait for each other.
+# For two cores: three processes, since tests wait a tenth of their time for what they start, with one thread each.
 test: $(READY)   ## lint, types, import contracts, tests
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
