@@ -600,7 +600,8 @@ def test_graph_engine_sends_an_old_gpu_to_vllm(monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "step"), [(Slots, "prefill"), (DecodeSteps, "run"), (Slots, "copy_frames")], ids=["prefill", "run", "copy"]
 )
-def test_graph_engine_that_fails_says_so(tiny_model, wait, monkeypatch, kind, step):
+@pytest.mark.parametrize("frames", [1, 3])
+def test_graph_engine_that_fails_says_so(tiny_model, wait, monkeypatch, kind, step, frames):
     engine = graph(tiny_model, 1)
 
     def fail(*_: object) -> None:
@@ -611,8 +612,27 @@ def test_graph_engine_that_fails_says_so(tiny_model, wait, monkeypatch, kind, st
     assert engine.failure is None
     for _ in range(2):
         with pytest.raises(EngineError, match="the engine failed: RuntimeError: no memory left"):
-            wait(ran(engine, prompt, actions))
+            wait(soon(ran(engine, prompt, actions[:frames])))
     assert engine.failure == "the engine failed: RuntimeError: no memory left"
+    wait(engine.close())
+
+
+def test_a_graph_engine_that_fails_while_it_hands_out_says_so_to_all(tiny_model, wait, monkeypatch):
+    """Also to the session whose only frame was complete in the same turn."""
+
+    def fail() -> torch.Tensor:
+        raise RuntimeError("no memory left")
+
+    monkeypatch.setattr(Slots, "copy_frames", lambda self, frames: fail)
+    monkeypatch.setattr("terra.engine.graph.scheduler._STEPS_PER_TURN", 64)  # a frame a turn
+    engine = GraphEngine(tiny_model, drafts=0, max_sessions=1, dtype="float32", device=DEVICE)
+    prompt, actions = make_prompt(0)
+
+    async def together() -> list[object]:
+        work = (ran(engine, prompt, actions[:1], seed=seed) for seed in range(2))
+        return await soon(asyncio.gather(*work, return_exceptions=True))
+
+    assert [str(each) for each in wait(together())] == ["the engine failed: RuntimeError: no memory left"] * 2
     wait(engine.close())
 
 
@@ -667,6 +687,25 @@ def test_numbers_that_overflow_in_a_graph_session_stay_in_it(tiny_model, graph_e
         assert torch.equal(wait(ran(engine, prompt, actions)), expected)
         for held in (slots.cache.keys, slots.cache.values, slots.action_embeddings):
             held.fill_(torch.nan)
+    wait(engine.close())
+
+
+def test_a_copied_context_leaves_nothing_of_the_window_before(tiny_model, graph_engine, wait):
+    prompt, actions = make_prompt(33)
+    expected = wait(ran(graph_engine, prompt, actions))
+    engine = GraphEngine(tiny_model, drafts=4, max_sessions=2, dtype="float32", device=DEVICE)
+    slots = engine._scheduler._slots
+
+    async def copied() -> torch.Tensor:
+        source = await engine.open(prompt, PLAIN, 1)
+        await source.step(actions[0])
+        for held in (slots.cache.keys, slots.cache.values):
+            held[:, 1] = torch.nan
+        slots.action_embeddings[1] = torch.nan
+        return await ran(engine, prompt, actions)
+
+    assert torch.equal(wait(copied()), expected)
+    assert engine.counters.cached
     wait(engine.close())
 
 

@@ -73,7 +73,7 @@ class EngineCounters:
 
     Attributes:
         prefilled: tokens of prompts (context frames with their action slots) that were computed when a window began.
-        cached: tokens of prompts whose keys and values were found in a prefix cache instead.
+        cached: tokens of prompts whose keys and values were found in a prefix cache or in another session instead.
         sampled: tokens that were sampled.
         kv_cache_usage: share of the KV cache that open sessions hold, 0 to 1; None where the engine does not say.
     """

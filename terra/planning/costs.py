@@ -19,7 +19,8 @@ _SHARES = (0.0, 1 / 8, 1 / 4, 1 / 2)  # of the height, sides of the squares over
 class Target:
     """A goal: its frame's tokens, and the frame in [-1, 1] as the decoder draws it from them.
 
-    Imagined frames are decoded, too, so that what the tokenizer loses costs nothing.
+    Imagined frames are decoded, too, so that what the tokenizer loses costs nothing. The tokens are on the CPU, the
+    frame is on the decoder's device.
     """
 
     tokens: FrameTokens
@@ -32,9 +33,9 @@ class Cost:
 
     Attributes:
         name: what it is called in settings and reports.
-        of: called with the last frame of each candidate as tokens (candidates, rows, cols), on the CPU, and as frames
-            in [-1, 1] (candidates, 3, height, width), on the decoder's device as the goal's frame is; gives a cost a
-            candidate, (candidates,).
+        of: called with the last frame of each candidate, as tokens (candidates, rows, cols) on the CPU and as frames
+            in [-1, 1] (candidates, 3, height, width) on the decoder's device, and with the goal; returns the cost of
+            each candidate, (candidates,), on either device.
         reads_frames: whether `of` looks at frames; without, it is called with no frames, and none are decoded.
     """
 

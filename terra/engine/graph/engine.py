@@ -100,7 +100,7 @@ class GraphEngine:
 
     @property
     def counters(self) -> EngineCounters:
-        """Tokens that were prefilled and sampled, and the share of slots that open sessions hold."""
+        """Prompt tokens that were prefilled and copied, tokens sampled, the share of slots that open sessions hold."""
         return self._scheduler.counters
 
     async def open(
@@ -121,7 +121,16 @@ class GraphEngine:
             await asyncio.to_thread(self._thread.join)
 
     def request(self, window: Window, first: int, actions: Actions) -> Run:
-        """Let frames of a window be made, from number `first` on; they come to the running event loop."""
+        """Let the scheduler make frames of a window; called in the event loop that receives them.
+
+        Args:
+            window: the session's.
+            first: number of the first frame in the window.
+            actions: one for each frame, (steps, slots, action_dim); at least one.
+
+        Raises:
+            EngineError: the engine is closed or has failed.
+        """
         if self._closed or self.failure is not None:
             raise EngineError(self.failure or "the engine is closed")
         run = Run(window, first, actions, asyncio.get_running_loop())

@@ -48,14 +48,14 @@ class KVCache:
         self.values = torch.zeros_like(self.keys.mT, memory_format=torch.contiguous_format)
 
     def copy(self, source: int, slots: Int[Tensor, " n"], length: int) -> None:
-        """Copy the first positions of one slot to others."""
+        """Copy the first `length` positions of one slot to others; `source` is not among them."""
         self.keys[:, slots, :, :length] = self.keys[:, source, None, :, :length]
         self.values[:, slots, ..., :length] = self.values[:, source, None, ..., :length]
 
-    def clear(self, slot: int | Int[Tensor, " n"], position: int) -> None:
-        """Zero slots from a position on."""
-        self.keys[:, slot, :, position:] = 0
-        self.values[:, slot, ..., position:] = 0
+    def clear(self, slots: int | Int[Tensor, " n"], position: int) -> None:
+        """Zero one slot, or several, from a position on."""
+        self.keys[:, slots, :, position:] = 0
+        self.values[:, slots, ..., position:] = 0
 
 
 @dataclass(frozen=True)

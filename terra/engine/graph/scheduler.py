@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from einops import rearrange
 from jaxtyping import Int
 from torch import Tensor
 
@@ -47,8 +46,8 @@ class Window:
     snapshot: Snapshot | None = None
 
     @cached_property
-    def context(self) -> bytes:
-        """Digest of the prompt: windows with the same one have the same context, token by token."""
+    def context_digest(self) -> bytes:
+        """Digest of the prompt: windows with the same digest have the same context, tokens and actions."""
         digest = hashlib.blake2b(digest_size=16)
         for tensor in (self.prompt.tokens, self.prompt.actions):
             digest.update(tensor.cpu().contiguous().numpy().tobytes())
@@ -57,16 +56,16 @@ class Window:
 
 @dataclass(eq=False)
 class Run:
-    """Frames that a session has requested, one after the other.
+    """A session's request: consecutive frames of its window, whose actions are known.
 
     Attributes:
         window: the session's.
-        first: number of the first frame.
-        actions: those that lead to the frames.
-        loop: the session's event loop, where the frames go.
-        frames: the frames, in their order, or what failed.
-        begun: number of frames that are decoded or complete.
-        cancelled: nobody waits for the other frames any more.
+        first: number of the first frame in the window.
+        actions: one for each frame, (steps, slots, action_dim); at least one.
+        loop: the session's event loop.
+        frames: receives, in that loop, each frame in order, or an EngineError in place of the rest.
+        begun: number of frames whose decoding has begun, complete ones included.
+        cancelled: the session no longer reads `frames`; set by the event loop, read by the scheduler's thread.
     """
 
     window: Window
@@ -92,7 +91,7 @@ class _Frame:
 
 @dataclass(eq=False)
 class _Copy:
-    """Of complete frames the runs, and what waits for the copy of their tokens."""
+    """The runs of some complete frames, in order, and what waits for these frames' tokens on the CPU."""
 
     runs: list[Run]
     tokens: Callable[[], Int[Tensor, "frames image_tokens"]]
@@ -111,13 +110,13 @@ class Scheduler:
         # Runs with frames that are not begun, in the order of their requests.
         self._waiting: list[Run] = []
         self._decoding: dict[int, _Frame] = {}  # by slot
-        self._copy: _Copy | None = None
+        self._copies: list[_Copy] = []  # begun in the turn before, and in this one
         self.failure: str | None = None
         self._prefilled = self._cached = self._sampled = 0
 
     @property
     def counters(self) -> EngineCounters:
-        """Tokens that were prefilled, copied and sampled, and the share of slots that open sessions hold."""
+        """Prompt tokens that were prefilled and copied, tokens sampled, the share of slots that open sessions hold."""
         held = sum(window is not None and not window.closed for window in self._windows)
         return EngineCounters(self._prefilled, self._cached, self._sampled, held / len(self._windows))
 
@@ -126,11 +125,11 @@ class Scheduler:
         try:
             while self._take():
                 self._start()
-                copy = self._decode()
+                from_before = len(self._copies)
+                self._decode()
                 # The device is at work on the next frames meanwhile.
-                self._hand_out()
-                self._copy = copy
-            self._hand_out()
+                self._hand_out(from_before)
+            self._hand_out(len(self._copies))
             self._fail(EngineError("the engine is closed"))
         except Exception as error:
             logger.exception("the engine failed")
@@ -143,7 +142,7 @@ class Scheduler:
         """Take the requests that are there; wait for one if no frame is on its way. False when None came."""
         while True:
             try:
-                run = self._requests.get(block=not (self._waiting or self._decoding or self._copy))
+                run = self._requests.get(block=not (self._waiting or self._decoding or self._copies))
             except queue.Empty:
                 return True
             if run is None:
@@ -152,10 +151,9 @@ class Scheduler:
 
     def _start(self) -> None:
         """Give slots to frames that wait, first come, first served, one frame of a window at a time."""
-        decoding = {id(frame.run.window) for frame in self._decoding.values()}
         free = self._free_slots()
         begun: list[FrameRequest] = []
-        entered: list[Window] = []
+        given_slots: list[Window] = []
         waiting: list[Run] = []
         for run in self._waiting:
             window = run.window
@@ -164,40 +162,40 @@ class Scheduler:
             if window.closed:  # its slot may have another window by now
                 _deliver([(run, EngineError("the session is closed"))])
                 continue
-            slot = None
-            if id(window) not in decoding:
-                slot = window.slot if window.slot is not None else next(free, None)
-            if slot is not None:
+            slot = next(free, None) if window.slot is None else window.slot
+            if slot is not None and slot not in self._decoding:  # else with the window's frame before
                 if window.slot is None:
                     self._give(slot, window)
-                    entered.append(window)
+                    given_slots.append(window)
                 number, action = run.first + run.begun, run.actions[run.begun]
                 begun.append(FrameRequest(slot, number, action, window.sampling))
                 self._decoding[slot] = _Frame(run, number, self._slots.layout.block)
-                decoding.add(id(window))
                 run.begun += 1
             if run.begun < len(run.actions):
                 waiting.append(run)
         self._waiting = waiting
-        self._enter(entered)
+        self._fill_slots(given_slots)
         if begun:
             self._slots.begin_frames(begun)
 
     def _free_slots(self) -> Iterator[int]:
-        """Slots where nothing is decoded: first those without a window, last those whose window has frames to make."""
+        """Slots to give away: first those without an open window, last those whose window waits for a frame.
+
+        The slots are looked for while `_start` goes on: one whose own window has begun a frame meanwhile is left out.
+        """
         wanted = {id(run.window) for run in self._waiting}
 
-        def price(slot: int) -> tuple[bool, bool]:
+        def cost_of_eviction(slot: int) -> tuple[bool, bool]:
             window = self._windows[slot]
             return window is not None and not window.closed, id(window) in wanted
 
         idle = [slot for slot in range(len(self._windows)) if slot not in self._decoding]
-        for slot in sorted(idle, key=price):
-            if slot not in self._decoding:  # its own window may have begun a frame since
+        for slot in sorted(idle, key=cost_of_eviction):
+            if slot not in self._decoding:
                 yield slot
 
     def _give(self, slot: int, window: Window) -> None:
-        """Let a window have a slot; what the slot holds follows in `_enter`."""
+        """Let a window have a slot; `_fill_slots` follows."""
         before = self._windows[slot]
         if before is not None:
             before.slot = None
@@ -205,40 +203,43 @@ class Scheduler:
                 before.snapshot = self._slots.swap_out(slot, before.last)
         window.slot, self._windows[slot] = slot, window
 
-    def _enter(self, windows: Sequence[Window]) -> None:
-        """Fill the slots that windows were given.
+    def _fill_slots(self, windows: Sequence[Window]) -> None:
+        """Fill the slots that were given to windows in this turn: from the window's snapshot, by a copy, or by prefill.
 
-        A context that another slot holds is copied, since decode steps write behind it only: of windows with the same
-        context, as a planner's candidates have it, one is prefilled.
+        A context that another slot holds is copied: decode steps write behind it only, so that it is whole however far
+        that slot's window has gone. Of several new windows with one context, such as a planner's candidates, one is
+        prefilled.
         """
         if not windows:
             return
-        entering = {id(window) for window in windows}
+        unfilled = {id(window) for window in windows}
         holders = {
-            window.context: window for window in self._windows if window is not None and id(window) not in entering
+            window.context_digest: window
+            for window in self._windows
+            if window is not None and id(window) not in unfilled
         }
         copies: dict[bytes, list[Window]] = defaultdict(list)
         for window in windows:
             if window.snapshot is not None:
                 self._slots.swap_in(_slot(window), window.snapshot)
                 window.snapshot = None
-            elif window.context in holders:
-                copies[window.context].append(window)
+            elif window.context_digest in holders:
+                copies[window.context_digest].append(window)
             else:
                 self._slots.prefill(_slot(window), window.prompt, window.seed)
                 self._prefilled += window.prompt.num_frames * self._slots.layout.block
-                holders[window.context] = window
-        for context, same in copies.items():
-            source = holders[context]
+                holders[window.context_digest] = window
+        for digest, same in copies.items():
+            source = holders[digest]
             slots, seeds = [_slot(window) for window in same], [window.seed for window in same]
-            self._slots.copy_context(_slot(source), slots, source.prompt, seeds)
+            self._slots.copy_context(_slot(source), slots, source.prompt.num_frames, seeds)
             self._cached += len(same) * source.prompt.num_frames * self._slots.layout.block
 
-    def _decode(self) -> _Copy | None:
-        """Make some decode steps; the frames that are complete then."""
+    def _decode(self) -> None:
+        """Make some decode steps, and begin to copy the frames that are complete then."""
         frames = self._decoding
         if not frames:
-            return None
+            return
         min_steps = self._steps.min_steps({slot: frame.tokens_remaining for slot, frame in frames.items()})
         num_steps = min(_STEPS_PER_TURN, min_steps)
         self._steps.run(list(frames), frozenset(frame.run.window.sampling for frame in frames.values()), num_steps)
@@ -251,28 +252,28 @@ class Scheduler:
                 frames[slot].tokens_remaining = remaining
         complete = {slot: frame for slot, frame in frames.items() if not frame.tokens_remaining}
         if not complete:
-            return None
-        for slot, frame in complete.items():
+            return
+        numbers = [(slot, frame.number) for slot, frame in complete.items()]
+        runs = [frame.run for frame in complete.values()]
+        self._copies.append(_Copy(runs, self._slots.copy_frames(numbers)))
+        for slot, frame in complete.items():  # only now: if the copy fails, `_fail` finds the runs here
             frame.run.window.last = frame.number
             del frames[slot]
-        numbers = [(slot, frame.number) for slot, frame in complete.items()]
-        return _Copy([frame.run for frame in complete.values()], self._slots.copy_frames(numbers))
 
-    def _hand_out(self) -> None:
-        """Give away the frames whose copy was begun in the turn before."""
-        if self._copy is None:
-            return
-        rows = self._copy.runs[0].window.prompt.tokens.shape[1]
-        frames = rearrange(self._copy.tokens(), "frames (rows cols) -> frames rows cols", rows=rows)
-        self._sampled += frames.numel()
-        # A copy of each: it is the caller's to change, and keeps no other frame in memory.
-        _deliver([(run, frame.clone()) for run, frame in zip(self._copy.runs, frames, strict=True)])
-        self._copy = None
+    def _hand_out(self, count: int) -> None:
+        """Give away the frames of the first copies, so many."""
+        for copy in self._copies[:count]:
+            tokens = copy.tokens()
+            self._sampled += tokens.numel()
+            # A clone of each: it is the caller's to change, and keeps no other frame in memory.
+            grids = (run.window.prompt.tokens.shape[1:] for run in copy.runs)
+            frames = [frame.clone().view(grid) for frame, grid in zip(tokens, grids, strict=True)]
+            _deliver(zip(copy.runs, frames, strict=True))
+            self._copies.remove(copy)
 
     def _fail(self, error: EngineError) -> None:
         runs = [*self._waiting, *(frame.run for frame in self._decoding.values())]
-        if self._copy is not None:
-            runs += self._copy.runs
+        runs += [run for copy in self._copies for run in copy.runs]
         while not self._requests.empty():
             run = self._requests.get()
             if run is not None:

@@ -1,4 +1,4 @@
-"""The slots of a batch: what the device knows of each sequence, and prefill, begin and swap, which change it.
+"""The slots of a batch: what the device knows of each sequence, and what changes it: prefill, begin, copy, swap.
 
 A slot holds one window's tokens, action embeddings, KV cache and progress. How far a slot is stands on the device
 alone: so decode steps of a batch have one shape each, are captured as CUDA graphs, and are replayed without the host.
@@ -147,18 +147,24 @@ class Slots:
         self.weights.forward(states, self.cache, only, positions, positions[:, 0], reference.PrefillOps())
 
     @torch.no_grad()
-    def copy_context(self, source: int, slots: Sequence[int], prompt: Prompt, seeds: Sequence[int]) -> None:
-        """`prefill` of other slots with the prompt of the slot `source`: what was computed there is copied."""
-        layout, device = self.layout, self.ids.device
-        to = torch.tensor(slots, device=device)
-        ids = prompt.ids(layout.action_slots)
-        self.ids[to, : len(ids)] = ids.to(device)
-        given = len(prompt.actions) * layout.action_slots
-        self.action_embeddings[to] = 0
+    def copy_context(self, source: int, slots: Sequence[int], num_frames: int, seeds: Sequence[int]) -> None:
+        """Give slots the context of another slot, as `prefill` would; nothing is computed.
+
+        Args:
+            source: a slot that was filled with this context. It may have made frames since, which stand behind it.
+            slots: the slots to fill; `source` is not among them.
+            num_frames: frames of the context.
+            seeds: the seed of each of `slots`.
+        """
+        to = torch.tensor(slots, device=self.ids.device)
+        length = num_frames * self.layout.block - self.layout.action_slots
+        given = (num_frames - 1) * self.layout.action_slots
+        self.ids[to, :length] = self.ids[source, :length]
         self.action_embeddings[to, :given] = self.action_embeddings[source, :given]
-        self.seed[to] = torch.tensor(seeds, device=device)
-        self.cache.copy(source, to, len(ids) - 1)
-        self._rest(to, len(ids) - 1)
+        self.action_embeddings[to, given:] = 0
+        self.seed[to] = torch.tensor(seeds, device=to.device)
+        self.cache.copy(source, to, length - 1)  # the first decode step reads the last token
+        self._rest(to, length - 1)
 
     @torch.no_grad()
     def begin_frames(self, requests: Sequence[FrameRequest]) -> None:
@@ -216,13 +222,13 @@ class Slots:
             part.copy_(tensor)
         self._rest(slot, snapshot.length - 1)
 
-    def _rest(self, slot: int | Tensor, position: int) -> None:
+    def _rest(self, slots: int | Int[Tensor, " n"], position: int) -> None:
         """Let slots make nothing behind their last certain token, and clear what other windows left in their cache.
 
         The cache must be finite also where attention masks it, see `KVCache`.
         """
-        self.start[slot] = self.last[slot] = position
-        self.cache.clear(slot, position)
+        self.start[slots] = self.last[slots] = position
+        self.cache.clear(slots, position)
 
     def _parts(self, slot: int, length: int) -> tuple[Tensor, ...]:
         cached = self.cache.keys[:, slot, :, :length], self.cache.values[:, slot, ..., :length]
