@@ -14,16 +14,16 @@ help:            ## this list
 demo: $(READY)   ## a video of the shipped model on this machine's CPU, in outputs/demo; ENGINE=vllm for vLLM
 	$(VENV)/bin/terra generate experiment=demo engine=$(ENGINE) output=outputs/demo overwrite=true
 
-# For two cores: three processes, since tests wait a tenth of their time for what they start, with one thread each.
+# One thread in each of the two processes: more threads than cores wait for each other.
 test: $(READY)   ## lint, types, import contracts, tests
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyright
 	$(VENV)/bin/lint-imports
-	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m "not hostile" --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m "not hostile" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test-fast: $(READY)  ## the tests without vLLM, browser, training and notebooks: two minutes
-	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m "not slow and not hostile" --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m "not slow and not hostile" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test-hostile: $(READY)  ## the long attacks, soaks and kills, which make test leaves out
 	$(VENV)/bin/pytest -m hostile
