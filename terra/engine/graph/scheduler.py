@@ -8,7 +8,7 @@ import hashlib
 import logging
 import queue
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -153,7 +153,7 @@ class Scheduler:
         """Give slots to frames that wait, first come, first served, one frame of a window at a time."""
         free = self._free_slots()
         begun: list[FrameRequest] = []
-        given_slots: list[Window] = []
+        given: dict[int, Window] = {}
         waiting: list[Run] = []
         for run in self._waiting:
             window = run.window
@@ -166,7 +166,7 @@ class Scheduler:
             if slot is not None and slot not in self._decoding:  # else with the window's frame before
                 if window.slot is None:
                     self._give(slot, window)
-                    given_slots.append(window)
+                    given[slot] = window
                 number, action = run.first + run.begun, run.actions[run.begun]
                 begun.append(FrameRequest(slot, number, action, window.sampling))
                 self._decoding[slot] = _Frame(run, number, self._slots.layout.block)
@@ -174,14 +174,14 @@ class Scheduler:
             if run.begun < len(run.actions):
                 waiting.append(run)
         self._waiting = waiting
-        self._fill_slots(given_slots)
+        self._fill_slots(given)
         if begun:
             self._slots.begin_frames(begun)
 
     def _free_slots(self) -> Iterator[int]:
         """Slots to give away: first those without an open window, last those whose window waits for a frame.
 
-        The slots are looked for while `_start` goes on: one whose own window has begun a frame meanwhile is left out.
+        `_start` takes them one by one, and a slot whose own window has begun a frame meanwhile is left out.
         """
         wanted = {id(run.window) for run in self._waiting}
 
@@ -203,37 +203,35 @@ class Scheduler:
                 before.snapshot = self._slots.swap_out(slot, before.last)
         window.slot, self._windows[slot] = slot, window
 
-    def _fill_slots(self, windows: Sequence[Window]) -> None:
-        """Fill the slots that were given to windows in this turn: from the window's snapshot, by a copy, or by prefill.
+    def _fill_slots(self, given: Mapping[int, Window]) -> None:
+        """Fill the slots that windows were given in this turn: from the window's snapshot, by a copy, or by prefill.
 
-        A context that another slot holds is copied: decode steps write behind it only, so that it is whole however far
-        that slot's window has gone. Of several new windows with one context, such as a planner's candidates, one is
-        prefilled.
+        A context that another slot holds is copied (prefix caching): decode steps write behind it only, so that it is
+        whole however far that slot's window has gone. Of several new windows with one context, such as a planner's
+        candidates, one is prefilled.
         """
-        if not windows:
+        if not given:
             return
-        unfilled = {id(window) for window in windows}
         holders = {
-            window.context_digest: window
-            for window in self._windows
-            if window is not None and id(window) not in unfilled
+            window.context_digest: slot
+            for slot, window in enumerate(self._windows)
+            if window is not None and slot not in given
         }
-        copies: dict[bytes, list[Window]] = defaultdict(list)
-        for window in windows:
+        copies: dict[bytes, list[int]] = defaultdict(list)
+        for slot, window in given.items():
             if window.snapshot is not None:
-                self._slots.swap_in(_slot(window), window.snapshot)
+                self._slots.swap_in(slot, window.snapshot)
                 window.snapshot = None
             elif window.context_digest in holders:
-                copies[window.context_digest].append(window)
+                copies[window.context_digest].append(slot)
             else:
-                self._slots.prefill(_slot(window), window.prompt, window.seed)
+                self._slots.prefill(slot, window.prompt, window.seed)
                 self._prefilled += window.prompt.num_frames * self._slots.layout.block
-                holders[window.context_digest] = window
-        for digest, same in copies.items():
-            source = holders[digest]
-            slots, seeds = [_slot(window) for window in same], [window.seed for window in same]
-            self._slots.copy_context(_slot(source), slots, source.prompt.num_frames, seeds)
-            self._cached += len(same) * source.prompt.num_frames * self._slots.layout.block
+                holders[window.context_digest] = slot
+        for digest, slots in copies.items():
+            num_frames = given[slots[0]].prompt.num_frames
+            self._slots.copy_context(holders[digest], slots, num_frames, [given[slot].seed for slot in slots])
+            self._cached += len(slots) * num_frames * self._slots.layout.block
 
     def _decode(self) -> None:
         """Make some decode steps, and begin to copy the frames that are complete then."""
@@ -279,11 +277,6 @@ class Scheduler:
             if run is not None:
                 runs.append(run)
         _deliver([(run, error) for run in dict.fromkeys(runs)])
-
-
-def _slot(window: Window) -> int:
-    assert window.slot is not None
-    return window.slot
 
 
 def _deliver(items: Iterable[tuple[Run, FrameTokens | EngineError]]) -> None:
