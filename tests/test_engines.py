@@ -376,6 +376,11 @@ class TestModels:
     def engine(self, request: pytest.FixtureRequest) -> Engine:
         return request.getfixturevalue(f"{request.param}_engine")
 
+    def test_a_temperature_may_be_an_integer(self, engine, wait):
+        prompt, actions = make_prompt(8)
+        greedy, whole = (wait(ran(engine, prompt, actions, how)) for how in (GREEDY, SamplingParams(temperature=0)))
+        assert torch.equal(greedy, whole)
+
     def test_seed_decides(self, engine, wait):
         prompt, actions = make_prompt(9)
         first, same, other = (wait(ran(engine, prompt, actions, seed=seed)) for seed in (1, 1, 2))
