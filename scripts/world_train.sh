@@ -90,7 +90,7 @@ trap 'kill $estimator 2>/dev/null || true' EXIT
 if [ ! -f "$OUTPUT/estimator/metrics.json" ]; then
   say "action estimator, beside what follows"
   timeout --signal TERM "$(left)" "$PYTHON" -m terra train-estimator data="$DATA" output="$OUTPUT/estimator" \
-    checkpoint="$tokenizer" device="$DEVICE" workers="$EACH" $ESTIMATOR >"$OUTPUT/estimator.log" 2>&1 &
+    checkpoint="$tokenizer" device="$DEVICE" workers="$EACH" max_seconds=90.0 $ESTIMATOR >"$OUTPUT/estimator.log" 2>&1 &
   estimator=$!
 fi
 if [ ! -f "$OUTPUT/world_model/metrics.json" ]; then
