@@ -146,13 +146,21 @@ def test_no_archive(tmp_path):
 
 def test_a_world_that_is_not_there_says_where_it_is_to_be_had(tmp_path, monkeypatch, world):
     monkeypatch.setenv("TERRA_WORLDS", str(tmp_path / "worlds"))
-    folder = tmp_path / "worlds" / "doom"
-    get = f"unpack its archive (terra unpack archive=doom.zip output={folder})"
-    with pytest.raises(CheckpointError) as error:
-        Pipeline.from_pretrained("doom", engine="hf", device="cpu")
-    assert str(error.value) == f"model=doom: no folder {folder}: {get}"
-    archive = packed(world).rename(tmp_path / "doom.zip")
-    unpack(read_settings("unpack", [f"archive={archive}", f"output={folder}"]))
+    monkeypatch.setattr("terra.config.files._ARCHIVES", tmp_path)
+    folder, archive = tmp_path / "worlds" / "doom", tmp_path / "doom.zip"
+
+    def message() -> str:
+        with pytest.raises(CheckpointError) as error:
+            Pipeline.from_pretrained("doom", engine="hf", device="cpu")
+        return str(error.value)
+
+    missing = f"model=doom: no folder {folder}: unpack its archive, once: terra unpack archive="
+    assert message() == f"{missing}doom.zip; archives are in terra/worlds of Terra's repository"
+    packed(world).rename(archive)
+    assert message() == f"{missing}{archive}"
+    unpack(read_settings("unpack", [f"archive={archive}"]))
     with Pipeline.from_pretrained("doom", engine="hf", device="cpu", dtype="float32", overlap=2) as pipeline:
         assert pipeline.tokenizer.rows == ROWS
     assert read_settings("serve", ["model=doom"]).scenes == folder / "contexts"
+    with pytest.raises(OutputError, match=f"output={folder}: "):
+        unpack(read_settings("unpack", [f"archive={archive}"]))

@@ -25,6 +25,8 @@ def config_dir() -> Path:
 DEMO = Path(__file__).parent.parent / "demo"
 """The folder of what ships with Terra."""
 
+_ARCHIVES = Path(__file__).parent.parent / "worlds"  # of a clone; a wheel has none
+
 
 def worlds_folder() -> Path:
     """Where worlds that are not in the package are looked for: $TERRA_WORLDS, else ~/.cache/terra/worlds."""
@@ -36,8 +38,10 @@ def missing_world(pretrained: str) -> str | None:
     path = Path(pretrained)
     if path.parent != worlds_folder() or path.is_dir():
         return None
-    archive = f"{path.name}.zip"
-    return f"model={path.name}: no folder {path}: unpack its archive (terra unpack archive={archive} output={path})"
+    archive = _ARCHIVES / f"{path.name}.zip"
+    how = f"unpack its archive, once: terra unpack archive={archive if archive.is_file() else archive.name}"
+    source = "" if archive.is_file() else "; archives are in terra/worlds of Terra's repository"
+    return f"model={path.name}: no folder {path}: {how}{source}"
 
 
 def register_resolvers() -> None:

@@ -20,6 +20,7 @@ from typing import Literal
 import torch
 from safetensors.torch import load_file
 
+from terra.config.files import worlds_folder
 from terra.engine.base import EngineSpec
 from terra.errors import CheckpointError, ConfigError, OutputError
 from terra.output import check_output, output_folder
@@ -59,11 +60,11 @@ class UnpackSettings(Settings):
 
     Attributes:
         archive: what `terra pack` wrote.
-        output: the world's folder, new or empty.
+        output: the world's folder, new or empty; None: that of `model=NAME` for an archive NAME.zip.
     """
 
     archive: FilePath
-    output: FilePath
+    output: FilePath | None
 
 
 def pack(settings: PackSettings) -> None:
@@ -89,15 +90,16 @@ def pack(settings: PackSettings) -> None:
 
 
 def unpack(settings: UnpackSettings) -> None:
-    """Write the folder of an archive, for model=folder model.path=FOLDER.
+    """Write the folder of an archive, and print how it is named in other commands.
 
     Raises:
         CheckpointError: no archive of `terra pack`, or a damaged one.
         OutputError: the folder is not empty, or can't be written.
     """
-    check_output(settings.output, needed_bytes=4 * settings.archive.stat().st_size, inputs=[settings.archive])
+    output = settings.output or worlds_folder() / settings.archive.stem
+    check_output(output, needed_bytes=4 * settings.archive.stat().st_size, inputs=[settings.archive])
     try:
-        with zipfile.ZipFile(settings.archive) as archive, output_folder(settings.output) as folder:
+        with zipfile.ZipFile(settings.archive) as archive, output_folder(output) as folder:
             for entry in _checked(archive, settings.archive):
                 target = folder / entry.filename
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -106,7 +108,7 @@ def unpack(settings: UnpackSettings) -> None:
             _restore(folder, settings.archive)
     except zipfile.BadZipFile as error:
         raise CheckpointError(f"{settings.archive}: expected an archive of terra pack, got: {error}") from None
-    print(f"{settings.output}: model=folder model.path={settings.output}")
+    print(f"{output}: model={output.name if settings.output is None else f'folder model.path={output}'}")
 
 
 def _pack_model(archive: zipfile.ZipFile, folder: Path, bits: int, beside: Path) -> str:
