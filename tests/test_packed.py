@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from tiny import COLS, DEVICE, ROWS
 
+from terra.engine.int8 import IntegerWeight
 from terra.engine.jacobi import JacobiEngine
 from terra.engine.packed import CHUNK, KEY_BLOCK, PackedDecoder, PackedReader
 from terra.prompt import build_prompt, pack_blocks
@@ -16,6 +17,22 @@ from terra.world_model.window import WindowReader
 
 FRAMES = 7
 BLOCK = ROWS * COLS + 6
+
+
+@pytest.mark.parametrize("integers", [True, False])
+@pytest.mark.parametrize("columns", [1, 40, 1024, 1025, 2500])
+@pytest.mark.parametrize("largest", [True, False])
+def test_products_of_8_bits_are_exact(monkeypatch, integers, columns, largest):
+    monkeypatch.setattr("terra.engine.int8._INTEGER_GEMM", integers)
+    generator = torch.Generator().manual_seed(columns)
+    states, rows = (
+        torch.randint(-127, 128, (count, columns), generator=generator, device="cpu").to(DEVICE, torch.int8)
+        for count in (CHUNK, 24)
+    )
+    if largest:
+        states, rows = torch.full_like(states, 127), torch.full_like(rows, -127)
+    expected = states.cpu().long() @ rows.cpu().long().t()
+    assert torch.equal(IntegerWeight(rows).product(states).cpu().long(), expected)
 
 
 @pytest.fixture(scope="module")

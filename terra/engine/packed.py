@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 import torch
 from einops import rearrange
-from jaxtyping import Float, Float32, Int, Int8
+from jaxtyping import Float, Float32, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from terra.engine.int8 import quantize_rows
+from terra.engine.int8 import IntegerWeight, quantize_rows
 from terra.engine.layers import rms_norm, rotate, take_layers
 from terra.prompt import Actions, Layout
 from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
@@ -34,9 +34,9 @@ KEY_BLOCK = 512
 
 @dataclass(frozen=True)
 class _Int8Weight:
-    """A weight in 8 bits: `columns` is its transpose, and `scale` the factor of each of its rows."""
+    """A weight in 8 bits: `rows` are its integers, and `scale` the factor of each of its rows."""
 
-    columns: Int8[Tensor, "columns rows"]
+    rows: IntegerWeight
     scale: Float32[Tensor, " rows"]
 
 
@@ -46,8 +46,7 @@ def _linear(states: Float[Tensor, "n columns"], weight: Tensor | _Int8Weight) ->
             return F.linear(states, weight)
         return torch.cat([F.linear(chunk, weight) for chunk in states.split(CHUNK)])
     narrow, scale = quantize_rows(states)
-    product = torch._int_mm(narrow, weight.columns)  # pyright: ignore[reportPrivateImportUsage]
-    return product.float().mul_(scale).mul_(weight.scale)
+    return weight.rows.product(narrow).float().mul_(scale).mul_(weight.scale)
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ class PackedDecoder:
     @staticmethod
     def _int8(weight: Float[Tensor, "rows columns"]) -> _Int8Weight:
         narrow, scale = quantize_rows(weight)
-        return _Int8Weight(narrow.t(), scale[:, 0])
+        return _Int8Weight(IntegerWeight(narrow), scale[:, 0])
 
     def empty_cache(self, length: int) -> Float[Tensor, "layers two kv_heads length dim"]:
         """A zeroed cache for the keys and values of `length` tokens."""
