@@ -1,0 +1,70 @@
+"""Writes README's first picture: rollouts that play beside each other, a row for each world.
+
+    python scripts/worlds_picture.py --output terra/worlds/worlds.gif --columns left straight right \\
+      --row town/left town/straight town/right --row doom/left doom/forward doom/right
+
+Each rollout is a folder of `terra generate` or `terra rollout`. Its frames are resized and cropped to one size; those
+of the context have a white border. The GIF has as many frames as the shortest rollout.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from decoder.mp4 import stream_frames
+from decoder.video import write_video
+
+SIZE = (256, 144)  # pixels of a panel, width and height
+BORDER = 3
+FPS = 10.0
+
+
+def main() -> None:
+    """Write the picture that the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True, help="a GIF")
+    parser.add_argument("--columns", nargs="+", required=True, metavar="LABEL")
+    parser.add_argument("--row", nargs="+", required=True, action="append", type=Path, metavar="FOLDER")
+    given = parser.parse_args()
+    if any(len(row) != len(given.columns) for row in given.row):
+        parser.error(f"expected rows of {len(given.columns)} rollouts")
+    panels = [[panel(folder, label) for folder, label in zip(row, given.columns, strict=True)] for row in given.row]
+    write_video(grid(panels), given.output, FPS)
+
+
+def panel(folder: Path, label: str) -> list[np.ndarray]:
+    """A rollout's frames, each of SIZE and with the label in its corner."""
+    num_context = json.loads((folder / "rollout.json").read_text())["num_context"]
+    frames = []
+    for index, frame in enumerate(stream_frames(folder / "video.mp4")):
+        picture = fitted(Image.fromarray(frame))
+        draw = ImageDraw.Draw(picture)
+        draw.rectangle([0, 0, 8 + draw.textlength(label), 15], fill="black")
+        draw.text((4, 2), label, fill="white")
+        if index < num_context:
+            draw.rectangle([0, 0, SIZE[0] - 1, SIZE[1] - 1], outline="white", width=BORDER)
+        frames.append(np.asarray(picture))
+    return frames
+
+
+def fitted(picture: Image.Image) -> Image.Image:
+    """The largest middle part of a picture that has the sides of SIZE, in that size."""
+    scale = max(size / own for size, own in zip(SIZE, picture.size, strict=True))
+    width, height = (round(size / scale) for size in SIZE)
+    left, top = (picture.width - width) // 2, (picture.height - height) // 2
+    return picture.crop((left, top, left + width, top + height)).resize(SIZE, Image.Resampling.BICUBIC)
+
+
+def grid(panels: Sequence[Sequence[Sequence[np.ndarray]]]) -> np.ndarray:
+    """Frames of all panels; shape (frames, height, width, 3)."""
+    length = min(len(frames) for row in panels for frames in row)
+    rows = [np.concatenate([np.stack(frames[:length]) for frames in row], axis=2) for row in panels]
+    return np.concatenate(rows, axis=1)
+
+
+if __name__ == "__main__":
+    main()
