@@ -462,7 +462,7 @@ def own_server(settings: dict[str, Any], overrides: Sequence[str]) -> Iterator[s
         sys.exit("error: the server did not start")
     finally:
         server.terminate()
-        server.wait()
+        server.communicate()
 
 
 def make_tokenizer(folder: Path) -> Path:
