@@ -1,4 +1,4 @@
-"""Writes README's first picture: rollouts that play beside each other, a row for each world.
+"""Writes README's first picture: rollouts that play side by side, a row for each world, at 10 frames a second.
 
     python scripts/worlds_picture.py --output terra/worlds/worlds.gif --columns left straight right \\
       --row town/left town/straight town/right --row doom/left doom/forward doom/right
@@ -52,7 +52,7 @@ def panel(folder: Path, label: str) -> list[np.ndarray]:
 
 
 def fitted(picture: Image.Image) -> Image.Image:
-    """The largest middle part of a picture that has the sides of SIZE, in that size."""
+    """The largest middle part of a picture with SIZE's aspect ratio, in that size."""
     scale = max(size / own for size, own in zip(SIZE, picture.size, strict=True))
     width, height = (round(size / scale) for size in SIZE)
     left, top = (picture.width - width) // 2, (picture.height - height) // 2

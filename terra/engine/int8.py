@@ -15,16 +15,16 @@ def quantize_rows(
 ) -> tuple[Int8[Tensor, "rows columns"], Float32[Tensor, "rows 1"]]:
     """Quantize each row symmetrically, its amax to 127; returns the integers and the rows' scales.
 
-    A row is its integers times its scale, up to half a scale. A row of zeros stays one.
+    A row is its integers times its scale, to within half its scale. An all-zero row stays all zero.
     """
     scales = rows.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny) / _INT8_MAX
     return (rows / scales).round().to(torch.int8), scales
 
 
 class IntegerWeight:
-    """A matrix of 8-bit integers for products with activations of 8 bits, which are exact on every device.
+    """A matrix of 8-bit integers, to be multiplied by activations of 8 bits; the products are exact on every device.
 
-    It is held as torch multiplies it fast: in 8 bits on a GPU and on a CPU with AVX-512, else in float32.
+    It is held in the form that torch multiplies fastest: int8 on a GPU and on a CPU with AVX-512, else float32.
 
     Args:
         rows: the integers, a row for each output.

@@ -1,7 +1,7 @@
 """What `terra pack` and `terra unpack` do: a world's folder as one ZIP file for a release page, and the folder again.
 
     NAME.zip
-      world.json                      format, version, bits, element types and tensors' shapes are in safetensors
+      world.json                      format, version, bits, element types of the unpacked weights
       tokenizer/ world_model/         config.json and what else is there; weights.safetensors, in 8 bits or as stored
       estimator/                      if the folder has one, as it is
       contexts/ README.md             scenes and the card, if the folder has them
@@ -45,7 +45,7 @@ class PackSettings(Settings):
     Attributes:
         world: a folder that holds tokenizer/ and world_model/, and may hold estimator/, contexts/ and README.md.
         output: the archive, NAME.zip.
-        bits: of the stored weights; 16 keeps them as they are.
+        bits: of the stored weights; 16 stores them unchanged, whatever their type.
         overwrite: replace an archive that is there.
     """
 
