@@ -1,13 +1,14 @@
 """Rows of numbers in 8 bits, each with a scale: weights of 8-bit products, their activations, and stored weights."""
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Float32, Int8, Int32
 from torch import Tensor
+from torch.nn import functional as F
 
 _INT8_MAX = 127.0
 _EXACT_COLUMNS = 1024  # float32 is exact below 2**24, which so many products of two numbers of 8 bits don't reach
-_INTEGER_GEMM = torch.backends.cpu.get_cpu_capability().startswith("AVX512")  # else torch multiplies number by number
+_INTEGER_GEMM = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+"""Whether torch's product of integers is fast on this CPU; with AVX2 alone float32's is 20 times as fast, or more."""
 
 
 def quantize_rows(
