@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from tiny import COLS, DEVICE, ROWS
 
-from terra.engine.int8 import IntegerWeight
+from terra.engine.int8 import Int8Weight
 from terra.engine.jacobi import JacobiEngine
 from terra.engine.packed import CHUNK, KEY_BLOCK, PackedDecoder, PackedReader
 from terra.prompt import build_prompt, pack_blocks
@@ -26,13 +26,12 @@ def test_products_of_8_bits_are_exact(monkeypatch, integers, columns, largest):
     monkeypatch.setattr("terra.engine.int8._INTEGER_GEMM", integers)
     generator = torch.Generator().manual_seed(columns)
     states, rows = (
-        torch.randint(-127, 128, (count, columns), generator=generator, device="cpu").to(DEVICE, torch.int8)
-        for count in (CHUNK, 24)
+        torch.randint(-127, 128, (count, columns), generator=generator, dtype=torch.int8) for count in (CHUNK, 24)
     )
     if largest:
         states, rows = torch.full_like(states, 127), torch.full_like(rows, -127)
-    expected = states.cpu().long() @ rows.cpu().long().t()
-    assert torch.equal(IntegerWeight(rows).product(states).cpu().long(), expected)
+    product = Int8Weight(rows, torch.ones(24, 1)).product(states)
+    assert torch.equal(product.long(), states.long() @ rows.long().t())
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from jaxtyping import Float, Float32, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from terra.engine.int8 import IntegerWeight, quantize_rows
+from terra.engine.int8 import Int8Weight, quantize_rows
 from terra.engine.layers import rms_norm, rotate, take_layers
 from terra.prompt import Actions, Layout
 from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
@@ -32,31 +32,22 @@ KEY_BLOCK = 512
 """Keys are padded to multiples of it: torch's attention for CPUs reads such blocks; it sums a shorter one otherwise."""
 
 
-@dataclass(frozen=True)
-class _Int8Weight:
-    """A weight in 8 bits: `rows` are its integers, and `scale` the factor of each of its rows."""
-
-    rows: IntegerWeight
-    scale: Float32[Tensor, " rows"]
-
-
-def _linear(states: Float[Tensor, "n columns"], weight: Tensor | _Int8Weight) -> Float[Tensor, "n rows"]:
+def _linear(states: Float[Tensor, "n columns"], weight: Tensor | Int8Weight) -> Float[Tensor, "n rows"]:
     if isinstance(weight, Tensor):
         if weight.dtype == torch.float32:
             return F.linear(states, weight)
         return torch.cat([F.linear(chunk, weight) for chunk in states.split(CHUNK)])
-    narrow, scale = quantize_rows(states)
-    return weight.rows.product(narrow).float().mul_(scale).mul_(weight.scale)
+    return weight.linear(states)
 
 
 @dataclass(frozen=True)
 class _Layer:
     before: Float[Tensor, " hidden"]
-    qkv: Tensor | _Int8Weight
-    output: Tensor | _Int8Weight
+    qkv: Tensor | Int8Weight
+    output: Tensor | Int8Weight
     after: Float[Tensor, " hidden"]
-    gate_up: Tensor | _Int8Weight
-    down: Tensor | _Int8Weight
+    gate_up: Tensor | Int8Weight
+    down: Tensor | Int8Weight
 
 
 class PackedDecoder:
@@ -78,7 +69,7 @@ class PackedDecoder:
         self._epsilon = config.rms_norm_eps
         self._kv_heads = config.num_key_value_heads or config.num_attention_heads
         self._dim = config.head_dim or config.hidden_size // config.num_attention_heads
-        hold = self._int8 if int8 else (lambda weight: weight)
+        hold = (lambda weight: Int8Weight(*quantize_rows(weight))) if int8 else (lambda weight: weight)
         length = -(-config.layout.max_length // CHUNK) * CHUNK + CHUNK
         final_norm = model.model.norm.weight.detach()
         cosine, sine = model.model.rotary_emb(final_norm, torch.arange(length, device=model.device)[None])
@@ -89,11 +80,6 @@ class PackedDecoder:
         ]
         self._norm, self._lm_head = final_norm, hold(model.lm_head.weight.detach()[: config.image_vocab_size])
         del model.lm_head
-
-    @staticmethod
-    def _int8(weight: Float[Tensor, "rows columns"]) -> _Int8Weight:
-        narrow, scale = quantize_rows(weight)
-        return _Int8Weight(IntegerWeight(narrow), scale[:, 0])
 
     def empty_cache(self, length: int) -> Float[Tensor, "layers two kv_heads length dim"]:
         """A zeroed cache for the keys and values of `length` tokens."""
