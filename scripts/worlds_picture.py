@@ -17,8 +17,9 @@ from PIL import Image, ImageDraw
 
 from decoder.mp4 import stream_frames
 from decoder.video import write_video
+from terra.dataset.importing.alignment import fit_picture
 
-SIZE = (256, 144)  # pixels of a panel, width and height
+SIZE = (144, 256)  # pixels of a panel, height and width
 BORDER = 3
 FPS = 10.0
 
@@ -41,22 +42,14 @@ def panel(folder: Path, label: str) -> list[np.ndarray]:
     num_context = json.loads((folder / "rollout.json").read_text())["num_context"]
     frames = []
     for index, frame in enumerate(stream_frames(folder / "video.mp4")):
-        picture = fitted(Image.fromarray(frame))
+        picture = Image.fromarray(fit_picture(frame, SIZE, None))
         draw = ImageDraw.Draw(picture)
         draw.rectangle([0, 0, 8 + draw.textlength(label), 15], fill="black")
         draw.text((4, 2), label, fill="white")
         if index < num_context:
-            draw.rectangle([0, 0, SIZE[0] - 1, SIZE[1] - 1], outline="white", width=BORDER)
+            draw.rectangle([0, 0, SIZE[1] - 1, SIZE[0] - 1], outline="white", width=BORDER)
         frames.append(np.asarray(picture))
     return frames
-
-
-def fitted(picture: Image.Image) -> Image.Image:
-    """The largest middle part of a picture with SIZE's aspect ratio, in that size."""
-    scale = max(size / own for size, own in zip(SIZE, picture.size, strict=True))
-    width, height = (round(size / scale) for size in SIZE)
-    left, top = (picture.width - width) // 2, (picture.height - height) // 2
-    return picture.crop((left, top, left + width, top + height)).resize(SIZE, Image.Resampling.BICUBIC)
 
 
 def grid(panels: Sequence[Sequence[Sequence[np.ndarray]]]) -> np.ndarray:
