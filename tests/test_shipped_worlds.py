@@ -64,11 +64,11 @@ def test_each_world_is_played_on_the_page(doom: Path, tmp_path: Path) -> None:
         page = browser.new_page()
         page.set_default_timeout(60_000)
         page.goto(url)
-        for scene, key, does in (("day", "ArrowUp", ""), ("corridor", "ArrowLeft", "left")):
+        for scene, said in {"day": "#steering", "corridor": "#did"}.items():
             page.locator(f"[data-scene={scene}]").click()
             page.wait_for_selector("#stage[data-state=waiting]")
-            page.keyboard.down(key)
+            page.keyboard.down("ArrowLeft")
             wait_until(lambda: int(page.get_attribute("#stage", "data-frame") or 0) >= 5, seconds=60)
-            expect(page.locator("#did")).to_contain_text(does)
-            page.keyboard.up(key)
+            expect(page.locator(said)).to_contain_text("left")
+            page.keyboard.up("ArrowLeft")
             page.locator(".brand").click()
