@@ -38,10 +38,10 @@ def missing_world(pretrained: str) -> str | None:
     path = Path(pretrained)
     if path.parent != worlds_folder() or path.is_dir():
         return None
-    archive = _ARCHIVES / f"{path.name}.zip"
-    how = f"unpack its archive, once: terra unpack archive={archive if archive.is_file() else archive.name}"
-    source = "" if archive.is_file() else "; archives are in terra/worlds of Terra's repository"
-    return f"model={path.name}: no folder {path}: {how}{source}"
+    archive, source = str(_ARCHIVES / f"{path.name}.zip"), ""
+    if not Path(archive).is_file():
+        archive, source = f"{path.name}.zip", "; archives are in terra/worlds of Terra's repository"
+    return f"model={path.name}: no folder {path}: unpack its archive, once: terra unpack archive={archive}{source}"
 
 
 def register_resolvers() -> None:

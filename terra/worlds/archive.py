@@ -108,7 +108,8 @@ def unpack(settings: UnpackSettings) -> None:
             _restore(folder, settings.archive)
     except zipfile.BadZipFile as error:
         raise CheckpointError(f"{settings.archive}: expected an archive of terra pack, got: {error}") from None
-    print(f"{output}: model={output.name if settings.output is None else f'folder model.path={output}'}")
+    model = output.name if settings.output is None else f"folder model.path={output}"
+    print(f"{output}: model={model}")
 
 
 def _pack_model(archive: zipfile.ZipFile, folder: Path, bits: int, beside: Path) -> str:

@@ -181,8 +181,8 @@ class Slots:
         self.ids[slot[:, None], begin + image] = self.ids[slot[:, None], begin - layout.block + image]
         self.start[slot] = begin[:, 0] - layout.action_slots - 1
         self.last[slot] = begin[:, 0] + layout.image_tokens - 1
-        temperatures = [float(request.sampling.temperature) for request in requests]  # may be given as an int
-        self.temperature[slot] = torch.tensor(temperatures, device=device)
+        temperatures = [request.sampling.temperature for request in requests]
+        self.temperature[slot] = torch.tensor(temperatures, dtype=self.temperature.dtype, device=device)
         for request in requests:
             self._samplings[request.slot] = request.sampling
         self.sampled_with = {
