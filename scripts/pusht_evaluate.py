@@ -40,12 +40,18 @@ from terra.recording.pusht.environment import PICTURE, STATE
 from terra.sampling import SamplingParams
 from tokenizer.files import read_json, write_json
 
+logger = logging.getLogger(__name__)
+
 GOAL_OFFSET, BUDGET = 25, 50  # steps
 SEED = 42
 CALLABLES = [
     {"method": "_set_state", "args": {"state": {"value": "state"}}},
     {"method": "_set_goal_state", "args": {"goal_state": {"value": "goal_state"}}},
 ]
+
+
+OnPart = Callable[[dict[str, Any]], None]
+"""Called with the result so far."""
 
 
 class Policy(Protocol):
@@ -236,30 +242,60 @@ def lewm_policy(folder: Path, device: str, candidates: int, iterations: int, pro
     )
 
 
-def evaluate(data: Path, policy: Policy, every: int, count: int, seed: int = SEED) -> dict[str, Any]:
-    """Successes of a policy, pair by pair, and its seconds a plan."""
-    pairs = draw_pairs(data, count, seed)
-    world = swm.World("swm/PushT-v1", num_envs=count, image_shape=(PICTURE, PICTURE), max_episode_steps=2 * BUDGET)
-    timed = Timed(policy, every)
-    world.set_policy(timed)
-    started = perf_counter()
-    found = world.evaluate(
-        dataset=PairsDataset(pairs),
-        episodes_idx=list(range(count)),
-        start_steps=[pair.start for pair in pairs],
-        goal_offset=GOAL_OFFSET,
-        eval_budget=BUDGET,
-        callables=CALLABLES,
-    )
-    world.close()
-    return {
-        "success_percent": float(np.mean(found["episode_successes"]) * 100),
-        "pairs": [[pair.episode.id, pair.start] for pair in pairs],
-        "successes": [bool(each) for each in found["episode_successes"]],
-        "plans": timed.plans,
-        "seconds_a_plan": timed.seconds / max(timed.plans, 1),
-        "seconds": perf_counter() - started,
-    }
+def evaluate(
+    data: Path,
+    policy: Policy,
+    every: int,
+    count: int,
+    seed: int,
+    at_once: int,
+    on_part: Callable[[dict[str, Any]], None],
+) -> None:
+    """Successes of a policy, pair by pair, and its seconds a plan.
+
+    Args:
+        data: recording with a held-out split.
+        policy: acts.
+        every: steps between two plans of an environment.
+        count: number of pairs.
+        seed: of the pairs.
+        at_once: number of pairs that are played side by side.
+        on_part: called whenever so many pairs are done.
+    """
+    pairs, started = draw_pairs(data, count, seed), perf_counter()
+    successes: list[bool] = []
+    seconds, plans = 0.0, 0
+    for first in range(0, count, at_once):
+        part = pairs[first : first + at_once]
+        world = swm.World(
+            "swm/PushT-v1", num_envs=len(part), image_shape=(PICTURE, PICTURE), max_episode_steps=2 * BUDGET
+        )
+        timed = Timed(policy, every)
+        world.set_policy(timed)
+        found = world.evaluate(
+            dataset=PairsDataset(part),
+            episodes_idx=list(range(len(part))),
+            start_steps=[pair.start for pair in part],
+            goal_offset=GOAL_OFFSET,
+            eval_budget=BUDGET,
+            callables=CALLABLES,
+        )
+        world.close()
+        successes += [bool(each) for each in found["episode_successes"]]
+        seconds, plans = seconds + timed.seconds, plans + timed.plans
+        done, spent = len(successes), perf_counter() - started
+        percent = 100 * sum(successes) / done
+        logger.info("%d of %d pairs: %.1f %%, %.0f s left", done, count, percent, spent / done * (count - done))
+        on_part(
+            {
+                "success_percent": percent,
+                "pairs": [[pair.episode.id, pair.start] for pair in pairs[:done]],
+                "successes": successes,
+                "plans": plans,
+                "seconds_a_plan": seconds / max(plans, 1),
+                "seconds": spent,
+            }
+        )
 
 
 def compare(ours: Path, theirs: Path, resamples: int = 10_000) -> dict[str, float]:
@@ -309,6 +345,10 @@ def main() -> None:
     parser.add_argument("--execute", type=int, help="steps of a plan that terra executes; all where nothing is said")
     parser.add_argument("--temperature", type=float, default=0.0, help="of terra's imagined futures")
     parser.add_argument("--at-once", type=int, default=128, help="sessions of terra's, problems of lewm's")
+    parser.add_argument(
+        "--pairs-at-once", type=int, default=50, help="pairs side by side; --output is written after each"
+    )
+    parser.add_argument("--drafts", type=int, help="of --engine graph")
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     if given.compare:
@@ -317,8 +357,9 @@ def main() -> None:
     closing: list[Callable[[], None]] = []
     every = BUDGET
     if given.policy == "terra":
+        more = {} if given.drafts is None else {"drafts": given.drafts, "max_sessions": given.at_once}
         pipeline = Pipeline.from_pretrained(
-            given.model, engine=given.engine, device=given.device, sessions=given.at_once
+            given.model, engine=given.engine, device=given.device, sessions=given.at_once, **more
         )
         closing.append(pipeline.close)
         kind = CEM if given.search == "cem" else MPPI
@@ -340,14 +381,14 @@ def main() -> None:
         )
     else:
         policy = SimplePolicy(moves=given.policy == "random", seed=given.seed)
-    result = evaluate(given.data, policy, every, given.pairs, given.seed)
+    settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(given).items()}
+
+    def write(result: dict[str, Any]) -> None:
+        write_json(given.output, {"settings": settings, **result})
+
+    evaluate(given.data, policy, every, given.pairs, given.seed, given.pairs_at_once, write)
     for close in closing:
         close()
-    settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(given).items()}
-    write_json(given.output, {"settings": settings, **result})
-    print(
-        f"{given.policy}: {result['success_percent']:.1f} % of {given.pairs}, {result['seconds_a_plan']:.2f} s a plan"
-    )
 
 
 if __name__ == "__main__":

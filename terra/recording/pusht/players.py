@@ -1,6 +1,7 @@
 """Policies for `terra record source=gym env=terra.recording.pusht:PushT-v0`: one pushes the block to its goals.
 
     terra record ... policy=terra.recording.pusht.players:expert
+    terra record ... policy=terra.recording.pusht.players:disturbed
     terra record ... policy=terra.recording.pusht.players:weak
 
 The expert knows the block's outline and how it yields: PushT's block has no momentum, so that the disc, where it
@@ -20,6 +21,7 @@ _AGENT = slice(_AT["agent_x"], _AT["agent_y"] + 1)
 _BLOCK = slice(_AT["block_x"], _AT["block_angle"] + 1)
 _VELOCITY = slice(_AT["agent_vx"], _AT["agent_vy"] + 1)
 _GOAL = slice(_AT["goal_x"], _AT["goal_angle"] + 1)
+_LAST = slice(_AT["last_dx"], _AT["last_dy"] + 1)
 
 _SCALE = 100.0  # pixels of an action of 1
 _RADIUS = 15.0  # pixels, of the disc
@@ -32,6 +34,7 @@ _SIDE = (24.0, 488.0)  # where the disc may go
 # The largest number of an action, before noise: the standard deviation is then 0.23, in published demonstrations 0.20.
 _MAX_ACTION = 0.3
 _REACH = np.array([8.0, 16.0, 32.0])  # pixels, pushes that are tried
+_TURNS, _HELD = 20, 5  # steps after which the disturbed expert loses or regains control; for which it holds an action
 
 Observation = Float64[np.ndarray, " numbers"]
 Points = Float64[np.ndarray, "points 2"]
@@ -89,6 +92,19 @@ def expert(observation: Observation, space: spaces.Box, rng: np.random.Generator
     most = max(float(np.abs(action).max()), 1e-9)
     action *= min(1.0, _MAX_ACTION / most)
     return np.clip(action + rng.normal(0, 0.03, 2), -1, 1).astype(np.float32)
+
+
+def disturbed(observation: Observation, space: spaces.Box, rng: np.random.Generator) -> Float64[np.ndarray, "2"]:
+    """The expert, which every other two seconds loses control: actions are drawn then, and held for half a second.
+
+    This shows what happens near the block when somebody does what the expert would not do, as candidates of a planner.
+    """
+    steps = int(observation[_AT["steps"]])
+    if steps // _TURNS % 2 == 0:
+        return expert(observation, space, rng)
+    if steps % _HELD:
+        return observation[_LAST].astype(np.float32)
+    return np.clip(rng.normal(0, rng.uniform(0.1, 0.4), 2), -1, 1).astype(np.float32)
 
 
 def weak(observation: Observation, space: spaces.Box, rng: np.random.Generator) -> Float64[np.ndarray, "2"]:
