@@ -331,7 +331,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--search", choices=["cem", "mppi"], default="cem")
-    parser.add_argument("--cost", choices=list(COSTS), default="blurred")
+    parser.add_argument("--cost", choices=list(COSTS), default="whitened")
     parser.add_argument("--candidates", type=int, help="64 of terra, 300 of lewm, where nothing is said")
     parser.add_argument("--iterations", type=int, help="8 of terra, 30 of lewm")
     parser.add_argument(

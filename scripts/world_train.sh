@@ -26,45 +26,59 @@ source scripts/stages.sh
 # record SEEDS FIRST SPLIT PLAYER: so many seeds, each a shard of four episodes, from the split's seed FIRST on, beside other recordings.
 # Workers are shared out by the number of seeds, of which $ALL are recorded: short recordings spend most of their time on starting workers.
 recordings=()
-trap 'kill "${recordings[@]}" 2>/dev/null || true' EXIT
+NICE=0
+estimator=
+trap 'kill "${recordings[@]}" $estimator 2>/dev/null || true' EXIT
 record() {
   local seeds workers
   seeds=$("$PYTHON" -c "print(max(1, round($1 * $SCALE)))")
   workers=$(((WORKERS * $1 + ALL / 2) / ALL))
   [ "$(left)" -gt 5 ] || again
   (exec timeout --signal TERM --kill-after 30 "$(left)" \
-    env OMP_NUM_THREADS=1 "$PYTHON" -W ignore -m terra record output="$DATA" source=gym env="$ENV" image_size="$SIZE" frames_per_episode="$FRAMES" \
+    nice -n "$NICE" env OMP_NUM_THREADS=1 "$PYTHON" -W ignore -m terra record output="$DATA" source=gym env="$ENV" image_size="$SIZE" frames_per_episode="$FRAMES" \
     episodes_per_place=4 workers="$((workers > 0 ? workers : 1))" seeds="$seeds" seed="$2" split="$3" policy="$4" max_seconds="$(left)" $RECORD) &
   recordings+=($!)
 }
+recorded() { # wait for the recordings that were begun
+  for process in "${recordings[@]}"; do wait "$process" || { [ "$(left)" -gt 5 ] && exit 1 || again; }; done
+  recordings=()
+}
 
+# The tokenizer begins with the first part of the recording and the held-out one; the rest is recorded meanwhile.
 say "recording"
 case $WORLD in
 doom)
   ENV=terra.recording.doom:Doom-v0 SIZE="[96,160]" FRAMES=300 # 26 s
-  PLAYERS=terra.recording.doom.players ALL=590
-  record 400 0 train $PLAYERS:explore
-  record 150 10000 train $PLAYERS:wander
+  PLAYERS=terra.recording.doom.players ALL=260
+  record 160 0 train $PLAYERS:explore
+  record 60 10000 train $PLAYERS:wander
   record 30 0 held_out $PLAYERS:explore
   record 10 10000 held_out $PLAYERS:wander
+  recorded
+  ALL=330 NICE=15
+  record 240 1000 train $PLAYERS:explore
+  record 90 11000 train $PLAYERS:wander
   ;;
 pusht)
-  ENV=terra.recording.pusht:PushT-v0 SIZE="[96,96]" FRAMES=300 # 30 s
-  ESTIMATOR="estimator.image_size=[96,96] $ESTIMATOR"
-  PLAYERS=terra.recording.pusht.players ALL=760
-  record 540 0 train $PLAYERS:expert
-  record 120 10000 train $PLAYERS:weak
-  record 30 20000 train sticky
+  ENV=terra.recording.pusht:PushT-v0 SIZE="[128,128]" FRAMES=300 # 30 s
+  ESTIMATOR="estimator.image_size=[128,128] $ESTIMATOR"
+  PLAYERS=terra.recording.pusht.players ALL=270
+  record 120 0 train $PLAYERS:expert
+  record 60 10000 train $PLAYERS:disturbed
+  record 20 20000 train $PLAYERS:weak
   record 60 0 held_out $PLAYERS:expert
   record 10 10000 held_out $PLAYERS:weak
+  recorded
+  ALL=500 NICE=15
+  record 280 1000 train $PLAYERS:expert
+  record 180 11000 train $PLAYERS:disturbed
+  record 40 21000 train $PLAYERS:weak
   ;;
 *)
   echo "WORLD: expected doom or pusht, got $WORLD" >&2
   exit 2
   ;;
 esac
-for process in "${recordings[@]}"; do wait "$process" || { [ "$(left)" -gt 5 ] && exit 1 || again; }; done
-trap - EXIT
 
 if [ ! -f "$OUTPUT/tokenizer/metrics.json" ]; then
   say "tokenizer"
@@ -81,12 +95,12 @@ if [ -f "conf/recipe/tokenizer_${WORLD}_decoder.yaml" ]; then
   fi
   tokenizer=$OUTPUT/decoder/tokenizer
 fi
+say "waiting for the recorder"
+recorded
 say "tokens"
 module terra tokenize data="$DATA" checkpoint="$tokenizer" output="$OUTPUT/tokens" \
   device="$DEVICE" dtype="$([ "$DEVICE" = cuda ] && echo bfloat16 || echo float32)" workers="$EACH"
 
-estimator=
-trap 'kill $estimator 2>/dev/null || true' EXIT
 if [ ! -f "$OUTPUT/estimator/metrics.json" ]; then
   say "action estimator, beside what follows"
   timeout --signal TERM "$(left)" "$PYTHON" -m terra train-estimator data="$DATA" output="$OUTPUT/estimator" \

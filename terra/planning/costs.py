@@ -1,6 +1,6 @@
 """Costs of a plan: how far the last imagined frame is from the goal's, by tokens or by pixels."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -12,7 +12,9 @@ from torch.nn import functional as F
 from terra.prompt import FrameTokens
 from tokenizer import Frames, TokenGrid
 
-_SHARES = (0.0, 1 / 8, 1 / 4, 1 / 2)  # of the height, sides of the squares over which `blurred` averages
+# Sides of the squares over which `blurred` and `whitened` average, as shares of the height.
+_BLURRED, _WHITENED = (0.0, 1 / 8, 1 / 4, 1 / 2), (1 / 16, 1 / 8, 1 / 4)
+_LEAST_VARIANCE = 1e-3  # of a color channel, in the units of [-1, 1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,9 +72,28 @@ def _blurred(tokens: TokenGrid, frames: Frames, goal: Target) -> Float[Tensor, "
     squares differ less the nearer it is; an average over squares of a side of k pixels has the weight k, since its
     errors are small.
     """
-    differences, height = frames - goal.frame, frames.shape[2]
-    errors = []
-    for share in _SHARES:
+    return _averaged_errors(frames - goal.frame, _BLURRED)
+
+
+def _whitened(tokens: TokenGrid, frames: Frames, goal: Target) -> Float[Tensor, " candidates"]:
+    """As `blurred`, without pixels as they are and the widest blur, and with the Mahalanobis distance of colors.
+
+    Colors are divided by the Cholesky factor of their covariance over the goal's pixels. An object that differs from
+    what is frequent counts more then, such as a small blue disc beside a large gray block.
+    """
+    covariance = torch.cov(goal.frame.flatten(1).double())
+    factor = torch.linalg.cholesky(covariance + _LEAST_VARIANCE * torch.eye(3).to(covariance))
+    whitening = torch.linalg.inv(factor).to(frames)
+    differences = torch.einsum("ij,njhw->nihw", whitening, frames - goal.frame)
+    return _averaged_errors(differences, _WHITENED)
+
+
+def _averaged_errors(
+    differences: Float[Tensor, "candidates channels height width"], shares: Sequence[float]
+) -> Float[Tensor, " candidates"]:
+    """The sum of mean squared errors of averages over squares, each times its square's side in pixels."""
+    height, errors = differences.shape[2], []
+    for share in shares:
         side = 2 * round(share * height / 2) + 1
         stride = max(1, side // 4)
         means = F.avg_pool2d(differences, side, stride, padding=side // 2, count_include_pad=False)
@@ -86,6 +107,7 @@ COSTS: Mapping[str, Cost] = MappingProxyType(
         "bits": Cost("bits", _differing_bits, reads_frames=False),
         "pixels": Cost("pixels", _pixels),
         "blurred": Cost("blurred", _blurred),
+        "whitened": Cost("whitened", _whitened),
     }
 )
 """The costs that there are, by name."""
