@@ -1,5 +1,6 @@
 """The planner finds actions that lead to a goal, in every kind of action space, alone as in company."""
 
+import asyncio
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from tiny import COLS, ROWS, save_tiny, tiny_tokenizer_config
 from terra.actions import Waypoints
 from terra.errors import ConfigError
 from terra.pipeline import Pipeline
-from terra.planning import CEM, COSTS, MPPI, Planner, PlannerPolicy, Problem, Target
+from terra.planning import CEM, COSTS, MPPI, Cost, Planner, PlannerPolicy, Problem, Target
 from terra.planning.search import first_distribution
 from terra.sampling import SamplingParams
 from terra.world_model import LlamaActionV2ForCausalLM
@@ -150,6 +151,51 @@ def test_costs_by_hand():
     assert COSTS["blurred"].of(tokens, frames, goal).tolist() == pytest.approx([0, 32 * 0.25, 32])
 
 
+def test_whitened_costs_do_not_depend_on_how_colors_are_mixed():
+    generator = torch.Generator().manual_seed(0)
+    goal, frames = torch.rand(3, 32, 32, generator=generator), torch.rand(4, 3, 32, 32, generator=generator)
+    mixed = torch.tensor([[20.0, 3.0, 0.0], [-4.0, 30.0, 7.0], [2.0, 0.0, -25.0]])  # far above the least variance
+    tokens = torch.zeros(4, 1, 1)
+    costs, others, plain = (
+        COSTS[name].of(
+            tokens, torch.einsum("ij,njhw->nihw", by, frames), Target(tokens[0], torch.einsum("ij,jhw->ihw", by, goal))
+        )
+        for name, by in (("whitened", 20 * torch.eye(3)), ("whitened", mixed), ("blurred", mixed))
+    )
+    torch.testing.assert_close(costs, others, rtol=1e-3, atol=0)
+    assert not torch.allclose(plain / plain[0], others / others[0], rtol=1e-2)
+
+
+def test_elites_are_kept_for_later_iterations():
+    weights = CEM(candidates=4, elites=0.5).weights(np.array([3.0, 1.0, 2.0, 0.5]))
+    assert CEM(candidates=4, elites=0.5).kept(weights).tolist() == [1, 3]
+    assert CEM(candidates=4, keeps_elites=False).kept(weights).tolist() == []
+    assert MPPI().kept(weights).tolist() == []
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_later_iteration_is_fitted_to_earlier_elites_too(keeps):
+    seen: list[np.ndarray] = []
+
+    def noted(tokens, frames, goal):
+        costs = COSTS["blurred"].of(tokens, frames, goal)
+        seen.append(costs.numpy())
+        return costs
+
+    with dot_pipeline("vector") as pipeline:
+        search = CEM(candidates=4, iterations=2, elites=0.5, keeps_elites=keeps, least_spread=0.5)
+        planner = Planner(pipeline, cost=Cost("noted", noted), search=search, horizon=3)
+        searching, drawn = planner._begin(problem((3, 3), (9, 6), 1)), []
+        for _ in range(search.iterations):
+            searching.draw()
+            pipeline.wait(searching.imagine(asyncio.Semaphore(4)))
+            searching.weigh()
+            drawn.append(searching._drawn)
+    elites = np.concatenate(drawn)[np.concatenate(seen).argsort(kind="stable")[:2]]
+    middle = searching._distribution.draw(np.random.default_rng(0), 1)[0]
+    assert np.allclose(middle, elites.mean(axis=0)) == keeps
+
+
 def test_only_a_blur_tells_how_far_an_object_is():
     goal = frames_at((4, 4))[0]
     target = Target(frame_at(4, 4), goal)
@@ -162,7 +208,7 @@ def test_only_a_blur_tells_how_far_an_object_is():
 
 def test_weights():
     costs = np.array([3.0, 1.0, 2.0, 1.0])
-    assert CEM(elites=0.5).weights(costs).tolist() == [0, 0.5, 0, 0.5]
+    assert CEM(candidates=4, elites=0.5).weights(costs).tolist() == [0, 0.5, 0, 0.5]
     assert CEM(elites=0.01).weights(costs).tolist() == [0, 1, 0, 0]
     weights = MPPI(temperature=1.0).weights(costs)
     assert weights.sum() == pytest.approx(1)

@@ -144,6 +144,8 @@ class _Searching:
         knots = -(-planner.horizon // planner._hold)
         self._distribution: Distribution = first_distribution(planner.space, knots, planner._search, self._start(knots))
         self._drawn: Sequences = np.zeros((0, knots, len(planner.space.columns)))
+        # Candidates of earlier iterations that compete again, and their costs.
+        self._kept: tuple[Sequences, Float64[np.ndarray, " kept"]] = self._drawn, np.zeros(0)
         self._futures: list[TokenGrid] = []
         self._costs: list[float] = []
         self.best: Plan | None = None
@@ -182,8 +184,12 @@ class _Searching:
             values, tokens, cost = self.best.values, self.best.tokens, self.best.cost
         self._costs.append(cost)
         self.best = Plan(values, cost, tuple(self._costs), tokens)
+        # The same actions have the same futures in each iteration: seeds don't change.
+        sequences, costs = np.concatenate([self._drawn, self._kept[0]]), np.concatenate([costs, self._kept[1]])
         weights = planner._search.weights(costs)
-        self._distribution = self._distribution.fitted(self._drawn, weights, planner._search)
+        self._distribution = self._distribution.fitted(sequences, weights, planner._search)
+        kept = planner._search.kept(weights)
+        self._kept = sequences[kept], costs[kept]
 
     def _held(self, drawn: Float64[np.ndarray, "knots columns"]) -> Values:
         """The actions of all frames."""

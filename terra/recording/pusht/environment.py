@@ -109,6 +109,9 @@ class _QuickPushT(SwmPushT):
     The canvas is resized where it lies in memory; stable-worldmodel copies it pixel by pixel into another order first.
     """
 
+    space: Any  # stable-worldmodel declares neither as what it is
+    variation_space: Any
+
     def _render_frame(self, mode: str) -> UInt8[np.ndarray, "height width 3"]:
         if mode != "rgb_array" or self.render_action:
             return super()._render_frame(mode)
@@ -124,7 +127,7 @@ class _QuickPushT(SwmPushT):
         for body, name in ((self.agent, "agent"), (self.block, "block")):
             self._set_body_color(body, colors[name]["color"].value.tolist())
         self.space.debug_draw(DrawOptions(canvas))
-        pixels = np.frombuffer(canvas.get_buffer(), np.uint8).reshape(self.window_size, self.window_size, 4)
+        pixels = np.frombuffer(canvas.get_buffer().raw, np.uint8).reshape(self.window_size, self.window_size, 4)
         return cv2.resize(pixels, (self.render_size, self.render_size))[..., 2::-1]
 
 
