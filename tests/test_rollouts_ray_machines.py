@@ -41,7 +41,7 @@ def cluster():
 @pytest.fixture
 def batch(tmp_path: Path, tiny_model: Path, tiny_tokenizer: Path) -> Batch:
     batch = Batch(tmp_path, tiny_model, tiny_tokenizer)
-    batch.write(*(batch.line(index, num_frames=12 if index < 3 else 30) for index in range(NUM)))  # the rest takes long
+    batch.write(*(batch.line(index, num_frames=12 if index < 3 else 20) for index in range(NUM)))  # the rest takes long
     return batch
 
 
