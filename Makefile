@@ -6,7 +6,7 @@ VENV := .venv
 UV := $(VENV)/bin/uv
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-fast test-hostile coverage clean
+.PHONY: help demo test types all-tests test-fast test-hostile coverage clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/' | expand -t 14
@@ -14,12 +14,18 @@ help:            ## this list
 demo: $(READY)   ## a video of the shipped model on this machine's CPU, in outputs/demo; ENGINE=vllm for vLLM
 	$(VENV)/bin/terra generate experiment=demo engine=$(ENGINE) output=outputs/demo overwrite=true
 
-# One thread in each of the two processes: more threads than cores wait for each other.
 test: $(READY)   ## lint, types, import contracts, tests
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/pyright
 	$(VENV)/bin/lint-imports
+	$(MAKE) --no-print-directory --jobs=2 --keep-going types all-tests
+
+# Beside the tests, where these wait for something: half a minute.
+types: $(READY)
+	nice $(VENV)/bin/pyright
+
+# One thread in each of the two processes: more threads than cores wait for each other.
+all-tests: $(READY)
 	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m "not hostile" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test-fast: $(READY)  ## the tests without vLLM, browser, training and notebooks: two minutes

@@ -38,7 +38,7 @@ BOOTSTRAP = Bootstrap(200, 5, 0)
 
 ESTIMATOR = [
     *("estimator.image_size=[32,48]", "estimator.width=16", "estimator.features=64", "window=6", "batch_size=8"),
-    *("schedule=steps", "max_seconds=null", "max_steps=150", "warmup_steps=10", "learning_rate=3e-3", "ema_decay=0.9"),
+    *("schedule=steps", "max_seconds=null", "max_steps=100", "warmup_steps=10", "learning_rate=3e-3", "ema_decay=0.9"),
     *("workers=0", "device=cpu", "evaluation_windows=24"),
 ]
 
@@ -79,9 +79,10 @@ def test_actions_are_read_back_from_video(tmp_path: Path, name: str):
     again, _ = evaluated(data, tmp_path / "out", models, estimator, "pictures=0")
     assert again["scores_reused"] > 0
     assert again["measures"] == metrics["measures"]
-    without, _ = evaluated(data, tmp_path / "without", models)  # the shipped estimator, which is of driving
-    assert first not in without["measures"]["rollouts"]
-    assert without["measures"]["rollouts"]["psnr"] == metrics["measures"]["rollouts"]["psnr"]
+    if space is KEYS:  # once is enough: the shipped estimator is of driving, whatever else the world is
+        without, _ = evaluated(data, tmp_path / "without", models)
+        assert first not in without["measures"]["rollouts"]
+        assert without["measures"]["rollouts"]["psnr"] == metrics["measures"]["rollouts"]["psnr"]
 
 
 def test_what_does_not_fit_is_one_line(tmp_path: Path):

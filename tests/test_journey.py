@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 TOKENIZER = [
     *("tokenizer.ch=32", "tokenizer.ch_mult=[1,1,1,1,2]", "tokenizer.num_res_blocks=1", "tokenizer.dim=6"),
-    *("perceptual.weight=0", "batch_size=8", "schedule=steps", "max_seconds=null", "max_steps=150", "warmup_steps=10"),
+    *("perceptual.weight=0", "batch_size=4", "schedule=steps", "max_seconds=null", "max_steps=100", "warmup_steps=10"),
     *("learning_rate=2e-3", "ema_decay=0.95", "workers=0", "evaluation_frames=16", "log_every_seconds=1"),
 ]
 WORLD_MODEL = [
@@ -45,7 +45,7 @@ def towns(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(f"no OpenGL here: {error}")
     folder = tmp_path_factory.mktemp("journey") / "towns"
     for split, episodes in (("train", 4), ("held_out", 2)):
-        overrides = [f"split={split}", "towns=1", f"episodes_per_place={episodes}", "frames_per_episode=60"]
+        overrides = [f"split={split}", "towns=1", f"episodes_per_place={episodes}", "frames_per_episode=50"]
         record(read_settings("record", [*overrides, "image_size=[48,80]", f"output={folder}", "workers=0"]))
     return folder
 

@@ -78,7 +78,7 @@ def trained(tokens, tmp_path_factory) -> Path:
 
 def evaluation(recorded: Path, tokenizer: Path, model: Path, output: Path, **changes: Any) -> EvaluationSettings:
     settings = [
-        *(f"data={recorded}", f"output={output}", "estimator=null", "engine=hf", "device=cpu", "max_groups=0"),
+        *(f"data={recorded}", f"output={output}", "estimator=null", "engine=jacobi", "device=cpu", "max_groups=0"),
         *(f"tokenizer.pretrained={tokenizer}", f"world_model.pretrained={model}", "num_clips=2", "num_frames=12"),
         *("num_context=3", "overlap=3", "drift_clips=0", "revisit_clips=2", "workers=0", "resamples=20"),
         *("frechet_resamples=3", "pictures=0"),

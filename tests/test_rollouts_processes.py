@@ -96,10 +96,10 @@ def test_the_rollouts_of_a_killed_process_are_taken_over_by_the_other(batch, und
 def test_the_benchmark_of_several_gpus_counts_a_process_from_its_first_claim(tmp_path):
     script = load_script("rollout_benchmark")
     begun = time.monotonic()
-    found = script.measure_gpus(tmp_path, 2, 8, [1], ["engine=persistence"])
-    assert found["frames_of_a_rollout"] == 8
+    found = script.measure_gpus(tmp_path, 2, 5, [1], ["engine=persistence"])
+    assert found["frames_of_a_rollout"] == 5
     assert found["gain"] == {"1": 1.0}
-    # 16 frames took less than all of it, in which two processes began.
-    assert found["frames_per_second"]["1"] > 16 / (time.monotonic() - begun)
+    # 10 frames took less than all of it, in which two processes began.
+    assert found["frames_per_second"]["1"] > 10 / (time.monotonic() - begun)
     with pytest.raises(RuntimeError, match=r"exit codes \[2\], 0 of 1 took a rollout"):
         script.run_on_gpus(tmp_path / "wrong", 1, 2, 8, ["engine=nonsense"])

@@ -27,8 +27,9 @@ pytestmark = pytest.mark.slow
 NUM = 9
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster():
+    """A machine of one CPU, which the last test kills."""
     head = {"num_cpus": 1, "include_dashboard": False}
     made = start_ray(lambda: Cluster(initialize_head=True, head_node_args=head))
     ray.init(address=made.address, logging_level=logging.ERROR, log_to_driver=False)
@@ -40,7 +41,7 @@ def cluster():
 @pytest.fixture
 def batch(tmp_path: Path, tiny_model: Path, tiny_tokenizer: Path) -> Batch:
     batch = Batch(tmp_path, tiny_model, tiny_tokenizer)
-    batch.write(*(batch.line(index, num_frames=12 if index < 3 else 30) for index in range(NUM)))  # the rest takes long
+    batch.write(*(batch.line(index, num_frames=12 if index < 3 else 20) for index in range(NUM)))  # the rest takes long
     return batch
 
 
@@ -72,6 +73,16 @@ def kill_machine(node: Any) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+def test_one_of_two_machines_goes_and_the_other_s_worker_makes_the_rest(batch, cluster, monkeypatch):
+    monkeypatch.setattr(ray_cluster, "_RESERVE_SECONDS", 1.0)
+    other = cluster.add_node(num_cpus=1)
+    remover = when(batch, 2, lambda: kill_machine(other))
+    assert on_ray(batch, workers=2) == 0
+    remover.join()
+    assert sorted(batch.names()) == sorted(f"r{index}" for index in range(NUM))
+    # What is logged depends on when the machine went; the other tests here and in test_rollouts_ray_room ask for it.
+
+
 def test_a_cluster_without_room_for_any_worker_ends_the_run_and_says_what_is_left(batch, cluster, monkeypatch, caplog):
     monkeypatch.setattr(ray_cluster, "_RESERVE_SECONDS", 8.0)
     caplog.set_level("INFO")
@@ -87,13 +98,3 @@ def test_a_cluster_without_room_for_any_worker_ends_the_run_and_says_what_is_lef
     assert not (batch.output / "claims").exists()
     assert batch.run() == 0
     assert sorted(batch.names()) == sorted(f"r{index}" for index in range(NUM))
-
-
-def test_one_of_two_machines_goes_and_the_other_s_worker_makes_the_rest(batch, cluster, monkeypatch):
-    monkeypatch.setattr(ray_cluster, "_RESERVE_SECONDS", 1.0)
-    other = cluster.add_node(num_cpus=1)
-    remover = when(batch, 2, lambda: kill_machine(other))
-    assert on_ray(batch, workers=2) == 0
-    remover.join()
-    assert sorted(batch.names()) == sorted(f"r{index}" for index in range(NUM))
-    # What is logged depends on when the machine went; the other tests here and in test_rollouts_ray_room ask for it.

@@ -2,14 +2,13 @@ import math
 import os
 import signal
 import socket
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from forkserver import forkserver_with
 from tiny_training import (
     CPU,
     OBJECTIVES,
@@ -19,6 +18,7 @@ from tiny_training import (
     read_log,
     read_state,
     terminate_at,
+    train_as_one_of_two,
     world_model_objective,
 )
 from torch import nn
@@ -105,22 +105,14 @@ def test_two_processes_equal_one_with_twice_the_batch(tmp_path, accelerator):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    program = Path(__file__).parent / "support" / "tiny_training.py"
-    processes = []
-    for rank in ("0", "1"):
-        ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, str(program), str(tmp_path / "two")],
-                env=os.environ | ranks | address,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
+    context = forkserver_with("terra.training.loop", "terra.training.world_model", "terra.training.tokenizer")
+    processes = [context.Process(target=train_as_one_of_two, args=(rank, port, tmp_path / "two")) for rank in (0, 1)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+        process.kill()
+    assert [process.exitcode for process in processes] == [0, 0]
     for name, make in OBJECTIVES.items():
         objective = make()
         _AsTwo(objective)

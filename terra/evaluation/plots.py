@@ -31,6 +31,8 @@ _STRIP_FRAMES = 5
 _STRIP_COLUMNS = 6
 _BAR = 14  # pixels above each picture, for its label
 
+_LEFT, _RIGHT, _TOP, _BOTTOM, _FOOT = 0.8, 0.15, 0.35, 0.55, 0.35  # inches around a panel, and below all
+
 
 def plot_curves(measures: Sequence[Measure], run: str, fps: float, path: Path) -> None:
     """Write `draw_curves` of all metrics of `run` that are measured by frame as a PNG.
@@ -47,21 +49,39 @@ def plot_curves(measures: Sequence[Measure], run: str, fps: float, path: Path) -
 def draw_curves(measures: Sequence[Measure], run: str, fps: float, metrics: Sequence[str]) -> Figure:
     """Plot each of `metrics` of `run` against time, with 95 % bands."""
     by_frame = [each for each in measures if each.run == run and each.first_frame is not None]
-    cols = min(3, len(metrics)) or 1
-    rows = -(-len(metrics) // cols) or 1
-    figure = Figure(figsize=(4.6 * cols, 3.2 * rows), layout="constrained")
-    panels = figure.subplots(rows, cols, squeeze=False).flatten()
+    figure, panels = _make_panels(len(metrics), 3, (4.6, 3.2))
     for axes, metric in zip(panels, metrics, strict=False):
         for variant in _COLORS:
             _draw_curve(axes, curve(by_frame, run, metric, variant), variant, fps)
         axes.set(title=metric, xlabel="seconds after the context", ylabel=_UNITS.get(metric, ""))
         axes.grid(alpha=0.3)
-    for axes in panels[len(metrics) :]:
-        axes.set_visible(False)
-    lines = {line.get_label(): line for axes in panels for line in axes.get_lines()}
+    lines = {str(line.get_label()): line for axes in panels for line in axes.get_lines()}
     if lines:
-        figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=len(lines))
+        figure.legend(lines.values(), lines.keys(), loc="lower center", ncols=len(lines))
     return figure
+
+
+def _make_panels(count: int, most_cols: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]]:
+    """Make a figure of `count` panels, each of so many inches with its margins, and room for a line below them.
+
+    The margins are fixed: a layout that measures every label takes longer than the drawing.
+    """
+    cols = min(most_cols, count) or 1
+    rows = -(-count // cols) or 1
+    width, height = size[0] * cols, size[1] * rows + _FOOT
+    figure = Figure(figsize=(width, height))
+    margins = {
+        "left": _LEFT / width,
+        "right": 1 - _RIGHT / width,
+        "top": 1 - _TOP / height,
+        "bottom": (_FOOT + _BOTTOM) / height,
+        "wspace": (_LEFT + _RIGHT) / (size[0] - _LEFT - _RIGHT),
+        "hspace": (_TOP + _BOTTOM) / (size[1] - _TOP - _BOTTOM),
+    }
+    panels = list(figure.subplots(rows, cols, squeeze=False, gridspec_kw=margins).flatten())
+    for axes in panels[count:]:
+        axes.set_visible(False)
+    return figure, panels
 
 
 def plot_columns(columns: Sequence[ModelColumn], path: Path) -> None:
@@ -71,10 +91,7 @@ def plot_columns(columns: Sequence[ModelColumn], path: Path) -> None:
         OutputError: the file can't be written.
     """
     rows = list(columns[0].values)
-    cols = min(4, len(rows)) or 1
-    height = -(-len(rows) // cols) or 1
-    figure = Figure(figsize=(3.4 * cols, 2.6 * height), layout="constrained")
-    panels = figure.subplots(height, cols, squeeze=False).flatten()
+    figure, panels = _make_panels(len(rows), 4, (3.4, 2.6))
     colors = ("black", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
     for axes, row in zip(panels, rows, strict=False):
         for index, each in enumerate(columns):
@@ -91,8 +108,6 @@ def plot_columns(columns: Sequence[ModelColumn], path: Path) -> None:
         axes.set_xticks(range(len(columns)), [each.name for each in columns], fontsize=8)
         axes.set_xlim(-0.5, len(columns) - 0.5)
         axes.grid(alpha=0.3)
-    for axes in panels[len(rows) :]:
-        axes.set_visible(False)
     figure.supxlabel("95 % intervals over places; *: the paired difference to the base is clear of 0", fontsize=8)
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=110, format="png")

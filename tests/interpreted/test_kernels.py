@@ -53,8 +53,8 @@ STARTS = {"empty": (0,), "two_slots": (3, 530)}
     ("width", "heads", "start", "num_sms", "cache_dtype"),
     [
         *itertools.product((1, 5), HEADS, STARTS, (1, 40), (torch.float32, FP8)),
-        *itertools.product((33,), HEADS, STARTS, (1,), (torch.float32, FP8)),
-        (33, "one_head", "two_slots", 40, torch.float32),
+        *itertools.product((33,), HEADS, STARTS, (1,), (FP8,)),
+        *itertools.product((33,), ("one_head",), STARTS, (1,), (torch.float32,)),
         (33, "one_head", "two_slots", 40, FP8),
         (33, "two_heads", "two_slots", 40, torch.float32),
         (33, "one_head", "empty", 40, FP8),

@@ -1,13 +1,9 @@
 """Small objectives for tests of training: numbers, two networks against each other, a tokenizer's decoder and a world
-model of tiny tokens.
-
-Run as a program, the module is one process of a run of two, see `test_training_loop`.
-"""
+model of tiny tokens; and what processes of their own do with them."""
 
 import json
 import os
 import signal
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -240,7 +236,10 @@ def train_until_killed(output: Path, moment: str) -> None:
     train(OBJECTIVES["numbers"](), config(output, save_every_seconds=1e-9), start_processes("cpu"))
 
 
-def main(output: Path) -> None:
+def train_as_one_of_two(rank: int, port: int, output: Path) -> None:
+    """Train all objectives together with the process of the other rank; the target of a process of its own."""
+    os.environ |= {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
     accelerator = start_processes("cpu")
     for name, make in OBJECTIVES.items():
         train(make(), config(output / name, batch_size=2, accumulate=2), accelerator)
@@ -257,7 +256,3 @@ def main(output: Path) -> None:
     gathered = accelerator.gather(weights[None])
     assert torch.equal(gathered[0], gathered[1])
     accelerator.end_training()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
