@@ -348,7 +348,7 @@ def main() -> None:
     parser.add_argument(
         "--pairs-at-once", type=int, default=50, help="pairs side by side; --output is written after each"
     )
-    parser.add_argument("--drafts", type=int, help="of --engine graph")
+    parser.add_argument("--step-tokens", type=int, help="of --engine graph: its setting step_tokens")
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     if given.compare:
@@ -357,7 +357,7 @@ def main() -> None:
     closing: list[Callable[[], None]] = []
     every = BUDGET
     if given.policy == "terra":
-        more = {} if given.drafts is None else {"drafts": given.drafts, "max_sessions": given.at_once}
+        more = {} if given.step_tokens is None else {"step_tokens": given.step_tokens, "max_sessions": given.at_once}
         pipeline = Pipeline.from_pretrained(
             given.model, engine=given.engine, device=given.device, sessions=given.at_once, **more
         )

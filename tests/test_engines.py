@@ -487,12 +487,18 @@ def test_drafts_are_at_least_none(tiny_model, make):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("max_sessions", [1, 2, 7, 32])
-def test_graph_sessions_take_turns(tiny_model, graph_engine, wait, max_sessions):
-    """Windows that lose their slot and get another one, and kinds of sampling side by side, change nothing."""
+@pytest.mark.parametrize(
+    ("max_sessions", "step_tokens", "drafts"), [(1, 128, 3), (2, 128, 3), (7, 5, 3), (32, 128, 3), (16, 4096, 31)]
+)
+def test_graph_sessions_take_turns(tiny_model, graph_engine, wait, max_sessions, step_tokens, drafts):
+    """Windows that lose their slot and get another one, and kinds of sampling side by side, change nothing.
+
+    Nor does the number of tokens that a step reads: 1, some or all drafts of each slot.
+    """
     rollouts = [(*make_prompt(60 + index), SAMPLINGS[index % 3], index) for index in range(9)]
     alone = [wait(stepped(graph_engine, *rollout)) for rollout in rollouts]
-    engine = GraphEngine(tiny_model, drafts=3, max_sessions=max_sessions, dtype="float32", device=DEVICE)
+    sizes = {"drafts": drafts, "max_sessions": max_sessions, "step_tokens": step_tokens}
+    engine = GraphEngine(tiny_model, **sizes, dtype="float32", device=DEVICE)
 
     async def together():
         ways = itertools.cycle([stepped, ran])
@@ -655,9 +661,11 @@ def test_graph_engine_asks_for_8_bits_that_are_there(tiny_model, monkeypatch):
             GraphEngine(tiny_model, drafts=0, dtype="float32", device=DEVICE, **eight)
 
 
-def test_graph_engine_has_room_for_a_session(tiny_model):
-    with pytest.raises(ConfigError, match="max_sessions: expected 1 to 4096, got 0"):
-        GraphEngine(tiny_model, drafts=0, max_sessions=0, dtype="float32", device=DEVICE)
+@pytest.mark.parametrize(("name", "most"), [("max_sessions", 4096), ("step_tokens", 131072)])
+def test_graph_engine_has_room_for_a_session_and_a_token(tiny_model, name, most):
+    for wrong in (0, most + 1):
+        with pytest.raises(ConfigError, match=f"{name}: expected 1 to {most}, got {wrong}"):
+            GraphEngine(tiny_model, drafts=0, dtype="float32", device=DEVICE, **{name: wrong})
 
 
 def test_frames_of_a_graph_session_that_is_closed_are_not_made(tiny_model, wait):

@@ -1,8 +1,9 @@
 """The worlds that ship as archives in terra/worlds: they are played on a page beside the demo.
 
-That Doom obeys its keys is what test_notebooks.py asks of 06_doom.
+That Doom obeys its keys is what test_notebooks.py asks of 06_doom, and of 07_pusht that the disc goes where it is told.
 """
 
+import re
 from pathlib import Path
 
 import pytest
@@ -21,33 +22,45 @@ pytestmark = pytest.mark.slow
 
 own_server = load_script("serving_load").own_server
 
-DOOM = Path(terra.__file__).parent / "worlds" / "doom.zip"
+ARCHIVES = {name: Path(terra.__file__).parent / "worlds" / f"{name}.zip" for name in ("doom", "pusht")}
+
+# {scene: (where the page says what is done, and what it says while the left arrow is down)}. A number goes to its end.
+PLAYED = {
+    "day": ("#steering", "left"),
+    "corridor": ("#did", "left"),
+    "beside_goal": ("#did", re.compile(r"dx \W?1\.00")),
+}
 
 
 @pytest.fixture(scope="module")
-def doom(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("worlds") / "doom"
-    unpack(read_settings("unpack", [f"archive={DOOM}", f"output={folder}"]))
-    return folder
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The folders of the unpacked worlds."""
+    folder = tmp_path_factory.mktemp("worlds")
+    for name, archive in ARCHIVES.items():
+        unpack(read_settings("unpack", [f"archive={archive}", f"output={folder / name}"]))
+    return {name: folder / name for name in ARCHIVES}
 
 
-def test_an_archive_is_small_and_has_a_card() -> None:
-    assert DOOM.stat().st_size < 30e6
-    assert DOOM.with_suffix(".md").read_text().startswith("# doom\n")
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_an_archive_is_small_and_has_its_card(name: str, worlds: dict[str, Path]) -> None:
+    assert ARCHIVES[name].stat().st_size < 30e6
+    for card in (ARCHIVES[name].with_suffix(".md"), worlds[name] / "README.md"):
+        assert card.read_text().startswith(f"# {name}\n")
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (on Debian: apt-get install chromium)")
-def test_each_world_is_played_on_the_page(doom: Path, tmp_path: Path) -> None:
-    settings = {"data": tmp_path / "data", "worlds": f"{{doom: {doom}}}", "adapters": "{}", "device": "cpu"}
+def test_each_world_is_played_on_the_page(worlds: dict[str, Path], tmp_path: Path) -> None:
+    given = ",".join(f"{name}: {folder}" for name, folder in worlds.items())
+    settings = {"data": tmp_path / "data", "worlds": f"{{{given}}}", "adapters": "{}", "device": "cpu"}
     with own_server(settings, ["engine=jacobi"]) as url, launched() as browser:
         page = browser.new_page()
         page.set_default_timeout(60_000)
         page.goto(url)
-        for scene, said in {"day": "#steering", "corridor": "#did"}.items():
+        for scene, (where, said) in PLAYED.items():
             page.locator(f"[data-scene={scene}]").click()
             page.wait_for_selector("#stage[data-state=waiting]")
             page.keyboard.down("ArrowLeft")
             wait_until(lambda: int(page.get_attribute("#stage", "data-frame") or 0) >= 5, seconds=60)
-            expect(page.locator(said)).to_contain_text("left")
+            expect(page.locator(where)).to_contain_text(said)
             page.keyboard.up("ArrowLeft")
             page.locator(".brand").click()

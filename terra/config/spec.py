@@ -36,7 +36,14 @@ AUTO = "auto"
 _GRAPH = "terra.engine.graph.engine.GraphEngine"
 
 # Settings of an engine that decide how fast the engine is, and not which tokens come out.
-_SPEED = ("max_sessions", "cpu_kv_cache_gib", "gpu_memory_utilization", "tensor_parallel_size", "step_seconds")
+_SPEED = (
+    "max_sessions",
+    "step_tokens",
+    "cpu_kv_cache_gib",
+    "gpu_memory_utilization",
+    "tensor_parallel_size",
+    "step_seconds",
+)
 _MOST_SESSIONS = 512
 _ROLLOUTS_FOR_VLLM = 8
 """Number of rollouts on a CPU from which on engine=auto takes vLLM."""

@@ -19,8 +19,8 @@ from terra.sampling import SamplingParams
 from terra.world_model import load_world_model
 
 _MIN_CAPABILITY = (8, 0)
-_MOST_SESSIONS = 4096
 """Compute capability of a GPU that the kernels need: bfloat16 in tensor cores, asynchronous copies to shared memory."""
+_MOST_SESSIONS, _MOST_STEP_TOKENS = 4096, 2**17
 
 
 class GraphEngine:
@@ -41,14 +41,17 @@ class GraphEngine:
         adapter: folder of a LoRA adapter to merge, or None.
         drafts: tokens that a decode step reads in a window beyond the first, at most; 0 is sequential decoding.
         max_sessions: slots of the batch, each with a whole window's KV cache; more sessions than that take turns.
+        step_tokens: tokens that a decode step reads in all slots together, at most, where each slot has one: many
+            sessions have fewer drafts. 128 is for a model of 2 billion parameters, for which a GPU then computes
+            longer than it reads the weights.
         dtype: element type of the weights, "bfloat16" or "float32".
         device: a torch device, such as "cuda".
         fp8_weights: hold layers and lm head in 8 bits and multiply them with activations in 8 bits (W8A8).
         fp8_cache: hold keys and values in 8 bits.
 
     Raises:
-        ConfigError: fewer than 0 drafts or 1 session, no such dtype or device, a GPU without what is needed, or an
-            option that this engine does not have.
+        ConfigError: fewer than 0 drafts, 1 session or 1 token a step, no such dtype or device, a GPU without what is
+            needed, or an option that this engine does not have.
         CheckpointError: see `terra.world_model.load_config`.
     """
 
@@ -61,6 +64,7 @@ class GraphEngine:
         drafts: int,
         adapter: Path | None = None,
         max_sessions: int = 1,
+        step_tokens: int = 128,
         dtype: str = "bfloat16",
         device: str = "cuda",
         fp8_weights: bool = False,
@@ -74,6 +78,8 @@ class GraphEngine:
             raise ConfigError(f"engine.drafts: expected 0 or more, got {drafts}")
         if not 1 <= max_sessions <= _MOST_SESSIONS:
             raise ConfigError(f"engine.max_sessions: expected 1 to {_MOST_SESSIONS}, got {max_sessions}")
+        if not 1 <= step_tokens <= _MOST_STEP_TOKENS:
+            raise ConfigError(f"engine.step_tokens: expected 1 to {_MOST_STEP_TOKENS}, got {step_tokens}")
         where = torch_device(device)
         check_gpu(where)
         if (fp8_weights or fp8_cache) and not has_fp8(where):
@@ -82,7 +88,8 @@ class GraphEngine:
         self._spec = EngineSpec.of(model.config)
         self._requests: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
         self._closed = False
-        slots = Slots(model, max_sessions, drafts, fp8_weights=fp8_weights, fp8_cache=fp8_cache)
+        fp8 = {"fp8_weights": fp8_weights, "fp8_cache": fp8_cache}
+        slots = Slots(model, max_sessions, drafts, step_tokens=step_tokens, **fp8)
         self._scheduler = Scheduler(slots, DecodeSteps(slots, make_backend(where)), self._requests)
         # A daemon: a program that ends without closing the engine does not wait for it.
         self._thread = threading.Thread(target=self._scheduler.run, name="terra-graph", daemon=True)

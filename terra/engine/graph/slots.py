@@ -20,10 +20,6 @@ from terra.prompt import Action, Prompt
 from terra.sampling import SamplingParams
 from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
 
-MAX_STEP_TOKENS = 128
-"""Tokens that a decode step reads in all slots together, where each slot has a token: a GPU computes longer on more of
-them than it reads the weights."""
-
 NO_TOKEN = torch.iinfo(torch.int64).min
 """The value of `Slots.best` where nothing has been sampled."""
 
@@ -73,6 +69,7 @@ class Slots:
         model: its layers are taken out of it, see `DecoderWeights`.
         num_slots: windows held at once.
         drafts: tokens that a decode step reads in a slot beyond the first, at most.
+        step_tokens: tokens that it reads in all slots together, at most, where each slot has a token.
         fp8_weights: hold layers and lm head in 8 bits, see `terra.engine.graph.quantization`.
         fp8_cache: hold keys and values in 8 bits (E4M3), unscaled.
 
@@ -94,10 +91,11 @@ class Slots:
         num_slots: int,
         drafts: int,
         *,
+        step_tokens: int = 128,
         fp8_weights: bool = False,
         fp8_cache: bool = False,
     ) -> None:
-        self.num_slots, self.drafts = num_slots, drafts
+        self.num_slots, self.drafts, self.step_tokens = num_slots, drafts, step_tokens
         self.layout = layout = model.config.layout
         dtype, device = model.dtype, model.device
         length = padded_length(layout.max_length + drafts + 1)
@@ -114,7 +112,7 @@ class Slots:
         self.last = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self.seed = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self.temperature = torch.zeros(num_slots, dtype=torch.float32, device=device)
-        self.best = torch.full((max(num_slots, MAX_STEP_TOKENS),), NO_TOKEN, dtype=torch.int64, device=device)
+        self.best = torch.full((max(num_slots, step_tokens),), NO_TOKEN, dtype=torch.int64, device=device)
         self.sampled_with: dict[SamplingParams, Bool[Tensor, " slots"]] = {}
         self._samplings: list[SamplingParams | None] = [None] * num_slots
 

@@ -17,7 +17,7 @@ from terra.engine.graph import reference
 from terra.engine.graph.cuda_graph import mark
 from terra.engine.graph.kv_cache import KVTarget
 from terra.engine.graph.quantization import Matrix, linear
-from terra.engine.graph.slots import MAX_STEP_TOKENS, Batch, Slots
+from terra.engine.graph.slots import Batch, Slots
 from terra.engine.graph.weights import DecoderWeights, Layer, LayerOps
 from terra.sampling import SamplingParams, sample_tokens
 
@@ -101,7 +101,7 @@ class DecodeSteps:
 
     def width(self, count: int) -> int:
         """Tokens that a step over the first `count` slots reads in each; many slots have fewer drafts."""
-        return max(1, min(self._slots.drafts + 1, MAX_STEP_TOKENS // self.bucket(count)))
+        return max(1, min(self._slots.drafts + 1, self._slots.step_tokens // self.bucket(count)))
 
     def bucket(self, count: int) -> int:
         """How many slots a step goes over that is needed for the first `count`."""
