@@ -51,7 +51,7 @@ CALLABLES = [
 
 
 OnPart = Callable[[dict[str, Any]], None]
-"""Called with the result so far."""
+"""Called with a policy's result so far, as it is written to --output."""
 
 
 class Policy(Protocol):
@@ -242,16 +242,8 @@ def lewm_policy(folder: Path, device: str, candidates: int, iterations: int, pro
     )
 
 
-def evaluate(
-    data: Path,
-    policy: Policy,
-    every: int,
-    count: int,
-    seed: int,
-    at_once: int,
-    on_part: Callable[[dict[str, Any]], None],
-) -> None:
-    """Successes of a policy, pair by pair, and its seconds a plan.
+def evaluate(data: Path, policy: Policy, every: int, count: int, seed: int, at_once: int, on_part: OnPart) -> None:
+    """Let a policy play all pairs; its successes, pair by pair, and its seconds a plan go to `on_part`.
 
     Args:
         data: recording with a held-out split.
@@ -260,7 +252,7 @@ def evaluate(
         count: number of pairs.
         seed: of the pairs.
         at_once: number of pairs that are played side by side.
-        on_part: called whenever so many pairs are done.
+        on_part: called with the result so far whenever `at_once` more pairs are done.
     """
     pairs, started = draw_pairs(data, count, seed), perf_counter()
     successes: list[bool] = []

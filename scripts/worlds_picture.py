@@ -1,10 +1,11 @@
 """Writes README's first picture: rollouts that play side by side, a row for each world, at 10 frames a second.
 
-    python scripts/worlds_picture.py --output terra/worlds/worlds.gif --columns left straight right \\
-      --row town/left town/straight town/right --row doom/left doom/forward doom/right
+    python scripts/worlds_picture.py --output terra/worlds/worlds.gif \\
+      --row left=town/left straight=town/straight right=town/right \\
+      --row left=doom/left forward=doom/forward right=doom/right
 
-Each rollout is a folder of `terra generate` or `terra rollout`. Its frames are resized and cropped to one size; those
-of the context have a white border. The GIF has as many frames as the shortest rollout.
+Each rollout is a folder of `terra generate` or `terra rollout`. Its frames are resized to one size, on white; those
+of the context have an orange border. The GIF has as many frames as the shortest rollout.
 """
 
 import argparse
@@ -13,11 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageOps
 
 from decoder.mp4 import stream_frames
 from decoder.video import write_video
-from terra.dataset.importing.alignment import fit_picture
 
 SIZE = (144, 256)  # pixels of a panel, height and width
 BORDER = 3
@@ -28,12 +28,12 @@ def main() -> None:
     """Write the picture that the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="a GIF")
-    parser.add_argument("--columns", nargs="+", required=True, metavar="LABEL")
-    parser.add_argument("--row", nargs="+", required=True, action="append", type=Path, metavar="FOLDER")
+    parser.add_argument("--row", nargs="+", required=True, action="append", metavar="LABEL=FOLDER")
     given = parser.parse_args()
-    if any(len(row) != len(given.columns) for row in given.row):
-        parser.error(f"expected rows of {len(given.columns)} rollouts")
-    panels = [[panel(folder, label) for folder, label in zip(row, given.columns, strict=True)] for row in given.row]
+    if len({len(row) for row in given.row}) != 1:
+        parser.error("expected as many rollouts in each row")
+    rows = [[each.partition("=") for each in row] for row in given.row]
+    panels = [[panel(Path(folder), label) for label, _, folder in row] for row in rows]
     write_video(grid(panels), given.output, FPS)
 
 
@@ -42,12 +42,12 @@ def panel(folder: Path, label: str) -> list[np.ndarray]:
     num_context = json.loads((folder / "rollout.json").read_text())["num_context"]
     frames = []
     for index, frame in enumerate(stream_frames(folder / "video.mp4")):
-        picture = Image.fromarray(fit_picture(frame, SIZE, None))
+        picture = ImageOps.pad(Image.fromarray(frame), SIZE[::-1], Image.Resampling.BICUBIC, color="white")
         draw = ImageDraw.Draw(picture)
         draw.rectangle([0, 0, 8 + draw.textlength(label), 15], fill="black")
         draw.text((4, 2), label, fill="white")
         if index < num_context:
-            draw.rectangle([0, 0, SIZE[1] - 1, SIZE[0] - 1], outline="white", width=BORDER)
+            draw.rectangle([0, 0, SIZE[1] - 1, SIZE[0] - 1], outline="darkorange", width=BORDER)
         frames.append(np.asarray(picture))
     return frames
 

@@ -51,6 +51,24 @@ def test_the_expert_reaches_its_goals_and_the_weak_policy_moves_the_block(pusht)
     assert np.mean([(np.abs(np.diff(each[:, 2:4], axis=0)).max(axis=1) > 0.5).mean() for each in weak]) > 0.1
 
 
+def test_pictures_are_those_that_planners_are_compared_on(pusht):
+    play(pusht, "disturbed", 3, 45)
+    world = pusht.unwrapped._world
+    np.testing.assert_array_equal(pusht.render(), super(type(world), world)._render_frame("rgb_array"))
+
+
+def test_the_disturbed_expert_holds_drawn_actions_every_other_two_seconds(pusht):
+    from terra.recording.pusht.environment import OBSERVATION
+
+    seen = play(pusht, "disturbed", 6, 60)
+    last = seen[:, [OBSERVATION.index(name) for name in ("last_dx", "last_dy")]]
+    np.testing.assert_array_equal(seen[:, OBSERVATION.index("steps")], np.arange(61))
+    held = (last[1:] == last[:-1]).all(axis=1)  # of step k + 1 and the one before it
+    np.testing.assert_array_equal(held[20:40], np.arange(20) % 5 != 0)
+    assert not held[1:20].any()
+    assert not held[41:].any()
+
+
 def test_an_action_moves_the_disc_the_way_it_says(pusht):
     for action in ((1, 0), (0, -1)):
         before = pusht.reset(seed=2)[0]

@@ -76,10 +76,10 @@ def _blurred(tokens: TokenGrid, frames: Frames, goal: Target) -> Float[Tensor, "
 
 
 def _whitened(tokens: TokenGrid, frames: Frames, goal: Target) -> Float[Tensor, " candidates"]:
-    """As `blurred`, without pixels as they are and the widest blur, and with the Mahalanobis distance of colors.
+    """The errors of `blurred` for three narrower blurs, with the Mahalanobis distance of colors.
 
-    Colors are divided by the Cholesky factor of their covariance over the goal's pixels. An object that differs from
-    what is frequent counts more then, such as a small blue disc beside a large gray block.
+    Differences are multiplied by the inverse Cholesky factor of the covariance of colors over the goal's pixels. So a
+    rare color, such as that of a small blue disc beside a large gray block, counts more than by its brightness.
     """
     covariance = torch.cov(goal.frame.flatten(1).double())
     factor = torch.linalg.cholesky(covariance + _LEAST_VARIANCE * torch.eye(3).to(covariance))
