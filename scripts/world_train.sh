@@ -7,7 +7,7 @@
 # Exit code: 0 all is done, 75 run it again (first look at OUTPUT/estimator.log if it says so), 1 a stage failed, 2 another WORLD. GPUS=0 trains on the CPU.
 # Settings for the models: TOKENIZER, DECODER, WORLD_MODEL, ESTIMATOR ("key=value key=value"); SCALE=0.01 records a hundredth;
 # RECORD has further settings of terra record, and SCENES is the number of scenes.
-# Needs the extras gym, train, and doom or pusht. The world is $OUTPUT/world: tokenizer/, world_model/, estimator/, contexts/, README.md.
+# Needs the extras train, and doom or pusht. The world is $OUTPUT/world: tokenizer/, world_model/, estimator/, contexts/, README.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 WORLD=${WORLD:?doom or pusht}

@@ -1,6 +1,6 @@
 """Plans with the world model: `imagine` scores futures that the user gives, a `Planner` searches for actions itself.
 
-    planner = Planner(pipeline, horizon=25, cost=COSTS["blurred"], search=CEM(candidates=64, iterations=8))
+    planner = Planner(pipeline, horizon=25, cost=COSTS["whitened"], search=CEM(candidates=64, iterations=8))
     (plan,) = planner.plan([Problem(context_frames, actions_between, goal_frame, seed=0)])
 
 `PlannerPolicy` acts with a planner in Gymnasium's vector environments.

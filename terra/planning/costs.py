@@ -76,7 +76,7 @@ def _blurred(tokens: TokenGrid, frames: Frames, goal: Target) -> Float[Tensor, "
 
 
 def _whitened(tokens: TokenGrid, frames: Frames, goal: Target) -> Float[Tensor, " candidates"]:
-    """The errors of `blurred` for three narrower blurs, with the Mahalanobis distance of colors.
+    """The sum of mean squared errors of three narrower blurs than those of `blurred`, by Mahalanobis color distances.
 
     Differences are multiplied by the inverse Cholesky factor of the covariance of colors over the goal's pixels. So a
     rare color, such as that of a small blue disc beside a large gray block, counts more than by its brightness.

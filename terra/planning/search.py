@@ -51,7 +51,7 @@ class CEM(_Iterated):
             are known (Pinneri et al. 2020, "Sample-efficient Cross-Entropy Method for Real-time Planning", arXiv
             2008.06389). On PushT's simulator 32 candidates in 4 iterations reached 21 instead of 15 of 32 goals.
         spread: standard deviation of the first iteration's numbers, as a share of half their range.
-        least_spread: that which is left at the end; without, a search ends where it happens to be.
+        least_spread: the least standard deviation of later iterations; with 0 a search may converge too early.
         keeps_spread: whether later iterations draw as widely as the first one.
 
     Raises:

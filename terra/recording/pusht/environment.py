@@ -25,7 +25,7 @@ OBSERVATION = (*STATE, *GOAL, *LAST, "goals_reached")
 """Names of the observation's numbers.
 
 Positions are pixels of the square of 512 x 512 (y down), velocities pixels a second, angles radians. The goal is a
-pose of the block, which the picture does not show. `LAST` are the steps so far and the last action.
+pose of the block, and the picture shows `TARGET` alone. `LAST` are the steps so far and the last action.
 """
 
 PICTURE = 224  # pixels, side of the picture that planners are compared on

@@ -95,9 +95,10 @@ def expert(observation: Observation, space: spaces.Box, rng: np.random.Generator
 
 
 def disturbed(observation: Observation, space: spaces.Box, rng: np.random.Generator) -> Float64[np.ndarray, "2"]:
-    """The expert, which every other two seconds loses control: actions are drawn then, and held for half a second.
+    """The expert for two seconds, then random actions for two seconds, each held for half a second, and so on.
 
-    This shows what happens near the block when somebody does what the expert would not do, as candidates of a planner.
+    Such episodes show what happens near the block when somebody does what the expert would not do, as the candidates of
+    a planner do.
     """
     steps = int(observation[_AT["steps"]])
     if steps // _TURNS % 2 == 0:
