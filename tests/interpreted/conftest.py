@@ -4,6 +4,7 @@ Triton decides at its import whether kernels are compiled or interpreted, so the
 Without the variable nothing is collected here; `tests/test_graph_interpreted.py` starts that process.
 """
 
+import dataclasses
 import os
 
 import pytest
@@ -45,6 +46,34 @@ def _language_replaced_once():
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(interpreter, "_patch_lang", replace_once)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_discarded_work():
+    """The interpreter checks sums and products for overflow, and drops the result: most of the time.
+
+    Kernels are compiled without that check, too. It also makes a table of numpy's types at each use of it.
+    """
+    from triton import language as tl
+    from triton.runtime import interpreter
+
+    options = interpreter.interpreter_builder.options
+    assert not options.debug, "an overflow would be an error"
+    numpy_type, numpy_types = interpreter._get_np_dtype, {}
+
+    def numpy_type_once(dtype):
+        kind = dtype.element_ty if isinstance(dtype, tl.block_type) else dtype
+        if isinstance(kind, tl.pointer_type):
+            return numpy_type(kind)
+        if kind.name not in numpy_types:
+            numpy_types[kind.name] = numpy_type(kind)
+        return numpy_types[kind.name]
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        without = dataclasses.replace(options, sanitize_overflow=False)
+        monkeypatch.setattr(interpreter.interpreter_builder, "options", without)
+        monkeypatch.setattr(interpreter, "_get_np_dtype", numpy_type_once)
         yield
 
 
