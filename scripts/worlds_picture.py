@@ -42,7 +42,7 @@ def panel(folder: Path, label: str) -> list[np.ndarray]:
     num_context = json.loads((folder / "rollout.json").read_text())["num_context"]
     frames = []
     for index, frame in enumerate(stream_frames(folder / "video.mp4")):
-        picture = ImageOps.pad(Image.fromarray(frame), SIZE[::-1], Image.Resampling.BICUBIC, color="white")
+        picture = ImageOps.pad(Image.fromarray(frame), (SIZE[1], SIZE[0]), Image.Resampling.BICUBIC, color="white")
         draw = ImageDraw.Draw(picture)
         draw.rectangle([0, 0, 8 + draw.textlength(label), 15], fill="black")
         draw.text((4, 2), label, fill="white")
