@@ -49,7 +49,6 @@ CALLABLES = [
     {"method": "_set_goal_state", "args": {"goal_state": {"value": "goal_state"}}},
 ]
 
-
 OnPart = Callable[[dict[str, Any]], None]
 """Called with a policy's result so far, as it is written to --output."""
 
@@ -132,7 +131,8 @@ class Timed:
         self.seconds, self.plans, self._steps = 0.0, 0, 0
 
     def set_env(self, env: Any) -> None:
-        """Pass the environments on."""
+        """Begin anew, with the first step of these environments."""
+        self._steps = 0
         self._policy.set_env(env)
 
     def get_action(self, info_dict: dict[str, Any], **kwargs: Any) -> np.ndarray:
@@ -255,14 +255,12 @@ def evaluate(data: Path, policy: Policy, every: int, count: int, seed: int, at_o
         on_part: called with the result so far whenever `at_once` more pairs are done.
     """
     pairs, started = draw_pairs(data, count, seed), perf_counter()
-    successes: list[bool] = []
-    seconds, plans = 0.0, 0
+    timed, successes = Timed(policy, every), list[bool]()
     for first in range(0, count, at_once):
         part = pairs[first : first + at_once]
         world = swm.World(
             "swm/PushT-v1", num_envs=len(part), image_shape=(PICTURE, PICTURE), max_episode_steps=2 * BUDGET
         )
-        timed = Timed(policy, every)
         world.set_policy(timed)
         found = world.evaluate(
             dataset=PairsDataset(part),
@@ -274,7 +272,6 @@ def evaluate(data: Path, policy: Policy, every: int, count: int, seed: int, at_o
         )
         world.close()
         successes += [bool(each) for each in found["episode_successes"]]
-        seconds, plans = seconds + timed.seconds, plans + timed.plans
         done, spent = len(successes), perf_counter() - started
         percent = 100 * sum(successes) / done
         logger.info("%d of %d pairs: %.1f %%, %.0f s left", done, count, percent, spent / done * (count - done))
@@ -283,8 +280,8 @@ def evaluate(data: Path, policy: Policy, every: int, count: int, seed: int, at_o
                 "success_percent": percent,
                 "pairs": [[pair.episode.id, pair.start] for pair in pairs[:done]],
                 "successes": successes,
-                "plans": plans,
-                "seconds_a_plan": seconds / max(plans, 1),
+                "plans": timed.plans,
+                "seconds_a_plan": timed.seconds / max(timed.plans, 1),
                 "seconds": spent,
             }
         )

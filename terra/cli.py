@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -67,8 +67,10 @@ class Command:
     def load(self) -> Callable[..., Any]:
         """Import the function."""
         module, _, name = self.function.partition(":")
-        with nullcontext() if module in sys.modules else _without_garbage_collection():
-            return getattr(importlib.import_module(module), name)
+        if module not in sys.modules:
+            with _without_garbage_collection():
+                importlib.import_module(module)
+        return getattr(sys.modules[module], name)
 
     def check(self, config: "DictConfig") -> Any:
         """Check settings with the pydantic model of the function's parameter. Raises ConfigError."""

@@ -48,12 +48,13 @@ def test_lewm_is_trained_and_evaluated_beside_doing_nothing(recording, tmp_path,
         *(*where, "--output", tmp_path / "lewm", "--sizes", SIZES),
         *("--max-seconds", 1, "--batch-size", 4, "--workers", 0),
     )
-    small = ("--pairs", 3, "--candidates", 4, "--iterations", 2)
+    small = ("--pairs", 3, "--pairs-at-once", 2, "--candidates", 4, "--iterations", 2)
     for policy in ("lewm", "still"):
         output = ("--output", tmp_path / f"{policy}.json", "--model", tmp_path / "lewm")
         call(monkeypatch, "pusht_evaluate", *where, "--policy", policy, *output, *small)
     results = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("lewm", "still")]
     assert results[0]["pairs"] == results[1]["pairs"]
+    assert [len(result[name]) for result in results for name in ("pairs", "successes")] == [3] * 4
     assert 3 <= results[0]["plans"] <= 6
     assert results[0]["seconds_a_plan"] > 0
     call(monkeypatch, "pusht_evaluate", "--compare", tmp_path / "lewm.json", tmp_path / "still.json")

@@ -41,9 +41,9 @@ class GraphEngine:
         adapter: folder of a LoRA adapter to merge, or None.
         drafts: tokens that a decode step reads in a window beyond the first, at most; 0 is sequential decoding.
         max_sessions: slots of the batch, each with a whole window's KV cache; more sessions than that take turns.
-        step_tokens: tokens that a decode step reads in all slots together, at most, where each slot has one: many
-            sessions have fewer drafts. 128 is for a model of 2 billion parameters, for which a GPU then computes
-            longer than it reads the weights.
+        step_tokens: tokens that one decode step reads, over all slots, at most; with many sessions each has fewer
+            drafts, and with more sessions than `step_tokens` each has one token. For 128 tokens and a model of 2
+            billion parameters a GPU computes longer than it reads the weights.
         dtype: element type of the weights, "bfloat16" or "float32".
         device: a torch device, such as "cuda".
         fp8_weights: hold layers and lm head in 8 bits and multiply them with activations in 8 bits (W8A8).

@@ -69,7 +69,7 @@ class Slots:
         model: its layers are taken out of it, see `DecoderWeights`.
         num_slots: windows held at once.
         drafts: tokens that a decode step reads in a slot beyond the first, at most.
-        step_tokens: tokens that it reads in all slots together, at most, where each slot has a token.
+        step_tokens: tokens that a decode step reads over all slots, at most; but one of each slot in any case.
         fp8_weights: hold layers and lm head in 8 bits, see `terra.engine.graph.quantization`.
         fp8_cache: hold keys and values in 8 bits (E4M3), unscaled.
 
