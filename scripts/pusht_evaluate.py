@@ -64,6 +64,11 @@ class Policy(Protocol):
         """The next action of each environment, (envs, 2)."""
         ...
 
+    @property
+    def num_plans(self) -> int:
+        """Plans made so far, in all environments."""
+        ...
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -119,30 +124,26 @@ class PairsDataset:
 
 
 class Timed:
-    """A policy, the seconds that it spent in planning, and the number of its plans.
+    """A policy and the seconds that it spent in planning: of the steps at which it made a plan."""
 
-    Args:
-        policy: acts.
-        every: steps between two plans of an environment.
-    """
+    def __init__(self, policy: Policy) -> None:
+        self._policy, self.seconds = policy, 0.0
 
-    def __init__(self, policy: Policy, every: int) -> None:
-        self._policy, self._every = policy, every
-        self.seconds, self.plans, self._steps = 0.0, 0, 0
+    @property
+    def num_plans(self) -> int:
+        """Plans made so far."""
+        return self._policy.num_plans
 
     def set_env(self, env: Any) -> None:
-        """Begin anew, with the first step of these environments."""
-        self._steps = 0
+        """Begin anew."""
         self._policy.set_env(env)
 
     def get_action(self, info_dict: dict[str, Any], **kwargs: Any) -> np.ndarray:
-        """Act, and note the time of steps at which plans are made."""
-        started = perf_counter()
+        """Act, and note the time if a plan was made."""
+        started, before = perf_counter(), self.num_plans
         action = self._policy.get_action(info_dict, **kwargs)
-        if self._steps % self._every == 0:
+        if self.num_plans > before:
             self.seconds += perf_counter() - started
-            self.plans += int((~_ended(info_dict, len(action))).sum())
-        self._steps += 1
         return action
 
 
@@ -151,6 +152,11 @@ class TerraPolicy:
 
     def __init__(self, policy: PlannerPolicy) -> None:
         self._policy, self._begun = policy, False
+
+    @property
+    def num_plans(self) -> int:
+        """Plans made so far."""
+        return self._policy.num_plans
 
     def set_env(self, env: Any) -> None:
         """Begin anew."""
@@ -168,6 +174,8 @@ class TerraPolicy:
 class SimplePolicy:
     """A policy that sees nothing: random actions, or none at all."""
 
+    num_plans = 0
+
     def __init__(self, moves: bool, seed: int = 0) -> None:
         self._moves, self._random = moves, np.random.default_rng(seed)
 
@@ -178,6 +186,27 @@ class SimplePolicy:
     def get_action(self, info_dict: dict[str, Any], **kwargs: Any) -> np.ndarray:
         """Numbers from -1 to 1, or 0."""
         return self._random.uniform(-1, 1, (self._count, 2)).astype(np.float32) * self._moves
+
+
+class LewmPolicy:
+    """stable-worldmodel's policy of LeWM, which plans every `GOAL_OFFSET` steps."""
+
+    def __init__(self, policy: Any) -> None:
+        self._policy = policy
+        self.num_plans, self._steps = 0, 0
+
+    def set_env(self, env: Any) -> None:
+        """Begin anew, with the first step of these environments."""
+        self._steps = 0
+        self._policy.set_env(env)
+
+    def get_action(self, info_dict: dict[str, Any], **kwargs: Any) -> np.ndarray:
+        """LeWM's next action of each environment."""
+        action = self._policy.get_action(info_dict, **kwargs)
+        if self._steps % GOAL_OFFSET == 0:
+            self.num_plans += int((~_ended(info_dict, len(action))).sum())
+        self._steps += 1
+        return action
 
 
 class _Scaler:
@@ -237,25 +266,25 @@ def lewm_policy(folder: Path, device: str, candidates: int, iterations: int, pro
     )
     config = swm.PlanConfig(horizon=GOAL_OFFSET // BLOCK, receding_horizon=GOAL_OFFSET // BLOCK, action_block=BLOCK)
     scaler = _Scaler(facts["action_mean"], facts["action_std"])
-    return swm.policy.WorldModelPolicy(
+    policy = swm.policy.WorldModelPolicy(
         solver=solver, config=config, process={"action": scaler}, transform={"pixels": look, "goal": look}
     )
+    return LewmPolicy(policy)
 
 
-def evaluate(data: Path, policy: Policy, every: int, count: int, seed: int, at_once: int, on_part: OnPart) -> None:
+def evaluate(data: Path, policy: Policy, count: int, seed: int, at_once: int, on_part: OnPart) -> None:
     """Let a policy play all pairs; its successes, pair by pair, and its seconds a plan go to `on_part`.
 
     Args:
         data: recording with a held-out split.
         policy: acts.
-        every: steps between two plans of an environment.
         count: number of pairs.
         seed: of the pairs.
         at_once: number of pairs that are played side by side.
         on_part: called with the result so far whenever `at_once` more pairs are done.
     """
     pairs, started = draw_pairs(data, count, seed), perf_counter()
-    timed, successes = Timed(policy, every), list[bool]()
+    timed, successes = Timed(policy), list[bool]()
     for first in range(0, count, at_once):
         part = pairs[first : first + at_once]
         world = swm.World(
@@ -280,8 +309,8 @@ def evaluate(data: Path, policy: Policy, every: int, count: int, seed: int, at_o
                 "success_percent": percent,
                 "pairs": [[pair.episode.id, pair.start] for pair in pairs[:done]],
                 "successes": successes,
-                "plans": timed.plans,
-                "seconds_a_plan": timed.seconds / max(timed.plans, 1),
+                "plans": timed.num_plans,
+                "seconds_a_plan": timed.seconds / max(timed.num_plans, 1),
                 "seconds": spent,
             }
         )
@@ -330,8 +359,13 @@ def main() -> None:
         help="initial standard deviation of terra's search; recorded actions: 0.23",
     )
     parser.add_argument("--horizon", type=int, default=GOAL_OFFSET, help="of terra, in steps")
+    parser.add_argument(
+        "--ends", type=int, nargs="+", help="steps at which terra compares a future with the goal; the last by default"
+    )
     parser.add_argument("--hold", type=int, default=BLOCK, help="steps for which terra's planner holds an action")
-    parser.add_argument("--execute", type=int, help="steps of a plan that terra executes; all where nothing is said")
+    parser.add_argument(
+        "--execute", type=int, help="steps of a plan that terra executes at most; all up to its end by default"
+    )
     parser.add_argument("--temperature", type=float, default=0.0, help="of terra's imagined futures")
     parser.add_argument("--at-once", type=int, default=128, help="sessions of terra's, problems of lewm's")
     parser.add_argument(
@@ -344,7 +378,6 @@ def main() -> None:
         print(compare(*given.compare))
         return
     closing: list[Callable[[], None]] = []
-    every = BUDGET
     if given.policy == "terra":
         more = {} if given.step_tokens is None else {"step_tokens": given.step_tokens, "max_sessions": given.at_once}
         pipeline = Pipeline.from_pretrained(
@@ -357,14 +390,13 @@ def main() -> None:
             cost=COSTS[given.cost],
             search=kind(candidates=given.candidates or 64, iterations=given.iterations or 8, spread=given.spread),
             horizon=given.horizon,
+            ends=given.ends,
             hold=given.hold,
             sampling=SamplingParams(temperature=given.temperature),
             at_once=given.at_once,
         )
-        every = given.execute or given.horizon
-        policy: Policy = TerraPolicy(PlannerPolicy(planner, execute=given.execute, seed=given.seed))
+        policy: Policy = TerraPolicy(PlannerPolicy(planner, execute=given.execute, budget=BUDGET, seed=given.seed))
     elif given.policy == "lewm":
-        every = GOAL_OFFSET
         policy = lewm_policy(
             given.model, given.device, given.candidates or 300, given.iterations or 30, min(given.at_once, 8)
         )
@@ -375,7 +407,7 @@ def main() -> None:
     def write(result: dict[str, Any]) -> None:
         write_json(given.output, {"settings": settings, **result})
 
-    evaluate(given.data, policy, every, given.pairs, given.seed, given.pairs_at_once, write)
+    evaluate(given.data, policy, given.pairs, given.seed, given.pairs_at_once, write)
     for close in closing:
         close()
 

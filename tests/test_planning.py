@@ -99,6 +99,7 @@ def test_problems_in_company_have_the_plans_that_they_have_alone(llama, search):
         cost=COSTS["pixels"],
         search=replace(search, candidates=4, iterations=2),
         horizon=2,
+        ends=(1, 2),
         sampling=SamplingParams(temperature=0.8),
         num_samples=2,
         at_once=5,
@@ -128,6 +129,74 @@ def test_actions_are_held_and_a_search_begins_where_it_is_told():
         given = Problem(frames_at((5, 5)), torch.zeros(0, 1, 2), frames_at((5, 5))[0], 0, start)
         (plan,) = planner.plan([given])
         np.testing.assert_allclose(plan.values, [[1, 0.5], [1, 0.5], [-1, 0], [-1, 0], [0, 0]], atol=1e-12)
+
+
+OVER_THE_GOAL = np.array([[2.0, 0.0]] * 5)  # from (3, 5) to (13, 5), after 3 steps at (9, 5)
+
+
+@pytest.mark.parametrize(
+    ("ends", "end", "cost"), [(None, 5, 2), ((1, 3, 5), 3, 0), ((1, 4), 1, 2), ((2, 3, 4), 3, 0), ((5,), 5, 2)]
+)
+@pytest.mark.parametrize("num_samples", [1, 2])
+def test_a_plan_ends_where_it_is_cheapest(ends, end, cost, num_samples):
+    with dot_pipeline("vector") as pipeline:
+        search = CEM(candidates=3, iterations=1, spread=0.0, least_spread=0.0)
+        planner = Planner(pipeline, cost=COSTS["pixels"], search=search, horizon=5, ends=ends, num_samples=num_samples)
+        (plan,) = planner.plan([replace(problem((3, 5), (9, 5)), start=OVER_THE_GOAL)])
+        assert plan.end == end
+        assert plan.cost == pytest.approx(cost * 4 / SIDE**2)  # so many pixels differ by 2
+        assert plan.values.shape == (5, 2)
+        assert pipeline.decoder.decoded[1:] == [3 * num_samples * len(ends or (5,))]  # the first one is the goal
+
+
+@pytest.mark.parametrize(("execute", "steps"), [(None, [3, 3]), (2, [2, 2, 2]), (5, [3, 3])])
+def test_a_policy_plans_again_where_a_plan_ends(execute, steps, monkeypatch):
+    with dot_pipeline("vector") as pipeline:
+        search = CEM(candidates=1, iterations=1)
+        planner = Planner(pipeline, cost=COSTS["pixels"], search=search, horizon=5, ends=(1, 3, 5))
+        policy, planned, acts = PlannerPolicy(planner, execute=execute), [], []
+        policy.reset(pictures([(9, 5)]))
+        start, plan = OVER_THE_GOAL, planner.plan
+
+        def planned_anew(problems):
+            planned.append((len(acts), problems[0].start))
+            return plan([replace(each, start=start) for each in problems])
+
+        monkeypatch.setattr(planner, "plan", planned_anew)
+        while len(acts) < sum(steps):
+            acts.append(policy.act(pictures([(3, 5)])))
+        assert [step for step, _ in planned] == [sum(steps[:index]) for index in range(len(steps))]
+        assert [left if left is None else len(left) for _, left in planned] == [None, *(5 - each for each in steps[1:])]
+        assert policy.num_plans == len(steps)
+
+
+@pytest.mark.parametrize(("steps", "end", "decoded"), [(2, 1, 2), (4, 3, 3), (5, 3, 3), (9, 3, 3)])
+def test_a_plan_has_no_more_actions_than_steps_are_left(steps, end, decoded):
+    with dot_pipeline("vector") as pipeline:
+        search = CEM(candidates=1, iterations=1)
+        planner = Planner(pipeline, cost=COSTS["pixels"], search=search, horizon=5, ends=(1, 3, 5), hold=2)
+        given = replace(problem((3, 5), (9, 5)), start=OVER_THE_GOAL, steps=steps)
+        other = problem((3, 5), (9, 5))
+        plan, _ = planner.plan([given, other])
+        assert plan.values.tolist() == OVER_THE_GOAL[:steps].tolist()
+        assert len(plan.tokens) == 1 + len(plan.values)
+        assert plan.end == end  # of equal costs the first
+        assert pipeline.decoder.decoded[2:] == [decoded, 3]  # without the two goals
+        with pytest.raises(ConfigError, match="steps: expected 1 or more, got 0"):
+            planner.plan([replace(given, steps=0)])
+
+
+def test_a_policy_plans_up_to_its_budget(monkeypatch):
+    with dot_pipeline("vector") as pipeline:
+        search = CEM(candidates=2, iterations=1)
+        planner = Planner(pipeline, cost=COSTS["pixels"], search=search, horizon=5)
+        policy, steps, plan = PlannerPolicy(planner, budget=8), [], planner.plan
+        monkeypatch.setattr(planner, "plan", lambda given: steps.extend(each.steps for each in given) or plan(given))
+        for _ in range(2):
+            policy.reset(pictures([(9, 5)]))
+            for _ in range(8):
+                policy.act(pictures([(3, 5)]))
+        assert steps == [8, 3, 8, 3]
 
 
 def test_no_more_sessions_are_open_than_allowed_and_token_costs_decode_nothing():
@@ -259,7 +328,12 @@ def pictures(at) -> np.ndarray:
         (lambda: MPPI(temperature=0.0), "temperature: expected more than 0, got 0.0"),
         (lambda: MPPI(least_spread=0.5), "least_spread: expected 0 or more, at most spread, got 0.5 and 0.3"),
         (lambda: planner_of("vector", horizon=0), "horizon: expected 1 or more, got 0"),
+        (lambda: planner_of("vector", horizon=5, ends=()), r"ends: expected ascending numbers from 1 to 5, .*got \[\]"),
+        (lambda: planner_of("vector", horizon=5, ends=(5, 3)), r"ends: expected ascending .*, got \[5, 3\]"),
+        (lambda: planner_of("vector", horizon=5, ends=(0, 5)), r"ends: expected ascending .*, got \[0, 5\]"),
+        (lambda: planner_of("vector", horizon=5, ends=(3, 6)), r"ends: expected ascending .*, got \[3, 6\]"),
         (lambda: planner_of("vector", horizon=5).plan([]), "problems: expected one or more, got none"),
+        (lambda: PlannerPolicy(planner_of("vector", horizon=5), budget=0), "budget: expected 1 or more, got 0"),
         (lambda: PlannerPolicy(planner_of("vector", horizon=5), execute=6), "execute: expected 1 to 5, the horizon"),
     ],
 )
@@ -268,8 +342,8 @@ def test_what_cannot_be_planned_is_one_line(make, message):
         make()
 
 
-def planner_of(kind: str, horizon: int) -> Planner:
-    return Planner(dot_pipeline(kind), cost=COSTS["tokens"], search=CEM(), horizon=horizon)
+def planner_of(kind: str, horizon: int, ends=None) -> Planner:
+    return Planner(dot_pipeline(kind), cost=COSTS["tokens"], search=CEM(), horizon=horizon, ends=ends)
 
 
 def test_a_world_of_waypoints_is_refused():

@@ -61,6 +61,48 @@ def test_lewm_is_trained_and_evaluated_beside_doing_nothing(recording, tmp_path,
     assert "'difference':" in capsys.readouterr().out
 
 
+def test_the_time_of_steps_with_a_plan_is_noted(monkeypatch):
+    import pusht_evaluate
+
+    class Fake:
+        num_plans = 0
+
+        def set_env(self, env):
+            self.envs = env
+
+        def get_action(self, info_dict, **kwargs):
+            self.num_plans += info_dict["plans"]
+
+    clock = iter(range(0, 1000, 3))  # seconds
+    monkeypatch.setattr(pusht_evaluate, "perf_counter", lambda: next(clock))
+    timed = pusht_evaluate.Timed(Fake())
+    timed.set_env("envs")
+    for plans in (2, 0, 0, 1):
+        timed.get_action({"plans": plans})
+    assert timed.num_plans == 3
+    assert timed.seconds == 6
+
+
+def test_lewm_plans_every_25_steps_where_an_episode_goes_on():
+    from pusht_evaluate import GOAL_OFFSET, LewmPolicy
+
+    class Fake:
+        def set_env(self, env):
+            pass
+
+        def get_action(self, info_dict, **kwargs):
+            return np.zeros((3, 2))
+
+    policy = LewmPolicy(Fake())
+    for ended in ([False, False, False], [True, False, True]):
+        for _ in range(GOAL_OFFSET):
+            policy.get_action({"terminated": np.array(ended)})
+    assert policy.num_plans == 3 + 1
+    policy.set_env(None)
+    policy.get_action({})
+    assert policy.num_plans == 3 + 1 + 3
+
+
 def test_a_problem_costs_the_same_in_company():
     from pusht_evaluate import _Batched
     from pusht_lewm import build_lewm

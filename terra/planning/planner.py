@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -36,6 +36,8 @@ class Problem:
         goal: the frame to be reached, in [-1, 1].
         seed: of the candidates and of the imagined futures, 0 to 2**63 - 1.
         start: values of actions to begin the search with, (up to the horizon, columns): what is left of an older plan.
+        steps: actions that are left to reach the goal: a plan has no more, and its last possible end is there. None
+            for as many as the horizon.
     """
 
     context_frames: Frames
@@ -43,6 +45,7 @@ class Problem:
     goal: Float[Tensor, "3 height width"]
     seed: int
     start: Values | None = None
+    steps: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,29 +53,34 @@ class Plan:
     """The cheapest candidate of a search.
 
     Attributes:
-        values: its actions, values of the world's action space, (horizon, columns).
+        values: its actions, values of the world's action space, (horizon or the problem's steps, columns).
         cost: its cost.
+        end: how many of the actions lead to its cheapest frame.
         costs: the lowest cost so far, after each iteration.
         tokens: the imagined frames, the context's first.
     """
 
     values: Values
     cost: float
+    end: int
     costs: tuple[float, ...]
     tokens: TokenGrid
 
 
 class Planner:
-    """Searches for actions whose imagined future ends near a goal; several problems at once in one engine.
+    """Searches for actions whose imagined future comes near a goal; several problems at once in one engine.
 
     A problem's plan depends on the problem and the settings alone, not on the others beside it. All candidates of a
     problem are imagined with the same seeds, so that they differ by their actions more than by chance.
 
     Args:
         pipeline: imagines; stays open.
-        cost: how far the last frame is from the goal.
+        cost: how far a frame is from the goal.
         search: CEM or MPPI.
         horizon: frames that a plan reaches ahead.
+        ends: numbers of actions, ascending, after which a future is compared with the goal; the cheapest of these
+            frames counts. None for the last frame alone. On PushT, where the goal may be reached at any time,
+            SUMMARY.
         hold: frames for which an action is held: the search then has fewer numbers to find.
         sampling: how tokens are chosen.
         num_samples: futures of each candidate, whose mean cost counts.
@@ -89,6 +97,7 @@ class Planner:
         cost: Cost,
         search: Search,
         horizon: int,
+        ends: Sequence[int] | None = None,
         hold: int = 1,
         sampling: SamplingParams | None = None,
         num_samples: int = 1,
@@ -97,9 +106,12 @@ class Planner:
         for name, value in {"horizon": horizon, "hold": hold, "num_samples": num_samples, "at_once": at_once}.items():
             if value < 1:
                 raise ConfigError(f"{name}: expected 1 or more, got {value}")
+        ends = (horizon,) if ends is None else tuple(ends)
+        if not ends or list(ends) != sorted(set(ends)) or ends[0] < 1 or ends[-1] > horizon:
+            raise ConfigError(f"ends: expected ascending numbers from 1 to {horizon}, the horizon, got {list(ends)}")
         self.space = require_table(pipeline.engine.spec.space, "planning")
         self.pipeline, self.horizon = pipeline, horizon
-        self._cost, self._search, self._hold = cost, search, hold
+        self._cost, self._search, self._ends, self._hold = cost, search, ends, hold
         self._sampling = sampling or SamplingParams(temperature=0.0)
         self._num_samples, self._at_once = num_samples, at_once
 
@@ -107,11 +119,14 @@ class Planner:
         """Search for a plan of each problem.
 
         Raises:
-            ConfigError: no problem, or a horizon that no window fits.
+            ConfigError: no problem, one without steps, or a horizon that no window fits.
             EngineError: the engine failed.
         """
         if not problems:
             raise ConfigError("problems: expected one or more, got none")
+        for problem in problems:
+            if problem.steps is not None and problem.steps < 1:
+                raise ConfigError(f"steps: expected 1 or more, got {problem.steps}")
         searches = [self._begin(problem) for problem in problems]
         for number in range(1, self._search.iterations + 1):
             for search in searches:
@@ -141,7 +156,9 @@ class _Searching:
     def __init__(self, planner: Planner, problem: Problem, context: TokenGrid, target: Target) -> None:
         self._planner, self._problem, self._context, self._target = planner, problem, context, target
         self._random = np.random.default_rng(problem.seed)
-        knots = -(-planner.horizon // planner._hold)
+        self._steps = planner.horizon if problem.steps is None else min(planner.horizon, problem.steps)
+        self._ends = sorted({min(end, self._steps) for end in planner._ends})
+        knots = -(-self._steps // planner._hold)
         self._distribution: Distribution = first_distribution(planner.space, knots, planner._search, self._start(knots))
         self._drawn: Sequences = np.zeros((0, knots, len(planner.space.columns)))
         # Candidates of earlier iterations that compete again, and their costs.
@@ -171,19 +188,16 @@ class _Searching:
     def weigh(self) -> None:
         """Note the cheapest candidate, and fit the next iteration's distribution."""
         planner = self._planner
-        last = torch.stack([future[-1] for future in self._futures])
-        # Decoded problem by problem: the sums of another batch size round differently.
-        frames = planner.pipeline.decoder.decode(last) if planner._cost.reads_frames else torch.empty(0, 3, 0, 0)
-        each = planner._cost.of(last, frames, self._target).double().cpu().numpy()
-        costs = rearrange(each, "(candidates samples) -> candidates samples", samples=planner._num_samples).mean(1)
+        by_end = self._costs_by_end()
+        costs = by_end.min(axis=1)
         index = int(costs.argmin())
-        if self.best is None or costs[index] < self.best.cost:
+        cost = float(costs[index])
+        if self.best is None or cost < self.best.cost:
             values, tokens = self._held(self._drawn[index]), self._futures[index * planner._num_samples]
-            cost = float(costs[index])
-        else:
-            values, tokens, cost = self.best.values, self.best.tokens, self.best.cost
-        self._costs.append(cost)
-        self.best = Plan(values, cost, tuple(self._costs), tokens)
+            end = self._ends[int(by_end[index].argmin())]
+            self.best = Plan(values, cost, end, (), tokens)
+        self._costs.append(self.best.cost)
+        self.best = replace(self.best, costs=tuple(self._costs))
         # The same actions have the same futures in each iteration: seeds don't change.
         sequences, costs = np.concatenate([self._drawn, self._kept[0]]), np.concatenate([costs, self._kept[1]])
         weights = planner._search.weights(costs)
@@ -191,9 +205,20 @@ class _Searching:
         kept = planner._search.kept(weights)
         self._kept = sequences[kept], costs[kept]
 
+    def _costs_by_end(self) -> Float64[np.ndarray, "candidates ends"]:
+        """The mean cost of each candidate's futures at each possible end of the plan."""
+        planner = self._planner
+        present = len(self._context) - 1
+        tokens = torch.stack([future[present + end] for future in self._futures for end in self._ends])
+        # Decoded problem by problem: the sums of another batch size round differently.
+        frames = planner.pipeline.decoder.decode(tokens) if planner._cost.reads_frames else torch.empty(0, 3, 0, 0)
+        costs = planner._cost.of(tokens, frames, self._target).double().cpu().numpy()
+        shape = {"samples": planner._num_samples, "ends": len(self._ends)}
+        return rearrange(costs, "(candidates samples ends) -> candidates samples ends", **shape).mean(1)
+
     def _held(self, drawn: Float64[np.ndarray, "knots columns"]) -> Values:
         """The actions of all frames."""
-        return np.repeat(drawn, self._planner._hold, axis=0)[: self._planner.horizon]
+        return np.repeat(drawn, self._planner._hold, axis=0)[: self._steps]
 
     def _start(self, knots: int) -> Values | None:
         """The values that the search begins with, at the frames where an action begins; neutral ones at the end."""

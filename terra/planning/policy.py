@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ class _Episode:
     ahead: deque[Float64[np.ndarray, " columns"]] = field(default_factory=deque)
     left: Values | None = None
     num_plans: int = 0
+    num_steps: int = 0
 
 
 class PlannerPolicy:
@@ -37,7 +38,9 @@ class PlannerPolicy:
     Args:
         planner: plans.
         num_context: frames that a plan sees, the present one included; fewer at an episode's start.
-        execute: actions of a plan that are taken before the next plan; None for the whole horizon.
+        execute: actions of a plan that are taken before the next plan, fewer where the plan ends; None for all up to
+            its end.
+        budget: steps of an episode, beyond which no plan reaches; None for no end.
         seed: plan n of environment e has the seed of numpy's SeedSequence(seed, (e, n)).
         warm_start: whether a search begins with what is left of the last plan.
 
@@ -51,19 +54,26 @@ class PlannerPolicy:
         *,
         num_context: int = 3,
         execute: int | None = None,
+        budget: int | None = None,
         seed: int = 0,
         warm_start: bool = True,
     ) -> None:
         execute = planner.horizon if execute is None else execute
         if not 1 <= execute <= planner.horizon:
             raise ConfigError(f"execute: expected 1 to {planner.horizon}, the horizon, got {execute}")
-        if num_context < 1:
-            raise ConfigError(f"num_context: expected 1 or more, got {num_context}")
+        for name, value in {"num_context": num_context, "budget": budget}.items():
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}: expected 1 or more, got {value}")
         self._planner, self._execute, self._seed, self._warm_start = planner, execute, seed, warm_start
-        self._num_context = num_context
+        self._num_context, self._budget, self._num_plans = num_context, budget, 0
         self._size = planner.pipeline.tokenizer.config.image_size
         self._goals: list[Float[Tensor, "3 height width"]] = []
         self._episodes: list[_Episode] = []
+
+    @property
+    def num_plans(self) -> int:
+        """Plans made so far, in all environments and episodes."""
+        return self._num_plans
 
     def reset(self, goals: Pictures) -> None:
         """Begin an episode in each environment, one a goal."""
@@ -78,7 +88,7 @@ class PlannerPolicy:
             done: which environments need no plan any more; their action is the neutral one.
 
         Raises:
-            ConfigError: another number of pictures than of goals.
+            ConfigError: another number of pictures than of goals, or an environment that runs beyond the budget.
         """
         if len(pictures) != len(self._episodes):
             raise ConfigError(f"pictures: expected {len(self._episodes)}, one for each goal, got {len(pictures)}")
@@ -91,6 +101,7 @@ class PlannerPolicy:
         for index, episode in enumerate(self._episodes):
             act = episode.ahead.popleft() if index in running else neutral
             episode.actions.append(act)
+            episode.num_steps += 1
             acts.append(act)
         return np.stack(acts)
 
@@ -108,13 +119,21 @@ class PlannerPolicy:
         actions = torch.from_numpy(space.rows(values))
         state = np.random.SeedSequence(self._seed, spawn_key=(index, episode.num_plans))
         seed = int(state.generate_state(1, np.uint64)[0] >> np.uint64(1))
-        problem = Problem(torch.stack(list(episode.frames)), actions, self._goals[index], seed)
-        return replace(problem, start=episode.left) if self._warm_start and episode.left is not None else problem
+        return Problem(
+            torch.stack(list(episode.frames)),
+            actions,
+            self._goals[index],
+            seed,
+            start=episode.left if self._warm_start else None,
+            steps=None if self._budget is None else self._budget - episode.num_steps,
+        )
 
     def _follow(self, episode: _Episode, plan: Plan) -> None:
+        self._num_plans += 1
         episode.num_plans += 1
-        episode.ahead.extend(plan.values[: self._execute])
-        left = plan.values[self._execute :]
+        taken = min(self._execute, plan.end)
+        episode.ahead.extend(plan.values[:taken])
+        left = plan.values[taken:]
         episode.left = left if len(left) else None
 
     def _frame(self, picture: UInt8[np.ndarray, "height width 3"]) -> Float[Tensor, "3 height width"]:
