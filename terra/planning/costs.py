@@ -1,4 +1,4 @@
-"""Costs of a plan: how far the last imagined frame is from the goal's, by tokens or by pixels."""
+"""Costs of a plan: how far an imagined frame is from the goal's, by tokens or by pixels."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,23 +35,23 @@ class Cost:
 
     Attributes:
         name: what it is called in settings and reports.
-        of: called with the last frame of each candidate, as tokens (candidates, rows, cols) on the CPU and as frames
-            in [-1, 1] (candidates, 3, height, width) on the decoder's device, and with the goal; returns the cost of
-            each candidate, (candidates,), on either device.
+        of: called with frames in which candidates may end, as tokens (frames, rows, cols) on the CPU and as frames in
+            [-1, 1] (frames, 3, height, width) on the decoder's device, and with the goal; returns the cost of each
+            frame, (frames,), on either device.
         reads_frames: whether `of` looks at frames; without, it is called with no frames, and none are decoded.
     """
 
     name: str
-    of: Callable[[TokenGrid, Frames, Target], Float[Tensor, " candidates"]]
+    of: Callable[[TokenGrid, Frames, Target], Float[Tensor, " frames"]]
     reads_frames: bool = True
 
 
-def _differing_tokens(tokens: TokenGrid, frames: Frames, goal: Target) -> Float[Tensor, " candidates"]:
+def _differing_tokens(tokens: TokenGrid, frames: Frames, goal: Target) -> Float[Tensor, " frames"]:
     """The share of tokens that differ from the goal's."""
     return (tokens != goal.tokens).float().mean(dim=(1, 2))
 
 
-def _differing_bits(tokens: TokenGrid, frames: Frames, goal: Target) -> Float[Tensor, " candidates"]:
+def _differing_bits(tokens: TokenGrid, frames: Frames, goal: Target) -> Float[Tensor, " frames"]:
     """How many bits of a token's id differ, on average; code vectors are these bits as -1 and 1."""
     differing = torch.bitwise_xor(tokens, goal.tokens.expand_as(tokens))
     bits = sum(
@@ -60,12 +60,12 @@ def _differing_bits(tokens: TokenGrid, frames: Frames, goal: Target) -> Float[Te
     return bits.float().mean(dim=(1, 2))
 
 
-def _pixels(tokens: TokenGrid, frames: Frames, goal: Target) -> Float[Tensor, " candidates"]:
+def _pixels(tokens: TokenGrid, frames: Frames, goal: Target) -> Float[Tensor, " frames"]:
     """The mean squared error of the pixels, in the units of [-1, 1]."""
     return (frames - goal.frame).square().mean(dim=(1, 2, 3))
 
 
-def _blurred(tokens: TokenGrid, frames: Frames, goal: Target) -> Float[Tensor, " candidates"]:
+def _blurred(tokens: TokenGrid, frames: Frames, goal: Target) -> Float[Tensor, " frames"]:
     """The sum of mean squared errors of the frames as they are and of three blurs.
 
     Without a blur, an object that does not touch its place in the goal costs the same wherever it is. Averages over
@@ -75,7 +75,7 @@ def _blurred(tokens: TokenGrid, frames: Frames, goal: Target) -> Float[Tensor, "
     return _averaged_errors(frames - goal.frame, _BLURRED)
 
 
-def _whitened(tokens: TokenGrid, frames: Frames, goal: Target) -> Float[Tensor, " candidates"]:
+def _whitened(tokens: TokenGrid, frames: Frames, goal: Target) -> Float[Tensor, " frames"]:
     """The sum of mean squared errors of three narrower blurs than those of `blurred`, by Mahalanobis color distances.
 
     Differences are multiplied by the inverse Cholesky factor of the covariance of colors over the goal's pixels. So a
@@ -89,8 +89,8 @@ def _whitened(tokens: TokenGrid, frames: Frames, goal: Target) -> Float[Tensor, 
 
 
 def _averaged_errors(
-    differences: Float[Tensor, "candidates channels height width"], shares: Sequence[float]
-) -> Float[Tensor, " candidates"]:
+    differences: Float[Tensor, "frames channels height width"], shares: Sequence[float]
+) -> Float[Tensor, " frames"]:
     """The sum of mean squared errors of averages over squares, each times its square's side in pixels."""
     height, errors = differences.shape[2], []
     for share in shares:
