@@ -1,5 +1,7 @@
 """Small random models and the engines over them, built once for all tests."""
 
+from __future__ import annotations
+
 import asyncio
 import gc
 import logging
@@ -7,7 +9,7 @@ import os
 import re
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 # Two threads on two busy cores make vLLM wait for itself; one is enough for models of this size.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -15,13 +17,12 @@ os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 os.environ["TERRA_WORLDS"] = os.devnull  # worlds that someone has unpacked stay out
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
-from tiny import DEVICE, FEW_BLOCKS, save_tiny, tiny_tokenizer_config
 
-from terra.engine.base import Engine
-from terra.world_model import LlamaActionV2ForCausalLM
-from tokenizer import LFQTokenizer
+# torch, tiny and terra are imported where they are used: the process that starts the workers needs none of them, and
+# the workers wait for it.
+if TYPE_CHECKING:
+    from terra.engine.base import Engine
 
 # Garbage collection takes a third of the time of the tests' imports, whose objects stay to the end.
 gc.disable()
@@ -67,6 +68,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests marked `needs_cuda` run where TERRA_TEST_DEVICE says that there is a GPU, and fail where there is none."""
     if item.get_closest_marker("needs_cuda") is None:
         return
+    import torch
+    from tiny import DEVICE
+
     if DEVICE == "cpu":
         pytest.skip("needs an NVIDIA GPU, and TERRA_TEST_DEVICE=cuda")
     if not torch.cuda.is_available():
@@ -75,6 +79,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True)
 def _restore_torch_rng() -> Iterator[None]:
+    import torch
+
     state = torch.get_rng_state()
     yield
     torch.set_rng_state(state)
@@ -93,11 +99,20 @@ def _remove_log_handlers() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tiny import save_tiny
+
+    from terra.world_model import LlamaActionV2ForCausalLM
+
     return save_tiny(tmp_path_factory.mktemp("models") / "v2", LlamaActionV2ForCausalLM)
 
 
 @pytest.fixture(scope="session")
 def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import torch
+    from tiny import tiny_tokenizer_config
+
+    from tokenizer import LFQTokenizer
+
     folder = tmp_path_factory.mktemp("models") / "tokenizer"
     torch.manual_seed(0)
     LFQTokenizer(tiny_tokenizer_config()).save_pretrained(folder)
@@ -117,6 +132,8 @@ def wait(loop: asyncio.AbstractEventLoop) -> Callable[[Coroutine[Any, Any, Any]]
 
 @pytest.fixture(scope="session")
 def hf_engine(tiny_model: Path, wait: Callable[..., Any]) -> Iterator[Engine]:
+    from tiny import DEVICE
+
     from terra.engine.hf import HFEngine
 
     engine = HFEngine(tiny_model, device=DEVICE)
@@ -126,6 +143,8 @@ def hf_engine(tiny_model: Path, wait: Callable[..., Any]) -> Iterator[Engine]:
 
 @pytest.fixture(scope="session")
 def jacobi_engine(tiny_model: Path, wait: Callable[..., Any]) -> Iterator[Engine]:
+    from tiny import DEVICE
+
     from terra.engine.jacobi import JacobiEngine
 
     engine = JacobiEngine(tiny_model, drafts=4, device=DEVICE)
@@ -135,6 +154,8 @@ def jacobi_engine(tiny_model: Path, wait: Callable[..., Any]) -> Iterator[Engine
 
 @pytest.fixture(scope="session")
 def graph_engine(tiny_model: Path, wait: Callable[..., Any]) -> Iterator[Engine]:
+    from tiny import DEVICE
+
     from terra.engine.graph.engine import GraphEngine
 
     engine = GraphEngine(tiny_model, drafts=4, max_sessions=5, dtype="float32", device=DEVICE)
@@ -145,6 +166,8 @@ def graph_engine(tiny_model: Path, wait: Callable[..., Any]) -> Iterator[Engine]
 # One vLLM engine a process at a time: a module's is closed before the next module's starts.
 @pytest.fixture(scope="module")
 def vllm_engine(tiny_model: Path, wait: Callable[..., Any]) -> Iterator[Engine]:
+    from tiny import FEW_BLOCKS
+
     from terra.engine.vllm.engine import VllmEngine
 
     engine = VllmEngine(tiny_model, max_sessions=32, engine_args=FEW_BLOCKS)

@@ -6,13 +6,15 @@ projections are one matrix product, and query heads that share keys are rows of 
 
 In 8 bits (W8A8) weights have a scale for each row, activations one for each token, and products are sums of integers,
 exact in any order; all else is computed in float32. In bfloat16 a matrix product reads `CHUNK` tokens. In all types
-attention reads `CHUNK` queries, a shorter pass being padded, and whole blocks of `KEY_BLOCK` keys. So in bfloat16 and
-in 8 bits a token's logits are the same to the bit whether it is read alone, after drafts or in a prefill. In float32
-matrix products are not cut into chunks: the library may sum passes of different lengths in different orders, and logits
-differ by rounding, as those of `terra.engine.hf` do.
+attention reads `CHUNK` queries, a shorter pass being padded, and in bfloat16 and in 8 bits whole blocks of `KEY_BLOCK`
+keys. So there a token's logits are the same to the bit whether it is read alone, after drafts or in a prefill. In
+float32 matrix products are not cut into chunks, nor keys into whole blocks: the library may sum passes of different
+lengths in different orders, and logits differ by rounding, as those of `terra.engine.hf` do. On a CPU float32 weights
+are held in the order that oneDNN reads.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from einops import rearrange
@@ -29,10 +31,35 @@ CHUNK = 32
 """Tokens that the decoder reads at once; the last chunk of a pass is padded."""
 
 KEY_BLOCK = 512
-"""Keys are padded to multiples of it: torch's attention for CPUs reads such blocks; it sums a shorter one otherwise."""
+"""The cache has multiples of it: torch's attention for CPUs reads such blocks of keys, and sums shorter ones apart."""
 
 
-def _linear(states: Float[Tensor, "n columns"], weight: Tensor | Int8Weight) -> Float[Tensor, "n rows"]:
+_ONEDNN = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX")
+
+
+class _OneDNNWeight:
+    """A layer's float32 weight on a CPU, in the order that oneDNN reads; torch's own product, MKL's, is slower."""
+
+    def __init__(self, weight: Float32[Tensor, "rows columns"]) -> None:
+        self._held = torch.ops.mkldnn._reorder_linear_weight(weight, CHUNK)
+
+    def linear(self, states: Float32[Tensor, "n columns"]) -> Float32[Tensor, "n rows"]:
+        return torch.ops.mkldnn._linear_pointwise(states, self._held, None, "none", [], "")
+
+
+_Weight = Tensor | Int8Weight | _OneDNNWeight
+
+
+def _held(weight: Float[Tensor, "rows columns"], *, int8: bool) -> _Weight:
+    """A weight in the form that the decoder multiplies."""
+    if int8:
+        return Int8Weight(*quantize_rows(weight))
+    if _ONEDNN and weight.dtype == torch.float32 and weight.device.type == "cpu":
+        return _OneDNNWeight(weight)
+    return weight
+
+
+def _linear(states: Float[Tensor, "n columns"], weight: _Weight) -> Float[Tensor, "n rows"]:
     if isinstance(weight, Tensor):
         if weight.dtype == torch.float32:
             return F.linear(states, weight)
@@ -43,11 +70,11 @@ def _linear(states: Float[Tensor, "n columns"], weight: Tensor | Int8Weight) -> 
 @dataclass(frozen=True)
 class _Layer:
     before: Float[Tensor, " hidden"]
-    qkv: Tensor | Int8Weight
-    output: Tensor | Int8Weight
+    qkv: _Weight
+    output: _Weight
     after: Float[Tensor, " hidden"]
-    gate_up: Tensor | Int8Weight
-    down: Tensor | Int8Weight
+    gate_up: _Weight
+    down: _Weight
 
 
 class PackedDecoder:
@@ -69,7 +96,9 @@ class PackedDecoder:
         self._epsilon = config.rms_norm_eps
         self._kv_heads = config.num_key_value_heads or config.num_attention_heads
         self._dim = config.head_dim or config.hidden_size // config.num_attention_heads
-        hold = (lambda weight: Int8Weight(*quantize_rows(weight))) if int8 else (lambda weight: weight)
+        # In float32 passes of different lengths need not agree to the bit.
+        self._key_block = KEY_BLOCK if int8 or model.dtype != torch.float32 else CHUNK
+        hold = partial(_held, int8=int8)
         length = -(-config.layout.max_length // CHUNK) * CHUNK + CHUNK
         final_norm = model.model.norm.weight.detach()
         cosine, sine = model.model.rotary_emb(final_norm, torch.arange(length, device=model.device)[None])
@@ -132,8 +161,8 @@ class PackedDecoder:
         return logits[count - last - first : count - first]
 
     def _mask(self, first: int) -> Float[Tensor, "rows length"]:
-        """What is added to the scores of a chunk that begins at `first` of the cache, over whole blocks of keys."""
-        length = -(-(first + CHUNK) // KEY_BLOCK) * KEY_BLOCK
+        """What is added to the scores of a chunk that begins at `first` of the cache, over blocks of keys."""
+        length = -(-(first + CHUNK) // self._key_block) * self._key_block
         mask = torch.full((CHUNK, length), -torch.inf, dtype=self._norm.dtype, device=self._norm.device)
         return mask.triu_(first + 1).repeat(self._group, 1)
 
