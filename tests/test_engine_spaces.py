@@ -18,7 +18,6 @@ from terra.engine.base import Engine
 from terra.engine.graph.engine import GraphEngine
 from terra.engine.hf import HFEngine
 from terra.engine.jacobi import JacobiEngine
-from terra.engine.vllm.engine import VllmEngine
 from terra.prompt import Prompt, build_prompt
 from terra.world_model import LlamaActionV2ForCausalLM
 
@@ -33,10 +32,17 @@ SPACES = {
     "18 choices": Choice(names=tuple(f"stick_{index}" for index in range(18))),
 }
 
+
+def vllm_engine(checkpoint: Path) -> Engine:
+    from terra.engine.vllm.engine import VllmEngine  # vllm need not be installed where a GPU tests the other engines
+
+    return VllmEngine(checkpoint, max_sessions=4, engine_args=FEW_BLOCKS)
+
+
 ENGINES: dict[str, Callable[[Path], Engine]] = {
     "jacobi": lambda checkpoint: JacobiEngine(checkpoint, drafts=4, device=DEVICE),
     "graph": lambda checkpoint: GraphEngine(checkpoint, drafts=4, max_sessions=3, dtype="float32", device=DEVICE),
-    "vllm": lambda checkpoint: VllmEngine(checkpoint, max_sessions=4, engine_args=FEW_BLOCKS),
+    "vllm": vllm_engine,
 }
 
 

@@ -1,9 +1,10 @@
-"""The graph engine's layers in 8 bits, without its kernels."""
+"""The graph engine's layers in 8 bits and its embeddings of actions, without its kernels."""
 
 import copy
 
 import pytest
 import torch
+from tiny import DEVICE
 
 from terra.benchmark.model import SHAPES
 from terra.engine.graph import quantization, reference
@@ -87,3 +88,13 @@ def test_a_row_that_gives_much_more_does_not_take_the_bits_of_the_others(name):
         expected = passed(copy.deepcopy(model), states, fp8=False)
         errors.append(((passed(model, states) - expected).norm() / expected.norm()).item())
     assert errors[1] < 1.2 * errors[0] < 0.1
+
+
+@torch.no_grad()
+def test_an_actions_embedding_is_the_same_alone_and_beside_others():
+    weights = DecoderWeights(tiny_world_model().to(DEVICE), LENGTH)
+    actions = torch.randn(40, 6, 3, generator=torch.Generator().manual_seed(0))
+    together = weights.project_actions(actions)
+    alone = torch.cat([weights.project_actions(action) for action in actions.split(1)])
+    # A CPU's BLAS does not promise a row's bits.
+    torch.testing.assert_close(alone, together, rtol=0, atol=0 if DEVICE == "cuda" else 1e-6)

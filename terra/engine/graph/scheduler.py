@@ -66,6 +66,7 @@ class Run:
         frames: receives, in that loop, each frame in order, or an EngineError in place of the rest.
         begun: number of frames whose decoding has begun, complete ones included.
         cancelled: the session no longer reads `frames`; set by the event loop, read by the scheduler's thread.
+        num_frames: how many there are.
     """
 
     window: Window
@@ -75,6 +76,10 @@ class Run:
     frames: "asyncio.Queue[FrameTokens | EngineError]" = field(default_factory=asyncio.Queue)
     begun: int = 0
     cancelled: bool = False
+    num_frames: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_frames = len(self.actions)
 
 
 @dataclass(eq=False)
@@ -171,7 +176,7 @@ class Scheduler:
                 begun.append(FrameRequest(slot, number, action, window.sampling))
                 self._decoding[slot] = _Frame(run, number, self._slots.layout.block)
                 run.begun += 1
-            if run.begun < len(run.actions):
+            if run.begun < run.num_frames:
                 waiting.append(run)
         self._waiting = waiting
         self._fill_slots(given)

@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from terra.engine.graph.kv_cache import KVCache, KVTarget
 from terra.engine.graph.quantization import (
@@ -19,6 +20,9 @@ from terra.engine.graph.quantization import (
 from terra.engine.layers import LayerWeights, take_layers
 from terra.prompt import Actions
 from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
+
+_ACTION_BLOCK = 32
+"""Actions whose embeddings are computed together: the frames of many slots begin in one turn of the scheduler."""
 
 
 @dataclass(frozen=True)
@@ -110,10 +114,15 @@ class DecoderWeights:
         self._action_projection, self._action_dtype = model.action_projection, model.action_projection_dtype
 
     def project_actions(self, actions: Actions) -> Float[Tensor, "n slots hidden"]:
-        """The embeddings of actions, one action at a time: a library's GEMM of more rows may sum in another order."""
+        """The embeddings of actions, `_ACTION_BLOCK` at a time, the last block padded.
+
+        A library's GEMM may sum in another order if it has another number of rows. With blocks of one size an action's
+        embedding depends on the action alone.
+        """
         given = actions.to(self.device, self._action_dtype)
-        projected = torch.cat([self._action_projection(action) for action in given.split(1)])
-        return projected.to(self.dtype)
+        padded = F.pad(given, (0, 0, 0, 0, 0, -len(given) % _ACTION_BLOCK))
+        projected = torch.cat([self._action_projection(block) for block in padded.split(_ACTION_BLOCK)])
+        return projected[: len(given)].to(self.dtype)
 
     def forward(
         self,
