@@ -8,7 +8,8 @@ The protocol is that of `stable_worldmodel.World.evaluate` and of its PushT sett
 recording and the one 25 steps later, whose picture is the goal. The environment is put into the first state, and a
 policy has 50 steps. It succeeds if disc and block together come within 20 pixels of the second state, and the block
 within 20 degrees. LeWM plans with that package's CEM as published: 5 blocks of 5 steps, 300 candidates, 30 iterations,
-30 elites; all of a plan is executed.
+30 elites; all of a plan is executed. Terra's CEM has 64 candidates and 8 iterations, actions are held for 5 steps, a
+future is compared with the goal after 15, 20 and 25 steps, and a new plan follows after 15.
 
 What differs from the published figures: the recording (a scripted expert's, not people's), so that `still`, which does
 nothing, and `random` belong beside every figure. The same seed draws the same pairs for all policies; `--compare` takes
@@ -360,11 +361,15 @@ def main() -> None:
     )
     parser.add_argument("--horizon", type=int, default=GOAL_OFFSET, help="of terra, in steps")
     parser.add_argument(
-        "--ends", type=int, nargs="+", help="steps at which terra compares a future with the goal; the last by default"
+        "--ends",
+        type=int,
+        nargs="+",
+        default=[15, 20, 25],
+        help="steps at which terra compares a future with the goal; the nearest counts",
     )
     parser.add_argument("--hold", type=int, default=BLOCK, help="steps for which terra's planner holds an action")
     parser.add_argument(
-        "--execute", type=int, help="steps of a plan that terra executes at most; all up to its end by default"
+        "--execute", type=int, default=15, help="steps of a plan that terra executes at most before it plans anew"
     )
     parser.add_argument("--temperature", type=float, default=0.0, help="of terra's imagined futures")
     parser.add_argument("--at-once", type=int, default=128, help="sessions of terra's, problems of lewm's")
