@@ -13,7 +13,7 @@ future is compared with the goal after 15, 20 and 25 steps, and a new plan follo
 
 What differs from the published figures: the recording (a scripted expert's, not people's), so that `still`, which does
 nothing, and `random` belong beside every figure. The same seed draws the same pairs for all policies; `--compare` takes
-the difference pair by pair, with an interval that resamples episodes.
+the difference pair by pair, with an interval that resamples episodes. A call that was stopped goes on from --output.
 """
 
 import argparse
@@ -273,7 +273,9 @@ def lewm_policy(folder: Path, device: str, candidates: int, iterations: int, pro
     return LewmPolicy(policy)
 
 
-def evaluate(data: Path, policy: Policy, count: int, seed: int, at_once: int, on_part: OnPart) -> None:
+def evaluate(
+    data: Path, policy: Policy, count: int, seed: int, at_once: int, on_part: OnPart, earlier: dict[str, Any]
+) -> None:
     """Let a policy play all pairs; its successes, pair by pair, and its seconds a plan go to `on_part`.
 
     Args:
@@ -283,10 +285,20 @@ def evaluate(data: Path, policy: Policy, count: int, seed: int, at_once: int, on
         seed: of the pairs.
         at_once: number of pairs that are played side by side.
         on_part: called with the result so far whenever `at_once` more pairs are done.
+        earlier: the last result of a call that was stopped, to go on from; empty for none.
+
+    Raises:
+        DatasetError: fewer starts than pairs, or other pairs than the earlier call's.
     """
     pairs, started = draw_pairs(data, count, seed), perf_counter()
-    timed, successes = Timed(policy), list[bool]()
-    for first in range(0, count, at_once):
+    named = [[pair.episode.id, pair.start] for pair in pairs]
+    successes: list[bool] = list(earlier.get("successes", []))
+    if earlier and earlier["pairs"] != named[: len(successes)]:
+        raise DatasetError(f"{data}: expected the recording of the earlier call, got other pairs")
+    timed = Timed(policy)
+    plans, planning, spent_before = (earlier.get(name, 0) for name in ("plans", "planning_seconds", "seconds"))
+    begun = len(successes)
+    for first in range(begun, count, at_once):
         part = pairs[first : first + at_once]
         world = swm.World(
             "swm/PushT-v1", num_envs=len(part), image_shape=(PICTURE, PICTURE), max_episode_steps=2 * BUDGET
@@ -304,15 +316,17 @@ def evaluate(data: Path, policy: Policy, count: int, seed: int, at_once: int, on
         successes += [bool(each) for each in found["episode_successes"]]
         done, spent = len(successes), perf_counter() - started
         percent = 100 * sum(successes) / done
-        logger.info("%d of %d pairs: %.1f %%, %.0f s left", done, count, percent, spent / done * (count - done))
+        left = spent / (done - begun) * (count - done)
+        logger.info("%d of %d pairs: %.1f %%, %.0f s left", done, count, percent, left)
         on_part(
             {
                 "success_percent": percent,
-                "pairs": [[pair.episode.id, pair.start] for pair in pairs[:done]],
+                "pairs": named[:done],
                 "successes": successes,
-                "plans": timed.num_plans,
-                "seconds_a_plan": timed.seconds / max(timed.num_plans, 1),
-                "seconds": spent,
+                "plans": plans + timed.num_plans,
+                "planning_seconds": planning + timed.seconds,
+                "seconds_a_plan": (planning + timed.seconds) / max(plans + timed.num_plans, 1),
+                "seconds": spent_before + spent,
             }
         )
 
@@ -382,6 +396,10 @@ def main() -> None:
     if given.compare:
         print(compare(*given.compare))
         return
+    settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(given).items()}
+    earlier = read_json(given.output, ConfigError) if given.output.exists() else {}
+    if earlier and earlier["settings"] != settings:
+        raise ConfigError(f"{given.output}: expected the result of a call with these settings, got another's")
     closing: list[Callable[[], None]] = []
     if given.policy == "terra":
         more = {} if given.step_tokens is None else {"step_tokens": given.step_tokens, "max_sessions": given.at_once}
@@ -407,12 +425,11 @@ def main() -> None:
         )
     else:
         policy = SimplePolicy(moves=given.policy == "random", seed=given.seed)
-    settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(given).items()}
 
     def write(result: dict[str, Any]) -> None:
         write_json(given.output, {"settings": settings, **result})
 
-    evaluate(given.data, policy, given.pairs, given.seed, given.pairs_at_once, write)
+    evaluate(given.data, policy, given.pairs, given.seed, given.pairs_at_once, write, earlier)
     for close in closing:
         close()
 

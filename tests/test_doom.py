@@ -9,6 +9,8 @@ from entry import read_settings
 from terra.recording.doom.level import CELL, PLAYER_START, free_spot, plan_level
 from terra.recording.doom.wad import level_wad
 
+pytestmark = pytest.mark.slow
+
 needs_vizdoom = pytest.mark.skipif(importlib.util.find_spec("vizdoom") is None, reason="needs the package vizdoom")
 
 

@@ -22,6 +22,8 @@ from terra.recording.lanes import LaneGraph
 from terra.recording.planning import plan_town
 from terra.trajectory import Trajectory
 
+pytestmark = pytest.mark.slow
+
 DEGREES_NORTH = 180 / np.pi / 6_363_450.0  # of a meter, at the latitude of 48 degrees (meridional radius of WGS 84)
 DEGREES_EAST = 180 / np.pi / 6_389_908.0 / np.cos(np.radians(48))
 START = datetime(2026, 5, 1, 12, tzinfo=UTC).timestamp()

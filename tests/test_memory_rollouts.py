@@ -37,6 +37,8 @@ from terra.windows import SlidingSession, plan_windows, remembered, window_at
 from terra.world_model import LlamaActionV2ForCausalLM, load_adapter
 from tokenizer import LFQTokenizer
 
+pytestmark = pytest.mark.slow
+
 MEMORY, OVERLAP, WINDOW = 2, 2, 8
 NUM = 18  # frames: a window of 8 and three that add 4, 4 and 2
 SAMPLING = SamplingParams(temperature=1.0)

@@ -10,6 +10,8 @@ import pytest
 import torch
 from entry import read_settings
 
+from terra.errors import ConfigError
+
 if importlib.util.find_spec("stable_worldmodel") is None:
     pytest.skip("needs the package stable_worldmodel", allow_module_level=True)
 
@@ -57,6 +59,15 @@ def test_lewm_is_trained_and_evaluated_beside_doing_nothing(recording, tmp_path,
     assert [len(result[name]) for result in results for name in ("pairs", "successes")] == [3] * 4
     assert 3 <= results[0]["plans"] <= 6
     assert results[0]["seconds_a_plan"] > 0
+    stopped = {**results[1], "successes": [True] * 2, "pairs": results[1]["pairs"][:2], "plans": 7}
+    (tmp_path / "still.json").write_text(json.dumps(stopped))
+    call(monkeypatch, "pusht_evaluate", *where, "--policy", "still", *output, *small)
+    goes_on = json.loads((tmp_path / "still.json").read_text())
+    assert goes_on["successes"] == [True, True, results[1]["successes"][2]]
+    assert goes_on["plans"] == 7
+    assert goes_on["pairs"] == results[1]["pairs"]
+    with pytest.raises(ConfigError, match=r"still\.json: expected the result of a call with these settings"):
+        call(monkeypatch, "pusht_evaluate", *where, "--policy", "random", *output, *small)
     call(monkeypatch, "pusht_evaluate", "--compare", tmp_path / "lewm.json", tmp_path / "still.json")
     assert "'difference':" in capsys.readouterr().out
 

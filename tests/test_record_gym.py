@@ -13,6 +13,8 @@ from terra.dataset.verify import verify_dataset
 from terra.errors import ConfigError, DatasetError
 from terra.recording.run import run
 
+pytestmark = pytest.mark.slow
+
 
 def record(output, env: str, *more: str) -> int:
     given = [f"output={output}", "source=gym", f"env=tiny_gym:{env}", "seeds=2", "episodes_per_place=2"]
