@@ -11,9 +11,10 @@ within 20 degrees. LeWM plans with that package's CEM as published: 5 blocks of 
 30 elites; all of a plan is executed. Terra's CEM has 64 candidates and 8 iterations, actions are held for 5 steps, a
 future is compared with the goal after 15, 20 and 25 steps, and a new plan follows after 15.
 
-What differs from the published figures: the recording (a scripted expert's, not people's), so that `still`, which does
-nothing, and `random` belong beside every figure. The same seed draws the same pairs for all policies; `--compare` takes
-the difference pair by pair, with an interval that resamples episodes. A call that was stopped goes on from --output.
+Published figures are of people's recordings and of longer training; these are of a scripted expert's. Give `still`,
+which does nothing, and `random` beside every figure. The same --data, --pairs and --seed draw the same pairs for all
+policies; `--compare` takes the difference pair by pair, with an interval that resamples episodes. A call that was
+stopped goes on from --output.
 """
 
 import argparse
@@ -125,7 +126,7 @@ class PairsDataset:
 
 
 class Timed:
-    """A policy and the seconds that it spent in planning: of the steps at which it made a plan."""
+    """A policy, and the seconds of those steps in which it planned."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy, self.seconds = policy, 0.0
@@ -386,11 +387,13 @@ def main() -> None:
         "--execute", type=int, default=15, help="steps of a plan that terra executes at most before it plans anew"
     )
     parser.add_argument("--temperature", type=float, default=0.0, help="of terra's imagined futures")
-    parser.add_argument("--at-once", type=int, default=128, help="sessions of terra's, problems of lewm's")
+    parser.add_argument("--at-once", type=int, default=128, help="sessions of terra's, problems of lewm's, 8 at most")
     parser.add_argument(
-        "--pairs-at-once", type=int, default=50, help="pairs side by side; --output is written after each"
+        "--pairs-at-once", type=int, default=50, help="pairs side by side; --output is written after each such group"
     )
-    parser.add_argument("--step-tokens", type=int, help="of --engine graph: its setting step_tokens")
+    parser.add_argument(
+        "--step-tokens", type=int, help="of --engine graph: its setting step_tokens, with --at-once as its max_sessions"
+    )
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     if given.compare:

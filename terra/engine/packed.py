@@ -7,10 +7,10 @@ projections are one matrix product, and query heads that share keys are rows of 
 In 8 bits (W8A8) weights have a scale for each row, activations one for each token, and products are sums of integers,
 exact in any order; all else is computed in float32. In bfloat16 a matrix product reads `CHUNK` tokens. In all types
 attention reads `CHUNK` queries, a shorter pass being padded, and in bfloat16 and in 8 bits whole blocks of `KEY_BLOCK`
-keys. So there a token's logits are the same to the bit whether it is read alone, after drafts or in a prefill. In
+keys. So in these a token's logits are the same to the bit whether it is read alone, after drafts or in a prefill. In
 float32 matrix products are not cut into chunks, nor keys into whole blocks: the library may sum passes of different
-lengths in different orders, and logits differ by rounding, as those of `terra.engine.hf` do. On a CPU float32 weights
-are held in the order that oneDNN reads.
+lengths in different orders, and logits differ by rounding, as those of `terra.engine.hf` do. On a CPU with AVX, float32
+weights are held in the order that oneDNN reads.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ CHUNK = 32
 """Tokens that the decoder reads at once; the last chunk of a pass is padded."""
 
 KEY_BLOCK = 512
-"""The cache has multiples of it: torch's attention for CPUs reads such blocks of keys, and sums shorter ones apart."""
+"""The cache's length is a multiple: torch's attention for CPUs reads such blocks, and sums a shorter rest apart."""
 
 
 _ONEDNN = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX")

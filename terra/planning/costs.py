@@ -76,10 +76,10 @@ def _blurred(tokens: TokenGrid, frames: Frames, goal: Target) -> Float[Tensor, "
 
 
 def _whitened(tokens: TokenGrid, frames: Frames, goal: Target) -> Float[Tensor, " frames"]:
-    """The sum of mean squared errors of three narrower blurs than those of `blurred`, by Mahalanobis color distances.
+    """The sum of mean squared errors of blurs over 1/16, 1/8 and 1/4 of the height, by Mahalanobis color distances.
 
     Differences are multiplied by the inverse Cholesky factor of the covariance of colors over the goal's pixels. So a
-    rare color, such as that of a small blue disc beside a large gray block, counts more than by its brightness.
+    rare color, such as that of a small blue disc beside a large gray block, weighs more than its share of the error.
     """
     covariance = torch.cov(goal.frame.flatten(1).double())
     factor = torch.linalg.cholesky(covariance + _LEAST_VARIANCE * torch.eye(3).to(covariance))

@@ -1,4 +1,4 @@
-"""The planner: draws sequences of actions, imagines where each leads, and goes on near those that end at the goal."""
+"""The planner: draws sequences of actions, imagines where each leads, and searches on near the cheapest ones."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -36,8 +36,9 @@ class Problem:
         goal: the frame to be reached, in [-1, 1].
         seed: of the candidates and of the imagined futures, 0 to 2**63 - 1.
         start: values of actions to begin the search with, (up to the horizon, columns): what is left of an older plan.
-        steps: actions that are left to reach the goal: a plan has no more, and its last possible end is there. None
-            for as many as the horizon.
+            A search for keys or choices begins anew.
+        steps: actions that are left to reach the goal: a plan has no more, and `ends` beyond them count as the last
+            of them. None for as many as the horizon.
     """
 
     context_frames: Frames
@@ -53,7 +54,8 @@ class Plan:
     """The cheapest candidate of a search.
 
     Attributes:
-        values: its actions, values of the world's action space, (horizon or the problem's steps, columns).
+        values: its actions, values of the world's action space, (steps, columns): as many as the horizon, or the
+            problem's `steps` if these are fewer.
         cost: its cost.
         end: how many of the actions lead to its cheapest frame.
         costs: the lowest cost so far, after each iteration.
@@ -84,7 +86,7 @@ class Planner:
         hold: frames for which an action is held: the search then has fewer numbers to find.
         sampling: how tokens are chosen.
         num_samples: futures of each candidate, whose mean cost counts.
-        at_once: sessions open at a time; not more than an engine with slots has of them.
+        at_once: sessions open at a time; best as many as the engine has slots.
 
     Raises:
         ConfigError: a number out of range, or a world of waypoints.

@@ -41,7 +41,7 @@ class PlannerPolicy:
         execute: actions of a plan that are taken before the next plan, fewer where the plan ends; None for all up to
             its end.
         budget: steps of an episode, beyond which no plan reaches; None for no end.
-        seed: plan n of environment e has the seed of numpy's SeedSequence(seed, (e, n)).
+        seed: plan n of an episode in environment e has a seed drawn from numpy's SeedSequence(seed, spawn_key=(e, n)).
         warm_start: whether a search begins with what is left of the last plan.
 
     Raises:

@@ -60,13 +60,13 @@ class Run:
 
     Attributes:
         window: the session's.
-        first: number of the first frame in the window.
-        actions: one for each frame, (steps, slots, action_dim); at least one.
+        first: number, in the window, of this run's first frame.
+        actions: one for each frame, (frames, action slots of a frame, action_dim); at least one.
         loop: the session's event loop.
         frames: receives, in that loop, each frame in order, or an EngineError in place of the rest.
         begun: number of frames whose decoding has begun, complete ones included.
         cancelled: the session no longer reads `frames`; set by the event loop, read by the scheduler's thread.
-        num_frames: how many there are.
+        num_frames: number of frames requested.
     """
 
     window: Window

@@ -22,7 +22,7 @@ from terra.prompt import Actions
 from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
 
 _ACTION_BLOCK = 32
-"""Actions whose embeddings are computed together: the frames of many slots begin in one turn of the scheduler."""
+"""Actions that one GEMM embeds; many slots may begin a frame in one turn of the scheduler."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,9 @@ class LayerOps(Protocol):
 
 
 class DecoderWeights:
-    """All that a pass through the decoder reads, in the model's element type on its device.
+    """All that a pass through the decoder reads, on the model's device.
+
+    What is not in 8 bits has the model's element type.
 
     Args:
         model: its layers and lm head are taken out of it, so that they are held once.
