@@ -68,7 +68,20 @@ def test_lewm_is_trained_and_evaluated_beside_doing_nothing(recording, tmp_path,
     assert goes_on["pairs"] == results[1]["pairs"]
     with pytest.raises(ConfigError, match=r"still\.json: expected the result of a call with these settings"):
         call(monkeypatch, "pusht_evaluate", *where, "--policy", "random", *output, *small)
-    call(monkeypatch, "pusht_evaluate", "--compare", tmp_path / "lewm.json", tmp_path / "still.json")
+    for part in (1, 2):
+        output = ("--output", tmp_path / f"part{part}.json", "--part", f"{part}/2")
+        call(monkeypatch, "pusht_evaluate", *where, "--policy", "still", *output, *small)
+    parts, joined = [tmp_path / f"part{part}.json" for part in (2, 1)], tmp_path / "joined.json"
+    call(monkeypatch, "pusht_evaluate", "--join", *parts, "--output", joined)
+    for name in ("pairs", "successes"):
+        assert json.loads(joined.read_text())[name] == results[1][name]
+    with pytest.raises(ConfigError, match="expected each pair once"):
+        call(monkeypatch, "pusht_evaluate", "--join", parts[0], parts[0], "--output", joined)
+    with pytest.raises(ConfigError, match=r"lewm\.json: expected the settings of .*part2\.json"):
+        call(monkeypatch, "pusht_evaluate", "--join", parts[0], tmp_path / "lewm.json", "--output", joined)
+    with pytest.raises(ConfigError, match="expected K/N with K from 1 to N, got '3/2'"):
+        call(monkeypatch, "pusht_evaluate", *where, "--policy", "still", *output[:2], "--part", "3/2", *small)
+    call(monkeypatch, "pusht_evaluate", "--compare", tmp_path / "lewm.json", joined)
     assert "'difference':" in capsys.readouterr().out
 
 
