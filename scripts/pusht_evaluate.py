@@ -53,7 +53,8 @@ logger = logging.getLogger(__name__)
 
 GOAL_OFFSET, BUDGET = 25, 50  # steps
 SEED = 42
-PART = ("part", "output")  # settings in which the parts of one evaluation differ
+# Settings in which the parts of one evaluation may differ: they change no plan.
+OF_A_PART = ("part", "output", "at_once", "pairs_at_once", "step_tokens")
 CALLABLES = [
     {"method": "_set_state", "args": {"state": {"value": "state"}}},
     {"method": "_set_goal_state", "args": {"goal_state": {"value": "goal_state"}}},
@@ -211,10 +212,10 @@ class SimplePolicy:
 
 
 class LewmPolicy:
-    """stable-worldmodel's policy of LeWM, which plans every `GOAL_OFFSET` steps."""
+    """stable-worldmodel's policy of LeWM, which plans every `execute` steps."""
 
-    def __init__(self, policy: Any) -> None:
-        self._policy = policy
+    def __init__(self, policy: Any, execute: int = GOAL_OFFSET) -> None:
+        self._policy, self._execute = policy, execute
         self.num_plans, self._steps = 0, 0
 
     def set_env(self, env: Any) -> None:
@@ -225,7 +226,7 @@ class LewmPolicy:
     def get_action(self, info_dict: dict[str, Any], **kwargs: Any) -> np.ndarray:
         """LeWM's next action of each environment."""
         action = self._policy.get_action(info_dict, **kwargs)
-        if self._steps % GOAL_OFFSET == 0:
+        if self._steps % self._execute == 0:
             self.num_plans += int((~_ended(info_dict, len(action))).sum())
         self._steps += 1
         return action
@@ -263,8 +264,16 @@ class _Batched(torch.nn.Module):
         return self._lewm.get_cost(info_dict, action_candidates)
 
 
-def lewm_policy(folder: Path, device: str, candidates: int, iterations: int, problems_at_once: int) -> Policy:
-    """LeWM with stable-worldmodel's CEM and model predictive control, as published."""
+def lewm_policy(
+    folder: Path, device: str, candidates: int, iterations: int, problems_at_once: int, execute: int
+) -> Policy:
+    """LeWM with stable-worldmodel's CEM and model predictive control; `execute` steps of a plan, whole blocks.
+
+    Raises:
+        ConfigError: `execute` is no multiple of `BLOCK` up to `GOAL_OFFSET`.
+    """
+    if execute % BLOCK or not BLOCK <= execute <= GOAL_OFFSET:
+        raise ConfigError(f"execute: expected a multiple of {BLOCK} up to {GOAL_OFFSET}, got {execute}")
     from torchvision.transforms import v2
 
     model, facts = load_lewm(folder)
@@ -286,12 +295,12 @@ def lewm_policy(folder: Path, device: str, candidates: int, iterations: int, pro
         device=device,
         seed=SEED,
     )
-    config = swm.PlanConfig(horizon=GOAL_OFFSET // BLOCK, receding_horizon=GOAL_OFFSET // BLOCK, action_block=BLOCK)
+    config = swm.PlanConfig(horizon=GOAL_OFFSET // BLOCK, receding_horizon=execute // BLOCK, action_block=BLOCK)
     scaler = _Scaler(facts["action_mean"], facts["action_std"])
     policy = swm.policy.WorldModelPolicy(
         solver=solver, config=config, process={"action": scaler}, transform={"pixels": look, "goal": look}
     )
-    return LewmPolicy(policy)
+    return LewmPolicy(policy, execute)
 
 
 def evaluate(pairs: list[Pair], policy: Policy, at_once: int, on_part: OnPart, earlier: dict[str, Any]) -> None:
@@ -357,7 +366,7 @@ def join(parts: list[Path]) -> dict[str, Any]:
         ConfigError: two parts have the same pair, or other settings than their parts and outputs.
     """
     found = [read_json(path, ConfigError) for path in parts]
-    shared = [{name: value for name, value in each["settings"].items() if name not in PART} for each in found]
+    shared = [{name: value for name, value in each["settings"].items() if name not in OF_A_PART} for each in found]
     for path, settings in zip(parts, shared, strict=True):
         if settings != shared[0]:
             raise ConfigError(f"{path}: expected the settings of {parts[0]}, got others")
@@ -434,7 +443,9 @@ def main() -> None:
     )
     parser.add_argument("--hold", type=int, default=BLOCK, help="steps for which terra's planner holds an action")
     parser.add_argument(
-        "--execute", type=int, default=15, help="steps of a plan that terra executes at most before it plans anew"
+        "--execute",
+        type=int,
+        help="steps of a plan before a new one: 15 of terra, or fewer where it ends; 25 of lewm",
     )
     parser.add_argument("--temperature", type=float, default=0.0, help="of terra's imagined futures")
     parser.add_argument("--at-once", type=int, default=128, help="sessions of terra's, problems of lewm's, 8 at most")
@@ -476,10 +487,17 @@ def main() -> None:
             sampling=SamplingParams(temperature=given.temperature),
             at_once=given.at_once,
         )
-        policy: Policy = TerraPolicy(PlannerPolicy(planner, execute=given.execute, budget=BUDGET, seed=given.seed))
+        policy: Policy = TerraPolicy(
+            PlannerPolicy(planner, execute=given.execute or 15, budget=BUDGET, seed=given.seed)
+        )
     elif given.policy == "lewm":
         policy = lewm_policy(
-            given.model, given.device, given.candidates or 300, given.iterations or 30, min(given.at_once, 8)
+            given.model,
+            given.device,
+            given.candidates or 300,
+            given.iterations or 30,
+            min(given.at_once, 8),
+            given.execute or GOAL_OFFSET,
         )
     else:
         policy = SimplePolicy(moves=given.policy == "random", seed=given.seed)

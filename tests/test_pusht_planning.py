@@ -107,8 +107,9 @@ def test_the_time_of_steps_with_a_plan_is_noted(monkeypatch):
     assert timed.seconds == 6
 
 
-def test_lewm_plans_every_25_steps_where_an_episode_goes_on():
-    from pusht_evaluate import GOAL_OFFSET, LewmPolicy
+@pytest.mark.parametrize("execute", [25, 15])
+def test_lewm_plans_every_so_many_steps_where_an_episode_goes_on(execute):
+    from pusht_evaluate import LewmPolicy
 
     class Fake:
         def set_env(self, env):
@@ -117,9 +118,9 @@ def test_lewm_plans_every_25_steps_where_an_episode_goes_on():
         def get_action(self, info_dict, **kwargs):
             return np.zeros((3, 2))
 
-    policy = LewmPolicy(Fake())
+    policy = LewmPolicy(Fake(), execute)
     for ended in ([False, False, False], [True, False, True]):
-        for _ in range(GOAL_OFFSET):
+        for _ in range(execute):
             policy.get_action({"terminated": np.array(ended)})
     assert policy.num_plans == 3 + 1
     policy.set_env(None)
