@@ -1,12 +1,11 @@
 """Measures live driving as a player has it: one action in, one picture out, one frame after the other.
 
-    python scripts/live_drive.py --model outputs/town_hd_training/world --output outputs/live.json
-    python scripts/live_drive.py --model outputs/town_hd_training/world --output outputs/live.json --drafts 31 63 --bits 16 8
+    python scripts/live_drive.py --model outputs/town_hd_training/world --output outputs/live.json --drafts 31 63
     python scripts/live_drive.py --scenes 1 --frames 4 --output outputs/live.json                  the shipped model
 
-Each row of the JSON file is one number of drafts and of bits: frames a second over all frames, of the slowest scene, and
-milliseconds from an action to its picture. A scene starts from its pictures and follows its file of actions; windows slide.
-The first frames of a row, which compile kernels and record CUDA graphs, are not counted.
+Each row of the JSON file is one number of drafts and of bits: frames a second over all frames, of the slowest scene,
+and milliseconds from an action to its picture. A scene starts from its pictures and follows its file of actions;
+windows slide. The first frames of a scene, which may compile kernels and record CUDA graphs, are not counted.
 """
 
 import argparse
@@ -38,7 +37,9 @@ def main() -> None:
     parser.add_argument("--engine", default="auto", help="graph or jacobi; auto: graph on a GPU that can run it")
     parser.add_argument("--device", help="cpu or cuda; a GPU if there is one")
     parser.add_argument("--drafts", type=int, nargs="+", default=[31])
-    parser.add_argument("--bits", type=int, nargs="+", choices=[8, 16], default=[16], help="8: FP8 weights and KV cache")
+    parser.add_argument(
+        "--bits", type=int, nargs="+", choices=[8, 16], default=[16], help="8: weights and KV cache in FP8"
+    )
     parser.add_argument("--scenes", type=int, default=2, help="this many first ones of contexts/")
     parser.add_argument("--frames", type=int, default=60, help="generated frames of each scene that are counted")
     parser.add_argument("--temperature", type=float, default=0.9)

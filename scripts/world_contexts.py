@@ -2,8 +2,8 @@
 
     python scripts/world_contexts.py --data outputs/doom/recording --output outputs/doom/world/contexts
 
-A scene is three frames of an episode, all scenes of different places. `recorded.json` has what the player or the driver did
-there; in a world of keys there is also a file for each key, which is held after the context.
+A scene is three frames of an episode, all scenes of different places. `recorded.json` has what the player or
+driver did there; in a world of keys there is also a file for each key, which is held after the context.
 """
 
 import argparse

@@ -98,10 +98,10 @@ town_hd)
     NICE=15
     # The held-out towns of the shipped model's card, and futures of other towns, in the size of each model.
     for held_out in "shipped [144,256]" "town_hd $SIZE"; do
-      towns $((WORKERS / 16)) "$REST" 48 0 held_out "$OUTPUT/towns/${held_out% *}" "${held_out#* }" 1 140
-      towns $((WORKERS / 8)) "$REST" 64 1000 held_out "$OUTPUT/towns/${held_out% *}" "${held_out#* }" 1 70 kind=counterfactuals
+      towns $((WORKERS / 16)) "$(left)" 48 0 held_out "$OUTPUT/towns/${held_out% *}" "${held_out#* }" 1 140
+      towns $((WORKERS / 8)) "$(left)" 64 1000 held_out "$OUTPUT/towns/${held_out% *}" "${held_out#* }" 1 70 kind=counterfactuals
     done
-    towns $((WORKERS * 5 / 8)) "$REST" 400 1000 train "$DATA" "$SIZE" 2 150
+    towns $((WORKERS * 5 / 8)) "$REST" 250 1000 train "$DATA" "$SIZE" 2 150
   fi
   ;;
 *)
@@ -157,7 +157,7 @@ HELD_OUT=$DATA
 # Both models on the same clips of the same towns, each in its own size, measured at 144 x 256 pixels.
 evaluate() { # NAME GPU [SETTING...]
   grep -qs '"complete": true' "$OUTPUT/evaluation/$1/metrics.json" || CUDA_VISIBLE_DEVICES=$2 OMP_NUM_THREADS=8 within "$PYTHON" -m terra evaluate \
-    data="$OUTPUT/towns/$1" output="$OUTPUT/evaluation/$1" measured_size=[144,256] num_clips=48 drift_clips=12 max_groups=24 \
+    data="$OUTPUT/towns/$1" output="$OUTPUT/evaluation/$1" measured_size=[144,256] num_clips=48 drift_clips=0 max_groups=24 \
     frechet_resamples=20 requirements=true workers=8 "${@:3}" $EVALUATE >"$OUTPUT/evaluation_$1.log" 2>&1
 }
 live() { # GPU
