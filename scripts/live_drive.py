@@ -34,11 +34,15 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=DEMO, help="a folder with tokenizer/, world_model/ and contexts/")
     parser.add_argument("--output", type=Path, required=True, help="a .json file")
     parser.add_argument("--video", type=Path, help="an .mp4 file: the first scene as the first row drives it")
-    parser.add_argument("--engine", default="auto", help="graph or jacobi; auto: graph on a GPU that can run it")
-    parser.add_argument("--device", help="cpu or cuda; a GPU if there is one")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu | cuda")
     parser.add_argument("--drafts", type=int, nargs="+", default=[31])
     parser.add_argument(
-        "--bits", type=int, nargs="+", choices=[8, 16], default=[16], help="8: weights and KV cache in FP8"
+        "--bits",
+        type=int,
+        nargs="+",
+        choices=[8, 16],
+        default=[16],
+        help="8: FP8 weights and KV cache; int8 weights on a CPU",
     )
     parser.add_argument("--scenes", type=int, default=2, help="this many first ones of contexts/")
     parser.add_argument("--frames", type=int, default=60, help="generated frames of each scene that are counted")
@@ -59,14 +63,13 @@ def measure(arguments: argparse.Namespace, drafts: int, bits: int, video: Path |
     """One row: drive all scenes. Raises TerraError."""
     options: dict[str, Any] = {"drafts": drafts}
     if bits == 8:
-        options |= {"fp8_weights": True, "fp8_cache": True}
+        options |= {"int8_weights": True} if arguments.device == "cpu" else {"fp8_weights": True, "fp8_cache": True}
     sampling = SamplingParams(temperature=arguments.temperature)
     num_frames = CONTEXT + WARM_UP + arguments.frames
     seconds: list[list[float]] = []
-    settings = {"engine": arguments.engine, "device": arguments.device, **options}
-    with Pipeline.from_pretrained(arguments.model, **settings) as pipeline:
+    engine, device = "jacobi" if arguments.device == "cpu" else "graph", arguments.device
+    with Pipeline.from_pretrained(arguments.model, engine=engine, device=device, **options) as pipeline:
         spec, size = pipeline.engine.spec, pipeline.tokenizer.image_size
-        engine, on_gpu = type(pipeline.engine).__name__, next(pipeline.tokenizer.parameters()).is_cuda
         for number, scene in enumerate(scenes(arguments.model, arguments.scenes)):
             frames = load_context(scene, num_frames=CONTEXT, image_size=size, fps=spec.fps)
             actions, _ = load_action_file(actions_of(scene), spec, num_frames)
@@ -83,12 +86,12 @@ def measure(arguments: argparse.Namespace, drafts: int, bits: int, video: Path |
     milliseconds = 1e3 * np.concatenate(seconds)
     return {
         "engine": engine,
-        "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+        "device": "cpu" if device == "cpu" else torch.cuda.get_device_name(),
         "drafts": drafts,
         "bits": bits,
         "temperature": arguments.temperature,
         "frames": len(milliseconds),
-        "frames_per_s": 1e3 / milliseconds.mean(),
+        "frames_per_s": float(1e3 / milliseconds.mean()),
         "slowest_scene_frames_per_s": min(len(each) / sum(each) for each in seconds),
         "median_ms": float(np.median(milliseconds)),
         "p99_ms": float(np.percentile(milliseconds, 99)),
