@@ -53,7 +53,7 @@ def main() -> None:
         for bits in arguments.bits:
             for drafts in arguments.drafts:
                 rows.append(measure(arguments, drafts, bits, None if rows else arguments.video))
-                write_json(arguments.output, rows)
+                write_json(arguments.output, {"rows": rows})
                 print(rows[-1], flush=True)
     except TerraError as error:
         parser.error(str(error))

@@ -65,7 +65,7 @@ def test_town_hd_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
         metrics = json.loads((tmp_path / "evaluation" / name / "metrics.json").read_text())
         assert metrics["complete"] is True
         assert metrics["settings"]["measured_size"] == [144, 256]
-    (row,) = json.loads((tmp_path / "live.json").read_text())
+    (row,) = json.loads((tmp_path / "live.json").read_text())["rows"]
     assert row["frames"] == 1
     assert row["frames_per_s"] > 0
     scene = tmp_path / "world" / "contexts" / "scene_1"
