@@ -23,8 +23,11 @@ def faulty():
     def talk(session):
         session.recv()
         session.send(json.dumps({"type": "opened"}))
+        session.recv()  # a key
         for index in (0, 1, 3, 4, 4):
-            session.send(frame_message({"index": index, "generated": index > 1, "latency_ms": 2.0}, b""))
+            session.send(
+                frame_message({"index": index, "generated": index > 1, "latency_ms": 2.0, "action": [[0, 1, 0.1]]}, b"")
+            )
             session.recv()
         session.close()
 
@@ -88,3 +91,21 @@ def test_overhead_is_told_against_both():
     assert found["ok"]
     assert (found["added_ms"], found["added_to_bare_ms"]) == (pytest.approx(14), pytest.approx(20))
     assert not overhead.report({"live": [0.122] * 5, "bare": [0.1] * 5, "shown": [0.106] * 5})["ok"]
+
+
+@pytest.mark.slow
+def test_drives_are_measured_from_key_to_picture(server):
+    target = script.Target(server.url, "", "day")
+    row = script.drives_row(asyncio.run(script.drive_all(target, 2, 3.0)), 0.5, [])
+    assert row["ok"], row
+    assert len(row["frames_per_second"]) == 2
+    assert row["key_to_picture_ms"]["count"] > 0
+    assert row["gpu_idle_percent"] is None
+    assert script.counts("1,4") == [1, 4]
+
+
+def test_a_drive_with_lost_frames_is_no_measurement(faulty):
+    tally = asyncio.run(script.drive_all(faulty, 1, 30.0))
+    row = script.drives_row(tally, 0.3, [60.0, 80.0])
+    assert not row["ok"]
+    assert (row["frames"], row["cpu_ms_a_frame"], row["gpu_idle_percent"]) == (3, 100.0, 30.0)
