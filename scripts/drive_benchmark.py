@@ -19,11 +19,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from idle_trace import idle
 from omegaconf import DictConfig
 from torch.profiler import ProfilerActivity, profile
 
-from terra.benchmark.passes import kernels_of
+from terra.benchmark.passes import idle, kernels_of
 from terra.cli import command
 from terra.config.files import plain
 from terra.config.spec import PipelineSpec
@@ -39,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--frames", type=int, default=60, help="measured")
     parser.add_argument("--warm", type=int, default=10, help="frames before them")
-    parser.add_argument("--traced", type=int, default=20, help="frames after them, on a GPU")
+    parser.add_argument("--traced", type=int, default=4, help="frames after them, on a GPU")
     parser.add_argument("--output", type=Path, help="a JSON file")
     arguments, overrides = parser.parse_known_args()
     sys.argv = [sys.argv[0], *overrides]
@@ -79,7 +78,7 @@ def measure(config: DictConfig, arguments: argparse.Namespace) -> dict[str, Any]
         seconds(arguments.warm)
         frames = seconds(arguments.frames)
         traced = None
-        if pipeline.decoder.device.type == "cuda":
+        if pipeline.decoder.device.type == "cuda" and arguments.traced:
             with profile(activities=[ProfilerActivity.CUDA]) as profiler:
                 seconds(arguments.traced)
             traced = idle((kernel.start, kernel.end) for kernel in kernels_of(profiler))

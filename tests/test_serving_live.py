@@ -600,7 +600,7 @@ def test_frame_messages_are_read_back(header, picture):
 
 
 def test_on_a_gpu_the_pictures_that_wait_are_decoded_together(tiny_model, tiny_tokenizer):
-    """The first one does not wait for others; each session gets its own."""
+    """The first one does not wait for others; each session gets its own; each size of batch is warmed up before."""
 
     class OnGpu(FramewiseDecoder):
         device = torch.device("cuda")
@@ -619,6 +619,11 @@ def test_on_a_gpu_the_pictures_that_wait_are_decoded_together(tiny_model, tiny_t
     grids = np.random.default_rng(0).integers(tokenizer.codebook_size, size=shape)
 
     async def shown():
+        gate.set()
+        await model.warm_up()
+        assert sizes == [1, 4, 16]
+        for each in (sizes, at_work, gate):
+            each.clear()
         first = asyncio.create_task(model.picture(grids[0], "png", 85))
         await asyncio.to_thread(at_work.wait, 10)
         others = [asyncio.create_task(model.picture(grid, "png", 85)) for grid in grids[1:]]

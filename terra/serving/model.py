@@ -11,6 +11,7 @@ import torch
 from jaxtyping import UInt8
 from PIL import Image
 
+from decoder.framewise import BATCH_SIZES
 from decoder.thread import RolloutDecoding
 from decoder.video import to_frames, to_uint8
 from terra.engine.base import EngineSpec
@@ -77,6 +78,19 @@ class Model:
     def failure(self) -> str | None:
         """Why the engine stopped by itself, in one line; None while the engine works."""
         return self.pipeline.engine.failure
+
+    async def warm_up(self) -> None:
+        """On a GPU decode batches of each size once, so that no driver waits for what is compiled at first use.
+
+        A compiled decoder takes some 20 s for each size.
+        """
+        shape = self.pipeline.tokenizer.rows, self.pipeline.tokenizer.cols
+        decoders = {self.pipeline.decoder_for(each): each for each in (None, *self.pipeline.engine.adapters)}
+        for decoder, adapter in decoders.items():
+            for size in BATCH_SIZES if decoder.device.type == "cuda" and decoder.framewise else ():
+                decoding = self._decoding.start(to_uint8, adapter)
+                decoding.add(torch.zeros(size, *shape, dtype=torch.int64))
+                await decoding.finish()
 
     async def run(self, kind: Literal["files", "uploads"], work: Callable[[], _T]) -> _T:
         """Run work in threads: "uploads" for pictures sent, "files" for all other files."""
