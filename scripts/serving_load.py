@@ -121,13 +121,14 @@ def main() -> None:
     if arguments.url and overrides:
         parser.error(f"expected no settings of a server that runs, got {overrides}")
     arguments.output.mkdir(parents=True, exist_ok=True)
-    if arguments.drivers:
-        work, settings = drives, drives_settings(arguments.output, max(arguments.drivers))
-    else:
-        work, settings = load, None if arguments.url else tiny_settings(arguments.output, arguments.sessions, overrides)
+    work = drives if arguments.drivers else load
     if arguments.url:
         report = asyncio.run(work(Target(arguments.url, arguments.api_key, arguments.scene), arguments))
     else:
+        if arguments.drivers:
+            settings = drives_settings(arguments.output, max(arguments.drivers))
+        else:
+            settings = tiny_settings(arguments.output, arguments.sessions, overrides)
         with own_server(settings, overrides) as url:
             report = asyncio.run(work(Target(url, "", arguments.scene), arguments))
     (arguments.output / "serving_load.json").write_text(json.dumps(report, indent=2) + "\n")

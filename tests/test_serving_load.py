@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 from entry import load_script
+from tiny_serving import wait_until
 from websockets.sync.server import serve
 
 from terra.serving.messages import frame_message
@@ -102,6 +103,18 @@ def test_drives_are_measured_from_key_to_picture(server):
     assert row["key_to_picture_ms"]["count"] > 0
     assert row["gpu_idle_percent"] is None
     assert script.counts("1,4") == [1, 4]
+
+
+def test_how_busy_a_gpu_is_comes_from_nvidia_smi(tmp_path, monkeypatch):
+    command = tmp_path / "nvidia-smi"
+    command.write_text("#!/bin/sh\nprintf '0\\n0\\n0\\n0\\n0\\n60\\n[N/A]\\n80\\n'\n: > $0.printed\nexec sleep 60\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    busy = script.GpuBusy()
+    wait_until((tmp_path / "nvidia-smi.printed").exists)
+    assert busy.stop() == [60.0, 80.0]
+    monkeypatch.setenv("PATH", "")
+    assert script.GpuBusy().stop() == []
 
 
 def test_a_drive_with_lost_frames_is_no_measurement(faulty):
