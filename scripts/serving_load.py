@@ -65,6 +65,7 @@ FLAT_MIB_A_MINUTE = 1.0
 FILES_MORE = 2  # pipes that a first job's worker keeps
 SLOW_RATIO = 1.1  # of the time between two frames, with slow readers and without
 CYCLE_MIB = 8.0  # that may be left after the last nine tenths of the cycles: allocators keep some
+WARM_SECONDS = 3.0  # of each number of drivers, before drives are measured
 GONE_SECONDS = 10.0  # in which what was closed must be gone
 
 
@@ -147,7 +148,8 @@ def counts(text: str) -> list[int]:
 
 async def drives(target: Target, arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Drive by each number of drivers at once; returns each one's numbers."""
-    await drive_all(target, 1, 2.0)  # warm: kernels compiled, contexts tokenized
+    for number in arguments.drivers:  # kernels are compiled, graphs captured, contexts tokenized
+        await drive_all(target, number, WARM_SECONDS)
     report = {}
     for number in arguments.drivers:
         with httpx.Client(base_url=target.url, headers=target.headers, timeout=60) as http:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 import threading
 from collections import Counter
 
@@ -122,3 +123,16 @@ def test_a_drive_with_lost_frames_is_no_measurement(faulty):
     row = script.drives_row(tally, 0.3, [60.0, 80.0])
     assert not row["ok"]
     assert (row["frames"], row["cpu_ms_a_frame"], row["gpu_idle_percent"]) == (3, 100.0, 30.0)
+
+
+@pytest.mark.slow
+def test_a_drive_without_a_server_is_measured(tmp_path, monkeypatch, capsys):
+    given = ["experiment=demo", "engine=persistence", "device=cpu"]
+    report = tmp_path / "drive.json"
+    monkeypatch.setattr(sys, "argv", ["x", "--frames", "3", "--warm", "1", "--output", str(report), *given])
+    load_script("drive_benchmark").main()
+    found = json.loads(report.read_text())
+    assert found["frames"] == len(found["seconds"]) == 3
+    assert found["frames_per_second"] == pytest.approx(3 / sum(found["seconds"]))
+    assert found["gpu"] is None
+    assert "frames/s" in capsys.readouterr().out
