@@ -12,6 +12,9 @@ from tokenizer.types import Frames, TokenGrid
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
+BATCH_SIZES = (1, 4, MAX_FRAMES_AT_ONCE)
+"""Numbers of frames for which a compiled decoder is compiled on a GPU."""
+
 
 class DecodesTokens(Protocol):
     """Anything that turns token grids into as many frames, such as an `LFQTokenizer`."""
@@ -73,7 +76,7 @@ class FramewiseDecoder:
             if not isinstance(network, torch.nn.Module):
                 raise ConfigError(f"decoder.compiled: {type(tokenizer).__name__} has no module `decoder` to compile")
             network.compile(dynamic=False)
-        self._batch_sizes = [1, 4, MAX_FRAMES_AT_ONCE] if compiled and self.device.type == "cuda" else []
+        self._batch_sizes = BATCH_SIZES if compiled and self.device.type == "cuda" else ()
 
     @property
     def device(self) -> torch.device:

@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from terra.benchmark.measure import SAMPLING, ran, stepped
 from terra.benchmark.model import SHAPES, make_random_model
-from terra.benchmark.passes import kernels_of
+from terra.benchmark.passes import idle, kernels_of
 from terra.benchmark.prompts import prompt_maker
 from terra.engine.base import EngineSpec
 from terra.engine.graph.engine import GraphEngine
@@ -80,17 +79,6 @@ async def trace(folder: Path, context: int, frames: int) -> dict[str, dict[str, 
         report[way] = idle((kernel.start, kernel.end) for kernel in kernels_of(profiler))
     await engine.close()
     return report
-
-
-def idle(busy: Iterable[tuple[float, float]]) -> dict[str, float]:
-    """Milliseconds in total, of all gaps, and of the longest gap between spans (start, end) in us that may overlap."""
-    spans = sorted(busy)
-    begun = until = spans[0][0]
-    gaps = [0.0]
-    for start, end in spans:
-        gaps.append(max(start - until, 0.0))
-        until = max(until, end)
-    return {"total_ms": (until - begun) / 1e3, "idle_ms": sum(gaps) / 1e3, "longest_ms": max(gaps) / 1e3}
 
 
 if __name__ == "__main__":

@@ -6,6 +6,12 @@
 The script starts a server of its own over a tiny model of random weights; further arguments are those of `terra serve`.
 With --url it loads a running server, whose settings must allow it (live.sessions, live.sessions_per_client).
 
+    python scripts/serving_load.py --output outputs/live --drivers 1,4,16 --seconds 60 model=folder model.path=DIR
+
+With --drivers the server is one over the given model, and the drives alone are measured, for each number of drivers:
+frames a second, milliseconds from a key to the picture that it steers, the server's processor time a frame, and how
+busy nvidia-smi sees the GPU.
+
     frames    all sessions drive at once: no frame is lost, repeated or out of order, none fails
     others    one client uploads contexts, makes videos of them, drives, rewinds and forks meanwhile: all of it works
     memory    the server's memory meanwhile: flat after the first third
@@ -18,6 +24,7 @@ Exit code 1: a limit is missed.
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import re
@@ -58,18 +65,26 @@ FLAT_MIB_A_MINUTE = 1.0
 FILES_MORE = 2  # pipes that a first job's worker keeps
 SLOW_RATIO = 1.1  # of the time between two frames, with slow readers and without
 CYCLE_MIB = 8.0  # that may be left after the last nine tenths of the cycles: allocators keep some
+WARM_SECONDS = 3.0  # of each number of drivers, before drives are measured
 GONE_SECONDS = 10.0  # in which what was closed must be gone
 
 
 @dataclass
 class Tally:
-    """Counts and times (s) of all clients; `gaps` are the times between two generated frames of a session."""
+    """Counts and times (s) of all clients.
+
+    `gaps` are the times between two generated frames of a session, `latencies` those from a frame's action to its
+    picture in the server, `keys` those from a key to its picture at the client; `rates` has each session's frames a
+    second.
+    """
 
     frames: int = 0
     disorder: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     gaps: list[float] = field(default_factory=list)
     latencies: list[float] = field(default_factory=list)
+    keys: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -102,19 +117,92 @@ def main() -> None:
     parser.add_argument("--url", help="a server that runs; without it one is started")
     parser.add_argument("--api-key", default="")
     parser.add_argument("--scene", default="day")
+    parser.add_argument("--drivers", type=counts, metavar="N,N", help="measure drives of so many at once, no limits")
     arguments, overrides = parser.parse_known_args()
     if arguments.url and overrides:
         parser.error(f"expected no settings of a server that runs, got {overrides}")
     arguments.output.mkdir(parents=True, exist_ok=True)
+    work = drives if arguments.drivers else load
     if arguments.url:
-        report = asyncio.run(load(Target(arguments.url, arguments.api_key, arguments.scene), arguments))
+        report = asyncio.run(work(Target(arguments.url, arguments.api_key, arguments.scene), arguments))
     else:
-        with own_server(tiny_settings(arguments.output, arguments.sessions, overrides), overrides) as url:
-            report = asyncio.run(load(Target(url, "", "day"), arguments))
+        if arguments.drivers:
+            settings = drives_settings(arguments.output, max(arguments.drivers))
+        else:
+            settings = tiny_settings(arguments.output, arguments.sessions, overrides)
+        with own_server(settings, overrides) as url:
+            report = asyncio.run(work(Target(url, "", arguments.scene), arguments))
     (arguments.output / "serving_load.json").write_text(json.dumps(report, indent=2) + "\n")
     for name, bar in report.items():
-        print(f"{'ok  ' if bar['ok'] else 'MISS'} {name:8}{bar['says']}")
+        print(f"{'ok  ' if bar['ok'] else 'MISS'} {name:11}{bar['says']}")
     sys.exit(0 if all(bar["ok"] for bar in report.values()) else 1)
+
+
+def counts(text: str) -> list[int]:
+    """Parse numbers such as "1,4,16"."""
+    found = [int(part) for part in text.split(",")]
+    if min(found) < 1:
+        raise ValueError
+    return found
+
+
+async def drives(target: Target, arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Drive by each number of drivers at once; returns each one's numbers."""
+    for number in arguments.drivers:  # kernels are compiled, graphs captured, contexts tokenized
+        await drive_all(target, number, WARM_SECONDS)
+    report = {}
+    for number in arguments.drivers:
+        with httpx.Client(base_url=target.url, headers=target.headers, timeout=60) as http:
+            before, busy = read_metrics(http), GpuBusy()
+            tally = await drive_all(target, number, arguments.seconds)
+            shares, after = busy.stop(), read_metrics(http)
+        report[f"drivers {number}"] = drives_row(tally, after["cpu_seconds"] - before["cpu_seconds"], shares)
+    return report
+
+
+def drives_row(tally: Tally, cpu_seconds: float, busy: Sequence[float]) -> dict[str, Any]:
+    """The numbers of some drives at once; `busy` are samples of the GPU's busy share in percent, if there is one."""
+    rates, keys, gaps = sorted(tally.rates), milliseconds(tally.keys), milliseconds(tally.gaps)
+    cpu_ms = 1000 * cpu_seconds / max(tally.frames, 1)
+    idle = None if not busy else round(100 - float(np.mean(busy)), 1)
+    says = (
+        f"{min(rates, default=0):.1f} to {max(rates, default=0):.1f} frames/s each, {sum(rates):.1f} in all; "
+        f"key to picture {keys.get('p50', 0):.0f} ms (p99 {keys.get('p99', 0):.0f}); between frames "
+        f"{gaps.get('p50', 0):.1f} ms (p99 {gaps.get('p99', 0):.1f}); {cpu_ms:.1f} ms of processors a frame; GPU idle "
+        f"{'not known' if idle is None else f'{idle:.0f} %'}; {tally.disorder} lost, {tally.failures.total()} failed"
+    )
+    return {
+        "ok": tally.frames > 0 and tally.disorder == 0 and not tally.failures,
+        "says": says,
+        "frames": tally.frames,
+        "frames_per_second": [round(rate, 2) for rate in rates],
+        "key_to_picture_ms": {"count": len(tally.keys), **keys},
+        "between_frames_ms": gaps,
+        "latency_ms": milliseconds(tally.latencies),
+        "cpu_ms_a_frame": round(cpu_ms, 2),
+        "gpu_idle_percent": idle,
+        "failures": tally.failures,
+    }
+
+
+class GpuBusy:
+    """Samples of nvidia-smi: how much of the time before, in percent, a kernel was at work; none without a GPU."""
+
+    def __init__(self) -> None:
+        command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "--loop-ms=200"]
+        if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+            command.append(f"--id={visible.split(',')[0]}")
+        self._process = None
+        with suppress(FileNotFoundError):
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    def stop(self) -> list[float]:
+        """End sampling, and return the samples but for the first second's."""
+        if self._process is None:
+            return []
+        self._process.terminate()
+        lines, _ = self._process.communicate()
+        return [float(line) for line in lines.splitlines()[5:] if line.strip().isdigit()]
 
 
 async def load(target: Target, arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -216,11 +304,12 @@ def others_bar(counts: Counter[str]) -> dict[str, Any]:
 
 
 def read_metrics(http: httpx.Client) -> dict[str, float]:
-    """Memory (MiB), open files, tasks and live sessions of the server."""
+    """Memory (MiB), processor time (s), open files, tasks and live sessions of the server."""
     text = http.get("/metrics").raise_for_status().text
     found = dict(re.findall(r"^(\w+) (\S+)$", text, re.MULTILINE))
     return {
         "memory_mib": float(found["process_resident_memory_bytes"]) / 2**20,
+        "cpu_seconds": float(found["process_cpu_seconds_total"]),
         "files": float(found["process_open_fds"]),
         "tasks": float(found["terra_event_loop_tasks"]),
         "sessions": float(found["terra_live_sessions"]),
@@ -243,28 +332,51 @@ async def noted(work: Awaitable[None], tally: Tally) -> None:
 
 
 async def drive(target: Target, tally: Tally, number: int, ends: float) -> None:
-    """Drive one session with varying small steering, and check that its frames arrive in order."""
+    """Drive one session, to the left and to the right in turns, and check that its frames arrive in order."""
     async with target.connect() as session:
         await start(session, target, seed=number)
-        last, expected = None, 0
-        while time.monotonic() < ends:
-            message = await session.recv()
-            if isinstance(message, str):
-                continue
-            now = time.monotonic()
-            header, _ = read_frame(message)
-            index = header["index"]
-            tally.disorder += index != expected
-            expected = index + 1
-            await say(session, type="ack", index=index)
-            if header["generated"]:
+        expected, turns, arrivals, is_left = 0, asyncio.Queue[float](), list[float](), False
+        pressing = asyncio.create_task(press(session, turns, tally, number))
+        try:
+            while time.monotonic() < ends:
+                message = await session.recv()
+                if isinstance(message, str):
+                    continue
+                now = time.monotonic()
+                header, _ = read_frame(message)
+                index = header["index"]
+                tally.disorder += index != expected
+                expected = index + 1
+                await say(session, type="ack", index=index)
+                if not header["generated"]:
+                    continue
                 tally.frames += 1
                 tally.latencies.append(header["latency_ms"] / 1000)
-                if last is not None:
-                    tally.gaps.append(now - last)
-                last = now
-            if index % 20 == 2:
-                await say(session, type="control", steering=0.02 * ((number + index // 20) % 5 - 2), speed=5.0)
+                arrivals.append(now)
+                if (header["action"][-1][0] > 0) != is_left:
+                    is_left = not is_left
+                    turns.put_nowait(now)
+        finally:
+            pressing.cancel()
+            await asyncio.gather(pressing, return_exceptions=True)
+        tally.gaps += list(np.diff(arrivals))
+        if len(arrivals) > 1:
+            tally.rates.append((len(arrivals) - 1) / (arrivals[-1] - arrivals[0]))
+
+
+async def press(session: ClientConnection, turns: "asyncio.Queue[float]", tally: Tally, number: int) -> None:
+    """Steer to the other side at any moment between two frames, again and again, and note how long that takes.
+
+    `turns` gets the arrival of each frame that is steered to another side than the one before.
+    """
+    rng = np.random.default_rng(number)
+    for turn, side in enumerate(itertools.cycle((1, -1))):
+        pressed = time.monotonic()
+        await say(session, type="control", steering=0.02 * side, speed=5.0)
+        arrived = await turns.get()
+        if turn:  # before the first frame the engine has yet to read the context
+            tally.keys.append(arrived - pressed)
+        await asyncio.sleep(rng.uniform(0.1, 0.3))
 
 
 async def start(session: ClientConnection, target: Target, seed: int) -> None:
@@ -443,6 +555,12 @@ def tiny_settings(folder: Path, sessions: int, overrides: Sequence[str]) -> dict
         "live.history": 100,
         **(blocks if uses_vllm else {}),
     }
+
+
+def drives_settings(folder: Path, drivers: int) -> dict[str, Any]:
+    """Settings of a server with room for the drivers, over the model that the command line names."""
+    sessions = {"live.sessions": drivers, "live.sessions_per_client": drivers}
+    return {"data": folder / "data", "adapters": "{}", "worlds": "{}", "jobs.at_once": 1, **sessions}
 
 
 @contextmanager

@@ -132,10 +132,10 @@ class Pipeline:
         check_pairing(tokenizer, engine.spec)
         self.tokenizer, self.engine, self.decoder = tokenizer, engine, decoder
         self.overlap, self.memory = overlap, memory
-        self._adapted_decoders = dict(adapted_decoders or {})
+        self.adapted_decoders = dict(adapted_decoders or {})
         self.provenance = dict(provenance or {})
         self.expected_psnr = expected_psnr
-        self.decoding = RolloutDecoding(decoder, self._adapted_decoders)
+        self.decoding = RolloutDecoding(decoder, self.adapted_decoders)
         self._encoding = ThreadPoolExecutor(1, "terra-encode", torch.set_num_threads, (torch.get_num_threads(),))
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -215,7 +215,7 @@ class Pipeline:
 
     def decoder_for(self, adapter: str | None) -> Decoder:
         """The decoder of rollouts with an adapter, by its name, or of those without one."""
-        return self.decoder if adapter is None else self._adapted_decoders.get(adapter, self.decoder)
+        return self.decoder if adapter is None else self.adapted_decoders.get(adapter, self.decoder)
 
     async def stream(
         self,

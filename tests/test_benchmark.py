@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from terra.benchmark import case, measure, run
 from terra.benchmark.model import Traffic, make_random_model
-from terra.benchmark.passes import Kernel, added
+from terra.benchmark.passes import Kernel, added, idle
 from terra.benchmark.plan import CASES, NUM_WARMUP_FRAMES, Amount, Workload, plan_cases
 from terra.benchmark.prompts import prompt_maker
 from terra.engine.base import EngineSpec
@@ -327,7 +327,6 @@ def test_passes_are_timed_with_other_constants(tmp_path, monkeypatch, capsys):
 
 
 def test_gaps_of_a_trace_are_between_all_that_came_before_and_what_comes_next():
-    idle = load_script("idle_trace").idle
     found = idle([(5000.0, 6000.0), (0.0, 3000.0), (1000.0, 1500.0), (2000.0, 4000.0), (6250.0, 7000.0)])
     assert found == {"total_ms": 7.0, "idle_ms": 1.25, "longest_ms": 1.0}
     assert idle([(3.0, 4.0)])["longest_ms"] == 0.0

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from decoder import FramewiseDecoder
-from decoder.thread import DecodingThread, RolloutDecoding
+from decoder.thread import DecodingThreads, RolloutDecoding
 from tokenizer.errors import VideoError
 
 
@@ -41,65 +41,65 @@ def numbers(frames: torch.Tensor, _seconds: float) -> list[int]:
 @pytest.mark.parametrize(("device", "sizes"), [("cuda", [1, 16, 5]), ("cpu", [1, 3, *[1] * 18])])
 def test_what_waits_is_decoded_together_and_given_back_in_parts(device, sizes):
     decoder = Gated(device)
-    thread = DecodingThread(decoder)
-    made = [thread.decode(grids(0), numbers)]
+    threads = DecodingThreads(decoder)
+    made = [threads.decode(grids(0), numbers)]
     assert decoder.at_work.wait(10)
-    made.append(thread.decode(grids(1, 2, 3), numbers))
-    made += [thread.decode(grids(index), numbers) for index in range(4, 22)]
+    made.append(threads.decode(grids(1, 2, 3), numbers))
+    made += [threads.decode(grids(index), numbers) for index in range(4, 22)]
     decoder.gate.set()
     assert [piece.result(10) for piece in made] == [[0], [1, 2, 3], *([index] for index in range(4, 22))]
     assert decoder.sizes == sizes
-    thread.close()
+    threads.close()
 
 
 def test_each_gets_its_share_of_the_seconds():
     decoder = Gated()
-    thread = DecodingThread(decoder)
-    first = thread.decode(grids(0), numbers)
+    threads = DecodingThreads(decoder)
+    first = threads.decode(grids(0), numbers)
     assert decoder.at_work.wait(10)
-    shares = [thread.decode(grids(*range(size)), lambda _frames, seconds: seconds) for size in (1, 3)]
+    shares = [threads.decode(grids(*range(size)), lambda _frames, seconds: seconds) for size in (1, 3)]
     decoder.gate.set()
     assert first.result(10) == [0]
     assert shares[1].result(10) == pytest.approx(3 * shares[0].result(10))
-    thread.close()
+    threads.close()
 
 
 def test_a_failure_is_that_of_what_was_decoded_then():
     decoder = Gated()
-    thread = DecodingThread(decoder)
-    first = thread.decode(grids(-1), numbers)
+    threads = DecodingThreads(decoder)
+    first = threads.decode(grids(-1), numbers)
     assert decoder.at_work.wait(10)
-    others = [thread.decode(grids(1), lambda *_: 1 / 0), thread.decode(grids(2), numbers)]
+    others = [threads.decode(grids(1), lambda *_: 1 / 0), threads.decode(grids(2), numbers)]
     decoder.gate.set()
     with pytest.raises(VideoError, match="no memory"):
         first.result(10)
     with pytest.raises(ZeroDivisionError):
         others[0].result(10)
     assert others[1].result(10) == [2]
-    thread.close()
+    threads.close()
 
 
 def test_what_is_given_up_is_not_decoded():
     decoder = Gated()
-    thread = DecodingThread(decoder)
-    made = [thread.decode(grids(0), numbers)]
+    threads = DecodingThreads(decoder)
+    made = [threads.decode(grids(0), numbers)]
     assert decoder.at_work.wait(10)
-    made += [thread.decode(grids(index), numbers) for index in (1, 2)]
+    made += [threads.decode(grids(index), numbers) for index in (1, 2)]
     assert made[1].cancel()
     decoder.gate.set()
     assert made[2].result(10) == [2]
     assert decoder.sizes == [1, 1]
     with pytest.raises(CancelledError):
         made[1].result(10)
-    thread.close()
+    threads.close()
 
 
 def test_closing_waits_for_what_is_being_decoded_and_gives_up_the_rest():
     decoder = Gated("cpu")
-    thread = DecodingThread(decoder)
-    made = [thread.decode(grids(index), numbers) for index in range(3)]
+    threads = DecodingThreads(decoder)
+    made = [threads.decode(grids(index), numbers) for index in range(3)]
     assert decoder.at_work.wait(10)
-    closing = threading.Thread(target=thread.close)
+    closing = threading.Thread(target=threads.close)
     closing.start()
     decoder.gate.set()
     closing.join(10)
@@ -131,3 +131,20 @@ def test_when_a_rollout_is_decoded(device, framewise, sizes):
     assert [[number for piece in pieces for number in piece] for pieces in made] == [[0, 1, 2], [5, 6, 7]]
     assert decoder.sizes == sizes
     decoding.close()
+
+
+def test_single_frames_on_a_cpu_are_decoded_at_once_each_on_one_core():
+    """Frames of live sessions: the engine has the other cores."""
+    decoder, cores, meet = Gated("cpu"), [], threading.Barrier(2)
+    decoder.gate.set()
+    threads = DecodingThreads(decoder, 2)
+
+    def both(frames: torch.Tensor, seconds: float) -> list[int]:
+        cores.append(torch.get_num_threads())
+        meet.wait(10)
+        return numbers(frames, seconds)
+
+    made = [threads.decode(grids(index), both) for index in range(2)]
+    assert [piece.result(10) for piece in made] == [[0], [1]]
+    assert cores == [1, 1]
+    threads.close()

@@ -16,15 +16,18 @@ from tiny_serving import KEY, HeldEngine, Served, Talk, make_pipeline, pictures,
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from window_plans import plans
 
+from decoder import FramewiseDecoder
 from decoder.video import to_uint8
 from terra.driving.control import Driver, Steering
 from terra.engine.persistence import PersistenceEngine
 from terra.pipeline import Pipeline, RolloutRequest
 from terra.serving.client import Client, ServerError
 from terra.serving.messages import Control, Open, frame_message, read_frame
+from terra.serving.model import Model
 from terra.serving.rollout import Fork, LiveRollout, context_moments
 from terra.trajectory import load_trajectory
 from terra.windows import plan_windows, window_at
+from tokenizer import LFQTokenizer
 
 pytest_plugins = ["serving_fixtures"]
 
@@ -594,6 +597,46 @@ def test_frame_messages_are_read_back(header, picture):
     assert read_frame(message) == (header, picture)
     with pytest.raises(ValueError, match="frame: expected"):
         read_frame(message[: 4 + len(json.dumps(header, separators=(",", ":"))) - 1])
+
+
+def test_on_a_gpu_the_pictures_that_wait_are_decoded_together(tiny_model, tiny_tokenizer):
+    """The first one does not wait for others; each session gets its own; each size of batch is warmed up before."""
+
+    class OnGpu(FramewiseDecoder):
+        device = torch.device("cuda")
+
+        def decode(self, tokens):
+            at_work.set()
+            assert gate.wait(10)
+            sizes.append(len(tokens))
+            return super().decode(tokens)
+
+    sizes, at_work, gate = [], threading.Event(), threading.Event()
+    tokenizer = LFQTokenizer.from_pretrained(tiny_tokenizer)
+    engine = PersistenceEngine.from_pretrained(tiny_model)
+    model = Model(Pipeline(tokenizer, engine, OnGpu(tokenizer)), "tiny", decode_threads=2, upload_threads=1)
+    shape = (6, tokenizer.config.rows, tokenizer.config.cols)
+    grids = np.random.default_rng(0).integers(tokenizer.codebook_size, size=shape)
+
+    async def shown():
+        gate.set()
+        await model.warm_up()
+        assert sizes == [1, 4, 16]
+        for each in (sizes, at_work, gate):
+            each.clear()
+        first = asyncio.create_task(model.picture(grids[0], "png", 85))
+        await asyncio.to_thread(at_work.wait, 10)
+        others = [asyncio.create_task(model.picture(grid, "png", 85)) for grid in grids[1:]]
+        await asyncio.sleep(0)  # they begin
+        gate.set()
+        return await asyncio.gather(first, *others)
+
+    made = asyncio.run(shown())
+    assert sizes == [1, 5]
+    wanted = to_uint8(tokenizer.decode(torch.from_numpy(grids)))
+    for picture, pixels in zip(made, wanted, strict=True):
+        np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(picture))), pixels)
+    model.close()
 
 
 @pytest.mark.slow

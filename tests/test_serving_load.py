@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import sys
 import threading
 from collections import Counter
 
 import pytest
 from entry import load_script
+from tiny_serving import wait_until
 from websockets.sync.server import serve
 
 from terra.serving.messages import frame_message
@@ -23,8 +25,11 @@ def faulty():
     def talk(session):
         session.recv()
         session.send(json.dumps({"type": "opened"}))
+        session.recv()  # a key
         for index in (0, 1, 3, 4, 4):
-            session.send(frame_message({"index": index, "generated": index > 1, "latency_ms": 2.0}, b""))
+            session.send(
+                frame_message({"index": index, "generated": index > 1, "latency_ms": 2.0, "action": [[0, 1, 0.1]]}, b"")
+            )
             session.recv()
         session.close()
 
@@ -88,3 +93,46 @@ def test_overhead_is_told_against_both():
     assert found["ok"]
     assert (found["added_ms"], found["added_to_bare_ms"]) == (pytest.approx(14), pytest.approx(20))
     assert not overhead.report({"live": [0.122] * 5, "bare": [0.1] * 5, "shown": [0.106] * 5})["ok"]
+
+
+@pytest.mark.slow
+def test_drives_are_measured_from_key_to_picture(server):
+    target = script.Target(server.url, "", "day")
+    row = script.drives_row(asyncio.run(script.drive_all(target, 2, 3.0)), 0.5, [])
+    assert row["ok"], row
+    assert len(row["frames_per_second"]) == 2
+    assert row["key_to_picture_ms"]["count"] > 0
+    assert row["gpu_idle_percent"] is None
+    assert script.counts("1,4") == [1, 4]
+
+
+def test_how_busy_a_gpu_is_comes_from_nvidia_smi(tmp_path, monkeypatch):
+    command = tmp_path / "nvidia-smi"
+    command.write_text("#!/bin/sh\nprintf '0\\n0\\n0\\n0\\n0\\n60\\n[N/A]\\n80\\n'\n: > $0.printed\nexec sleep 60\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    busy = script.GpuBusy()
+    wait_until((tmp_path / "nvidia-smi.printed").exists)
+    assert busy.stop() == [60.0, 80.0]
+    monkeypatch.setenv("PATH", "")
+    assert script.GpuBusy().stop() == []
+
+
+def test_a_drive_with_lost_frames_is_no_measurement(faulty):
+    tally = asyncio.run(script.drive_all(faulty, 1, 30.0))
+    row = script.drives_row(tally, 0.3, [60.0, 80.0])
+    assert not row["ok"]
+    assert (row["frames"], row["cpu_ms_a_frame"], row["gpu_idle_percent"]) == (3, 100.0, 30.0)
+
+
+@pytest.mark.slow
+def test_a_drive_without_a_server_is_measured(tmp_path, monkeypatch, capsys):
+    given = ["experiment=demo", "engine=persistence", "device=cpu"]
+    report = tmp_path / "drive.json"
+    monkeypatch.setattr(sys, "argv", ["x", "--frames", "3", "--warm", "1", "--output", str(report), *given])
+    load_script("drive_benchmark").main()
+    found = json.loads(report.read_text())
+    assert found["frames"] == len(found["seconds"]) == 3
+    assert found["frames_per_second"] == pytest.approx(3 / sum(found["seconds"]))
+    assert found["gpu"] is None
+    assert "frames/s" in capsys.readouterr().out

@@ -113,6 +113,17 @@ def kernels_of(profiler: profile) -> list[Kernel]:
     return [Kernel(event.name, event.time_range.start, event.time_range.end) for event in events]
 
 
+def idle(busy: Iterable[tuple[float, float]]) -> dict[str, float]:
+    """Milliseconds in total, of all gaps, and of the longest gap between spans (start, end) in us that may overlap."""
+    spans = sorted(busy)
+    begun = until = spans[0][0]
+    gaps = [0.0]
+    for start, end in spans:
+        gaps.append(max(start - until, 0.0))
+        until = max(until, end)
+    return {"total_ms": (until - begun) / 1e3, "idle_ms": sum(gaps) / 1e3, "longest_ms": max(gaps) / 1e3}
+
+
 def added(trace: Iterable[Kernel]) -> tuple[dict[str, float], dict[str, float]]:
     """Microseconds that each kernel adds to a layer, in a layer's order, and that layers, lm head, ... add to a pass.
 

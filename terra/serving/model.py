@@ -3,20 +3,22 @@
 import asyncio
 import io
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal, TypeVar
 
 import numpy as np
+import torch
 from jaxtyping import UInt8
 from PIL import Image
 
+from decoder.framewise import BATCH_SIZES
+from decoder.thread import RolloutDecoding
 from decoder.video import to_frames, to_uint8
 from terra.engine.base import EngineSpec
 from terra.pipeline import Pipeline
 from terra.reconstruction import Reconstruction
 from terra.serving.errors import model_not_found
-from tokenizer import TokenGrid
+from tokenizer import Frames, TokenGrid
 
 _T = TypeVar("_T")
 
@@ -30,20 +32,20 @@ class Model:
     Args:
         pipeline: the loaded pipeline, which the model does not close.
         name: the base model's name in the API; each adapter is a model of the adapter's name.
-        decode_threads: number of live frames that are decoded at once.
+        decode_threads: number of live frames that are decoded at once on a CPU, and of pictures that are encoded at
+            once. On a GPU the live frames that wait are decoded together.
         upload_threads: number of uploads whose pictures are decoded at once.
     """
 
     def __init__(self, pipeline: Pipeline, name: str, decode_threads: int, upload_threads: int) -> None:
         self.pipeline, self.name = pipeline, name
-        import torch
-
-        # A live frame is decoded on one core while the engine makes the next one on the others: two parallel regions on
-        # the same cores wait for each other.
-        sizes = {"decode": (decode_threads, 1), "files": (2, 1), "uploads": (upload_threads, 1)}
+        # Apart from the pipeline's own, where a live frame would wait for whole rollouts of jobs. On a CPU a frame is
+        # decoded on one core while the engine makes the next one on the others: two parallel regions on the same cores
+        # wait for each other.
+        self._decoding = RolloutDecoding(pipeline.decoder, pipeline.adapted_decoders, decode_threads)
+        sizes = {"pictures": decode_threads, "files": 2, "uploads": upload_threads}
         self._threads = {
-            kind: ThreadPoolExecutor(num, f"terra-{kind}", torch.set_num_threads, (cores,))
-            for kind, (num, cores) in sizes.items()
+            kind: ThreadPoolExecutor(num, f"terra-{kind}", torch.set_num_threads, (1,)) for kind, num in sizes.items()
         }
 
     @property
@@ -77,8 +79,21 @@ class Model:
         """Why the engine stopped by itself, in one line; None while the engine works."""
         return self.pipeline.engine.failure
 
-    async def run(self, kind: Literal["decode", "files", "uploads"], work: Callable[[], _T]) -> _T:
-        """Run work in threads: "decode" for live frames, "uploads" for pictures sent, "files" for all other files."""
+    async def warm_up(self) -> None:
+        """On a GPU decode batches of each size once, so that no driver waits for what is compiled at first use.
+
+        A compiled decoder takes some 20 s for each size.
+        """
+        shape = self.pipeline.tokenizer.rows, self.pipeline.tokenizer.cols
+        decoders = {self.pipeline.decoder_for(each): each for each in (None, *self.pipeline.engine.adapters)}
+        for decoder, adapter in decoders.items():
+            for size in BATCH_SIZES if decoder.device.type == "cuda" and decoder.framewise else ():
+                decoding = self._decoding.start(to_uint8, adapter)
+                decoding.add(torch.zeros(size, *shape, dtype=torch.int64))
+                await decoding.finish()
+
+    async def run(self, kind: Literal["files", "uploads"], work: Callable[[], _T]) -> _T:
+        """Run work in threads: "uploads" for pictures sent, "files" for all other files."""
         return await asyncio.get_running_loop().run_in_executor(self._threads[kind], work)
 
     async def encode(self, pictures: Pictures) -> TokenGrid:
@@ -98,17 +113,19 @@ class Model:
 
         `quality` (1 to 100) is of no effect on PNG.
         """
-        return await self.run("decode", partial(self._picture, tokens, kind, quality, adapter))
 
-    def _picture(self, tokens: np.ndarray, kind: PictureFormat, quality: int, adapter: str | None) -> bytes:
-        import torch
+        def encode(frames: Frames) -> Future[bytes]:  # not in the decoder's thread, where other sessions' frames wait
+            (pixels,) = to_uint8(frames)
+            return self._threads["pictures"].submit(encode_picture, pixels, kind, quality)
 
-        grid = torch.from_numpy(tokens.astype(np.int64))
-        (pixels,) = to_uint8(self.pipeline.decoder_for(adapter).decode(grid[None]))
-        return encode_picture(pixels, kind, quality)
+        decoding = self._decoding.start(encode, adapter)
+        decoding.add(torch.from_numpy(tokens.astype(np.int64))[None])
+        (encoding,) = await decoding.finish()
+        return await asyncio.wrap_future(encoding)
 
     def close(self) -> None:
         """Wait for the threads' current work, and close the pipeline."""
+        self._decoding.close()
         for threads in self._threads.values():
             threads.shutdown(cancel_futures=True)
         self.pipeline.close()

@@ -121,6 +121,7 @@ class Service:
     async def start(self) -> None:
         """Start background work in the running event loop, which all methods must use."""
         self._reader.start()
+        await self.model.warm_up()
         await self.jobs.start()
         for each in self.worlds.values():
             await each.start()
