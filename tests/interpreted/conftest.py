@@ -82,4 +82,4 @@ def _few_partials_ahead(monkeypatch):
     """So few that the kernel's loop over them comes round again at the lengths of these tests."""
     from terra.engine.graph.kernels import attention
 
-    monkeypatch.setattr(attention, "_PARTIALS_AHEAD", 2)
+    monkeypatch.setattr(attention, "_BUNDLES_AHEAD", 1)
