@@ -65,12 +65,14 @@ class WideConfig:
         ctas_per_sm: as long as so many CTAs for each SM are enough, each has one block of keys; else a bundle.
         stages: blocks under way in a CTA, at most.
         num_warps: warps of a CTA.
+        keys_first: whether keys are the MMA's M dimension, as with few queries, instead of queries.
     """
 
     block_queries: int
     ctas_per_sm: int
     stages: int
     num_warps: int
+    keys_first: bool = False
 
 
 _WIDE = WideConfig(block_queries=64, ctas_per_sm=2, stages=3, num_warps=4)
@@ -157,12 +159,20 @@ def _split_size(total, SPLITS: tl.constexpr, BLOCK_KEYS: tl.constexpr):
 
 
 @triton.jit
+def _cache_of(slot, holder, shared, SHARED: tl.constexpr):
+    """The slot that has the first keys of this one, and how many these are; see `SharedKeys`."""
+    if SHARED:
+        return tl.load(holder + slot), tl.load(shared + slot)
+    return slot, 0
+
+
+@triton.jit
 def _attend(
-    queries, cosine, sine, keys, values, start, partials, sums,
+    queries, cosine, sine, keys, values, start, holder, shared, partials, sums,
     scale, output_scale, length, width, num_queries, slots,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr, PARTIALS: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, BUNDLE: tl.constexpr,
-    QKV_SPLITS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    QKV_SPLITS: tl.constexpr, PRECISION: tl.constexpr, SHARED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One CTA: a slot, a head of its cache, a block of few queries and a split of the keys.
 
@@ -189,11 +199,14 @@ def _attend(
         return
     end = tl.minimum(begin + size, total)
     base = (slot * HEADS + head).to(tl.int64) * length * DIM
+    first_slot, num_first = _cache_of(slot, holder, shared, SHARED)
+    base_of_first = (first_slot * HEADS + head).to(tl.int64) * length * DIM
+    block_base = tl.where(begin < num_first, base_of_first, base)
     key_pos = begin + tl.arange(0, BLOCK_KEYS)
     # Read before the wait: keys and values below `first` are from earlier passes. What this pass writes at `first` and
     # behind may not be there yet; a block that reaches so far is loaded again after the wait.
-    key = _load_keys(keys, base, key_pos, DIM)
-    value = _load_values(values, base, key_pos, length, DIM)
+    key = _load_keys(keys, block_base, key_pos, DIM)
+    value = _load_values(values, block_base, key_pos, length, DIM)
     # Queries as the QKV projection gives them: slot, token, head of the cache, head of its group.
     query_at = ((slot * width + token_idx) * HEADS + head) * GROUP + query_idx % GROUP
     wait_for_inputs(PDL)
@@ -219,8 +232,8 @@ def _attend(
     # Masked loads instead of an `if`, which would hide from the compiler that these are of 8 bits: it would sum this
     # block in another order than the next ones.
     again = begin + BLOCK_KEYS > first
-    key = _load_keys(keys, base, key_pos, DIM, again, key)
-    value = _load_values(values, base, key_pos, length, DIM, again, value)
+    key = _load_keys(keys, block_base, key_pos, DIM, again, key)
+    value = _load_values(values, block_base, key_pos, length, DIM, again, value)
     if keys.dtype.element_ty == tl.float8e4nv and query.dtype != tl.float32:
         query = query.to(tl.float16)
     mixed, max_log2, weight = _partial(query, key, value, key_pos, causal_limit, scale, True, True, PRECISION)
@@ -231,8 +244,9 @@ def _attend(
     if begin + BLOCK_KEYS < end:  # the loop's pipeline begins to load only if there is a block left
         for at in range(begin + BLOCK_KEYS, end, BLOCK_KEYS):
             key_pos = at + tl.arange(0, BLOCK_KEYS)
-            key = _load_keys(keys, base, key_pos, DIM)
-            value = _load_values(values, base, key_pos, length, DIM)
+            block_base = tl.where(at < num_first, base_of_first, base)
+            key = _load_keys(keys, block_base, key_pos, DIM)
+            value = _load_values(values, block_base, key_pos, length, DIM)
             next_mixed, next_max_log2, next_weight = _partial(
                 query, key, value, key_pos, causal_limit, scale, True, True, PRECISION
             )
@@ -283,7 +297,7 @@ def _in_mma_order(tile):
 @triton.jit
 def _merge_blocks(
     mixed, max_log2, weight, query, keys, values, base, begin, end, causal_limit, scale, length,
-    MASKED: tl.constexpr, DIM: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    MASKED: tl.constexpr, KEYS_FIRST: tl.constexpr, DIM: tl.constexpr, BLOCK_KEYS: tl.constexpr,
 ):  # fmt: skip
     """A partial result, merged with those of the blocks from `begin` to `end`."""
     order = tl.arange(0, BLOCK_KEYS)
@@ -295,7 +309,7 @@ def _merge_blocks(
         if keys.dtype.element_ty == tl.float8e4nv:
             key, value = _in_mma_order(key.to(query.dtype)), _in_mma_order(value.to(query.dtype))
         next_mixed, next_max_log2, next_weight = _partial(
-            query, key, value, order, causal_limit - at, scale, MASKED, False, "ieee"
+            query, key, value, order, causal_limit - at, scale, MASKED, KEYS_FIRST, "ieee"
         )
         mixed, max_log2, weight = _merge_online_softmax(
             mixed, max_log2, weight, next_mixed, next_max_log2, next_weight
@@ -304,30 +318,55 @@ def _merge_blocks(
 
 
 @triton.jit
+def _keys_of_all(group, holder, shared, slots, SLOTS: tl.constexpr):
+    """How many first keys the slots of a group have in common: a holder's, or 0 where they have several holders."""
+    slot = group * SLOTS + tl.arange(0, SLOTS)
+    slot = tl.minimum(slot, slots - 1)
+    holders = tl.load(holder + slot)
+    common = tl.min(tl.load(shared + slot), 0)
+    return tl.where(tl.min(holders, 0) == tl.max(holders, 0), common, 0)
+
+
+@triton.jit
 def _attend_wide(
-    queries, keys, values, start, partials, sums, scale, length, width, num_queries,
+    queries, keys, values, start, holder, shared, partials, sums, scale, length, width, num_queries, slots,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, PARTIALS: tl.constexpr, SINGLES: tl.constexpr,
-    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, BUNDLE: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, BUNDLE: tl.constexpr, KEYS_FIRST: tl.constexpr,
+    SHARED: tl.constexpr, SLOTS: tl.constexpr, TOGETHER: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One CTA: a slot, a head of its cache, a block of many queries, and one partial result; in 16 or 8 bits.
 
-    A partial result is a bundle's, or a block's where keys are few (SINGLES).
+    A partial result is a bundle's, or a block's where keys are few (SINGLES). With SHARED slots may have their first
+    keys in another slot. If a group of SLOTS slots has its first keys in common, a CTA takes the queries of all of
+    them for a bundle of these keys (TOGETHER), and those CTAs that have one slot leave these bundles out.
     """
-    slot, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
+    place, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS  # of a slot, or of a group
     partial = tl.program_id(2)
     query_idx = tl.program_id(1) * BLOCK_QUERIES + tl.arange(0, BLOCK_QUERIES)
-    token_idx = query_idx // GROUP
-    used = token_idx < width
-    first = tl.load(start + slot).to(tl.int32)  # before the wait, as in `_attend`
-    total = first + width
-    size = _blocks_of_partial(total, SINGLES, BLOCK_KEYS, BUNDLE) * BLOCK_KEYS
-    begin = partial * size
-    end = tl.minimum(begin + size, total)
+    if TOGETHER:
+        slot_of = place * SLOTS + query_idx // (width * GROUP)
+        slot = place * SLOTS
+        token_idx = query_idx // GROUP % width
+        used = (query_idx < SLOTS * width * GROUP) & (slot_of < slots)
+        total = _keys_of_all(place, holder, shared, slots, SLOTS).to(tl.int32)
+        first = total
+        begin = partial * BUNDLE * BLOCK_KEYS
+    else:
+        slot_of, slot = place, place
+        token_idx = query_idx // GROUP
+        used = token_idx < width
+        first = tl.load(start + slot).to(tl.int32)  # before the wait, as in `_attend`
+        total = first + width
+        begin = partial * _blocks_of_partial(total, SINGLES, BLOCK_KEYS, BUNDLE) * BLOCK_KEYS
+        if SLOTS > 1 and begin < _keys_of_all(slot // SLOTS, holder, shared, slots, SLOTS):
+            begin = total
+    end = tl.minimum(begin + _blocks_of_partial(total, SINGLES, BLOCK_KEYS, BUNDLE) * BLOCK_KEYS, total)
     wait_for_inputs(PDL)
     if begin >= total:
         return
-    base = (slot * HEADS + head).to(tl.int64) * length * DIM
-    query_at = ((slot * width + token_idx) * HEADS + head) * GROUP + query_idx % GROUP
+    first_slot, num_first = _cache_of(slot, holder, shared, SHARED)
+    base = (tl.where(begin < num_first, first_slot, slot) * HEADS + head).to(tl.int64) * length * DIM
+    query_at = ((slot_of * width + token_idx) * HEADS + head) * GROUP + query_idx % GROUP
     dim = tl.arange(0, DIM)
     if keys.dtype.element_ty == tl.float8e4nv:
         dim = _mma_order(dim)
@@ -341,11 +380,11 @@ def _attend_wide(
     seen_by_all = tl.maximum(begin, tl.minimum(end, first // BLOCK_KEYS * BLOCK_KEYS))
     mixed, max_log2, weight = _merge_blocks(
         mixed, max_log2, weight, query, keys, values, base, begin, seen_by_all, first + token_idx, scale, length,
-        False, DIM, BLOCK_KEYS,
+        False, KEYS_FIRST, DIM, BLOCK_KEYS,
     )  # fmt: skip
     mixed, max_log2, weight = _merge_blocks(
         mixed, max_log2, weight, query, keys, values, base, seen_by_all, end, first + token_idx, scale, length,
-        True, DIM, BLOCK_KEYS,
+        True, KEYS_FIRST, DIM, BLOCK_KEYS,
     )  # fmt: skip
     partial_at = partial * num_queries + query_at
     _store_partial(partials, sums, partial_at, used, mixed, max_log2, weight, num_queries, PARTIALS, DIM)
@@ -470,7 +509,9 @@ def _launch(
     kv_heads, length = keys.shape[1:3]
     group = heads // kv_heads
     config = _CONFIG if keys.element_size() > 1 else _CONFIG_FP8
-    wide = width * group >= _WIDE.block_queries and dtype != torch.float32 and (keys.element_size() > 1 or dim >= 32)
+    shared = target.shared
+    wide = (width * group >= _WIDE.block_queries or shared is not None) and dtype != torch.float32
+    wide = wide and (keys.element_size() > 1 or dim >= 32)
     if length % config.block_keys:
         raise ValueError(f"cache length: expected a multiple of BLOCK_KEYS = {config.block_keys}, got {length}")
     max_blocks = triton.cdiv(length, config.block_keys)
@@ -484,7 +525,7 @@ def _launch(
     singles = max_blocks
     num_partials = max_blocks if splits > 1 else 1
     if wide:
-        singles = min(max_blocks, _WIDE.ctas_per_sm * limits.num_sms // (slots * kv_heads * blocks))
+        singles = 0 if shared is not None else min(max_blocks, _WIDE.ctas_per_sm * limits.num_sms // (slots * kv_heads * blocks))
         num_partials = max(singles, triton.cdiv(max_blocks, _BUNDLE))
     num_queries = slots * width * heads
     attended = torch.empty(shape, dtype=dtype if output_scale is None else FP8, device=keys.device)
@@ -495,20 +536,30 @@ def _launch(
     scale = dim**-0.5 * _LOG2_E
     element_size = max(keys.element_size(), dtype.itemsize)
     shapes = {"DIM": dim, "PARTIALS": num_partials, "BLOCK_KEYS": config.block_keys, "BUNDLE": _BUNDLE}
+    # Where no slot shares keys, the kernels read neither.
+    holder, lengths = (start, start) if shared is None else (shared.holder, shared.length)
     if wide:
         fitting = (limits.shared_memory // dim // element_size - block) // (2 * config.block_keys)
-        _attend_wide[(slots * kv_heads, blocks, num_partials)](
-            inputs[0], keys, values, start, partials, sums, scale, length, width, num_queries,
-            HEADS=kv_heads, GROUP=group, SINGLES=singles, BLOCK_QUERIES=block,
-            **shapes, num_warps=_WIDE.num_warps, num_stages=max(1, min(_WIDE.stages, fitting)),
-            **limits.launch_options,
-        )  # fmt: skip
+        together = 1 if shared is None else min(slots, block // (width * group))
+        together = 1 << together.bit_length() - 1 if together else 1
+        grids = {False: (slots * kv_heads, blocks, num_partials)}
+        if together > 1:
+            grids = {True: (triton.cdiv(slots, together) * kv_heads, 1, num_partials)} | grids
+        for all_together, grid in grids.items():
+            _attend_wide[grid](
+                inputs[0], keys, values, start, holder, lengths, partials, sums, scale, length, width, num_queries,
+                slots, HEADS=kv_heads, GROUP=group, SINGLES=singles, BLOCK_QUERIES=block, KEYS_FIRST=bool(_WIDE.keys_first),
+                SHARED=shared is not None, SLOTS=together, TOGETHER=all_together,
+                **shapes, num_warps=_WIDE.num_warps, num_stages=max(1, min(_WIDE.stages, fitting)),
+                **limits.launch_options,
+            )  # fmt: skip
     else:
         fitting = limits.shared_memory // (2 * config.block_keys * dim * element_size)
         _attend[(slots * kv_heads, blocks, splits)](
-            *inputs, keys, values, start, partials, sums,
+            *inputs, keys, values, start, holder, lengths, partials, sums,
             scale, output_scale or 1.0, length, width, num_queries, slots,
             HEADS=kv_heads, GROUP=group, SPLITS=splits, BLOCK_QUERIES=block, PRECISION="ieee", QKV_SPLITS=qkv_splits,
+            SHARED=shared is not None,
             **shapes, num_warps=config.num_warps, num_stages=max(1, min(config.stages, fitting)),
             **limits.launch_options,
         )  # fmt: skip
