@@ -65,12 +65,14 @@ class WideConfig:
         ctas_per_sm: as long as so many CTAs for each SM are enough, each has one block of keys; else a bundle.
         stages: blocks under way in a CTA, at most.
         num_warps: warps of a CTA.
+        keys_first: whether keys are the MMA's M dimension, as with few queries, instead of queries.
     """
 
     block_queries: int
     ctas_per_sm: int
     stages: int
     num_warps: int
+    keys_first: bool = False
 
 
 _WIDE = WideConfig(block_queries=64, ctas_per_sm=2, stages=3, num_warps=4)
@@ -283,7 +285,7 @@ def _in_mma_order(tile):
 @triton.jit
 def _merge_blocks(
     mixed, max_log2, weight, query, keys, values, base, begin, end, causal_limit, scale, length,
-    MASKED: tl.constexpr, DIM: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    MASKED: tl.constexpr, KEYS_FIRST: tl.constexpr, DIM: tl.constexpr, BLOCK_KEYS: tl.constexpr,
 ):  # fmt: skip
     """A partial result, merged with those of the blocks from `begin` to `end`."""
     order = tl.arange(0, BLOCK_KEYS)
@@ -295,7 +297,7 @@ def _merge_blocks(
         if keys.dtype.element_ty == tl.float8e4nv:
             key, value = _in_mma_order(key.to(query.dtype)), _in_mma_order(value.to(query.dtype))
         next_mixed, next_max_log2, next_weight = _partial(
-            query, key, value, order, causal_limit - at, scale, MASKED, False, "ieee"
+            query, key, value, order, causal_limit - at, scale, MASKED, KEYS_FIRST, "ieee"
         )
         mixed, max_log2, weight = _merge_online_softmax(
             mixed, max_log2, weight, next_mixed, next_max_log2, next_weight
@@ -307,7 +309,8 @@ def _merge_blocks(
 def _attend_wide(
     queries, keys, values, start, partials, sums, scale, length, width, num_queries,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, PARTIALS: tl.constexpr, SINGLES: tl.constexpr,
-    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, BUNDLE: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, BUNDLE: tl.constexpr, KEYS_FIRST: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One CTA: a slot, a head of its cache, a block of many queries, and one partial result; in 16 or 8 bits.
 
@@ -341,11 +344,11 @@ def _attend_wide(
     seen_by_all = tl.maximum(begin, tl.minimum(end, first // BLOCK_KEYS * BLOCK_KEYS))
     mixed, max_log2, weight = _merge_blocks(
         mixed, max_log2, weight, query, keys, values, base, begin, seen_by_all, first + token_idx, scale, length,
-        False, DIM, BLOCK_KEYS,
+        False, KEYS_FIRST, DIM, BLOCK_KEYS,
     )  # fmt: skip
     mixed, max_log2, weight = _merge_blocks(
         mixed, max_log2, weight, query, keys, values, base, seen_by_all, end, first + token_idx, scale, length,
-        True, DIM, BLOCK_KEYS,
+        True, KEYS_FIRST, DIM, BLOCK_KEYS,
     )  # fmt: skip
     partial_at = partial * num_queries + query_at
     _store_partial(partials, sums, partial_at, used, mixed, max_log2, weight, num_queries, PARTIALS, DIM)
@@ -499,7 +502,7 @@ def _launch(
         fitting = (limits.shared_memory // dim // element_size - block) // (2 * config.block_keys)
         _attend_wide[(slots * kv_heads, blocks, num_partials)](
             inputs[0], keys, values, start, partials, sums, scale, length, width, num_queries,
-            HEADS=kv_heads, GROUP=group, SINGLES=singles, BLOCK_QUERIES=block,
+            HEADS=kv_heads, GROUP=group, SINGLES=singles, BLOCK_QUERIES=block, KEYS_FIRST=bool(_WIDE.keys_first),
             **shapes, num_warps=_WIDE.num_warps, num_stages=max(1, min(_WIDE.stages, fitting)),
             **limits.launch_options,
         )  # fmt: skip
