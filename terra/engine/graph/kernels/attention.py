@@ -356,8 +356,11 @@ def _attend_wide(
 
 @triton.jit
 def _blocks_of_partial(total, SINGLES: tl.constexpr, BLOCK_KEYS: tl.constexpr, BUNDLE: tl.constexpr):
-    """Blocks of keys of one partial result of a slot with `total` keys: one up to SINGLES blocks, else a bundle's."""
-    return tl.where(total <= SINGLES * BLOCK_KEYS, 1, BUNDLE)
+    """Blocks of keys of one partial result of a slot with `total` keys: a bundle's behind SINGLES blocks, else one."""
+    if SINGLES is None:
+        return 1
+    else:  # noqa: RET505 (the compiler takes no code behind a return)
+        return tl.where(total <= SINGLES * BLOCK_KEYS, 1, BUNDLE)
 
 
 @triton.jit
@@ -484,11 +487,11 @@ def _launch(
             block = _MIN_BLOCK_QUERIES  # wider tiles reduce in another order, except in 16 bits (batch invariance)
     blocks = triton.cdiv(width * group, block)
     splits = max(1, min(config.ctas_per_sm * limits.num_sms // (slots * kv_heads * blocks), _MAX_SPLITS, max_blocks))
-    singles = max_blocks
+    singles = None
     num_partials = max_blocks if splits > 1 else 1
     if wide:
-        singles = min(max_blocks, _WIDE.ctas_per_sm * limits.num_sms // (slots * kv_heads * blocks))
-        num_partials = max(singles, triton.cdiv(max_blocks, _BUNDLE))
+        singles = _WIDE.ctas_per_sm * limits.num_sms // (slots * kv_heads * blocks)
+        num_partials = min(max_blocks, max(singles, triton.cdiv(max_blocks, _BUNDLE)))
     num_queries = slots * width * heads
     attended = torch.empty(shape, dtype=dtype if output_scale is None else FP8, device=keys.device)
     partials = sums = attended
