@@ -513,9 +513,7 @@ def test_graph_sessions_take_turns(tiny_model, graph_engine, wait, max_sessions,
 
 @pytest.mark.parametrize("multiple", [SHARED_MULTIPLE, 8], ids=["copied", "shared"])
 @pytest.mark.parametrize("max_sessions", [1, 3, 16])
-def test_graph_copies_a_context_that_a_slot_holds(
-    tiny_model, graph_engine, wait, monkeypatch, max_sessions, multiple
-):
+def test_graph_copies_a_context_that_a_slot_holds(tiny_model, graph_engine, wait, monkeypatch, max_sessions, multiple):
     """Also from a window that has gone on, was closed or had lost its slot; never from a slot that others have.
 
     The most of a context is shared; these contexts are too short for it, unless smaller multiples of tokens are.

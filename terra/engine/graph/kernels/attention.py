@@ -56,6 +56,7 @@ _CONFIG_FP8 = AttentionConfig(ctas_per_sm=2, block_keys=128, stages=6, num_warps
 do not crowd on the SMs that happen to be free.
 """
 
+
 @dataclass(frozen=True)
 class WideConfig:
     """How many queries that share a head of the cache are attended to by one CTA.
@@ -266,9 +267,7 @@ def _attend(
                 _store_partial(partials, sums, partial_at, used, mixed, max_log2, weight, num_queries, PARTIALS, DIM)
                 mixed, max_log2, weight = next_mixed, next_max_log2, next_weight
     if PARTIALS == 1:
-        mixed, max_log2, weight = _merge_online_softmax(
-            all_mixed, all_max_log2, all_weight, mixed, max_log2, weight
-        )
+        mixed, max_log2, weight = _merge_online_softmax(all_mixed, all_max_log2, all_weight, mixed, max_log2, weight)
         mean = (mixed / weight[:, None] * output_scale).to(partials.dtype.element_ty)
         tl.store(partials + query_at[:, None] * DIM + dim[None, :], mean, mask=used[:, None])
     else:
@@ -311,9 +310,7 @@ def _merge_blocks(
         next_mixed, next_max_log2, next_weight = _partial(
             query, key, value, order, causal_limit - at, scale, MASKED, KEYS_FIRST, "ieee"
         )
-        mixed, max_log2, weight = _merge_online_softmax(
-            mixed, max_log2, weight, next_mixed, next_max_log2, next_weight
-        )
+        mixed, max_log2, weight = _merge_online_softmax(mixed, max_log2, weight, next_mixed, next_max_log2, next_weight)
     return mixed, max_log2, weight
 
 
@@ -392,8 +389,11 @@ def _attend_wide(
 
 @triton.jit
 def _blocks_of_partial(total, SINGLES: tl.constexpr, BLOCK_KEYS: tl.constexpr, BUNDLE: tl.constexpr):
-    """Blocks of keys of one partial result of a slot with `total` keys: one up to SINGLES blocks, else a bundle's."""
-    return tl.where(total <= SINGLES * BLOCK_KEYS, 1, BUNDLE)
+    """Blocks of keys of one partial result of a slot with `total` keys: a bundle's behind SINGLES blocks, else one."""
+    if SINGLES is None:
+        return 1
+    else:
+        return tl.where(total <= SINGLES * BLOCK_KEYS, 1, BUNDLE)
 
 
 @triton.jit
@@ -522,11 +522,13 @@ def _launch(
             block = _MIN_BLOCK_QUERIES  # wider tiles reduce in another order, except in 16 bits (batch invariance)
     blocks = triton.cdiv(width * group, block)
     splits = max(1, min(config.ctas_per_sm * limits.num_sms // (slots * kv_heads * blocks), _MAX_SPLITS, max_blocks))
-    singles = max_blocks
+    singles = None
     num_partials = max_blocks if splits > 1 else 1
     if wide:
-        singles = 0 if shared is not None else min(max_blocks, _WIDE.ctas_per_sm * limits.num_sms // (slots * kv_heads * blocks))
-        num_partials = max(singles, triton.cdiv(max_blocks, _BUNDLE))
+        singles = _WIDE.ctas_per_sm * limits.num_sms // (slots * kv_heads * blocks)
+        if shared is not None:
+            singles = 0
+        num_partials = min(max_blocks, max(singles, triton.cdiv(max_blocks, _BUNDLE)))
     num_queries = slots * width * heads
     attended = torch.empty(shape, dtype=dtype if output_scale is None else FP8, device=keys.device)
     partials = sums = attended
@@ -548,8 +550,8 @@ def _launch(
         for all_together, grid in grids.items():
             _attend_wide[grid](
                 inputs[0], keys, values, start, holder, lengths, partials, sums, scale, length, width, num_queries,
-                slots, HEADS=kv_heads, GROUP=group, SINGLES=singles, BLOCK_QUERIES=block, KEYS_FIRST=bool(_WIDE.keys_first),
-                SHARED=shared is not None, SLOTS=together, TOGETHER=all_together,
+                slots, HEADS=kv_heads, GROUP=group, SINGLES=singles, BLOCK_QUERIES=block,
+                KEYS_FIRST=bool(_WIDE.keys_first), SHARED=shared is not None, SLOTS=together, TOGETHER=all_together,
                 **shapes, num_warps=_WIDE.num_warps, num_stages=max(1, min(_WIDE.stages, fitting)),
                 **limits.launch_options,
             )  # fmt: skip
