@@ -163,8 +163,9 @@ def _split_size(total, SPLITS: tl.constexpr, BLOCK_KEYS: tl.constexpr):
 def _cache_of(slot, holder, shared, SHARED: tl.constexpr):
     """The slot that has the first keys of this one, and how many these are; see `SharedKeys`."""
     if SHARED:
-        return tl.load(holder + slot), tl.load(shared + slot)
-    return slot, 0
+        return tl.load(holder + slot).to(tl.int32), tl.load(shared + slot).to(tl.int32)
+    else:
+        return slot, 0
 
 
 @triton.jit
