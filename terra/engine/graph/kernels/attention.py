@@ -4,8 +4,12 @@ https://pytorch.org/blog/flash-decoding/).
 Only the device knows how much of a cache is filled. The cache's keys are split over CTAs, so that all SMs read at once,
 and the partial results are combined afterwards. The number of CTAs depends on the number of queries; the bits of a
 query's result must not depend on it (batch invariance). So each block of keys gives one partial result of the online
-softmax, and the partial results are merged one after the other in the order of the keys: by the one CTA that has all
-blocks, or by a second kernel after many CTAs. Merging scales by powers of two, which rounds nothing.
+softmax. Those of a bundle of consecutive blocks are merged one after the other in the order of the keys, and then the
+bundles' results: by the one CTA that has all blocks, by a second kernel after many CTAs, or bundles by one CTA each and
+the rest by the second kernel. Merging scales by powers of two, which rounds nothing.
+
+Few queries of a head are the N dimension of the MMA, so that 8 of them fill it. Many are the M dimension: softmax
+weights stay in registers (Dao 2023, "FlashAttention-2", arXiv 2307.08691).
 """
 
 # A kernel's launch is beyond the type checker.
@@ -67,6 +71,7 @@ class WideConfig:
         stages: blocks under way in a CTA, at most.
         num_warps: warps of a CTA.
         keys_first: whether keys are the MMA's M dimension, as with few queries, instead of queries.
+        prefetch: whether keys and values of earlier passes are loaded into the L2 cache while a CTA waits (PDL).
     """
 
     block_queries: int
@@ -74,6 +79,7 @@ class WideConfig:
     stages: int
     num_warps: int
     keys_first: bool = False
+    prefetch: bool = False
 
 
 _WIDE = WideConfig(block_queries=64, ctas_per_sm=2, stages=3, num_warps=4)
@@ -85,6 +91,8 @@ reduction order, so the same for every number of queries.
 
 _BUNDLES_AHEAD = 4
 """Bundles whose partial results are loaded together, before they are added one after the other."""
+
+_COMBINE_WARPS = 2
 
 
 @triton.jit
@@ -295,6 +303,14 @@ def _in_mma_order(tile):
 
 
 @triton.jit
+def _prefetch(at):
+    """Let the L2 cache load the lines (128 bytes) that these pointers point into."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at.to(tl.int64)], tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
 def _merge_blocks(
     mixed, max_log2, weight, query, keys, values, base, begin, end, causal_limit, scale, length,
     MASKED: tl.constexpr, KEYS_FIRST: tl.constexpr, DIM: tl.constexpr, BLOCK_KEYS: tl.constexpr,
@@ -318,11 +334,10 @@ def _merge_blocks(
 @triton.jit
 def _keys_of_all(group, holder, shared, slots, SLOTS: tl.constexpr):
     """How many first keys the slots of a group have in common: a holder's, or 0 where they have several holders."""
-    slot = group * SLOTS + tl.arange(0, SLOTS)
-    slot = tl.minimum(slot, slots - 1)
+    slot = tl.minimum(group * SLOTS + tl.arange(0, SLOTS), slots - 1)
     holders = tl.load(holder + slot)
     common = tl.min(tl.load(shared + slot), 0)
-    return tl.where(tl.min(holders, 0) == tl.max(holders, 0), common, 0)
+    return tl.where(tl.min(holders, 0) == tl.max(holders, 0), common, 0).to(tl.int32)
 
 
 @triton.jit
@@ -330,41 +345,50 @@ def _attend_wide(
     queries, keys, values, start, holder, shared, partials, sums, scale, length, width, num_queries, slots,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, PARTIALS: tl.constexpr, SINGLES: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, BUNDLE: tl.constexpr, KEYS_FIRST: tl.constexpr,
-    SHARED: tl.constexpr, SLOTS: tl.constexpr, TOGETHER: tl.constexpr, PDL: tl.constexpr,
+    SHARED: tl.constexpr, SLOTS: tl.constexpr, TOGETHER: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One CTA: a slot, a head of its cache, a block of many queries, and one partial result; in 16 or 8 bits.
 
     A partial result is a bundle's, or a block's where keys are few (SINGLES). With SHARED slots may have their first
-    keys in another slot. If a group of SLOTS slots has its first keys in common, a CTA takes the queries of all of
-    them for a bundle of these keys (TOGETHER), and those CTAs that have one slot leave these bundles out.
+    keys in another slot. If a group of SLOTS slots has its first keys in common, one CTA takes the queries of all of
+    them for a bundle of these keys (TOGETHER), and the CTAs of single slots leave these bundles out.
     """
-    place, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS  # of a slot, or of a group
+    place, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS  # a slot's place, or a group's
     partial = tl.program_id(2)
     query_idx = tl.program_id(1) * BLOCK_QUERIES + tl.arange(0, BLOCK_QUERIES)
     if TOGETHER:
-        slot_of = place * SLOTS + query_idx // (width * GROUP)
-        slot = place * SLOTS
+        slot, slot_of_query = place * SLOTS, place * SLOTS + query_idx // (width * GROUP)
         token_idx = query_idx // GROUP % width
-        used = (query_idx < SLOTS * width * GROUP) & (slot_of < slots)
-        total = _keys_of_all(place, holder, shared, slots, SLOTS).to(tl.int32)
-        first = total
-        begin = partial * BUNDLE * BLOCK_KEYS
+        used = (query_idx < SLOTS * width * GROUP) & (slot_of_query < slots)
+        first = _keys_of_all(place, holder, shared, slots, SLOTS)  # and all of these are seen by all
+        total = first
+        elsewhere = 0
     else:
-        slot_of, slot = place, place
+        slot, slot_of_query = place, place
         token_idx = query_idx // GROUP
         used = token_idx < width
         first = tl.load(start + slot).to(tl.int32)  # before the wait, as in `_attend`
         total = first + width
-        begin = partial * _blocks_of_partial(total, SINGLES, BLOCK_KEYS, BUNDLE) * BLOCK_KEYS
-        if SLOTS > 1 and begin < _keys_of_all(slot // SLOTS, holder, shared, slots, SLOTS):
-            begin = total
-    end = tl.minimum(begin + _blocks_of_partial(total, SINGLES, BLOCK_KEYS, BUNDLE) * BLOCK_KEYS, total)
-    wait_for_inputs(PDL)
-    if begin >= total:
-        return
+        elsewhere = 0
+        if SLOTS > 1:
+            elsewhere = _keys_of_all(slot // SLOTS, holder, shared, slots, SLOTS)
+    size = _blocks_of_partial(total, SINGLES, BLOCK_KEYS, BUNDLE) * BLOCK_KEYS
+    begin = partial * size
+    end = tl.minimum(begin + size, total)
     first_slot, num_first = _cache_of(slot, holder, shared, SHARED)
     base = (tl.where(begin < num_first, first_slot, slot) * HEADS + head).to(tl.int64) * length * DIM
-    query_at = ((slot_of * width + token_idx) * HEADS + head) * GROUP + query_idx % GROUP
+    if PREFETCH:  # CTAs with the same keys share them out
+        line: tl.constexpr = 1024 // keys.dtype.element_ty.primitive_bitwidth
+        of_block = tl.arange(0, BLOCK_KEYS // line) * line
+        for at in range(
+            begin + tl.program_id(1) * BLOCK_KEYS, tl.minimum(end, first), tl.num_programs(1) * BLOCK_KEYS
+        ):
+            _prefetch(keys + base + at * DIM + tl.arange(0, BLOCK_KEYS * DIM // line) * line)
+            _prefetch(values + base + at + tl.arange(0, DIM)[:, None] * length + of_block[None, :])
+    wait_for_inputs(PDL)
+    if (begin >= total) | (begin < elsewhere):
+        return
+    query_at = ((slot_of_query * width + token_idx) * HEADS + head) * GROUP + query_idx % GROUP
     dim = tl.arange(0, DIM)
     if keys.dtype.element_ty == tl.float8e4nv:
         dim = _mma_order(dim)
@@ -374,8 +398,9 @@ def _attend_wide(
     mixed = tl.zeros([BLOCK_QUERIES, DIM], tl.float32)
     max_log2 = tl.full([BLOCK_QUERIES], float("-inf"), tl.float32)
     weight = tl.zeros([BLOCK_QUERIES], tl.float32)
-    # Blocks below `first` are seen by all queries.
-    seen_by_all = tl.maximum(begin, tl.minimum(end, first // BLOCK_KEYS * BLOCK_KEYS))
+    # Blocks below `first` are seen by all queries. The compiler must see that blocks begin at multiples of BLOCK_KEYS:
+    # so not `end`.
+    seen_by_all = tl.maximum(begin, tl.minimum(begin + size, first // BLOCK_KEYS * BLOCK_KEYS))
     mixed, max_log2, weight = _merge_blocks(
         mixed, max_log2, weight, query, keys, values, base, begin, seen_by_all, first + token_idx, scale, length,
         False, KEYS_FIRST, DIM, BLOCK_KEYS,
@@ -393,7 +418,7 @@ def _blocks_of_partial(total, SINGLES: tl.constexpr, BLOCK_KEYS: tl.constexpr, B
     """Blocks of keys of one partial result of a slot with `total` keys: a bundle's behind SINGLES blocks, else one."""
     if SINGLES is None:
         return 1
-    else:
+    else:  # the compiler takes no code behind a return
         return tl.where(total <= SINGLES * BLOCK_KEYS, 1, BUNDLE)
 
 
@@ -511,8 +536,9 @@ def _launch(
     group = heads // kv_heads
     config = _CONFIG if keys.element_size() > 1 else _CONFIG_FP8
     shared = target.shared
-    wide = (width * group >= _WIDE.block_queries or shared is not None) and dtype != torch.float32
-    wide = wide and (keys.element_size() > 1 or dim >= 32)
+    # In float32 both kernels would reduce in another order; the order of operands in 8 bits takes words of 32 elements.
+    in_order = dtype != torch.float32 and (keys.element_size() > 1 or dim >= 32)
+    wide = in_order and not qkv_splits and (width * group >= _WIDE.block_queries or shared is not None)
     if length % config.block_keys:
         raise ValueError(f"cache length: expected a multiple of BLOCK_KEYS = {config.block_keys}, got {length}")
     max_blocks = triton.cdiv(length, config.block_keys)
@@ -543,8 +569,8 @@ def _launch(
     holder, lengths = (start, start) if shared is None else (shared.holder, shared.length)
     if wide:
         fitting = (limits.shared_memory // dim // element_size - block) // (2 * config.block_keys)
-        together = 1 if shared is None else min(slots, block // (width * group))
-        together = 1 << together.bit_length() - 1 if together else 1
+        # A power of two of slots, whose queries fit one CTA.
+        together = 1 if shared is None else 1 << max(1, min(slots, block // (width * group))).bit_length() - 1
         grids = {False: (slots * kv_heads, blocks, num_partials)}
         if together > 1:
             grids = {True: (triton.cdiv(slots, together) * kv_heads, 1, num_partials)} | grids
@@ -553,6 +579,7 @@ def _launch(
                 inputs[0], keys, values, start, holder, lengths, partials, sums, scale, length, width, num_queries,
                 slots, HEADS=kv_heads, GROUP=group, SINGLES=singles, BLOCK_QUERIES=block,
                 KEYS_FIRST=bool(_WIDE.keys_first), SHARED=shared is not None, SLOTS=together, TOGETHER=all_together,
+                PREFETCH=bool(_WIDE.prefetch) and limits.pdl,
                 **shapes, num_warps=_WIDE.num_warps, num_stages=max(1, min(_WIDE.stages, fitting)),
                 **limits.launch_options,
             )  # fmt: skip
@@ -570,6 +597,6 @@ def _launch(
         _combine[(num_queries,)](
             partials, sums, attended, start, output_scale or 1.0, width, num_queries, heads,
             PADDED=triton.next_power_of_2(num_partials), SINGLES=singles, BUNDLES_AHEAD=_BUNDLES_AHEAD, **shapes,
-            num_warps=2, **limits.launch_options,
+            num_warps=_COMBINE_WARPS, **limits.launch_options,
         )  # fmt: skip
     return attended
