@@ -17,15 +17,15 @@ def check_batch_invariance(device: str, dim: int, dtype: torch.dtype, cache_dtyp
     """Check that a query alone = beside other slots and tokens, for every number of CTAs that share the keys."""
     if device == "cpu":  # in the interpreter, which takes its time for each head and each block of keys
         shared_memory, pdl = 1 << 30, False
-        all_slots, heads, length = 2, 4, 768
+        all_slots, many, heads, length = 2, 9, 4, 768
     else:
         from terra.engine.graph.kernels.launch import device_limits
 
         found = device_limits(torch.device(device))
         shared_memory, pdl = found.shared_memory, found.pdl
-        all_slots, heads, length = 4, 8, 1536
+        all_slots, many, heads, length = 4, 40, 8, 1536
     torch.manual_seed(0)
-    queries = torch.randn(all_slots, 5, heads, dim).to(device, dtype)
+    queries = torch.randn(all_slots, many, heads, dim).to(device, dtype)
     keys = (2 * torch.randn(all_slots, 2, length, dim)).to(device, cache_dtype)
     values = torch.randn(all_slots, 2, dim, length).to(device, cache_dtype)
 
@@ -39,6 +39,7 @@ def check_batch_invariance(device: str, dim: int, dtype: torch.dtype, cache_dtyp
 
     for first in (100, length - 136):
         alone = attended(first, 1, 1, 1000)  # one block of keys a CTA
-        # Several blocks a CTA, and all of them; beside other slots, other tokens, and both.
-        for batch in [(1, 1, 4), (1, 1, 1), (all_slots, 1, 1), (1, 5, 1000), (1, 5, 4), (all_slots, 5, 1)]:
+        # Several blocks a CTA, and all of them; beside other slots, a few and many other tokens, and all of these.
+        few = [(1, 1, 4), (1, 1, 1), (all_slots, 1, 1), (1, 5, 1000), (1, 5, 4), (all_slots, 5, 1)]
+        for batch in [*few, (1, many, 1000), (1, many, 1), (all_slots, many, 1)]:
             assert torch.equal(attended(first, *batch), alone), (first, batch)
