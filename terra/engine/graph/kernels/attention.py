@@ -479,7 +479,9 @@ def _launch(
     kv_heads, length = keys.shape[1:3]
     group = heads // kv_heads
     config = _CONFIG if keys.element_size() > 1 else _CONFIG_FP8
-    wide = width * group >= _WIDE.block_queries and dtype != torch.float32 and (keys.element_size() > 1 or dim >= 32)
+    # In float32 both kernels would reduce in another order; the order of operands in 8 bits takes words of 32 elements.
+    in_order = dtype != torch.float32 and (keys.element_size() > 1 or dim >= 32)
+    wide = in_order and not qkv_splits and width * group >= _WIDE.block_queries
     if length % config.block_keys:
         raise ValueError(f"cache length: expected a multiple of BLOCK_KEYS = {config.block_keys}, got {length}")
     max_blocks = triton.cdiv(length, config.block_keys)
