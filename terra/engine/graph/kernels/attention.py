@@ -343,8 +343,9 @@ def _attend_wide(
     mixed = tl.zeros([BLOCK_QUERIES, DIM], tl.float32)
     max_log2 = tl.full([BLOCK_QUERIES], float("-inf"), tl.float32)
     weight = tl.zeros([BLOCK_QUERIES], tl.float32)
-    # Blocks below `first` are seen by all queries.
-    seen_by_all = tl.maximum(begin, tl.minimum(end, first // BLOCK_KEYS * BLOCK_KEYS))
+    # Blocks below `first` are seen by all queries. The compiler must see that blocks begin at multiples of BLOCK_KEYS:
+    # so not `end`.
+    seen_by_all = tl.maximum(begin, tl.minimum(begin + size, first // BLOCK_KEYS * BLOCK_KEYS))
     mixed, max_log2, weight = _merge_blocks(
         mixed, max_log2, weight, query, keys, values, base, begin, seen_by_all, first + token_idx, scale, length,
         False, KEYS_FIRST, DIM, BLOCK_KEYS,
