@@ -71,6 +71,7 @@ class WideConfig:
         stages: blocks under way in a CTA, at most.
         num_warps: warps of a CTA.
         keys_first: whether keys are the MMA's M dimension, as with few queries, instead of queries.
+        prefetch: whether keys and values of earlier passes are loaded into the L2 cache while a CTA waits (PDL).
     """
 
     block_queries: int
@@ -78,6 +79,7 @@ class WideConfig:
     stages: int
     num_warps: int
     keys_first: bool = False
+    prefetch: bool = False
 
 
 _WIDE = WideConfig(block_queries=64, ctas_per_sm=2, stages=3, num_warps=4)
@@ -288,6 +290,14 @@ def _in_mma_order(tile):
 
 
 @triton.jit
+def _prefetch(at):
+    """Let the L2 cache load the lines (128 bytes) that these pointers point into."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at.to(tl.int64)], tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
 def _merge_blocks(
     mixed, max_log2, weight, query, keys, values, base, begin, end, causal_limit, scale, length,
     MASKED: tl.constexpr, KEYS_FIRST: tl.constexpr, DIM: tl.constexpr, BLOCK_KEYS: tl.constexpr,
@@ -313,7 +323,7 @@ def _attend_wide(
     queries, keys, values, start, partials, sums, scale, length, width, num_queries,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, PARTIALS: tl.constexpr, SINGLES: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, BUNDLE: tl.constexpr, KEYS_FIRST: tl.constexpr,
-    PDL: tl.constexpr,
+    PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One CTA: a slot, a head of its cache, a block of many queries, and one partial result; in 16 or 8 bits.
 
@@ -329,10 +339,18 @@ def _attend_wide(
     size = _blocks_of_partial(total, SINGLES, BLOCK_KEYS, BUNDLE) * BLOCK_KEYS
     begin = partial * size
     end = tl.minimum(begin + size, total)
+    base = (slot * HEADS + head).to(tl.int64) * length * DIM
+    if PREFETCH:  # CTAs with the same keys share them out
+        line: tl.constexpr = 1024 // keys.dtype.element_ty.primitive_bitwidth
+        of_block = tl.arange(0, BLOCK_KEYS // line) * line
+        for at in range(
+            begin + tl.program_id(1) * BLOCK_KEYS, tl.minimum(end, first), tl.num_programs(1) * BLOCK_KEYS
+        ):
+            _prefetch(keys + base + at * DIM + tl.arange(0, BLOCK_KEYS * DIM // line) * line)
+            _prefetch(values + base + at + tl.arange(0, DIM)[:, None] * length + of_block[None, :])
     wait_for_inputs(PDL)
     if begin >= total:
         return
-    base = (slot * HEADS + head).to(tl.int64) * length * DIM
     query_at = ((slot * width + token_idx) * HEADS + head) * GROUP + query_idx % GROUP
     dim = tl.arange(0, DIM)
     if keys.dtype.element_ty == tl.float8e4nv:
@@ -512,6 +530,7 @@ def _launch(
         _attend_wide[(slots * kv_heads, blocks, num_partials)](
             inputs[0], keys, values, start, partials, sums, scale, length, width, num_queries,
             HEADS=kv_heads, GROUP=group, SINGLES=singles, BLOCK_QUERIES=block, KEYS_FIRST=bool(_WIDE.keys_first),
+            PREFETCH=bool(_WIDE.prefetch) and limits.pdl,
             **shapes, num_warps=_WIDE.num_warps, num_stages=max(1, min(_WIDE.stages, fitting)),
             **limits.launch_options,
         )  # fmt: skip
