@@ -29,7 +29,7 @@ from terra.engine.graph.kernels.rope import load_rotated
 from terra.engine.graph.kv_cache import KVTarget
 from terra.engine.graph.quantization import FP8
 
-_MAX_BLOCK_QUERIES = 64
+_MAX_BLOCK_QUERIES = 64  # of the kernel of few queries
 _MIN_BLOCK_QUERIES = 8  # the least that tl.dot takes
 _MAX_SPLITS = 128
 _LOG2_E = 1.4426950408889634
@@ -343,9 +343,7 @@ def _attend_wide(
     if PREFETCH:  # CTAs with the same keys share them out
         line: tl.constexpr = 1024 // keys.dtype.element_ty.primitive_bitwidth
         of_block = tl.arange(0, BLOCK_KEYS // line) * line
-        for at in range(
-            begin + tl.program_id(1) * BLOCK_KEYS, tl.minimum(end, first), tl.num_programs(1) * BLOCK_KEYS
-        ):
+        for at in range(begin + tl.program_id(1) * BLOCK_KEYS, tl.minimum(end, first), tl.num_programs(1) * BLOCK_KEYS):
             _prefetch(keys + base + at * DIM + tl.arange(0, BLOCK_KEYS * DIM // line) * line)
             _prefetch(values + base + at + tl.arange(0, DIM)[:, None] * length + of_block[None, :])
     wait_for_inputs(PDL)
