@@ -15,12 +15,19 @@ Published figures are of people's recordings and of longer training; these are o
 which does nothing, and `random` beside every figure. The same --data, --pairs and --seed draw the same pairs for all
 policies; `--compare` takes the difference pair by pair, with an interval that resamples episodes. A call that was
 stopped goes on from --output.
+
+Several processes share the pairs, as many on one GPU as its memory holds, and `--join` makes one result of theirs:
+
+    python scripts/pusht_evaluate.py ... --part 1/2 --output first.json &
+    python scripts/pusht_evaluate.py ... --part 2/2 --output second.json &
+    wait; python scripts/pusht_evaluate.py --join first.json second.json --output terra.json
 """
 
 import argparse
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
@@ -46,6 +53,8 @@ logger = logging.getLogger(__name__)
 
 GOAL_OFFSET, BUDGET = 25, 50  # steps
 SEED = 42
+# Settings in which the parts of one evaluation may differ: they change no plan.
+OF_A_PART = ("part", "output", "at_once", "pairs_at_once", "step_tokens")
 CALLABLES = [
     {"method": "_set_state", "args": {"state": {"value": "state"}}},
     {"method": "_set_goal_state", "args": {"goal_state": {"value": "goal_state"}}},
@@ -92,6 +101,18 @@ def draw_pairs(data: Path, count: int, seed: int = SEED) -> list[Pair]:
         raise DatasetError(f"{data}: expected more than {count} starts in split held_out, got {len(starts)}")
     chosen = np.random.default_rng(seed).choice(len(starts) - 1, size=count, replace=False)
     return [starts[index] for index in sorted(chosen)]
+
+
+def part_of(text: str) -> tuple[int, int]:
+    """K and N of "K/N", 1 <= K <= N.
+
+    Raises:
+        ConfigError: anything else.
+    """
+    part, _, parts = text.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise ConfigError(f"part: expected K/N with K from 1 to N, got {text!r}")
+    return int(part), int(parts)
 
 
 class PairsDataset:
@@ -191,10 +212,10 @@ class SimplePolicy:
 
 
 class LewmPolicy:
-    """stable-worldmodel's policy of LeWM, which plans every `GOAL_OFFSET` steps."""
+    """stable-worldmodel's policy of LeWM, which plans every `execute` steps."""
 
-    def __init__(self, policy: Any) -> None:
-        self._policy = policy
+    def __init__(self, policy: Any, execute: int = GOAL_OFFSET) -> None:
+        self._policy, self._execute = policy, execute
         self.num_plans, self._steps = 0, 0
 
     def set_env(self, env: Any) -> None:
@@ -205,7 +226,7 @@ class LewmPolicy:
     def get_action(self, info_dict: dict[str, Any], **kwargs: Any) -> np.ndarray:
         """LeWM's next action of each environment."""
         action = self._policy.get_action(info_dict, **kwargs)
-        if self._steps % GOAL_OFFSET == 0:
+        if self._steps % self._execute == 0:
             self.num_plans += int((~_ended(info_dict, len(action))).sum())
         self._steps += 1
         return action
@@ -243,8 +264,16 @@ class _Batched(torch.nn.Module):
         return self._lewm.get_cost(info_dict, action_candidates)
 
 
-def lewm_policy(folder: Path, device: str, candidates: int, iterations: int, problems_at_once: int) -> Policy:
-    """LeWM with stable-worldmodel's CEM and model predictive control, as published."""
+def lewm_policy(
+    folder: Path, device: str, candidates: int, iterations: int, problems_at_once: int, execute: int
+) -> Policy:
+    """LeWM with stable-worldmodel's CEM and model predictive control; `execute` steps of a plan, whole blocks.
+
+    Raises:
+        ConfigError: `execute` is no multiple of `BLOCK` up to `GOAL_OFFSET`.
+    """
+    if execute % BLOCK or not BLOCK <= execute <= GOAL_OFFSET:
+        raise ConfigError(f"execute: expected a multiple of {BLOCK} up to {GOAL_OFFSET}, got {execute}")
     from torchvision.transforms import v2
 
     model, facts = load_lewm(folder)
@@ -266,36 +295,34 @@ def lewm_policy(folder: Path, device: str, candidates: int, iterations: int, pro
         device=device,
         seed=SEED,
     )
-    config = swm.PlanConfig(horizon=GOAL_OFFSET // BLOCK, receding_horizon=GOAL_OFFSET // BLOCK, action_block=BLOCK)
+    config = swm.PlanConfig(horizon=GOAL_OFFSET // BLOCK, receding_horizon=execute // BLOCK, action_block=BLOCK)
     scaler = _Scaler(facts["action_mean"], facts["action_std"])
     policy = swm.policy.WorldModelPolicy(
         solver=solver, config=config, process={"action": scaler}, transform={"pixels": look, "goal": look}
     )
-    return LewmPolicy(policy)
+    return LewmPolicy(policy, execute)
 
 
-def evaluate(
-    data: Path, policy: Policy, count: int, seed: int, at_once: int, on_part: OnPart, earlier: dict[str, Any]
-) -> None:
+def evaluate(pairs: list[Pair], policy: Policy, at_once: int, on_part: OnPart, earlier: dict[str, Any]) -> None:
     """Let a policy play all pairs; its successes, pair by pair, and its seconds a plan go to `on_part`.
 
     Args:
-        data: recording with a held-out split.
+        pairs: see `draw_pairs`.
         policy: acts.
-        count: number of pairs.
-        seed: of the pairs.
         at_once: number of pairs that are played side by side.
         on_part: called with the result so far whenever `at_once` more pairs are done.
         earlier: the last result of a call that was stopped, to go on from; empty for none.
 
     Raises:
-        DatasetError: fewer starts than pairs, or other pairs than the earlier call's.
+        DatasetError: other pairs than the earlier call's.
     """
-    pairs, started = draw_pairs(data, count, seed), perf_counter()
+    count, started = len(pairs), perf_counter()
     named = [[pair.episode.id, pair.start] for pair in pairs]
     successes: list[bool] = list(earlier.get("successes", []))
     if earlier and earlier["pairs"] != named[: len(successes)]:
-        raise DatasetError(f"{data}: expected the recording of the earlier call, got other pairs")
+        raise DatasetError(
+            f"expected the recording of the earlier call, which began with {earlier['pairs'][0]}, got {named[0]}"
+        )
     timed = Timed(policy)
     plans, planning, spent_before = (earlier.get(name, 0) for name in ("plans", "planning_seconds", "seconds"))
     begun = len(successes)
@@ -332,6 +359,36 @@ def evaluate(
         )
 
 
+def join(parts: list[Path]) -> dict[str, Any]:
+    """One result of several parts' results, their pairs in the order of episodes and starts.
+
+    Raises:
+        ConfigError: two parts have the same pair, or other settings than their parts and outputs.
+    """
+    found = [read_json(path, ConfigError) for path in parts]
+    shared = [{name: value for name, value in each["settings"].items() if name not in OF_A_PART} for each in found]
+    for path, settings in zip(parts, shared, strict=True):
+        if settings != shared[0]:
+            raise ConfigError(f"{path}: expected the settings of {parts[0]}, got others")
+    played = sorted(
+        (pair, success) for each in found for pair, success in zip(each["pairs"], each["successes"], strict=True)
+    )
+    pairs, successes = [pair for pair, _ in played], [success for _, success in played]
+    for one, next_one in pairwise(pairs):
+        if one == next_one:
+            raise ConfigError(f"{parts}: expected each pair once, got {one} twice")
+    plans, planning = (sum(each[name] for each in found) for name in ("plans", "planning_seconds"))
+    return {
+        "settings": shared[0] | {"parts": len(parts)},
+        "success_percent": 100 * sum(successes) / len(successes),
+        "pairs": pairs,
+        "successes": successes,
+        "plans": plans,
+        "planning_seconds": planning,
+        "seconds_a_plan": planning / max(plans, 1),
+    }
+
+
 def compare(ours: Path, theirs: Path, resamples: int = 10_000) -> dict[str, float]:
     """The difference of two policies' success (percentage points), and its 95 % interval over resampled episodes.
 
@@ -356,6 +413,8 @@ def main() -> None:
     """Evaluate or compare as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--compare", type=Path, nargs=2, help="two outputs")
+    parser.add_argument("--join", type=Path, nargs="+", help="outputs of all parts, to one --output")
+    parser.add_argument("--part", default="1/1", help="K/N: play the K-th of N parts of the pairs")
     parser.add_argument("--data", type=Path, help="recording of PushT with a held-out split")
     parser.add_argument("--policy", choices=["terra", "lewm", "random", "still"])
     parser.add_argument("--model", type=Path, help="folder of tokenizer/ and world_model/, or of scripts/pusht_lewm.py")
@@ -384,7 +443,9 @@ def main() -> None:
     )
     parser.add_argument("--hold", type=int, default=BLOCK, help="steps for which terra's planner holds an action")
     parser.add_argument(
-        "--execute", type=int, default=15, help="steps of a plan that terra executes at most before it plans anew"
+        "--execute",
+        type=int,
+        help="steps of a plan before a new one: 15 of terra, or fewer where it ends; 25 of lewm",
     )
     parser.add_argument("--temperature", type=float, default=0.0, help="of terra's imagined futures")
     parser.add_argument("--at-once", type=int, default=128, help="sessions of terra's, problems of lewm's, 8 at most")
@@ -399,6 +460,11 @@ def main() -> None:
     if given.compare:
         print(compare(*given.compare))
         return
+    if given.join:
+        write_json(given.output, join(given.join))
+        return
+    part, parts = part_of(given.part)
+    pairs = draw_pairs(given.data, given.pairs, given.seed)[part - 1 :: parts]
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(given).items()}
     earlier = read_json(given.output, ConfigError) if given.output.exists() else {}
     if earlier and earlier["settings"] != settings:
@@ -421,10 +487,17 @@ def main() -> None:
             sampling=SamplingParams(temperature=given.temperature),
             at_once=given.at_once,
         )
-        policy: Policy = TerraPolicy(PlannerPolicy(planner, execute=given.execute, budget=BUDGET, seed=given.seed))
+        policy: Policy = TerraPolicy(
+            PlannerPolicy(planner, execute=given.execute or 15, budget=BUDGET, seed=given.seed)
+        )
     elif given.policy == "lewm":
         policy = lewm_policy(
-            given.model, given.device, given.candidates or 300, given.iterations or 30, min(given.at_once, 8)
+            given.model,
+            given.device,
+            given.candidates or 300,
+            given.iterations or 30,
+            min(given.at_once, 8),
+            given.execute or GOAL_OFFSET,
         )
     else:
         policy = SimplePolicy(moves=given.policy == "random", seed=given.seed)
@@ -432,7 +505,7 @@ def main() -> None:
     def write(result: dict[str, Any]) -> None:
         write_json(given.output, {"settings": settings, **result})
 
-    evaluate(given.data, policy, given.pairs, given.seed, given.pairs_at_once, write, earlier)
+    evaluate(pairs, policy, given.pairs_at_once, write, earlier)
     for close in closing:
         close()
 

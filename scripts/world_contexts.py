@@ -2,8 +2,8 @@
 
     python scripts/world_contexts.py --data outputs/doom/recording --output outputs/doom/world/contexts
 
-A scene is three frames of an episode, all scenes of different places. `recorded.json` has what the player did there; in
-a world of keys there is also a file for each key, which is held after the context.
+A scene is three frames of an episode, all scenes of different places. `recorded.json` has what the player or
+driver did there; in a world of keys there is also a file for each key, which is held after the context.
 """
 
 import argparse
@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from decoder.video import write_png_sequence
-from terra.actions import Keys, require_table, save_actions
+from terra.actions import Keys, Waypoints, require_table, save_actions
 from terra.dataset import Episode, read_frames, read_split
 from terra.errors import DatasetError
+from terra.trajectory import save_poses
 
 CONTEXT = 3
 
@@ -25,7 +26,8 @@ def choose(episodes: tuple[Episode, ...], count: int, ahead: int) -> list[tuple[
     Raises:
         DatasetError: fewer places than scenes.
     """
-    firsts = {each.place: each for each in reversed(episodes) if each.num_frames > CONTEXT + ahead}
+    usable = [each for each in episodes if each.group is None and each.num_frames > CONTEXT + ahead]
+    firsts = {each.place: each for each in reversed(usable)}
     places = sorted(firsts)
     if len(places) < count:
         raise DatasetError(f"expected held-out recordings of {count} places or more, got {len(places)}")
@@ -35,10 +37,15 @@ def choose(episodes: tuple[Episode, ...], count: int, ahead: int) -> list[tuple[
 
 def write_scene(folder: Path, episode: Episode, start: int, ahead: int) -> None:
     """Write the context pictures from frame `start` on, and the files of actions. Raises OutputError, DatasetError."""
+    write_png_sequence(read_frames(episode)[start : start + CONTEXT], folder)
+    if isinstance(episode.space, Waypoints):
+        x, y, heading, time = (getattr(episode.poses, name)[start:] for name in ("x", "y", "heading", "time"))
+        positions = np.column_stack([x - x[0], y - y[0]])
+        save_poses(folder / "recorded.json", time - time[0], positions, heading, episode.fps)
+        return
     space, values = require_table(episode.space, folder.name), episode.actions
     if values is None:
         raise DatasetError(f"{episode.id}: expected actions, got poses")
-    write_png_sequence(read_frames(episode)[start : start + CONTEXT], folder)
     given = values[start : start + CONTEXT - 1]
     save_actions(folder / "recorded.json", space, episode.fps, values[start : start + CONTEXT + ahead])
     if isinstance(space, Keys):

@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
-# Train a world, doom or pusht, from nothing: record, tokenizer, decoder (doom), tokens, action estimator, world model.
+# Train a world, doom, pusht or town_hd, from nothing: record, tokenizer, decoder (not pusht), tokens, action estimator, world model.
+# town_hd is then evaluated beside the shipped model, and driven live.
 #
 #     WORLD=doom OUTPUT=outputs/doom_training GPUS=2 LIMIT=560 bash scripts/world_train.sh
 #
 # The same command goes on where it was stopped: each stage keeps what it has in OUTPUT. LIMIT is how many seconds a call may take; unset, a day.
 # Exit code: 0 all is done, 75 run it again (first look at OUTPUT/estimator.log if it says so), 1 a stage failed, 2 another WORLD. GPUS=0 trains on the CPU.
 # Settings for the models: TOKENIZER, DECODER, WORLD_MODEL, ESTIMATOR ("key=value key=value"); SCALE=0.01 records a hundredth;
-# RECORD has further settings of terra record, and SCENES is the number of scenes.
-# Needs the extras train, and doom or pusht. The world is $OUTPUT/world: tokenizer/, world_model/, estimator/, contexts/, README.md.
+# RECORD has further settings of terra record, and SCENES is the number of scenes. Of town_hd alone: FIRST and REST are how many seconds
+# of each part of the recording towns are begun in; EVALUATE ("key=value") is for terra evaluate, LIVE ("--frames 60") for scripts/live_drive.py.
+# Needs the extras train, and doom, pusht or record. The world is $OUTPUT/world: tokenizer/, world_model/, estimator/, contexts/, README.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-WORLD=${WORLD:?doom or pusht}
+WORLD=${WORLD:?doom, pusht or town_hd}
 OUTPUT=${OUTPUT:-outputs/${WORLD}_training}
 GPUS=${GPUS:-1}
 SCALE=${SCALE:-1}
@@ -20,24 +22,35 @@ TOKENIZER=${TOKENIZER:-}
 DECODER=${DECODER:-}
 WORLD_MODEL=${WORLD_MODEL:-}
 ESTIMATOR=${ESTIMATOR:-}
+FIRST=${FIRST:-65}
+REST=${REST:-330}
+EVALUATE=${EVALUATE:-}
+LIVE=${LIVE:-}
 DATA=$OUTPUT/recording
 source scripts/stages.sh
 
-# record SEEDS FIRST SPLIT PLAYER: so many seeds, each a shard of four episodes, from the split's seed FIRST on, beside other recordings.
-# Workers are shared out by the number of seeds, of which $ALL are recorded: short recordings spend most of their time on starting workers.
 recordings=()
 NICE=0
 estimator=
-trap 'kill "${recordings[@]}" $estimator 2>/dev/null || true' EXIT
-record() {
-  local seeds workers
-  seeds=$("$PYTHON" -c "print(max(1, round($1 * $SCALE)))")
-  workers=$(((WORKERS * $1 + ALL / 2) / ALL))
+beside=
+trap 'kill "${recordings[@]}" $estimator $beside 2>/dev/null || true' EXIT
+scaled() { "$PYTHON" -c "print(max(1, round($1 * $SCALE)))"; }
+# begin WORKERS SECONDS [SETTING...]: a recording beside other ones, in which no place is begun after SECONDS.
+begin() {
   [ "$(left)" -gt 5 ] || again
-  (exec timeout --signal TERM --kill-after 30 "$(left)" \
-    nice -n "$NICE" env OMP_NUM_THREADS=1 "$PYTHON" -W ignore -m terra record output="$DATA" source=gym env="$ENV" image_size="$SIZE" frames_per_episode="$FRAMES" \
-    episodes_per_place=4 workers="$((workers > 0 ? workers : 1))" seeds="$seeds" seed="$2" split="$3" policy="$4" max_seconds="$(left)" $RECORD) &
+  (exec timeout --signal TERM --kill-after 30 "$(left)" nice -n "$NICE" env OMP_NUM_THREADS=1 "$PYTHON" -W ignore -m terra record \
+    workers="$(($1 > 0 ? $1 : 1))" max_seconds="$2" "${@:3}" $RECORD) &
   recordings+=($!)
+}
+# record SEEDS FIRST SPLIT PLAYER: so many seeds, each a shard of four episodes, from the split's seed FIRST on.
+# Workers are shared out by the number of seeds, of which $ALL are recorded: short recordings spend most of their time on starting workers.
+record() {
+  begin $(((WORKERS * $1 + ALL / 2) / ALL)) "$(left)" output="$DATA" source=gym env="$ENV" image_size="$SIZE" frames_per_episode="$FRAMES" \
+    episodes_per_place=4 seeds="$(scaled "$1")" seed="$2" split="$3" policy="$4"
+}
+# towns WORKERS SECONDS TOWNS FIRST SPLIT FOLDER SIZE DRIVES FRAMES [SETTING...]: so many towns, each a shard, from the split's town FIRST on.
+towns() {
+  begin "$1" "$2" output="$6" image_size="$7" towns="$(scaled "$3")" seed="$4" split="$5" episodes_per_place="$8" frames_per_episode="$9" "${@:10}"
 }
 recorded() { # wait for the recordings that were begun
   for process in "${recordings[@]}"; do wait "$process" || { [ "$(left)" -gt 5 ] && exit 1 || again; }; done
@@ -74,8 +87,25 @@ pusht)
   record 180 11000 train $PLAYERS:disturbed
   record 40 21000 train $PLAYERS:weak
   ;;
+town_hd)
+  SIZE=${SIZE:-[288,512]}
+  ESTIMATOR="max_frames=20000 max_seconds=60.0 $ESTIMATOR"
+  # Which towns are recorded in time depends on the machine, so that a recording that has ended is not gone on with.
+  if [ ! -f "$OUTPUT/recorded" ]; then
+    towns $((WORKERS / 8)) "$FIRST" 16 5000 held_out "$DATA" "$SIZE" 1 100
+    towns $((WORKERS * 7 / 8)) "$FIRST" 200 0 train "$DATA" "$SIZE" 2 150
+    recorded
+    NICE=15
+    # The held-out towns of the shipped model's card, and futures of other towns, in the size of each model.
+    for held_out in "shipped [144,256]" "town_hd $SIZE"; do
+      towns $((WORKERS / 16)) "$(left)" 48 0 held_out "$OUTPUT/towns/${held_out% *}" "${held_out#* }" 1 140
+      towns $((WORKERS / 8)) "$(left)" 64 1000 held_out "$OUTPUT/towns/${held_out% *}" "${held_out#* }" 1 70 kind=counterfactuals
+    done
+    towns $((WORKERS * 5 / 8)) "$REST" 250 1000 train "$DATA" "$SIZE" 2 150
+  fi
+  ;;
 *)
-  echo "WORLD: expected doom or pusht, got $WORLD" >&2
+  echo "WORLD: expected doom, pusht or town_hd, got $WORLD" >&2
   exit 2
   ;;
 esac
@@ -97,6 +127,7 @@ if [ -f "conf/recipe/tokenizer_${WORLD}_decoder.yaml" ]; then
 fi
 say "waiting for the recorder"
 recorded
+touch "$OUTPUT/recorded"
 say "tokens"
 module terra tokenize data="$DATA" checkpoint="$tokenizer" output="$OUTPUT/tokens" \
   device="$DEVICE" dtype="$([ "$DEVICE" = cuda ] && echo bfloat16 || echo float32)" workers="$EACH"
@@ -119,5 +150,27 @@ rm -rf "$OUTPUT/world"
 mkdir -p "$OUTPUT/world"
 cp -r "$tokenizer" "$OUTPUT/world_model/world_model" "$OUTPUT/estimator/estimator" "$OUTPUT/world/"
 cp "terra/worlds/$WORLD.md" "$OUTPUT/world/README.md"
-"$PYTHON" scripts/world_contexts.py --data "$DATA" --output "$OUTPUT/world/contexts" --scenes "$SCENES"
+HELD_OUT=$DATA
+[ "$WORLD" != town_hd ] || HELD_OUT=$OUTPUT/towns/town_hd
+"$PYTHON" scripts/world_contexts.py --data "$HELD_OUT" --output "$OUTPUT/world/contexts" --scenes "$SCENES"
+
+# Both models on the same clips of the same towns, each in its own size, measured at 144 x 256 pixels.
+evaluate() { # NAME GPU [SETTING...]
+  grep -qs '"complete": true' "$OUTPUT/evaluation/$1/metrics.json" || CUDA_VISIBLE_DEVICES=$2 OMP_NUM_THREADS=8 within "$PYTHON" -m terra evaluate \
+    data="$OUTPUT/towns/$1" output="$OUTPUT/evaluation/$1" measured_size=[144,256] num_clips=48 drift_clips=0 max_groups=24 \
+    frechet_resamples=20 requirements=true workers=8 "${@:3}" $EVALUATE >"$OUTPUT/evaluation_$1.log" 2>&1
+}
+live() { # GPU
+  [ -f "$OUTPUT/live.json" ] || CUDA_VISIBLE_DEVICES=$1 OMP_NUM_THREADS=8 within "$PYTHON" scripts/live_drive.py --model "$OUTPUT/world" \
+    --output "$OUTPUT/live.json" --video "$OUTPUT/live.mp4" $LIVE >"$OUTPUT/live.log" 2>&1
+}
+if [ "$WORLD" = town_hd ]; then
+  say "evaluation beside the shipped model's, and a live drive: see $OUTPUT/evaluation_*.log, $OUTPUT/live.log"
+  IFS=, read -r first second _ <<<"${CUDA_VISIBLE_DEVICES:-0,1}"
+  [ "$GPUS" -gt 1 ] || second=$first
+  (trap - EXIT; evaluate shipped "$second" model=demo; live "$second") &
+  beside=$!
+  evaluate town_hd "$first" model=folder model.path="$OUTPUT/world"
+  wait "$beside" || exit $?
+fi
 say "done: $OUTPUT/world"

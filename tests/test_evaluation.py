@@ -12,6 +12,7 @@ from hypothesis import given, settings, strategies as st
 from rich.console import Console
 from tiny import save_tiny
 from tiny_adapter import save_adapter
+from torch import nn
 
 from decoder import FramewiseDecoder
 from terra.actions import Waypoints
@@ -21,7 +22,7 @@ from terra.errors import CheckpointError, ConfigError, DatasetError, EngineError
 from terra.evaluation.clips import Clip, LoadedClip, choose_clips, load_clips
 from terra.evaluation.contrasts import CONTRASTS, find_groups
 from terra.evaluation.criteria import evaluate_criteria
-from terra.evaluation.estimator import EstimatorConfig, MotionEstimator
+from terra.evaluation.estimator import EstimatorConfig, MotionEstimator, resize
 from terra.evaluation.estimator_training import evaluate_estimator, load_recordings, positions, train_estimator
 from terra.evaluation.evaluate import run
 from terra.evaluation.fidelity import confusion, motion_errors
@@ -366,6 +367,24 @@ def test_motion_recovered_without_error_is_the_instructed_motion(marked: Episode
     recovered = scorer.recover(clip, loaded.frames)
     assert np.allclose(recovered, speeding_up(20)[7:12])
     assert not any(error.round(6).any() for error in motion_errors(recovered, clip.instructed, FPS).values())
+
+
+def test_a_measured_size_gives_the_scores_of_frames_of_that_size() -> None:
+    steps, size, network = constant(5.0, 0, 8), (32, 48), FeatureNetwork("averages", [nn.AvgPool2d(4)])
+    clip = Clip("clip", episode_of(steps), start=0, num_frames=8, num_context=3, seed=0)
+    random = torch.Generator().manual_seed(0)
+    variants = {name: torch.rand(8, 3, 64, 96, generator=random) * 2 - 1 for name in (TRUE, *VARIANTS)}
+    estimator = MotionEstimator(SMALL_ESTIMATOR).eval()
+    ours = Scorer(network, estimator, image_size=size).score(clip, variants)
+    small = {name: resize(frames, size) for name, frames in variants.items()}
+    theirs = Scorer(network, estimator).score(clip, small)
+    for name in VARIANTS:
+        for metric, values in theirs.metrics[name].items():
+            assert np.array_equal(ours.metrics[name][metric], values)
+        assert torch.equal(ours.features[name], theirs.features[name])
+        assert np.array_equal(ours.steps[name], theirs.steps[name])
+    whole = Scorer(network, estimator).score(clip, variants)
+    assert not np.array_equal(ours.metrics[GENERATED]["psnr"], whole.metrics[GENERATED]["psnr"])
 
 
 def futures(turns: dict[str, float], group: str = "g0", straight_on: int = 12, count: int = 60) -> list[Episode]:

@@ -68,7 +68,20 @@ def test_lewm_is_trained_and_evaluated_beside_doing_nothing(recording, tmp_path,
     assert goes_on["pairs"] == results[1]["pairs"]
     with pytest.raises(ConfigError, match=r"still\.json: expected the result of a call with these settings"):
         call(monkeypatch, "pusht_evaluate", *where, "--policy", "random", *output, *small)
-    call(monkeypatch, "pusht_evaluate", "--compare", tmp_path / "lewm.json", tmp_path / "still.json")
+    for part in (1, 2):
+        output = ("--output", tmp_path / f"part{part}.json", "--part", f"{part}/2")
+        call(monkeypatch, "pusht_evaluate", *where, "--policy", "still", *output, *small)
+    parts, joined = [tmp_path / f"part{part}.json" for part in (2, 1)], tmp_path / "joined.json"
+    call(monkeypatch, "pusht_evaluate", "--join", *parts, "--output", joined)
+    for name in ("pairs", "successes"):
+        assert json.loads(joined.read_text())[name] == results[1][name]
+    with pytest.raises(ConfigError, match="expected each pair once"):
+        call(monkeypatch, "pusht_evaluate", "--join", parts[0], parts[0], "--output", joined)
+    with pytest.raises(ConfigError, match=r"lewm\.json: expected the settings of .*part2\.json"):
+        call(monkeypatch, "pusht_evaluate", "--join", parts[0], tmp_path / "lewm.json", "--output", joined)
+    with pytest.raises(ConfigError, match="expected K/N with K from 1 to N, got '3/2'"):
+        call(monkeypatch, "pusht_evaluate", *where, "--policy", "still", *output[:2], "--part", "3/2", *small)
+    call(monkeypatch, "pusht_evaluate", "--compare", tmp_path / "lewm.json", joined)
     assert "'difference':" in capsys.readouterr().out
 
 
@@ -94,8 +107,9 @@ def test_the_time_of_steps_with_a_plan_is_noted(monkeypatch):
     assert timed.seconds == 6
 
 
-def test_lewm_plans_every_25_steps_where_an_episode_goes_on():
-    from pusht_evaluate import GOAL_OFFSET, LewmPolicy
+@pytest.mark.parametrize("execute", [25, 15])
+def test_lewm_plans_every_so_many_steps_where_an_episode_goes_on(execute):
+    from pusht_evaluate import LewmPolicy
 
     class Fake:
         def set_env(self, env):
@@ -104,9 +118,9 @@ def test_lewm_plans_every_25_steps_where_an_episode_goes_on():
         def get_action(self, info_dict, **kwargs):
             return np.zeros((3, 2))
 
-    policy = LewmPolicy(Fake())
+    policy = LewmPolicy(Fake(), execute)
     for ended in ([False, False, False], [True, False, True]):
-        for _ in range(GOAL_OFFSET):
+        for _ in range(execute):
             policy.get_action({"terminated": np.array(ended)})
     assert policy.num_plans == 3 + 1
     policy.set_env(None)

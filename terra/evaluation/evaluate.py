@@ -180,6 +180,7 @@ def _measuring(settings: EvaluationSettings, plan: EvaluationPlan, spec: Pipelin
     """What scores depend on besides the rollouts."""
     paths = (settings.network_path, settings.video_network_path)
     return {
+        **({} if settings.measured_size is None else {"measured_size": settings.measured_size}),
         "decoder": spec.settings.decoder,
         "tokenizer_with_decoder": plan.facts["checkpoints"]["tokenizer"],
         "estimator": None if plan.estimator is None else checkpoint_sha256(plan.estimator),
@@ -205,7 +206,7 @@ def _load_scorer(settings: EvaluationSettings, plan: EvaluationPlan) -> Scorer:
     if plan.estimator is None:
         if settings.estimator is None:
             logger.info("action fidelity is left out: estimator=null")
-        return Scorer(network, None, video_network)
+        return Scorer(network, None, video_network, settings.measured_size)
     if isinstance(plan.model.space, Waypoints):
         estimator = MotionEstimator.from_pretrained(plan.estimator)
     else:
@@ -214,7 +215,7 @@ def _load_scorer(settings: EvaluationSettings, plan: EvaluationPlan) -> Scorer:
             raise ConfigError(f"estimator: expected one of {plan.model.space.title}, got {estimator.space.title}")
     if estimator.config.fps != plan.fps:
         raise ConfigError(f"estimator: expected one of {plan.fps:g} frames a second, got {estimator.config.fps:g}")
-    return Scorer(network, estimator.to(device), video_network)
+    return Scorer(network, estimator.to(device), video_network, settings.measured_size)
 
 
 def _examine(bench: Bench, clips: Sequence[Clip], pictures: int, name: str) -> _Found:

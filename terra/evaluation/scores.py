@@ -12,7 +12,7 @@ from decoder import Decoder
 from terra.actions.space import Values
 from terra.evaluation.action_estimator import ActionEstimator
 from terra.evaluation.clips import Clip
-from terra.evaluation.estimator import MotionEstimator
+from terra.evaluation.estimator import MotionEstimator, resize
 from terra.evaluation.motion import Steps
 from terra.metrics.frames import psnr
 from terra.metrics.networks import FeatureNetwork, map_distance, pool
@@ -65,19 +65,29 @@ def decode_variants(
 
 
 class Scorer:
-    """Measures clips with frozen networks, all on one device."""
+    """Measures clips with frozen networks, all on one device.
+
+    Args:
+        network: of the perceptual and Frechet distances of frames.
+        estimator: of motion or, for any other world, of actions; None reads nothing back.
+        video_network: of the Frechet distance of videos; None leaves it out.
+        image_size: (height, width) that frames are resized to first; None measures them as they are.
+    """
 
     def __init__(
         self,
         network: FeatureNetwork,
         estimator: MotionEstimator | ActionEstimator | None,
         video_network: VideoNetwork | None = None,
+        image_size: tuple[int, int] | None = None,
     ) -> None:
         self.network, self.estimator, self.video_network = network, estimator, video_network
+        self._image_size = image_size
 
     @torch.no_grad()
     def score(self, clip: Clip, variants: Mapping[str, Frames]) -> ClipScores:
         """Measure the variants of one clip, one of which must be `TRUE`."""
+        variants = {name: self._resized(frames) for name, frames in variants.items()}
         generated = {name: frames[clip.num_context :] for name, frames in variants.items()}
         scores = self.measure_frames(clip, generated)
         for name, frames in variants.items():
@@ -100,7 +110,7 @@ class Scorer:
         features: dict[str, list[Tensor]] = {}
         metrics: dict[str, dict[str, list[Tensor]]] = {}
         for first in range(0, len(variants[TRUE]), _FRAMES_AT_ONCE):
-            part = {name: frames[first : first + _FRAMES_AT_ONCE] for name, frames in variants.items()}
+            part = {name: self._resized(frames[first : first + _FRAMES_AT_ONCE]) for name, frames in variants.items()}
             true_maps = self.network(part[TRUE])
             for name, frames in part.items():
                 maps = true_maps if name == TRUE else self.network(frames)
@@ -126,4 +136,7 @@ class Scorer:
         """
         if not isinstance(self.estimator, MotionEstimator):
             raise ValueError("expected an estimator of motion, got none")
-        return self.estimator.estimate(frames)[clip.num_context - 1 :].numpy()
+        return self.estimator.estimate(self._resized(frames))[clip.num_context - 1 :].numpy()
+
+    def _resized(self, frames: Frames) -> Frames:
+        return frames if self._image_size is None else resize(frames, self._image_size)

@@ -1,10 +1,11 @@
 """What to evaluate, on how much, and how: the settings of `terra evaluate`."""
 
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from terra.config.groups import PipelineSettings, Sampling
+from tokenizer.config import Side
 from tokenizer.settings import Count, FilePath, Natural, Positive, Seed, Text
 
 
@@ -27,6 +28,8 @@ class EvaluationSettings(PipelineSettings):
             many, their frames, and the recordings, of which `split` is taken (None: `data`); no clips leaves them out.
         max_groups, group_frames, agree_within: of the counterfactual sets, see `terra.evaluation.contrasts`; no groups
             leaves them out.
+        measured_size: (height, width) in pixels that videos are resized to before they are measured, so that models of
+            different sizes can be compared; None measures them as they are.
         network, network_path, video_network, video_network_path: see `terra.metrics.networks` and
             `terra.metrics.video_networks`.
         resamples, frechet_resamples: of the bootstrap over places, of means and of Frechet distances.
@@ -56,6 +59,7 @@ class EvaluationSettings(PipelineSettings):
     max_groups: Natural
     group_frames: Count
     agree_within: Positive
+    measured_size: Annotated[tuple[Side, Side], Field(strict=False)] | None
     network: str
     network_path: FilePath | None
     video_network: str | None

@@ -29,7 +29,7 @@ from terra.engine.graph.kernels.rope import load_rotated
 from terra.engine.graph.kv_cache import KVTarget
 from terra.engine.graph.quantization import FP8
 
-_MAX_BLOCK_QUERIES = 64
+_MAX_BLOCK_QUERIES = 64  # of the kernel of few queries
 _MIN_BLOCK_QUERIES = 8  # the least that tl.dot takes
 _MAX_SPLITS = 128
 _LOG2_E = 1.4426950408889634
