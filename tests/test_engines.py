@@ -27,7 +27,9 @@ from tiny import COLS, DEVICE, ROWS, save_tiny
 
 from terra.benchmark.prompts import prompt_maker
 from terra.engine.base import Engine, EngineCounters, Session
+from terra.engine.graph import slots as slots_module
 from terra.engine.graph.engine import GraphEngine, check_gpu
+from terra.engine.graph.kv_cache import SHARED_MULTIPLE
 from terra.engine.graph.slots import Slots
 from terra.engine.graph.step import DecodeSteps
 from terra.engine.hf import HFEngine
@@ -36,7 +38,7 @@ from terra.engine.persistence import PersistenceEngine
 from terra.errors import CheckpointError, ConfigError, EngineError
 from terra.prompt import build_prompt
 from terra.sampling import SamplingParams, sample_tokens
-from terra.world_model import LlamaActionV2ForCausalLM
+from terra.world_model import LlamaActionV2ForCausalLM, load_world_model
 
 MORE_THAN_SEATS = 40
 """Sessions; the engines' fixtures compute at most 32 at once."""
@@ -509,9 +511,19 @@ def test_graph_sessions_take_turns(tiny_model, graph_engine, wait, max_sessions,
     wait(engine.close())
 
 
+@pytest.mark.parametrize("multiple", [SHARED_MULTIPLE, 8], ids=["copied", "shared"])
 @pytest.mark.parametrize("max_sessions", [1, 3, 16])
-def test_graph_copies_a_context_that_a_slot_holds(tiny_model, graph_engine, wait, max_sessions):
-    """Also from a window that has gone on, was closed or had lost its slot; never from a slot that others have."""
+def test_graph_copies_a_context_that_a_slot_holds(tiny_model, graph_engine, wait, monkeypatch, max_sessions, multiple):
+    """Also from a window that has gone on, was closed or had lost its slot; never from a slot that others have.
+
+    The most of a context is shared; these contexts are too short for it, unless smaller multiples of tokens are.
+    """
+    if multiple != SHARED_MULTIPLE and DEVICE != "cpu":
+        pytest.skip("the kernels read whole blocks of 128 keys; tests/test_graph_kernels.py")
+    monkeypatch.setattr(slots_module, "SHARED_MULTIPLE", multiple)
+    shared: list[int] = []
+    share = Slots._share
+    monkeypatch.setattr(Slots, "_share", lambda *given: (shared.append(given[3]), share(*given)))
     prompts = [make_prompt(index)[0] for index in (70, 71)]
     rollouts = [(prompts[index % 2], make_prompt(80 + index)[1], PLAIN, index) for index in range(10)]
     alone = [wait(ran(graph_engine, *rollout)) for rollout in rollouts]
@@ -531,7 +543,33 @@ def test_graph_copies_a_context_that_a_slot_holds(tiny_model, graph_engine, wait
     assert engine.counters.prefilled + engine.counters.cached == 11 * tokens
     if max_sessions == 16:
         assert engine.counters.prefilled == 2 * tokens
+    assert set(shared) == ({(tokens - 7) // 8 * 8} if multiple == 8 and max_sessions > 1 else set())
     wait(engine.close())
+
+
+def test_slots_share_a_context_until_they_are_filled_anew(tiny_model, monkeypatch):
+    """Whoever holds the context: a slot that is filled anew leaves it to one of the others, copied once."""
+    monkeypatch.setattr(slots_module, "SHARED_MULTIPLE", 8)
+    slots = Slots(load_world_model(tiny_model), 6, 0)
+    prompts = [make_prompt(index)[0] for index in (70, 71)]
+    slots.prefill(0, prompts[0], 0)
+    keys = slots.cache.keys[:, 0, :, :40].clone()
+    slots.copy_context(0, [1, 2], 3, [1, 2])
+    slots.copy_context(2, [3], 3, [3])
+    assert slots.holder.tolist() == [0, 0, 0, 0, 4, 5]
+    assert slots.shared.tolist() == [40, 40, 40, 40, 0, 0]
+    assert not slots.cache.keys[:, 1:4, :, :40].any()
+    slots.prefill(0, prompts[1], 0)
+    assert slots.holder.tolist() == [0, 1, 1, 1, 4, 5]
+    assert slots.shared.tolist() == [0, 40, 40, 40, 0, 0]
+    assert torch.equal(slots.cache.keys[:, 1, :, :40], keys)
+    snapshot = slots.swap_out(3, 2)
+    slots.release([1, 2])
+    assert slots.holder.tolist() == [0, 1, 2, 3, 4, 5]
+    assert torch.equal(slots.cache.keys[:, 3, :, :40], keys)
+    assert not slots.shares(6)
+    slots.swap_in(5, snapshot)
+    assert torch.equal(slots.cache.keys[:, 5, :, :40], keys)
 
 
 @pytest.mark.slow

@@ -5,10 +5,10 @@ import itertools
 
 import pytest
 import torch
-from batch_invariance import TYPES, check_batch_invariance
+from batch_invariance import TYPES, check_batch_invariance, check_shared_keys
 from tiny import DEVICE
 
-from terra.engine.graph.kernels import gemm
+from terra.engine.graph.kernels import attention, gemm
 from terra.engine.graph.kernels.launch import DeviceLimits
 from terra.engine.graph.quantization import FP8, linear, quantize_fp8, quantize_weight, unquantized
 
@@ -39,6 +39,13 @@ def test_tiles_that_would_change_sums_in_8_bits_are_refused():
 @pytest.mark.parametrize(("dtype", "cache_dtype"), TYPES, ids=["float32", "bfloat16", "fp8_cache"])
 def test_attention_is_batch_invariant_on_a_gpu(dtype, cache_dtype):
     check_batch_invariance(DEVICE, 64, dtype, cache_dtype)
+
+
+@pytest.mark.needs_cuda
+@pytest.mark.parametrize(("dtype", "cache_dtype"), TYPES, ids=["float32", "bfloat16", "fp8_cache"])
+def test_slots_that_share_keys_attend_as_if_each_had_a_copy_on_a_gpu(dtype, cache_dtype, monkeypatch):
+    monkeypatch.setattr(attention, "_BUNDLE", 1)
+    check_shared_keys(DEVICE, 64, dtype, cache_dtype)
 
 
 def test_a_matrix_in_8_bits_is_nearly_itself():

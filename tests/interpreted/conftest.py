@@ -78,8 +78,13 @@ def _no_discarded_work():
 
 
 @pytest.fixture(autouse=True)
-def _few_partials_ahead(monkeypatch):
-    """So few that the kernel's loop over them comes round again at the lengths of these tests."""
+def _few_partials(monkeypatch):
+    """So few in a bundle, and loaded together, that both loops come round again at the lengths of these tests.
+
+    And 16 queries are many, which take less time.
+    """
     from terra.engine.graph.kernels import attention
 
-    monkeypatch.setattr(attention, "_PARTIALS_AHEAD", 2)
+    monkeypatch.setattr(attention, "_BUNDLE", 2)
+    monkeypatch.setattr(attention, "_BUNDLES_AHEAD", 1)
+    monkeypatch.setattr(attention, "_WIDE", dataclasses.replace(attention._WIDE, block_queries=16))

@@ -7,7 +7,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from batch_invariance import TYPES, check_batch_invariance
+from batch_invariance import TYPES, check_batch_invariance, check_shared_keys
 
 from terra.engine.graph import reference
 from terra.engine.graph.kernels import attention, gemm, rope, sampling
@@ -86,9 +86,33 @@ def test_attention(width, heads, start, num_sms, cache_dtype):
     assert not torch.allclose(attention.cached_attention(queries, target(), limits(num_sms)), expected, atol=1e-3)
 
 
+# One SM: a CTA has a bundle of keys; 40: one block.
+@pytest.mark.parametrize("num_sms", [1, 40])
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("cache_dtype", [torch.float16, FP8], ids=["float16", "fp8_cache"])
+def test_attention_of_many_queries(cache_dtype, start, num_sms):
+    start = torch.tensor(STARTS[start])
+    slots, length, width, heads, dim = len(start), 640, 9, 4, 32
+    torch.manual_seed(slots)
+    queries = torch.randn(slots, width, heads, dim, dtype=torch.float16)
+    keys, values = torch.randn(slots, 2, length, dim), torch.randn(slots, 2, dim, length)
+    target = cache_target(keys.to(cache_dtype), values.to(cache_dtype), start, width)
+    expected = reference.cached_attention(queries.float(), target)
+    for slot, first in enumerate(start.tolist()):  # what stands behind the last query's own position
+        target.keys[slot, :, first + width :], target.values[slot, :, :, first + width :] = 400.0, 400.0
+    attended = attention.cached_attention(queries, target, limits(num_sms))
+    torch.testing.assert_close(attended.float(), expected, rtol=2e-3, atol=2e-3)
+
+
 @pytest.mark.parametrize(("dtype", "cache_dtype"), TYPES, ids=["float32", "bfloat16", "fp8_cache"])
 def test_attention_is_batch_invariant(dtype, cache_dtype):
-    check_batch_invariance("cpu", 16, dtype, cache_dtype)
+    check_batch_invariance("cpu", 32, dtype, cache_dtype)
+
+
+@pytest.mark.parametrize(("dtype", "cache_dtype"), TYPES, ids=["float32", "bfloat16", "fp8_cache"])
+def test_slots_that_share_keys_attend_as_if_each_had_a_copy(dtype, cache_dtype, monkeypatch):
+    monkeypatch.setattr(attention, "_BUNDLE", 1)
+    check_shared_keys("cpu", 32, dtype, cache_dtype)
 
 
 def test_attention_refuses_a_cache_of_part_blocks():

@@ -12,6 +12,9 @@ LENGTH_MULTIPLE = 128
 It must be a multiple of the kernel's BLOCK_KEYS, which `terra.engine.graph.kernels.attention` asserts.
 """
 
+SHARED_MULTIPLE = 1024
+"""Slots with a common context share its first keys in multiples of this many: whole bundles of the attention kernel."""
+
 
 def padded_length(min_length: int) -> int:
     """The cache length that holds so many positions."""
@@ -47,15 +50,34 @@ class KVCache:
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros_like(self.keys.mT, memory_format=torch.contiguous_format)
 
-    def copy(self, source: int, slots: Int[Tensor, " n"], length: int) -> None:
-        """Copy the first `length` positions of one slot to others; `source` is not among them."""
-        self.keys[:, slots, :, :length] = self.keys[:, source, None, :, :length]
-        self.values[:, slots, ..., :length] = self.values[:, source, None, ..., :length]
+    def copy(self, source: int, slots: Int[Tensor, " n"], begin: int, end: int) -> None:
+        """Copy the positions from `begin` to before `end` of one slot to others; `source` is not among them."""
+        self.keys[:, slots, :, begin:end] = self.keys[:, source, None, :, begin:end]
+        self.values[:, slots, ..., begin:end] = self.values[:, source, None, ..., begin:end]
 
     def clear(self, slots: int | Int[Tensor, " n"], position: int) -> None:
         """Zero one slot, or several, from a position on."""
         self.keys[:, slots, :, position:] = 0
         self.values[:, slots, ..., position:] = 0
+
+
+@dataclass(frozen=True)
+class SharedKeys:
+    """Where the first keys and values of slots stand that share a context with another slot.
+
+    Only the host writes `holder` and `length`, and between two decode steps alone, so that the attention kernel may
+    read them before it waits for the kernels ahead of it.
+
+    Attributes:
+        holder: for each slot of a batch, the slot that holds them; it may be behind the batch.
+        length: how many they are, a multiple of `SHARED_MULTIPLE`; 0 in a slot that has all of its own.
+        keys, values: a layer's cache of all slots.
+    """
+
+    holder: Int[Tensor, " slots"]
+    length: Int[Tensor, " slots"]
+    keys: Float[Tensor, "all_slots kv_heads length dim"]
+    values: Float[Tensor, "all_slots kv_heads dim length"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +90,7 @@ class KVTarget:
         start: the first token's position in each slot. A tensor of its own, since the attention kernel reads it before
             `positions` of the same pass are written.
         keys, values: the layer's cache of the batch's slots.
+        shared: what of it stands in other slots; None where no slot shares anything.
     """
 
     cosine: Float[Tensor, "length dim"]
@@ -76,3 +99,4 @@ class KVTarget:
     start: Int[Tensor, " slots"]
     keys: Float[Tensor, "slots kv_heads length dim"]
     values: Float[Tensor, "slots kv_heads dim length"]
+    shared: SharedKeys | None = None

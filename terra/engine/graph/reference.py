@@ -58,7 +58,14 @@ def cached_attention(
     key_pos = torch.arange(target.keys.shape[2], device=target.keys.device)
     own = target.start[:, None] + torch.arange(queries.shape[1], device=target.keys.device)
     visible = rearrange(key_pos <= own[..., None], "slots width length -> slots 1 width length")
-    return _attention(queries, target.keys, target.values, visible, output_scale)
+    keys, values = target.keys, target.values
+    if target.shared is not None:
+        shared = target.shared
+        elsewhere = key_pos < shared.length[:, None, None, None]  # slots 1 1 length
+        there_keys, there_values = shared.keys[shared.holder], shared.values[shared.holder]
+        keys = torch.where(elsewhere.mT, there_keys.to(queries.dtype), keys.to(queries.dtype))
+        values = torch.where(elsewhere, there_values.to(queries.dtype), values.to(queries.dtype))
+    return _attention(queries, keys, values, visible, output_scale)
 
 
 def causal_attention(

@@ -217,6 +217,7 @@ class Scheduler:
         """
         if not given:
             return
+        self._slots.release(given)
         holders = {
             window.context_digest: slot
             for slot, window in enumerate(self._windows)

@@ -4,7 +4,8 @@ A slot holds one window's tokens, action embeddings, KV cache and progress. How 
 alone: so decode steps of a batch have one shape each, are captured as CUDA graphs, and are replayed without the host.
 """
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from terra.engine.graph import reference
 from terra.engine.graph.cuda_graph import mark
-from terra.engine.graph.kv_cache import KVCache, padded_length
+from terra.engine.graph.kv_cache import SHARED_MULTIPLE, KVCache, padded_length
 from terra.engine.graph.quantization import FP8
 from terra.engine.graph.weights import DecoderWeights
 from terra.prompt import Action, Prompt
@@ -82,6 +83,8 @@ class Slots:
         last: position of the last image token of the frame in the making.
         action_embeddings: what action slots hold instead of tokens.
         best: scratch of the sampling kernels, `NO_TOKEN` between decode steps.
+        holder, shared: which slot holds the first keys and values of each slot, and how many; see
+            `terra.engine.graph.kv_cache.SharedKeys`.
         sampled_with: for each kind of sampling in use, which slots sample so.
     """
 
@@ -113,6 +116,10 @@ class Slots:
         self.seed = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self.temperature = torch.zeros(num_slots, dtype=torch.float32, device=device)
         self.best = torch.full((max(num_slots, step_tokens),), NO_TOKEN, dtype=torch.int64, device=device)
+        self.holder = torch.arange(num_slots, device=device)
+        self.shared = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self._holders: dict[int, tuple[int, int]] = {}  # of slots without their first keys: `holder` and `shared`
+        self._has_shared = False
         self.sampled_with: dict[SamplingParams, Bool[Tensor, " slots"]] = {}
         self._samplings: list[SamplingParams | None] = [None] * num_slots
 
@@ -127,6 +134,7 @@ class Slots:
     @torch.no_grad()
     def prefill(self, slot: int, prompt: Prompt, seed: int) -> None:
         """Read a context, all but its last token, into a slot's KV cache."""
+        self.release([slot])
         layout, device = self.layout, self.ids.device
         ids = prompt.ids(layout.action_slots)
         self.ids[slot, : len(ids)] = ids.to(device)
@@ -148,12 +156,16 @@ class Slots:
     def copy_context(self, source: int, slots: Sequence[int], num_frames: int, seeds: Sequence[int]) -> None:
         """Give slots the context of another slot, as `prefill` would; nothing is computed.
 
+        Keys and values of the context are shared as far as they are whole multiples of `SHARED_MULTIPLE`, and copied
+        behind that.
+
         Args:
             source: a slot that was filled with this context. It may have made frames since, which stand behind it.
             slots: the slots to fill; `source` is not among them.
             num_frames: frames of the context.
             seeds: the seed of each of `slots`.
         """
+        self.release(slots)
         to = torch.tensor(slots, device=self.ids.device)
         length = num_frames * self.layout.block - self.layout.action_slots
         given = (num_frames - 1) * self.layout.action_slots
@@ -161,8 +173,38 @@ class Slots:
         self.action_embeddings[to, :given] = self.action_embeddings[source, :given]
         self.action_embeddings[to, given:] = 0
         self.seed[to] = torch.tensor(seeds, device=to.device)
-        self.cache.copy(source, to, length - 1)  # the first decode step reads the last token
-        self._rest(to, length - 1)
+        length -= 1  # the first decode step reads the last token
+        shared = length // SHARED_MULTIPLE * SHARED_MULTIPLE
+        self.cache.copy(source, to, shared, length)
+        self._rest(to, length)
+        if shared:
+            holder, _ = self._holders.get(source, (source, 0))
+            self._share(slots, holder, shared)
+
+    def shares(self, count: int) -> bool:
+        """Whether one of the first `count` slots has keys and values in another slot."""
+        return any(slot < count for slot in self._holders)
+
+    @torch.no_grad()
+    def release(self, slots: Collection[int]) -> None:
+        """Part these slots, which are about to be filled anew, from those that they share a context with.
+
+        Where one of them holds a context for others, the first of those gets a copy and holds it from then on.
+        """
+        if not self._has_shared:
+            return
+        for slot in slots:
+            self._holders.pop(slot, None)
+        index = torch.tensor(list(slots), device=self.ids.device)
+        self.holder[index], self.shared[index] = index, 0
+        sharers: dict[int, list[int]] = defaultdict(list)
+        for slot, (holder, _) in self._holders.items():
+            if holder in slots:
+                sharers[holder].append(slot)
+        for holder, (heir, *others) in sharers.items():
+            _, length = self._holders.pop(heir)
+            self.cache.copy(holder, torch.tensor([heir], device=self.ids.device), 0, length)
+            self._share(others, heir, length)
 
     @torch.no_grad()
     def begin_frames(self, requests: Sequence[FrameRequest]) -> None:
@@ -213,13 +255,26 @@ class Slots:
     def swap_out(self, slot: int, frame: int) -> Snapshot:
         """What `swap_in` needs to go on behind frame number `frame`."""
         length = frame * self.layout.block + self.layout.image_tokens
-        return Snapshot(length, tuple(part.clone() for part in self._parts(slot, length)))
+        parts = tuple(part.clone() for part in self._parts(slot, length))
+        if slot in self._holders:
+            holder, shared = self._holders[slot]
+            keys, values, *_ = self._parts(holder, shared)
+            parts[0][:, :, :shared], parts[1][..., :shared] = keys, values
+        return Snapshot(length, parts)
 
     def swap_in(self, slot: int, snapshot: Snapshot) -> None:
         """Go on, in any slot, with the window that was swapped out."""
+        self.release([slot])
         for part, tensor in zip(self._parts(slot, snapshot.length), snapshot.tensors, strict=True):
             part.copy_(tensor)
         self._rest(slot, snapshot.length - 1)
+
+    def _share(self, slots: Sequence[int], holder: int, length: int) -> None:
+        """Let slots have their first keys and values in `holder`, which shares with them, too."""
+        self._has_shared = True
+        self._holders |= dict.fromkeys(slots, (holder, length))
+        index = torch.tensor([holder, *slots], device=self.ids.device)
+        self.holder[index], self.shared[index] = holder, length
 
     def _rest(self, slots: int | Int[Tensor, " n"], position: int) -> None:
         """Let slots make nothing behind their last certain token, and clear what other windows left in their cache.

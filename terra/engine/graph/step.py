@@ -95,8 +95,9 @@ class DecodeSteps:
 
     def __init__(self, slots: Slots, backend: Backend) -> None:
         self._slots, self._backend = slots, backend
-        self._unfiltered: dict[int, Callable[[], None]] = {}
-        self._logits: dict[int, tuple[Callable[[], None], Float[Tensor, "tokens vocab"]]] = {}
+        # By the number of slots, and whether some of them share a context.
+        self._unfiltered: dict[tuple[int, bool], Callable[[], None]] = {}
+        self._logits: dict[tuple[int, bool], tuple[Callable[[], None], Float[Tensor, "tokens vocab"]]] = {}
         self._under_way: Callable[[], None] | None = None
 
     def width(self, count: int) -> int:
@@ -136,13 +137,14 @@ class DecodeSteps:
 
     def step(self, samplings: frozenset[SamplingParams], count: int) -> Callable[[], None]:
         """The step over the first `count` slots, which sample in these ways."""
+        kind = count, self._slots.shares(count)
         if not any(sampling.filters for sampling in samplings):
-            if count not in self._unfiltered:
-                self._unfiltered[count] = self._build_unfiltered(count)
-            return self._unfiltered[count]
-        if count not in self._logits:
-            self._logits[count] = self._build_logits(count)
-        compute, logits = self._logits[count]
+            if kind not in self._unfiltered:
+                self._unfiltered[kind] = self._build_unfiltered(*kind)
+            return self._unfiltered[kind]
+        if kind not in self._logits:
+            self._logits[kind] = self._build_logits(*kind)
+        compute, logits = self._logits[kind]
         batch = self._slots.batch(count, self.width(count))
 
         def filtered() -> None:
@@ -151,28 +153,29 @@ class DecodeSteps:
 
         return filtered
 
-    def _build_unfiltered(self, count: int) -> Callable[[], None]:
+    def _build_unfiltered(self, count: int, shares: bool) -> Callable[[], None]:
         batch = self._slots.batch(count, self.width(count))
 
         def step() -> None:
-            self._backend.sample_and_accept(self._forward(batch), self._slots.weights, batch)
+            self._backend.sample_and_accept(self._forward(batch, shares), self._slots.weights, batch)
 
         return self._backend.capture(step, [batch.ids, batch.start])
 
-    def _build_logits(self, count: int) -> tuple[Callable[[], None], Float[Tensor, "tokens vocab"]]:
+    def _build_logits(self, count: int, shares: bool) -> tuple[Callable[[], None], Float[Tensor, "tokens vocab"]]:
         """What fills a tensor of logits, and the tensor."""
         weights, batch = self._slots.weights, self._slots.batch(count, self.width(count))
         logits = torch.zeros(len(batch.best), weights.vocab_size, dtype=weights.dtype, device=weights.device)
 
         def compute() -> None:
-            logits.copy_(self._forward(batch))
+            logits.copy_(self._forward(batch, shares))
 
         return self._backend.capture(compute, []), logits
 
-    def _forward(self, batch: Batch) -> Float[Tensor, "tokens vocab"]:
-        weights = self._slots.weights
+    def _forward(self, batch: Batch, shares: bool) -> Float[Tensor, "tokens vocab"]:
+        slots, weights = self._slots, self._slots.weights
         positions, states = self._backend.embed(weights, batch)
-        hidden = weights.forward(states, self._slots.cache, batch.slots, positions, batch.start, self._backend)
+        sharing = (slots.holder[batch.slots], slots.shared[batch.slots]) if shares else None
+        hidden = weights.forward(states, slots.cache, batch.slots, positions, batch.start, self._backend, sharing)
         return self._backend.logits(hidden, weights.lm_head).flatten(0, 1)
 
     def _sample_filtered(

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from terra.engine.graph.kv_cache import KVCache, KVTarget
+from terra.engine.graph.kv_cache import KVCache, KVTarget, SharedKeys
 from terra.engine.graph.quantization import (
     Matrix,
     max_normalized,
@@ -134,12 +134,17 @@ class DecoderWeights:
         positions: Int[Tensor, "slots width"],
         start: Int[Tensor, " slots"],
         ops: LayerOps,
+        sharing: tuple[Int[Tensor, " slots"], Int[Tensor, " slots"]] | None = None,
     ) -> Tensor:
-        """The last layer's normalized states of tokens at these positions; their keys and values join the cache."""
+        """The last layer's normalized states of tokens at these positions; their keys and values join the cache.
+
+        `sharing` has `holder` and `length` of `terra.engine.graph.kv_cache.SharedKeys`.
+        """
         hidden = ops.rms_norm(states, self.norms[0])
         for index, layer in enumerate(self.layers):
             keys, values = cache.keys[index, slots], cache.values[index, slots]
-            target = KVTarget(self.cosine, self.sine, positions, start, keys, values)
+            shared = None if sharing is None else SharedKeys(*sharing, cache.keys[index], cache.values[index])
+            target = KVTarget(self.cosine, self.sine, positions, start, keys, values, shared)
             attended = ops.attention(hidden, layer, target)
             states, hidden = ops.attention_output_and_mlp(attended, states, layer, self.norms[index + 1])
         return hidden

@@ -4,8 +4,12 @@ https://pytorch.org/blog/flash-decoding/).
 Only the device knows how much of a cache is filled. The cache's keys are split over CTAs, so that all SMs read at once,
 and the partial results are combined afterwards. The number of CTAs depends on the number of queries; the bits of a
 query's result must not depend on it (batch invariance). So each block of keys gives one partial result of the online
-softmax, and the partial results are merged one after the other in the order of the keys: by the one CTA that has all
-blocks, or by a second kernel after many CTAs. Merging scales by powers of two, which rounds nothing.
+softmax. Those of a bundle of consecutive blocks are merged one after the other in the order of the keys, and then the
+bundles' results: by the one CTA that has all blocks, by a second kernel after many CTAs, or bundles by one CTA each and
+the rest by the second kernel. Merging scales by powers of two, which rounds nothing.
+
+Few queries of a head are the N dimension of the MMA, so that 8 of them fill it. Many are the M dimension: softmax
+weights stay in registers (Dao 2023, "FlashAttention-2", arXiv 2307.08691).
 """
 
 # A kernel's launch is beyond the type checker.
@@ -25,7 +29,7 @@ from terra.engine.graph.kernels.rope import load_rotated
 from terra.engine.graph.kv_cache import KVTarget
 from terra.engine.graph.quantization import FP8
 
-_MAX_BLOCK_QUERIES = 64
+_MAX_BLOCK_QUERIES = 64  # of the kernel of few queries
 _MIN_BLOCK_QUERIES = 8  # the least that tl.dot takes
 _MAX_SPLITS = 128
 _LOG2_E = 1.4426950408889634
@@ -56,51 +60,87 @@ _CONFIG_FP8 = AttentionConfig(ctas_per_sm=2, block_keys=128, stages=6, num_warps
 do not crowd on the SMs that happen to be free.
 """
 
-_PARTIALS_AHEAD = 32
-"""Partial results that are loaded together, before they are added one after the other."""
+
+@dataclass(frozen=True)
+class WideConfig:
+    """How many queries that share a head of the cache are attended to by one CTA.
+
+    Attributes:
+        block_queries: queries of a CTA; passes with fewer for a head take the kernel of few queries.
+        ctas_per_sm: as long as so many CTAs for each SM are enough, each has one block of keys; else a bundle.
+        stages: blocks under way in a CTA, at most.
+        num_warps: warps of a CTA.
+        keys_first: whether keys are the MMA's M dimension, as with few queries, instead of queries.
+        prefetch: whether keys and values of earlier passes are loaded into the L2 cache while a CTA waits (PDL).
+    """
+
+    block_queries: int
+    ctas_per_sm: int
+    stages: int
+    num_warps: int
+    keys_first: bool = False
+    prefetch: bool = False
+
+
+_WIDE = WideConfig(block_queries=64, ctas_per_sm=2, stages=3, num_warps=4)
+
+_BUNDLE = 8
+"""Blocks of keys whose partial results are added up before they are added to those of other bundles; part of the
+reduction order, so the same for every number of queries.
+"""
+
+_BUNDLES_AHEAD = 4
+"""Bundles whose partial results are loaded together, before they are added one after the other."""
+
+_COMBINE_WARPS = 2
 
 
 @triton.jit
-def _load_kv(keys, values, base, key_pos, length, DIM: tl.constexpr, wanted=True, key=None, value=None):
-    """Keys as rows and values as columns of these positions; where not `wanted`, the given ones.
+def _load_keys(keys, base, key_pos, DIM: tl.constexpr, wanted=True, other=None):
+    """Keys of these positions as rows; where not `wanted`, the others.
 
     Positions that are not filled yet are loaded too: the cache's length is a multiple of BLOCK_KEYS, and what is there
     is finite (`terra.engine.graph.kv_cache.KVCache`), so that its softmax weight of 0 takes it out.
     """
-    dim = tl.arange(0, DIM)
-    key = tl.load(keys + base + key_pos[:, None] * DIM + dim[None, :], mask=wanted, other=key)
-    return key, tl.load(values + base + dim[:, None] * length + key_pos[None, :], mask=wanted, other=value)
+    return tl.load(keys + base + key_pos[:, None] * DIM + tl.arange(0, DIM)[None, :], mask=wanted, other=other)
 
 
 @triton.jit
-def _scores(query, key, key_pos, causal_limit, scale, PRECISION: tl.constexpr):
-    """Scores in units of log 2, of keys (rows) for queries (columns); -inf behind each query's `causal_limit`."""
-    score = tl.dot(key.to(query.dtype), query, input_precision=PRECISION) * scale
-    return tl.where(key_pos[:, None] <= causal_limit[None, :], score, float("-inf"))
+def _load_values(values, base, key_pos, length, DIM: tl.constexpr, wanted=True, other=None):
+    """Values of these positions as columns, see `_load_keys`."""
+    return tl.load(values + base + tl.arange(0, DIM)[:, None] * length + key_pos[None, :], mask=wanted, other=other)
 
 
 @triton.jit
-def _softmax_weights(score, max_log2):
-    """Unnormalized softmax weights relative to 2 ** max_log2, which is -inf for a query that has seen no key yet."""
-    return tl.exp2(score - tl.where(max_log2 == float("-inf"), 0.0, max_log2)[None, :])
+def _dot(rows, columns, COLUMNS_FIRST: tl.constexpr, PRECISION: tl.constexpr):
+    """The products of `rows` with `columns`, which are rows, too; COLUMNS_FIRST makes them the MMA's M dimension."""
+    if COLUMNS_FIRST:
+        return tl.trans(tl.dot(columns, tl.trans(rows), input_precision=PRECISION))
+    return tl.dot(rows, tl.trans(columns), input_precision=PRECISION)
 
 
 @triton.jit
-def _pv(value, weights, kind: tl.constexpr, PRECISION: tl.constexpr):
-    """The sum of values by their softmax weights: rows are a head's elements, columns are queries."""
-    return tl.dot(value.to(kind), weights.to(kind), input_precision=PRECISION)
+def _partial(
+    query, key, value, key_pos, causal_limit, scale,
+    MASKED: tl.constexpr, KEYS_FIRST: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A block's partial result for each query (row): weighted sum of values, max_log2, sum of softmax weights.
 
-
-@triton.jit
-def _partial(query, key, value, key_pos, causal_limit, scale, PRECISION: tl.constexpr):
-    """A block's partial result for each query: weighted sum of values, max_log2, sum of softmax weights.
-
-    `max_log2` is the largest score rounded up to a whole number.
+    `max_log2` is the largest score in units of log 2, rounded up to a whole number. With MASKED each query's keys end
+    at its `causal_limit`. KEYS_FIRST takes few queries (the MMA's N dimension); otherwise softmax weights stay in
+    registers. Both give the same bits: weights are a fused multiply-add, called by name, and are summed in units of
+    2 ** -23 as integers, so that the order of that sum, which follows from the layout, does not matter.
     """
-    score = _scores(query, key, key_pos, causal_limit, scale, PRECISION)
-    max_log2 = tl.ceil(tl.max(score, 0))
-    weights = _softmax_weights(score, max_log2)
-    return _pv(value, weights, query.dtype, PRECISION), max_log2, tl.sum(weights, 0)
+    score = _dot(query, key.to(query.dtype), KEYS_FIRST, PRECISION)
+    if MASKED:
+        score = tl.where(key_pos[None, :] <= causal_limit[:, None], score, float("-inf"))
+    max_log2 = tl.ceil(tl.max(score, 1) * scale)
+    reference = tl.where(max_log2 == float("-inf"), 0.0, max_log2)  # -inf: this query sees no key
+    weights = tl.exp2(tl.math.fma(score, scale, tl.broadcast_to(-reference[:, None], score.shape)))
+    one: tl.constexpr = 0x3F800000  # the bits of 1.0; between 1.0 and 2.0 bits are linear
+    weight = tl.sum((weights + 1.0).to(tl.int32, bitcast=True) - one, 1).to(tl.float32) * 2.0**-23
+    kind: tl.constexpr = query.dtype
+    return _dot(weights.to(kind), value.to(kind), KEYS_FIRST, PRECISION), max_log2, weight
 
 
 @triton.jit
@@ -118,7 +158,7 @@ def _merge_online_softmax(mixed, max_log2, weight, next_mixed, next_max_log2, ne
     higher = tl.maximum(max_log2, next_max_log2)
     own, other = _power_of_2(max_log2 - higher), _power_of_2(next_max_log2 - higher)
     weight = weight * own + next_weight * other
-    return mixed * own[None, :] + next_mixed * other[None, :], higher, weight
+    return mixed * own[:, None] + next_mixed * other[:, None], higher, weight
 
 
 @triton.jit
@@ -128,14 +168,23 @@ def _split_size(total, SPLITS: tl.constexpr, BLOCK_KEYS: tl.constexpr):
 
 
 @triton.jit
+def _cache_of(slot, holder, shared, SHARED: tl.constexpr):
+    """The slot that has the first keys of this one, and how many these are; see `SharedKeys`."""
+    if SHARED:
+        return tl.load(holder + slot).to(tl.int32), tl.load(shared + slot).to(tl.int32)
+    else:
+        return slot, 0
+
+
+@triton.jit
 def _attend(
-    queries, cosine, sine, keys, values, start, partials, sums,
+    queries, cosine, sine, keys, values, start, holder, shared, partials, sums,
     scale, output_scale, length, width, num_queries, slots,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr, PARTIALS: tl.constexpr,
-    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
-    QKV_SPLITS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, BUNDLE: tl.constexpr,
+    QKV_SPLITS: tl.constexpr, PRECISION: tl.constexpr, SHARED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One CTA: a slot, a head of its cache, a block of queries and a split of the keys.
+    """One CTA: a slot, a head of its cache, a block of few queries and a split of the keys.
 
     HEADS are the cache's, each shared by GROUP query heads. With PARTIALS == 1 this CTA has all keys and stores the
     result times `output_scale`, else it stores a partial result for each of its blocks. With QKV_SPLITS the queries are
@@ -160,10 +209,14 @@ def _attend(
         return
     end = tl.minimum(begin + size, total)
     base = (slot * HEADS + head).to(tl.int64) * length * DIM
+    first_slot, num_first = _cache_of(slot, holder, shared, SHARED)
+    base_of_first = (first_slot * HEADS + head).to(tl.int64) * length * DIM
+    block_base = tl.where(begin < num_first, base_of_first, base)
     key_pos = begin + tl.arange(0, BLOCK_KEYS)
     # Read before the wait: keys and values below `first` are from earlier passes. What this pass writes at `first` and
     # behind may not be there yet; a block that reaches so far is loaded again after the wait.
-    key, value = _load_kv(keys, values, base, key_pos, length, DIM)
+    key = _load_keys(keys, block_base, key_pos, DIM)
+    value = _load_values(values, block_base, key_pos, length, DIM)
     # Queries as the QKV projection gives them: slot, token, head of the cache, head of its group.
     query_at = ((slot * width + token_idx) * HEADS + head) * GROUP + query_idx % GROUP
     wait_for_inputs(PDL)
@@ -181,45 +234,199 @@ def _attend(
             tl.store(values + base + dim * length + first, new_value.to(values.dtype.element_ty))
             tl.debug_barrier()  # before other threads read them
         query = load_rotated(
-            queries, cosine, sine, slot, (head * GROUP + query_idx % GROUP)[None, :], dim[:, None], used[None, :],
+            queries, cosine, sine, slot, (head * GROUP + query_idx % GROUP)[:, None], dim[None, :], used[:, None],
             first, slots, features, DIM, QKV_SPLITS,
         )  # fmt: skip
     else:
-        query = tl.load(queries + query_at[None, :] * DIM + dim[:, None], mask=used[None, :], other=0.0)
+        query = tl.load(queries + query_at[:, None] * DIM + dim[None, :], mask=used[:, None], other=0.0)
     # Masked loads instead of an `if`, which would hide from the compiler that these are of 8 bits: it would sum this
     # block in another order than the next ones.
-    key, value = _load_kv(keys, values, base, key_pos, length, DIM, begin + BLOCK_KEYS > first, key, value)
+    again = begin + BLOCK_KEYS > first
+    key = _load_keys(keys, block_base, key_pos, DIM, again, key)
+    value = _load_values(values, block_base, key_pos, length, DIM, again, value)
     if keys.dtype.element_ty == tl.float8e4nv and query.dtype != tl.float32:
         query = query.to(tl.float16)
-    mixed, max_log2, weight = _partial(query, key, value, key_pos, causal_limit, scale, PRECISION)
+    mixed, max_log2, weight = _partial(query, key, value, key_pos, causal_limit, scale, True, True, PRECISION)
+    all_mixed, all_max_log2, all_weight = mixed, max_log2, weight  # of whole bundles; the first of them follows
+    if PARTIALS == 1:
+        all_mixed, all_weight = tl.zeros_like(mixed), tl.zeros_like(weight)
+        all_max_log2 = tl.full(max_log2.shape, float("-inf"), tl.float32)
     if begin + BLOCK_KEYS < end:  # the loop's pipeline begins to load only if there is a block left
         for at in range(begin + BLOCK_KEYS, end, BLOCK_KEYS):
             key_pos = at + tl.arange(0, BLOCK_KEYS)
-            key, value = _load_kv(keys, values, base, key_pos, length, DIM)
+            block_base = tl.where(at < num_first, base_of_first, base)
+            key = _load_keys(keys, block_base, key_pos, DIM)
+            value = _load_values(values, block_base, key_pos, length, DIM)
             next_mixed, next_max_log2, next_weight = _partial(
-                query, key, value, key_pos, causal_limit, scale, PRECISION
+                query, key, value, key_pos, causal_limit, scale, True, True, PRECISION
             )
             if PARTIALS == 1:
-                mixed, max_log2, weight = _merge_online_softmax(
-                    mixed, max_log2, weight, next_mixed, next_max_log2, next_weight
+                # A bundle that is complete is merged into the others. A partial result with the maximum -inf adds 0:
+                # this way there is no branch.
+                complete = at // BLOCK_KEYS % BUNDLE == 0
+                all_mixed, all_max_log2, all_weight = _merge_online_softmax(
+                    all_mixed, all_max_log2, all_weight, mixed, tl.where(complete, max_log2, float("-inf")), weight
                 )
+                mixed, max_log2, weight = _merge_online_softmax(
+                    mixed, tl.where(complete, float("-inf"), max_log2), weight,
+                    next_mixed, next_max_log2, next_weight,
+                )  # fmt: skip
             else:
                 partial_at = (at // BLOCK_KEYS - 1) * num_queries + query_at
                 _store_partial(partials, sums, partial_at, used, mixed, max_log2, weight, num_queries, PARTIALS, DIM)
                 mixed, max_log2, weight = next_mixed, next_max_log2, next_weight
     if PARTIALS == 1:
-        mean = (mixed / weight[None, :] * output_scale).to(partials.dtype.element_ty)
-        tl.store(partials + query_at[None, :] * DIM + dim[:, None], mean, mask=used[None, :])
+        mixed, max_log2, weight = _merge_online_softmax(all_mixed, all_max_log2, all_weight, mixed, max_log2, weight)
+        mean = (mixed / weight[:, None] * output_scale).to(partials.dtype.element_ty)
+        tl.store(partials + query_at[:, None] * DIM + dim[None, :], mean, mask=used[:, None])
     else:
         partial_at = (end - 1) // BLOCK_KEYS * num_queries + query_at
         _store_partial(partials, sums, partial_at, used, mixed, max_log2, weight, num_queries, PARTIALS, DIM)
 
 
 @triton.jit
+def _mma_order(position):
+    """Which element of 32 stands at each position where an MMA of few queries takes operands from 8 bits.
+
+    It reads words of four values, and multiplies the first two of each word in one instruction along K, the others in
+    the next. What is multiplied in one instruction determines the bits.
+    """
+    in_16 = position % 16
+    return position // 32 * 32 + in_16 // 2 * 4 + position // 16 % 2 * 2 + in_16 % 2
+
+
+@triton.jit
+def _in_mma_order(tile):
+    """A tile of two dimensions with the second one in `_mma_order`; no value leaves its thread."""
+    words = tile.reshape(tile.shape[0], tile.shape[1] // 32, 8, 2, 2)
+    return words.permute(0, 1, 3, 2, 4).reshape(tile.shape[0], tile.shape[1])
+
+
+@triton.jit
+def _prefetch(at):
+    """Let the L2 cache load the lines (128 bytes) that these pointers point into."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at.to(tl.int64)], tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def _merge_blocks(
+    mixed, max_log2, weight, query, keys, values, base, begin, end, causal_limit, scale, length,
+    MASKED: tl.constexpr, KEYS_FIRST: tl.constexpr, DIM: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+):  # fmt: skip
+    """A partial result, merged with those of the blocks from `begin` to `end`."""
+    order = tl.arange(0, BLOCK_KEYS)
+    if keys.dtype.element_ty == tl.float8e4nv:
+        order = _mma_order(order)
+    for at in range(begin, end, BLOCK_KEYS):
+        key = _load_keys(keys, base, at + order, DIM)
+        value = _load_values(values, base, at + tl.arange(0, BLOCK_KEYS), length, DIM)
+        if keys.dtype.element_ty == tl.float8e4nv:
+            key, value = _in_mma_order(key.to(query.dtype)), _in_mma_order(value.to(query.dtype))
+        next_mixed, next_max_log2, next_weight = _partial(
+            query, key, value, order, causal_limit - at, scale, MASKED, KEYS_FIRST, "ieee"
+        )
+        mixed, max_log2, weight = _merge_online_softmax(mixed, max_log2, weight, next_mixed, next_max_log2, next_weight)
+    return mixed, max_log2, weight
+
+
+@triton.jit
+def _keys_of_all(group, holder, shared, slots, SLOTS: tl.constexpr):
+    """How many first keys the slots of a group have in common: a holder's, or 0 where they have several holders."""
+    slot = tl.minimum(group * SLOTS + tl.arange(0, SLOTS), slots - 1)
+    holders = tl.load(holder + slot)
+    common = tl.min(tl.load(shared + slot), 0)
+    return tl.where(tl.min(holders, 0) == tl.max(holders, 0), common, 0).to(tl.int32)
+
+
+@triton.jit
+def _attend_wide(
+    queries, keys, values, start, holder, shared, partials, sums, scale, length, width, num_queries, slots,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, PARTIALS: tl.constexpr, SINGLES: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, BUNDLE: tl.constexpr, KEYS_FIRST: tl.constexpr,
+    SHARED: tl.constexpr, SLOTS: tl.constexpr, TOGETHER: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One CTA: a slot, a head of its cache, a block of many queries, and one partial result; in 16 or 8 bits.
+
+    A partial result is a bundle's, or a block's where keys are few (SINGLES). With SHARED slots may have their first
+    keys in another slot. If a group of SLOTS slots has its first keys in common, one CTA takes the queries of all of
+    them for a bundle of these keys (TOGETHER), and the CTAs of single slots leave these bundles out.
+    """
+    place, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS  # a slot's place, or a group's
+    partial = tl.program_id(2)
+    query_idx = tl.program_id(1) * BLOCK_QUERIES + tl.arange(0, BLOCK_QUERIES)
+    if TOGETHER:
+        slot, slot_of_query = place * SLOTS, place * SLOTS + query_idx // (width * GROUP)
+        token_idx = query_idx // GROUP % width
+        used = (query_idx < SLOTS * width * GROUP) & (slot_of_query < slots)
+        first = _keys_of_all(place, holder, shared, slots, SLOTS)  # and all of these are seen by all
+        total = first
+        elsewhere = 0
+    else:
+        slot, slot_of_query = place, place
+        token_idx = query_idx // GROUP
+        used = token_idx < width
+        first = tl.load(start + slot).to(tl.int32)  # before the wait, as in `_attend`
+        total = first + width
+        elsewhere = 0
+        if SLOTS > 1:
+            elsewhere = _keys_of_all(slot // SLOTS, holder, shared, slots, SLOTS)
+    size = _blocks_of_partial(total, SINGLES, BLOCK_KEYS, BUNDLE) * BLOCK_KEYS
+    begin = partial * size
+    end = tl.minimum(begin + size, total)
+    first_slot, num_first = _cache_of(slot, holder, shared, SHARED)
+    base = (tl.where(begin < num_first, first_slot, slot) * HEADS + head).to(tl.int64) * length * DIM
+    if PREFETCH:  # CTAs with the same keys share them out
+        line: tl.constexpr = 1024 // keys.dtype.element_ty.primitive_bitwidth
+        of_block = tl.arange(0, BLOCK_KEYS // line) * line
+        for at in range(
+            begin + tl.program_id(1) * BLOCK_KEYS, tl.minimum(end, first), tl.num_programs(1) * BLOCK_KEYS
+        ):
+            _prefetch(keys + base + at * DIM + tl.arange(0, BLOCK_KEYS * DIM // line) * line)
+            _prefetch(values + base + at + tl.arange(0, DIM)[:, None] * length + of_block[None, :])
+    wait_for_inputs(PDL)
+    if (begin >= total) | (begin < elsewhere):
+        return
+    query_at = ((slot_of_query * width + token_idx) * HEADS + head) * GROUP + query_idx % GROUP
+    dim = tl.arange(0, DIM)
+    if keys.dtype.element_ty == tl.float8e4nv:
+        dim = _mma_order(dim)
+    query = tl.load(queries + query_at[:, None] * DIM + dim[None, :], mask=used[:, None], other=0.0)
+    if keys.dtype.element_ty == tl.float8e4nv:
+        query = query.to(tl.float16)
+    mixed = tl.zeros([BLOCK_QUERIES, DIM], tl.float32)
+    max_log2 = tl.full([BLOCK_QUERIES], float("-inf"), tl.float32)
+    weight = tl.zeros([BLOCK_QUERIES], tl.float32)
+    # Blocks below `first` are seen by all queries. The compiler must see that blocks begin at multiples of BLOCK_KEYS:
+    # so not `end`.
+    seen_by_all = tl.maximum(begin, tl.minimum(begin + size, first // BLOCK_KEYS * BLOCK_KEYS))
+    mixed, max_log2, weight = _merge_blocks(
+        mixed, max_log2, weight, query, keys, values, base, begin, seen_by_all, first + token_idx, scale, length,
+        False, KEYS_FIRST, DIM, BLOCK_KEYS,
+    )  # fmt: skip
+    mixed, max_log2, weight = _merge_blocks(
+        mixed, max_log2, weight, query, keys, values, base, seen_by_all, end, first + token_idx, scale, length,
+        True, KEYS_FIRST, DIM, BLOCK_KEYS,
+    )  # fmt: skip
+    partial_at = partial * num_queries + query_at
+    _store_partial(partials, sums, partial_at, used, mixed, max_log2, weight, num_queries, PARTIALS, DIM)
+
+
+@triton.jit
+def _blocks_of_partial(total, SINGLES: tl.constexpr, BLOCK_KEYS: tl.constexpr, BUNDLE: tl.constexpr):
+    """Blocks of keys of one partial result of a slot with `total` keys: a bundle's behind SINGLES blocks, else one."""
+    if SINGLES is None:
+        return 1
+    else:  # the compiler takes no code behind a return
+        return tl.where(total <= SINGLES * BLOCK_KEYS, 1, BUNDLE)
+
+
+@triton.jit
 def _store_partial(
     partials, sums, at, used, mixed, max_log2, weight, num_queries, PARTIALS: tl.constexpr, DIM: tl.constexpr
 ):  # fmt: skip
-    tl.store(partials + at[None, :] * DIM + tl.arange(0, DIM)[:, None], mixed, mask=used[None, :])
+    tl.store(partials + at[:, None] * DIM + tl.arange(0, DIM)[None, :], mixed, mask=used[:, None])
     tl.store(sums + at, max_log2, mask=used)
     tl.store(sums + PARTIALS * num_queries + at, weight, mask=used)
 
@@ -227,8 +434,8 @@ def _store_partial(
 @triton.jit
 def _combine(
     partials, sums, attended, start, output_scale, width, num_queries, queries_per_token,
-    DIM: tl.constexpr, PARTIALS: tl.constexpr, PADDED: tl.constexpr,
-    BLOCK_KEYS: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+    DIM: tl.constexpr, PARTIALS: tl.constexpr, PADDED: tl.constexpr, SINGLES: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr, BUNDLE: tl.constexpr, BUNDLES_AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One query's result times `output_scale`, merged from its partial results in the order of the keys.
 
@@ -238,17 +445,36 @@ def _combine(
     query = tl.program_id(0)
     # Read before the wait: `start` is written by `accept` at the end of the PREVIOUS graph replay, never in this pass.
     total = tl.load(start + query // queries_per_token // width).to(tl.int32) + width
-    count = tl.cdiv(total, BLOCK_KEYS)
+    blocks_of_partial = _blocks_of_partial(total, SINGLES, BLOCK_KEYS, BUNDLE)
+    count = tl.cdiv(total, blocks_of_partial * BLOCK_KEYS)
     partial = tl.arange(0, PADDED)
     dim = tl.arange(0, DIM)
     wait_for_inputs(PDL)
     at = partial * num_queries + query
     max_log2 = tl.max(tl.load(sums + at, mask=partial < count, other=float("-inf")), 0)
+    if blocks_of_partial == 1:
+        mixed, weight = _add_partials(
+            partials, sums, query, num_queries, count, max_log2, DIM, PARTIALS, BUNDLE, BUNDLES_AHEAD
+        )
+    else:
+        mixed, weight = _add_partials(
+            partials, sums, query, num_queries, count, max_log2, DIM, PARTIALS, 1, BUNDLE * BUNDLES_AHEAD
+        )
+    tl.store(attended + query * DIM + dim, (mixed / weight * output_scale).to(attended.dtype.element_ty))
+
+
+@triton.jit
+def _add_partials(
+    partials, sums, query, num_queries, count, max_log2,
+    DIM: tl.constexpr, PARTIALS: tl.constexpr, BUNDLE: tl.constexpr, BUNDLES_AHEAD: tl.constexpr,
+):  # fmt: skip
+    """Sums of a query's partial results: in bundles, then of the bundles; BUNDLES_AHEAD are loaded together."""
+    dim = tl.arange(0, DIM)
     mixed = tl.zeros([DIM], tl.float32)
     weight = 0.0
-    for first in range(0, count, AHEAD):
+    for first in range(0, count, BUNDLE * BUNDLES_AHEAD):
         loaded = ()
-        for step in tl.static_range(AHEAD):
+        for step in tl.static_range(BUNDLE * BUNDLES_AHEAD):
             used = first + step < count
             partial_at = (first + step) * num_queries + query
             loaded = loaded + (  # noqa: RUF005
@@ -256,11 +482,16 @@ def _combine(
                 tl.load(sums + partial_at, mask=used, other=float("-inf")),
                 tl.load(sums + PARTIALS * num_queries + partial_at, mask=used, other=0.0),
             )
-        for step in tl.static_range(AHEAD):
-            by = _power_of_2(loaded[3 * step + 1] - max_log2)
-            mixed += loaded[3 * step] * by
-            weight += loaded[3 * step + 2] * by
-    tl.store(attended + query * DIM + dim, (mixed / weight * output_scale).to(attended.dtype.element_ty))
+        for bundle in tl.static_range(BUNDLES_AHEAD):
+            bundle_mixed = tl.zeros([DIM], tl.float32)
+            bundle_weight = 0.0
+            for step in tl.static_range(bundle * BUNDLE, (bundle + 1) * BUNDLE):
+                by = _power_of_2(loaded[3 * step + 1] - max_log2)
+                bundle_mixed += loaded[3 * step] * by
+                bundle_weight += loaded[3 * step + 2] * by
+            mixed += bundle_mixed
+            weight += bundle_weight
+    return mixed, weight
 
 
 def cached_attention(
@@ -304,34 +535,68 @@ def _launch(
     kv_heads, length = keys.shape[1:3]
     group = heads // kv_heads
     config = _CONFIG if keys.element_size() > 1 else _CONFIG_FP8
+    shared = target.shared
+    # In float32 both kernels would reduce in another order; the order of operands in 8 bits takes words of 32 elements.
+    in_order = dtype != torch.float32 and (keys.element_size() > 1 or dim >= 32)
+    wide = in_order and not qkv_splits and (width * group >= _WIDE.block_queries or shared is not None)
     if length % config.block_keys:
         raise ValueError(f"cache length: expected a multiple of BLOCK_KEYS = {config.block_keys}, got {length}")
-    block = min(_MAX_BLOCK_QUERIES, max(_MIN_BLOCK_QUERIES, triton.next_power_of_2(width * group)))
-    if keys.element_size() == 1 or dtype == torch.float32:
-        block = _MIN_BLOCK_QUERIES  # wider tiles reduce in another order, except in 16 bits (batch invariance)
+    max_blocks = triton.cdiv(length, config.block_keys)
+    block = _WIDE.block_queries
+    if not wide:
+        block = min(_MAX_BLOCK_QUERIES, max(_MIN_BLOCK_QUERIES, triton.next_power_of_2(width * group)))
+        if keys.element_size() == 1 or dtype == torch.float32:
+            block = _MIN_BLOCK_QUERIES  # wider tiles reduce in another order, except in 16 bits (batch invariance)
     blocks = triton.cdiv(width * group, block)
-    max_splits = min(_MAX_SPLITS, triton.cdiv(length, config.block_keys))
-    splits = max(1, min(config.ctas_per_sm * limits.num_sms // (slots * kv_heads * blocks), max_splits))
-    num_partials = triton.cdiv(length, config.block_keys) if splits > 1 else 1
+    splits = max(1, min(config.ctas_per_sm * limits.num_sms // (slots * kv_heads * blocks), _MAX_SPLITS, max_blocks))
+    singles = None
+    num_partials = max_blocks if splits > 1 else 1
+    if wide:
+        singles = _WIDE.ctas_per_sm * limits.num_sms // (slots * kv_heads * blocks)
+        if shared is not None:
+            singles = 0
+        num_partials = min(max_blocks, max(singles, triton.cdiv(max_blocks, _BUNDLE)))
     num_queries = slots * width * heads
     attended = torch.empty(shape, dtype=dtype if output_scale is None else FP8, device=keys.device)
     partials = sums = attended
-    if num_partials > 1:
+    if wide or num_partials > 1:
         partials = torch.empty(num_partials, num_queries, dim, dtype=torch.float32, device=keys.device)
         sums = torch.empty(2, num_partials, num_queries, dtype=torch.float32, device=keys.device)
+    scale = dim**-0.5 * _LOG2_E
     element_size = max(keys.element_size(), dtype.itemsize)
-    fitting = limits.shared_memory // (2 * config.block_keys * dim * element_size)
-    shapes = {"DIM": dim, "PARTIALS": num_partials, "BLOCK_KEYS": config.block_keys}
-    _attend[(slots * kv_heads, blocks, splits)](
-        *inputs, keys, values, start, partials, sums,
-        dim**-0.5 * _LOG2_E, output_scale or 1.0, length, width, num_queries, slots,
-        HEADS=kv_heads, GROUP=group, SPLITS=splits, BLOCK_QUERIES=block, PRECISION="ieee", QKV_SPLITS=qkv_splits,
-        **shapes, num_warps=config.num_warps, num_stages=max(1, min(config.stages, fitting)), **limits.launch_options,
-    )  # fmt: skip
-    if num_partials > 1:
+    shapes = {"DIM": dim, "PARTIALS": num_partials, "BLOCK_KEYS": config.block_keys, "BUNDLE": _BUNDLE}
+    # Where no slot shares keys, the kernels read neither.
+    holder, lengths = (start, start) if shared is None else (shared.holder, shared.length)
+    if wide:
+        fitting = (limits.shared_memory // dim // element_size - block) // (2 * config.block_keys)
+        # A power of two of slots, whose queries fit one CTA.
+        together = 1 if shared is None else 1 << max(1, min(slots, block // (width * group))).bit_length() - 1
+        grids = {False: (slots * kv_heads, blocks, num_partials)}
+        if together > 1:
+            grids = {True: (triton.cdiv(slots, together) * kv_heads, 1, num_partials)} | grids
+        for all_together, grid in grids.items():
+            _attend_wide[grid](
+                inputs[0], keys, values, start, holder, lengths, partials, sums, scale, length, width, num_queries,
+                slots, HEADS=kv_heads, GROUP=group, SINGLES=singles, BLOCK_QUERIES=block,
+                KEYS_FIRST=bool(_WIDE.keys_first), SHARED=shared is not None, SLOTS=together, TOGETHER=all_together,
+                PREFETCH=bool(_WIDE.prefetch) and limits.pdl,
+                **shapes, num_warps=_WIDE.num_warps, num_stages=max(1, min(_WIDE.stages, fitting)),
+                **limits.launch_options,
+            )  # fmt: skip
+    else:
+        fitting = limits.shared_memory // (2 * config.block_keys * dim * element_size)
+        _attend[(slots * kv_heads, blocks, splits)](
+            *inputs, keys, values, start, holder, lengths, partials, sums,
+            scale, output_scale or 1.0, length, width, num_queries, slots,
+            HEADS=kv_heads, GROUP=group, SPLITS=splits, BLOCK_QUERIES=block, PRECISION="ieee", QKV_SPLITS=qkv_splits,
+            SHARED=shared is not None,
+            **shapes, num_warps=config.num_warps, num_stages=max(1, min(config.stages, fitting)),
+            **limits.launch_options,
+        )  # fmt: skip
+    if wide or num_partials > 1:
         _combine[(num_queries,)](
             partials, sums, attended, start, output_scale or 1.0, width, num_queries, heads,
-            PADDED=triton.next_power_of_2(num_partials), AHEAD=_PARTIALS_AHEAD, **shapes,
-            num_warps=2, **limits.launch_options,
+            PADDED=triton.next_power_of_2(num_partials), SINGLES=singles, BUNDLES_AHEAD=_BUNDLES_AHEAD, **shapes,
+            num_warps=_COMBINE_WARPS, **limits.launch_options,
         )  # fmt: skip
     return attended

@@ -40,10 +40,13 @@ class TritonBackend:
         return epilogues.rms_norm(states, norm, self._limits)
 
     def attention(self, hidden: Tensor, layer: Layer, target: KVTarget) -> Tensor:
-        """See `terra.engine.graph.weights.LayerOps`; with one token a slot RoPE is a part of the attention kernel."""
+        """See `terra.engine.graph.weights.LayerOps`.
+
+        With one token a slot RoPE is a part of the attention kernel, unless slots share keys.
+        """
         parts = gemm.split_k_gemm(hidden, layer.qkv, self._limits)
         scale = layer.output.input_scale
-        if hidden.shape[1] == 1:
+        if hidden.shape[1] == 1 and target.shared is None:
             return attention.rope_store_attention(parts, target, self._limits, scale)
         queries = rope.rope_and_store(parts, target, self._limits)
         return attention.cached_attention(queries, target, self._limits, scale)
