@@ -1,4 +1,4 @@
-"""Compares ways to draft tokens: how many passes a frame of a world model takes with each, for several widths of a pass.
+"""Compares ways to draft tokens: how many passes a frame of a world model takes with each, for some widths of a pass.
 
     python scripts/accepted_lengths.py                                      the shipped model and its contexts, on a CPU
     python scripts/accepted_lengths.py --widths 32 --temperature 0 --frames 8 --strategies plain tree
@@ -165,6 +165,8 @@ class Rollout:
         found: what passes found at positions from `end` on, by position.
         lengths: tokens that each pass gave.
         num_read: tokens that all passes read.
+        guessed: drafts for positions that no pass had scored, with their positions.
+        behind: what passes found behind the place where they ended: the distance from it, the position, the token.
     """
 
     def __init__(self, truth: Truth) -> None:
@@ -182,6 +184,8 @@ class Rollout:
         self.lengths: list[int] = []
         self.num_read = 0
         self.guesses: dict[Any, list[int]] = {}
+        self.guessed: list[tuple[int, int]] = []
+        self.behind: list[tuple[int, int, int]] = []
 
     @property
     def frame(self) -> int:
@@ -260,6 +264,7 @@ class Rollout:
             draft = next((ids[child] for child in children[index]), None)
             found[positions[index] + 1] = Scored(best_tokens[index], best[index], draft)
         self.found = {at: each for at, each in found.items() if at >= self.end and not layout.is_slot(at)}
+        self.behind += [(at - self.end, at, each.tokens[0]) for at, each in self.found.items()]
         self.lengths.append(length)
         self.num_read += len(ids)
 
@@ -297,6 +302,12 @@ def moved_logits(rollout: Rollout, position: int) -> int:
     return rollout.noisy_scores(motion(rollout))[position % rollout.layout.block]
 
 
+def sometimes_right(rollout: Rollout, position: int, *, percent: int) -> int:
+    """The right token at so many of 100 positions, else the previous frame's."""
+    right = position * 0x9E3779B1 % 2**32 < percent / 100 * 2**32
+    return right_token(rollout, position) if right else previous_frame(rollout, position)
+
+
 def right_token(rollout: Rollout, position: int) -> int:
     """The right token."""
     assert rollout.right is not None
@@ -324,7 +335,11 @@ def motion(rollout: Rollout) -> int:
 def best_or(guess: Guess, rollout: Rollout, position: int) -> int:
     """What the last pass found at a position, else a guess."""
     found = rollout.found.get(position)
-    return guess(rollout, position) if found is None else found.tokens[0]
+    if found is not None:
+        return found.tokens[0]
+    token = guess(rollout, position)
+    rollout.guessed.append((position, token))
+    return token
 
 
 def chain(rollout: Rollout, room: int, *, guess: Guess = previous_frame, beyond: bool = False) -> list[Node]:
@@ -429,7 +444,7 @@ class BestTree:
 
 
 def oracle_candidates(rollout: Rollout, room: int, *, count: int, places: int | None = None) -> list[Node]:
-    """A chain whose drafts are right where the right token is among the candidates; `places` may differ from the best."""
+    """A chain with the right token where it is a candidate; at most `places` of its drafts are not the best one."""
     nodes = chain(rollout, room)
     changed = 0
     for index, node in enumerate(nodes):
@@ -472,12 +487,15 @@ STRATEGIES = {
     "2 branches": Strategy(_of(branches, count=2, share=0.5)),
     "4 branches": Strategy(_of(branches, count=4, share=0.5)),
     "1 branch, 3/4 in the chain": Strategy(_of(branches, count=1, share=0.75)),
+    "2 branches where the frame ends": Strategy(_of(branches, count=2, share=1.0)),
     "moved frame": Strategy(_of(chain, guess=moved_frame)),
     "moved logits": Strategy(_of(chain, guess=moved_logits)),
     "beyond the frame": Strategy(_of(chain, beyond=True)),
     "whole frame first": Strategy(_of(chain), _whole_first),
     "width by the last passes": Strategy(_of(chain), _by_last),
     "oracle: unscored right": Strategy(_of(chain, guess=right_token)),
+    "oracle: unscored right, 75 %": Strategy(_of(chain, guess=partial(sometimes_right, percent=75))),
+    "oracle: unscored right, 50 %": Strategy(_of(chain, guess=partial(sometimes_right, percent=50))),
     "oracle: 1 second": Strategy(_of(oracle_candidates, count=2, places=1)),
     "oracle: seconds": Strategy(_of(oracle_candidates, count=2)),
     "oracle: 4 candidates": Strategy(_of(oracle_candidates, count=4)),
@@ -511,14 +529,15 @@ def main() -> None:
                 arguments.output.write_text(json.dumps(rows, indent=1) + "\n")
     except TerraError as error:
         parser.error(str(error))
-    table = Table("strategy", "width", "passes a frame", "of plain", "tokens read a frame", "tokens a pass: median", "1")
+    columns = "strategy", "width", "passes a frame", "of plain", "tokens read", "median length", "of length 1"
+    table = Table(*columns, "guesses right")
     plain = {row["width"]: row["passes"] for row in rows if row["strategy"] == "plain"}
     for row in rows:
         share = f"{row['passes'] / plain[row['width']]:.0%}" if row["width"] in plain else ""
         median, single = f"{row['median']:g}", f"{row['single']:.0%}"
-        table.add_row(
-            row["strategy"], str(row["width"]), f"{row['passes']:.2f}", share, f"{row['read']:.0f}", median, single
-        )
+        guesses = "" if row["guesses_right"] is None else f"{row['guesses_right']:.0%}"
+        name, passes, read = row["strategy"], f"{row['passes']:.2f}", f"{row['read']:.0f}"
+        table.add_row(name, str(row["width"]), passes, share, read, median, single, guesses)
     Console(width=120).print(table)
 
 
@@ -557,8 +576,22 @@ def measure(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 "read": sum(rollout.num_read for rollout in rollouts) / frames,
                 "median": statistics.median(lengths),
                 "single": lengths.count(1) / len(lengths),
+                "guesses_right": share_right(rollouts, [r.guessed for r in rollouts]),
+                "behind_right": {
+                    1 << k: share_right(
+                        rollouts,
+                        [[each[1:] for each in r.behind if (each[0] + 1).bit_length() == k + 1] for r in rollouts],
+                    )
+                    for k in range(6)
+                },
                 "lengths": dict(sorted(Counter(lengths).items())),
             }
+
+
+def share_right(rollouts: Sequence[Rollout], claims: Sequence[Sequence[tuple[int, int]]]) -> float | None:
+    """The share of right ones among the positions and tokens claimed for each rollout; None if there are none."""
+    found = [r.tokens[at] == token for r, own in zip(rollouts, claims, strict=True) for at, token in own]
+    return statistics.fmean(found) if found else None
 
 
 def load_contexts(arguments: argparse.Namespace, model: WorldModel) -> Iterator[Truth]:
@@ -577,9 +610,7 @@ def load_contexts(arguments: argparse.Namespace, model: WorldModel) -> Iterator[
         yield Truth(model, grid, inputs.actions, SamplingParams(temperature=arguments.temperature))
 
 
-def decode(
-    truth: Truth, strategy: Strategy, drafter: Callable[[Rollout, int], list[Node]], width: int
-) -> Rollout:
+def decode(truth: Truth, strategy: Strategy, drafter: Callable[[Rollout, int], list[Node]], width: int) -> Rollout:
     """Decode a context's frames."""
     rollout = Rollout(truth)
     while rollout.end < truth.end:

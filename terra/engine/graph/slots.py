@@ -55,6 +55,7 @@ class Batch:
     temperature: Float32[Tensor, " slots"]
     action_embeddings: Float[Tensor, "slots action_slots hidden"]
     best: Int64[Tensor, " tokens"]
+    passes: Int64[Tensor, " counts"]
 
     @property
     def positions(self) -> Int64[Tensor, "slots width"]:
@@ -82,6 +83,7 @@ class Slots:
         last: position of the last image token of the frame in the making.
         action_embeddings: what action slots hold instead of tokens.
         best: scratch of the sampling kernels, `NO_TOKEN` between decode steps.
+        passes: see `terra.engine.base.EngineCounters.passes`. A decode step counts in each slot that lacks tokens.
         sampled_with: for each kind of sampling in use, which slots sample so.
     """
 
@@ -113,6 +115,7 @@ class Slots:
         self.seed = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self.temperature = torch.zeros(num_slots, dtype=torch.float32, device=device)
         self.best = torch.full((max(num_slots, step_tokens),), NO_TOKEN, dtype=torch.int64, device=device)
+        self.passes = torch.zeros(drafts + 2, dtype=torch.int64, device=device)
         self.sampled_with: dict[SamplingParams, Bool[Tensor, " slots"]] = {}
         self._samplings: list[SamplingParams | None] = [None] * num_slots
 
@@ -121,7 +124,7 @@ class Slots:
         first = slice(count)
         return Batch(
             first, width, self.ids[first], self.start[first], self.last[first], self.seed[first],
-            self.temperature[first], self.action_embeddings[first], self.best[: count * width],
+            self.temperature[first], self.action_embeddings[first], self.best[: count * width], self.passes,
         )  # fmt: skip
 
     @torch.no_grad()
@@ -194,19 +197,22 @@ class Slots:
         remaining = (self.last - self.start).tolist()
         return {slot: remaining[slot] for slot in slots}
 
-    def copy_frames(self, frames: Sequence[tuple[int, int]]) -> Callable[[], Int[Tensor, "frames image_tokens"]]:
-        """Begin to copy the tokens of frames, each a slot and its number in the slot's window, to the CPU.
+    def copy_frames(
+        self, frames: Sequence[tuple[int, int]]
+    ) -> Callable[[], tuple[Int[Tensor, "frames image_tokens"], Int64[Tensor, " counts"]]]:
+        """Begin to copy the tokens of frames, each a slot and its number in the slot's window, and `passes` to the CPU.
 
-        The result waits for the copy, which later work of the device does not change.
+        The result waits for the copies, which later work of the device does not change.
         """
         slot, frame = torch.tensor(frames, device=self.ids.device).T[..., None]
         image = torch.arange(self.layout.image_tokens, device=self.ids.device)
         tokens = self.ids[slot, frame * self.layout.block + image].to("cpu", non_blocking=True)
+        passes = self.passes.to("cpu", copy=True, non_blocking=True)
         copied = mark(self.ids.device)
 
-        def wait() -> Int[Tensor, "frames image_tokens"]:
+        def wait() -> tuple[Int[Tensor, "frames image_tokens"], Int64[Tensor, " counts"]]:
             copied()
-            return tokens
+            return tokens, passes
 
         return wait
 
