@@ -1,7 +1,7 @@
 """Compares ways to draft tokens: how many passes a frame of a world model takes with each, for some widths of a pass.
 
     python scripts/accepted_lengths.py                                      the shipped model and its contexts, on a CPU
-    python scripts/accepted_lengths.py --widths 32 --temperature 0 --frames 8 --strategies plain tree
+    python scripts/accepted_lengths.py --widths 32 --temperature 0 --frames 8 --strategies plain "beyond the frame"
     python scripts/accepted_lengths.py --model outputs/mine --contexts drives/7 --trajectory drives/7/left.json
     python scripts/accepted_lengths.py --model outputs/mine --device cuda --widths 32 64 --seconds 200
 
@@ -108,8 +108,7 @@ class TreeReader(WindowReader):
         if list(kept) != list(range(len(kept))):
             index = torch.tensor(kept, device=self.model.device) + start
             for layer in self._cache.layers:
-                for states in (layer.keys, layer.values):
-                    assert states is not None
+                for states in (layer.keys, layer.values):  # pyright: ignore[reportAttributeAccessIssue]
                     states[:, :, start : start + len(kept)] = states[:, :, index]
         self.drop(count - len(kept))
 
@@ -478,27 +477,24 @@ def _by_last(rollout: Rollout, width: int) -> int:
 
 STRATEGIES = {
     "plain": Strategy(_of(chain)),
-    "previous logits": Strategy(_of(chain, guess=previous_logits)),
-    "tree": Strategy(BestTree),
-    "tree, previous logits": Strategy(partial(BestTree, previous_logits)),
-    "head 2": Strategy(_of(head, count=2)),
-    "head 3": Strategy(_of(head, count=3)),
-    "1 branch": Strategy(_of(branches, count=1, share=0.5)),
-    "2 branches": Strategy(_of(branches, count=2, share=0.5)),
-    "4 branches": Strategy(_of(branches, count=4, share=0.5)),
-    "1 branch, 3/4 in the chain": Strategy(_of(branches, count=1, share=0.75)),
-    "2 branches where the frame ends": Strategy(_of(branches, count=2, share=1.0)),
-    "moved frame": Strategy(_of(chain, guess=moved_frame)),
-    "moved logits": Strategy(_of(chain, guess=moved_logits)),
-    "beyond the frame": Strategy(_of(chain, beyond=True)),
-    "whole frame first": Strategy(_of(chain), _whole_first),
-    "width by the last passes": Strategy(_of(chain), _by_last),
     "oracle: unscored right": Strategy(_of(chain, guess=right_token)),
     "oracle: unscored right, 75 %": Strategy(_of(chain, guess=partial(sometimes_right, percent=75))),
     "oracle: unscored right, 50 %": Strategy(_of(chain, guess=partial(sometimes_right, percent=50))),
-    "oracle: 1 second": Strategy(_of(oracle_candidates, count=2, places=1)),
-    "oracle: seconds": Strategy(_of(oracle_candidates, count=2)),
+    "oracle: one second choice": Strategy(_of(oracle_candidates, count=2, places=1)),
+    "oracle: second choices": Strategy(_of(oracle_candidates, count=2)),
     "oracle: 4 candidates": Strategy(_of(oracle_candidates, count=4)),
+    "beyond the frame": Strategy(_of(chain, beyond=True)),
+    "whole frame first": Strategy(_of(chain), _whole_first),
+    "previous logits": Strategy(_of(chain, guess=previous_logits)),
+    "moved frame": Strategy(_of(chain, guess=moved_frame)),
+    "moved logits": Strategy(_of(chain, guess=moved_logits)),
+    "2 candidates at the head": Strategy(_of(head, count=2)),
+    "branch, 1/2 of the tokens": Strategy(_of(branches, count=1, share=0.5)),
+    "branch, 1/4 of the tokens": Strategy(_of(branches, count=1, share=0.75)),
+    "branch, 1/8 of the tokens": Strategy(_of(branches, count=1, share=0.875)),
+    "2 branches where the frame ends": Strategy(_of(branches, count=2, share=1.0)),
+    "tree of the likeliest": Strategy(BestTree),
+    "width by the last passes": Strategy(_of(chain), _by_last),
 }
 
 

@@ -82,7 +82,7 @@ def test_a_right_branch_counts_as_a_right_chain(truth):
         wrong[:2] = right[:2]
         return wrong + script._branch(right[2:], 1, right[2].token, len(wrong)) if len(right) > 2 else right
 
-    in_chains = script.decode(truth, script.STRATEGIES["oracle: unscored right"], lambda rollout, room: [
+    in_chains = script.decode(truth, script.STRATEGIES["plain"], lambda rollout, room: [
         node._replace(token=script.right_token(rollout, node.position)) for node in script.chain(rollout, room)
     ], 6)  # fmt: skip
     in_branches = script.decode(truth, script.STRATEGIES["plain"], branch, 6)

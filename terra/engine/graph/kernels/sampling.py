@@ -199,7 +199,7 @@ def _accept(
     end = tl.minimum(first + num_accepted + 1, limit)
     tl.store(start + slot, end)
     num_tokens = tl.sum((used & is_image & (following <= end)).to(tl.int32), 0)
-    tl.atomic_add(passes + num_tokens, tl.full([], 1, tl.int64), mask=first < limit)
+    tl.atomic_add(passes + num_tokens, 1, mask=first < limit)
 
 
 def accept(
