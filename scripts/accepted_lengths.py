@@ -477,7 +477,6 @@ def _by_last(rollout: Rollout, width: int) -> int:
 
 STRATEGIES = {
     "plain": Strategy(_of(chain)),
-    "oracle: unscored right": Strategy(_of(chain, guess=right_token)),
     "oracle: unscored right, 75 %": Strategy(_of(chain, guess=partial(sometimes_right, percent=75))),
     "oracle: unscored right, 50 %": Strategy(_of(chain, guess=partial(sometimes_right, percent=50))),
     "oracle: one second choice": Strategy(_of(oracle_candidates, count=2, places=1)),

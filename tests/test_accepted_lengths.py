@@ -34,11 +34,10 @@ def truth(request, tiny_model, hf_engine, wait):
     return script.Truth(model, frames, actions, sampling, right)
 
 
-@pytest.mark.parametrize("width", [1, 9, 14])
 @pytest.mark.parametrize("name", list(script.STRATEGIES))
-def test_each_way_gives_the_engines_frames(truth, name, width):
+def test_each_way_gives_the_engines_frames(truth, name):
     strategy = script.STRATEGIES[name]
-    rollout = script.decode(truth, strategy, strategy.drafter(), width)
+    rollout = script.decode(truth, strategy, strategy.drafter(), 9)
     assert rollout.frames().flatten().tolist() == truth.right
     truth.check(rollout.frames())
     assert sum(rollout.lengths) == MADE * TOKENS
