@@ -34,7 +34,7 @@ from torch import Tensor
 
 from terra.device import torch_device, torch_dtype
 from terra.engine.base import EngineSpec
-from terra.errors import EngineError, TerraError
+from terra.errors import ConfigError, EngineError, TerraError
 from terra.noise import vocabulary_noise
 from terra.prompt import SLOT_FILLER, Prompt, pack_blocks
 from terra.rollout import load_inputs
@@ -397,16 +397,16 @@ def _branch(own: Sequence[Node], parent: int, token: int, start: int) -> list[No
 
 
 class BestTree:
-    """The tree of drafts with the largest expected number of accepted ones: a node's value is the product of the
-    probabilities along its path, and the nodes with the largest values are read.
+    """A chain of `share` of the drafts, and around it the drafts that are likeliest to be accepted.
 
-    Probabilities are counted in the passes before: how often the best token, the second, ... of a place was right,
-    by how sure it was (`Scored.kind`), given that everything before it was right.
+    A draft is accepted with the product of the probabilities along its path. They are counted in the passes before: how
+    often the best token, the second, ... of a place was right, by how sure it was (`Scored.kind`), given that all
+    tokens before it were right.
     """
 
-    def __init__(self, guess: Guess = previous_frame) -> None:
-        self._guess = guess
-        self._counts: dict[Any, list[float]] = defaultdict(lambda: [8.0, 1.0, 0.5, 0.25, 1.0])
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._counts: dict[Any, list[float]] = defaultdict(lambda: [2.7, 0.2, 0.04, 0.02, 0.04])
         self._asked: dict[int, Scored] = {}
 
     def __call__(self, rollout: Rollout, room: int) -> list[Node]:
@@ -417,25 +417,29 @@ class BestTree:
                 rank = found.tokens.index(token) if token in found.tokens else CANDIDATES
                 self._counts[found.kind][rank] += 1.0
         self._asked = dict(rollout.found)
-        allowed = set(rollout.positions())
+        places = {node.position: node.token for node in chain(rollout, room)}
+        in_chain = rollout.end + round(room * self._share)
         nodes: list[Node] = []
-        # Value, position, rank of the candidate, parent, the parent's value; values are negative for the heap.
-        heap = [(-1.0, rollout.end, 0, -1, -1.0)] if rollout.end in allowed else []
+        heap: list[tuple[float, int, int, int, float]] = []
+
+        def push(position: int, rank: int, parent: int, before: float) -> None:
+            value = before * self._probability(rollout.found.get(position), rank)
+            first = rank == 0 and position < in_chain and parent == position - rollout.end - 1
+            heapq.heappush(heap, (-2.0 if first else -value, position, rank, parent, before))
+
+        if places:
+            push(rollout.end, 0, -1, 1.0)
         while heap and len(nodes) < room:
-            value, position, rank, parent, before = heapq.heappop(heap)
+            _, position, rank, parent, before = heapq.heappop(heap)
             found = rollout.found.get(position)
-            token = self._guess(rollout, position) if found is None else found.tokens[rank]
-            nodes.append(Node(parent, position, token))
-            if found is not None and rank + 1 < CANDIDATES:
-                entry = before * self._probability(rollout, position, rank + 1), position, rank + 1, parent, before
-                heapq.heappush(heap, entry)
-            if position + 1 in allowed:
-                below = value * self._probability(rollout, position + 1, 0)
-                heapq.heappush(heap, (below, position + 1, 0, len(nodes) - 1, value))
+            nodes.append(Node(parent, position, found.tokens[rank] if found else places[position]))
+            if found and rank + 1 < CANDIDATES:
+                push(position, rank + 1, parent, before)
+            if position + 1 in places:
+                push(position + 1, 0, len(nodes) - 1, before * self._probability(found, rank))
         return nodes
 
-    def _probability(self, rollout: Rollout, position: int, rank: int) -> float:
-        found = rollout.found.get(position)
+    def _probability(self, found: Scored | None, rank: int) -> float:
         if found is None:
             return 0.4
         counts = self._counts[found.kind]
@@ -492,7 +496,8 @@ STRATEGIES = {
     "branch, 1/4 of the tokens": Strategy(_of(branches, count=1, share=0.75)),
     "branch, 1/8 of the tokens": Strategy(_of(branches, count=1, share=0.875)),
     "2 branches where the frame ends": Strategy(_of(branches, count=2, share=1.0)),
-    "tree of the likeliest": Strategy(BestTree),
+    "likeliest tree": Strategy(partial(BestTree, 0.0)),
+    "likeliest tree, 7/8 a chain": Strategy(partial(BestTree, 0.875)),
     "width by the last passes": Strategy(_of(chain), _by_last),
 }
 
@@ -517,12 +522,14 @@ def main() -> None:
     arguments = parser.parse_args()
     try:
         rows = []
+        if arguments.output:
+            arguments.output.touch()
         for row in measure(arguments):
             rows.append(row)
             print(f"{row['strategy']}, {row['width']}: {row['passes']:.2f} passes a frame", file=sys.stderr)
             if arguments.output:
                 arguments.output.write_text(json.dumps(rows, indent=1) + "\n")
-    except TerraError as error:
+    except (TerraError, OSError) as error:
         parser.error(str(error))
     columns = "strategy", "width", "passes a frame", "of plain", "tokens read", "median length", "of length 1"
     table = Table(*columns, "guesses right")
@@ -541,12 +548,18 @@ def measure(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
     Raises:
         EngineError: drafted tokens that are not those of sequential decoding.
+        ConfigError: a width below 1, or frames that don't fit the window.
         TerraError: inputs or weights that can't be read.
     """
+    if min(arguments.widths) < 1 or min(arguments.num_context, arguments.frames) < 1:
+        raise ConfigError("--widths, --num-context and --frames: expected 1 or more")
     begun = time.monotonic()
     model = load_world_model(
         arguments.model / "world_model", dtype=torch_dtype(arguments.dtype), device=torch_device(arguments.device)
     )
+    most, frames = model.config.layout.max_frames, arguments.num_context + arguments.frames
+    if frames > most:
+        raise ConfigError(f"--num-context and --frames: expected at most {most} frames in all, got {frames}")
     truths = list(load_contexts(arguments, model))
     for name in arguments.strategies:
         for width in arguments.widths:
