@@ -109,6 +109,7 @@ class TreeReader(WindowReader):
             index = torch.tensor(kept, device=self.model.device) + start
             for layer in self._cache.layers:
                 for states in (layer.keys, layer.values):  # pyright: ignore[reportAttributeAccessIssue]
+                    assert states is not None
                     states[:, :, start : start + len(kept)] = states[:, :, index]
         self.drop(count - len(kept))
 
@@ -541,6 +542,10 @@ def main() -> None:
         name, passes, read = row["strategy"], f"{row['passes']:.2f}", f"{row['read']:.0f}"
         table.add_row(name, str(row["width"]), passes, share, read, median, single, guesses)
     Console(width=120).print(table)
+    for row in rows:
+        if row["strategy"] == "plain":
+            shares = ", ".join(f"{k} {share:.0%}" for k, share in row["behind_right"].items() if share is not None)
+            print(f"width {row['width']}, right behind a rejected place, by the least distance: {shares}")
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
