@@ -553,11 +553,12 @@ def measure(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
     Raises:
         EngineError: drafted tokens that are not those of sequential decoding.
-        ConfigError: a width below 1, or frames that don't fit the window.
+        ConfigError: a number below 1, or frames that don't fit the window.
         TerraError: inputs or weights that can't be read.
     """
-    if min(arguments.widths) < 1 or min(arguments.num_context, arguments.frames) < 1:
-        raise ConfigError("--widths, --num-context and --frames: expected 1 or more")
+    least = min(*arguments.widths, arguments.num_context, arguments.frames)
+    if least < 1:
+        raise ConfigError(f"--widths, --num-context and --frames: expected 1 or more, got {least}")
     begun = time.monotonic()
     model = load_world_model(
         arguments.model / "world_model", dtype=torch_dtype(arguments.dtype), device=torch_device(arguments.device)
