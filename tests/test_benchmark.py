@@ -12,7 +12,7 @@ import torch
 from entry import load_script
 from safetensors.torch import save_file
 
-from terra.benchmark import case, measure, run
+from terra.benchmark import case, measure, report, run
 from terra.benchmark.model import Traffic, make_random_model
 from terra.benchmark.passes import Kernel, added, idle
 from terra.benchmark.plan import CASES, NUM_WARMUP_FRAMES, Amount, Workload, plan_cases
@@ -20,6 +20,7 @@ from terra.benchmark.prompts import prompt_maker
 from terra.engine.base import EngineSpec
 from terra.engine.graph.step import DecodeSteps
 from terra.engine.hf import HFEngine
+from terra.engine.jacobi import JacobiEngine
 from terra.errors import ConfigError
 from terra.sampling import SamplingParams
 from terra.world_model import load_config, load_world_model
@@ -150,6 +151,20 @@ def test_rollouts_are_timed_together(persistence_engine, way):
     timed = asyncio.run(measure.time_rollouts(persistence_engine, workload, 0, make_prompt))
     assert len(timed["seconds"]) == 3
     assert timed["first"] > 0
+
+
+def test_passes_are_reported_by_the_tokens_that_they_gave(tiny_model):
+    engine = JacobiEngine(tiny_model, drafts=9)
+    workload = Workload("run", 1, "start", 2, 3, 1)
+    timed = asyncio.run(measure.time_rollouts(engine, workload, 0, prompt_maker(engine.spec, None)))
+    assert sum(tokens * count for tokens, count in enumerate(timed["passes"])) == 3 * engine.spec.layout.image_tokens
+
+    row = {"label": "it", "way": "run", "window_part": "end", "rollouts": 1, "drafts": 9}
+    table = report._passes_table([row | {"passes": [0, 6, 0, 1, 1, 0, 0, 0, 2]}], 29)
+    cells = {column.header: next(iter(column.cells)) for column in table.columns}
+    filled = {name: cell for name, cell in cells.items() if name in report._BINS and cell}
+    assert filled == {"1": "60%", "3-4": "20%", "5-8": "20%"}
+    assert (cells["tokens a pass"], cells["passes a frame"]) == ("2.9", "10.0")
 
 
 def make_drive(path, layout, **changes):

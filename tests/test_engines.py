@@ -254,6 +254,12 @@ class TestContract:
         read = after.prefilled + after.cached - before.prefilled - before.cached
         assert read == (0 if isinstance(engine, PersistenceEngine) else 3 * (ROWS * COLS + 6))
         assert after.kv_cache_usage is None or 0.0 <= after.kv_cache_usage <= 1.0
+        passes = [count - was for was, count in itertools.zip_longest(before.passes, after.passes, fillvalue=0)]
+        assert min(passes, default=0) >= 0
+        if isinstance(engine, JacobiEngine | GraphEngine):
+            assert sum(tokens * count for tokens, count in enumerate(passes)) == counted
+        else:
+            assert not passes
 
     def test_idle_sessions_give_way(self, engine, wait):
         """More live sessions than any engine here can compute at once, all of them open all the time."""

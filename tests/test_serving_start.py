@@ -1,10 +1,12 @@
 """What terra-serve refuses before it loads any weights, and what it does when its engine fails."""
 
+import asyncio
 import json
 import math
 import re
 import shutil
 import sys
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -17,8 +19,10 @@ from websockets.exceptions import ConnectionClosed
 from terra.cli import main
 from terra.config.files import register_resolvers
 from terra.config.spec import PipelineSpec
+from terra.engine.base import EngineCounters
 from terra.engine.persistence import PersistenceEngine
 from terra.serving.client import Client, ServerError
+from terra.serving.metrics import Metrics
 from terra.serving.run import check, load
 from terra.world_model import LlamaActionV2ForCausalLM
 from tokenizer import LFQTokenizer
@@ -198,6 +202,20 @@ class TestFailedEngine:
         failing.__exit__()
         with Served(tiny_model, tiny_tokenizer, scenes, tmp_path, persistence=True) as again:
             assert [again.wait_for(name)["status"] for name in names] == ["completed"] * 2
+
+
+def test_the_histogram_of_passes_is_the_engines():
+    async def text(passes: tuple[int, ...]) -> str:
+        engine = SimpleNamespace(counters=EngineCounters(passes=passes), failure=None)
+        return Metrics().text(engine, {}).decode()
+
+    told = asyncio.run(text((1, 6, 0, 1, 1)))
+    found = dict(re.findall(r"^terra_engine_pass_tokens_(\S+) (\S+)$", told, re.MULTILINE))
+    assert found["sum"] == "13.0"
+    assert found["count"] == "9.0"
+    cumulative = [found[f'bucket{{le="{most}"}}'] for most in ("0.0", "1.0", "2.0", "4.0", "8.0", "+Inf")]
+    assert cumulative == ["1.0", "7.0", "7.0", "9.0", "9.0", "9.0"]
+    assert "terra_engine_pass_tokens_count 0.0" in asyncio.run(text(()))
 
 
 @pytest.mark.slow

@@ -26,7 +26,8 @@ async def time_rollouts(engine: Engine, workload: Workload, seed: int, make_prom
     there on frame k is finished when the last rollout has its frame k.
 
     Returns:
-        "seconds": a number for each measured frame; "first": seconds from opening the sessions to the last first frame.
+        "seconds": a number for each measured frame; "first": seconds from opening the sessions to the last first frame;
+        "passes": those of the measured frames, see `terra.engine.base.EngineCounters.passes`.
     """
     num_generated = NUM_WARMUP_FRAMES + workload.num_frames
     prompts = [make_prompt(workload.num_context, num_generated, seed * 1000 + i) for i in range(workload.rollouts)]
@@ -35,6 +36,7 @@ async def time_rollouts(engine: Engine, workload: Workload, seed: int, make_prom
     go_on = stepped if workload.way == "step" else ran
     together = list(zip(sessions, (actions for _, actions in prompts), strict=True))
     await asyncio.gather(*(go_on(session, actions[:1]) for session, actions in together))
+    before = engine.counters.passes
     together_at = perf_counter()
     finished = await asyncio.gather(*(go_on(session, actions[1:]) for session, actions in together))
     for session in sessions:
@@ -43,6 +45,7 @@ async def time_rollouts(engine: Engine, workload: Workload, seed: int, make_prom
     return {
         "seconds": [later - earlier for earlier, later in itertools.pairwise(ends)],
         "first": together_at - begun,
+        "passes": [now - then for now, then in itertools.zip_longest(engine.counters.passes, before, fillvalue=0)],
     }
 
 

@@ -132,6 +132,7 @@ def plan_cases(names: Sequence[str], amount: Amount, max_frames: int, *, fp8: bo
         ),
         Case("graph", "engine=graph", "graph", sessions, {"drafts": 0}),
         Case("graph_drafts", "engine=graph, 31 drafts", "graph", sessions, {"drafts": 31}),
+        Case("graph_63_drafts", "engine=graph, 63 drafts", "graph", sessions, {"drafts": 63}),
         Case("graph_fp8", "engine=graph, FP8 weights and KV cache", "graph", workloads(*few), graph_all, 1, 1, 1),
         Case("graph_fp8_weights", "engine=graph, FP8 weights", "graph", workloads(*few), graph_weights, 1, 1),
         # vLLM does not quantize the lm head.

@@ -1,6 +1,7 @@
 """The report of a benchmark: its results as a JSON file, a table and a plot."""
 
 import io
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from terra.benchmark.case import BANDWIDTH, result_path, write_json
 from terra.benchmark.measure import spread
 from terra.benchmark.model import Traffic
 from terra.benchmark.plan import NUM_WARMUP_FRAMES, Case, Workload
+
+_BINS = {"0": 0, "1": 1, "2": 2, "3-4": 4, "5-8": 8, "9-16": 16, "17-32": 32, "33-64": 64, "more": None}
+"""Bins of the tokens that a pass gives, each with the most that fall into it."""
 
 _BASELINES = {"hf_generate": "vs Hugging Face generate", "vllm_eager_per_frame": "vs vLLM per frame"}
 
@@ -44,6 +48,7 @@ def _row(
     folder: Path, plan: dict[str, Any], case: Case, workload: Workload, bandwidth: dict[str, Any] | None
 ) -> dict[str, Any]:
     repeats = json.loads(result_path(folder, case.name, workload.name).read_text())["repeats"]
+    passes = itertools.zip_longest(*(repeat.get("passes", ()) for repeat in repeats), fillvalue=0)
     seconds = spread([value for repeat in repeats for value in repeat["seconds"]])
     before = workload.num_context + NUM_WARMUP_FRAMES + (workload.num_frames - 1) / 2
     moved = Traffic(**plan["traffic"]).frame_bytes(
@@ -69,6 +74,8 @@ def _row(
         "roofline_seconds": roofline,
         "roofline_share": roofline / seconds["median"] if roofline else None,
         "timed_tokens": repeats[0].get("timed_tokens"),
+        "drafts": case.arguments.get("drafts", 0),
+        "passes": [sum(counts) for counts in passes],
         "speedup": {},
     }
 
@@ -113,12 +120,43 @@ def _table(
         )
     console = Console(width=190, record=True, file=io.StringIO())
     console.print(table)
+    drafted = [row for row in rows if row["drafts"] and row["passes"]]
+    if drafted:
+        console.print(_passes_table(drafted, about["traffic"]["image_tokens"]))
     notes = [f"not measured: {name}: {reason}" for name, reason in failures.items()]
     extrapolated = {row["timed_tokens"] for row in rows if row["timed_tokens"]}
     if extrapolated:
         total = about["traffic"]["image_tokens"]
         notes.append(f"Hugging Face generate: timed for {min(extrapolated)} of {total} tokens of each frame")
     return console.export_text() + "".join(f"{note}\n" for note in notes)
+
+
+def _passes_table(rows: list[dict[str, Any]], image_tokens: int) -> Table:
+    """How many tokens the passes of a rollout gave: those of the accepted drafts and the one behind them."""
+    table = Table(title="Share of a rollout's passes by the tokens that they gave")
+    for name in ("case", "way", "window part"):
+        table.add_column(name)
+    for name in ("rollouts", "drafts", *_BINS, "tokens a pass", "passes a frame"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        passes, counts, shares = row["passes"], sum(row["passes"]), []
+        first = 0
+        for most in _BINS.values():
+            end = len(passes) if most is None else most + 1
+            shares.append(sum(passes[first:end]) / counts)
+            first = end
+        mean = sum(tokens * count for tokens, count in enumerate(passes)) / counts
+        table.add_row(
+            row["label"],
+            row["way"],
+            row["window_part"],
+            str(row["rollouts"]),
+            str(row["drafts"]),
+            *(f"{share:.0%}" if share else "" for share in shares),
+            f"{mean:.1f}",
+            f"{image_tokens / mean:.1f}",
+        )
+    return table
 
 
 def _plot(path: Path, about: dict[str, Any], rows: list[dict[str, Any]]) -> None:

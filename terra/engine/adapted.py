@@ -5,6 +5,7 @@ The base model has an engine, too. `check_factors_alone` is for vLLM, which take
 
 import asyncio
 from collections.abc import Mapping
+from itertools import zip_longest
 from statistics import fmean
 
 from terra.engine.base import Engine, EngineCounters, EngineSpec, Session, check_adapter
@@ -49,7 +50,7 @@ class AdaptedEngine:
 
     @property
     def counters(self) -> EngineCounters:
-        """The sums of the engines' tokens, and the mean of their shares of the KV cache."""
+        """The sums of the engines' tokens and passes, and the mean of their shares of the KV cache."""
         counted = [engine.counters for engine in self._engines]
         shares = [each.kv_cache_usage for each in counted if each.kv_cache_usage is not None]
         return EngineCounters(
@@ -57,6 +58,7 @@ class AdaptedEngine:
             cached=sum(each.cached for each in counted),
             sampled=sum(each.sampled for each in counted),
             kv_cache_usage=fmean(shares) if shares else None,
+            passes=tuple(map(sum, zip_longest(*(each.passes for each in counted), fillvalue=0))),
         )
 
     async def open(self, prompt: Prompt, sampling: SamplingParams, seed: int, adapter: str | None = None) -> Session:

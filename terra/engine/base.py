@@ -76,12 +76,15 @@ class EngineCounters:
         cached: tokens of prompts whose keys and values were found in a prefix cache or in another session instead.
         sampled: tokens that were sampled.
         kv_cache_usage: share of the KV cache that open sessions hold, 0 to 1; None where the engine does not say.
+        passes: passes over a session by the number of tokens that they gave it: `passes[n]` gave n tokens, one and the
+            accepted drafts. A pass over action slots alone gives none. Empty where an engine has no drafts.
     """
 
     prefilled: int = 0
     cached: int = 0
     sampled: int = 0
     kv_cache_usage: float | None = None
+    passes: tuple[int, ...] = ()
 
 
 @runtime_checkable

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
@@ -59,11 +59,18 @@ class ModelThread:
         self._closed = False
         self.failure: str | None = None
         self._prefilled = self._sampled = 0
+        self._passes: list[int] = []
 
     @property
     def counters(self) -> EngineCounters:
-        """Tokens that were prefilled and sampled."""
-        return EngineCounters(prefilled=self._prefilled, sampled=self._sampled)
+        """Tokens that were prefilled and sampled, and the passes of windows that count them."""
+        return EngineCounters(prefilled=self._prefilled, sampled=self._sampled, passes=tuple(self._passes))
+
+    def count_passes(self, lengths: Iterable[int]) -> None:
+        """Count passes by the tokens that each of them gave."""
+        for length in lengths:
+            self._passes += [0] * (length + 1 - len(self._passes))
+            self._passes[length] += 1
 
     def check_open(self) -> None:
         """Raise an error after `close`, or after a step that failed.
@@ -182,7 +189,7 @@ class HFEngine:
 
     @property
     def counters(self) -> EngineCounters:
-        """Tokens that were prefilled and sampled (of drafts, those that were accepted)."""
+        """Tokens that were prefilled and sampled (of drafts, those that were accepted), and passes with drafts."""
         return self._thread.counters
 
     async def open(self, prompt: Prompt, sampling: SamplingParams, seed: int, adapter: str | None = None) -> HFSession:

@@ -94,4 +94,6 @@ class _DraftedWindow(SequentialWindow):
             return sample_tokens(logits[0], self._sampling, torch.full_like(before, self._seed), before)[None]
 
         drafter = draft_from_last_pass_or_previous_frame(self._frame.flatten().tolist())
-        return decode_frame(self._reader, prefix, sample, drafter, self._drafts)[0]
+        tokens, lengths = decode_frame(self._reader, prefix, sample, drafter, self._drafts)
+        self._thread.count_passes(lengths)
+        return tokens

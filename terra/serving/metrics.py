@@ -2,14 +2,32 @@
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
 
 from terra.engine.base import Engine
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+_TOKENS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class _Passes(Collector):
+    """The histogram of an engine's `EngineCounters.passes`."""
+
+    def __init__(self) -> None:
+        self.counts: Sequence[int] = ()
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """The histogram as it is now."""
+        found = HistogramMetricFamily("terra_engine_pass_tokens", "Tokens that a pass of the engine gave to a session")
+        buckets = [(f"{most:.1f}", float(sum(self.counts[: most + 1]))) for most in _TOKENS]
+        buckets.append(("+Inf", float(sum(self.counts))))
+        found.add_metric([], buckets, sum_value=float(sum(n * count for n, count in enumerate(self.counts))))
+        yield found
 
 
 class Metrics:
@@ -40,6 +58,8 @@ class Metrics:
         )
         self._seconds = Histogram("terra_http_seconds", "HTTP requests", ["route"], buckets=_SECONDS, registry=registry)
         self._tokens = Gauge("terra_engine_tokens", "Tokens of the engine since its start", ["kind"], registry=registry)
+        self._passes = _Passes()
+        registry.register(self._passes)
         self._kv = Gauge(
             "terra_engine_kv_cache_usage", "Share of the KV cache in use, NaN where there is none", registry=registry
         )
@@ -82,8 +102,9 @@ class Metrics:
             self._jobs.labels(status).set(count)
         counters = engine.counters
         for kind, count in vars(counters).items():
-            if kind != "kv_cache_usage":
+            if kind not in ("kv_cache_usage", "passes"):
                 self._tokens.labels(kind).set(count)
+        self._passes.counts = counters.passes
         self._kv.set(math.nan if counters.kv_cache_usage is None else counters.kv_cache_usage)
         self._up.set(engine.failure is None)
         return generate_latest(self._registry)

@@ -107,7 +107,7 @@ class GraphEngine:
 
     @property
     def counters(self) -> EngineCounters:
-        """Prompt tokens that were prefilled and copied, tokens sampled, the share of slots that open sessions hold."""
+        """All that `EngineCounters` counts; passes as they were when frames were last handed out."""
         return self._scheduler.counters
 
     async def open(

@@ -145,6 +145,7 @@ def accept(
     ids: Int64[Tensor, "slots length"],
     start: Int64[Tensor, " slots"],
     last: Int64[Tensor, " slots"],
+    passes: Int64[Tensor, " counts"],
     concerned: Bool[Tensor, " slots"],
     sampled: Int64[Tensor, "slots width"],
     block: int,
@@ -154,7 +155,8 @@ def accept(
 
     `sampled[:, i]` is the token for position `start + 1 + i`. It is written to `ids`, and `start` moves on to the last
     token that is certain now, at most to `last`; both only in slots that are `concerned`. An action slot needs no
-    token, so it counts as accepted and nothing is written there.
+    token, so it counts as accepted and nothing is written there. `passes[n]` counts those slots that lacked tokens and
+    got n of them.
     """
     following = start[:, None] + 1 + torch.arange(sampled.shape[1], device=ids.device)
     slot = torch.arange(len(ids), device=ids.device)[:, None]
@@ -164,4 +166,7 @@ def accept(
     num_accepted = right[:, :-1].long().cumprod(1).sum(1)
     written = concerned[:, None] & is_image & (following <= last[:, None])
     ids[slot, following] = torch.where(written, sampled, drafts)
-    start.copy_(torch.where(concerned, torch.minimum(start + num_accepted + 1, last), start))
+    end = torch.minimum(start + num_accepted + 1, last)
+    num_tokens = (is_image & (following <= end[:, None])).sum(1)
+    passes.index_add_(0, num_tokens, (concerned & (start < last)).long())
+    start.copy_(torch.where(concerned, end, start))

@@ -96,10 +96,10 @@ class _Frame:
 
 @dataclass(eq=False)
 class _Copy:
-    """The runs of some complete frames, in order, and what waits for these frames' tokens on the CPU."""
+    """The runs of some complete frames, in order, and what waits for their tokens and `Slots.passes` on the CPU."""
 
     runs: list[Run]
-    tokens: Callable[[], Int[Tensor, "frames image_tokens"]]
+    wait: Callable[[], tuple[Int[Tensor, "frames image_tokens"], Int[Tensor, " counts"]]]
 
 
 class Scheduler:
@@ -118,12 +118,14 @@ class Scheduler:
         self._copies: list[_Copy] = []  # begun in the turn before, and in this one
         self.failure: str | None = None
         self._prefilled = self._cached = self._sampled = 0
+        self._passes: tuple[int, ...] = ()
 
     @property
     def counters(self) -> EngineCounters:
-        """Prompt tokens that were prefilled and copied, tokens sampled, the share of slots that open sessions hold."""
+        """All that is counted; passes as they were when frames were last handed out."""
         held = sum(window is not None and not window.closed for window in self._windows)
-        return EngineCounters(self._prefilled, self._cached, self._sampled, held / len(self._windows))
+        usage = held / len(self._windows)
+        return EngineCounters(self._prefilled, self._cached, self._sampled, usage, self._passes)
 
     def run(self) -> None:
         """Work until None comes. An error fails all runs that lack a frame, with its reason."""
@@ -267,8 +269,9 @@ class Scheduler:
     def _hand_out(self, count: int) -> None:
         """Give away the frames of the first copies, so many."""
         for copy in self._copies[:count]:
-            tokens = copy.tokens()
+            tokens, passes = copy.wait()
             self._sampled += tokens.numel()
+            self._passes = tuple(passes.tolist())
             # A clone of each: it is the caller's to change, and keeps no other frame in memory.
             grids = (run.window.prompt.tokens.shape[1:] for run in copy.runs)
             frames = [frame.clone().view(grid) for frame, grid in zip(tokens, grids, strict=True)]

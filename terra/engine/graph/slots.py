@@ -56,6 +56,7 @@ class Batch:
     temperature: Float32[Tensor, " slots"]
     action_embeddings: Float[Tensor, "slots action_slots hidden"]
     best: Int64[Tensor, " tokens"]
+    passes: Int64[Tensor, " counts"]
 
     @property
     def positions(self) -> Int64[Tensor, "slots width"]:
@@ -85,6 +86,7 @@ class Slots:
         best: scratch of the sampling kernels, `NO_TOKEN` between decode steps.
         holder, shared: which slot holds the first keys and values of each slot, and how many; see
             `terra.engine.graph.kv_cache.SharedKeys`.
+        passes: see `terra.engine.base.EngineCounters.passes`. A decode step counts in each slot that lacks tokens.
         sampled_with: for each kind of sampling in use, which slots sample so.
     """
 
@@ -120,6 +122,7 @@ class Slots:
         self.shared = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self._holders: dict[int, tuple[int, int]] = {}  # of slots without their first keys: `holder` and `shared`
         self._has_shared = False
+        self.passes = torch.zeros(drafts + 2, dtype=torch.int64, device=device)
         self.sampled_with: dict[SamplingParams, Bool[Tensor, " slots"]] = {}
         self._samplings: list[SamplingParams | None] = [None] * num_slots
 
@@ -128,7 +131,7 @@ class Slots:
         first = slice(count)
         return Batch(
             first, width, self.ids[first], self.start[first], self.last[first], self.seed[first],
-            self.temperature[first], self.action_embeddings[first], self.best[: count * width],
+            self.temperature[first], self.action_embeddings[first], self.best[: count * width], self.passes,
         )  # fmt: skip
 
     @torch.no_grad()
@@ -236,19 +239,22 @@ class Slots:
         remaining = (self.last - self.start).tolist()
         return {slot: remaining[slot] for slot in slots}
 
-    def copy_frames(self, frames: Sequence[tuple[int, int]]) -> Callable[[], Int[Tensor, "frames image_tokens"]]:
-        """Begin to copy the tokens of frames, each a slot and its number in the slot's window, to the CPU.
+    def copy_frames(
+        self, frames: Sequence[tuple[int, int]]
+    ) -> Callable[[], tuple[Int[Tensor, "frames image_tokens"], Int64[Tensor, " counts"]]]:
+        """Begin to copy the tokens of frames, each a slot and its number in the slot's window, and `passes` to the CPU.
 
-        The result waits for the copy, which later work of the device does not change.
+        The result waits for the copies, which later work of the device does not change.
         """
         slot, frame = torch.tensor(frames, device=self.ids.device).T[..., None]
         image = torch.arange(self.layout.image_tokens, device=self.ids.device)
         tokens = self.ids[slot, frame * self.layout.block + image].to("cpu", non_blocking=True)
+        passes = self.passes.to("cpu", copy=True, non_blocking=True)
         copied = mark(self.ids.device)
 
-        def wait() -> Int[Tensor, "frames image_tokens"]:
+        def wait() -> tuple[Int[Tensor, "frames image_tokens"], Int64[Tensor, " counts"]]:
             copied()
-            return tokens
+            return tokens, passes
 
         return wait
 

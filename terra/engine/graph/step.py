@@ -159,7 +159,7 @@ class DecodeSteps:
         def step() -> None:
             self._backend.sample_and_accept(self._forward(batch, shares), self._slots.weights, batch)
 
-        return self._backend.capture(step, [batch.ids, batch.start])
+        return self._backend.capture(step, [batch.ids, batch.start, batch.passes])
 
     def _build_logits(self, count: int, shares: bool) -> tuple[Callable[[], None], Float[Tensor, "tokens vocab"]]:
         """What fills a tensor of logits, and the tensor."""
@@ -193,4 +193,6 @@ class DecodeSteps:
 
 def _accept(sampled: Int64[Tensor, " tokens"], weights: DecoderWeights, batch: Batch, concerned: Tensor) -> None:
     layout, by_slot = weights.layout, sampled.view(len(batch.ids), batch.width)
-    reference.accept(batch.ids, batch.start, batch.last, concerned, by_slot, layout.block, layout.image_tokens)
+    reference.accept(
+        batch.ids, batch.start, batch.last, batch.passes, concerned, by_slot, layout.block, layout.image_tokens
+    )

@@ -71,9 +71,11 @@ class TritonBackend:
 
     def sample_and_accept(self, logits: Float[Tensor, "tokens vocab"], weights: DecoderWeights, batch: Batch) -> None:
         """See `terra.engine.graph.step.Backend`."""
-        layout = weights.layout
+        layout, passes = weights.layout, batch.passes
         sampling.gumbel_argmax(logits, batch.temperature, batch.seed, batch.start, batch.best, self._limits)
-        sampling.accept(batch.best, batch.ids, batch.start, batch.last, layout.block, layout.image_tokens, self._limits)
+        sampling.accept(
+            batch.best, batch.ids, batch.start, batch.last, passes, layout.block, layout.image_tokens, self._limits
+        )
 
     def capture(self, work: Callable[[], None], mutated: Sequence[Tensor]) -> Callable[[], None]:
         """See `terra.engine.graph.step.Backend`."""

@@ -178,7 +178,7 @@ def unpack_ids(best: Int64[Tensor, " tokens"]) -> Int64[Tensor, " tokens"]:
 
 @triton.jit
 def _accept(
-    best, ids, start, last, width, length, block, image_tokens, PADDED: tl.constexpr, PDL: tl.constexpr
+    best, ids, start, last, passes, width, length, block, image_tokens, PADDED: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
     """One slot of `accept`. The last kernel of a pass: it alone writes `start`, and leaves NO_TOKEN in `best`."""
     wait_for_inputs(PDL)
@@ -196,7 +196,10 @@ def _accept(
     right = (draft == sampled) | (is_image == 0)
     num_accepted = tl.min(tl.where(right & (step < width - 1), width - 1, tl.minimum(step, width - 1)), 0)
     tl.store(at, sampled, mask=used & is_image & (following <= limit))
-    tl.store(start + slot, tl.minimum(first + num_accepted + 1, limit))
+    end = tl.minimum(first + num_accepted + 1, limit)
+    tl.store(start + slot, end)
+    num_tokens = tl.sum((used & is_image & (following <= end)).to(tl.int32), 0)
+    tl.atomic_add(passes + num_tokens, 1, mask=first < limit)
 
 
 def accept(
@@ -204,6 +207,7 @@ def accept(
     ids: Int64[Tensor, "slots length"],
     start: Int64[Tensor, " slots"],
     last: Int64[Tensor, " slots"],
+    passes: Int64[Tensor, " counts"],
     block: int,
     image_tokens: int,
     limits: DeviceLimits,
@@ -211,6 +215,6 @@ def accept(
     """`terra.engine.graph.reference.accept` in all slots of what `gumbel_argmax` put into `best`; `best` is cleared."""
     width = len(best) // len(ids)
     _accept[(len(ids),)](
-        best, ids, start, last, width, ids.stride(0), block, image_tokens,
+        best, ids, start, last, passes, width, ids.stride(0), block, image_tokens,
         PADDED=triton.next_power_of_2(width), num_warps=1, **limits.launch_options,
     )  # fmt: skip
