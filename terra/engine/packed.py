@@ -37,44 +37,42 @@ KEY_BLOCK = 512
 _ONEDNN = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX")
 
 
-class _OneDNNWeight:
-    """A layer's float32 weight on a CPU, in the order that oneDNN reads; torch's own product, MKL's, is slower."""
-
-    def __init__(self, weight: Float32[Tensor, "rows columns"]) -> None:
-        self._held = torch.ops.mkldnn._reorder_linear_weight(weight, CHUNK)
-
-    def linear(self, states: Float32[Tensor, "n columns"]) -> Float32[Tensor, "n rows"]:
-        return torch.ops.mkldnn._linear_pointwise(states, self._held, None, "none", [], "")
-
-
-_Weight = Tensor | Int8Weight | _OneDNNWeight
-
-
-def _held(weight: Float[Tensor, "rows columns"], *, int8: bool) -> _Weight:
-    """A weight in the form that the decoder multiplies."""
+def _held(weight: Float[Tensor, "rows columns"], *, int8: bool) -> Tensor | Int8Weight:
+    """A weight in the form that the decoder multiplies; on a CPU in the order that oneDNN reads."""
     if int8:
         return Int8Weight(*quantize_rows(weight))
-    if _ONEDNN and weight.dtype == torch.float32 and weight.device.type == "cpu":
-        return _OneDNNWeight(weight)
+    if _multiplies_by_onednn(weight):
+        return torch.ops.mkldnn._reorder_linear_weight(weight, CHUNK)
     return weight
 
 
-def _linear(states: Float[Tensor, "n columns"], weight: _Weight) -> Float[Tensor, "n rows"]:
-    if isinstance(weight, Tensor):
-        if weight.dtype == torch.float32:
-            return F.linear(states, weight)
-        return torch.cat([F.linear(chunk, weight) for chunk in states.split(CHUNK)])
-    return weight.linear(states)
+def _multiplies_by_onednn(states: Tensor) -> bool:
+    """Whether oneDNN is asked for a product: in float32 torch would call MKL, which is slower, in bfloat16 it has no prepacked weights."""
+    return _ONEDNN and states.device.type == "cpu" and (states.dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _product(states: Float[Tensor, "n columns"], weight: Float[Tensor, "rows columns"]) -> Float[Tensor, "n rows"]:
+    if _multiplies_by_onednn(states):
+        return torch.ops.mkldnn._linear_pointwise(states, weight, None, "none", [], "")
+    return F.linear(states, weight)
+
+
+def _linear(states: Float[Tensor, "n columns"], weight: Tensor | Int8Weight) -> Float[Tensor, "n rows"]:
+    if isinstance(weight, Int8Weight):
+        return weight.linear(states)
+    if states.dtype == torch.float32 or len(states) == CHUNK:
+        return _product(states, weight)
+    return torch.cat([_product(chunk, weight) for chunk in states.split(CHUNK)])
 
 
 @dataclass(frozen=True)
 class _Layer:
     before: Float[Tensor, " hidden"]
-    qkv: _Weight
-    output: _Weight
+    qkv: Tensor | Int8Weight
+    output: Tensor | Int8Weight
     after: Float[Tensor, " hidden"]
-    gate_up: _Weight
-    down: _Weight
+    gate_up: Tensor | Int8Weight
+    down: Tensor | Int8Weight
 
 
 class PackedDecoder:
@@ -98,6 +96,7 @@ class PackedDecoder:
         self._dim = config.head_dim or config.hidden_size // config.num_attention_heads
         # In float32 passes of different lengths need not agree to the bit.
         self._key_block = KEY_BLOCK if int8 or model.dtype != torch.float32 else CHUNK
+        self._kv_dtype = torch.bfloat16 if int8 else model.dtype
         hold = partial(_held, int8=int8)
         length = -(-config.layout.max_length // CHUNK) * CHUNK + CHUNK
         final_norm = model.model.norm.weight.detach()
@@ -113,7 +112,7 @@ class PackedDecoder:
     def empty_cache(self, length: int) -> Float[Tensor, "layers two kv_heads length dim"]:
         """A zeroed cache for the keys and values of `length` tokens."""
         shape = len(self._layers), 2, self._kv_heads, length, self._dim
-        return torch.zeros(shape, dtype=self._norm.dtype, device=self._norm.device)
+        return torch.zeros(shape, dtype=self._kv_dtype, device=self._norm.device)
 
     def free(self) -> None:
         """Free the layers and the lm head; nothing can be computed afterwards. A second call does nothing."""
@@ -163,8 +162,9 @@ class PackedDecoder:
     def _mask(self, first: int) -> Float[Tensor, "rows length"]:
         """What is added to the scores of a chunk that begins at `first` of the cache, over blocks of keys."""
         length = -(-(first + CHUNK) // self._key_block) * self._key_block
-        mask = torch.full((CHUNK, length), -torch.inf, dtype=self._norm.dtype, device=self._norm.device)
-        return mask.triu_(first + 1).repeat(self._group, 1)
+        start = first
+        mask = torch.full((CHUNK, length - start), -torch.inf, dtype=self._kv_dtype, device=self._norm.device)
+        return mask.triu_(1).repeat(self._group, 1), length
 
     @property
     def _group(self) -> int:
@@ -188,15 +188,23 @@ class PackedDecoder:
         keys_values[1, :, stored] = by_head[:, queries + self._kv_heads :].transpose(0, 1)
         # One head of keys and values, and all the queries of a chunk that read it.
         rows = rearrange(
-            rotated[:, :queries], "(chunks n) (kv group) dim -> chunks 1 kv (group n) dim", n=CHUNK, kv=self._kv_heads
+            rotated[:, :queries].to(self._kv_dtype), "(chunks n) (kv group) dim -> chunks kv (group n) dim", n=CHUNK, kv=self._kv_heads
         )
-        attended = []
-        for chunk, mask in zip(rows, masks, strict=True):
-            keys, values = keys_values[:, None, :, : mask.shape[1]]
-            attended.append(F.scaled_dot_product_attention(chunk, keys, values, attn_mask=mask))
+        attended = [
+            torch.stack([self._attend(*heads, mask) for heads in zip(chunk, *keys_values[:,:,:length], strict=True)])
+            for chunk, (mask,length) in zip(rows, masks, strict=True)
+        ]
         return rearrange(
-            torch.stack(attended), "chunks 1 kv (group n) dim -> (chunks n) (kv group dim)", group=self._group
+            torch.stack(attended).to(qkv.dtype), "chunks kv (group n) dim -> (chunks n) (kv group dim)", group=self._group
         )
+
+    def _attend(self, rows, keys, values, mask):
+        scores = _product(rows * self._dim**-0.5, keys)
+        scores[:, -mask.shape[1] :] += mask
+        if self._key_block < KEY_BLOCK:
+            return _product(scores.softmax(-1), values.t())
+        blocks = rearrange(scores.softmax(-1), "n (blocks keys) -> blocks n keys", keys=self._key_block)
+        return (blocks @ values.unflatten(0, (-1, self._key_block))).sum(0)
 
 
 class PackedReader:
