@@ -1,15 +1,16 @@
 """Measures seconds a frame of the shipped model on a CPU, for element types and for an older checkout, in turns.
 
-    python scripts/cpu_frames.py                                 float32, bfloat16 and 8 bits of this checkout
-    git worktree add /tmp/older e76a3c2
-    python scripts/cpu_frames.py --older /tmp/older              the first commit that packs passes is the one after it
-    OMP_NUM_THREADS=1 python scripts/cpu_frames.py --rounds 5 --parts start end
+    python scripts/cpu_frames.py
+    git worktree add outputs/older e76a3c2           the last commit that runs transformers' model
+    python scripts/cpu_frames.py --older outputs/older
+    OMP_NUM_THREADS=1 python scripts/cpu_frames.py --older outputs/older --parts start end
 
-Each variant is a process that waits while the others work. Parts: `start` (tokens of the frames behind 3 context
-frames and 1 unmeasured one), `end` (of the window's last two frames), `window` (tokens of 22 frames, prefill included),
-`rollout` (the same with pixels, as `terra generate`), `live` (each frame's pixels are decoded by one thread while the
-next frame's tokens are made, as `terra serve`). Figures are medians over the rounds: seconds of wall time a frame, and
-processor seconds of all threads in parentheses.
+The types are float32, `dtype=bfloat16` (pixels, too) and `dtype=bfloat16 engine.int8_weights=true`; the older checkout
+runs in float32. Each variant is a process that waits while the others work. Parts: `start` (tokens of the two frames
+behind 3 context frames and one that is not measured), `end` (tokens of the window's last two frames), `window` (tokens
+of 22 frames, prefill included), `rollout` (the same with pixels, as `terra generate`), `live` (one thread decodes each
+frame's pixels while the next frame's tokens are made, as `terra serve`). Figures are medians over the rounds: seconds of
+wall time a frame and, in parentheses, processor seconds of all threads.
 """
 
 import argparse
@@ -31,8 +32,7 @@ PARTS = ("start", "end", "window", "rollout", "live")
 TYPES: dict[str, dict[str, Any]] = {
     "float32": {},
     "bfloat16": {"dtype": "bfloat16"},
-    "8 bits": {"int8_weights": True},
-    "8 bits, pixels in bfloat16": {"int8_weights": True, "decoder": "bfloat16"},
+    "8 bits": {"int8_weights": True, "dtype": "bfloat16"},
 }
 
 
@@ -90,7 +90,7 @@ def main() -> None:
 
 def show(found: dict[str, dict[str, list[dict[str, float]]]], parts: Sequence[str]) -> None:
     """Print medians as a Markdown table."""
-    print("| | " + " | ".join(parts) + " |\n|---" * 1 + "|---" * len(parts) + "|")
+    print("| | " + " | ".join(parts) + " |\n|---" + "|---" * len(parts) + "|")
     for name, by_part in found.items():
         cells = []
         for part in parts:
@@ -103,15 +103,12 @@ def work(settings: dict[str, Any]) -> None:
     """Answer the requests of `Worker.ask`. Imports nothing but what older checkouts have, too."""
     import torch
 
-    from decoder.framewise import FramewiseDecoder
     from terra.pipeline import Pipeline, RolloutRequest
     from terra.rollout import load_inputs
     from terra.sampling import SamplingParams
 
-    pixels = settings.pop("decoder", "float32")
     sampling = SamplingParams()
     with Pipeline.from_pretrained("demo", engine="jacobi", device="cpu", drafts=31, **settings) as pipeline:
-        decoder = FramewiseDecoder(pipeline.tokenizer, pixels)
         inputs = load_inputs(
             CONTEXT, CONTEXT / "left.json", num_frames=FRAMES, num_context=GIVEN,
             image_size=pipeline.tokenizer.image_size, spec=pipeline.engine.spec,
@@ -121,7 +118,9 @@ def work(settings: dict[str, Any]) -> None:
         whole = pipeline.wait(pipeline.rollout_tokens(context, actions, sampling, 0))
         one_thread = ThreadPoolExecutor(1, "pixels", torch.set_num_threads, (1,))
 
-        def tokens(given: int, then: Callable[[Any], Any] | None = None, unmeasured: int = 0, most: int = FRAMES) -> int:
+        def tokens(
+            given: int, then: Callable[[Any], Any] | None = None, unmeasured: int = 0, most: int = FRAMES
+        ) -> int:
             session = pipeline.wait(pipeline.open(whole[:given], actions[: given - 1], sampling, 0))
             for action in actions[given - 1 : given - 1 + unmeasured]:
                 pipeline.wait(session.step(action))
@@ -140,7 +139,7 @@ def work(settings: dict[str, Any]) -> None:
 
         def live() -> int:
             pictures: list[Future[Any]] = []
-            made = tokens(GIVEN, lambda frame: pictures.append(one_thread.submit(decoder.decode, frame[None])))
+            made = tokens(GIVEN, lambda frame: pictures.append(one_thread.submit(pipeline.decoder.decode, frame[None])))
             for picture in pictures:
                 picture.result()
             return made

@@ -5,12 +5,12 @@ copies keys and values to every query head and computes the projections q, k and
 projections are one matrix product, and query heads that share keys are rows of one attention.
 
 In 8 bits (W8A8) weights have a scale for each row, activations one for each token, and products are sums of integers,
-exact in any order; all else is computed in float32. In bfloat16 a matrix product reads `CHUNK` tokens. In all types
-attention reads `CHUNK` queries, a shorter pass being padded, and in bfloat16 and in 8 bits whole blocks of `KEY_BLOCK`
-keys. So in these a token's logits are the same to the bit whether it is read alone, after drafts or in a prefill. In
-float32 matrix products are not cut into chunks, nor keys into whole blocks: the library may sum passes of different
-lengths in different orders, and logits differ by rounding, as those of `terra.engine.hf` do. On a CPU with AVX, float32
-weights are held in the order that oneDNN reads.
+exact in any order; attention computes in bfloat16 on a CPU that multiplies it (else in float32), all else in float32.
+In bfloat16 a matrix product reads `CHUNK` tokens. In all types attention reads `CHUNK` queries, a shorter pass being
+padded, and in bfloat16 and in 8 bits whole blocks of `KEY_BLOCK` keys. So in these a token's logits are the same to the
+bit whether it is read alone, after drafts or in a prefill. In float32 matrix products are not cut into chunks, nor keys
+into whole blocks: the library may sum passes of different lengths in different orders, and logits differ by rounding,
+as those of `terra.engine.hf` do. On a CPU with AVX, oneDNN multiplies, and weights are held in the order that it reads.
 """
 
 from dataclasses import dataclass
@@ -30,13 +30,13 @@ from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCaus
 CHUNK = 32
 """Tokens that the decoder reads at once; the last chunk of a pass is padded."""
 
-KEY_BLOCK = 512
-"""The cache's length is a multiple: torch's attention for CPUs reads such blocks, and sums a shorter rest apart."""
+KEY_BLOCK = 256
+"""The cache's length is a multiple: in bfloat16 and in 8 bits attention sums such blocks of keys one after the other."""
 
 
 _ONEDNN = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX")
 _ONEDNN_TYPES = {torch.float32: _ONEDNN, torch.bfloat16: _ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()}
-"""Which types oneDNN multiplies: faster than MKL, which torch calls in float32, and in bfloat16 from prepacked weights."""
+"""The types that oneDNN multiplies here: in float32 torch would call MKL, which is slower."""
 
 
 def _by_onednn(states: Tensor) -> bool:
@@ -79,7 +79,7 @@ class PackedDecoder:
 
     Args:
         model: its layers and lm head are taken out of it, so that they are held once.
-        int8: hold the layers and the lm head in 8 bits, and compute in float32 what is not in 8 bits.
+        int8: hold the layers and the lm head in 8 bits, and compute in float32 what is not in 8 bits, see the module.
 
     Raises:
         CheckpointError: see `terra.engine.layers.take_layers`.
@@ -95,7 +95,7 @@ class PackedDecoder:
         self._dim = config.head_dim or config.hidden_size // config.num_attention_heads
         # In float32 passes of different lengths need not agree to the bit.
         self._key_block = KEY_BLOCK if int8 or model.dtype != torch.float32 else CHUNK
-        narrow = int8 and (model.device.type != "cpu" or _ONEDNN_TYPES[torch.bfloat16])
+        narrow = int8 and model.device.type == "cpu" and _ONEDNN_TYPES[torch.bfloat16]
         self._kv_dtype = torch.bfloat16 if narrow else model.dtype
         hold = partial(_held, int8=int8)
         length = -(-config.layout.max_length // CHUNK) * CHUNK + CHUNK
@@ -160,7 +160,7 @@ class PackedDecoder:
         return logits[count - last - first : count - first]
 
     def _mask(self, first: int) -> Float[Tensor, "queries rest"]:
-        """What is added to a chunk's scores from key `first` on, where the chunk begins, to the end of the last block."""
+        """What is added to a chunk's scores from key `first` on, the chunk's own first, to the last block's end."""
         length = -(-(first + CHUNK) // self._key_block) * self._key_block
         mask = torch.full((CHUNK, length - first), -torch.inf, dtype=self._kv_dtype, device=self._norm.device)
         return mask.triu_(1).repeat(self._group, 1)
