@@ -9,8 +9,8 @@ The types are float32, `dtype=bfloat16` (pixels, too) and `dtype=bfloat16 engine
 runs in float32. Each variant is a process that waits while the others work. Parts: `start` (tokens of the two frames
 behind 3 context frames and one that is not measured), `end` (tokens of the window's last two frames), `window` (tokens
 of 22 frames, prefill included), `rollout` (the same with pixels, as `terra generate`), `live` (one thread decodes each
-frame's pixels while the next frame's tokens are made, as `terra serve`). Figures are medians over the rounds: seconds of
-wall time a frame and, in parentheses, processor seconds of all threads.
+frame's pixels while the next frame's tokens are made, as `terra serve`). Figures are medians over the rounds: seconds
+of wall time a frame and, in parentheses, processor seconds of all threads.
 """
 
 import argparse

@@ -31,7 +31,7 @@ CHUNK = 32
 """Tokens that the decoder reads at once; the last chunk of a pass is padded."""
 
 KEY_BLOCK = 256
-"""The cache's length is a multiple: in bfloat16 and in 8 bits attention sums such blocks of keys one after the other."""
+"""The cache's length is a multiple: in bfloat16 and in 8 bits attention sums such blocks of keys in order."""
 
 
 _ONEDNN = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX")
