@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from tiny import COLS, DEVICE, ROWS
 
+from terra.engine import packed
 from terra.engine.int8 import Int8Weight
 from terra.engine.jacobi import JacobiEngine
 from terra.engine.packed import CHUNK, KEY_BLOCK, PackedDecoder, PackedReader
@@ -42,11 +43,22 @@ def drive():
     return frames, torch.randn(FRAMES, 6, 3, generator=generator)
 
 
-@pytest.fixture(scope="module", params=["bfloat16", "int8"])
+REDUCED = ["bfloat16", "int8", "int8 without oneDNN"]
+
+
+def reduced(folder, kind):
+    """A decoder in 16 or 8 bits; without oneDNN as on a CPU that does not multiply bfloat16."""
+    int8 = kind != "bfloat16"
+    model = load_world_model(folder, dtype=torch.float32 if int8 else torch.bfloat16, device=DEVICE)
+    with pytest.MonkeyPatch.context() as patch:
+        if kind == "int8 without oneDNN":
+            patch.setitem(packed._ONEDNN_TYPES, torch.bfloat16, False)
+        return PackedDecoder(model, int8=int8)
+
+
+@pytest.fixture(scope="module", params=REDUCED)
 def exact_decoder(tiny_model, request):
-    int8 = request.param == "int8"
-    dtype = torch.float32 if int8 else torch.bfloat16
-    return PackedDecoder(load_world_model(tiny_model, dtype=dtype, device=DEVICE), int8=int8)
+    return reduced(tiny_model, request.param)
 
 
 def read(reader, drive, *lengths):
@@ -118,12 +130,12 @@ def test_logits_of_the_last_tokens_are_those_of_all(exact_decoder, drive):
         assert torch.equal(PackedReader(exact_decoder).feed(ids, positions, actions[None], last=last), whole[:, -last:])
 
 
-def test_a_window_longer_than_a_block_of_keys(tmp_path_factory):
+def test_a_window_longer_than_blocks_of_keys(tmp_path_factory):
     from tiny import save_tiny
 
     from terra.world_model import LlamaActionV2ForCausalLM
 
-    frames = KEY_BLOCK // BLOCK + 4
+    frames = 3 * KEY_BLOCK // BLOCK + 4  # four blocks of keys
     folder = save_tiny(
         tmp_path_factory.mktemp("models") / "long",
         LlamaActionV2ForCausalLM,
@@ -139,9 +151,29 @@ def test_a_window_longer_than_a_block_of_keys(tmp_path_factory):
     decoder = PackedDecoder(load_world_model(folder, device=DEVICE), int8=False)
     got = read(PackedReader(decoder), drive, *[BLOCK] * frames)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
-    narrow = PackedDecoder(load_world_model(folder, device=DEVICE), int8=True)
-    whole = read(PackedReader(narrow), drive, frames * BLOCK)
-    assert torch.equal(read(PackedReader(narrow), drive, *[BLOCK] * frames), whole)
+    for kind in REDUCED:
+        narrow = reduced(folder, kind)
+        whole = read(PackedReader(narrow), drive, frames * BLOCK)
+        assert torch.equal(read(PackedReader(narrow), drive, *[BLOCK] * frames), whole)
+
+
+@pytest.mark.parametrize("types", [{torch.float32: False, torch.bfloat16: False}, None], ids=["torch", "oneDNN"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_is_torchs_own(tiny_model, monkeypatch, types, dtype):
+    monkeypatch.setattr(packed, "_ONEDNN_TYPES", types or packed._ONEDNN_TYPES)
+    decoder = PackedDecoder(load_world_model(tiny_model, dtype=dtype, device=DEVICE), int8=False)
+    generator = torch.Generator().manual_seed(6)
+    for first in (0, 5, KEY_BLOCK - 1, 3 * KEY_BLOCK):
+        mask = decoder._mask(first)
+        queries, keys, values = (
+            torch.randn(1, 2, count, decoder._dim, generator=generator).to(DEVICE, dtype)
+            for count in (len(mask), first + mask.shape[1], first + mask.shape[1])
+        )
+        whole = torch.nn.functional.pad(mask, (first, 0))
+        expected = torch.nn.functional.scaled_dot_product_attention(queries, keys, values, attn_mask=whole)[0]
+        got = decoder._attend(queries[0], torch.cat([keys, values]), mask)
+        tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+        torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("types", [{"int8_weights": True}, {"dtype": "bfloat16"}], ids=["int8", "bfloat16"])

@@ -5,12 +5,12 @@ copies keys and values to every query head and computes the projections q, k and
 projections are one matrix product, and query heads that share keys are rows of one attention.
 
 In 8 bits (W8A8) weights have a scale for each row, activations one for each token, and products are sums of integers,
-exact in any order; all else is computed in float32. In bfloat16 a matrix product reads `CHUNK` tokens. In all types
-attention reads `CHUNK` queries, a shorter pass being padded, and in bfloat16 and in 8 bits whole blocks of `KEY_BLOCK`
-keys. So in these a token's logits are the same to the bit whether it is read alone, after drafts or in a prefill. In
-float32 matrix products are not cut into chunks, nor keys into whole blocks: the library may sum passes of different
-lengths in different orders, and logits differ by rounding, as those of `terra.engine.hf` do. On a CPU with AVX, float32
-weights are held in the order that oneDNN reads.
+exact in any order; attention computes in bfloat16 on a CPU that multiplies it (else in float32), all else in float32.
+In bfloat16 a matrix product reads `CHUNK` tokens. In all types attention reads `CHUNK` queries, a shorter pass being
+padded, and in bfloat16 and in 8 bits whole blocks of `KEY_BLOCK` keys. So in these a token's logits are the same to the
+bit whether it is read alone, after drafts or in a prefill. In float32 matrix products are not cut into chunks, nor keys
+into whole blocks: the library may sum passes of different lengths in different orders, and logits differ by rounding,
+as those of `terra.engine.hf` do. On a CPU with AVX, oneDNN multiplies, and weights are held in the order that it reads.
 """
 
 from dataclasses import dataclass
@@ -30,51 +30,48 @@ from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCaus
 CHUNK = 32
 """Tokens that the decoder reads at once; the last chunk of a pass is padded."""
 
-KEY_BLOCK = 512
-"""The cache's length is a multiple: torch's attention for CPUs reads such blocks, and sums a shorter rest apart."""
+KEY_BLOCK = 256
+"""The cache's length is a multiple: in bfloat16 and in 8 bits attention sums such blocks of keys in order."""
 
 
 _ONEDNN = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX")
+_ONEDNN_TYPES = {torch.float32: _ONEDNN, torch.bfloat16: _ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()}
+"""The types that oneDNN multiplies here: in float32 torch would call MKL, which is slower."""
 
 
-class _OneDNNWeight:
-    """A layer's float32 weight on a CPU, in the order that oneDNN reads; torch's own product, MKL's, is slower."""
-
-    def __init__(self, weight: Float32[Tensor, "rows columns"]) -> None:
-        self._held = torch.ops.mkldnn._reorder_linear_weight(weight, CHUNK)
-
-    def linear(self, states: Float32[Tensor, "n columns"]) -> Float32[Tensor, "n rows"]:
-        return torch.ops.mkldnn._linear_pointwise(states, self._held, None, "none", [], "")
+def _by_onednn(states: Tensor) -> bool:
+    return states.device.type == "cpu" and _ONEDNN_TYPES.get(states.dtype, False)
 
 
-_Weight = Tensor | Int8Weight | _OneDNNWeight
-
-
-def _held(weight: Float[Tensor, "rows columns"], *, int8: bool) -> _Weight:
-    """A weight in the form that the decoder multiplies."""
+def _held(weight: Float[Tensor, "rows columns"], *, int8: bool) -> Tensor | Int8Weight:
+    """A weight in the form that the decoder multiplies; for oneDNN in the order that it reads."""
     if int8:
         return Int8Weight(*quantize_rows(weight))
-    if _ONEDNN and weight.dtype == torch.float32 and weight.device.type == "cpu":
-        return _OneDNNWeight(weight)
-    return weight
+    return torch.ops.mkldnn._reorder_linear_weight(weight, CHUNK) if _by_onednn(weight) else weight
 
 
-def _linear(states: Float[Tensor, "n columns"], weight: _Weight) -> Float[Tensor, "n rows"]:
-    if isinstance(weight, Tensor):
-        if weight.dtype == torch.float32:
-            return F.linear(states, weight)
-        return torch.cat([F.linear(chunk, weight) for chunk in states.split(CHUNK)])
-    return weight.linear(states)
+def _product(states: Float[Tensor, "n columns"], weight: Float[Tensor, "rows columns"]) -> Float[Tensor, "n rows"]:
+    if _by_onednn(states):
+        return torch.ops.mkldnn._linear_pointwise(states, weight, None, "none", [], "")
+    return F.linear(states, weight)
+
+
+def _linear(states: Float[Tensor, "n columns"], weight: Tensor | Int8Weight) -> Float[Tensor, "n rows"]:
+    if isinstance(weight, Int8Weight):
+        return weight.linear(states)
+    if states.dtype == torch.float32 or len(states) == CHUNK:
+        return _product(states, weight)
+    return torch.cat([_product(chunk, weight) for chunk in states.split(CHUNK)])
 
 
 @dataclass(frozen=True)
 class _Layer:
     before: Float[Tensor, " hidden"]
-    qkv: _Weight
-    output: _Weight
+    qkv: Tensor | Int8Weight
+    output: Tensor | Int8Weight
     after: Float[Tensor, " hidden"]
-    gate_up: _Weight
-    down: _Weight
+    gate_up: Tensor | Int8Weight
+    down: Tensor | Int8Weight
 
 
 class PackedDecoder:
@@ -82,7 +79,7 @@ class PackedDecoder:
 
     Args:
         model: its layers and lm head are taken out of it, so that they are held once.
-        int8: hold the layers and the lm head in 8 bits, and compute in float32 what is not in 8 bits.
+        int8: hold the layers and the lm head in 8 bits, and compute in float32 what is not in 8 bits, see the module.
 
     Raises:
         CheckpointError: see `terra.engine.layers.take_layers`.
@@ -98,6 +95,8 @@ class PackedDecoder:
         self._dim = config.head_dim or config.hidden_size // config.num_attention_heads
         # In float32 passes of different lengths need not agree to the bit.
         self._key_block = KEY_BLOCK if int8 or model.dtype != torch.float32 else CHUNK
+        narrow = int8 and model.device.type == "cpu" and _ONEDNN_TYPES[torch.bfloat16]
+        self._kv_dtype = torch.bfloat16 if narrow else model.dtype
         hold = partial(_held, int8=int8)
         length = -(-config.layout.max_length // CHUNK) * CHUNK + CHUNK
         final_norm = model.model.norm.weight.detach()
@@ -113,7 +112,7 @@ class PackedDecoder:
     def empty_cache(self, length: int) -> Float[Tensor, "layers two kv_heads length dim"]:
         """A zeroed cache for the keys and values of `length` tokens."""
         shape = len(self._layers), 2, self._kv_heads, length, self._dim
-        return torch.zeros(shape, dtype=self._norm.dtype, device=self._norm.device)
+        return torch.zeros(shape, dtype=self._kv_dtype, device=self._norm.device)
 
     def free(self) -> None:
         """Free the layers and the lm head; nothing can be computed afterwards. A second call does nothing."""
@@ -160,11 +159,11 @@ class PackedDecoder:
         logits = _linear(rms_norm(states[first:], self._norm, self._epsilon), self._lm_head)
         return logits[count - last - first : count - first]
 
-    def _mask(self, first: int) -> Float[Tensor, "rows length"]:
-        """What is added to the scores of a chunk that begins at `first` of the cache, over blocks of keys."""
+    def _mask(self, first: int) -> Float[Tensor, "queries rest"]:
+        """What is added to a chunk's scores from key `first` on, the chunk's own first, to the last block's end."""
         length = -(-(first + CHUNK) // self._key_block) * self._key_block
-        mask = torch.full((CHUNK, length), -torch.inf, dtype=self._norm.dtype, device=self._norm.device)
-        return mask.triu_(first + 1).repeat(self._group, 1)
+        mask = torch.full((CHUNK, length - first), -torch.inf, dtype=self._kv_dtype, device=self._norm.device)
+        return mask.triu_(1).repeat(self._group, 1)
 
     @property
     def _group(self) -> int:
@@ -178,7 +177,7 @@ class PackedDecoder:
         sine: Float[Tensor, "n 1 dim"],
         keys_values: Float[Tensor, "two kv_heads length dim"],
         start: int,
-        masks: list[Float[Tensor, "rows length"]],
+        masks: list[Float[Tensor, "queries rest"]],
     ) -> Float[Tensor, "n query_heads_dim"]:
         by_head = rearrange(qkv, "n (heads dim) -> n heads dim", dim=self._dim)
         queries = self._kv_heads * self._group
@@ -187,16 +186,43 @@ class PackedDecoder:
         keys_values[0, :, stored] = rotated[:, queries:].transpose(0, 1)
         keys_values[1, :, stored] = by_head[:, queries + self._kv_heads :].transpose(0, 1)
         # One head of keys and values, and all the queries of a chunk that read it.
-        rows = rearrange(
-            rotated[:, :queries], "(chunks n) (kv group) dim -> chunks 1 kv (group n) dim", n=CHUNK, kv=self._kv_heads
+        chunks = rearrange(
+            rotated[:, :queries].to(self._kv_dtype),
+            "(chunks n) (kv group) dim -> chunks kv (group n) dim",
+            n=CHUNK,
+            kv=self._kv_heads,
         )
-        attended = []
-        for chunk, mask in zip(rows, masks, strict=True):
-            keys, values = keys_values[:, None, :, : mask.shape[1]]
-            attended.append(F.scaled_dot_product_attention(chunk, keys, values, attn_mask=mask))
+        attended = [
+            self._attend(chunk, keys_values[:, :, : start + index * CHUNK + mask.shape[1]], mask)
+            for index, (chunk, mask) in enumerate(zip(chunks, masks, strict=True))
+        ]
         return rearrange(
-            torch.stack(attended), "chunks 1 kv (group n) dim -> (chunks n) (kv group dim)", group=self._group
+            torch.stack(attended).to(qkv.dtype),
+            "chunks kv (group n) dim -> (chunks n) (kv group dim)",
+            group=self._group,
         )
+
+    def _attend(
+        self,
+        queries: Float[Tensor, "kv_heads queries dim"],
+        keys_values: Float[Tensor, "two kv_heads length dim"],
+        mask: Float[Tensor, "queries rest"],
+    ) -> Float[Tensor, "kv_heads queries dim"]:
+        if queries.is_cuda:
+            whole = F.pad(mask, (keys_values.shape[2] - mask.shape[1], 0))
+            return F.scaled_dot_product_attention(queries[None], *keys_values[:, None], attn_mask=whole)[0]
+        # Two products and a softmax: torch's attention takes two to three times as long.
+        attended = []
+        for head, keys, values in zip(queries * self._dim**-0.5, *keys_values, strict=True):
+            scores = _product(head, keys)
+            scores[:, -mask.shape[1] :] += mask
+            weights = scores.softmax(-1)
+            if self._key_block < KEY_BLOCK:
+                attended.append(_product(weights, values.t()))
+            else:
+                blocks = rearrange(weights, "queries (blocks keys) -> blocks queries keys", keys=KEY_BLOCK)
+                attended.append((blocks @ values.unflatten(0, (-1, KEY_BLOCK))).sum(0))
+        return torch.stack(attended)
 
 
 class PackedReader:
