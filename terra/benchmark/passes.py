@@ -23,11 +23,11 @@ from terra.errors import ConfigError
 from terra.world_model import LlamaActionConfig, load_world_model
 
 # Names of kernels in a trace, and what the report calls their steps.
-_FIRST, _ATTENTION, _SAMPLE = "_embed", "_attend", "_gumbel_argmax"
+_FIRST, _ATTENTION, _SAMPLE = "_embed", ("_attend", "_attend_wide"), "_gumbel_argmax"
 _GEMMS = "output", "gate and up", "down", "qkv"
 _QKV_AND_ROPE = "qkv", "rope"
 _STEPS = {
-    _ATTENTION: "attention",
+    **dict.fromkeys(_ATTENTION, "attention"),
     "_combine": "combine partials",
     "_add_rms_norm": "sum and norm",
     "_rope_and_store": "rope",
@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--drafts", type=int, default=0)
     parser.add_argument("--fp8", action="store_true", help="weights and cache in 8 bits")
+    parser.add_argument("--fp8-weights", action="store_true", help="weights alone in 8 bits")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16")
 
@@ -86,7 +87,7 @@ def prepare(arguments: argparse.Namespace) -> Iterator[Passes]:
     folder = make_random_model(arguments.shape, arguments.output, dtype, arguments.device)
     model = load_world_model(folder, dtype=dtype, device=device)
     make_prompt = prompt_maker(EngineSpec.of(model.config), None)
-    fp8 = {"fp8_weights": arguments.fp8, "fp8_cache": arguments.fp8}
+    fp8 = {"fp8_weights": arguments.fp8 or arguments.fp8_weights, "fp8_cache": arguments.fp8}
     slots = Slots(model, arguments.rollouts, arguments.drafts, **fp8)
     steps = DecodeSteps(slots, make_backend(device))
     for context in arguments.contexts:
@@ -144,7 +145,7 @@ def added(trace: Iterable[Kernel]) -> tuple[dict[str, float], dict[str, float]]:
     of_layer: dict[str, dict[tuple[int, int], float]] = defaultdict(lambda: defaultdict(float))
     of_pass: dict[str, float] = defaultdict(float)
     for begin, end in itertools.pairwise(begins):
-        attentions = [index for index in range(begin, end) if names[index] == _ATTENTION]
+        attentions = [index for index in range(begin, end) if names[index] in _ATTENTION]
         period = attentions[1] - attentions[0]
         steps = _steps(names[attentions[0] : attentions[1]])
         # Behind the last layer the lm head follows, where other layers are followed by the next one's QKV projection.

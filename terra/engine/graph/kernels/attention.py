@@ -41,7 +41,8 @@ class AttentionConfig:
 
     Attributes:
         ctas_per_sm: CTAs that the keys are split over, for each SM.
-        block_keys: keys of a block; part of the reduction order, so the same for every number of queries.
+        block_keys: keys of a block; part of the reduction order, so the same for every number of queries, here and in
+            `_attend_wide`.
         stages: blocks under way in a CTA, at most.
         num_warps: warps of a CTA.
     """
@@ -70,16 +71,12 @@ class WideConfig:
         ctas_per_sm: as long as so many CTAs for each SM are enough, each has one block of keys; else a bundle.
         stages: blocks under way in a CTA, at most.
         num_warps: warps of a CTA.
-        keys_first: whether keys are the MMA's M dimension, as with few queries, instead of queries.
-        prefetch: whether keys and values of earlier passes are loaded into the L2 cache while a CTA waits (PDL).
     """
 
     block_queries: int
     ctas_per_sm: int
     stages: int
     num_warps: int
-    keys_first: bool = False
-    prefetch: bool = False
 
 
 _WIDE = WideConfig(block_queries=64, ctas_per_sm=2, stages=3, num_warps=4)
@@ -91,8 +88,6 @@ reduction order, so the same for every number of queries.
 
 _BUNDLES_AHEAD = 4
 """Bundles whose partial results are loaded together, before they are added one after the other."""
-
-_COMBINE_WARPS = 2
 
 
 @triton.jit
@@ -303,17 +298,9 @@ def _in_mma_order(tile):
 
 
 @triton.jit
-def _prefetch(at):
-    """Let the L2 cache load the lines (128 bytes) that these pointers point into."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at.to(tl.int64)], tl.int32, is_pure=False, pack=1
-    )
-
-
-@triton.jit
 def _merge_blocks(
     mixed, max_log2, weight, query, keys, values, base, begin, end, causal_limit, scale, length,
-    MASKED: tl.constexpr, KEYS_FIRST: tl.constexpr, DIM: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    MASKED: tl.constexpr, DIM: tl.constexpr, BLOCK_KEYS: tl.constexpr,
 ):  # fmt: skip
     """A partial result, merged with those of the blocks from `begin` to `end`."""
     order = tl.arange(0, BLOCK_KEYS)
@@ -325,7 +312,7 @@ def _merge_blocks(
         if keys.dtype.element_ty == tl.float8e4nv:
             key, value = _in_mma_order(key.to(query.dtype)), _in_mma_order(value.to(query.dtype))
         next_mixed, next_max_log2, next_weight = _partial(
-            query, key, value, order, causal_limit - at, scale, MASKED, KEYS_FIRST, "ieee"
+            query, key, value, order, causal_limit - at, scale, MASKED, False, "ieee"
         )
         mixed, max_log2, weight = _merge_online_softmax(mixed, max_log2, weight, next_mixed, next_max_log2, next_weight)
     return mixed, max_log2, weight
@@ -344,47 +331,44 @@ def _keys_of_all(group, holder, shared, slots, SLOTS: tl.constexpr):
 def _attend_wide(
     queries, keys, values, start, holder, shared, partials, sums, scale, length, width, num_queries, slots,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, PARTIALS: tl.constexpr, SINGLES: tl.constexpr,
-    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, BUNDLE: tl.constexpr, KEYS_FIRST: tl.constexpr,
-    SHARED: tl.constexpr, SLOTS: tl.constexpr, TOGETHER: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, BUNDLE: tl.constexpr,
+    SHARED: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One CTA: a slot, a head of its cache, a block of many queries, and one partial result; in 16 or 8 bits.
 
     A partial result is a bundle's, or a block's where keys are few (SINGLES). With SHARED slots may have their first
-    keys in another slot. If a group of SLOTS slots has its first keys in common, one CTA takes the queries of all of
-    them for a bundle of these keys (TOGETHER), and the CTAs of single slots leave these bundles out.
+    keys in another slot. With SLOTS > 1 the first CTAs are those of groups of so many slots: if all of a group have
+    their first keys in common, such a CTA takes the queries of all of them for a bundle of these keys, and the CTAs of
+    single slots leave these bundles out.
     """
-    place, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS  # a slot's place, or a group's
+    place, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     partial = tl.program_id(2)
     query_idx = tl.program_id(1) * BLOCK_QUERIES + tl.arange(0, BLOCK_QUERIES)
-    if TOGETHER:
-        slot, slot_of_query = place * SLOTS, place * SLOTS + query_idx // (width * GROUP)
+    # `start` is read before the wait, as in `_attend`.
+    if SLOTS > 1:
+        groups = tl.cdiv(slots, SLOTS)
+        of_group = place < groups
+        slot = tl.where(of_group, place * SLOTS, place - groups)
+        slot_of_query = slot + query_idx // (width * GROUP)
         token_idx = query_idx // GROUP % width
-        used = (query_idx < SLOTS * width * GROUP) & (slot_of_query < slots)
-        first = _keys_of_all(place, holder, shared, slots, SLOTS)  # and all of these are seen by all
-        total = first
-        elsewhere = 0
+        used = (query_idx < tl.where(of_group, SLOTS, 1) * width * GROUP) & (slot_of_query < slots)
+        common = _keys_of_all(slot // SLOTS, holder, shared, slots, SLOTS)
+        first = tl.load(start + slot).to(tl.int32)
+        total = tl.where(of_group, common, first + width)
+        first = tl.where(of_group, common, first)  # all queries see all the keys that they have in common
+        elsewhere = tl.where(of_group, 0, common)
     else:
         slot, slot_of_query = place, place
         token_idx = query_idx // GROUP
         used = token_idx < width
-        first = tl.load(start + slot).to(tl.int32)  # before the wait, as in `_attend`
+        first = tl.load(start + slot).to(tl.int32)
         total = first + width
         elsewhere = 0
-        if SLOTS > 1:
-            elsewhere = _keys_of_all(slot // SLOTS, holder, shared, slots, SLOTS)
     size = _blocks_of_partial(total, SINGLES, BLOCK_KEYS, BUNDLE) * BLOCK_KEYS
     begin = partial * size
     end = tl.minimum(begin + size, total)
     first_slot, num_first = _cache_of(slot, holder, shared, SHARED)
     base = (tl.where(begin < num_first, first_slot, slot) * HEADS + head).to(tl.int64) * length * DIM
-    if PREFETCH:  # CTAs with the same keys share them out
-        line: tl.constexpr = 1024 // keys.dtype.element_ty.primitive_bitwidth
-        of_block = tl.arange(0, BLOCK_KEYS // line) * line
-        for at in range(
-            begin + tl.program_id(1) * BLOCK_KEYS, tl.minimum(end, first), tl.num_programs(1) * BLOCK_KEYS
-        ):
-            _prefetch(keys + base + at * DIM + tl.arange(0, BLOCK_KEYS * DIM // line) * line)
-            _prefetch(values + base + at + tl.arange(0, DIM)[:, None] * length + of_block[None, :])
     wait_for_inputs(PDL)
     if (begin >= total) | (begin < elsewhere):
         return
@@ -403,11 +387,11 @@ def _attend_wide(
     seen_by_all = tl.maximum(begin, tl.minimum(begin + size, first // BLOCK_KEYS * BLOCK_KEYS))
     mixed, max_log2, weight = _merge_blocks(
         mixed, max_log2, weight, query, keys, values, base, begin, seen_by_all, first + token_idx, scale, length,
-        False, KEYS_FIRST, DIM, BLOCK_KEYS,
+        False, DIM, BLOCK_KEYS,
     )  # fmt: skip
     mixed, max_log2, weight = _merge_blocks(
         mixed, max_log2, weight, query, keys, values, base, seen_by_all, end, first + token_idx, scale, length,
-        True, KEYS_FIRST, DIM, BLOCK_KEYS,
+        True, DIM, BLOCK_KEYS,
     )  # fmt: skip
     partial_at = partial * num_queries + query_at
     _store_partial(partials, sums, partial_at, used, mixed, max_log2, weight, num_queries, PARTIALS, DIM)
@@ -571,18 +555,13 @@ def _launch(
         fitting = (limits.shared_memory // dim // element_size - block) // (2 * config.block_keys)
         # A power of two of slots, whose queries fit one CTA.
         together = 1 if shared is None else 1 << max(1, min(slots, block // (width * group))).bit_length() - 1
-        grids = {False: (slots * kv_heads, blocks, num_partials)}
-        if together > 1:
-            grids = {True: (triton.cdiv(slots, together) * kv_heads, 1, num_partials)} | grids
-        for all_together, grid in grids.items():
-            _attend_wide[grid](
-                inputs[0], keys, values, start, holder, lengths, partials, sums, scale, length, width, num_queries,
-                slots, HEADS=kv_heads, GROUP=group, SINGLES=singles, BLOCK_QUERIES=block,
-                KEYS_FIRST=bool(_WIDE.keys_first), SHARED=shared is not None, SLOTS=together, TOGETHER=all_together,
-                PREFETCH=bool(_WIDE.prefetch) and limits.pdl,
-                **shapes, num_warps=_WIDE.num_warps, num_stages=max(1, min(_WIDE.stages, fitting)),
-                **limits.launch_options,
-            )  # fmt: skip
+        places = slots + (triton.cdiv(slots, together) if together > 1 else 0)
+        _attend_wide[(places * kv_heads, blocks, num_partials)](
+            inputs[0], keys, values, start, holder, lengths, partials, sums, scale, length, width, num_queries, slots,
+            HEADS=kv_heads, GROUP=group, SINGLES=singles, BLOCK_QUERIES=block, SHARED=shared is not None,
+            SLOTS=together, **shapes, num_warps=_WIDE.num_warps, num_stages=max(1, min(_WIDE.stages, fitting)),
+            **limits.launch_options,
+        )  # fmt: skip
     else:
         fitting = limits.shared_memory // (2 * config.block_keys * dim * element_size)
         _attend[(slots * kv_heads, blocks, splits)](
@@ -597,6 +576,6 @@ def _launch(
         _combine[(num_queries,)](
             partials, sums, attended, start, output_scale or 1.0, width, num_queries, heads,
             PADDED=triton.next_power_of_2(num_partials), SINGLES=singles, BUNDLES_AHEAD=_BUNDLES_AHEAD, **shapes,
-            num_warps=_COMBINE_WARPS, **limits.launch_options,
+            num_warps=1, **limits.launch_options,
         )  # fmt: skip
     return attended
