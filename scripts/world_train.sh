@@ -8,7 +8,7 @@
 # Exit code: 0 all is done, 75 run it again (first look at OUTPUT/estimator.log if it says so), 1 a stage failed, 2 another WORLD. GPUS=0 trains on the CPU.
 # Settings for the models: TOKENIZER, DECODER, WORLD_MODEL, ESTIMATOR ("key=value key=value"); SCALE=0.01 records a hundredth;
 # RECORD has further settings of terra record, and SCENES is the number of scenes. Of town_hd alone: FIRST and REST are how many seconds
-# of each part of the recording towns are begun in; EVALUATE ("key=value") is for terra evaluate, LIVE ("--frames 60") for scripts/live_drive.py.
+# of each part of the recording towns are begun in; EVALUATE ("key=value") is for terra evaluate, LIVE ("--frames 60 engine.drafts=63") for scripts/drive_benchmark.py.
 # Needs the extras train, and doom, pusht or record. The world is $OUTPUT/world: tokenizer/, world_model/, estimator/, contexts/, README.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -160,9 +160,12 @@ evaluate() { # NAME GPU [SETTING...]
     data="$OUTPUT/towns/$1" output="$OUTPUT/evaluation/$1" measured_size=[144,256] num_clips=48 drift_clips=0 max_groups=24 \
     frechet_resamples=20 requirements=true workers=8 "${@:3}" $EVALUATE >"$OUTPUT/evaluation_$1.log" 2>&1
 }
-live() { # GPU
-  [ -f "$OUTPUT/live.json" ] || CUDA_VISIBLE_DEVICES=$1 OMP_NUM_THREADS=8 within "$PYTHON" scripts/live_drive.py --model "$OUTPUT/world" \
-    --output "$OUTPUT/live.json" --video "$OUTPUT/live.mp4" $LIVE >"$OUTPUT/live.log" 2>&1
+live() { # GPU; a video of the first scene's drive, and frames/s with drafts
+  local scene=$OUTPUT/world/contexts/scene_1
+  local drive=(model=folder model.path="$OUTPUT/world" context="$scene" trajectory="$scene/recorded.json" num_frames=60)
+  export CUDA_VISIBLE_DEVICES=$1 OMP_NUM_THREADS=8
+  [ -f "$OUTPUT/drive/tokens.safetensors" ] || within "$PYTHON" -m terra generate "${drive[@]}" output="$OUTPUT/drive" overwrite=true >"$OUTPUT/live.log" 2>&1
+  [ -f "$OUTPUT/live.json" ] || within "$PYTHON" scripts/drive_benchmark.py --output "$OUTPUT/live.json" "${drive[@]}" $LIVE >>"$OUTPUT/live.log" 2>&1
 }
 if [ "$WORLD" = town_hd ]; then
   say "evaluation beside the shipped model's, and a live drive: see $OUTPUT/evaluation_*.log, $OUTPUT/live.log"

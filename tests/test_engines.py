@@ -553,6 +553,31 @@ def test_graph_copies_a_context_that_a_slot_holds(tiny_model, graph_engine, wait
     wait(engine.close())
 
 
+@pytest.mark.skipif(DEVICE != "cpu", reason="the kernels read whole blocks of 128 keys, more than these contexts have")
+def test_a_session_that_shares_waits_while_another_shares_nothing(tiny_model, graph_engine, wait, monkeypatch):
+    monkeypatch.setattr(slots_module, "SHARED_MULTIPLE", 8)
+    (prompt, actions), (other_prompt, other_actions) = make_prompt(72), make_prompt(73)
+    expected = [wait(ran(graph_engine, prompt, actions)), wait(ran(graph_engine, other_prompt, other_actions))]
+    engine = GraphEngine(tiny_model, drafts=3, max_sessions=3, dtype="float32", device=DEVICE)
+    slots, kinds = engine._scheduler._slots, []
+    share = slots.share
+    monkeypatch.setattr(slots, "share", lambda given: kinds.append(share(given)) or kinds[-1])
+
+    async def in_turn() -> list[torch.Tensor]:
+        holder, sharer = [await engine.open(prompt, PLAIN, 1) for _ in range(2)]
+        await holder.step(actions[0])
+        frames = [await sharer.step(actions[0])]
+        other = await ran(engine, other_prompt, other_actions)
+        assert kinds[-1] is False
+        frames += [await sharer.step(action) for action in actions[1:]]
+        assert kinds[-1] is True
+        return [torch.stack(frames), other]
+
+    for frames, right in zip(wait(in_turn()), expected, strict=True):
+        assert torch.equal(frames, right)
+    wait(engine.close())
+
+
 def test_slots_share_a_context_until_they_are_filled_anew(tiny_model, monkeypatch):
     """Whoever holds the context: a slot that is filled anew leaves it to one of the others, copied once."""
     monkeypatch.setattr(slots_module, "SHARED_MULTIPLE", 8)
@@ -573,7 +598,7 @@ def test_slots_share_a_context_until_they_are_filled_anew(tiny_model, monkeypatc
     slots.release([1, 2])
     assert slots.holder.tolist() == [0, 1, 2, 3, 4, 5]
     assert torch.equal(slots.cache.keys[:, 3, :, :40], keys)
-    assert not slots.shares(6)
+    assert not slots.share(range(6))
     slots.swap_in(5, snapshot)
     assert torch.equal(slots.cache.keys[:, 5, :, :40], keys)
 

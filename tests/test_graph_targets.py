@@ -102,7 +102,7 @@ def quantized(part):
         value, str(value)
     ),
 )
-def test_kernels_compile_and_fit(compiled, monkeypatch, capability, dtype, fp8):
+def test_kernels_compile_and_fit(compiled, capability, dtype, fp8):
     num_sms, kib = GPUS[capability]
     limits = DeviceLimits(num_sms, kib << 10, pdl=capability >= FIRST_WITH_PDL)
     between = BETWEEN if capability in ALL_WIDTHS and dtype != torch.float32 else []
@@ -114,8 +114,8 @@ def test_kernels_compile_and_fit(compiled, monkeypatch, capability, dtype, fp8):
         steps.step(frozenset({SAMPLING}), num_slots)()
     if between:  # slots that share a context
         slots = meta_slots(64, 0, dtype, fp8=fp8)
-        monkeypatch.setattr(slots, "shares", lambda count: True)
-        DecodeSteps(slots, TritonBackend(limits, capture=lambda work, mutated: work)).step(frozenset({SAMPLING}), 64)()
+        steps = DecodeSteps(slots, TritonBackend(limits, capture=lambda work, mutated: work))
+        steps.step(frozenset({SAMPLING}), 64, True)()
     kernels = {kernel.hash: kernel for kernel in compiled}.values()
     names = {kernel.name for kernel in kernels}
     assert names >= {"_embed", "_gemm", "_rope_and_store", "_add_rms_norm", "_gumbel_argmax", "_accept"}

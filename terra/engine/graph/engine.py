@@ -33,7 +33,7 @@ class GraphEngine:
     where two are equally likely to the rounding of float32.
 
     A new window's context, and the context of a window that slides, is read (prefill) slot by slot between two decode
-    steps, or copied from a slot that holds the same context; the other sessions wait meanwhile. And one session with
+    steps, or shared with a slot that holds the same context; the other sessions wait meanwhile. And one session with
     top-k or top-p makes the steps of all sessions slower, see `terra.engine.graph.step.DecodeSteps`.
 
     Args:

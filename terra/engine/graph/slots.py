@@ -5,7 +5,7 @@ alone: so decode steps of a batch have one shape each, are captured as CUDA grap
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -184,25 +184,26 @@ class Slots:
             holder, _ = self._holders.get(source, (source, 0))
             self._share(slots, holder, shared)
 
-    def shares(self, count: int) -> bool:
-        """Whether one of the first `count` slots has keys and values in another slot."""
-        return any(slot < count for slot in self._holders)
+    def share(self, slots: Iterable[int]) -> bool:
+        """Whether one of these slots has keys and values in another slot."""
+        return any(slot in self._holders for slot in slots)
 
     @torch.no_grad()
-    def release(self, slots: Collection[int]) -> None:
+    def release(self, slots: Iterable[int]) -> None:
         """Part these slots, which are about to be filled anew, from those that they share a context with.
 
         Where one of them holds a context for others, the first of those gets a copy and holds it from then on.
         """
         if not self._has_shared:
             return
-        for slot in slots:
+        filled = set(slots)
+        for slot in filled:
             self._holders.pop(slot, None)
-        index = torch.tensor(list(slots), device=self.ids.device)
+        index = torch.tensor(list(filled), device=self.ids.device)
         self.holder[index], self.shared[index] = index, 0
         sharers: dict[int, list[int]] = defaultdict(list)
         for slot, (holder, _) in self._holders.items():
-            if holder in slots:
+            if holder in filled:
                 sharers[holder].append(slot)
         for holder, (heir, *others) in sharers.items():
             _, length = self._holders.pop(heir)

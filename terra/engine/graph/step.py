@@ -123,7 +123,7 @@ class DecodeSteps:
         On a GPU they are under way then, and those of the call before are done: so the device is never out of work, and
         what the host gives it in between waits no longer than for two calls.
         """
-        step = self.step(samplings, self.bucket(max(slots) + 1))
+        step = self.step(samplings, self.bucket(max(slots) + 1), self._slots.share(slots))
         for _ in range(num_steps):
             step()
         before, self._under_way = self._under_way, mark(self._slots.ids.device)
@@ -135,9 +135,13 @@ class DecodeSteps:
         self._unfiltered.clear()
         self._logits.clear()
 
-    def step(self, samplings: frozenset[SamplingParams], count: int) -> Callable[[], None]:
-        """The step over the first `count` slots, which sample in these ways."""
-        kind = count, self._slots.shares(count)
+    def step(self, samplings: frozenset[SamplingParams], count: int, shares: bool = False) -> Callable[[], None]:
+        """The step over the first `count` slots, which sample in these ways.
+
+        Without `shares` no slot that makes a frame has keys in another one; what the step computes for others is of no
+        use, and is computed again when they go on.
+        """
+        kind = count, shares
         if not any(sampling.filters for sampling in samplings):
             if kind not in self._unfiltered:
                 self._unfiltered[kind] = self._build_unfiltered(*kind)
