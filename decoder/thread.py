@@ -1,4 +1,4 @@
-"""Tokens into frames in threads of their own: when a rollout is decoded, and with what else."""
+"""Turns tokens into frames in threads of its own; decides when a rollout is decoded, and with what else."""
 
 import asyncio
 import threading
@@ -20,7 +20,9 @@ _Piece = tuple[TokenGrid, Callable[[Frames, float], Any], Future[Any]]
 
 
 class RolloutDecoding:
-    """Decides when the tokens of rollouts are decoded; the decoder works in one thread, never in an event loop.
+    """Decides when the tokens of rollouts are decoded.
+
+    The decoder works in threads of its own (one on a GPU), never in an event loop.
 
     A framewise decoder on a GPU decodes frames while the next ones are generated, on a stream of its own. On a CPU it
     would take the cores from the engine, and a decoder that is not framewise looks at several frames: such a decoder

@@ -2,7 +2,7 @@
 
     python scripts/accepted_lengths.py                                      the shipped model and its contexts, on a CPU
     python scripts/accepted_lengths.py --drafts 4 16 64 --temperature 0 --frames 8
-    python scripts/accepted_lengths.py --model outputs/mine --contexts drives/7 --trajectory drives/7/left.json
+    python scripts/accepted_lengths.py --model outputs/mine --contexts drives/7 --trajectory left.json
 
 A pass accepts its first sampled token and each further one whose draft was right, so that the tokens are those of
 sequential decoding whatever the drafts are; the script stops if they are not. Sampling is keyed by position.
@@ -42,7 +42,9 @@ def main() -> None:
     parser.add_argument(
         "--contexts", type=Path, nargs="+", default=[DEMO / "contexts" / name for name in ("day", "city")]
     )
-    parser.add_argument("--trajectory", default="straight.json", help="a file in each context's folder, or a path")
+    parser.add_argument(
+        "--trajectory", default="straight.json", help="a file in each context's folder, or an absolute path"
+    )
     parser.add_argument("--num-context", type=int, default=3)
     parser.add_argument("--frames", type=int, default=4, help="generated frames of each context")
     parser.add_argument("--drafts", type=int, nargs="+", default=[8, 16, 31, 63])

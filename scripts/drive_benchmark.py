@@ -6,7 +6,7 @@
 
 Further arguments are those of `terra generate`; the trajectory's actions are driven again and again. The rate is of all
 measured frames, window slides among them. On a GPU some frames more are traced: how long it had nothing to do. The
-profiler slows the host, so that this is more than without it.
+profiler slows the host, so that this idle time is overstated.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Evaluates planners on PushT by stable-worldmodel's own protocol; needs the extra pusht.
 
-    python scripts/pusht_evaluate.py --data data/pusht --policy terra --model outputs/pusht --output terra.json
-    python scripts/pusht_evaluate.py --data data/pusht --policy lewm --model outputs/lewm --output lewm.json
+    python scripts/pusht_evaluate.py --data RECORDING --policy terra --model WORLD --output terra.json
+    python scripts/pusht_evaluate.py --data RECORDING --policy lewm --model outputs/lewm --output lewm.json
     python scripts/pusht_evaluate.py --compare terra.json lewm.json
 
 The protocol is that of `stable_worldmodel.World.evaluate` and of its PushT settings: a pair is a state of a held-out
@@ -448,7 +448,7 @@ def main() -> None:
         help="steps of a plan before a new one: 15 of terra, or fewer where it ends; 25 of lewm",
     )
     parser.add_argument("--temperature", type=float, default=0.0, help="of terra's imagined futures")
-    parser.add_argument("--at-once", type=int, default=128, help="sessions of terra's, problems of lewm's, 8 at most")
+    parser.add_argument("--at-once", type=int, default=128, help="terra: sessions; lewm: problems, 8 at most")
     parser.add_argument(
         "--pairs-at-once", type=int, default=50, help="pairs side by side; --output is written after each such group"
     )

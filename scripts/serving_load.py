@@ -6,12 +6,6 @@
 The script starts a server of its own over a tiny model of random weights; further arguments are those of `terra serve`.
 With --url it loads a running server, whose settings must allow it (live.sessions, live.sessions_per_client).
 
-    python scripts/serving_load.py --output outputs/live --drivers 1,4,16 --seconds 60 model=folder model.path=DIR
-
-With --drivers the server is one over the given model, and the drives alone are measured, for each number of drivers:
-frames a second, milliseconds from a key to the picture that it steers, the server's processor time a frame, and how
-busy nvidia-smi sees the GPU.
-
     frames    all sessions drive at once: no frame is lost, repeated or out of order, none fails
     others    one client uploads contexts, makes videos of them, drives, rewinds and forks meanwhile: all of it works
     memory    the server's memory meanwhile: flat after the first third
@@ -20,6 +14,12 @@ busy nvidia-smi sees the GPU.
     cycles    sessions are opened and closed, some broken off: neither memory nor sessions, tasks, files are left
 
 Exit code 1: a limit is missed.
+
+    python scripts/serving_load.py --output outputs/live --drivers 1,4,16 --seconds 60 model=folder model.path=DIR
+
+With --drivers the server is one over the given model, and the drives alone are measured, for each number of drivers:
+frames a second, milliseconds from a key to the picture that it steers, the server's processor time a frame, and how
+often nvidia-smi sees the GPU idle.
 """
 
 import argparse

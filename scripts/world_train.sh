@@ -8,7 +8,7 @@
 # Exit code: 0 all is done, 75 run it again (first look at OUTPUT/estimator.log if it says so), 1 a stage failed, 2 another WORLD. GPUS=0 trains on the CPU.
 # Settings for the models: TOKENIZER, DECODER, WORLD_MODEL, ESTIMATOR ("key=value key=value"); SCALE=0.01 records a hundredth;
 # RECORD has further settings of terra record, and SCENES is the number of scenes. Of town_hd alone: FIRST and REST are how many seconds
-# of each part of the recording towns are begun in; EVALUATE ("key=value") is for terra evaluate, LIVE ("--frames 60 engine.drafts=63") for scripts/drive_benchmark.py.
+# of each part of the recording towns are begun in; EVALUATE ("key=value") is for terra evaluate, LIVE ("--frames 60 engine=graph engine.drafts=63") for scripts/drive_benchmark.py.
 # Needs the extras train, and doom, pusht or record. The world is $OUTPUT/world: tokenizer/, world_model/, estimator/, contexts/, README.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -162,7 +162,7 @@ evaluate() { # NAME GPU [SETTING...]
 }
 live() { # GPU; a video of the first scene's drive, and frames/s with drafts
   local scene=$OUTPUT/world/contexts/scene_1
-  local drive=(model=folder model.path="$OUTPUT/world" context="$scene" trajectory="$scene/recorded.json" num_frames=60)
+  local drive=(model=folder model.path="$OUTPUT/world" context="$scene" trajectory="$scene/recorded.json" num_frames=30)
   export CUDA_VISIBLE_DEVICES=$1 OMP_NUM_THREADS=8
   [ -f "$OUTPUT/drive/tokens.safetensors" ] || within "$PYTHON" -m terra generate "${drive[@]}" output="$OUTPUT/drive" overwrite=true >"$OUTPUT/live.log" 2>&1
   [ -f "$OUTPUT/live.json" ] || within "$PYTHON" scripts/drive_benchmark.py --output "$OUTPUT/live.json" "${drive[@]}" $LIVE >>"$OUTPUT/live.log" 2>&1

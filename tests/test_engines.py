@@ -560,8 +560,8 @@ def test_a_session_that_shares_waits_while_another_shares_nothing(tiny_model, gr
     expected = [wait(ran(graph_engine, prompt, actions)), wait(ran(graph_engine, other_prompt, other_actions))]
     engine = GraphEngine(tiny_model, drafts=3, max_sessions=3, dtype="float32", device=DEVICE)
     slots, kinds = engine._scheduler._slots, []
-    share = slots.share
-    monkeypatch.setattr(slots, "share", lambda given: kinds.append(share(given)) or kinds[-1])
+    any_share = slots.any_share
+    monkeypatch.setattr(slots, "any_share", lambda given: kinds.append(any_share(given)) or kinds[-1])
 
     async def in_turn() -> list[torch.Tensor]:
         holder, sharer = [await engine.open(prompt, PLAIN, 1) for _ in range(2)]
@@ -598,7 +598,7 @@ def test_slots_share_a_context_until_they_are_filled_anew(tiny_model, monkeypatc
     slots.release([1, 2])
     assert slots.holder.tolist() == [0, 1, 2, 3, 4, 5]
     assert torch.equal(slots.cache.keys[:, 3, :, :40], keys)
-    assert not slots.share(range(6))
+    assert not slots.any_share(range(6))
     slots.swap_in(5, snapshot)
     assert torch.equal(slots.cache.keys[:, 5, :, :40], keys)
 

@@ -33,9 +33,9 @@ class JacobiEngine(HFEngine):
         drafts: tokens a pass reads beyond the first, at most; 0 is sequential decoding. Passes are padded
             to 32 tokens, so 31 drafts cost no more than fewer.
         int8_weights: hold the layers and the lm head in 8 bits, and multiply them by activations in 8 bits (W8A8).
-            This takes less processor time on a CPU with AVX-512, and gives other tokens, since weights are rounded. See
+            This takes less time on one core with AVX-512, and gives other tokens, since weights are rounded. See
             `terra.engine.packed`.
-        dtype: element type of the weights, "float32" or "bfloat16"; bfloat16 takes less processor time on a CPU with
+        dtype: element type of the weights, "float32" or "bfloat16"; bfloat16 takes less time on one core with
             AVX-512 BF16, and gives other tokens. With `int8_weights` it says only how the file is read.
         device: a torch device, such as "cpu" or "cuda".
 

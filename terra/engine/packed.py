@@ -1,8 +1,8 @@
 """The forward pass over several tokens on a CPU: fused projections, grouped-query attention, optional 8-bit weights.
 
-With one token a pass the memory's bandwidth bounds transformers' model. With 32 the processor should, but the model
-copies keys and values to every query head and computes the projections q, k and v (gate and up) one by one. Here those
-projections are one matrix product, and query heads that share keys are rows of one attention.
+With one token a pass the memory's bandwidth bounds Hugging Face's model. With 32 the processor should bound it, but
+keys and values are copied to every query head, and the projections q, k and v (gate and up) are computed one by one.
+Here those projections are one matrix product, and query heads that share keys are rows of one attention.
 
 In 8 bits (W8A8) weights have a scale for each row, activations one for each token, and products are sums of integers,
 exact in any order; attention computes in bfloat16 on a CPU that multiplies it (else in float32), all else in float32.
@@ -10,7 +10,8 @@ In bfloat16 a matrix product reads `CHUNK` tokens. In all types attention reads 
 padded, and in bfloat16 and in 8 bits whole blocks of `KEY_BLOCK` keys. So in these a token's logits are the same to the
 bit whether it is read alone, after drafts or in a prefill. In float32 matrix products are not cut into chunks, nor keys
 into whole blocks: the library may sum passes of different lengths in different orders, and logits differ by rounding,
-as those of `terra.engine.hf` do. On a CPU with AVX, oneDNN multiplies, and weights are held in the order that it reads.
+as those of `terra.engine.hf` do. On a CPU with AVX, oneDNN multiplies float32, and bfloat16 where it can; weights are
+held in the order that it reads.
 """
 
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from terra.prompt import Actions, Layout
 from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
 
 CHUNK = 32
-"""Tokens that the decoder reads at once; the last chunk of a pass is padded."""
+"""Tokens that a matrix product reads at once; the last chunk of a pass is padded."""
 
 KEY_BLOCK = 256
 """The cache's length is a multiple: in bfloat16 and in 8 bits attention sums such blocks of keys in order."""

@@ -159,8 +159,8 @@ class Slots:
     def copy_context(self, source: int, slots: Sequence[int], num_frames: int, seeds: Sequence[int]) -> None:
         """Give slots the context of another slot, as `prefill` would; nothing is computed.
 
-        Keys and values of the context are shared as far as they are whole multiples of `SHARED_MULTIPLE`, and copied
-        behind that.
+        Keys and values of the context are shared as far as they are whole multiples of `SHARED_MULTIPLE`, and the
+        rest is copied.
 
         Args:
             source: a slot that was filled with this context. It may have made frames since, which stand behind it.
@@ -184,7 +184,7 @@ class Slots:
             holder, _ = self._holders.get(source, (source, 0))
             self._share(slots, holder, shared)
 
-    def share(self, slots: Iterable[int]) -> bool:
+    def any_share(self, slots: Iterable[int]) -> bool:
         """Whether one of these slots has keys and values in another slot."""
         return any(slot in self._holders for slot in slots)
 
@@ -192,7 +192,7 @@ class Slots:
     def release(self, slots: Iterable[int]) -> None:
         """Part these slots, which are about to be filled anew, from those that they share a context with.
 
-        Where one of them holds a context for others, the first of those gets a copy and holds it from then on.
+        Where one of them holds a context for others, the first of the others gets a copy and is their holder then.
         """
         if not self._has_shared:
             return

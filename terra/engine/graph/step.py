@@ -123,7 +123,7 @@ class DecodeSteps:
         On a GPU they are under way then, and those of the call before are done: so the device is never out of work, and
         what the host gives it in between waits no longer than for two calls.
         """
-        step = self.step(samplings, self.bucket(max(slots) + 1), self._slots.share(slots))
+        step = self.step(samplings, self.bucket(max(slots) + 1), self._slots.any_share(slots))
         for _ in range(num_steps):
             step()
         before, self._under_way = self._under_way, mark(self._slots.ids.device)

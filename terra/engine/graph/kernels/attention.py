@@ -5,11 +5,12 @@ Only the device knows how much of a cache is filled. The cache's keys are split 
 and the partial results are combined afterwards. The number of CTAs depends on the number of queries; the bits of a
 query's result must not depend on it (batch invariance). So each block of keys gives one partial result of the online
 softmax. Those of a bundle of consecutive blocks are merged one after the other in the order of the keys, and then the
-bundles' results: by the one CTA that has all blocks, by a second kernel after many CTAs, or bundles by one CTA each and
-the rest by the second kernel. Merging scales by powers of two, which rounds nothing.
+bundles' results. Who merges makes no difference, since merging scales by powers of two, which rounds nothing: one CTA
+that has all blocks (many slots), `_combine` behind CTAs that wrote a result for each block (few queries), or one CTA
+for each bundle and `_combine` for the bundles (many queries).
 
-Few queries of a head are the N dimension of the MMA, so that 8 of them fill it. Many are the M dimension: softmax
-weights stay in registers (Dao 2023, "FlashAttention-2", arXiv 2307.08691).
+Few queries of a head (`_attend`) are the N dimension of the MMA, so that 8 of them fill it. Many (`_attend_wide`) are
+the M dimension: softmax weights stay in registers (Dao 2023, "FlashAttention-2", arXiv 2307.08691).
 """
 
 # A kernel's launch is beyond the type checker.
