@@ -1,5 +1,6 @@
 """Work in threads that end with it."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -27,7 +28,7 @@ def test_what_the_work_raises_is_raised():
 
 def test_a_caller_that_never_asked_keeps_its_number_of_cores():
     """torch gives a thread its number when it is first asked for, and one thread's number to all that come later."""
-    ask = "import torch; print(torch.get_num_threads())"
-    apart = "from tokenizer.threads import run_apart; run_apart('apart', 1, lambda: None);"
-    own, after = (subprocess.check_output([sys.executable, "-c", code]) for code in (ask, apart + ask))
-    assert after == own
+    code = "from tokenizer.threads import run_apart; run_apart('apart', 1, lambda: None);"
+    code += "import torch; print(torch.get_num_threads())"
+    two_cores = os.environ | {"OMP_NUM_THREADS": "2"}
+    assert subprocess.check_output([sys.executable, "-c", code], env=two_cores) == b"2\n"

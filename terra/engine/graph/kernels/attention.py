@@ -554,8 +554,8 @@ def _launch(
     holder, lengths = (start, start) if shared is None else (shared.holder, shared.length)
     if wide:
         fitting = (limits.shared_memory // dim // element_size - block) // (2 * config.block_keys)
-        # A power of two of slots, whose queries fit one CTA.
-        together = 1 if shared is None else 1 << max(1, min(slots, block // (width * group))).bit_length() - 1
+        fit = 1 if shared is None else max(1, min(slots, block // (width * group)))  # slots with one CTA's queries
+        together = triton.next_power_of_2(fit + 1) // 2  # as many of them as a power of two
         places = slots + (triton.cdiv(slots, together) if together > 1 else 0)
         _attend_wide[(places * kv_heads, blocks, num_partials)](
             inputs[0], keys, values, start, holder, lengths, partials, sums, scale, length, width, num_queries, slots,
