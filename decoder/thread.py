@@ -13,7 +13,6 @@ import torch
 from decoder.framewise import Decoder
 from tokenizer import Frames, TokenGrid
 from tokenizer.model import frames_at_once
-from tokenizer.threads import run_apart
 
 _T = TypeVar("_T")
 
@@ -114,10 +113,10 @@ class DecodingThreads:
         self.beside_engine = decoder.framewise and decoder.device.type == "cuda"
         if decoder.device.type == "cuda" or cpu_threads is None:
             # On as many cores as this thread may use: others may have been told otherwise by the time it starts.
-            num, self._cores = 1, torch.get_num_threads()
+            num, cores = 1, torch.get_num_threads()
         else:
-            num, self._cores = cpu_threads, 1
-        self._threads = ThreadPoolExecutor(num, "terra-decode", torch.set_num_threads, (self._cores,))
+            num, cores = cpu_threads, 1
+        self._threads = ThreadPoolExecutor(num, "terra-decode", torch.set_num_threads, (cores,))
         self._most = frames_at_once(decoder.device) if decoder.framewise else 1
         self._waiting: deque[_Piece] = deque()
         self._taking = threading.Lock()
@@ -149,7 +148,7 @@ class DecodingThreads:
         with torch.cuda.stream(self._stream):
             started = time.perf_counter()
             try:
-                frames = self._decode(torch.cat([tokens for tokens, _, _ in pieces]))
+                frames = self._decoder.decode(torch.cat([tokens for tokens, _, _ in pieces]))
                 if self._stream is not None:
                     self._stream.synchronize()
             except Exception as error:
@@ -162,11 +161,6 @@ class DecodingThreads:
                     future.set_result(then(own, each * len(own)))
                 except Exception as error:
                     future.set_exception(error)
-
-    def _decode(self, tokens: TokenGrid) -> Frames:
-        if self._stream is not None or self._cores == 1:
-            return self._decoder.decode(tokens)
-        return run_apart("terra-decode", self._cores, lambda: self._decoder.decode(tokens))
 
     def _take(self) -> list[_Piece]:
         """The pieces that have waited longest and are still wanted, until they fill the decoder."""

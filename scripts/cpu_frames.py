@@ -109,12 +109,10 @@ def work(settings: dict[str, Any]) -> None:
 
     sampling = SamplingParams()
     with Pipeline.from_pretrained("demo", engine="jacobi", device="cpu", drafts=31, **settings) as pipeline:
-        torch.get_num_threads()  # settled, before the next line sets the number of threads without one
-        with ThreadPoolExecutor(1, "read", torch.set_num_threads, (1,)) as reading:  # as `terra generate` does
-            inputs = reading.submit(
-                load_inputs, CONTEXT, CONTEXT / "left.json", num_frames=FRAMES, num_context=GIVEN,
-                image_size=pipeline.tokenizer.image_size, spec=pipeline.engine.spec,
-            ).result()  # fmt: skip
+        inputs = load_inputs(
+            CONTEXT, CONTEXT / "left.json", num_frames=FRAMES, num_context=GIVEN,
+            image_size=pipeline.tokenizer.image_size, spec=pipeline.engine.spec,
+        )  # fmt: skip
         actions = inputs.actions
         context = pipeline.wait(pipeline.encode(inputs.context_frames))
         whole = pipeline.wait(pipeline.rollout_tokens(context, actions, sampling, 0))

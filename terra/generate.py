@@ -32,7 +32,6 @@ from terra.rollout_record import read_any_record
 from terra.windows import check_frames, plan_windows
 from tokenizer.limits import LIMITS, Limits
 from tokenizer.settings import Count, FilePath, Seed, Text
-from tokenizer.threads import run_apart
 
 _BYTES_A_PIXEL = 8  # of all files together, generously: MP4s, the GIF's palette pixels, tokens
 _SPARE_BYTES = 32 << 20
@@ -101,8 +100,7 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
         inputs=[*context_files(context, num_context), path, *([settings.map] if settings.map else []), *spec.folders()],
     )
     check(needed_bytes=needed)
-    read = functools.partial(
-        load_inputs,
+    inputs = load_inputs(
         context,
         path,
         sample_id=sample_id,
@@ -112,7 +110,6 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
         spec=model,
         limits=settings.limits,
     )
-    inputs = run_apart("terra-read", 1, read)
     place = None if settings.map is None else load_map(settings.map, image_size, model.fps, settings.limits)
     described = describe_inputs(context, path, sample_id, inputs_sha256(context, num_context, path))
     checked = time.perf_counter()

@@ -39,7 +39,6 @@ from terra.sampling import SamplingParams
 from terra.windows import SlidingSession, Window, plan_windows, remembered
 from terra.world_model.adapter import decoder_of
 from tokenizer import Frames, LFQTokenizer, TokenGrid
-from tokenizer.threads import run_apart
 
 _T = TypeVar("_T")
 
@@ -137,7 +136,7 @@ class Pipeline:
         self.provenance = dict(provenance or {})
         self.expected_psnr = expected_psnr
         self.decoding = RolloutDecoding(decoder, self.adapted_decoders)
-        self._encoding, self._cores = ThreadPoolExecutor(1, "terra-waits"), torch.get_num_threads()
+        self._encoding = ThreadPoolExecutor(1, "terra-encode", torch.set_num_threads, (torch.get_num_threads(),))
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @classmethod
@@ -363,8 +362,7 @@ class Pipeline:
     async def encode(self, frames: Frames) -> TokenGrid:
         """The tokens of frames in [-1, 1], on the CPU."""
         encode = lambda: self.tokenizer.encode(frames).cpu()  # noqa: E731
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._encoding, run_apart, "terra-encode", self._cores, encode)
+        return await asyncio.get_running_loop().run_in_executor(self._encoding, encode)
 
     async def encode_map(self, pixels: UInt8[np.ndarray, "frames height width 3"], poses: Poses) -> PlaceMap:
         """A map of frames of 8-bit RGB, and of poses in the axes of the rollout's first frame."""

@@ -29,7 +29,6 @@ from tokenizer import LFQTokenizer, LFQTokenizerConfig
 from tokenizer.checkpoint import checkpoint_sha256
 from tokenizer.model import check_decoder
 from tokenizer.settings import checked
-from tokenizer.threads import run_apart
 
 AUTO = "auto"
 """The `_target_` of engine=auto."""
@@ -225,10 +224,6 @@ class PipelineSpec:
         Returns tokenizer, engine, decoder, and the decoders that adapters bring along, by the adapters' names. Raises
         TerraError.
         """
-        tokenizer, decoder, adapted = run_apart("terra-load", torch.get_num_threads(), self._build_pixels)
-        return tokenizer, self.build_engine(), decoder, adapted
-
-    def _build_pixels(self) -> tuple[LFQTokenizer, Decoder, dict[str, Decoder]]:
         tokenizer = self.build_tokenizer()
         decoder = self._decoder(tokenizer, self.adapter)
         adapted = {
@@ -236,7 +231,7 @@ class PipelineSpec:
             for name, folder in self.adapters.items()
             if decoder_of(folder) is not None or self.adapter is not None
         }
-        return tokenizer, decoder, adapted
+        return tokenizer, self.build_engine(), decoder, adapted
 
     def build_engine(self) -> Engine:
         """Load the world model alone, with its adapters, and start the engine. Raises TerraError."""

@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 import torch
 from einops import rearrange
@@ -21,8 +21,6 @@ from terra.world_model import load_world_model
 from terra.world_model.window import FramePrefix, TokenReader, WindowReader, sample_frame
 
 logger = logging.getLogger(__name__)
-
-_T = TypeVar("_T")
 
 
 class Window(Protocol):
@@ -53,25 +51,15 @@ class ModelThread:
     """
 
     def __init__(self, checkpoint: Path, adapter: Path | None, dtype: str, device: str) -> None:
-        options: dict[str, Any] = {"dtype": torch_dtype(dtype), "device": torch_device(device)}
-        self._worker = ThreadPoolExecutor(1, "terra-hf", torch.set_num_threads, (torch.get_num_threads(),))
-        try:
-            self.model = self.prepare(lambda: load_world_model(checkpoint, adapter=adapter, **options))
-        except BaseException:
-            self._worker.shutdown()
-            raise
+        self.model = load_world_model(
+            checkpoint, adapter=adapter, dtype=torch_dtype(dtype), device=torch_device(device)
+        )
         self.spec = EngineSpec.of(self.model.config)
+        self._worker = ThreadPoolExecutor(1, "terra-hf", torch.set_num_threads, (torch.get_num_threads(),))
         self._closed = False
         self.failure: str | None = None
         self._prefilled = self._sampled = 0
         self._passes: list[int] = []
-
-    def prepare(self, work: Callable[[], _T]) -> _T:
-        """Call `work` in the model's thread, so that no other has a team of OpenMP's threads, and wait for it.
-
-        See `tokenizer.threads.run_apart`. Raises what `work` raises.
-        """
-        return self._worker.submit(work).result()
 
     @property
     def counters(self) -> EngineCounters:

@@ -58,7 +58,7 @@ class JacobiEngine(HFEngine):
             raise ConfigError(f"engine.drafts: expected 0 or more, got {drafts}")
         super().__init__(checkpoint, adapter=adapter, dtype=dtype, device=device)
         self._drafts = drafts
-        self._decoder = self._thread.prepare(lambda: PackedDecoder(self._thread.model, int8=int8_weights))
+        self._decoder = PackedDecoder(self._thread.model, int8=int8_weights)
 
     async def close(self) -> None:
         """See `terra.engine.base.Engine.close`."""

@@ -66,11 +66,8 @@ class RolloutMaker:
     ) -> None:
         self._pipeline, self._folder, self._settings, self._on_frame = pipeline, folder, settings, on_frame
         self._score = None if settings.score is None else Score(settings.score)
-        # One core each: a team of OpenMP's threads would slow an engine on a CPU, see `tokenizer.threads.run_apart`.
-        one_core = torch.set_num_threads, (1,)
-        names = (("manifest", 1), ("read", settings.workers), ("write", settings.workers))
-        self._threads = {name: ThreadPoolExecutor(num, f"terra-{name}", *one_core) for name, num in names}
-        self._threads["score"] = ThreadPoolExecutor(1, "terra-score")
+        names = (("manifest", 1), ("read", settings.workers), ("score", 1), ("write", settings.workers))
+        self._threads = {name: ThreadPoolExecutor(num, thread_name_prefix=f"terra-{name}") for name, num in names}
         self._has_warned = False
         self._inputs = Inputs(pipeline, settings.contexts, self.in_thread, settings.limits)
 
