@@ -27,7 +27,7 @@ from torch import Tensor
 from terra.engine.graph.kernels.epilogues import sum_split_k
 from terra.engine.graph.kernels.launch import DeviceLimits, wait_for_inputs
 from terra.engine.graph.kernels.rope import load_rotated
-from terra.engine.graph.kv_cache import KVTarget
+from terra.engine.graph.kv_cache import SHARED_MULTIPLE, KVTarget
 from terra.engine.graph.quantization import FP8
 
 _MAX_BLOCK_QUERIES = 64  # of the kernel of few queries
@@ -82,7 +82,7 @@ class WideConfig:
 
 _WIDE = WideConfig(block_queries=64, ctas_per_sm=2, stages=3, num_warps=4)
 
-_BUNDLE = 8
+_BUNDLE = SHARED_MULTIPLE // _CONFIG.block_keys  # slots share whole bundles
 """Blocks of keys whose partial results are added up before they are added to those of other bundles; part of the
 reduction order, so the same for every number of queries.
 """
@@ -537,9 +537,7 @@ def _launch(
     singles = None
     num_partials = max_blocks if splits > 1 else 1
     if wide:
-        singles = _WIDE.ctas_per_sm * limits.num_sms // (slots * kv_heads * blocks)
-        if shared is not None:
-            singles = 0
+        singles = 0 if shared is not None else _WIDE.ctas_per_sm * limits.num_sms // (slots * kv_heads * blocks)
         num_partials = min(max_blocks, max(singles, triton.cdiv(max_blocks, _BUNDLE)))
     num_queries = slots * width * heads
     attended = torch.empty(shape, dtype=dtype if output_scale is None else FP8, device=keys.device)
