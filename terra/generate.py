@@ -110,7 +110,9 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
         spec=model,
         limits=settings.limits,
     )
-    place = None if settings.map is None else load_map(settings.map, image_size, model.fps, settings.limits)
+    place = None
+    if settings.map is not None:
+        place = load_map(settings.map, image_size, model.fps, settings.limits, at_least=memory)
     described = describe_inputs(context, path, sample_id, inputs_sha256(context, num_context, path))
     checked = time.perf_counter()
     spec.announce()

@@ -59,7 +59,9 @@ class MapPictures:
         return {"path": str(self.source.absolute()), "sha256": self.sha256, "pose": list(pose)}
 
 
-def load_map(path: Path, image_size: tuple[int, int], fps: float, limits: Limits = LIMITS) -> MapPictures:
+def load_map(
+    path: Path, image_size: tuple[int, int], fps: float, limits: Limits = LIMITS, *, at_least: int = 1
+) -> MapPictures:
     """Load the frames of a map and their poses.
 
     Args:
@@ -67,18 +69,21 @@ def load_map(path: Path, image_size: tuple[int, int], fps: float, limits: Limits
         image_size: (height, width) in pixels that the tokenizer takes.
         fps: the model's frames a second.
         limits: bounds on files, pictures and the number of frames.
+        at_least: the fewest frames, as many as a window remembers.
 
     Raises:
-        ContextError: no such file, a column missing or unknown, no number, a picture that can't be read, too many.
+        ContextError: no such file, a column missing or unknown, no number, a picture that can't be read, too many
+            frames or too few.
         DatasetError, VideoError: an MP4 that is no episode of a dataset, or damaged.
     """
     if not path.is_file():
         raise ContextError(f"map={path}: expected a CSV, or the MP4 of an episode of a dataset, got no such file")
     if path.suffix.lower() == ".mp4":
-        return _from_episode(path, image_size, limits)
+        return _from_episode(path, image_size, at_least, limits)
     if path.suffix.lower() != ".csv":
         raise ContextError(f"map={path}: expected a file that ends in .csv or .mp4, got {path.suffix!r}")
     files, poses = _read_table(path, limits)
+    _check_count(len(files), path, at_least, limits)
     pieces = [
         to_uint8(load_context(files[at : at + _CHUNK], num_frames=num, image_size=image_size, fps=fps, limits=limits))
         for at in range(0, len(files), _CHUNK)
@@ -88,9 +93,9 @@ def load_map(path: Path, image_size: tuple[int, int], fps: float, limits: Limits
     return MapPictures(np.concatenate(pieces), poses, path, hashlib.sha256("".join(hashes).encode()).hexdigest())
 
 
-def _from_episode(path: Path, image_size: tuple[int, int], limits: Limits) -> MapPictures:
+def _from_episode(path: Path, image_size: tuple[int, int], at_least: int, limits: Limits) -> MapPictures:
     episode = read_episode(path)
-    _check_count(episode.num_frames, path, limits)
+    _check_count(episode.num_frames, path, at_least, limits)
     if episode.image_size != image_size:
         wanted, got = ("x".join(map(str, reversed(size))) for size in (image_size, episode.image_size))
         raise ContextError(f"map={path}: expected pictures of {wanted} pixels, the model's, got {got}")
@@ -100,7 +105,7 @@ def _from_episode(path: Path, image_size: tuple[int, int], limits: Limits) -> Ma
 
 def _read_table(path: Path, limits: Limits) -> tuple[list[Path], Poses]:
     lines = read_text(path, ContextError, max_bytes=limits.table_bytes).splitlines()
-    _check_count(len(lines) - 1, path, limits)
+    _check_count(len(lines) - 1, path, 1, limits)
     if (longest := max(map(len, lines), default=0)) > limits.line_chars:
         raise ContextError(f"{path}: expected lines of at most {limits.line_chars} characters, got {longest}")
     try:
@@ -123,9 +128,9 @@ def _read_table(path: Path, limits: Limits) -> tuple[list[Path], Poses]:
     return files, np.array(poses)
 
 
-def _check_count(count: int, path: Path, limits: Limits) -> None:
-    if not 1 <= count <= limits.map_frames:
-        raise ContextError(f"map={path}: expected 1 to {limits.map_frames} frames, got {max(count, 0)}")
+def _check_count(count: int, path: Path, at_least: int, limits: Limits) -> None:
+    if not at_least <= count <= limits.map_frames:
+        raise ContextError(f"map={path}: expected {at_least} to {limits.map_frames} frames, got {max(count, 0)}")
 
 
 def _number(text: str, where: str) -> float:

@@ -491,7 +491,7 @@ class TestCommands:
             (None, {"num_context": 6}, "num_context: expected 1 to 5"),
             (None, {"map_pose": "[1,2]"}, r"map_pose: expected \[x, y, heading\] in meters and radians"),
             (None, {"limits.map_frames": 2}, "map=.*map.csv: expected 1 to 2 frames, got 3"),
-            (["c1/0.png,0,0,0"], {}, r"map: expected at least 2 frames \(memory\), got 1"),
+            (["c1/0.png,0,0,0"], {}, "map=.*map.csv: expected 2 to 1000 frames, got 1"),
             (["c1/0.png,0,0,left"], {}, "map.csv: line 2: heading_deg: expected a number below 1e7, got 'left'"),
             (["c1/0.png,0,0"], {}, "map.csv: line 2: expected 4 columns, got 3"),
             (

@@ -7,10 +7,16 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from entry import read_settings
+from rich.console import Console
+from safetensors.torch import load_file
 from tiny import COLS, ROWS, save_tiny
-from tiny_serving import OVERLAP, Served, make_pipeline, pictures
+from tiny_serving import OVERLAP, HeldEngine, Served, make_pipeline, pictures
 
-from terra.errors import ConfigError
+from terra.config.files import register_resolvers
+from terra.engine.persistence import PersistenceEngine
+from terra.errors import ConfigError, ContextError
+from terra.generate import run as generate
 from terra.place_map import load_map
 from terra.prompt import Actions
 from terra.recall import PlaceMap
@@ -43,7 +49,8 @@ def places(scenes, tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(model, tiny_tokenizer, places, tmp_path_factory):
     data = tmp_path_factory.mktemp("data")
-    with Served(model, tiny_tokenizer, places, data, map=str(places.parent / "map.csv")) as served:
+    limits = {"max_frames": 6}
+    with Served(model, tiny_tokenizer, places, data, map=str(places.parent / "map.csv"), uploads=limits) as served:
         yield served
 
 
@@ -141,6 +148,139 @@ def test_a_video_job_remembers_too(server, actions):
     assert server.wait_for(video["id"])["status"] == "completed"
     (record,) = server.data.glob(f"**/{video['id']}/rollout.json")
     assert len(json.loads(record.read_text())["memory"]["windows"]) == 3
+
+
+def make_job(server, **changes) -> dict:
+    """The record and the tokens of a video job."""
+    body = {"scene": "day", "trajectory_name": "left", "num_frames": NUM, "seed": 5} | changes
+    answer = httpx.post(f"{server.url}/v1/videos", json=body)
+    assert answer.status_code == 200, answer.text
+    video = server.wait_for(answer.json()["id"])
+    assert video["status"] == "completed", video
+    (folder,) = server.data.glob(f"**/{video['id']}")
+    record = json.loads((folder / "rollout.json").read_text())
+    return record | {"tokens": load_file(folder / "tokens.safetensors")["tokens"]}
+
+
+def generated(server, places, output, **changes) -> dict:
+    """The record and the tokens of `terra generate` with the server's settings."""
+    values = {
+        "context": places / "day",
+        "trajectory": places / "day/left.json",
+        "tokenizer.pretrained": server.tokenizer,
+        "world_model.pretrained": server.model,
+        "engine": "hf",
+        "sampling.temperature": 1.0,
+        "sampling.top_k": server.settings.sampling.top_k,
+        "sampling.top_p": server.settings.sampling.top_p,
+        "overlap": OVERLAP,
+        "num_frames": NUM,
+        "seed": 5,
+        "output": output,
+    } | changes
+    register_resolvers()
+    overrides = [f"{key}={value}" for key, value in values.items()]
+    folder = generate(read_settings("generate", overrides), Console(quiet=True))
+    record = json.loads((folder / "rollout.json").read_text())
+    return record | {"tokens": load_file(folder / "tokens.safetensors")["tokens"]}
+
+
+def test_a_job_is_what_generate_makes_of_the_same_map(server, places, tmp_path):
+    with_map = {"map": places.parent / "map.csv", "map_pose": str(POSE).replace(" ", "")}
+    requests = {"map": ({"map_pose": POSE}, with_map), "usual": ({}, {}), "none": ({"memory": False}, {"memory": 0})}
+    made = {}
+    for name, (asked, settings) in requests.items():
+        job, expected = make_job(server, **asked), generated(server, places, tmp_path / name, **settings)
+        assert torch.equal(job["tokens"], expected["tokens"])
+        assert job.get("memory") == expected.get("memory")
+        assert job["windows"] == expected["windows"]
+        made[name] = job
+    assert set(made["map"]["memory"]["windows"][0]) <= {-1, -2, -3}
+    assert "memory" not in made["none"]
+    assert not torch.equal(made["map"]["tokens"], made["usual"]["tokens"])
+
+
+def test_a_job_takes_a_form_too(server, places):
+    fields = {"trajectory_name": "left", "scene": "day", "map_pose": "[1.0, 2.0, 0.3]", "num_frames": NUM, "seed": 5}
+    files = {name: (None, str(value)) for name, value in fields.items()}
+    video = httpx.post(f"{server.url}/v1/videos", files=files).json()
+    assert server.wait_for(video["id"])["status"] == "completed"
+    (folder,) = server.data.glob(f"**/{video['id']}")
+    assert torch.equal(load_file(folder / "tokens.safetensors")["tokens"], make_job(server, map_pose=POSE)["tokens"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"map_pose": [1, 2]}, "map_pose: List should have at least 3 items"),
+        ({"map_pose": [1, 2, 3, 4]}, "map_pose: List should have at most 3 items"),
+        ({"map_pose": [1, 2, 1e300]}, "map_pose.2: Input should be less than or equal to 10000000"),
+        ({"map_pose": "1,2,3"}, "map_pose: Input should be a valid"),
+        ({"map_pose": POSE, "memory": False}, "map_pose: expected none without memory, got one"),
+        ({"memory": 2}, "memory: Input should be a valid boolean"),
+    ],
+)
+def test_bad_requests_are_one_line(server, changes, message):
+    answer = httpx.post(f"{server.url}/v1/videos", json={"scene": "day", "trajectory_name": "left"} | changes)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(message)
+    assert "\n" not in answer.json()["error"]["message"]
+
+
+def test_a_long_context_leaves_no_room_for_the_map(server, places):
+    files = [("files", ("file", (places / "day/0.png").read_bytes(), "image/png"))] * 6
+    context = httpx.post(f"{server.url}/v1/contexts", files=files).json()["id"]
+    body = {"context": context, "trajectory": json.loads((places / "day/left.json").read_text()), "num_frames": NUM}
+    assert httpx.post(f"{server.url}/v1/videos", json=body).status_code == 200
+    error = httpx.post(f"{server.url}/v1/videos", json=body | {"map_pose": POSE}).json()["error"]
+    assert error["message"] == "num_context: expected 1 to 5 (the window holds 8, 2 of them memory), got 6"
+
+
+def test_jobs_with_a_map_after_a_restart(server, model, tiny_tokenizer, places, tmp_path):
+    def served(**changes) -> Served:
+        values = {"map": str(places.parent / "map.csv"), "drain_seconds": 0} | changes
+        return Served(model, tiny_tokenizer, places, tmp_path / "data", **values)
+
+    def left_undone() -> str:
+        body = {"scene": "day", "trajectory_name": "left", "num_frames": NUM, "seed": 5, "map_pose": POSE}
+        with served(engine=HeldEngine(PersistenceEngine.from_pretrained(model).spec)) as held:
+            return httpx.post(f"{held.url}/v1/videos", json=body).json()["id"]
+
+    name = left_undone()
+    with served() as again:
+        assert again.wait_for(name)["status"] == "completed"
+        (folder,) = again.data.glob(f"**/{name}")
+        assert torch.equal(
+            load_file(folder / "tokens.safetensors")["tokens"], make_job(server, map_pose=POSE)["tokens"]
+        )
+    name = left_undone()
+    other = places.parent / "other.csv"
+    other.write_text((places.parent / "map.csv").read_text().replace("0,1,0", "0,1,1"))
+    for changes in ({"map": str(other)}, {"map": None}):
+        with served(**changes) as last:
+            error = last.wait_for(name)["error"]
+        assert error["message"] == "the job began with another map than the one that is served now"
+        name = left_undone()
+
+
+def test_a_server_without_a_map_says_so(tiny_model, tiny_tokenizer, scenes, tmp_path):
+    body = {"scene": "day", "trajectory_name": "left", "map_pose": POSE}
+    with Served(tiny_model, tiny_tokenizer, scenes, tmp_path / "data", persistence=True) as server:
+        error = httpx.post(f"{server.url}/v1/videos", json=body).json()["error"]
+    assert (error["message"], error["param"]) == ("map_pose: expected none without map=, got one", "map_pose")
+
+
+def test_a_map_of_too_few_frames_is_refused_at_the_start(model, tiny_tokenizer, places, tmp_path):
+    path = places.parent / "small.csv"
+    path.write_text("file,x_m,y_m,heading_deg\nscenes/day/0.png,0,0,0\n")
+    served = Served(model, tiny_tokenizer, places, tmp_path / "data", adapters={}, map=str(path))
+    with pytest.raises(ContextError, match=r"map=.*small.csv: expected 2 to 1000 frames, got 1"), served:
+        pass
+
+
+def test_scenes_tell_where_they_are(server):
+    found = {each["id"]: each.get("map_pose") for each in httpx.get(f"{server.url}/v1/scenes").json()["data"]}
+    assert found == {"day": None, "night": POSE}
 
 
 def test_a_fork_has_its_own_memory(server, actions):

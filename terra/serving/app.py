@@ -170,7 +170,11 @@ def _model_routes(service: Service) -> APIRouter:
         return schemas.SceneList(
             data=[
                 schemas.Scene(
-                    id=each.id, num_frames=len(each.pictures), model=each.adapter, **{tracks: list(each.tracks)}
+                    id=each.id,
+                    num_frames=len(each.pictures),
+                    model=each.adapter,
+                    map_pose=None if each.map_pose is None else list(each.map_pose),
+                    **{tracks: list(each.tracks)},
                 )
                 for each in every
             ]

@@ -73,7 +73,8 @@ class Client:
     def create_video(self, **request: Any) -> dict[str, Any]:
         """Queue a video: scene= or context=, num_frames=, seed=, ..., and trajectory= (a document) or trajectory_name=.
 
-        model= is one of `models`; without it the scene's, else the base model.
+        model= is one of `models`; without it the scene's, else the base model. map_pose=[x, y, heading] has the video
+        remember the server's map from there; memory=False has it remember nothing.
         A model whose actions are no waypoints takes actions= (a terra-actions document) or actions_name= instead.
         """
         return self._json("POST", "/v1/videos", json=request)
@@ -122,7 +123,8 @@ class Client:
         self._json("DELETE", f"/v1/videos/{video_id}")
 
     def open(self, **settings: Any) -> LiveDrive:
-        """Open a live session: scene=, context= or fork=, model=, seed=, sampling=, format=, quality=, speed=.
+        """Open a live session: scene=, context= or fork=, model=, seed=, sampling=, format=, quality=, speed=,
+        memory=, map_pose=.
 
         model= is one of `models`; without it the scene's, else the base model. A fork keeps its own.
         """

@@ -49,6 +49,8 @@ def read_fields(content: bytes | Mapping[str, str], wanted: Wanted) -> Fields:
             name: _parse_json(text, name, wanted.limits) if name in _JSON_FIELDS else text
             for name, text in content.items()
         }
+        if (pose := content.get("map_pose")) is not None:
+            fields["map_pose"] = pose.strip("[] ").split(",", 3)
     # A document that stands beside another source of actions is refused later, unread.
     given = [name for name in _SOURCES if fields.get(name) is not None]
     track = None

@@ -19,11 +19,13 @@ from decoder.video import to_uint8
 from terra.errors import EngineError, OutputError, TerraError
 from terra.output import output_folder
 from terra.prompt import Actions
+from terra.recall import PlaceMap
 from terra.rollout import GIF, TOKENS, VIDEO, Pixels, RolloutWriter, describe_inputs, rollout_record
 from terra.sampling import SamplingParams
 from terra.serving.errors import ApiError
 from terra.serving.metrics import Metrics
 from terra.serving.model import Model
+from terra.serving.place import Place
 from terra.serving.settings import JobSettings
 from terra.serving.store import ENDED, Job, JobStore, StorageError
 from tokenizer import TokenGrid
@@ -42,13 +44,19 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class VideoRequest:
-    """The inputs of a job: context tokens, an action between each two frames, sampling parameters and adapter."""
+    """The inputs of a job: context tokens, an action between each two frames, sampling parameters and adapter.
+
+    `memory` is whether earlier frames are remembered, `map_pose` where the first frame is in the axes of the server's
+    map, [x, y, heading] in m and rad; None for a video that does not remember the map.
+    """
 
     context: TokenGrid
     actions: Actions
     sampling: SamplingParams
     seed: int
     adapter: str | None = None
+    memory: bool = True
+    map_pose: list[float] | None = None
 
     @property
     def num_frames(self) -> int:
@@ -75,11 +83,20 @@ class Jobs:
         settings: limits of jobs.
         metrics: counts the generated frames.
         model_hash: hash of the base model's weights; a job that began with other weights does not continue.
+        place: the map that a job can remember; None for none. A job that began with another map does not continue.
     """
 
-    def __init__(self, model: Model, store: JobStore, settings: JobSettings, metrics: Metrics, model_hash: str) -> None:
+    def __init__(
+        self,
+        model: Model,
+        store: JobStore,
+        settings: JobSettings,
+        metrics: Metrics,
+        model_hash: str,
+        place: Place | None,
+    ) -> None:
         self._model, self.store, self._settings, self._metrics = model, store, settings, metrics
-        self._hash = model_hash
+        self._hash, self._place = model_hash, place
         self._running: dict[str, _Running] = {}
         self._wake = asyncio.Event()
         self._taking: list[asyncio.Task[None]] = []
@@ -128,7 +145,10 @@ class Jobs:
             "adapter": request.adapter,
             "model_hash": self._hash_with(request.adapter),
             "client": client,
+            "memory": request.memory,
         }
+        if self._place is not None and request.map_pose is not None:
+            said["map"] = self._place.pictures.describe(request.map_pose)
         inputs = save({name: each.contiguous() for name, each in tensors.items()})
         settings = self._settings
         job = await self.store.add(
@@ -276,6 +296,8 @@ class Jobs:
             raise EngineError(f"the job's model is not served now: expected one of {served}, got {adapter}")
         if request["model_hash"] != self._hash_with(adapter):
             raise EngineError("the job began with other weights than those that are served now")
+        seen = request.get("map")
+        place = None if seen is None else await self._seen(seen)
         context, actions, sampling = tensors["context"], tensors["actions"], SamplingParams(**request["sampling"])
 
         def count(index: int) -> None:
@@ -287,10 +309,26 @@ class Jobs:
 
         pipeline = self._model.pipeline
         decoding = pipeline.decoding.start(to_uint8, adapter)
-        tokens = await pipeline.rollout_tokens(context, actions, sampling, request["seed"], count, decoding, adapter)
+        remembers = request.get("memory", True)  # jobs from before there was a choice have no such key
+        tokens = await pipeline.rollout_tokens(
+            context,
+            actions,
+            sampling,
+            request["seed"],
+            count,
+            decoding,
+            adapter,
+            place,
+            None if remembers else lambda _tokens, _actions: None,
+        )
         generated = time.perf_counter()
         pieces = await decoding.finish()
-        memory = await self._model.run("files", lambda: pipeline.describe_memory(tokens, actions, len(context)))
+        memory = None
+        if remembers:
+            describe = partial(pipeline.describe_memory, tokens, actions, len(context), place)
+            memory = await self._model.run("files", describe)
+        if memory is not None and seen is not None:
+            memory["map"] = seen
         record = rollout_record(
             pipeline.provenance,
             self._model.spec,
@@ -305,6 +343,12 @@ class Jobs:
             memory=memory,
         )
         return partial(_write, self.store.folder(job), self._model.spec.fps, pieces, tokens, actions, record)
+
+    async def _seen(self, described: dict[str, Any]) -> PlaceMap:
+        """The map that a stored job remembers, see `MapPictures.describe`. Raises EngineError."""
+        if self._place is None or self._place.pictures.sha256 != described["sha256"]:
+            raise EngineError("the job began with another map than the one that is served now")
+        return await self._place.seen_from(described["pose"])
 
     def _hash_with(self, adapter: str | None) -> str:
         """The hash of all weights that a job with an adapter depends on."""

@@ -19,6 +19,7 @@ _HEADER = struct.Struct(">I")
 Meters = Annotated[float, Field(ge=-_MAX_METERS, le=_MAX_METERS)]
 Waypoint = Annotated[list[Meters], Field(min_length=3, max_length=3)]
 ActionRows = Annotated[list[Waypoint], Field(min_length=1, max_length=64)]
+MapPose = Annotated[list[Annotated[float, Field(ge=-1e7, le=1e7)]], Field(min_length=3, max_length=3)]
 Identifier = Annotated[str, Field(min_length=1, max_length=80)]
 
 
@@ -61,7 +62,7 @@ class Open(_Model):
     memory: bool | None = Field(
         default=None, description="whether earlier frames are remembered, for a model that can; true if left out"
     )
-    map_pose: Annotated[list[float], Field(min_length=3, max_length=3)] | None = Field(
+    map_pose: MapPose | None = Field(
         default=None,
         description="[x, y, heading] in m and rad of the first context frame in the axes of the server's map; the "
         "scene's if left out. Without either the map is not used",

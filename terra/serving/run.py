@@ -14,6 +14,7 @@ import uvicorn
 
 from terra.config.spec import PipelineSpec
 from terra.errors import ConfigError, TerraError
+from terra.memory import memory_frames
 from terra.pipeline import Pipeline
 from terra.place_map import MapPictures, load_map
 from terra.serving.app import create_app
@@ -130,7 +131,8 @@ def check(settings: ServeSettings, engines: int = 1) -> Checked:
     )
     place = None
     if settings.map is not None:
-        place = load_map(settings.map, spec.image_size, spec.spec.fps, settings.limits)
+        needed = memory_frames(spec.memory)
+        place = load_map(settings.map, spec.image_size, spec.spec.fps, settings.limits, at_least=needed)
     return Checked(settings, spec, scenes, place)
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from terra.serving.messages import MAX_SEED, Identifier, Sampling
+from terra.serving.messages import MAX_SEED, Identifier, MapPose, Sampling
 
 
 class VideoRequestBody(BaseModel):
@@ -24,6 +24,14 @@ class VideoRequestBody(BaseModel):
     num_frames: Annotated[int, Field(ge=2, le=1_000_000)] | None = Field(default=None, description="context included")
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = 0
     sampling: Sampling | None = None
+    memory: bool | None = Field(
+        default=None, description="whether earlier frames are remembered, for a model that can; true if left out"
+    )
+    map_pose: MapPose | None = Field(
+        default=None,
+        description="[x, y, heading] in m and rad of the first context frame in the axes of the server's map, which "
+        "the video then remembers; the map is not used if left out",
+    )
 
     @model_validator(mode="after")
     def _sources(self) -> "VideoRequestBody":
@@ -108,7 +116,7 @@ class ModelCard(BaseModel):
         "or the waypoints' times in seconds"
     )
 
-    memory: int = Field(0, description="earlier frames that each window of a live session remembers")
+    memory: int = Field(0, description="earlier frames that each window of a rollout remembers")
 
 
 class ModelList(BaseModel):
@@ -140,6 +148,7 @@ class Scene(BaseModel):
     model: str | None = Field(default=None, description="the model that the scene is for, where it is an adapter")
     trajectories: list[str] | None = Field(default=None, description="where the model is driven")
     actions: list[str] | None = Field(default=None, description="where the model is not driven")
+    map_pose: MapPose | None = Field(default=None, description="of the first frame in the server's map, where known")
 
 
 class SceneList(BaseModel):

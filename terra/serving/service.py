@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
@@ -19,7 +19,6 @@ from terra.memory import memory_frames, memory_in_use
 from terra.pipeline import Pipeline
 from terra.place_map import MapPictures
 from terra.prompt import Action, Actions
-from terra.recall import PlaceMap
 from terra.sampling import SamplingParams
 from terra.serving.contexts import Contexts
 from terra.serving.documents import Fields, Wanted, read_fields
@@ -29,6 +28,7 @@ from terra.serving.jobs import Jobs
 from terra.serving.messages import MessageError, Open, Sampling, read_rows
 from terra.serving.metrics import Metrics
 from terra.serving.model import Model
+from terra.serving.place import Place
 from terra.serving.reader import Reader
 from terra.serving.rollout import Fork, Player, context_moments
 from terra.serving.scenes import Scene, Scenes
@@ -77,7 +77,7 @@ class Service:
         settings: limits and folders.
         scenes: the scenes by id, see `load_scenes`.
         model_hash: hash of the weights.
-        place: the map of live sessions; None for none.
+        place: the map that sessions and jobs can remember; None for none.
         worlds: the services of further worlds by name, which start and end with this one.
 
     Raises:
@@ -94,19 +94,18 @@ class Service:
         place: MapPictures | None = None,
         worlds: "Mapping[str, Service] | None" = None,
     ) -> None:
-        self.settings, self._place = settings, place
+        self.settings = settings
         self.worlds = dict(worlds or {})
-        self._map: PlaceMap | None = None  # in the map's own axes, made at the first request for it
-        self._mapping = asyncio.Lock()
         self.model = Model(pipeline, settings.model_name, settings.decode_threads, settings.uploads.at_once)
         check_windows(settings, self.model.spec)
         check_names(settings)
+        self.place = None if place is None else Place(place, self.model)
         self.created = int(time.time())
         self.metrics = Metrics()
         self.scenes = Scenes(scenes, self.model)
         self.contexts = Contexts(self.model, settings.uploads, settings.num_context, settings.limits)
         self.store = JobStore(settings.data, settings.jobs.lifetime_seconds)
-        self.jobs = Jobs(self.model, self.store, settings.jobs, self.metrics, model_hash)
+        self.jobs = Jobs(self.model, self.store, settings.jobs, self.metrics, model_hash, self.place)
         seconds = settings.jobs.max_frames / self.model.spec.fps
         self._wanted = Wanted(self.model.spec.space, seconds, settings.limits)
         self._reader = Reader(self._wanted, settings.uploads.read_bytes, settings.uploads.read_seconds)
@@ -243,19 +242,11 @@ class Service:
         moments = context_moments(context, actions, driver, self.model.spec)
         memory = None if message.memory is False else self.model.pipeline.memory
         pose = message.map_pose if message.map_pose is not None or scene is None else scene.map_pose
-        place = None if memory is None or pose is None else await self._map_from(pose)
-        if place is not None:
+        place = None
+        if self.place is not None and memory is not None and pose is not None:
             self._check_room(len(context))
+            place = await self.place.seen_from(pose)
         return Fork(moments, len(context), self.sampling(message.sampling), message.seed or 0, adapter, memory, place)
-
-    async def _map_from(self, pose: Sequence[float]) -> PlaceMap | None:
-        """The server's map, in the axes of a rollout that begins at `pose` in the map's."""
-        if self._place is None:
-            return None
-        async with self._mapping:
-            if self._map is None:
-                self._map = await self.model.pipeline.encode_map(self._place.pixels, self._place.poses)
-        return PlaceMap(self._map.tokens, self._place.seen_from(pose))
 
     def _check_room(self, num_context: int) -> None:
         """Raise ApiError (400) for a context that leaves no room for a frame beside those of the map."""

@@ -35,6 +35,7 @@ _BODY = {
                         "input_reference": {"type": "array", "items": {"type": "string", "format": "binary"}},
                         "trajectory": {"type": "string", "description": "the document's JSON"},
                         "actions": {"type": "string", "description": "the document's JSON"},
+                        "map_pose": {"type": "string", "description": "x,y,heading"},
                     },
                 }
             },
@@ -195,6 +196,10 @@ async def _video_request(
     if num_frames > settings.jobs.max_frames:
         message = f"num_frames: expected at most {settings.jobs.max_frames}, got {num_frames}"
         raise ApiError(400, "too_many_frames", message, param="num_frames")
+    if body.map_pose is not None and (service.place is None or body.memory is False):
+        lacking = "map=" if service.place is None else "memory"
+        message = f"map_pose: expected none without {lacking}, got one"
+        raise ApiError(400, "invalid_request", message, param="map_pose")
     spec = service.model.spec
     scene = None if body.scene is None else service.scenes.find(body.scene)
     field = _action_field(body, spec.space)
@@ -205,14 +210,20 @@ async def _video_request(
         name = body.context or (await service.contexts.add(files, client)).id
         context = await service.contexts.tokens(name)
     try:
-        service.model.pipeline.plan(num_frames, len(context))
+        service.model.pipeline.plan(num_frames, len(context), has_map=body.map_pose is not None)
         actions, _ = await service.model.run("files", lambda: track_actions(track, num_frames, spec))
     except ActionError as error:
         raise refused(field, str(error)) from None
     except ConfigError as error:
         raise ApiError(400, "invalid_request", str(error), param="num_frames") from None
     return VideoRequest(
-        context, actions, service.sampling(body.sampling), body.seed, service.adapter(body.model, scene)
+        context,
+        actions,
+        service.sampling(body.sampling),
+        body.seed,
+        service.adapter(body.model, scene),
+        body.memory is not False,
+        body.map_pose,
     )
 
 
