@@ -1,6 +1,7 @@
 """Memory from a recording to a table: recordings that come back, tokens, a training, and the evaluation of both."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,29 @@ from rich.console import Console
 from tiny_driving import CAMERA, FPS, drive_poses
 
 from terra.dataset import ShardWriter, create_dataset, read_split
+from terra.engine.base import EngineSpec
 from terra.errors import ConfigError, DatasetError
+from terra.evaluation.clips import LoadedClip, load_clips
 from terra.evaluation.evaluate import run
 from terra.evaluation.measures import Bootstrap
-from terra.evaluation.remembering import BEST_VIEW, NO_MEMORY, ORACLE, RECENT, Remembered, revisit_measures
-from terra.evaluation.revisits import choose_revisits, find_revisits
+from terra.evaluation.remembering import (
+    BEST_VIEW,
+    NO_MEMORY,
+    ORACLE,
+    RECENT,
+    Remembered,
+    loop_measures,
+    recall_of,
+    revisit_measures,
+)
+from terra.evaluation.revisits import Revisit, choose_drives, find_revisits, loop_of, poses_of, returns_of
 from terra.evaluation.scores import GENERATED, RE_ENCODED, ClipScores
 from terra.evaluation.settings import EvaluationSettings
+from terra.memory import MemoryRule
 from terra.recording.samples import draw_plane
 from terra.training import tokenize, world_model
 from terra.training.tokenizer import small_config
+from terra.world_model import load_config
 from tokenizer import LFQTokenizer
 
 SIZE = (32, 48)
@@ -80,7 +94,8 @@ def evaluation(recorded: Path, tokenizer: Path, model: Path, output: Path, **cha
     settings = [
         *(f"data={recorded}", f"output={output}", "estimator=null", "engine=jacobi", "device=cpu", "max_groups=0"),
         *(f"tokenizer.pretrained={tokenizer}", f"world_model.pretrained={model}", "num_clips=2", "num_frames=12"),
-        *("num_context=3", "overlap=3", "drift_clips=0", "revisit_clips=2", "workers=0", "resamples=20"),
+        *("num_context=3", "overlap=3", "drift_clips=0", "revisit_clips=2", "revisit_frames=16"),
+        *("revisit_loops=1", "workers=0", "resamples=20"),
         *("frechet_resamples=3", "pictures=0"),
     ]
     return read_settings("evaluate", [*settings, *(f"{name}={value}" for name, value in changes.items())])
@@ -100,20 +115,47 @@ def test_what_is_seen_again_is_found_by_poses():
     assert len(find_revisits(np.stack([standing.x, standing.y, standing.heading], axis=1), FPS)[0]) == 0
 
 
-def test_drives_that_do_not_come_back_are_refused_in_one_line(recorded):
-    episodes = read_split(recorded, "held_out").episodes
-    found = choose_revisits(episodes, 5, num_frames=NUM_FRAMES, num_context=3, seed=0)
+def returns(recorded: Path) -> list[Revisit]:
+    """The returns of the held-out drives."""
+    drives = choose_drives(read_split(recorded, "held_out").episodes, 5)
+    return [each for drive in drives for each in returns_of(drive, num_frames=16, num_context=3, seed=0)]
+
+
+def test_returns_lie_behind_what_they_show_again(recorded):
+    found = returns(recorded)
     assert [each.kind for each in found] == ["circle", "circle"]
+    assert [each.age for each in found] == [10, 10]
     assert len({each.clip.seed for each in found}) == 2
-    with pytest.raises(DatasetError, match="revisit_clips: expected drives that come back within revisit_frames=40"):
-        choose_revisits(episodes, 5, num_frames=40, num_context=3, seed=0)
+    for each in found:
+        assert each.clip.start + each.clip.num_frames <= NUM_FRAMES
+        assert set(each.frames) <= set(range(3, 16))
+        assert (each.before < each.clip.start).all()
+        all_frames, all_before = find_revisits(poses_of(each.clip.episode), FPS)
+        expected = dict(zip(all_frames, all_before, strict=True))
+        again = {each.clip.start + frame: before for frame, before in zip(each.frames, each.before, strict=True)}
+        assert again.items() <= expected.items()
+
+
+def test_a_loop_compares_what_was_generated_alone(recorded):
+    (drive, _) = choose_drives(read_split(recorded, "held_out").episodes, 2)
+    loop = loop_of(drive, num_context=3, seed=0)
+    assert (loop.clip.start, loop.clip.num_frames) == (0, NUM_FRAMES)
+    assert loop.before.min() >= 3
+    assert len(loop.frames) == (drive.before >= 3).sum()
+
+
+def test_drives_that_do_not_come_back_are_refused_in_one_line(recorded, tokenizer, trained, tmp_path):
+    with pytest.raises(DatasetError, match="drives of more than revisit_frames=100 frames that come back, got none"):
+        run(evaluation(recorded, tokenizer, trained, tmp_path, revisit_frames=100), Console(quiet=True))
+    assert not tmp_path.joinpath("metrics.json").exists()
+    with pytest.raises(ConfigError, match="revisit_loops: expected at most revisit_clips, got 3"):
+        evaluation(recorded, tokenizer, trained, tmp_path, revisit_loops=3)
 
 
 def test_measures_compare_with_no_memory_and_with_the_oracle(recorded):
-    episodes = read_split(recorded, "held_out").episodes
     values = {RE_ENCODED: 30.0, GENERATED: 22.0, NO_MEMORY: 18.0, RECENT: 19.0, ORACLE: 24.0, BEST_VIEW: 20.0}
     drives = []
-    for index, revisit in enumerate(choose_revisits(episodes, 2, num_frames=NUM_FRAMES, num_context=3, seed=0)):
+    for index, revisit in enumerate(returns(recorded)):
         count = len(revisit.frames)
         scores = {name: {"psnr": np.full(count, value + index)} for name, value in values.items()}
         drives.append(Remembered(revisit, ClipScores(revisit.clip, metrics=scores), {}))
@@ -122,12 +164,37 @@ def test_measures_compare_with_no_memory_and_with_the_oracle(recorded):
     }
     assert measures["revisits", "psnr", GENERATED].value == 22.5
     assert measures["revisits-circle", "psnr", GENERATED] == measures["revisits", "psnr", GENERATED]
+    assert measures["revisits-10s", "psnr", GENERATED] == measures["revisits", "psnr", GENERATED]
+    of_loops = {
+        (each.run, each.metric, each.variant): each.estimate for each in loop_measures(drives, Bootstrap(9, 3, 0))
+    }
+    assert of_loops["loops", "psnr-gain", GENERATED].value == 4.0
     gain = measures["revisits", "psnr-gain", GENERATED]
     assert (gain.value, gain.low, gain.high, gain.units) == (4.0, 4.0, 4.0, 2)
     closed = measures["revisits", "psnr-closed", GENERATED]
     assert closed.value == pytest.approx(4 / 6)
     assert closed.low == pytest.approx(4 / 6)
     assert measures["revisits", "psnr-closed", RECENT].value == pytest.approx(1 / 6)
+
+
+def test_variants_remember_other_frames(recorded, trained):
+    spec, rule = EngineSpec.of(load_config(trained)), MemoryRule(frames=2)
+    clip = returns(recorded)[0].clip
+    (loaded,) = load_clips([replace(clip, start=0, num_frames=NUM_FRAMES)], 0, spec.space)
+    assert isinstance(loaded, LoadedClip)
+    start, actions = clip.start, loaded.actions
+    tokens = torch.arange(NUM_FRAMES)[:, None, None].expand(-1, 4, 6)
+    chosen = {}
+    for variant in (GENERATED, RECENT, ORACLE):
+        begin = recall_of(variant, rule, spec, tokens, actions, start)
+        recall = begin(tokens[start : start + 3], actions[start : start + 2])
+        assert recall is not None
+        memory, _ = recall.prompt(recall.choose(0, 3, actions[start + 2]), 0)
+        chosen[variant] = memory[:, 0, 0].tolist()
+    assert all(frame < start - 10 for frame in chosen[GENERATED])
+    assert chosen[RECENT] == [start - 2, start - 1]
+    assert all(frame >= start for frame in chosen[ORACLE])
+    assert recall_of(NO_MEMORY, rule, spec, tokens, actions, start)(tokens[:3], actions[:2]) is None
 
 
 @pytest.mark.slow
@@ -137,18 +204,20 @@ def test_a_model_trained_with_memory_is_evaluated_with_and_without(recorded, tok
     first = json.loads((tmp_path / "metrics.json").read_text())
     psnr = first["measures"]["revisits"]["psnr"]
     assert set(psnr) == {RE_ENCODED, GENERATED, NO_MEMORY, RECENT, ORACLE, BEST_VIEW}
-    assert len({psnr[name]["value"] for name in psnr}) == len(psnr)  # no two of them make the same frames
-    assert first["revisits"]["drives"] == 2
+    assert len({psnr[name]["value"] for name in (RE_ENCODED, GENERATED, NO_MEMORY, BEST_VIEW)}) == 4
+    assert first["revisits"]["clips"] == 2
+    assert set(first["measures"]["loops"]["psnr"]) == {RE_ENCODED, GENERATED, NO_MEMORY, RECENT}
     assert (tmp_path / "revisits.png").read_bytes().startswith(b"\x89PNG")
     run(config, Console(quiet=True))
     second = json.loads((tmp_path / "metrics.json").read_text())
     assert second["measures"] == first["measures"]
-    assert second["scores_reused"] == 2 + 2
+    assert second["scores_reused"] == 2 + 2 + 1
     run(config.replace(pictures=1), Console(quiet=True))
     assert (tmp_path / "revisit_clips.mp4").stat().st_size > 0
+    assert (tmp_path / "loop_clips.mp4").stat().st_size > 0
     third = json.loads((tmp_path / "metrics.json").read_text())
     assert third["measures"] == first["measures"]
-    assert third["rollouts_reused"] == 1 + 4
+    assert third["rollouts_reused"] == 1 + 4 + 3
 
 
 @pytest.mark.slow

@@ -45,7 +45,14 @@ from terra.evaluation.motion import CLASSES
 from terra.evaluation.plan import DEMO, EvaluationPlan
 from terra.evaluation.plots import plot_columns, plot_curves, plot_revisits, write_grid
 from terra.evaluation.recovered import action_measures, majority, recovered_line
-from terra.evaluation.remembering import REVISITS, RevisitBench, examine_revisits, revisit_measures
+from terra.evaluation.remembering import (
+    LOOPS,
+    REVISITS,
+    RevisitBench,
+    examine_revisits,
+    loop_measures,
+    revisit_measures,
+)
 from terra.evaluation.report import print_comparison, print_report, write_comparison, write_metrics
 from terra.evaluation.rollouts import KeptRollouts
 from terra.evaluation.scores import GENERATED, PERSISTENCE, RE_ENCODED, TRUE, ClipScores, Pixels, Scorer
@@ -145,6 +152,9 @@ def _evaluate(spec: PipelineSpec, plan: EvaluationPlan, scorer: Scorer, started:
         remembered = examine_revisits(revisits, plan.revisits, min(settings.pictures, 2))
         measures += revisit_measures(remembered, plan.bootstrap)
         write_metrics(settings.output, measures, [], plan.facts | {"complete": False})
+        loops = examine_revisits(revisits, plan.loops, min(settings.pictures, 2), LOOPS)
+        measures += loop_measures(loops, plan.bootstrap)
+        write_metrics(settings.output, measures, [], plan.facts | {"complete": False})
         ordered, places, futures = _examine_groups(bench, plan)
         old = bench.encode(plan.old_clips)
     facts = plan.facts | {"complete": True, "rollouts_reused": rollouts.num_reused, "scores_reused": kept.num_reused}
@@ -171,6 +181,7 @@ def _evaluate(spec: PipelineSpec, plan: EvaluationPlan, scorer: Scorer, started:
     facts["seconds"] = time.perf_counter() - started
     shown = {"clips": found.shown, "drift_clips": drift.shown, **futures}
     shown["revisit_clips"] = [each.shown for each in remembered if each.shown]
+    shown["loop_clips"] = [each.shown for each in loops if each.shown]
     _write(plan, measures, criteria, facts, shown)
     old_places = [each.clip.place for each in old]
     return Evaluated(plan, measures, facts, found.scores, remembered, old_places, found.shown, criteria, lines)

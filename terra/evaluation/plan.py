@@ -14,7 +14,7 @@ from terra.errors import ConfigError, DatasetError
 from terra.evaluation.clips import Clip, choose_clips
 from terra.evaluation.contrasts import CONTRASTS, CounterfactualGroup, find_groups
 from terra.evaluation.measures import Bootstrap
-from terra.evaluation.revisits import Revisit, choose_revisits
+from terra.evaluation.revisits import Revisit, choose_drives, loop_of, returns_of
 from terra.evaluation.settings import EvaluationSettings
 from terra.memory import memory_frames, memory_in_use
 from terra.metrics.bootstrap import LEVEL
@@ -36,7 +36,7 @@ class EvaluationPlan:
 
     Attributes:
         estimator: folder of the estimator of motion or, for any other world, of actions; None: there is none.
-        revisits: drives that come back to what they have seen.
+        revisits, loops: returns to what was seen, and whole drives that come back.
         old_clips: clips of `old_data`, which are predicted but not generated.
         groups: counterfactual groups by the contrast's name.
         facts: numbers of clips and groups, and what was left out and why, for metrics.json.
@@ -50,6 +50,7 @@ class EvaluationPlan:
     clips: list[Clip]
     drift: list[Clip]
     revisits: list[Revisit]
+    loops: list[Revisit]
     old_clips: list[Clip]
     groups: dict[str, list[CounterfactualGroup]]
     facts: dict[str, Any]
@@ -118,13 +119,14 @@ def make_plan(settings: EvaluationSettings, tokenizer: Path, world_model: Path, 
     found = {
         each.name: find_groups(split.episodes, each, max_groups=settings.max_groups, **limits) for each in contrasts
     }
-    revisits = _choose_revisits(settings, model, image_size)
+    revisits, loops = _choose_revisits(settings, model, image_size)
     facts = {
         **_model_facts(settings, tokenizer, world_model, adapter),
         "clips": len(clips),
         "moving_clips": sum(clip.is_moving for clip in clips),
         "drift_clips": len(drift),
-        "revisits": {"drives": len(revisits), "frames": sum(len(each.frames) for each in revisits)},
+        "revisits": _counts(revisits),
+        "loops": _counts(loops),
         "counterfactual_groups": {
             name: {"evaluated": len(groups), "left_out": left_out} for name, (groups, left_out) in found.items()
         },
@@ -133,7 +135,7 @@ def make_plan(settings: EvaluationSettings, tokenizer: Path, world_model: Path, 
     }
     groups = {name: groups for name, (groups, _) in found.items()}
     old_clips = _choose_old_clips(settings, model, image_size)
-    folders, found_there = (tokenizer, world_model, estimator), (clips, drift, revisits, old_clips, groups)
+    folders, found_there = (tokenizer, world_model, estimator), (clips, drift, revisits, loops, old_clips, groups)
     return EvaluationPlan(settings, *folders, model, *found_there, facts)
 
 
@@ -183,17 +185,28 @@ def _choose_old_clips(
 
 def _choose_revisits(
     settings: EvaluationSettings, model: LlamaActionConfig, image_size: tuple[int, int]
-) -> list[Revisit]:
+) -> tuple[list[Revisit], list[Revisit]]:
     if not settings.revisit_clips:
-        return []
+        return [], []
     if not isinstance(model.space, Waypoints):
         raise ConfigError(f"revisit_clips: expected 0 for actions of {model.space.title}, which have no poses")
     split = read_split(settings.revisit_data or settings.data, settings.split)
     for reason in split.damaged:
         logger.warning("left out: %s", reason)
     _check_kind(split.episodes, model, image_size)
-    lengths = {"num_frames": settings.revisit_frames, "num_context": settings.num_context}
-    return choose_revisits(split.episodes, settings.revisit_clips, **lengths, seed=settings.seed)
+    drives = choose_drives(split.episodes, settings.revisit_clips)
+    options = {"num_context": settings.num_context, "seed": settings.seed}
+    returns = [each for drive in drives for each in returns_of(drive, num_frames=settings.revisit_frames, **options)]
+    if not returns:
+        expected = f"drives of more than revisit_frames={settings.revisit_frames} frames that come back"
+        raise DatasetError(f"revisit_clips: expected {expected}, got none")
+    count = min(settings.revisit_loops, len(drives))
+    loops = [loop_of(drives[index * len(drives) // count], **options) for index in range(count)]
+    return returns, [each for each in loops if len(each.frames)]
+
+
+def _counts(revisits: Sequence[Revisit]) -> dict[str, int]:
+    return {"clips": len(revisits), "frames": sum(len(each.frames) for each in revisits)}
 
 
 def _choose_estimator(settings: EvaluationSettings, space: ActionSpace) -> Path | None:

@@ -13,7 +13,7 @@ from decoder.video import write_video
 from terra.evaluation.comparison import ModelColumn, higher_is_better, is_clear, unit_of
 from terra.evaluation.measures import HALVES, Measure, curve
 from terra.evaluation.motion import integrate
-from terra.evaluation.remembering import BEST_VIEW, NO_MEMORY, ORACLE, RECENT, REVISIT_VARIANTS, REVISITS
+from terra.evaluation.remembering import BEST_VIEW, LOOPS, NO_MEMORY, ORACLE, RECENT, REVISIT_VARIANTS, REVISITS
 from terra.evaluation.scores import GENERATED, PERSISTENCE, RE_ENCODED, TRUE, ClipScores, Pixels
 from tokenizer.files import replacing
 
@@ -114,20 +114,21 @@ def plot_columns(columns: Sequence[ModelColumn], path: Path) -> None:
 
 
 def plot_revisits(measures: Sequence[Measure], path: Path) -> None:
-    """Write a PNG of what is remembered: each metric where drives come back, by variant, over all and by kind of drive.
+    """Write a PNG of what is remembered: each metric where drives come back, by variant, over all and some of them.
 
     Raises:
         OutputError: the file can't be written.
     """
-    of = [each for each in measures if each.run.startswith(REVISITS) and not each.metric.endswith(("-gain", "-closed"))]
+    of = [each for each in measures if each.run.startswith((REVISITS, LOOPS))]
+    of = [each for each in of if not each.metric.endswith(("-gain", "-closed"))]
     runs, metrics = (list(dict.fromkeys(getattr(each, name) for each in of)) for name in ("run", "metric"))
     variants = [name for name in REVISIT_VARIANTS if any(each.variant == name for each in of)]
     figure = Figure(figsize=(4.6 * len(metrics), 3.6), layout="constrained")
     for axes, metric in zip(figure.subplots(1, len(metrics), squeeze=False)[0], metrics, strict=True):
         for offset, variant in enumerate(variants):
             found = {each.run: each.estimate for each in of if (each.metric, each.variant) == (metric, variant)}
-            at = np.arange(len(runs)) + 0.8 * (offset + 0.5) / len(variants) - 0.4
-            color, estimates = _REMEMBERED[variant], [found[run] for run in runs]
+            at = np.flatnonzero([run in found for run in runs]) + 0.8 * (offset + 0.5) / len(variants) - 0.4
+            color, estimates = _REMEMBERED[variant], [found[run] for run in runs if run in found]
             axes.plot(at, [each.value for each in estimates], "o", color=color, label=variant, markersize=4)
             axes.vlines(at, [each.low for each in estimates], [each.high for each in estimates], color=color)
         names = [run.removeprefix(REVISITS).removeprefix("-").replace("_", " ") or "all" for run in runs]

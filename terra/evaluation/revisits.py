@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 
 from terra.dataset import Episode
 from terra.errors import DatasetError
@@ -18,23 +18,36 @@ logger = logging.getLogger(__name__)
 VIEW = MemoryRule(frames=1, field_of_view=90.0, range=40.0)
 AGE_SECONDS = 3.0
 SEEN_AGAIN, OUT_OF_VIEW = 0.6, 0.1  # shares of a view that another frame covers
+AGES = (10, 20, 40)  # s
 
 
 @dataclass(frozen=True, eq=False)
 class Revisit:
-    """A clip that comes back to what it has seen.
+    """Frames of a drive that comes back to what it has seen.
 
     Attributes:
-        clip: the clip.
-        kind: the first event of its recording, such as circle, out_and_back or block.
+        clip: what is generated. The frames of the drive before `clip.start` are given as a map; without any, this is a
+            whole drive, which is generated from its first frames.
+        kind: the first event of the drive's recording, such as circle, out_and_back or block.
         frames: the clip's generated frames that show again what was seen, in order.
-        before: for each of these the earlier frame that covers most of its view.
+        before: for each of these the earlier frame of the drive that covers most of its view. It lies before the clip,
+            or anywhere in a whole drive.
     """
 
     clip: Clip
     kind: str
     frames: Int64[np.ndarray, " revisits"]
     before: Int64[np.ndarray, " revisits"]
+
+    @property
+    def seconds(self) -> float:
+        """The time since what is seen again was in view: the median over frames."""
+        return float(np.median(self.clip.start + self.frames - self.before)) / self.clip.episode.fps
+
+    @property
+    def age(self) -> int:
+        """`seconds`, as the one of `AGES` whose ratio to it is nearest to 1."""
+        return min(AGES, key=lambda age: abs(np.log(self.seconds / age)))
 
 
 def find_revisits(
@@ -60,34 +73,61 @@ def find_revisits(
     return frames, best[frames].argmax(axis=1)
 
 
-def choose_revisits(
-    episodes: Sequence[Episode], count: int, *, num_frames: int, num_context: int, seed: int
-) -> list[Revisit]:
-    """At most `count` drives that come back, spread evenly over the episodes that belong to no group.
+@dataclass(frozen=True, eq=False)
+class Drive:
+    """A drive, and what `find_revisits` finds in it."""
 
-    A clip is an episode's beginning. Drives that do not come back within `num_frames` are left out.
+    episode: Episode
+    frames: Int64[np.ndarray, " revisits"]
+    before: Int64[np.ndarray, " revisits"]
+
+
+def choose_drives(episodes: Sequence[Episode], count: int) -> list[Drive]:
+    """At most `count` drives, spread evenly over the episodes that belong to no group; those that come back.
 
     Raises:
-        DatasetError: no drive comes back.
+        DatasetError: none comes back.
     """
     usable = [each for each in episodes if each.group is None and each.motion is not None]
     chosen = [usable[index * len(usable) // count] for index in range(count)] if usable else []
-    found = []
-    for episode in dict.fromkeys(chosen):
-        length = min(num_frames, episode.num_frames)
-        frames, before = find_revisits(poses_of(episode)[:length], episode.fps)
-        kept = frames >= num_context
-        if kept.any():
-            name = f"{episode.id}_revisit_{length}"
-            clip = Clip(name, episode, 0, length, num_context, clip_seed(seed, name))
-            kind = episode.events[0][1] if episode.events else "drive"
-            found.append(Revisit(clip, kind, frames[kept], before[kept]))
+    drives = [Drive(each, *find_revisits(poses_of(each), each.fps)) for each in dict.fromkeys(chosen)]
+    found = [each for each in drives if len(each.frames)]
     if count and not found:
-        expected = f"drives that come back within revisit_frames={num_frames} (terra record revisit=1)"
-        raise DatasetError(f"revisit_clips: expected {expected}, got none")
-    if len(found) < len(set(chosen)):
-        logger.info("%d of %d drives come back within %d frames", len(found), len(set(chosen)), num_frames)
+        raise DatasetError("revisit_clips: expected drives that come back (terra record revisit=1), got none")
+    if len(found) < len(drives):
+        logger.info("%d of %d drives come back", len(found), len(drives))
     return found
+
+
+def returns_of(drive: Drive, *, num_frames: int, num_context: int, seed: int) -> list[Revisit]:
+    """At most one return for each of `AGES`, in their order: that with the most frames that count, the first of equals.
+
+    A return has `num_frames` frames. What it shows again was seen before them.
+    """
+    best: dict[int, Revisit] = {}
+    for start in range(1, drive.episode.num_frames - num_frames + 1):
+        best: dict[int, Revisit] = {}
+        at = (drive.frames >= start + num_context) & (drive.frames < start + num_frames) & (drive.before < start)
+        if at.any():
+            revisit = _revisit(drive, at, start, num_frames, num_context, seed)
+            if revisit.age not in best or len(revisit.frames) > len(best[revisit.age].frames):
+                best[revisit.age] = revisit
+    return [best[age] for age in sorted(best)]
+
+
+def loop_of(drive: Drive, *, num_context: int, seed: int) -> Revisit:
+    """The whole drive, generated from its first `num_context` frames; what these show does not count."""
+    at = drive.before >= num_context
+    return _revisit(drive, at, 0, drive.episode.num_frames, num_context, seed)
+
+
+def _revisit(
+    drive: Drive, at: Bool[np.ndarray, " revisits"], start: int, num_frames: int, num_context: int, seed: int
+) -> Revisit:
+    name = f"{drive.episode.id}_revisit_{start:05d}_{num_frames}"
+    clip = Clip(name, drive.episode, start, num_frames, num_context, clip_seed(seed, name))
+    kind = drive.episode.events[0][1] if drive.episode.events else "drive"
+    return Revisit(clip, kind, drive.frames[at] - start, drive.before[at])
 
 
 def poses_of(episode: Episode) -> Float[np.ndarray, "frames 3"]:

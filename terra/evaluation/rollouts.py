@@ -35,7 +35,11 @@ class KeptRollouts:
         self.num_reused = 0
 
     def tokens(
-        self, names: Sequence[str], requests: Sequence[RolloutRequest], recalls: Sequence[RecallOf] | None = None
+        self,
+        names: Sequence[str],
+        requests: Sequence[RolloutRequest],
+        recalls: Sequence[RecallOf] | None = None,
+        recalled: Sequence[bytes] | None = None,
     ) -> list[TokenGrid]:
         """Each request's tokens, context included, int64 on the CPU; those not kept yet are made together.
 
@@ -44,11 +48,12 @@ class KeptRollouts:
             requests: what is generated.
             recalls: makes what each rollout remembers from its context's tokens and the actions between them; None
                 remembers as the pipeline does.
+            recalled: what each of `recalls` depends on besides the request.
 
         Raises:
             OutputError: a file can't be written.
         """
-        keys = [self._key(request) for request in requests]
+        keys = [self._key(each, also) for each, also in zip(requests, recalled or [b""] * len(requests), strict=True)]
         kept = [self._read(name, key) for name, key in zip(names, keys, strict=True)]
         missing = [index for index, tokens in enumerate(kept) if tokens is None]
         self.num_reused += len(names) - len(missing)
@@ -90,9 +95,9 @@ class KeptRollouts:
         stored = self._files.read(name, key)
         return None if stored is None else stored.get("tokens")
 
-    def _key(self, request: RolloutRequest) -> Tensor:
+    def _key(self, request: RolloutRequest, recalled: bytes) -> Tensor:
         parts = (part.contiguous().numpy().tobytes() for part in (request.context_frames, request.actions))
-        return self._files.key(f"{request.seed} {request.num_frames}", *parts)
+        return self._files.key(f"{request.seed} {request.num_frames}", *parts, recalled)
 
 
 async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:

@@ -24,8 +24,11 @@ class EvaluationSettings(PipelineSettings):
         at_once: rollouts generated together.
         workers: videos decoded at once.
         drift_clips, drift_frames: of the long rollouts; no clips leaves them out.
-        revisit_clips, revisit_frames, revisit_data: of the drives that come back, by which memory is measured: how
-            many, their frames, and the recordings, of which `split` is taken (None: `data`); no clips leaves them out.
+        revisit_clips, revisit_frames, revisit_data: of the returns to what was seen, by which memory is measured: of
+            how many drives they are, their frames, and the recordings, of which `split` is taken (None: `data`); no
+            drives leave them out.
+        revisit_loops: of how many of these drives all is generated, too, and compared with what was generated there
+            before.
         max_groups, group_frames, agree_within: of the counterfactual sets, see `terra.evaluation.contrasts`; no groups
             leaves them out.
         measured_size: (height, width) in pixels that videos are resized to before they are measured, so that models of
@@ -54,6 +57,7 @@ class EvaluationSettings(PipelineSettings):
     drift_clips: Natural
     drift_frames: Count
     revisit_clips: Natural
+    revisit_loops: Natural
     revisit_frames: Count
     revisit_data: FilePath | None
     max_groups: Natural
@@ -74,6 +78,8 @@ class EvaluationSettings(PipelineSettings):
         for name in ("num_frames", "drift_frames", "group_frames", "revisit_frames"):
             if getattr(self, name) < self.num_context + 2:
                 raise ValueError(f"{name}: expected two more than num_context, got {getattr(self, name)}")
+        if self.revisit_loops > self.revisit_clips:
+            raise ValueError(f"revisit_loops: expected at most revisit_clips, got {self.revisit_loops}")
         if (self.video_network is None) != (self.video_network_path is None):
             raise ValueError("features: expected video_network and video_network_path together, got one of them")
         return self
