@@ -24,6 +24,8 @@ class EvaluationSettings(PipelineSettings):
         at_once: rollouts generated together.
         workers: videos decoded at once.
         drift_clips, drift_frames: of the long rollouts; no clips leaves them out.
+        drift_reference_frames: frames of other drives of the same places, to which the unpaired Frechet distances of
+            the long rollouts are measured, at most; 0 leaves them out.
         revisit_clips, revisit_frames, revisit_data: of the drives that come back, by which memory is measured: how
             many, their frames, and the recordings, of which `split` is taken (None: `data`); no clips leaves them out.
         max_groups, group_frames, agree_within: of the counterfactual sets, see `terra.evaluation.contrasts`; no groups
@@ -53,6 +55,7 @@ class EvaluationSettings(PipelineSettings):
     workers: Natural
     drift_clips: Natural
     drift_frames: Count
+    drift_reference_frames: Natural
     revisit_clips: Natural
     revisit_frames: Count
     revisit_data: FilePath | None
@@ -74,6 +77,10 @@ class EvaluationSettings(PipelineSettings):
         for name in ("num_frames", "drift_frames", "group_frames", "revisit_frames"):
             if getattr(self, name) < self.num_context + 2:
                 raise ValueError(f"{name}: expected two more than num_context, got {getattr(self, name)}")
+        if self.drift_reference_frames and not self.drift_clips:
+            raise ValueError(
+                f"drift_reference_frames: expected 0 without drift_clips, got {self.drift_reference_frames}"
+            )
         if (self.video_network is None) != (self.video_network_path is None):
             raise ValueError("features: expected video_network and video_network_path together, got one of them")
         return self
