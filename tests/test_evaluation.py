@@ -27,6 +27,7 @@ from terra.evaluation.estimator_training import evaluate_estimator, load_recordi
 from terra.evaluation.evaluate import run
 from terra.evaluation.fidelity import confusion, motion_errors
 from terra.evaluation.measures import (
+    HALVES,
     Bootstrap,
     Measure,
     fidelity_measures,
@@ -36,6 +37,7 @@ from terra.evaluation.measures import (
     order_measures,
 )
 from terra.evaluation.motion import CLASSES, classify, integrate, steps_of
+from terra.evaluation.other_drives import Reference, choose_other_drives, unpaired_measures
 from terra.evaluation.rollouts import KeptRollouts
 from terra.evaluation.scores import (
     GENERATED,
@@ -50,8 +52,14 @@ from terra.evaluation.scores import (
 from terra.evaluation.settings import EvaluationSettings
 from terra.metrics.bootstrap import Estimate, mean_estimate, share_estimate
 from terra.metrics.frames import PSNR_CAP, psnr
-from terra.metrics.frechet import clip_features, frechet_distance, frechet_estimate, halves_distance
-from terra.metrics.networks import FeatureNetwork
+from terra.metrics.frechet import (
+    clip_features,
+    frechet_distance,
+    frechet_estimate,
+    halves_distance,
+    reference_distances,
+)
+from terra.metrics.networks import FeatureNetwork, moments
 from terra.metrics.similarity import ssim
 from terra.pipeline import Pipeline, RolloutRequest
 from terra.sampling import SamplingParams
@@ -511,6 +519,66 @@ def test_drift_compares_the_last_bin_with_the_first() -> None:
     assert criterion.passed is False
 
 
+def test_the_reference_is_of_other_drives_of_the_same_places() -> None:
+    def drive(name: str, place: str, **facts: Any) -> Episode:
+        return episode_of(constant(5, 0, 29), id=name, video=Path(name), place=place, **facts)
+
+    episodes = [drive(name, place) for name, place in (("a0", "a"), ("b0", "b"), ("c0", "c"), ("a1", "a"), ("a2", "a"))]
+    future = drive("a3", "a", group="g", maneuver="left")
+    abroad = drive("a4", "a", source="other")
+    lengths = {"num_frames": 25, "num_context": 3, "seed": 0}
+    clips = [choose_clips([each], 1, **lengths)[0] for each in episodes[:2]]
+    drives = choose_other_drives([*episodes, future, abroad], clips, 12)
+    assert [each.episode.id for each in drives] == ["a1", "a2"]
+    frames = np.concatenate([drives[0].frames, drives[1].frames + 30])
+    assert np.array_equal(frames, np.linspace(0, 59, 12).round())
+    assert [len(each.frames) for each in choose_other_drives(episodes, clips, 1000)] == [30, 30]
+    assert choose_other_drives(episodes, clips, 0) == []
+    with pytest.raises(DatasetError, match=r"expected other drives of the 2 places .* got none beside the 2 "):
+        choose_other_drives([*episodes[:3], future, abroad], clips, 12)
+
+
+def test_unpaired_distances_are_to_the_same_reference_with_equally_many_frames() -> None:
+    places = ["000001", "000001", "000002", "000003", "000004"]
+    scores = [scored_clip(index, 2.0, place) for index, place in enumerate(places)]
+    drives = [gaussian(30 + index, 0.5, 1, 50 + index, 5) for index in range(3)]
+    reference = Reference(["town_000001", "town_000002", "town_000003"], drives)
+    bins = frame_bins(22, 3)  # six of 3 frames, and one of 4
+    measures = unpaired_measures("drift", scores, reference, "N", 3, Bootstrap(50, 4, 0))
+    by_bin = {(m.variant, m.first_frame, m.last_frame): m.estimate for m in measures if m.first_frame}
+    assert set(by_bin) == {(name, *span) for name in (TRUE, GENERATED, RE_ENCODED) for span in bins}
+    assert {each.count for each in by_bin.values()} == {4 * 3}  # without the clip of a place that has no other drive
+    features = torch.stack([each.features[TRUE] for each in scores[:4]])
+    first = frechet_distance(features[:, :3].flatten(0, 1), torch.cat(drives))
+    last = frechet_distance(features[:, [18, 20, 21]].flatten(0, 1), torch.cat(drives))
+    assert by_bin[TRUE, 1, 3].value == pytest.approx(first)
+    assert by_bin[TRUE, 19, 22].value == pytest.approx(last)
+    whole = {(m.metric, m.variant): m.estimate for m in measures if m.first_frame is None}
+    for variant in (TRUE, GENERATED):
+        values = [by_bin[variant, *span].value for span in bins]
+        growth = whole["FD-N-unpaired-growth", variant]
+        assert growth.value == pytest.approx(np.mean(values[2:]) / values[0])
+        assert growth.low < growth.value < growth.high
+    halves = frechet_distance(torch.cat([drives[0], drives[2]]), drives[1])
+    assert whole["FD-N-unpaired", HALVES].value == pytest.approx(halves)
+    assert len([m for m in measures if m.metric == "FD-N-unpaired-growth"]) == 3
+    short = unpaired_measures("drift", scores, reference, "N", 5, Bootstrap(50, 4, 0))  # four bins are below 10 s
+    assert {m.metric for m in short} == {"FD-N-unpaired"}
+    elsewhere = Reference(["town_000009"], drives[:1])
+    assert unpaired_measures("drift", scores, elsewhere, "N", 3, Bootstrap(50, 4, 0)) == []
+
+
+def test_distances_to_a_set_as_reference_are_those_to_its_samples() -> None:
+    ours, theirs = (
+        torch.stack([gaussian(7, shift, 1, 10 * shift + index, 5) for index in range(6)]) for shift in (0, 1)
+    )
+    samples = theirs.flatten(0, 1)
+    value, *resampled = reference_distances(ours, moments(samples), units=list("aabbcc"), num_resamples=5)
+    assert value == pytest.approx(frechet_distance(ours.flatten(0, 1), samples))
+    assert len(set(resampled)) > 1
+    assert reference_distances(theirs, moments(samples), num_resamples=0) == [pytest.approx(0, abs=1e-6)]
+
+
 def test_kept_rollouts_are_not_made_again_and_equal_the_first(
     tiny_model: Path, tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
@@ -668,7 +736,8 @@ def evaluation(driving: Path, model: Path, tokenizer: Path, folder: Path, **chan
 def test_evaluation_writes_its_files_and_a_second_run_makes_nothing_new(
     driving: Path, model_folder: Path, tokenizer_folder: Path, tmp_path: Path
 ) -> None:
-    config = evaluation(driving, model_folder, tokenizer_folder, tmp_path)
+    unpaired = {"drift_clips": 4, "drift_reference_frames": 7}
+    config = evaluation(driving, model_folder, tokenizer_folder, tmp_path, **unpaired)
     run(config, Console(quiet=True))
     out = tmp_path / "out"
     written = {path.name for path in out.iterdir()}
@@ -679,6 +748,8 @@ def test_evaluation_writes_its_files_and_a_second_run_makes_nothing_new(
     assert first["counterfactual_groups"]["turning"]["evaluated"] == 1
     assert len(first["teacher_forced"]["cross_entropy_by_frame"]) == 6
     assert set(first["measures"]["rollouts"]["ADE"]) == {TRUE, RE_ENCODED, GENERATED, PERSISTENCE}
+    assert first["drift_reference"] == {"drives": 1, "frames": 7}
+    assert set(first["measures"]["drift"]["FD-ENL0-unpaired"]) == {TRUE, RE_ENCODED, GENERATED}
     assert first["intervals"] == {"level": 0.95, "resampled_by": "place"}
     psnr = first["measures"]["rollouts"]["psnr"]
     assert (psnr[GENERATED]["count"], psnr[GENERATED]["units"]) == (4, 1)  # of one town, so that no interval is known
@@ -689,7 +760,9 @@ def test_evaluation_writes_its_files_and_a_second_run_makes_nothing_new(
     run(config, Console(quiet=True))
     second = json.loads((out / "metrics.json").read_text())
     assert second["rollouts_reused"] == 4 + 2 + 3
-    assert second["scores_reused"] == 0  # those of clips that are shown are measured with the videos
+    assert (
+        second["scores_reused"] == 2
+    )  # of the long rollouts that are not shown; the others are measured with the videos
     assert second["measures"] == first["measures"]
     assert first["criteria"] == []  # which are those of the shipped model
     run(config.replace(requirements=True), Console(quiet=True))

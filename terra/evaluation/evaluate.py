@@ -42,6 +42,7 @@ from terra.evaluation.measures import (
     video_measures,
 )
 from terra.evaluation.motion import CLASSES
+from terra.evaluation.other_drives import Reference, measure_other_drives, unpaired_measures
 from terra.evaluation.plan import DEMO, EvaluationPlan
 from terra.evaluation.plots import plot_columns, plot_curves, plot_revisits, write_grid
 from terra.evaluation.recovered import action_measures, majority, recovered_line
@@ -96,8 +97,9 @@ def run(settings: EvaluationSettings, console: Console | None = None) -> Path:
     spec, plan = plans[BASE]
     scorer = _load_scorer(settings, plan)
     spec.announce()
+    reference = measure_other_drives(plan.other_drives, scorer, settings.workers)
     if not settings.compare:
-        evaluated = _evaluate(spec, plan, scorer, started)
+        evaluated = _evaluate(spec, plan, scorer, reference, started)
         print_report(console, evaluated.measures, evaluated.criteria)
         for line in evaluated.lines:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -107,7 +109,7 @@ def run(settings: EvaluationSettings, console: Console | None = None) -> Path:
     columns: list[ModelColumn] = []
     for name, (spec, plan) in plans.items():
         console.print(f"{name}: {plan.settings.adapter or spec.world_model}", markup=False, highlight=False)
-        models[name] = _evaluate(spec, plan, scorer, time.perf_counter())
+        models[name] = _evaluate(spec, plan, scorer, reference, time.perf_counter())
         columns.append(make_column(name, models[name], models.get(BASE) if name != BASE else None))
         facts = {name: each.facts for name, each in models.items()}
         write_comparison(settings.output, columns, facts, complete=len(models) == len(plans))
@@ -127,7 +129,9 @@ def _side_by_side(models: Mapping[str, Evaluated]) -> list[dict[str, Pixels]]:
     ]
 
 
-def _evaluate(spec: PipelineSpec, plan: EvaluationPlan, scorer: Scorer, started: float) -> Evaluated:
+def _evaluate(
+    spec: PipelineSpec, plan: EvaluationPlan, scorer: Scorer, reference: Reference, started: float
+) -> Evaluated:
     """Evaluate one model and write its folder. `started` is when, by `time.perf_counter`."""
     settings, network = plan.settings, scorer.network.name
     with Pipeline.from_spec(spec) as pipeline:
@@ -147,6 +151,8 @@ def _evaluate(spec: PipelineSpec, plan: EvaluationPlan, scorer: Scorer, started:
         write_metrics(settings.output, measures, [], plan.facts | {"complete": False})
         drift = _examine(bench, plan.drift, min(settings.pictures, 2), "drift")
         measures += _measure("drift", drift.scores, network, _DRIFT_BIN_SECONDS, plan)
+        drift_bin = round(_DRIFT_BIN_SECONDS * plan.fps)
+        measures += unpaired_measures("drift", drift.scores, reference, network, drift_bin, plan.bootstrap)
         write_metrics(settings.output, measures, [], plan.facts | {"complete": False})
         revisits = RevisitBench(pipeline, rollouts, kept, scorer, space=plan.model.space, **limits)
         remembered = examine_revisits(revisits, plan.revisits, min(settings.pictures, 2))
@@ -158,7 +164,7 @@ def _evaluate(spec: PipelineSpec, plan: EvaluationPlan, scorer: Scorer, started:
         ordered, places, futures = _examine_groups(bench, plan)
         old = bench.encode(plan.old_clips)
     facts = plan.facts | {"complete": True, "rollouts_reused": rollouts.num_reused, "scores_reused": kept.num_reused}
-    facts["damaged"] = bench.damaged + revisits.damaged
+    facts["damaged"] = bench.damaged + revisits.damaged + reference.damaged
     facts["teacher_forced"] = _teacher_forced(found.tokens, found.actions, plan)
     if plan.old_clips:
         old_tokens, old_actions = [each.tokens for each in old], [each.actions for each in old]

@@ -14,6 +14,7 @@ from terra.errors import ConfigError, DatasetError
 from terra.evaluation.clips import Clip, choose_clips
 from terra.evaluation.contrasts import CONTRASTS, CounterfactualGroup, find_groups
 from terra.evaluation.measures import Bootstrap
+from terra.evaluation.other_drives import OtherDrive, choose_other_drives
 from terra.evaluation.revisits import Revisit, choose_drives, loop_of, returns_of
 from terra.evaluation.settings import EvaluationSettings
 from terra.memory import memory_frames, memory_in_use
@@ -36,6 +37,7 @@ class EvaluationPlan:
 
     Attributes:
         estimator: folder of the estimator of motion or, for any other world, of actions; None: there is none.
+        other_drives: the reference of the long rollouts' unpaired distances.
         revisits, loops: returns to what was seen, and whole drives that come back.
         old_clips: clips of `old_data`, which are predicted but not generated.
         groups: counterfactual groups by the contrast's name.
@@ -49,6 +51,7 @@ class EvaluationPlan:
     model: LlamaActionConfig
     clips: list[Clip]
     drift: list[Clip]
+    other_drives: list[OtherDrive]
     revisits: list[Revisit]
     loops: list[Revisit]
     old_clips: list[Clip]
@@ -114,6 +117,7 @@ def make_plan(settings: EvaluationSettings, tokenizer: Path, world_model: Path, 
     chosen = {"num_context": settings.num_context, "seed": settings.seed}
     clips = choose_clips(split.episodes, settings.num_clips, num_frames=settings.num_frames, **chosen)
     drift = choose_clips(split.episodes, settings.drift_clips, num_frames=settings.drift_frames, **chosen)
+    others = choose_other_drives(split.episodes, drift, settings.drift_reference_frames)
     limits = {"num_frames": settings.group_frames, "agree_within": settings.agree_within, **chosen}
     contrasts = CONTRASTS if isinstance(model.space, Waypoints) else ()
     found = {
@@ -125,6 +129,7 @@ def make_plan(settings: EvaluationSettings, tokenizer: Path, world_model: Path, 
         "clips": len(clips),
         "moving_clips": sum(clip.is_moving for clip in clips),
         "drift_clips": len(drift),
+        "drift_reference": {"drives": len(others), "frames": sum(len(each.frames) for each in others)},
         "revisits": _counts(revisits),
         "loops": _counts(loops),
         "counterfactual_groups": {
@@ -135,8 +140,8 @@ def make_plan(settings: EvaluationSettings, tokenizer: Path, world_model: Path, 
     }
     groups = {name: groups for name, (groups, _) in found.items()}
     old_clips = _choose_old_clips(settings, model, image_size)
-    folders, found_there = (tokenizer, world_model, estimator), (clips, drift, revisits, loops, old_clips, groups)
-    return EvaluationPlan(settings, *folders, model, *found_there, facts)
+    found_there = (clips, drift, others, revisits, loops, old_clips, groups)
+    return EvaluationPlan(settings, tokenizer, world_model, estimator, model, *found_there, facts)
 
 
 def _load_config(world_model: Path, adapter: Path | None) -> LlamaActionConfig:

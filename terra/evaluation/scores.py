@@ -15,7 +15,7 @@ from terra.evaluation.clips import Clip
 from terra.evaluation.estimator import MotionEstimator, resize
 from terra.evaluation.motion import Steps
 from terra.metrics.frames import psnr
-from terra.metrics.networks import FeatureNetwork, map_distance, pool
+from terra.metrics.networks import FeatureNetwork, Features, map_distance, pool
 from terra.metrics.similarity import ssim
 from terra.metrics.video_networks import VideoNetwork
 from tokenizer import Frames, TokenGrid
@@ -127,6 +127,13 @@ class Scorer:
             name: {metric: torch.cat(parts).numpy() for metric, parts in each.items()} for name, each in metrics.items()
         }
         return scores
+
+    @torch.no_grad()
+    def features(self, frames: Frames) -> Features:
+        """The pooled features of frames of no clip, on any device, as those of `ClipScores`: float32 on the CPU."""
+        device = self.network.mean.device
+        parts = (self._resized(part.to(device)) for part in frames.split(_FRAMES_AT_ONCE))
+        return torch.cat([self.network.pooled(part).cpu() for part in parts])
 
     def recover(self, clip: Clip, frames: Frames) -> Steps:
         """Estimate the motion in all frames, context included, and return it from the last context frame on.

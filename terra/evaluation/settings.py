@@ -24,6 +24,8 @@ class EvaluationSettings(PipelineSettings):
         at_once: rollouts generated together.
         workers: videos decoded at once.
         drift_clips, drift_frames: of the long rollouts; no clips leaves them out.
+        drift_reference_frames: frames of other drives of the same places, to which the unpaired Frechet distances of
+            the long rollouts are measured, at most; 0 leaves them out.
         revisit_clips, revisit_frames, revisit_data: of the returns to what was seen, by which memory is measured: of
             how many drives they are, their frames, and the recordings, of which `split` is taken (None: `data`); no
             drives leave them out.
@@ -56,6 +58,7 @@ class EvaluationSettings(PipelineSettings):
     workers: Natural
     drift_clips: Natural
     drift_frames: Count
+    drift_reference_frames: Natural
     revisit_clips: Natural
     revisit_loops: Natural
     revisit_frames: Count
@@ -78,6 +81,10 @@ class EvaluationSettings(PipelineSettings):
         for name in ("num_frames", "drift_frames", "group_frames", "revisit_frames"):
             if getattr(self, name) < self.num_context + 2:
                 raise ValueError(f"{name}: expected two more than num_context, got {getattr(self, name)}")
+        if self.drift_reference_frames and not self.drift_clips:
+            raise ValueError(
+                f"drift_reference_frames: expected 0 without drift_clips, got {self.drift_reference_frames}"
+            )
         if self.revisit_loops > self.revisit_clips:
             raise ValueError(f"revisit_loops: expected at most revisit_clips, got {self.revisit_loops}")
         if (self.video_network is None) != (self.video_network_path is None):

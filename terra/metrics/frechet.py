@@ -1,6 +1,7 @@
 """Frechet distances between the feature distributions of two sets of frames or clips (Heusel et al. 2017)."""
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from statistics import NormalDist
 
 import numpy as np
@@ -10,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from terra.metrics.bootstrap import LEVEL, Estimate, draw_units, unit_members
-from terra.metrics.networks import Features, frechet_distance
+from terra.metrics.networks import Features, Moments, frechet_distance, moments, moments_distance
 
 ClipFeatures = Float[Tensor, "clips frames features"]
 
@@ -46,11 +47,40 @@ def frechet_estimate(
         frechet_distance(_samples(ours[clips]), _samples(theirs[clips]))
         for clips in _distinct_draws(members, num_resamples, seed)
     ]
+    return normal_estimate([value, *distances], ours.shape[0] * ours.shape[1], len(members))
+
+
+def reference_distances(
+    ours: ClipFeatures, reference: Moments, *, units: Sequence[str] | None = None, num_resamples: int, seed: int = 0
+) -> list[float]:
+    """The distance of all clips' frames to a reference, then that of each resample of the clips; the reference stays.
+
+    The same units and seed draw the same clips, so that distances of several sets can be combined draw by draw; see
+    `normal_estimate`.
+
+    Args:
+        ours: features of the clips.
+        reference: moments of other frames' features, which belong to no clip.
+        units, num_resamples, seed: as those of `frechet_estimate`.
+    """
+    draws = _distinct_draws(unit_members(len(ours), units), num_resamples, seed)
+    sets = chain([ours], (ours[clips] for clips in draws))
+    return [moments_distance(moments(_samples(each)), reference) for each in sets]
+
+
+def normal_estimate(draws: Sequence[float], count: int, units: int) -> Estimate:
+    """A number of 0 or more with its standard normal interval, see `frechet_estimate`.
+
+    Args:
+        draws: the number itself, then that of each resample; with fewer than two of these the interval is unknown.
+        count, units: as in `Estimate`.
+    """
+    value, *resampled = draws
     low = high = np.nan
-    if len(distances) > 1:
-        margin = NORMAL_QUANTILE * float(np.std(distances, ddof=1))
+    if len(resampled) > 1:
+        margin = NORMAL_QUANTILE * float(np.std(resampled, ddof=1))
         low, high = max(value - margin, 0.0), value + margin
-    return Estimate(value, low, high, ours.shape[0] * ours.shape[1], len(members))
+    return Estimate(value, low, high, count, units)
 
 
 def frechet_difference(

@@ -5,6 +5,7 @@ on ImageNet, whose weights a package ships. Metrics carry the network's name, be
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,6 +27,14 @@ _HALF = (0.5, 0.5, 0.5)
 _MIN_SIDE = 32
 
 Features = Float[Tensor, "samples features"]
+
+
+@dataclass(frozen=True)
+class Moments:
+    """The mean of samples, and a matrix R with R^T R their covariance, of at most as many rows as features; float64."""
+
+    mean: Float[Tensor, " features"]
+    spread: Float[Tensor, "rows features"]
 
 
 class FeatureNetwork(nn.Module):
@@ -120,15 +129,25 @@ def frechet_distance(ours: Features, theirs: Features) -> float:
         raise ValueError(
             f"expected two or more samples of equal features, got {tuple(ours.shape)} and {tuple(theirs.shape)}"
         )
-    mean, spread = _moments(ours)
-    other_mean, other_spread = _moments(theirs)
-    shared = torch.linalg.svdvals(_narrowed(spread) @ _narrowed(other_spread).T).sum()
-    distance = (mean - other_mean).square().sum() + spread.square().sum() + other_spread.square().sum() - 2 * shared
+    return moments_distance(moments(ours), moments(theirs))
+
+
+def moments_distance(ours: Moments, theirs: Moments) -> float:
+    """The `frechet_distance` of two sets of samples whose moments are known, of equal features."""
+    shared = torch.linalg.svdvals(ours.spread @ theirs.spread.T).sum()
+    means = (ours.mean - theirs.mean).square().sum()
+    distance = means + ours.spread.square().sum() + theirs.spread.square().sum() - 2 * shared
     return max(distance.item(), 0.0)
 
 
-def _narrowed(spread: Float[Tensor, "samples features"]) -> Float[Tensor, "rows features"]:
-    return torch.linalg.qr(spread, mode="r").R if spread.shape[0] > spread.shape[1] else spread
+def moments(samples: Features) -> Moments:
+    """The moments of two or more samples."""
+    samples = samples.double()
+    mean = samples.mean(dim=0)
+    centered = (samples - mean) / (len(samples) - 1) ** 0.5
+    if centered.shape[0] > centered.shape[1]:
+        centered = torch.linalg.qr(centered, mode="r").R
+    return Moments(mean, centered)
 
 
 def load_feature_network(path: Path | None = None, network: str = "efficientnet_lite0") -> FeatureNetwork:
@@ -188,16 +207,6 @@ def check_weights(
     if wrong:
         raise CheckpointError(f"{source}: expected {len(expected)} tensors of the network, differs in {wrong[:3]}")
     return used
-
-
-def _moments(samples: Features) -> tuple[Float[Tensor, " features"], Float[Tensor, "rows features"]]:
-    """The mean, and a matrix R with R^T R the covariance, of at most as many rows as features."""
-    samples = samples.double()
-    mean = samples.mean(dim=0)
-    centered = (samples - mean) / (len(samples) - 1) ** 0.5
-    if centered.shape[0] > centered.shape[1]:
-        centered = torch.linalg.qr(centered, mode="r").R
-    return mean, centered
 
 
 def _packaged_weights() -> dict[str, Tensor]:
