@@ -6,7 +6,7 @@
 # Every stage keeps what it has and goes on from there: LIMIT is how many seconds this call may take. Exit code: 0 all is done, 75 run it again. GPUS=0 works on the CPU.
 # Further settings: TRAIN, EVALUATE ("key=value key=value"); SCALE=0.01 records a hundredth; TRAIN_SECONDS is each training's time; MODELS are the trainings.
 # Needs the extras record and train. The table is $OUTPUT/evaluation/compare.md; each model's figures with no memory, the newest frames and the oracle are in
-# $OUTPUT/evaluation/MODEL/metrics.json and revisits.png.
+# $OUTPUT/evaluation/MODEL/metrics.json (revisits, loops) and revisits.png.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 OUTPUT=${OUTPUT:-outputs/memory}
@@ -32,7 +32,7 @@ record() {
 say "recording"
 # The shipped model was taught in the training's first towns and is measured in the first held-out ones: these are others.
 record loops held_out 20000 48 1 "$HELD_OUT_FRAMES" revisit=1 traffic=false
-record drives held_out 30000 32 1 "$HELD_OUT_FRAMES"
+record drives held_out 30000 16 4 "$HELD_OUT_FRAMES" # two drives of a town are generated, two are what these are compared with
 # One weather in a town, so that its drives look alike.
 first=20000
 for weather in day overcast fog dusk night; do
@@ -60,7 +60,7 @@ for model in $MODELS; do
 done
 
 EVALUATION=(data="$DATA/drives" revisit_data="$DATA/loops" device="$DEVICE" workers="$EACH" num_clips=128 drift_clips=32 drift_frames=600
-  revisit_clips=48 revisit_frames="$HELD_OUT_FRAMES" max_groups=0 requirements=false)
+  drift_reference_frames=10000 frechet_resamples=4 revisit_clips=48 revisit_loops=16 max_groups=0 requirements=false)
 # evaluate OUTPUT MODEL; in the background, where exec leaves one process to be ended
 evaluate() { exec "$PYTHON" -m terra evaluate "${EVALUATION[@]}" output="$1" world_model.pretrained="$2" $EVALUATE; }
 base=${MODELS%% *}
