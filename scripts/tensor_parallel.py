@@ -15,8 +15,10 @@ import argparse
 import asyncio
 import itertools
 import json
+import os
 import statistics
 import sys
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -67,15 +69,11 @@ def main() -> None:
     arguments.output.mkdir(parents=True, exist_ok=True)
     try:
         if arguments.shape:
-            device = str(torch_device(None)) if len(arguments.sizes) == 1 else "cpu"
-            arguments.model = make_random_model(
-                arguments.shape, arguments.output, torch_dtype(arguments.dtype), device
-            )
+            dtype, device = torch_dtype(arguments.dtype), str(torch_device(None))
+            arguments.model = apart(make_random_model, arguments.shape, arguments.output, dtype, device)
         for size in arguments.sizes:
             if not result_path(arguments, size).exists():
-                # A process of its own, because vLLM keeps a GPU's memory until its process ends.
-                with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-                    pool.submit(generate, arguments, size).result()
+                apart(generate, arguments, size)
         report = compare(arguments)
     except TerraError as error:
         parser.error(str(error))
@@ -83,6 +81,12 @@ def main() -> None:
     print(json.dumps(report))
     show(report)
     sys.exit(int(any(pair["by_more"] for pair in report["pairs"])))
+
+
+def apart(function: Callable[..., Any], *given: Any) -> Any:
+    """Call a function in a process of its own, because a GPU's memory is free again when its process ends."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *given).result()
 
 
 def result_path(arguments: argparse.Namespace, size: int) -> Path:
@@ -98,6 +102,8 @@ def rollouts_of(arguments: argparse.Namespace, spec: EngineSpec, count: int, see
 
 def generate(arguments: argparse.Namespace, size: int) -> None:
     """Make all rounds with `size` GPUs and write their tokens and seconds."""
+    if arguments.dtype == "float32":
+        os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")  # vLLM's attention would multiply in TF32, errors of 1e-3
     from terra.engine.vllm.engine import VllmEngine
 
     given: dict[str, Any] = {"dtype": arguments.dtype, "max_sessions": max(arguments.rollouts), **arguments.engine}

@@ -1,6 +1,7 @@
 """Tests of the vLLM engine beyond the engines' contract: the v1 architecture, samplers, sequence slots, failures."""
 
 import asyncio
+import multiprocessing
 import re
 import shutil
 import threading
@@ -13,6 +14,7 @@ from engine_rollouts import (
     GREEDY,
     PATIENCE,
     PLAIN,
+    SAMPLINGS,
     check_cancelled_closing,
     check_closing,
     make_prompt,
@@ -57,6 +59,26 @@ def test_v1_equals_hugging_face(v1_engine, v1_model, wait, params):
     prompt, actions = make_prompt(0)
     expected = wait(stepped(HFEngine(v1_model), prompt, actions, params))
     assert torch.equal(wait(ran(v1_engine, prompt, actions, params)), expected)
+
+
+def test_processes_that_share_a_model_equal_hugging_face_and_end_with_their_engine(v1_model, wait, monkeypatch):
+    """Tensor parallelism: two processes, each with half of the heads, of the MLP and of the vocabulary."""
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # vLLM binds one process a NUMA node by itself
+    engine = VllmEngine(v1_model, max_sessions=4, tensor_parallel_size=2, engine_args=FEW_BLOCKS)
+    reference = HFEngine(v1_model)
+    for seed, params in enumerate(SAMPLINGS):
+        prompt, actions = make_prompt(seed)
+        expected = wait(stepped(reference, prompt, actions, params))
+        for way in (ran, stepped):
+            assert torch.equal(wait(way(engine, prompt, actions, params)), expected)
+    workers = multiprocessing.active_children()
+    assert len(workers) == 2
+    workers[1].kill()
+    with pytest.raises(EngineError, match="the vLLM engine failed"):
+        wait(soon(ran(engine, prompt, actions)))
+    wait(engine.close())
+    workers[0].join(PATIENCE)  # a thread of vLLM ends the other worker, too
+    assert not workers[0].is_alive()
 
 
 def test_more_sessions_than_sequence_slots_wait_for_each_other(v1_engine, wait):

@@ -6,6 +6,7 @@ import warnings
 
 DEFAULTS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core runs in a thread of this process
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # processes of tensor parallelism: a fork of a thread of many may hang
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_CPU_NUM_OF_RESERVED_CPU": "1" if (os.cpu_count() or 1) > 1 else "0",  # for everything but the engine core
     "VLLM_NO_USAGE_STATS": "1",
