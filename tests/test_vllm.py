@@ -75,7 +75,7 @@ def test_processes_that_share_a_model_equal_hugging_face_and_end_with_their_engi
     assert len(workers) == 2
     workers[1].kill()
     with pytest.raises(EngineError, match="the vLLM engine failed"):
-        wait(soon(ran(engine, prompt, actions)))
+        wait(soon(ran(engine, *make_prompt(0))))
     wait(engine.close())
     workers[0].join(PATIENCE)  # a thread of vLLM ends the other worker, too
     assert not workers[0].is_alive()
