@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 # Two threads on two busy cores make vLLM wait for itself; one is enough for models of this size.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+# vLLM would bind each process of tensor parallelism to a NUMA node of its own. It reads the variable once.
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ["TERRA_WORLDS"] = os.devnull  # worlds that someone has unpacked stay out
 
 import pytest

@@ -61,26 +61,6 @@ def test_v1_equals_hugging_face(v1_engine, v1_model, wait, params):
     assert torch.equal(wait(ran(v1_engine, prompt, actions, params)), expected)
 
 
-def test_processes_that_share_a_model_equal_hugging_face_and_end_with_their_engine(v1_model, wait, monkeypatch):
-    """Tensor parallelism: two processes, each with half of the heads, of the MLP and of the vocabulary."""
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # vLLM binds one process a NUMA node by itself
-    engine = VllmEngine(v1_model, max_sessions=4, tensor_parallel_size=2, engine_args=FEW_BLOCKS)
-    reference = HFEngine(v1_model)
-    for seed, params in enumerate(SAMPLINGS):
-        prompt, actions = make_prompt(seed)
-        expected = wait(stepped(reference, prompt, actions, params))
-        for way in (ran, stepped):
-            assert torch.equal(wait(way(engine, prompt, actions, params)), expected)
-    workers = multiprocessing.active_children()
-    assert len(workers) == 2
-    workers[1].kill()
-    with pytest.raises(EngineError, match="the vLLM engine failed"):
-        wait(soon(ran(engine, *make_prompt(0))))
-    wait(engine.close())
-    workers[0].join(PATIENCE)  # a thread of vLLM ends the other worker, too
-    assert not workers[0].is_alive()
-
-
 def test_more_sessions_than_sequence_slots_wait_for_each_other(v1_engine, wait):
     async def many():
         return await asyncio.gather(*(ran(v1_engine, *make_prompt(seed)) for seed in range(10)))
@@ -388,3 +368,23 @@ def test_weights_that_are_no_numbers_are_refused(v1_model, tmp_path):
 def test_an_engine_that_cannot_start_says_why(v1_model, arguments, message):
     with pytest.raises(EngineError, match=f"vLLM could not start: {message}"):
         VllmEngine(v1_model, engine_args=arguments)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() == 1, reason="needs two GPUs, or a CPU")
+def test_processes_that_share_a_model_equal_hugging_face_and_end_with_their_engine(v1_model, wait):
+    """Tensor parallelism: two processes, each with half of the heads, of the MLP and of the vocabulary."""
+    engine = VllmEngine(v1_model, max_sessions=4, tensor_parallel_size=2, engine_args=FEW_BLOCKS)
+    reference = HFEngine(v1_model)
+    for seed, params in enumerate(SAMPLINGS):
+        prompt, actions = make_prompt(seed)
+        expected = wait(stepped(reference, prompt, actions, params))
+        for way in (ran, stepped):
+            assert torch.equal(wait(way(engine, prompt, actions, params)), expected)
+    workers = [child for child in multiprocessing.active_children() if child.name.startswith("VllmWorker")]
+    assert len(workers) == 2
+    workers[1].kill()
+    with pytest.raises(EngineError, match="the vLLM engine failed"):
+        wait(soon(ran(engine, *make_prompt(0))))
+    wait(engine.close())
+    workers[0].join(PATIENCE)  # a thread of vLLM ends the other worker, too
+    assert not workers[0].is_alive()
