@@ -89,8 +89,19 @@ def load_map(
         for at in range(0, len(files), _CHUNK)
         if (num := len(files[at : at + _CHUNK]))
     ]
+    return MapPictures(np.concatenate(pieces), poses, path, _table_sha256(path, files))
+
+
+def map_sha256(path: Path, limits: Limits = LIMITS) -> str:
+    """The hash that `load_map` tells of a map, without decoding the pictures. Raises TerraError."""
+    if path.suffix.lower() == ".mp4":
+        return read_episode(path).video_sha256
+    return _table_sha256(path, _read_table(path, limits)[0])
+
+
+def _table_sha256(path: Path, files: Sequence[Path]) -> str:
     hashes = [file_sha256(each, ContextError) for each in (path, *files)]
-    return MapPictures(np.concatenate(pieces), poses, path, hashlib.sha256("".join(hashes).encode()).hexdigest())
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 def _from_episode(path: Path, image_size: tuple[int, int], at_least: int, limits: Limits) -> MapPictures:

@@ -11,6 +11,7 @@ from entry import read_settings
 from hypothesis import given, settings, strategies as st
 from PIL import Image
 from rich.console import Console
+from safetensors.torch import load_file
 from tiny import COLS, DEVICE, FEW_BLOCKS, ROWS, save_tiny
 from tiny_adapter import save_adapter
 from tiny_driving import SIZE, write_driving
@@ -566,14 +567,67 @@ class TestCommands:
         assert torch.equal(place.tokens, pipeline.tokenizer.encode(to_frames(pixels)))
         assert place.poses[0].tolist() == [0, 0, 0]
 
+    def test_lines_of_a_batch_with_maps(self, batch):
+        path = self.write_map(batch)
+        batch.write(
+            batch.line(0, num_frames=14, map="map.csv", map_pose=[1, 0, 0.1]),
+            batch.line(2, num_frames=14, map=str(path), seed=0),
+            batch.line(4, num_frames=14, seed=0),
+        )
+        assert batch.run() == 0
+        for name, changes in {
+            "r0": {"map": path, "map_pose": "[1,0,0.1]"},
+            "r2": {"map": path},
+            "r4": {},
+        }.items():
+            made = self.make(batch, seed=0, output=batch.folder / name, **changes)
+            assert torch.equal(load_file(made / "tokens.safetensors")["tokens"], batch.tokens(name))
+            assert json.loads((made / "rollout.json").read_text())["memory"] == batch.record(name)["memory"]
+        assert not torch.equal(batch.tokens("r0"), batch.tokens("r2"))
+        assert told(batch.output / "rollouts" / "r0")[0] == 0
+        assert batch.run() == 0
+        Image.open(batch.folder / "c1/2.png").rotate(180).save(batch.folder / "c1/2.png")
+        assert batch.run() == 3
+        reasons = {each["id"]: each.get("reason", "") for each in batch.index()}
+        assert all("inputs.map_sha256" in reasons[name] for name in ("r0", "r2"))
+        assert not reasons["r4"]
+        before = batch.tokens("r2")
+        assert batch.run(on_change="redo") == 0
+        assert not torch.equal(batch.tokens("r2"), before)
+
+    def test_bad_lines_with_maps_fail_alone(self, batch):
+        self.write_map(batch)
+        small = batch.folder / "small.csv"
+        small.write_text("file,x_m,y_m,heading_deg\nc1/0.png,0,0,0\n")
+        expected = "map_pose: expected [x, y, heading] in meters and radians or null, got"
+        lines = {
+            "map_pose: expected none without map, got one": {"map_pose": [0, 0, 0]},
+            f"{expected} [1, 2]": {"map": "map.csv", "map_pose": [1, 2]},
+            f"{expected} [1, 2, 1e+300]": {"map": "map.csv", "map_pose": [1, 2, 1e300]},
+            "expected a CSV, or the MP4 of an episode of a dataset, got no such file": {"map": "none.csv"},
+            "expected 2 to 1000 frames, got 1": {"map": "small.csv"},
+            "map: expected a path": {"map": 3},
+        }
+        batch.write(*(batch.line(2 * k, **changes) for k, changes in enumerate(lines.values())), batch.line(20))
+        assert batch.run() == 3
+        *failed, good = batch.index()
+        for message, each in zip(lines, failed, strict=True):
+            assert message in each["reason"]
+            assert "\n" not in each["reason"]
+        assert good["status"] == "done"
+
+    def test_a_batch_without_memory_takes_no_map(self, batch):
+        self.write_map(batch)
+        batch.write(batch.line(0, map="map.csv"))
+        assert batch.run(memory=0) == 3
+        assert batch.index()[0]["reason"] == "map: expected none for rollouts without memory, got one"
+
     def test_a_batch_goes_on_with_the_same(self, batch):
         batch.write(*(batch.line(index, num_frames=14) for index in range(3)))
         assert batch.run() == 0
         before = {name: batch.tokens(name) for name in batch.names()}
         assert batch.record("r0")["memory"]["windows"] == batch.record("r2")["memory"]["windows"]
         made = self.make(batch, seed=0)
-        from safetensors.torch import load_file
-
         assert torch.equal(load_file(made / "tokens.safetensors")["tokens"], before["r0"])
         (batch.output / "rollouts" / "r1" / "video.mp4").unlink()
         assert batch.run() == 0

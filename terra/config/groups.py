@@ -47,7 +47,12 @@ MemoryFrames = Annotated[Literal["auto"] | Natural, expecting("auto, or a number
 """Memory frames of a window; "auto" takes as many as the model was trained with."""
 
 
-MapPose = Annotated[tuple[float, float, float], Field(strict=False), expecting("[x, y, heading] in meters and radians")]
+_Coordinate = Annotated[float, Field(ge=-1e7, le=1e7)]  # as in a map's own poses
+MapPose = Annotated[
+    tuple[_Coordinate, _Coordinate, _Coordinate],
+    Field(strict=False),
+    expecting("[x, y, heading] in meters and radians"),
+]
 """Where a rollout's first frame is, in a map's axes."""
 
 

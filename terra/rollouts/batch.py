@@ -52,7 +52,9 @@ def run(settings: BatchSettings) -> int:
     metrics = MetricsFile(settings.metrics, tally)
     if settings.metrics is not None and not settings.metrics.absolute().is_relative_to(settings.output.absolute()):
         metrics.write()  # a file that can't be written is said before there is an output folder
-    folder = RolloutFolder(settings.output, made_with, settings.on_change, verify=settings.verify)
+    folder = RolloutFolder(
+        settings.output, made_with, settings.on_change, verify=settings.verify, limits=settings.limits
+    )
     with folder.open():
         started = time.monotonic()
         with ProgressLine("rollouts", tally.total) as line:

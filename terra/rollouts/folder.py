@@ -31,6 +31,7 @@ from terra.rollouts.locks import Claim, Lock
 from terra.rollouts.made import read_made
 from terra.rollouts.manifest import Job
 from tokenizer.files import make_folder, read_json, replacing, write_json
+from tokenizer.limits import LIMITS, Limits
 
 logger = logging.getLogger(__name__)
 
@@ -53,13 +54,16 @@ class RolloutFolder:
         settings: what all rollouts are made with, as JSON has it: weights, engine, defaults.
         on_change: "refuse", "redo" or "keep" rollouts that were made with something else.
         verify: compare the hashes of finished rollouts' files, too, which reads all of them.
+        limits: bounds on maps that are hashed.
     """
 
-    def __init__(self, path: Path, settings: dict[str, Any], on_change: str, *, verify: bool = False) -> None:
+    def __init__(
+        self, path: Path, settings: dict[str, Any], on_change: str, *, verify: bool = False, limits: Limits = LIMITS
+    ) -> None:
         self.path, self.settings, self._on_change, self._verify = path, settings, on_change, verify
         self._rollouts, self._failed = path / "rollouts", path / "failed"
         self._claims, self._partial = path / "claims", path / "partial"
-        self._fingerprints = Fingerprints()
+        self._fingerprints = Fingerprints(limits)
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -112,7 +116,11 @@ class RolloutFolder:
         else:
             # Files that are not there any more say nothing against what was made from them.
             inputs = self.fingerprint(job)
-            before = {**(made.inputs or {}), "adapter_sha256": (made.adapter or {}).get("sha256")}
+            before = {
+                **(made.inputs or {}),
+                "map_sha256": ((made.memory or {}).get("map") or {}).get("sha256"),
+                "adapter_sha256": (made.adapter or {}).get("sha256"),
+            }
             changed = _differences(
                 {
                     "request": made.batch.request,

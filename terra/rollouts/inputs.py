@@ -1,11 +1,12 @@
-"""Loads the inputs of a batch's rollouts; lines that share a context share the tokens, too."""
+"""Loads the inputs of a batch's rollouts; lines that share a context or a map share the tokens, too."""
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from jaxtyping import UInt8
@@ -13,12 +14,18 @@ from jaxtyping import UInt8
 from decoder.video import to_uint8
 from terra.context import load_context
 from terra.errors import ContextError
+from terra.memory import memory_frames
 from terra.pipeline import Pipeline
+from terra.place_map import MapPictures, load_map
 from terra.prompt import Actions
+from terra.recall import PlaceMap
 from terra.rollout import drive_actions, load_action_file
 from terra.rollouts.manifest import Job
 from tokenizer import Frames, TokenGrid
 from tokenizer.limits import Limits
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 
 class InThread(Protocol):
@@ -38,12 +45,28 @@ class _Context:
     frames: UInt8[np.ndarray, "frames height width 3"] | None = None
 
 
+@dataclass
+class _Map:
+    """A map without its pixels and their tokens, or one that the holder of the lock is tokenizing."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    found: tuple[MapPictures, TokenGrid] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class SeenMap:
+    """The map that a rollout remembers, in the axes of its first frame, and what the rollout's record says of it."""
+
+    frames: PlaceMap
+    described: dict[str, Any]
+
+
 class Inputs:
-    """Loads contexts and trajectories in the threads "read", and tokenizes contexts.
+    """Loads contexts, maps and trajectories in the threads "read", and tokenizes contexts and maps.
 
     Args:
-        pipeline: its tokenizer encodes the contexts.
-        num_contexts: number of tokenized contexts to remember, the last used ones.
+        pipeline: its tokenizer encodes the contexts and maps.
+        num_contexts: number of tokenized contexts to remember, the last used ones, and of maps.
         in_thread: see `InThread`.
         limits: bounds on what is read.
     """
@@ -51,6 +74,7 @@ class Inputs:
     def __init__(self, pipeline: Pipeline, num_contexts: int, in_thread: InThread, limits: Limits) -> None:
         self._pipeline, self._num_contexts, self._in, self._limits = pipeline, num_contexts, in_thread, limits
         self._contexts: OrderedDict[tuple[tuple[str, ...], int], _Context] = OrderedDict()
+        self._maps: OrderedDict[Path, _Map] = OrderedDict()
 
     async def actions(self, job: Job) -> Actions:
         """The job's actions, one fewer than the rollout has frames. Raises ActionError."""
@@ -58,16 +82,37 @@ class Inputs:
 
     async def context(self, job: Job) -> tuple[TokenGrid, UInt8[np.ndarray, "frames height width 3"]]:
         """The context's tokens, on the CPU, and its frames in 8 bits. Raises ContextError or VideoError."""
-        key = (job.contexts, job.num_context)
-        context = self._contexts.setdefault(key, _Context())
-        self._contexts.move_to_end(key)
-        if len(self._contexts) > self._num_contexts:
-            self._contexts.popitem(last=False)
+        context = self._kept(self._contexts, (job.contexts, job.num_context), _Context)
         async with context.lock:
             if context.tokens is None or context.frames is None:
                 frames = await self._in("read", partial(self._load_context, job))
                 context.tokens, context.frames = await self._pipeline.encode(frames), to_uint8(frames)
             return context.tokens, context.frames
+
+    async def place(self, job: Job) -> SeenMap | None:
+        """The map that the job remembers; None for none. Raises ContextError, DatasetError or VideoError."""
+        if job.map is None:
+            return None
+        kept = self._kept(self._maps, job.map, _Map)
+        async with kept.lock:
+            if kept.found is None:
+                pictures = await self._in("read", partial(self._load_map, job.map))
+                tokens = (await self._pipeline.encode_map(pictures.pixels, pictures.poses)).tokens
+                kept.found = replace(pictures, pixels=pictures.pixels[:0].copy()), tokens
+            pictures, tokens = kept.found
+            return SeenMap(PlaceMap(tokens, pictures.seen_from(job.map_pose)), pictures.describe(job.map_pose))
+
+    def _kept(self, kept: OrderedDict[_Key, _Value], key: _Key, new: Callable[[], _Value]) -> _Value:
+        """What is kept under a key, or a new value in the place of the one that was not used for longest."""
+        value = kept.setdefault(key, new())
+        kept.move_to_end(key)
+        if len(kept) > self._num_contexts:
+            kept.popitem(last=False)
+        return value
+
+    def _load_map(self, path: Path) -> MapPictures:
+        spec, size = self._pipeline.engine.spec, self._pipeline.tokenizer.config.image_size
+        return load_map(path, size, spec.fps, self._limits, at_least=memory_frames(self._pipeline.memory))
 
     def _load_actions(self, job: Job) -> Actions:
         spec = self._pipeline.engine.spec

@@ -42,6 +42,7 @@ class Made(_Part):
         seed, num_frames, seconds, score: as in `terra.rollout`.
         batch: what the rollout was made from.
         inputs: hashes of the files that it was made from.
+        memory: what it remembered; None for rollouts without memory.
         adapter: what the rollout was made with; None for no adapter.
         files: sizes and hashes; None in records that were written before they had them.
     """
@@ -51,6 +52,7 @@ class Made(_Part):
     seconds: dict[str, float]
     batch: _Batch
     inputs: dict[str, Any] | None = None
+    memory: dict[str, Any] | None = None
     adapter: dict[str, Any] | None = None
     score: _Score | None = None
     files: dict[str, _File] | None = None

@@ -22,7 +22,7 @@ from terra.reconstruction import Reconstruction
 from terra.rollout import Pixels, RolloutWriter, describe_inputs, rollout_record
 from terra.rollouts.best import Score
 from terra.rollouts.folder import RolloutFolder
-from terra.rollouts.inputs import Inputs
+from terra.rollouts.inputs import Inputs, SeenMap
 from terra.rollouts.locks import Claim
 from terra.rollouts.manifest import Job
 from terra.rollouts.settings import RolloutSettings
@@ -43,6 +43,7 @@ class Work:
     context: Tensor | None = None
     context_pixels: Pixels | None = None
     actions: Tensor | None = None
+    place: SeenMap | None = None
     tokens: Tensor | None = None
     decoding: Decoding[tuple[Pixels, Frames | None]] | None = None
     seconds: dict[str, float] = field(default_factory=dict)
@@ -96,15 +97,16 @@ class RolloutMaker:
         return None
 
     async def prepare(self, work: Work) -> None:
-        """Load the trajectory, load and tokenize the context. Raises TerraError for bad inputs."""
+        """Load the trajectory, load and tokenize the context and the map. Raises TerraError for bad inputs."""
         started = time.perf_counter()
         job = work.job
-        self._pipeline.plan(job.num_frames, job.num_context)
+        self._pipeline.plan(job.num_frames, job.num_context, has_map=job.map is not None)
         work.inputs = await self.in_thread("read", lambda: self._folder.fingerprint(job))
         work.actions = await self._inputs.actions(job)
         work.seconds["load"] = time.perf_counter() - started
         started = time.perf_counter()
         work.context, work.context_pixels = await self._inputs.context(job)
+        work.place = await self._inputs.place(job)
         work.seconds["encode"] = time.perf_counter() - started
 
     async def generate(self, work: Work) -> None:
@@ -114,8 +116,9 @@ class RolloutMaker:
         started, job = time.perf_counter(), work.job
         decoding = self._pipeline.decoding.start(self._keep, job.adapter)
         on_frame = lambda _index: self._on_frame()  # noqa: E731
+        seen = None if work.place is None else work.place.frames
         work.tokens = await self._pipeline.rollout_tokens(
-            work.context, work.actions, job.sampling, job.seed, on_frame, decoding, job.adapter
+            work.context, work.actions, job.sampling, job.seed, on_frame, decoding, job.adapter, seen
         )
         work.decoding = decoding
         work.seconds["generate"] = time.perf_counter() - started
@@ -157,6 +160,10 @@ class RolloutMaker:
         assert work.actions is not None
         job, spec = work.job, self._pipeline.engine.spec
         sample_id = job.sample_id if job.several_trajectories else None
+        seen = None if work.place is None else work.place.frames
+        memory = self._pipeline.describe_memory(work.tokens, work.actions, job.num_context, seen)
+        if memory is not None and work.place is not None:
+            memory["map"] = work.place.described
         record = rollout_record(
             self._pipeline.provenance,
             spec,
@@ -177,7 +184,7 @@ class RolloutMaker:
             score=score,
             reconstruction=self._reconstruction(work, pixels),
             adapter=job.adapter,
-            memory=self._pipeline.describe_memory(work.tokens, work.actions, job.num_context),
+            memory=memory,
         )
         with RolloutWriter(folder, spec.fps) as writer:
             for piece in pixels:

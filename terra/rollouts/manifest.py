@@ -8,6 +8,8 @@ context       a folder, glob or video, as `terra generate` takes it; or `context
 trajectory    .json, .csv, .npz or .jsonl; relative paths start from the manifest's folder.
 actions       in its place, where the model's actions are vectors, keys or choices.
 sample_id     which line of a .jsonl trajectory; the id, if there is none. Other trajectories have no use for it.
+map, map_pose a place that the rollout remembers from its beginning, and where the first context frame is in it, as in
+              `terra generate`; relative paths of maps start from the manifest's folder.
 adapter       one of the names of `adapters=`; the rollout is made with that adapter, else with the command's model.
 num_frames, num_context, seed, num_samples, sampling
               instead of the command's; `sampling` is an object of temperature, top_k and top_p, and may have one alone.
@@ -33,7 +35,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from terra.config.groups import FolderName
+from terra.config.groups import FolderName, MapPose
 from terra.errors import ConfigError, TerraError
 from terra.rollouts.settings import RolloutSettings, Samples
 from terra.sampling import SamplingParams
@@ -59,6 +61,8 @@ class _Fields(Settings):
     trajectory: _Path = None
     actions: _Path = None
     sample_id: Annotated[int | str | None, expecting("a number or text")] = None
+    map: _Path = None
+    map_pose: MapPose | None = None
     adapter: Annotated[FolderName | None, expecting("a name of adapters=")] = None
     num_frames: Count
     num_context: Count
@@ -94,6 +98,7 @@ class Job:
         contexts: a folder, glob or video; or the pictures one by one.
         trajectory: the file of the actions, and `sample_id` its line; None if `paths` are in the manifest itself.
         request: all that the line and the command's defaults say about the rollout, as JSON has it.
+        map: the file of the map that the rollout remembers, None for none; its first frame is at `map_pose` there.
         adapter: name of the adapter that the rollout is made with, and `adapter_folder` its folder; None for none.
     """
 
@@ -110,6 +115,8 @@ class Job:
     seed: int
     sampling: SamplingParams
     request: dict[str, Any]
+    map: Path | None = None
+    map_pose: tuple[float, float, float] = (0.0, 0.0, 0.0)
     adapter: str | None = None
     adapter_folder: Path | None = None
 
@@ -225,6 +232,9 @@ def parse_line(line: Line, settings: RolloutSettings) -> list[Job]:
         if PATHS not in record:
             raise ConfigError(f"{where}: trajectory: expected a path, got none")
         paths_sha256 = hashlib.sha256(json.dumps(record[PATHS]).encode()).hexdigest()
+    pose = fields.map_pose or (0.0, 0.0, 0.0)
+    if fields.map_pose is not None and fields.map is None:
+        raise ConfigError(f"{where}: map_pose: expected none without map, got one")
     adapter = fields.adapter
     if adapter is not None and adapter not in settings.adapters:
         known = f"one of {', '.join(settings.adapters)}" if settings.adapters else "none (adapters= names none)"
@@ -241,6 +251,8 @@ def parse_line(line: Line, settings: RolloutSettings) -> list[Job]:
     }
     if adapter is not None:  # records from before there were adapters have no such key
         shared["adapter"] = adapter
+    if fields.map is not None:
+        shared |= {"map": fields.map, "map_pose": list(pose)}
     jobs = []
     for sample in range(fields.num_samples):
         seed = sample_seed(fields.seed, sample)
@@ -259,6 +271,8 @@ def parse_line(line: Line, settings: RolloutSettings) -> list[Job]:
                 seed=seed,
                 sampling=sampling,
                 request={**shared, "seed": seed},
+                map=None if fields.map is None else settings.manifest.parent / fields.map,
+                map_pose=pose,
                 adapter=adapter,
                 adapter_folder=None if adapter is None else settings.adapters[adapter],
             )

@@ -42,6 +42,7 @@ class Fields:
 
 def read_fields(content: bytes | Mapping[str, str], wanted: Wanted) -> Fields:
     """Read a JSON body, or the texts of a form by name. Raises ApiError (400)."""
+    fields: dict[str, Any]
     if isinstance(content, bytes):
         fields = _parse_json(content.decode(errors="replace"), "body", wanted.limits)
     else:
@@ -49,8 +50,8 @@ def read_fields(content: bytes | Mapping[str, str], wanted: Wanted) -> Fields:
             name: _parse_json(text, name, wanted.limits) if name in _JSON_FIELDS else text
             for name, text in content.items()
         }
-        if (pose := content.get("map_pose")) is not None:
-            fields["map_pose"] = pose.strip("[] ").split(",", 3)
+        if "map_pose" in fields:
+            fields["map_pose"] = fields["map_pose"].strip("[] ").split(",", 3)
     # A document that stands beside another source of actions is refused later, unread.
     given = [name for name in _SOURCES if fields.get(name) is not None]
     track = None
