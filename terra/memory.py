@@ -8,8 +8,11 @@ frame (x forward, y left). Poses follow from the actions alone (`advance`), and 
 the town, at 10 frames a second, poses from actions were off by 0.2, 0.7 and 1.5 m after 10, 20 and 40 s (median; 95th
 percentile: 1.3, 2.7 and 3.5 m) and by 0.3, 0.5 and 0.3 degrees (95th percentile: 1.7, 1.8 and 2.0).
 
-For the model a memory frame is a frame of the prompt. The slots after it hold a place action (`place_action`): the next
-frame's pose, seen from the memory frame. All its times are 0, as in no action of a drive.
+Each memory frame is for a time of the window (`memory_times`): it shows most of what will be in view from where the
+car will be then, on the path of its next action (`expected_poses`). So what a memory frame is for follows from its
+place in the window, and a model need not compare poses to know it. For the model a memory frame is a frame of the
+prompt. The slots after it hold a place action (`place_action`): the memory frame's pose, seen from the expected one.
+All its times are 0, as in no action of a drive.
 """
 
 import math
@@ -36,9 +39,8 @@ _MAX_CURVATURE = 0.6  # 1/m; no car turns more tightly, and points that lie clos
 _CURVE_METERS = 0.3  # m; over shorter arcs the change of a curvature is noise
 _NEAREST = 4.0  # m; ground that is closer lies below the picture
 _DISTANCES, _ANGLES = 4, 5  # of the points that stand for a view
-_AHEAD = 2  # poses along an action's path that frames are chosen for, beside the present one
 _STANDING_METERS = 0.01  # a car that moves less keeps its heading
-_GRID = 1e-6  # gains are compared after rounding to it: equal ones then stay equal in other axes
+_GRID = 1e-6  # shares are compared after rounding to it: equal ones then stay equal in other axes
 _CHUNK = 1 << 17  # weights computed at a time: what a processor's cache holds
 
 Pose = Float64[np.ndarray, " 3"]
@@ -57,7 +59,7 @@ class MemoryRule(Settings):
         frames: memory frames of a window (M), 1 to 64.
         field_of_view: the camera's horizontal angle of view, 10 to 170 degrees.
         range: distance up to which what is seen counts, more than 4 m, up to 1000 m.
-        kind: "view" for the frames that saw most of what will be in view, "recent" for the newest ones.
+        kind: "view" for the frames that saw most of what will be in view, "recent" for the newest ones, oldest first.
     """
 
     frames: MemoryCount
@@ -150,62 +152,72 @@ def relative(
 
 
 def place_action(
-    from_pose: Float64[np.ndarray, "*batch 3"], to_pose: Float64[np.ndarray, "*batch 3"], space: Waypoints
+    expected: Float64[np.ndarray, "*batch 3"], seen_from: Float64[np.ndarray, "*batch 3"], space: Waypoints
 ) -> Float32[np.ndarray, "*batch slots 3"]:
-    """The action behind a memory frame: where the next frame of the prompt was seen from.
+    """The action behind a memory frame: where it was seen from, in the axes of the pose that it was chosen for.
 
-    Row r is [y, x, 0]: the next frame's position plus r * 2 m along its heading, in the memory frame's axes.
+    Row r is [y, x, 0]: the memory frame's position plus r * 2 m along its heading. A frame of the expected pose itself
+    has [0, 2 r, 0].
     """
-    seen = relative(to_pose, from_pose)[..., None, :]
+    seen = relative(seen_from, expected)[..., None, :]
     along = PLACE_METERS * np.arange(space.shape[0])
     x, y = seen[..., 0] + along * np.cos(seen[..., 2]), seen[..., 1] + along * np.sin(seen[..., 2])
     return np.stack([y, x, np.zeros_like(x)], axis=-1).astype(np.float32)
 
 
-def target_poses(pose: Pose, action: Float[np.ndarray, "slots 3"] | None) -> Float64[np.ndarray, "targets 3"]:
-    """The poses for which a window's memory frames are chosen: `pose`, and those along the path of its next action.
+def memory_times(count: int, num_generated: int, fps: float) -> Float64[np.ndarray, " memory"]:
+    """The times (s) of a window that its memory frames are for: the middles of equal parts of the generated frames.
 
-    The middle and the last waypoint are used; the heading at one is the direction from the waypoint before it, or in
-    reverse the opposite one. There are one to three poses: `pose` alone without an action.
+    Times are counted from the last given frame.
     """
-    if action is None:
-        return pose[None].copy()
+    return (0.5 + (np.arange(count) + 0.5) / count * num_generated) / fps
+
+
+def expected_poses(
+    pose: Pose, action: Float[np.ndarray, "slots 3"], space: Waypoints, times: Float64[np.ndarray, " moments"]
+) -> Float64[np.ndarray, "moments 3"]:
+    """Where the car will be `times` seconds after `pose`, on the path of its next action.
+
+    Positions lie on straight lines between the waypoints; the heading is the direction of the line, or in reverse the
+    opposite one. Times after the last waypoint mean the last waypoint.
+    """
+    knots = np.concatenate([[0.0], space.times])
     points = np.concatenate([np.zeros((1, 2)), np.asarray(action, np.float64)[:, 1::-1]])
-    heading, found = 0.0, np.zeros((len(points), 3))
-    for index in range(1, len(points)):
-        step = points[index] - points[index - 1]
+    headings = [0.0]
+    for step in np.diff(points, axis=0):
+        heading = headings[-1]
         if math.hypot(*step) >= _STANDING_METERS:
             turn = math.remainder(math.atan2(step[1], step[0]) - heading, math.tau)
             if abs(turn) > math.pi / 2:  # in reverse
                 turn = math.remainder(turn + math.pi, math.tau)
             heading += turn
-        found[index] = *points[index], heading
-    slots = len(points) - 1
-    chosen = found[[0, *sorted({math.ceil(slots * share / _AHEAD) for share in range(1, _AHEAD + 1)})]]
+        headings.append(heading)
+    forward, left = (np.interp(times, knots, each) for each in points.T)
+    line = np.searchsorted(knots, times, side="left").clip(0, len(knots) - 1)
     cosine, sine = math.cos(pose[2]), math.sin(pose[2])
-    x, y = chosen[:, 0] * cosine - chosen[:, 1] * sine, chosen[:, 0] * sine + chosen[:, 1] * cosine
-    return np.stack([pose[0] + x, pose[1] + y, pose[2] + chosen[:, 2]], axis=-1)
+    x, y = pose[0] + forward * cosine - left * sine, pose[1] + forward * sine + left * cosine
+    return np.stack([x, y, pose[2] + np.array(headings)[line]], axis=-1)
 
 
 def choose(
     rule: MemoryRule,
     poses: Float64[np.ndarray, "windows frames 3"],
     num_candidates: Int64[np.ndarray, " windows"],
-    targets: Float64[np.ndarray, "windows targets 3"],
+    expected: Float64[np.ndarray, "windows memory 3"],
 ) -> Int64[np.ndarray, "windows memory"]:
-    """The memory frames of some windows: rows of `poses`, `rule.frames` different candidates for each, in their order.
+    """The memory frames of some windows: rows of `poses`, one for each expected pose, in their order; all different.
 
-    Points on the ground in front of each target pose stand for what will be in view. A frame covers a point that lies
+    Points on the ground in front of an expected pose stand for what will be in view. A frame covers a point that lies
     in its own view, weighted by how similar distance and direction are. What the window's own frames show counts as
-    covered already, and each pick is the candidate that adds most, the last of equal ones. When none adds anything, the
-    rest are evenly spaced over the other candidates.
+    covered already. The frame that adds most is chosen, the last of equal ones; so the newest one where none adds
+    anything.
 
     Args:
         rule: how frames are chosen.
         poses: the candidates (a map's frames, then the rollout's, oldest first), then the frames that the window has
             anyway; then any number of rows of NaN.
         num_candidates: how many of each window's rows are candidates.
-        targets: see `target_poses`.
+        expected: see `expected_poses`; as many as `rule.frames`.
 
     Raises:
         ValueError: a window has fewer candidates than `rule.frames`.
@@ -215,10 +227,10 @@ def choose(
         raise ValueError(f"candidates: expected at least {rule.frames}, got {int(num_candidates[few][0])}")
     if rule.kind == "recent":
         return num_candidates[:, None] - rule.frames + np.arange(rule.frames)
-    points = targets.shape[1] * _DISTANCES * _ANGLES
+    points = rule.frames * _DISTANCES * _ANGLES
     size = max(1, _CHUNK // (poses.shape[1] * points))
     pieces = [
-        _most_seen(rule, *(torch.from_numpy(each[start : start + size]) for each in (poses, num_candidates, targets)))
+        _most_seen(rule, *(torch.from_numpy(each[start : start + size]) for each in (poses, num_candidates, expected)))
         for start in range(0, len(poses), size)
     ]
     return torch.cat(pieces).numpy() if pieces else np.zeros((0, rule.frames), np.int64)
@@ -228,45 +240,22 @@ def _most_seen(
     rule: MemoryRule,
     poses: Float64[Tensor, "windows frames 3"],
     num_candidates: Int64[Tensor, " windows"],
-    targets: Float64[Tensor, "windows targets 3"],
+    expected: Float64[Tensor, "windows memory 3"],
 ) -> Int64[Tensor, "windows memory"]:
     order = torch.arange(poses.shape[1])
-    is_candidate = order < num_candidates[:, None]
-    index = _within_reach(rule, poses, targets)
-    weights = _coverage(rule, poses.gather(1, index[..., None].expand(-1, -1, 3)), targets)
-    is_own = ~is_candidate.gather(1, index)
-    best = (weights * is_own[..., None]).amax(1)
-    taken, picked = ~is_candidate, []
-    rows = torch.arange(len(poses))
-    for _ in range(rule.frames):
-        gains = weights.sub(best[:, None]).clamp_(min=0.0).sum(-1) / weights.shape[-1]
-        # One whole number for gain and age: the highest is the greatest gain, of equal ones the newest.
-        ranked = (gains / _GRID).round_().long().masked_fill_(is_own, 0) * len(order) + index
-        value, column = ranked.max(1)
-        adds, frame = value >= len(order), index[rows, column]
-        best = torch.where(adds[:, None], torch.maximum(best, weights[rows, column]), best)
-        taken[rows, frame] |= adds
-        picked.append(torch.where(adds, frame, -1))
-    return _filled(torch.stack(picked, 1), taken)
-
-
-def _within_reach(
-    rule: MemoryRule, poses: Float64[Tensor, "windows frames 3"], targets: Float64[Tensor, "windows targets 3"]
-) -> Int64[Tensor, "windows some"]:
-    """The frames that can see what the targets see, in order, and some others where windows have fewer of them."""
-    away = (poses[:, :, None, :2] - targets[:, None, :, :2]).square().sum(-1).amin(-1)
-    is_near = away <= (2 * rule.range) ** 2
-    most = max(1, int(is_near.sum(1).max()))
-    return (~is_near).byte().argsort(stable=True, dim=1)[:, :most].sort(1).values
-
-
-def _filled(picked: Int64[Tensor, "windows memory"], taken: Tensor) -> Int64[Tensor, "windows memory"]:
-    """Sorted, with each -1 replaced by frames that are not `taken`, evenly spaced among these."""
-    count = (~taken).long().cumsum(1)
-    missing = (picked < 0).long()
-    rank = (2 * missing.cumsum(1) - 1) * count[:, -1:] // (2 * missing.sum(1, keepdim=True)).clamp(min=1)
-    evenly = torch.searchsorted(count, rank.clamp(min=0) + 1)
-    return torch.where(picked < 0, evenly, picked).sort(1).values
+    is_candidate = (order < num_candidates[:, None])[..., None]
+    weights = _coverage(rule, poses, expected)
+    own = weights.masked_fill(is_candidate, 0.0).amax(1, keepdim=True)
+    gains = weights.sub_(own).clamp_(min=0.0).unflatten(-1, (rule.frames, -1)).mean(-1)
+    # One whole number for gain and age: the highest is the greatest gain, of equal ones the newest.
+    ranked = (gains / _GRID).round_().long() * len(order) + order[:, None]
+    ranked.masked_fill_(~is_candidate, -1)
+    rows, picked = torch.arange(len(poses)), []
+    for index in range(rule.frames):
+        frame = ranked[..., index].argmax(1)
+        ranked[rows, frame] = -1
+        picked.append(frame)
+    return torch.stack(picked, 1)
 
 
 def _coverage(

@@ -9,6 +9,7 @@ from typing import Self
 
 import numpy as np
 import torch
+from jaxtyping import Float64
 
 from terra.actions import require_waypoints
 from terra.engine.base import EngineSpec
@@ -20,9 +21,10 @@ from terra.memory import (
     Poses,
     advance,
     choose,
+    expected_poses,
+    memory_times,
     place_action,
     poses_along,
-    target_poses,
 )
 from terra.prompt import Action, Actions, FrameTokens
 from tokenizer import TokenGrid
@@ -68,7 +70,8 @@ class Recall:
     ) -> None:
         self.rule, self.num_context, self.place = rule, num_context, place
         self._space, self._fps, self._first = require_waypoints(spec.space, "memory"), spec.fps, first
-        self._most = MOST_CANDIDATES + spec.layout.max_frames
+        self._window = spec.layout.max_frames
+        self._most = MOST_CANDIDATES + self._window
         if place is not None and len(place.poses) < rule.frames:
             raise ConfigError(f"map: expected at least {rule.frames} frames (memory), got {len(place.poses)}")
         self._frames = list(frames)
@@ -103,7 +106,7 @@ class Recall:
         return self.rule.frames if window or self.place is not None else 0
 
     def choose(self, start: int, num_given: int, action: Action) -> list[int]:
-        """The memory frames of a window, oldest first, those of the map before all others.
+        """The memory frames of a window, one for each of its `terra.memory.memory_times`.
 
         Args:
             start: index of the window's first frame after its memory frames.
@@ -114,16 +117,22 @@ class Recall:
         known = self._poses(range(oldest, start + num_given))
         on_map = np.zeros((0, 3)) if self.place is None else self.place.poses
         count = np.array([len(on_map) + start - oldest])
-        targets = target_poses(known[-1], action.numpy())
-        (rows,) = choose(self.rule, np.concatenate([on_map, known])[None], count, targets[None])
+        expected = self._expected(start, num_given, action)
+        (rows,) = choose(self.rule, np.concatenate([on_map, known])[None], count, expected[None])
         return [-1 - row if row < len(on_map) else oldest + row - len(on_map) for row in rows.tolist()]
 
-    def prompt(self, indices: list[int], start: int) -> tuple[TokenGrid, Actions]:
-        """The tokens of memory frames, and the place action after each; the last one leads to frame `start`."""
-        found = [self._frame(index) for index in [*indices, start]]
+    def prompt(self, indices: list[int], start: int, num_given: int, action: Action) -> tuple[TokenGrid, Actions]:
+        """The tokens of the frames that `choose` chose with the same arguments, and the place action after each."""
+        found = [self._frame(index) for index in indices]
         poses = np.stack([pose for _, pose in found])
-        actions = place_action(poses[:-1], poses[1:], self._space)
-        return torch.stack([tokens for tokens, _ in found[:-1]]), torch.from_numpy(actions)
+        actions = place_action(self._expected(start, num_given, action), poses, self._space)
+        return torch.stack([tokens for tokens, _ in found]), torch.from_numpy(actions)
+
+    def _expected(self, start: int, num_given: int, action: Action) -> Float64[np.ndarray, "memory 3"]:
+        """Where the car will be at the times that a window's memory frames are for."""
+        times = memory_times(self.rule.frames, self._window - self.rule.frames - num_given, self._fps)
+        _, pose = self._frame(start + num_given - 1)
+        return expected_poses(pose, action.numpy(), self._space, times)
 
     def _frame(self, index: int) -> tuple[FrameTokens, Pose]:
         if index < 0 and self.place is not None:

@@ -250,8 +250,9 @@ class SlidingSession:
         if self._recall is not None and self._num_memory and action is not None:
             num_given = self._overlap if self._index else self._recall.num_context
             start = self._recall.num_frames - len(self._frames)
-            self._memory = self._recall.choose(start, num_given, [*self._actions, action][num_given - 1])
-            memory, places = self._recall.prompt(self._memory, start)
+            ahead = [*self._actions, action][num_given - 1]
+            self._memory = self._recall.choose(start, num_given, ahead)
+            memory, places = self._recall.prompt(self._memory, start, num_given, ahead)
             tokens, actions = torch.cat([memory, tokens]), torch.cat([places, actions])
         seed = window_seed(self._seed, self._index)
         return await self._engine.open(build_prompt(tokens, actions), self._sampling, seed, self._adapter)

@@ -7,7 +7,16 @@ from hypothesis import given, settings, strategies as st
 from terra.actions import Waypoints
 from terra.driving.control import Driver, Pose, Steering
 from terra.errors import ConfigError
-from terra.memory import MemoryRule, advance, choose, place_action, poses_along, relative, target_poses
+from terra.memory import (
+    MemoryRule,
+    advance,
+    choose,
+    expected_poses,
+    memory_times,
+    place_action,
+    poses_along,
+    relative,
+)
 
 SPACE, FPS = Waypoints(), 10.0
 RULE = MemoryRule(frames=4)
@@ -23,17 +32,16 @@ def drive(speed: float, turn: float, frames: int, start: np.ndarray | None = Non
     return np.stack(poses)
 
 
-def ahead(poses: np.ndarray, num: int = 3) -> np.ndarray:
-    """Targets of a car that goes on for 3 s as between its last two poses."""
+def ahead(poses: np.ndarray, frames: int = 4) -> np.ndarray:
+    """Where a car will be that goes on for 2 s as between its last two poses."""
     move = relative(poses[-1], poses[-2])
-    return drive(math.copysign(math.hypot(*move[:2]), move[0]), move[2], 30, poses[-1])[
-        np.linspace(0, 29, num, dtype=int)
-    ]
+    speed = math.copysign(math.hypot(*move[:2]), move[0])
+    return drive(speed, move[2], 20, poses[-1])[np.linspace(2, 19, frames, dtype=int)]
 
 
 def chosen(poses: np.ndarray, own: int = 3, rule: MemoryRule = RULE) -> np.ndarray:
     """The memory frames of a window after the last pose, which reads the last `own` again."""
-    return choose(rule, poses[None], np.array([len(poses) - own]), ahead(poses)[None])[0]
+    return choose(rule, poses[None], np.array([len(poses) - own]), ahead(poses, rule.frames)[None])[0]
 
 
 @st.composite
@@ -74,35 +82,49 @@ def test_advance_brakes_reverses_and_stands():
     assert advance(np.zeros(3), np.array([[0, 0, 0], [0, 2.0, 0.5]]), one, FPS) == pytest.approx([0.4, 0, 0])
 
 
-def test_place_action_is_the_next_pose_in_the_axes_of_the_memory_frame():
-    here, there = np.array([10.0, 5.0, math.pi / 2]), np.array([10.0, 8.0, math.pi])
-    rows = place_action(here, there, SPACE)
+def test_place_action_is_the_memory_frame_s_pose_in_the_axes_of_the_expected_one():
+    expected, seen_from = np.array([10.0, 5.0, math.pi / 2]), np.array([10.0, 8.0, math.pi])
+    rows = place_action(expected, seen_from, SPACE)
     assert rows.dtype == np.float32
-    # 3 m ahead, from where the next camera looks left: its points go left.
+    # Seen from 3 m ahead, by a camera that looked left: its points go left.
     assert rows == pytest.approx(np.stack([2.0 * np.arange(6), np.full(6, 3.0), np.zeros(6)], 1), abs=1e-6)
-    many = place_action(np.stack([here, there]), there, SPACE)
+    many = place_action(np.stack([expected, seen_from]), seen_from, SPACE)
     assert many.shape == (2, 6, 3)
     assert (many[0] == rows).all()
+    assert many[1] == pytest.approx(np.stack([np.zeros(6), 2.0 * np.arange(6), np.zeros(6)], 1))
 
 
-def test_target_poses_follow_the_path():
+def test_memory_times_are_the_middles_of_equal_parts():
+    assert memory_times(4, 16, FPS) == pytest.approx([0.25, 0.65, 1.05, 1.45])
+    assert memory_times(1, 1, FPS) == pytest.approx([0.1])
+
+
+def test_expected_poses_follow_the_path():
+    times = np.array([0.2, 1.0, 9.0])
     action = Driver(Steering(0.0, 10.0), FPS).action(SPACE.times)
-    targets = target_poses(np.array([1.0, 2.0, math.pi / 2]), action)
-    assert targets == pytest.approx(np.array([[1, 2, math.pi / 2], [1, 16.5, math.pi / 2], [1, 31.5, math.pi / 2]]))
+    poses = expected_poses(np.array([1.0, 2.0, math.pi / 2]), action, SPACE, times)
+    assert poses == pytest.approx(np.array([[1, 4, math.pi / 2], [1, 12, math.pi / 2], [1, 31.5, math.pi / 2]]))
     back = Driver(Steering(0.0, -10.0), FPS).action(SPACE.times)
-    assert target_poses(np.zeros(3), back) == pytest.approx(np.array([[0, 0, 0], [-14.5, 0, 0], [-29.5, 0, 0]]))
-    assert target_poses(np.ones(3), None).tolist() == [[1, 1, 1]]
+    assert expected_poses(np.zeros(3), back, SPACE, times) == pytest.approx(
+        np.array([[-2, 0, 0], [-10, 0, 0], [-29.5, 0, 0]])
+    )
+    standing = 0 * action
+    assert expected_poses(np.ones(3), standing, SPACE, times).tolist() == 3 * [[1, 1, 1]]
+    left = np.stack([[0, 0.5, 0.5], [0.5, 0.5, 1.0]])  # ahead, and then at a right angle to the left
+    (first, last) = expected_poses(np.zeros(3), left, Waypoints(times=(0.5, 1.0)), np.array([0.25, 0.75]))
+    assert first == pytest.approx([0.25, 0, 0])
+    assert last == pytest.approx([0.5, 0.25, math.pi / 2])
 
 
 @settings(max_examples=60, deadline=None)
 @given(drives(), st.sampled_from(["view", "recent"]), st.integers(1, 5), st.floats(-4, 4), st.floats(-500, 500))
-def test_choice_is_of_candidates_sorted_and_the_same_from_everywhere(poses, kind, frames, angle, shift):
+def test_choice_is_of_different_candidates_and_the_same_from_everywhere(poses, kind, frames, angle, shift):
     rule = MemoryRule(frames=frames, kind=kind)
     found = chosen(poses, rule=rule)
     assert len(found) == frames
-    assert (np.diff(found) > 0).all()
-    assert found[0] >= 0
-    assert found[-1] < len(poses) - 3
+    assert len(set(found)) == frames
+    assert found.min() >= 0
+    assert found.max() < len(poses) - 3
     assert (chosen(poses, rule=rule) == found).all()
     elsewhere = relative(poses, np.array([shift, -shift / 2, angle]))
     assert (chosen(elsewhere, rule=rule) == found).all()
@@ -123,44 +145,39 @@ def test_recent_is_the_newest():
     assert chosen(drive(1.0, 0.0, 30), rule=MemoryRule(frames=4, kind="recent")).tolist() == [23, 24, 25, 26]
 
 
-def test_after_a_whole_turn_the_frames_that_looked_there_come_first():
-    # 10 s of a circle, a little more than once around: the next 3 s look where frames 9 to 38 did.
+def test_after_a_whole_turn_each_time_has_the_frame_that_looked_there():
+    # A little more than once around a circle of 90 frames: the next 2 s look where frames 12 to 29 did.
     poses = drive(0.5, math.radians(4.0), 100)
-    found = chosen(poses)
-    assert np.abs(found - 24).min() <= 2
-    assert np.abs(found - 38).min() <= 2
+    assert np.abs(chosen(poses) - np.linspace(11, 28, 4)).max() <= 1
     (first,) = chosen(poses, rule=MemoryRule(frames=1))
-    assert 20 <= first <= 40
+    assert abs(first - 11) <= 1
 
 
-def test_on_the_way_back_the_way_out_is_chosen():
-    out = drive(1.0, 0.0, 60)
-    turn = drive(0.5, math.radians(9.0), 21, out[-1])[1:]
-    poses = np.concatenate([out, turn, drive(1.0, 0.0, 15, turn[-1])[1:]])
-    found = chosen(poses)
-    # The car looks back along its way from x = 45; the way out saw both sides of it, from the other direction.
-    assert (found < 80).all()
-    assert (found < 60).sum() >= 3
+def test_the_second_time_along_a_road_the_first_time_is_chosen():
+    there = drive(1.0, 0.0, 60)
+    turned = drive(0.5, math.radians(9.0), 21, there[-1])[1:]
+    back = drive(1.0, 0.0, 60, turned[-1])[1:]
+    turned_again = drive(0.5, math.radians(9.0), 21, back[-1])[1:]
+    poses = np.concatenate([there, turned, back, turned_again, drive(1.0, 0.0, 15, turned_again[-1])[1:]])
+    near = np.round(ahead(poses)[:, 0] - there[0, 0])  # a frame a meter
+    assert np.abs(chosen(poses) - near).max() <= 3
 
 
-def test_frames_that_add_nothing_are_evenly_spaced():
-    assert chosen(drive(1.0, 0.0, 83)).tolist() == [10, 30, 50, 70]
-    standing = np.zeros((23, 3))
-    assert chosen(standing).tolist() == [2, 7, 12, 17]
+def test_where_nothing_adds_anything_the_newest_are_chosen():
+    assert chosen(drive(1.0, 0.0, 83)).tolist() == [79, 78, 77, 76]
+    assert chosen(np.zeros((23, 3))).tolist() == [19, 18, 17, 16]
 
 
-def test_what_the_window_has_anyway_covers_for_nothing():
-    # It looked left, right and ahead, and looks ahead now: what lies there is in the window.
-    poses = np.array([[0, 0, 1.2], [0, 0, -1.2], *[[0, 0, 0.0]] * 10])
-    targets = np.array([[[0, 0, 0.9], [0, 0, 0.0], [0, 0, -0.9]]])
-    (found,) = choose(MemoryRule(frames=2), poses[None], np.array([9]), targets)
-    assert found.tolist() == [0, 1]
+def test_each_time_has_the_frame_that_adds_most():
+    # It looked left, right and ahead, stands, and will look right, ahead and left; what lies ahead is in the window.
+    poses = np.array([[0, 0, 0.9], [0, 0, -0.9], [5, 0, 0.0], [0, 0, 0.0]])
+    expected = np.array([[[0, 0, -0.9], [0, 0, 0.0], [0, 0, 0.9]]])
+    assert choose(MemoryRule(frames=3), poses[None], np.array([3]), expected).tolist() == [[1, 2, 0]]
 
 
 def test_of_equal_frames_the_newest_is_chosen():
     poses = np.array([*[[0, 0, 1.2]] * 5, *[[0, 0, 0.0]] * 6])
-    targets = np.array([[[0, 0, 0.0], [0, 0, 0.9]]])
-    assert choose(MemoryRule(frames=1), poses[None], np.array([8]), targets).tolist() == [[4]]
+    assert choose(MemoryRule(frames=1), poses[None], np.array([8]), np.array([[[0, 0, 0.9]]])).tolist() == [[4]]
 
 
 def test_bad_rules_and_too_few_candidates_are_refused():

@@ -189,7 +189,7 @@ def test_variants_remember_other_frames(recorded, trained):
         begin = recall_of(variant, rule, spec, tokens, actions, start)
         recall = begin(tokens[start : start + 3], actions[start : start + 2])
         assert recall is not None
-        memory, _ = recall.prompt(recall.choose(0, 3, actions[start + 2]), 0)
+        memory, _ = recall.prompt(recall.choose(0, 3, actions[start + 2]), 0, 3, actions[start + 2])
         chosen[variant] = memory[:, 0, 0].tolist()
     assert all(frame < start - 10 for frame in chosen[GENERATED])
     assert chosen[RECENT] == [start - 2, start - 1]

@@ -27,7 +27,7 @@ from terra.engine.base import Engine, EngineSpec
 from terra.engine.hf import HFEngine
 from terra.errors import ActionError, CheckpointError, ConfigError, EngineError, TerraError
 from terra.generate import run as generate
-from terra.memory import MemoryRule, memory_in_use, place_action, poses_along
+from terra.memory import MemoryRule, expected_poses, memory_in_use, memory_times, place_action, poses_along
 from terra.pipeline import Pipeline
 from terra.place_map import load_map
 from terra.prompt import build_prompt
@@ -132,7 +132,10 @@ def test_a_window_is_a_prompt_of_memory_frames_and_recent_ones(hf, pipeline, wai
     assert [each.start for each in windows] == [0, 6, 10, 14]
     assert len(record["windows"]) == 3
     for index, (window, chosen) in enumerate(zip(windows[1:], record["windows"], strict=True), 1):
-        places = place_action(poses[chosen], poses[[*chosen[1:], window.start]], Waypoints())
+        now = window.start + OVERLAP - 1
+        times = memory_times(len(chosen), WINDOW - len(chosen) - OVERLAP, 10.0)
+        expected = expected_poses(poses[now], actions[now].numpy(), Waypoints(), times)
+        places = place_action(expected, poses[chosen], Waypoints())
         given = torch.cat([torch.from_numpy(places), actions[window.start : window.start + OVERLAP - 1]])
         prompt = build_prompt(made[[*chosen, window.start, window.start + 1]], given)
 

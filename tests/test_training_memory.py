@@ -14,7 +14,7 @@ from tiny_training import CPU, TINY_SIZE, config, placed, read_log, tokenized, w
 
 from terra.actions import Keys, Waypoints
 from terra.errors import ConfigError, DatasetError
-from terra.memory import place_action
+from terra.memory import expected_poses, memory_times, place_action
 from terra.prompt import pack_blocks
 from terra.training.prediction import evaluate_memory
 from terra.training.randomness import step_random
@@ -52,7 +52,8 @@ def frames_of(batch) -> np.ndarray:
 )
 def test_a_window_is_memory_and_then_consecutive_frames(seed, frames, kind, share):
     data = tagged()
-    windows = MemoryWindows(data, WINDOW, MemoryTraining(frames=frames, kind=kind, share=share, other_drives=0.5))
+    memory = MemoryTraining(frames=frames, kind=kind, share=share, other_drives=0.5, exact=0.0)
+    windows = MemoryWindows(data, WINDOW, memory)
     batch = windows.draw(torch.Generator().manual_seed(seed), 12)
     bounds = data.episode_start.tolist()
     assert batch.remembers.any() or share < 1
@@ -67,17 +68,29 @@ def test_a_window_is_memory_and_then_consecutive_frames(seed, frames, kind, shar
         for frame in memory:
             same_drive = first <= frame < last
             assert frame < consecutive[0] - age if same_drive else {int(frame) < 84, consecutive[0] < 84} == {True}
-        for step in range(num_memory):
-            here, there = data.poses[window[step]].numpy(), data.poses[window[step + 1]].numpy()
-            np.testing.assert_array_equal(actions[step], place_action(here, there, Waypoints()))
+        if num_memory:
+            now = int(consecutive[2])
+            times = memory_times(num_memory, WINDOW - num_memory - 3, data.fps)
+            expected = expected_poses(data.poses[now].numpy(), data.actions[now].numpy(), Waypoints(), times)
+            places = place_action(expected, data.poses[memory.astype(int)].numpy(), Waypoints())
+            np.testing.assert_array_equal(actions[:num_memory], places)
         if kind == "recent" and num_memory:
             assert memory.tolist() == list(range(consecutive[0] - frames, consecutive[0]))
+
+
+def test_exact_memory_is_the_window_s_own_frames_at_their_times():
+    windows = MemoryWindows(tagged(), WINDOW, MemoryTraining(frames=2, share=1.0, exact=1.0))
+    batch = windows.draw(torch.Generator().manual_seed(0), 16)
+    frames = frames_of(batch)[batch.remembers.numpy()]
+    # Of 4 generated frames, 5 to 8 of the window, memory is for the times 1.5 and 3.5 frames after the last given one.
+    assert len(frames) > 4
+    assert (frames[:, :2] - frames[:, 4:5] == [2, 4]).all()
 
 
 def test_other_drives_of_the_place_are_remembered_where_they_may():
     data = tagged()
     for share in (0.0, 1.0):
-        windows = MemoryWindows(data, WINDOW, MemoryTraining(frames=4, share=1.0, other_drives=share))
+        windows = MemoryWindows(data, WINDOW, MemoryTraining(frames=4, share=1.0, other_drives=share, exact=0.0))
         batch = windows.draw(torch.Generator().manual_seed(0), 64)
         drives = np.searchsorted(data.episode_start.numpy(), frames_of(batch), side="right") - 1
         own = drives[:, -1:]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, Int64
+from jaxtyping import Bool, Float, Float64, Int, Int64
 from torch import Tensor
 
 from terra.actions import Waypoints
@@ -17,8 +17,9 @@ from terra.memory import (
     MemoryRule,
     ViewRange,
     choose,
+    expected_poses,
+    memory_times,
     place_action,
-    target_poses,
 )
 from tokenizer.settings import Count, Settings, Share
 
@@ -35,6 +36,9 @@ class MemoryTraining(Settings):
         share: share of windows (0 to 1) that get memory frames, where their episode is old enough; the others are
             like a rollout's first window.
         other_drives: share of the windows with memory (0 to 1) that may also remember other drives of the same town.
+        exact: share of the windows with memory (0 to 1) whose memory frames are the window's own frames at the times
+            that memory frames are for. They teach what a memory frame is for: the next frames follow from few others
+            so well that windows without them hardly reward a look (terra/training/LOG.md).
         overlap: frames of a window that are given when a rollout chooses what to remember, as in `terra generate`.
 
     A rollout remembers any frame before its window. In training a memory frame is at least 1 s older than the window
@@ -47,6 +51,7 @@ class MemoryTraining(Settings):
     kind: Kind = "view"
     share: Share = 0.75
     other_drives: Share = 0.5
+    exact: Share = 0.5
     overlap: Count = 3
 
     @property
@@ -123,6 +128,9 @@ class MemoryWindows:
         self.rule, self.num_memory, self._space = settings.rule, settings.rule.frames, driving.space
         self._poses, self._places = driving.poses.numpy(), driving.place.numpy()
         self._bounds, self._starts = driving.episode_start.numpy(), driving.window_starts(length)
+        generated = length - self.num_memory - settings.overlap
+        self._times = memory_times(self.num_memory, generated, driving.fps)
+        self._exact = torch.from_numpy((settings.overlap - 1 + self._times * driving.fps).round()).long()
         self._gap = 0 if self.rule.kind == "recent" else round(_AGE_SECONDS * driving.fps)
         self._remembering = self._starts[torch.from_numpy(self._ages(self._starts.numpy()) >= self.num_memory)]
         if not len(self._remembering):
@@ -132,13 +140,15 @@ class MemoryWindows:
     def draw(self, generator: torch.Generator, count: int) -> WindowBatch:
         """Draw windows with replacement; those near an episode's start have no memory frames."""
         starts = self._starts[torch.randint(len(self._starts), (count,), generator=generator)]
-        chances = torch.rand((2, count), generator=generator)
+        chances = torch.rand((3, count), generator=generator)
         remembers = chances[0] < self._settings.share
         remembers &= torch.from_numpy(self._ages(starts.numpy()) >= self.num_memory)
         frames = starts[:, None] + torch.arange(self._length)
         some = remembers.nonzero()[:, 0]
         if len(some):
             frames[some] = self.frames_of(starts[some], (chances[1] < self._settings.other_drives)[some])
+            exact = some[chances[2][some] < self._settings.exact]
+            frames[exact, : self.num_memory] = starts[exact, None] + self._exact
         actions = self._driving.actions[frames].clone()
         actions[some, : self.num_memory] = self._place_actions(frames[some])
         return WindowBatch(self._driving.tokens[frames].long(), actions, remembers, self.num_memory)
@@ -169,9 +179,7 @@ class MemoryWindows:
         poses = np.full((len(starts), counts.max() + overlap, 3), np.nan)
         for row, (each, seen) in enumerate(zip(candidates, own, strict=True)):
             poses[row, : len(each) + overlap] = self._poses[np.concatenate([each, seen])]
-        actions = self._driving.actions[torch.from_numpy(own[:, -1])].cpu().numpy()
-        targets = [target_poses(self._poses[at], action) for at, action in zip(own[:, -1], actions, strict=True)]
-        picked = choose(self.rule, poses, counts, np.stack(targets))
+        picked = choose(self.rule, poses, counts, self._expected(starts))
         memory = np.stack([each[pick] for each, pick in zip(candidates, picked, strict=True)])
         consecutive = starts[:, None] + torch.arange(self._length - self.num_memory)
         return torch.cat([torch.from_numpy(memory), consecutive], dim=1)
@@ -198,8 +206,17 @@ class MemoryWindows:
         return np.concatenate([_thinned(near, _MOST_CANDIDATES // 2), _thinned(own, _MOST_CANDIDATES // 2)])
 
     def _place_actions(self, frames: Int64[Tensor, "some window"]) -> Float[Tensor, "some memory slots 3"]:
-        poses = self._poses[frames[:, : self.num_memory + 1].numpy()]
-        return torch.from_numpy(place_action(poses[:, :-1], poses[:, 1:], self._space)).to(self._driving.actions)
+        seen_from = self._poses[frames[:, : self.num_memory].numpy()]
+        places = place_action(self._expected(frames[:, self.num_memory]), seen_from, self._space)
+        return torch.from_numpy(places).to(self._driving.actions)
+
+    def _expected(self, starts: Int64[Tensor, " some"]) -> Float64[np.ndarray, "some memory 3"]:
+        """Where the car will be, as far as the newest given frame's action says, when a memory frame is for."""
+        now = (starts + self._settings.overlap - 1).cpu()
+        actions = self._driving.actions[now.to(self._driving.actions.device)].cpu().numpy()
+        given = zip(self._poses[now.numpy()], actions, strict=True)
+        found = [expected_poses(pose, action, self._space, self._times) for pose, action in given]
+        return np.reshape(found, (len(starts), self.num_memory, 3))
 
 
 def windows_of(driving: TokenizedDriving, length: int, memory: MemoryTraining) -> Windows | MemoryWindows:
