@@ -1,14 +1,15 @@
 """Compares `engine=vllm` on one GPU with the same engine on several: are the tokens equal, and how fast is each?
 
-    python scripts/tensor_parallel.py --output outputs/tp                         the shipped model, on two GPUs
-    python scripts/tensor_parallel.py --output outputs/tp --shape terra_v1 --dtype bfloat16 --rollouts 1 8
-    VLLM_CPU_OMP_THREADS_BIND=nobind python scripts/tensor_parallel.py --output outputs/tp --shape tiny    on a CPU
+    python scripts/tensor_parallel.py --output outputs/tp            the shipped model in float32, on two GPUs
+    python scripts/tensor_parallel.py --output outputs/tp_terra --shape terra_v1 --dtype bfloat16 --tie 0.05
+    VLLM_CPU_OMP_THREADS_BIND=nobind python scripts/tensor_parallel.py --output outputs/tp_cpu --shape tiny    on a CPU
 
-Each size makes the same rollouts, in a process of its own: random context frames and actions, a seed for each rollout.
-Results already in the output folder are kept. Where the tokens of a rollout differ, the first difference is scored with
-the Hugging Face model in float32, which reads the tokens before it: logits / temperature + noise, as the sampler forms
-them. Its gap is the highest score of all tokens less the lower one of the two that were sampled. A gap of at most
-`--tie` says that rounding decides between them; a larger gap is an error, and the exit code is then 1.
+Each number of GPUs makes the same rollouts, in a process of its own: random context frames and actions, a seed for each
+rollout. Results already in the output folder are kept; a folder with those of another model is refused. Where the
+tokens of a rollout differ, the first difference is scored with the Hugging Face model in float32, which reads the
+tokens before it: logits / temperature + noise, as the sampler forms them. Its gap is the highest score of all tokens
+less the lower one of the two that were sampled. A gap of at most `--tie` says that rounding decides between them, and
+bfloat16 rounds more; a larger gap is an error, and the exit code is then 1.
 """
 
 import argparse
@@ -36,12 +37,13 @@ from terra.benchmark.model import SHAPES, make_random_model
 from terra.benchmark.prompts import prompt_maker
 from terra.device import torch_device, torch_dtype
 from terra.engine.base import EngineSpec
-from terra.errors import TerraError
+from terra.errors import ConfigError, TerraError
 from terra.noise import vocabulary_noise
 from terra.prompt import Actions, Prompt
 from terra.sampling import SamplingParams
 from terra.world_model import load_world_model
 from terra.world_model.window import FramePrefix, WindowReader
+from tokenizer.files import read_json
 
 DEMO = Path(__file__).resolve().parent.parent / "terra" / "demo" / "world_model"
 WARM_SEED = 1_000_000
@@ -68,6 +70,7 @@ def main() -> None:
         parser.error(f"--frames: expected 2 or more, got {arguments.frames}")
     arguments.output.mkdir(parents=True, exist_ok=True)
     try:
+        check_same(arguments)
         if arguments.shape:
             dtype, device = torch_dtype(arguments.dtype), str(torch_device(None))
             arguments.model = apart(make_random_model, arguments.shape, arguments.output, dtype, device)
@@ -90,8 +93,21 @@ def apart(function: Callable[..., Any], *given: Any) -> Any:
 
 
 def result_path(arguments: argparse.Namespace, size: int) -> Path:
-    """The tokens and seconds of a size: a tensor of each for each round."""
+    """The tokens and seconds with so many GPUs: a tensor of each for each round."""
     return arguments.output / f"tp{size}.safetensors"
+
+
+def check_same(arguments: argparse.Namespace) -> None:
+    """Refuse an output folder whose results are of another model or of other rollouts. Raises ConfigError."""
+    names = ("model", "shape", "dtype", "rollouts", "frames", "context", "temperature")
+    asked = {name: str(getattr(arguments, name)) for name in names}
+    path = arguments.output / "plan.json"
+    if path.exists():
+        kept = read_json(path, ConfigError)
+        differing = [name for name in names if kept.get(name) != asked[name]]
+        if differing:
+            raise ConfigError(f"--output: expected a folder of its own, got one of other {', '.join(differing)}")
+    write_json(path, asked)
 
 
 def rollouts_of(arguments: argparse.Namespace, spec: EngineSpec, count: int, seed: int) -> list[tuple[Prompt, Actions]]:

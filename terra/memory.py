@@ -10,9 +10,9 @@ percentile: 1.3, 2.7 and 3.5 m) and by 0.3, 0.5 and 0.3 degrees (95th percentile
 
 Each memory frame is for a time of the window (`memory_times`): it shows most of what will be in view from where the
 car will be then, on the path of its next action (`expected_poses`). So what a memory frame is for follows from its
-place in the window, and a model need not compare poses to know it. For the model a memory frame is a frame of the
+position in the window, and a model need not compare poses to know it. For the model a memory frame is a frame of the
 prompt. The slots after it hold a place action (`place_action`): the memory frame's pose, seen from the expected one.
-All its times are 0, as in no action of a drive.
+All its times are 0, which no action of a drive has.
 """
 
 import math
@@ -207,7 +207,8 @@ def choose(
 ) -> Int64[np.ndarray, "windows memory"]:
     """The memory frames of some windows: rows of `poses`, one for each expected pose, in their order; all different.
 
-    Points on the ground in front of an expected pose stand for what will be in view. A frame covers a point that lies
+    With kind="recent" they are the newest candidates. Otherwise points on the ground in front of an expected pose stand
+    for what will be in view, as if nothing stood in the way. A frame covers a point that lies
     in its own view, weighted by how similar distance and direction are. What the window's own frames show counts as
     covered already. The frame that adds most is chosen, the last of equal ones; so the newest one where none adds
     anything.

@@ -49,7 +49,7 @@ class Recall:
     Args:
         rule: how many frames a window remembers, and how they are chosen.
         spec: the engine's spec.
-        num_context: frames that window 0 reads.
+        num_context: context frames, which window 0 reads.
         frames: the frames so far with their poses, oldest first.
         first: index of the first of them.
         place: a map, or None.

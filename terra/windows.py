@@ -4,9 +4,9 @@
     window 1   frames 22 .. 46   given: the last 3 frames of window 0, as tokens
     window 2   frames 44 .. 68   ...
 
-The numbers are those of the shipped model and of `overlap=3`; window 0 may have more context frames. Each window is a
-session of its own in the engine, with a seed that follows from the rollout's seed and the window's number, and
-positions start at 0 again.
+The numbers are those of the shipped model, which has no memory, and of `overlap=3`; window 0 may have more context
+frames. Each window is a session of its own in the engine, with a seed that follows from the rollout's seed and the
+window's number, and positions start at 0 again.
 
 With memory, the prompt of each window but the first begins with memory frames, so that it generates that many
 frames fewer; window 0 has them only with a map (see `terra.recall`). A model that

@@ -136,6 +136,19 @@ def test_returns_lie_behind_what_they_show_again(recorded):
         assert again.items() <= expected.items()
 
 
+def test_a_drive_has_a_return_for_each_age_where_most_of_it_counts(recorded):
+    (drive, _) = choose_drives(read_split(recorded, "held_out").episodes, 2)
+    frames = np.r_[20:23, 40:50, 80:93]
+    before = frames - np.repeat([10, 20, 40], [3, 10, 13])
+    slow = replace(drive, episode=replace(drive.episode, fps=1.0), frames=frames, before=before)
+    found = returns_of(slow, num_frames=16, num_context=3, seed=0)
+    assert [(each.age, each.clip.start, len(each.frames)) for each in found] == [
+        (10, 13, 3),
+        (20, 34, 10),
+        (40, 77, 13),
+    ]
+
+
 def test_a_loop_compares_what_was_generated_alone(recorded):
     (drive, _) = choose_drives(read_split(recorded, "held_out").episodes, 2)
     loop = loop_of(drive, num_context=3, seed=0)

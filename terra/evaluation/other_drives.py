@@ -32,7 +32,7 @@ LATE_BINS = 5  # the last 10 s, in bins of 2 s
 
 @dataclass(frozen=True, eq=False)
 class OtherDrive:
-    """A drive that no clip is of, and the indices of those of its frames that the reference takes."""
+    """A drive from which no clip is taken, and the indices of those of its frames that the reference takes."""
 
     episode: Episode
     frames: Int[np.ndarray, " frames"]

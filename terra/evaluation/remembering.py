@@ -6,7 +6,8 @@ and one whose map is the recording of the return itself (the oracle). A model wi
 recording re-encoded is the ceiling; the best earlier view repeated is a second baseline.
 
 A loop is a whole drive, generated from its first frames with nothing else given. What it shows on its return is
-compared with what the same rollout showed there before, and so is the recording with itself.
+compared with what the same rollout showed there before, and so is the recording with itself. Loops have no oracle and
+no best view.
 """
 
 import logging
@@ -202,7 +203,7 @@ def revisit_measures(remembered: Sequence[Remembered], bootstrap: Bootstrap) -> 
 
     The run is "revisits" or, of some, such as "revisits-circle" and "revisits-10s" (`Revisit.age`). A metric's value is
     the mean over clips of the mean over frames. Where the model has memory, METRIC-gain is the metric minus that
-    without memory, paired by clip, and METRIC-closed is how much of the way from no memory to the oracle memory goes.
+    without memory, paired by clip, and METRIC-closed is the share of the oracle's gain that memory reaches.
     """
     runs: dict[str, list[Remembered]] = {}
     for name_of in (lambda _: REVISITS, lambda of: f"{REVISITS}-{of.kind}", lambda of: f"{REVISITS}-{of.age}s"):

@@ -83,7 +83,7 @@ class Drive:
 
 
 def choose_drives(episodes: Sequence[Episode], count: int) -> list[Drive]:
-    """At most `count` drives, spread evenly over the episodes that belong to no group; those that come back.
+    """Of at most `count` drives, spread evenly over the episodes that belong to no group, the ones that come back.
 
     Raises:
         DatasetError: none comes back.
@@ -106,7 +106,6 @@ def returns_of(drive: Drive, *, num_frames: int, num_context: int, seed: int) ->
     """
     best: dict[int, Revisit] = {}
     for start in range(1, drive.episode.num_frames - num_frames + 1):
-        best: dict[int, Revisit] = {}
         at = (drive.frames >= start + num_context) & (drive.frames < start + num_frames) & (drive.before < start)
         if at.any():
             revisit = _revisit(drive, at, start, num_frames, num_context, seed)

@@ -1,4 +1,4 @@
-"""The map of a server: its tokens, made at the first request for them, as seen from where a rollout begins."""
+"""The map of a server: tokens, made at the first request for them, and poses, seen from where a rollout begins."""
 
 import asyncio
 from collections.abc import Sequence

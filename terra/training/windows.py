@@ -37,12 +37,13 @@ class MemoryTraining(Settings):
             like a rollout's first window.
         other_drives: share of the windows with memory (0 to 1) that may also remember other drives of the same town.
         exact: share of the windows with memory (0 to 1) whose memory frames are the window's own frames at the times
-            that memory frames are for. They teach what a memory frame is for: the next frames follow from few others
-            so well that windows without them hardly reward a look (terra/training/LOG.md).
+            that memory frames are for; not with kind="recent". They teach what a memory frame is for: three given
+            frames predict the next one so well that other windows hardly reward attention to memory
+            (terra/training/LOG.md).
         overlap: frames of a window that are given when a rollout chooses what to remember, as in `terra generate`.
 
     A rollout remembers any frame before its window. In training a memory frame is at least 1 s older than the window
-    (but with kind="recent"), so that it shows more than the frames beside it.
+    (but with kind="recent", and in the windows of `exact`), so that it shows more than the frames beside it.
     """
 
     frames: MemoryCount | None = None
@@ -138,7 +139,7 @@ class MemoryWindows:
             raise DatasetError(f"memory.frames: expected an episode of at least {needed} frames, got none")
 
     def draw(self, generator: torch.Generator, count: int) -> WindowBatch:
-        """Draw windows with replacement; those near an episode's start have no memory frames."""
+        """Draw windows with replacement; `share` of those that are not near an episode's start have memory frames."""
         starts = self._starts[torch.randint(len(self._starts), (count,), generator=generator)]
         chances = torch.rand((3, count), generator=generator)
         remembers = chances[0] < self._settings.share
@@ -147,7 +148,7 @@ class MemoryWindows:
         some = remembers.nonzero()[:, 0]
         if len(some):
             frames[some] = self.frames_of(starts[some], (chances[1] < self._settings.other_drives)[some])
-            exact = some[chances[2][some] < self._settings.exact]
+            exact = some[(chances[2][some] < self._settings.exact) & (self.rule.kind == "view")]
             frames[exact, : self.num_memory] = starts[exact, None] + self._exact
         actions = self._driving.actions[frames].clone()
         actions[some, : self.num_memory] = self._place_actions(frames[some])
