@@ -37,7 +37,9 @@ FILES = {"video.mp4", "tokens.safetensors", "rollout.json"}
 
 @pytest.fixture(scope="module", autouse=True)
 def ray_cluster():
-    start_ray(lambda: ray.init(num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False))
+    # "local": another process of the tests may have a cluster, which Ray would join.
+    quiet = {"include_dashboard": False, "logging_level": "error", "log_to_driver": False}
+    start_ray(lambda: ray.init(address="local", num_cpus=2, **quiet))
     yield
     ray.shutdown()
 
