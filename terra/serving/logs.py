@@ -2,6 +2,8 @@
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _AT_ONCE = 10
 _SECONDS = 10.0
@@ -26,3 +28,16 @@ class RateLimit(logging.Filter):
             self._windows.clear()
         self._windows[key] = begun, count + 1
         return count < _AT_ONCE
+
+
+@contextmanager
+def limited_logs() -> Iterator[None]:
+    """Put a `RateLimit` on each handler of the root logger, and take it away at the end."""
+    limits = [(handler, RateLimit()) for handler in logging.getLogger().handlers]
+    for handler, limit in limits:
+        handler.addFilter(limit)
+    try:
+        yield
+    finally:
+        for handler, limit in limits:
+            handler.removeFilter(limit)

@@ -19,7 +19,7 @@ from terra.pipeline import Pipeline
 from terra.place_map import MapPictures, load_map
 from terra.serving.app import create_app
 from terra.serving.connections import Connections, bounded_protocol
-from terra.serving.logs import RateLimit
+from terra.serving.logs import limited_logs
 from terra.serving.scenes import Scene, load_scenes
 from terra.serving.service import Service, check_names, check_windows
 from terra.serving.settings import LOOPBACK, ServeSettings
@@ -36,8 +36,11 @@ def run(settings: ServeSettings) -> None:
         TerraError: anything wrong with the configuration, the weights, the data folder or the port.
     """
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # a line for each connection is too many
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(RateLimit())
+    with limited_logs():
+        _run(settings)
+
+
+def _run(settings: ServeSettings) -> None:
     engines = 1 + len(settings.worlds)
     checked = check(settings, engines)
     worlds = {name: _check_world(settings, name, engines) for name in settings.worlds}
