@@ -130,9 +130,8 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
         with _frame_bar(console, num_frames - num_context) as on_frame:
             show = lambda _request, frames: writer.extend(to_uint8(frames))  # noqa: E731
             (rollout,) = pipeline.generate([request], settings.sampling, on_frame, on_pixels=show)
-        remembered = pipeline.describe_memory(rollout.tokens, inputs.actions, num_context, rollout.place)
-        if remembered is not None and place is not None:
-            remembered["map"] = place.describe(pose)
+        of_map = None if place is None else place.describe(pose)
+        remembered = pipeline.describe_memory(rollout.tokens, inputs.actions, num_context, rollout.place, of_map)
         record = rollout_record(
             pipeline.provenance,
             model,

@@ -207,11 +207,11 @@ def choose(
 ) -> Int64[np.ndarray, "windows memory"]:
     """The memory frames of some windows: rows of `poses`, one for each expected pose, in their order; all different.
 
-    With kind="recent" they are the newest candidates. Otherwise points on the ground in front of an expected pose stand
-    for what will be in view, as if nothing stood in the way. A frame covers a point that lies
-    in its own view, weighted by how similar distance and direction are. What the window's own frames show counts as
-    covered already. The frame that adds most is chosen, the last of equal ones; so the newest one where none adds
-    anything.
+    With kind="recent" they are the newest candidates. Otherwise points on a flat ground in front of an expected pose
+    stand for its field of view; occlusion is ignored. A frame covers a point that lies in its own field of view,
+    weighted by how similar distance and direction are. Points that the window's own frames cover count as covered
+    already. The candidate that adds most coverage is retrieved, the last of equal ones; so the newest one where none
+    adds anything.
 
     Args:
         rule: how frames are chosen.

@@ -286,14 +286,23 @@ class Pipeline:
         return Recall.begin(self.memory, self.engine.spec, tokens, actions, place)
 
     def describe_memory(
-        self, tokens: TokenGrid, actions: Actions, num_context: int, place: PlaceMap | None = None
+        self,
+        tokens: TokenGrid,
+        actions: Actions,
+        num_context: int,
+        place: PlaceMap | None = None,
+        place_described: dict[str, Any] | None = None,
     ) -> dict[str, Any] | None:
-        """The key `memory` of a rollout's record, see `terra.rollout`; None for rollouts without memory."""
+        """The key `memory` of a rollout's record, see `terra.rollout`; None for rollouts without memory.
+
+        `place_described` is what it says of the map, see `terra.place_map.MapPictures.describe`.
+        """
         recall = self.recall(tokens, actions, place)
         if recall is None:
             return None
         windows = self.plan(len(tokens), num_context, has_map=place is not None)
-        return {**recall.rule.model_dump(), "windows": remembered(recall, actions, windows)}
+        described = {} if place_described is None else {"map": place_described}
+        return {**recall.rule.model_dump(), "windows": remembered(recall, actions, windows), **described}
 
     async def rollout_tokens(
         self,

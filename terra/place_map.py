@@ -10,11 +10,12 @@ Positions are meters in any fixed coordinate system; headings (heading_rad or he
 +x.
 """
 
+import asyncio
 import csv
 import hashlib
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,13 @@ from terra.context import load_context
 from terra.dataset import read_episode, read_frames
 from terra.errors import ContextError
 from terra.memory import Poses, relative
+from terra.recall import PlaceMap
 from terra.trajectory.document import ANGLE_UNITS
+from tokenizer import TokenGrid
 from tokenizer.files import file_sha256, read_text
-from tokenizer.limits import LIMITS, Limits
+from tokenizer.limits import LIMITS, MAP_METERS, Limits
+
+Pixels = UInt8[np.ndarray, "frames height width 3"]
 
 _COLUMNS = "file, x_m, y_m and heading_rad or heading_deg"
 _CHUNK = 16  # pictures that are read at a time: as floats they take four times the memory
@@ -45,7 +50,7 @@ class MapPictures:
         sha256: hash of the file's content, and of the pictures'.
     """
 
-    pixels: UInt8[np.ndarray, "frames height width 3"]
+    pixels: Pixels
     poses: Poses
     source: Path
     sha256: str
@@ -57,6 +62,28 @@ class MapPictures:
     def describe(self, pose: Sequence[float]) -> dict[str, Any]:
         """What a rollout's record says of its map."""
         return {"path": str(self.source.absolute()), "sha256": self.sha256, "pose": list(pose)}
+
+
+class Place:
+    """A map that many rollouts remember; the first of them has it tokenized, and only the tokens are kept.
+
+    Args:
+        pictures: the map's frames, in the model's size, and their poses.
+        encode: makes a map of pixels and poses, as `terra.pipeline.Pipeline.encode_map`.
+    """
+
+    def __init__(self, pictures: MapPictures, encode: Callable[[Pixels, Poses], Awaitable[PlaceMap]]) -> None:
+        self.pictures, self._encode = pictures, encode
+        self._tokens: TokenGrid | None = None
+        self._encoding = asyncio.Lock()
+
+    async def seen_from(self, pose: Sequence[float]) -> PlaceMap:
+        """The map in the axes of a rollout that begins at `pose` of the map, [x, y, heading] in m and rad."""
+        async with self._encoding:
+            if self._tokens is None:
+                self._tokens = (await self._encode(self.pictures.pixels, self.pictures.poses)).tokens
+                self.pictures = replace(self.pictures, pixels=self.pictures.pixels[:0].copy())
+        return PlaceMap(self._tokens, self.pictures.seen_from(pose))
 
 
 def load_map(
@@ -149,6 +176,6 @@ def _number(text: str, where: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not abs(value) < 1e7:  # m; farther apart, poses lose their last millimeters
+    if not abs(value) < MAP_METERS:
         raise ContextError(f"{where}: expected a number below 1e7, got {text[:40]!r}")
     return value

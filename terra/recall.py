@@ -129,7 +129,7 @@ class Recall:
         return torch.stack([tokens for tokens, _ in found]), torch.from_numpy(actions)
 
     def _expected(self, start: int, num_given: int, action: Action) -> Float64[np.ndarray, "memory 3"]:
-        """Where the car will be at the times that a window's memory frames are for."""
+        """The expected poses that a window's memory frames are retrieved for."""
         times = memory_times(self.rule.frames, self._window - self.rule.frames - num_given, self._fps)
         _, pose = self._frame(start + num_given - 1)
         return expected_poses(pose, action.numpy(), self._space, times)

@@ -8,6 +8,9 @@ from tokenizer.settings import Settings
 
 Bound = Annotated[int, Field(ge=1, le=1 << 40)]
 
+MAP_METERS = 1e7
+"""Bound on coordinates of a map, m; farther out, poses lose their last millimeters."""
+
 
 class Limits(Settings):
     """Bounds on what is read from files and requests of others; the settings `limits.NAME=` of the commands.

@@ -14,6 +14,7 @@ from terra.errors import CheckpointError, ConfigError
 from terra.extras import extras_named, install_hint
 from terra.sampling import SamplingParams
 from tokenizer.checkpoint import resolve_checkpoint
+from tokenizer.limits import MAP_METERS
 from tokenizer.settings import Count, Dtype, FilePath, Natural, Settings, Text, expecting, first_problem
 
 
@@ -47,7 +48,7 @@ MemoryFrames = Annotated[Literal["auto"] | Natural, expecting("auto, or a number
 """Memory frames of a window; "auto" takes as many as the model was trained with."""
 
 
-_Coordinate = Annotated[float, Field(ge=-1e7, le=1e7)]  # as in a map's own poses
+_Coordinate = Annotated[float, Field(ge=-MAP_METERS, le=MAP_METERS)]
 MapPose = Annotated[
     tuple[_Coordinate, _Coordinate, _Coordinate],
     Field(strict=False),

@@ -12,6 +12,7 @@ from decoder.video import to_frames
 from terra.actions import ActionSpace, TableSpace
 from terra.actions.space import Values
 from terra.dataset import Episode
+from terra.dataset.format import shard_name
 from terra.errors import DatasetError
 from terra.evaluation.motion import Steps, steps_of
 from terra.prompt import Actions
@@ -39,7 +40,7 @@ class Clip:
     @property
     def place(self) -> str:
         """Source and place of the recording, such as "town_000012": clips of one place are not independent."""
-        return f"{self.episode.source}_{self.episode.place}"
+        return place_of(self.episode)
 
     @property
     def instructed(self) -> Steps:
@@ -78,6 +79,11 @@ class LoadedClip:
     clip: Clip
     frames: Frames
     actions: Actions
+
+
+def place_of(episode: Episode) -> str:
+    """Source and place of a recording, see `Clip.place`."""
+    return shard_name(episode.source, episode.place)
 
 
 def choose_clips(

@@ -14,9 +14,8 @@ from jaxtyping import Int
 
 from decoder.video import to_frames
 from terra.dataset import Episode
-from terra.dataset.format import shard_name
 from terra.errors import DatasetError
-from terra.evaluation.clips import Clip
+from terra.evaluation.clips import Clip, place_of
 from terra.evaluation.measures import HALVES, MIN_FRECHET_CLIPS, Bootstrap, Measure, frame_bins
 from terra.evaluation.scores import GENERATED, RE_ENCODED, TRUE, ClipScores, Scorer
 from terra.metrics.bootstrap import Estimate
@@ -40,7 +39,7 @@ class OtherDrive:
     @property
     def place(self) -> str:
         """Source and place, as `Clip.place`."""
-        return _place(self.episode)
+        return place_of(self.episode)
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def choose_other_drives(episodes: Sequence[Episode], clips: Sequence[Clip], coun
     if not count:
         return []
     own, places = {clip.episode.video for clip in clips}, {clip.place for clip in clips}
-    others = [each for each in episodes if each.group is None and each.video not in own and _place(each) in places]
+    others = [each for each in episodes if each.group is None and each.video not in own and place_of(each) in places]
     if not others:
         raise DatasetError(
             f"data: expected other drives of the {len(places)} places of the long rollouts, as drift_reference_frames "
@@ -156,7 +155,3 @@ def _halves(run: str, metric: str, reference: Reference) -> list[Measure]:
         return []
     estimate = Estimate(frechet_distance(*halves), np.nan, np.nan, count, len(set(reference.places)))
     return [Measure(run, metric, HALVES, None, None, estimate)]
-
-
-def _place(episode: Episode) -> str:
-    return shard_name(episode.source, episode.place)

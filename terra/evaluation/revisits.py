@@ -83,7 +83,7 @@ class Drive:
 
 
 def choose_drives(episodes: Sequence[Episode], count: int) -> list[Drive]:
-    """Of at most `count` drives, spread evenly over the episodes that belong to no group, the ones that come back.
+    """Choose `count` drives at most, spread evenly over the episodes that belong to no group; leave out one-way drives.
 
     Raises:
         DatasetError: none comes back.

@@ -3,7 +3,7 @@
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -16,7 +16,7 @@ from terra.context import load_context
 from terra.errors import ContextError
 from terra.memory import memory_frames
 from terra.pipeline import Pipeline
-from terra.place_map import MapPictures, load_map
+from terra.place_map import MapPictures, Place, load_map
 from terra.prompt import Actions
 from terra.recall import PlaceMap
 from terra.rollout import drive_actions, load_action_file
@@ -47,10 +47,10 @@ class _Context:
 
 @dataclass
 class _Map:
-    """A map without its pixels and their tokens, or one that the holder of the lock is tokenizing."""
+    """A map, or one that the holder of the lock is loading."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    found: tuple[MapPictures, TokenGrid] | None = None
+    place: Place | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,12 +95,10 @@ class Inputs:
             return None
         kept = self._kept(self._maps, job.map, _Map)
         async with kept.lock:
-            if kept.found is None:
+            if kept.place is None:
                 pictures = await self._in("read", partial(self._load_map, job.map))
-                tokens = (await self._pipeline.encode_map(pictures.pixels, pictures.poses)).tokens
-                kept.found = replace(pictures, pixels=pictures.pixels[:0].copy()), tokens
-            pictures, tokens = kept.found
-            return SeenMap(PlaceMap(tokens, pictures.seen_from(job.map_pose)), pictures.describe(job.map_pose))
+                kept.place = Place(pictures, self._pipeline.encode_map)
+        return SeenMap(await kept.place.seen_from(job.map_pose), kept.place.pictures.describe(job.map_pose))
 
     def _kept(self, kept: OrderedDict[_Key, _Value], key: _Key, new: Callable[[], _Value]) -> _Value:
         """What is kept under a key, or a new value in the place of the one that was not used for longest."""

@@ -160,10 +160,8 @@ class RolloutMaker:
         assert work.actions is not None
         job, spec = work.job, self._pipeline.engine.spec
         sample_id = job.sample_id if job.several_trajectories else None
-        seen = None if work.place is None else work.place.frames
-        memory = self._pipeline.describe_memory(work.tokens, work.actions, job.num_context, seen)
-        if memory is not None and work.place is not None:
-            memory["map"] = work.place.described
+        seen, of_map = (None, None) if work.place is None else (work.place.frames, work.place.described)
+        memory = self._pipeline.describe_memory(work.tokens, work.actions, job.num_context, seen, of_map)
         record = rollout_record(
             self._pipeline.provenance,
             spec,

@@ -18,6 +18,7 @@ from safetensors.torch import load, save
 from decoder.video import to_uint8
 from terra.errors import EngineError, OutputError, TerraError
 from terra.output import output_folder
+from terra.place_map import Place
 from terra.prompt import Actions
 from terra.recall import PlaceMap
 from terra.rollout import GIF, TOKENS, VIDEO, Pixels, RolloutWriter, describe_inputs, rollout_record
@@ -25,7 +26,6 @@ from terra.sampling import SamplingParams
 from terra.serving.errors import ApiError
 from terra.serving.metrics import Metrics
 from terra.serving.model import Model
-from terra.serving.place import Place
 from terra.serving.settings import JobSettings
 from terra.serving.store import ENDED, Job, JobStore, StorageError
 from tokenizer import TokenGrid
@@ -325,10 +325,8 @@ class Jobs:
         pieces = await decoding.finish()
         memory = None
         if remembers:
-            describe = partial(pipeline.describe_memory, tokens, actions, len(context), place)
+            describe = partial(pipeline.describe_memory, tokens, actions, len(context), place, seen)
             memory = await self._model.run("files", describe)
-        if memory is not None and seen is not None:
-            memory["map"] = seen
         record = rollout_record(
             pipeline.provenance,
             self._model.spec,

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, Valid
 
 from terra.driving.control import MAX_PATH_POINTS, MAX_SPEED, MAX_STEERING
 from terra.sampling import SamplingParams
+from tokenizer.limits import MAP_METERS
 
 MAX_SEED = 2**63 - 1
 _MAX_METERS = 1000.0  # largest coordinate of a waypoint
@@ -19,7 +20,11 @@ _HEADER = struct.Struct(">I")
 Meters = Annotated[float, Field(ge=-_MAX_METERS, le=_MAX_METERS)]
 Waypoint = Annotated[list[Meters], Field(min_length=3, max_length=3)]
 ActionRows = Annotated[list[Waypoint], Field(min_length=1, max_length=64)]
-MapPose = Annotated[list[Annotated[float, Field(ge=-1e7, le=1e7)]], Field(min_length=3, max_length=3)]
+MapPose = Annotated[list[Annotated[float, Field(ge=-MAP_METERS, le=MAP_METERS)]], Field(min_length=3, max_length=3)]
+Remember = Annotated[
+    bool | None,
+    Field(description="whether earlier frames are remembered, for a model that can; true if left out"),
+]
 Identifier = Annotated[str, Field(min_length=1, max_length=80)]
 
 
@@ -59,9 +64,7 @@ class Open(_Model):
         description="between the context frames, rows (`read_rows`) where the model is driven, else as its action "
         "space has them in JSON; of a scene's own file if left out",
     )
-    memory: bool | None = Field(
-        default=None, description="whether earlier frames are remembered, for a model that can; true if left out"
-    )
+    memory: Remember = None
     map_pose: MapPose | None = Field(
         default=None,
         description="[x, y, heading] in m and rad of the first context frame in the axes of the server's map; the "

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from terra.serving.messages import MAX_SEED, Identifier, MapPose, Sampling
+from terra.serving.messages import MAX_SEED, Identifier, MapPose, Remember, Sampling
 
 
 class VideoRequestBody(BaseModel):
@@ -24,9 +24,7 @@ class VideoRequestBody(BaseModel):
     num_frames: Annotated[int, Field(ge=2, le=1_000_000)] | None = Field(default=None, description="context included")
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = 0
     sampling: Sampling | None = None
-    memory: bool | None = Field(
-        default=None, description="whether earlier frames are remembered, for a model that can; true if left out"
-    )
+    memory: Remember = None
     map_pose: MapPose | None = Field(
         default=None,
         description="[x, y, heading] in m and rad of the first context frame in the axes of the server's map, which "

@@ -17,7 +17,7 @@ from terra.engine.base import EngineSpec
 from terra.errors import ActionError, ConfigError
 from terra.memory import memory_frames, memory_in_use
 from terra.pipeline import Pipeline
-from terra.place_map import MapPictures
+from terra.place_map import MapPictures, Place
 from terra.prompt import Action, Actions
 from terra.sampling import SamplingParams
 from terra.serving.contexts import Contexts
@@ -28,7 +28,6 @@ from terra.serving.jobs import Jobs
 from terra.serving.messages import MessageError, Open, Sampling, read_rows
 from terra.serving.metrics import Metrics
 from terra.serving.model import Model
-from terra.serving.place import Place
 from terra.serving.reader import Reader
 from terra.serving.rollout import Fork, Player, context_moments
 from terra.serving.scenes import Scene, Scenes
@@ -99,7 +98,7 @@ class Service:
         self.model = Model(pipeline, settings.model_name, settings.decode_threads, settings.uploads.at_once)
         check_windows(settings, self.model.spec)
         check_names(settings)
-        self.place = None if place is None else Place(place, self.model)
+        self.place = None if place is None else Place(place, pipeline.encode_map)
         self.created = int(time.time())
         self.metrics = Metrics()
         self.scenes = Scenes(scenes, self.model)

@@ -132,6 +132,7 @@ class MemoryWindows:
         generated = length - self.num_memory - settings.overlap
         self._times = memory_times(self.num_memory, generated, driving.fps)
         self._exact = torch.from_numpy((settings.overlap - 1 + self._times * driving.fps).round()).long()
+        self._exact_share = 0.0 if self.rule.kind == "recent" else settings.exact
         self._gap = 0 if self.rule.kind == "recent" else round(_AGE_SECONDS * driving.fps)
         self._remembering = self._starts[torch.from_numpy(self._ages(self._starts.numpy()) >= self.num_memory)]
         if not len(self._remembering):
@@ -144,34 +145,48 @@ class MemoryWindows:
         chances = torch.rand((3, count), generator=generator)
         remembers = chances[0] < self._settings.share
         remembers &= torch.from_numpy(self._ages(starts.numpy()) >= self.num_memory)
+        exact = remembers & (chances[2] < self._exact_share)
+        chosen = remembers & ~exact
         frames = starts[:, None] + torch.arange(self._length)
-        some = remembers.nonzero()[:, 0]
-        if len(some):
-            frames[some] = self.frames_of(starts[some], (chances[1] < self._settings.other_drives)[some])
-            exact = some[(chances[2][some] < self._settings.exact) & (self.rule.kind == "view")]
-            frames[exact, : self.num_memory] = starts[exact, None] + self._exact
+        frames[remembers] = self._behind_memory(starts[remembers])
+        frames[exact, : self.num_memory] = starts[exact, None] + self._exact
+        expected = self._expected(starts)
+        if chosen.any():
+            others = (chances[1] < self._settings.other_drives)[chosen]
+            frames[chosen, : self.num_memory] = self._choose(starts[chosen], others, expected[chosen.numpy()])
         actions = self._driving.actions[frames].clone()
-        actions[some, : self.num_memory] = self._place_actions(frames[some])
+        actions[remembers, : self.num_memory] = self._place_actions(frames[remembers], expected[remembers.numpy()])
         return WindowBatch(self._driving.tokens[frames].long(), actions, remembers, self.num_memory)
 
     def spread(self, count: int) -> tuple[WindowBatch, WindowBatch]:
         """At most `count` windows that remember their own drive, evenly spread, and the same without memory frames."""
         chosen = torch.linspace(0, len(self._remembering) - 1, min(count, len(self._remembering))).round().long()
         starts = self._remembering[chosen]
-        frames = self.frames_of(starts, torch.zeros(len(starts), dtype=torch.bool))
+        frames, expected = self._behind_memory(starts), self._expected(starts)
+        frames[:, : self.num_memory] = self._choose(starts, torch.zeros(len(starts), dtype=torch.bool), expected)
         actions = self._driving.actions[frames].clone()
-        actions[:, : self.num_memory] = self._place_actions(frames)
+        actions[:, : self.num_memory] = self._place_actions(frames, expected)
         remembers = torch.ones(len(starts), dtype=torch.bool)
         whole = WindowBatch(self._driving.tokens[frames].long(), actions, remembers, self.num_memory)
         alone = self._driving.windows(starts, self._length - self.num_memory)
         return whole, WindowBatch(*alone, ~remembers, 0)
 
-    def frames_of(self, starts: Int64[Tensor, " some"], others: Bool[Tensor, " some"]) -> Int64[Tensor, "some window"]:
-        """All frames of windows whose consecutive frames begin at `starts`, which are old enough to remember.
+    def _behind_memory(self, starts: Int64[Tensor, " some"]) -> Int64[Tensor, "some window"]:
+        """Frame indices of windows with memory: consecutive frames from `starts` on, behind columns to be filled in."""
+        return starts[:, None] + torch.arange(-self.num_memory, self._length - self.num_memory)
+
+    def _choose(
+        self,
+        starts: Int64[Tensor, " some"],
+        others: Bool[Tensor, " some"],
+        expected: Float64[np.ndarray, "some memory 3"],
+    ) -> Int64[Tensor, "some memory"]:
+        """The memory frames of windows that are old enough to remember.
 
         Args:
             starts: the first consecutive frames.
             others: whether a window may remember other drives of the same place.
+            expected: see `_expected`.
         """
         overlap = self._settings.overlap
         own = starts.numpy()[:, None] + np.arange(overlap)
@@ -180,10 +195,8 @@ class MemoryWindows:
         poses = np.full((len(starts), counts.max() + overlap, 3), np.nan)
         for row, (each, seen) in enumerate(zip(candidates, own, strict=True)):
             poses[row, : len(each) + overlap] = self._poses[np.concatenate([each, seen])]
-        picked = choose(self.rule, poses, counts, self._expected(starts))
-        memory = np.stack([each[pick] for each, pick in zip(candidates, picked, strict=True)])
-        consecutive = starts[:, None] + torch.arange(self._length - self.num_memory)
-        return torch.cat([torch.from_numpy(memory), consecutive], dim=1)
+        picked = choose(self.rule, poses, counts, expected)
+        return torch.from_numpy(np.stack([each[pick] for each, pick in zip(candidates, picked, strict=True)]))
 
     def _ages(self, starts: Int64[np.ndarray, " some"]) -> Int64[np.ndarray, " some"]:
         """How many earlier frames of its own drive each window may remember."""
@@ -206,13 +219,14 @@ class MemoryWindows:
         near = frames[away < 2 * self.rule.range]
         return np.concatenate([_thinned(near, _MOST_CANDIDATES // 2), _thinned(own, _MOST_CANDIDATES // 2)])
 
-    def _place_actions(self, frames: Int64[Tensor, "some window"]) -> Float[Tensor, "some memory slots 3"]:
-        seen_from = self._poses[frames[:, : self.num_memory].numpy()]
-        places = place_action(self._expected(frames[:, self.num_memory]), seen_from, self._space)
+    def _place_actions(
+        self, frames: Int64[Tensor, "some window"], expected: Float64[np.ndarray, "some memory 3"]
+    ) -> Float[Tensor, "some memory slots 3"]:
+        places = place_action(expected, self._poses[frames[:, : self.num_memory].numpy()], self._space)
         return torch.from_numpy(places).to(self._driving.actions)
 
     def _expected(self, starts: Int64[Tensor, " some"]) -> Float64[np.ndarray, "some memory 3"]:
-        """Where the car will be, as far as the newest given frame's action says, when a memory frame is for."""
+        """The expected pose of each memory frame's time, from the newest given frame's pose and action."""
         now = (starts + self._settings.overlap - 1).cpu()
         actions = self._driving.actions[now.to(self._driving.actions.device)].cpu().numpy()
         given = zip(self._poses[now.numpy()], actions, strict=True)
