@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
+from functools import partial
 from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
 
+from tokenizer.cores import on_cores
 from tokenizer.errors import ConfigError
 from tokenizer.model import MAX_FRAMES_AT_ONCE
 from tokenizer.types import Frames, TokenGrid
@@ -85,9 +87,16 @@ class FramewiseDecoder:
             return next(self.tokenizer.parameters()).device
         return torch.device("cpu")
 
-    @torch.no_grad()
     def decode(self, tokens: TokenGrid) -> Frames:
         """Decode int64 token grids to float32 frames in [-1, 1] on `device`; ValueError as in `Decoder`."""
+        if self.device.type != "cpu":
+            return self._decode(tokens)
+        # One by one, so that an engine's frames come in between.
+        frames = [on_cores(partial(self._decode, one)).result() for one in tokens.split(1)]
+        return on_cores(partial(torch.cat, frames)).result()
+
+    @torch.no_grad()
+    def _decode(self, tokens: TokenGrid) -> Frames:
         if not self._batch_sizes or not len(tokens):
             return self.tokenizer.decode(tokens).float()
         batches = padded_batches(tokens, self._batch_sizes)

@@ -1,7 +1,6 @@
-"""Turns tokens into frames in threads of its own; decides when a rollout is decoded, and with what else."""
+"""Turns tokens into frames in a thread of its own; decides when a rollout is decoded, and with what else."""
 
 import asyncio
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +21,7 @@ _Piece = tuple[TokenGrid, Callable[[Frames, float], Any], Future[Any]]
 class RolloutDecoding:
     """Decides when the tokens of rollouts are decoded.
 
-    The decoder works in threads of its own (one on a GPU), never in an event loop.
+    The decoder works in a thread of its own, never in an event loop.
 
     A framewise decoder on a GPU decodes frames while the next ones are generated, on a stream of its own. On a CPU it
     would take the cores from the engine, and a decoder that is not framewise looks at several frames: such a decoder
@@ -32,27 +31,24 @@ class RolloutDecoding:
         decoder: turns tokens into frames.
         adapted: decoders of rollouts with an adapter, by the adapter's name, where they differ from `decoder`; each
             has threads of its own.
-        cpu_threads: see `DecodingThreads`.
     """
 
-    def __init__(
-        self, decoder: Decoder, adapted: Mapping[str, Decoder] | None = None, cpu_threads: int | None = None
-    ) -> None:
-        self._threads = DecodingThreads(decoder, cpu_threads)
-        self._adapted = {name: DecodingThreads(each, cpu_threads) for name, each in (adapted or {}).items()}
+    def __init__(self, decoder: Decoder, adapted: Mapping[str, Decoder] | None = None) -> None:
+        self._thread = DecodingThread(decoder)
+        self._adapted = {name: DecodingThread(each) for name, each in (adapted or {}).items()}
 
     def start(self, then: Callable[[Frames], _T], adapter: str | None = None) -> "Decoding[_T]":
         """Begin to decode a rollout. `then` is called in the thread with some of its frames, on the decoder's device.
 
         All frames of the rollout reach `then`, in order, in one piece or in several. `adapter` is the rollout's.
         """
-        threads = self._threads if adapter is None else self._adapted.get(adapter, self._threads)
-        return Decoding(threads, then, at_once=threads.beside_engine)
+        thread = self._thread if adapter is None else self._adapted.get(adapter, self._thread)
+        return Decoding(thread, then, at_once=thread.beside_engine)
 
     def close(self) -> None:
         """Wait for the frames that are being decoded; those behind them are given up."""
-        for threads in (self._threads, *self._adapted.values()):
-            threads.close()
+        for thread in (self._thread, *self._adapted.values()):
+            thread.close()
 
 
 class Decoding(Generic[_T]):
@@ -61,8 +57,8 @@ class Decoding(Generic[_T]):
     `seconds` is what the decoder took for its frames so far.
     """
 
-    def __init__(self, threads: "DecodingThreads", then: Callable[[Frames], _T], *, at_once: bool) -> None:
-        self._threads, self._then, self._at_once = threads, then, at_once
+    def __init__(self, thread: "DecodingThread", then: Callable[[Frames], _T], *, at_once: bool) -> None:
+        self._thread, self._then, self._at_once = thread, then, at_once
         self._waiting: list[TokenGrid] = []
         self._pieces: list[Future[_T]] = []
         self.seconds = 0.0
@@ -89,37 +85,30 @@ class Decoding(Generic[_T]):
 
     def _submit(self) -> None:
         tokens, self._waiting = torch.cat(self._waiting), []
-        self._pieces.append(self._threads.decode(tokens, self._note))
+        self._pieces.append(self._thread.decode(tokens, self._note))
 
     def _note(self, frames: Frames, seconds: float) -> _T:
         self.seconds += seconds
         return self._then(frames)
 
 
-class DecodingThreads:
-    """Decodes what waits; on a GPU in one thread, on a stream of its own, beside the engine's.
+class DecodingThread:
+    """Decodes what waits, in a thread; on a GPU on a stream of its own, beside the engine's.
 
     Args:
-        decoder: if it is framewise, frames of several rollouts go through it together.
-        cpu_threads: number of threads of a decoder on a CPU, of one core each, for frames that come singly while an
-            engine works; None for one thread that takes as many cores as the caller's may.
+        decoder: if it is framewise, frames of several rollouts go through it together. On a CPU it computes by
+            `tokenizer.cores.on_cores`.
 
     Attributes:
         beside_engine: whether frames are best decoded while the next ones are generated, see `RolloutDecoding`.
     """
 
-    def __init__(self, decoder: Decoder, cpu_threads: int | None = None) -> None:
+    def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
         self.beside_engine = decoder.framewise and decoder.device.type == "cuda"
-        if decoder.device.type == "cuda" or cpu_threads is None:
-            # On as many cores as this thread may use: others may have been told otherwise by the time it starts.
-            num, cores = 1, torch.get_num_threads()
-        else:
-            num, cores = cpu_threads, 1
-        self._threads = ThreadPoolExecutor(num, "terra-decode", torch.set_num_threads, (cores,))
+        self._thread = ThreadPoolExecutor(1, "terra-decode", torch.set_num_threads, (1,))
         self._most = frames_at_once(decoder.device) if decoder.framewise else 1
         self._waiting: deque[_Piece] = deque()
-        self._taking = threading.Lock()
         self._stream: torch.cuda.Stream | None = None
         if torch.cuda.is_available() and decoder.device.type == "cuda":
             torch.cuda.synchronize(decoder.device)  # the weights are there
@@ -132,12 +121,12 @@ class DecodingThreads:
         """
         future: Future[_T] = Future()
         self._waiting.append((tokens, then, future))
-        self._threads.submit(self._decode_waiting)
+        self._thread.submit(self._decode_waiting)
         return future
 
     def close(self) -> None:
         """Wait for the frames that are being decoded; those behind them are given up."""
-        self._threads.shutdown(cancel_futures=True)
+        self._thread.shutdown(cancel_futures=True)
         _give_up(future for _, _, future in self._waiting)
 
     def _decode_waiting(self) -> None:
@@ -165,12 +154,11 @@ class DecodingThreads:
     def _take(self) -> list[_Piece]:
         """The pieces that have waited longest and are still wanted, until they fill the decoder."""
         pieces, num_frames = [], 0
-        with self._taking:
-            while self._waiting and num_frames < self._most:
-                tokens, then, future = self._waiting.popleft()
-                if future.set_running_or_notify_cancel():
-                    pieces.append((tokens, then, future))
-                    num_frames += len(tokens)
+        while self._waiting and num_frames < self._most:
+            tokens, then, future = self._waiting.popleft()
+            if future.set_running_or_notify_cancel():
+                pieces.append((tokens, then, future))
+                num_frames += len(tokens)
         return pieces
 
 

@@ -126,7 +126,9 @@ def to_frames(frames: UInt8[np.ndarray, "frames height width 3"]) -> "Frames":
     import torch
 
     _check_stack(frames, "frames")
-    return to_unit_range(torch.from_numpy(np.ascontiguousarray(rearrange(frames, "f h w c -> f c h w"))))
+    # By NumPy, on one core, see `tokenizer.cores`; as `to_unit_range` to the bit.
+    planes = np.ascontiguousarray(rearrange(frames, "f h w c -> f c h w"), np.float32)
+    return torch.from_numpy(planes / np.float32(127.5) - np.float32(1.0))
 
 
 def to_8_bit(frames: "Frames") -> UInt8[Any, "frames 3 height width"]:

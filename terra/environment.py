@@ -33,6 +33,7 @@ from terra.rollout import load_inputs
 from terra.sampling import SamplingParams
 from terra.windows import SlidingSession
 from tokenizer import Frames, TokenGrid
+from tokenizer.cores import on_cores
 
 with extras_named("terra.environment"):
     import gymnasium
@@ -119,7 +120,8 @@ class _Drives:
 
     def draw(self, tokens: Sequence[FrameTokens]) -> UInt8[np.ndarray, "envs height width 3"]:
         """Decode one frame of each drive, all together, to 8-bit RGB."""
-        return to_uint8(self._pipeline.decoder.decode(torch.stack(list(tokens))))
+        grids = torch.stack(list(tokens))
+        return on_cores(lambda: to_uint8(self._pipeline.decoder.decode(grids))).result()
 
     def close(self, indices: Sequence[int] | None = None) -> None:
         """End the drives `indices`, or all of them. Closing a drive that has not begun does nothing."""

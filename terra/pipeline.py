@@ -13,7 +13,6 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -39,6 +38,7 @@ from terra.sampling import SamplingParams
 from terra.windows import SlidingSession, Window, plan_windows, remembered
 from terra.world_model.adapter import decoder_of
 from tokenizer import Frames, LFQTokenizer, TokenGrid
+from tokenizer.cores import on_cores
 
 _T = TypeVar("_T")
 
@@ -100,8 +100,8 @@ class Rollout:
 class Pipeline:
     """A tokenizer, an engine and a decoder as one object.
 
-    Encoding and decoding run in a thread each, so that other rollouts in the event loop continue meanwhile; see
-    `decoder.thread.RolloutDecoding` for when a rollout is decoded.
+    Encoding and decoding run in threads, so that other rollouts in the event loop continue meanwhile; on a CPU they
+    take turns with the engine (`tokenizer.cores`). See `decoder.thread.RolloutDecoding` for when a rollout is decoded.
 
     Args:
         tokenizer: encodes frames as tokens.
@@ -136,7 +136,6 @@ class Pipeline:
         self.provenance = dict(provenance or {})
         self.expected_psnr = expected_psnr
         self.decoding = RolloutDecoding(decoder, self.adapted_decoders)
-        self._encoding = ThreadPoolExecutor(1, "terra-encode", torch.set_num_threads, (torch.get_num_threads(),))
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @classmethod
@@ -370,8 +369,7 @@ class Pipeline:
 
     async def encode(self, frames: Frames) -> TokenGrid:
         """The tokens of frames in [-1, 1], on the CPU."""
-        encode = lambda: self.tokenizer.encode(frames).cpu()  # noqa: E731
-        return await asyncio.get_running_loop().run_in_executor(self._encoding, encode)
+        return await asyncio.wrap_future(on_cores(lambda: self.tokenizer.encode(frames).cpu()))
 
     async def encode_map(self, pixels: UInt8[np.ndarray, "frames height width 3"], poses: Poses) -> PlaceMap:
         """A map of frames of 8-bit RGB, and of poses in the axes of the rollout's first frame."""
@@ -433,12 +431,16 @@ class Pipeline:
         """Close the engine. Closing twice does nothing."""
         self.wait(self.engine.close())
         self.decoding.close()
-        self._encoding.shutdown(cancel_futures=True)
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
             self._loop = None
+
+    @staticmethod
+    def _run(loop: asyncio.AbstractEventLoop) -> None:
+        torch.set_num_threads(1)  # see `on_cores`
+        loop.run_forever()
 
     def __enter__(self) -> "Pipeline":
         return self
@@ -451,7 +453,7 @@ class Pipeline:
         # A loop in a thread of its own: notebooks run in a loop already, and live sessions outlast one call.
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._loop.run_forever, name="terra-pipeline", daemon=True)
+            self._thread = threading.Thread(target=self._run, args=(self._loop,), name="terra-pipeline", daemon=True)
             self._thread.start()
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from decoder import FramewiseDecoder
-from decoder.thread import DecodingThreads, RolloutDecoding
+from decoder.thread import DecodingThread, RolloutDecoding
+from tokenizer.cores import on_cores
 from tokenizer.errors import VideoError
 
 
@@ -41,7 +42,7 @@ def numbers(frames: torch.Tensor, _seconds: float) -> list[int]:
 @pytest.mark.parametrize(("device", "sizes"), [("cuda", [1, 16, 5]), ("cpu", [1, 3, *[1] * 18])])
 def test_what_waits_is_decoded_together_and_given_back_in_parts(device, sizes):
     decoder = Gated(device)
-    threads = DecodingThreads(decoder)
+    threads = DecodingThread(decoder)
     made = [threads.decode(grids(0), numbers)]
     assert decoder.at_work.wait(10)
     made.append(threads.decode(grids(1, 2, 3), numbers))
@@ -54,7 +55,7 @@ def test_what_waits_is_decoded_together_and_given_back_in_parts(device, sizes):
 
 def test_each_gets_its_share_of_the_seconds():
     decoder = Gated()
-    threads = DecodingThreads(decoder)
+    threads = DecodingThread(decoder)
     first = threads.decode(grids(0), numbers)
     assert decoder.at_work.wait(10)
     shares = [threads.decode(grids(*range(size)), lambda _frames, seconds: seconds) for size in (1, 3)]
@@ -66,7 +67,7 @@ def test_each_gets_its_share_of_the_seconds():
 
 def test_a_failure_is_that_of_what_was_decoded_then():
     decoder = Gated()
-    threads = DecodingThreads(decoder)
+    threads = DecodingThread(decoder)
     first = threads.decode(grids(-1), numbers)
     assert decoder.at_work.wait(10)
     others = [threads.decode(grids(1), lambda *_: 1 / 0), threads.decode(grids(2), numbers)]
@@ -81,7 +82,7 @@ def test_a_failure_is_that_of_what_was_decoded_then():
 
 def test_what_is_given_up_is_not_decoded():
     decoder = Gated()
-    threads = DecodingThreads(decoder)
+    threads = DecodingThread(decoder)
     made = [threads.decode(grids(0), numbers)]
     assert decoder.at_work.wait(10)
     made += [threads.decode(grids(index), numbers) for index in (1, 2)]
@@ -96,7 +97,7 @@ def test_what_is_given_up_is_not_decoded():
 
 def test_closing_waits_for_what_is_being_decoded_and_gives_up_the_rest():
     decoder = Gated("cpu")
-    threads = DecodingThreads(decoder)
+    threads = DecodingThread(decoder)
     made = [threads.decode(grids(index), numbers) for index in range(3)]
     assert decoder.at_work.wait(10)
     closing = threading.Thread(target=threads.close)
@@ -133,18 +134,31 @@ def test_when_a_rollout_is_decoded(device, framewise, sizes):
     decoding.close()
 
 
-def test_single_frames_on_a_cpu_are_decoded_at_once_each_on_one_core():
-    """Frames of live sessions: the engine has the other cores."""
-    decoder, cores, meet = Gated("cpu"), [], threading.Barrier(2)
-    decoder.gate.set()
-    threads = DecodingThreads(decoder, 2)
+def test_on_a_cpu_a_rollout_s_frames_leave_turns_to_others():
+    """The engine's next frame waits for one frame of the decoder, not for a rollout."""
+    order, begun, waiting = [], threading.Event(), threading.Event()
 
-    def both(frames: torch.Tensor, seconds: float) -> list[int]:
-        cores.append(torch.get_num_threads())
-        meet.wait(10)
-        return numbers(frames, seconds)
+    class Noting:
+        def decode(self, tokens):
+            begun.set()
+            assert waiting.wait(10)
+            order.append(int(tokens[0, 0, 0]))
+            return tokens[:, None].float()
 
-    made = [threads.decode(grids(index), both) for index in range(2)]
-    assert [piece.result(10) for piece in made] == [[0], [1]]
-    assert cores == [1, 1]
-    threads.close()
+    thread = DecodingThread(FramewiseDecoder(Noting()))
+    made = thread.decode(grids(0, 1, 2), numbers)
+    assert begun.wait(10)
+    engine = on_cores(lambda: order.append("engine"))
+    waiting.set()
+    assert made.result(10) == [0, 1, 2]
+    engine.result(10)
+    assert order == [0, "engine", 1, 2]
+    thread.close()
+
+
+def test_work_in_turn_is_called_in_one_thread_also_from_within_and_raises_what_it_raises():
+    outer, inner = on_cores(lambda: (threading.get_ident(), on_cores(threading.get_ident).result())).result()
+    assert outer == inner == on_cores(threading.get_ident).result() != threading.get_ident()
+    for work in (lambda: 1 // 0, lambda: on_cores(lambda: 1 // 0).result()):
+        with pytest.raises(ZeroDivisionError):
+            on_cores(work).result()

@@ -614,7 +614,7 @@ def test_on_a_gpu_the_pictures_that_wait_are_decoded_together(tiny_model, tiny_t
     sizes, at_work, gate = [], threading.Event(), threading.Event()
     tokenizer = LFQTokenizer.from_pretrained(tiny_tokenizer)
     engine = PersistenceEngine.from_pretrained(tiny_model)
-    model = Model(Pipeline(tokenizer, engine, OnGpu(tokenizer)), "tiny", decode_threads=2, upload_threads=1)
+    model = Model(Pipeline(tokenizer, engine, OnGpu(tokenizer)), "tiny", picture_threads=2, upload_threads=1)
     shape = (6, tokenizer.config.rows, tokenizer.config.cols)
     grids = np.random.default_rng(0).integers(tokenizer.codebook_size, size=shape)
 

@@ -1,5 +1,6 @@
 """`RefinerDecoder`: decodes tokens to frames and makes them consistent over time."""
 
+from functools import partial
 from pathlib import Path
 from typing import final
 
@@ -8,6 +9,7 @@ import torch
 from decoder.framewise import DecodesTokens, Dtype, element_type
 from decoder.refiner.model import Latents, Refiner
 from decoder.refiner.windows import frame_noise, refined_windows
+from tokenizer.cores import on_cores
 from tokenizer.errors import ConfigError
 from tokenizer.types import Frames, TokenGrid
 
@@ -60,9 +62,13 @@ class RefinerDecoder:
         """Where frames are refined."""
         return self.refiner.device
 
-    @torch.no_grad()
     def decode(self, tokens: TokenGrid) -> Frames:
         """Decode int64 token grids to frames of the refiner's size in [-1, 1], on the CPU; errors as in `Decoder`."""
+        work = partial(self._decode, tokens)
+        return on_cores(work).result() if self.device.type == "cpu" else work()
+
+    @torch.no_grad()
+    def _decode(self, tokens: TokenGrid) -> Frames:
         config = self.refiner.config
         kept = []
         for window in refined_windows(len(tokens), config.num_frames, config.overlap):

@@ -27,6 +27,7 @@ from terra.world_model import LlamaActionConfig, load_adapter, load_config
 from terra.world_model.adapter import Adapter, adapter_sha256, decoder_of
 from tokenizer import LFQTokenizer, LFQTokenizerConfig
 from tokenizer.checkpoint import checkpoint_sha256
+from tokenizer.cores import on_cores
 from tokenizer.model import check_decoder
 from tokenizer.settings import checked
 
@@ -224,6 +225,10 @@ class PipelineSpec:
         Returns tokenizer, engine, decoder, and the decoders that adapters bring along, by the adapters' names. Raises
         TerraError.
         """
+        tokenizer, decoder, adapted = on_cores(self._build_pixels).result()
+        return tokenizer, self.build_engine(), decoder, adapted
+
+    def _build_pixels(self) -> tuple[LFQTokenizer, Decoder, dict[str, Decoder]]:
         tokenizer = self.build_tokenizer()
         decoder = self._decoder(tokenizer, self.adapter)
         adapted = {
@@ -231,7 +236,7 @@ class PipelineSpec:
             for name, folder in self.adapters.items()
             if decoder_of(folder) is not None or self.adapter is not None
         }
-        return tokenizer, self.build_engine(), decoder, adapted
+        return tokenizer, decoder, adapted
 
     def build_engine(self) -> Engine:
         """Load the world model alone, with its adapters, and start the engine. Raises TerraError."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from terra.prompt import Action, Actions, FrameTokens, Prompt
 from terra.sampling import SamplingParams
 from terra.world_model import load_world_model
 from terra.world_model.window import FramePrefix, TokenReader, WindowReader, sample_frame
+from tokenizer.cores import on_cores
 
 logger = logging.getLogger(__name__)
 
@@ -51,11 +52,9 @@ class ModelThread:
     """
 
     def __init__(self, checkpoint: Path, adapter: Path | None, dtype: str, device: str) -> None:
-        self.model = load_world_model(
-            checkpoint, adapter=adapter, dtype=torch_dtype(dtype), device=torch_device(device)
-        )
+        load = partial(load_world_model, checkpoint, adapter=adapter)
+        self.model = on_cores(lambda: load(dtype=torch_dtype(dtype), device=torch_device(device))).result()
         self.spec = EngineSpec.of(self.model.config)
-        self._worker = ThreadPoolExecutor(1, "terra-hf", torch.set_num_threads, (torch.get_num_threads(),))
         self._closed = False
         self.failure: str | None = None
         self._prefilled = self._sampled = 0
@@ -90,7 +89,7 @@ class ModelThread:
             EngineError: the engine is closed or has failed.
         """
         self.check_open()
-        frame = await asyncio.get_running_loop().run_in_executor(self._worker, self._decode, window, action)
+        frame = await asyncio.wrap_future(on_cores(lambda: self._decode(window, action)))
         self._prefilled += prefill
         self._sampled += frame.numel()
         return frame
@@ -109,11 +108,7 @@ class ModelThread:
     async def close(self) -> None:
         """Stop the frame that is being decoded, fail the waiting sessions, and free the weights."""
         self._closed = True
-        await asyncio.to_thread(self._free)
-
-    def _free(self) -> None:
-        self._worker.shutdown()
-        self.model.to("meta")  # pyright: ignore[reportArgumentType]
+        await asyncio.wrap_future(on_cores(lambda: self.model.to("meta")))  # pyright: ignore[reportArgumentType]
 
 
 class HFSession:

@@ -19,6 +19,7 @@ from terra.errors import ConfigError
 from terra.prompt import Prompt
 from terra.sampling import SamplingParams, sample_tokens
 from terra.world_model.window import FramePrefix
+from tokenizer.cores import on_cores
 
 
 class JacobiEngine(HFEngine):
@@ -58,7 +59,7 @@ class JacobiEngine(HFEngine):
             raise ConfigError(f"engine.drafts: expected 0 or more, got {drafts}")
         super().__init__(checkpoint, adapter=adapter, dtype=dtype, device=device)
         self._drafts = drafts
-        self._decoder = PackedDecoder(self._thread.model, int8=int8_weights)
+        self._decoder = on_cores(lambda: PackedDecoder(self._thread.model, int8=int8_weights)).result()
 
     async def close(self) -> None:
         """See `terra.engine.base.Engine.close`."""

@@ -32,18 +32,15 @@ class Model:
     Args:
         pipeline: the loaded pipeline, which the model does not close.
         name: the base model's name in the API; each adapter is a model of the adapter's name.
-        decode_threads: number of live frames that are decoded at once on a CPU, and of pictures that are encoded at
-            once. On a GPU the live frames that wait are decoded together.
+        picture_threads: number of pictures that are encoded at once.
         upload_threads: number of uploads whose pictures are decoded at once.
     """
 
-    def __init__(self, pipeline: Pipeline, name: str, decode_threads: int, upload_threads: int) -> None:
+    def __init__(self, pipeline: Pipeline, name: str, picture_threads: int, upload_threads: int) -> None:
         self.pipeline, self.name = pipeline, name
-        # Apart from the pipeline's own, where a live frame would wait for whole rollouts of jobs. On a CPU a frame is
-        # decoded on one core while the engine makes the next one on the others: two parallel regions on the same cores
-        # wait for each other.
-        self._decoding = RolloutDecoding(pipeline.decoder, pipeline.adapted_decoders, decode_threads)
-        sizes = {"pictures": decode_threads, "files": 2, "uploads": upload_threads}
+        # Apart from the pipeline's own, where a live frame would wait for whole rollouts of jobs.
+        self._decoding = RolloutDecoding(pipeline.decoder, pipeline.adapted_decoders)
+        sizes = {"pictures": picture_threads, "files": 2, "uploads": upload_threads}
         self._threads = {
             kind: ThreadPoolExecutor(num, f"terra-{kind}", torch.set_num_threads, (1,)) for kind, num in sizes.items()
         }

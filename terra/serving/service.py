@@ -95,7 +95,7 @@ class Service:
     ) -> None:
         self.settings = settings
         self.worlds = dict(worlds or {})
-        self.model = Model(pipeline, settings.model_name, settings.decode_threads, settings.uploads.at_once)
+        self.model = Model(pipeline, settings.model_name, settings.picture_threads, settings.uploads.at_once)
         check_windows(settings, self.model.spec)
         check_names(settings)
         self.place = None if place is None else Place(place, pipeline.encode_map)

@@ -104,7 +104,7 @@ class ServeSettings(PipelineSettings):
     worlds: Folders
     num_context: Count
     start_speed: NonNegative
-    decode_threads: Count
+    picture_threads: Count
     drain_seconds: NonNegative
     connections: ConnectionSettings
     jobs: JobSettings
