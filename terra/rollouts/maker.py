@@ -68,7 +68,9 @@ class RolloutMaker:
         self._pipeline, self._folder, self._settings, self._on_frame = pipeline, folder, settings, on_frame
         self._score = None if settings.score is None else Score(settings.score)
         names = (("manifest", 1), ("read", settings.workers), ("score", 1), ("write", settings.workers))
-        self._threads = {name: ThreadPoolExecutor(num, f"terra-{name}", torch.set_num_threads, (1,)) for name, num in names}
+        self._threads = {
+            name: ThreadPoolExecutor(num, f"terra-{name}", torch.set_num_threads, (1,)) for name, num in names
+        }
         self._has_warned = False
         self._inputs = Inputs(pipeline, settings.contexts, self.in_thread, settings.limits)
 
