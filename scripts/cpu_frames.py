@@ -25,7 +25,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import terra  # before torch, see `tokenizer.cores`
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as Terra's commands do
 
 HERE = Path(__file__).resolve().parent.parent
 CONTEXT = HERE / "terra" / "demo" / "contexts" / "day"
@@ -105,6 +105,7 @@ def work(settings: dict[str, Any]) -> None:
     """Answer the requests of `Worker.ask`. Imports nothing but what older checkouts have, too."""
     import torch
 
+    import terra
     from terra.rollout import load_inputs
 
     sampling = terra.SamplingParams()

@@ -11,7 +11,6 @@ All names but the version are imported when they are first used: `import terra` 
 """
 
 import importlib
-import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,9 +19,6 @@ if TYPE_CHECKING:
     from terra.pipeline import Drive, Pipeline, Rollout, RolloutRequest
     from terra.sampling import SamplingParams
     from terra.trajectory import Trajectory, load_trajectory
-
-# Read when torch is loaded, see `tokenizer.cores`.
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 __version__ = "0.1.0"
 

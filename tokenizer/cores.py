@@ -22,7 +22,7 @@ def on_cores(work: Callable[[], _T]) -> Future[_T]:
     tokenizer and a decoder on a CPU compute here, each a frame at a time, and Terra's other threads on one core each.
 
     By default they wait actively for milliseconds, so that another busy process delays a frame of two threads several
-    times over. `import terra` sets GOMP_SPINCOUNT to some microseconds, if it comes before `import torch`.
+    times over. Terra's commands set GOMP_SPINCOUNT to some microseconds; set it before `import torch` elsewhere.
 
     The thread uses as many cores as its first caller may. In the thread itself `work` is called at once.
     """
