@@ -57,7 +57,7 @@ def test_the_loss_is_0_for_the_velocity_that_the_sampler_takes_for_the_latents()
     refiner = tiny_refiner()
     latents, condition = torch.randn(2, 12, 4, 6, 10)
     objective = DenoisingObjective(refiner, latents, condition, torch.tensor([0, 5, 12]), LOG_SIGMA)
-    batch = objective.draw(step_random(0, 0, torch.device("cpu")), 3)
+    batch = objective.draw(step_random(0, 0, torch.device("cpu")), 3, 1.0)
     starts = [int((latents == clip[0]).flatten(1).all(dim=1).nonzero()) for clip in batch["latents"]]
     assert set(starts) <= {0, 5, 6, 7}
     assert torch.equal(batch["condition"][1], condition[starts[1] : starts[1] + 5])

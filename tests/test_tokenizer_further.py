@@ -161,7 +161,7 @@ def test_half_of_each_batch_is_of_the_old_domain(source):
     before = LFQTokenizer.from_pretrained(source)
     frames, old = torch.zeros(3, 3, 32, 32, dtype=torch.uint8), torch.full((2, 3, 32, 32), 255, dtype=torch.uint8)
     trained = FurtherTraining(LFQTokenizer(TINY), before, frames, terms(), old=old)
-    drawn = trained.draw(step_random(0, 0, torch.device("cpu")), 5)["frames"]
+    drawn = trained.draw(step_random(0, 0, torch.device("cpu")), 5, 1.0)["frames"]
     assert drawn[:, 0, 0, 0].tolist() == [-1.0, -1.0, -1.0, 1.0, 1.0]
     assert not any(parameter.requires_grad for parameter in before.parameters())
 
@@ -176,11 +176,11 @@ def test_resumed_training_equals_uninterrupted_bit_for_bit(source, tmp_path, mon
     trained(tmp_path / "whole")
     draw, drawn = FurtherTraining.draw, []
 
-    def stop_after_four(self, random, batch_size):
+    def stop_after_four(self, random, batch_size, progress):
         drawn.append(batch_size)
         if len(drawn) == 4:
             os.kill(os.getpid(), signal.SIGTERM)
-        return draw(self, random, batch_size)
+        return draw(self, random, batch_size, progress)
 
     monkeypatch.setattr(FurtherTraining, "draw", stop_after_four)
     interrupted = trained(tmp_path / "parts")

@@ -166,7 +166,7 @@ def test_adversarial_settings_are_checked(changes, message):
 def test_each_term_reaches_what_it_should():
     settings = terms(perceptual=0.5, network=small_network(), adversarial=ADVERSARIAL)
     trained = objective(settings)
-    batch = trained.draw(step_random(0, 0, torch.device("cpu")), 2)
+    batch = trained.draw(step_random(0, 0, torch.device("cpu")), 2, 1.0)
     found = {}
     for name, progress, perceptual in (("all", 0.5, 0.5), ("early", 0.49, 0.5), ("plain", 0.49, 0.0)):
         trained._terms = replace(settings, perceptual=perceptual)
@@ -197,7 +197,7 @@ def test_a_frozen_encoder_is_in_nothing_that_is_trained_or_saved(tmp_path, accel
     trained = decoder_objective(settings)
     encoder = trained._tokenizer.encoder
     before = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
-    parts = trained.loss(trained.draw(step_random(0, 0, torch.device("cpu")), 2), 0.5)
+    parts = trained.loss(trained.draw(step_random(0, 0, torch.device("cpu")), 2, 1.0), 0.5)
     assert parts.keys() == {"loss", "pixel", "gradient", "perceptual", "adversarial"}
     parts["loss"].backward()
     assert gradients(trained.model).keys() == dict(trained.model.named_parameters()).keys()
@@ -225,11 +225,11 @@ def test_resumed_training_equals_uninterrupted_bit_for_bit(name, tmp_path, monke
     first = make(settings)
     draw, drawn = first.draw, []
 
-    def stop_after_four(random, batch_size):
+    def stop_after_four(random, batch_size, progress):
         drawn.append(batch_size)
         if len(drawn) == 4:
             os.kill(os.getpid(), signal.SIGTERM)
-        return draw(random, batch_size)
+        return draw(random, batch_size, progress)
 
     monkeypatch.setattr(first, "draw", stop_after_four)
     interrupted = train(first, config(tmp_path / "parts"), accelerator)
@@ -262,7 +262,7 @@ def test_everything_stays_channels_last_forward_and_backward(make):
     for module in trained.model.modules():
         if isinstance(module, nn.Conv2d) and module not in read_by_the_loss:
             module.register_forward_hook(watch)
-    trained.loss(trained.draw(step_random(0, 0, torch.device("cpu")), 2), 0.0)["loss"].backward()
+    trained.loss(trained.draw(step_random(0, 0, torch.device("cpu")), 2, 1.0), 0.0)["loss"].backward()
     assert not strays
 
 
@@ -281,7 +281,7 @@ def test_the_perceptual_network_sees_the_same_part_of_both_somewhere_else_each_s
     trained = TokenizerObjective(LFQTokenizer(TINY.replace(image_size=(48, 64))), frames, terms())
     corners = set()
     for step in range(200):
-        batch = trained.draw(step_random(0, step, torch.device("cpu")), 1)
+        batch = trained.draw(step_random(0, step, torch.device("cpu")), 1, 1.0)
         top, left = batch["corner"].tolist()
         part = trained._crop(batch["frames"], batch["corner"])
         assert torch.equal(part, batch["frames"][..., top : top + 32, left : left + 48])

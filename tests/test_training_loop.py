@@ -78,8 +78,8 @@ def test_accumulated_batches_equal_one_large_batch(tmp_path, accelerator):
     class Joined(Numbers):
         draws = 0
 
-        def draw(self, random, batch_size):
-            drawn = [super(Joined, self).draw(step_random(0, self.draws + i, CPU), 2) for i in range(3)]
+        def draw(self, random, batch_size, progress):
+            drawn = [super(Joined, self).draw(step_random(0, self.draws + i, CPU), 2, progress) for i in range(3)]
             self.draws += 3
             return {"x": torch.cat([batch["x"] for batch in drawn])}
 
@@ -95,8 +95,8 @@ class _AsTwo:
         self.objective, self.plain_draw, self.draws = objective, objective.draw, 0
         objective.draw = self.draw
 
-    def draw(self, random, batch_size):
-        drawn = [self.plain_draw(step_random(0, self.draws, CPU, rank), batch_size // 2) for rank in (0, 1)]
+    def draw(self, random, batch_size, progress):
+        drawn = [self.plain_draw(step_random(0, self.draws, CPU, rank), batch_size // 2, progress) for rank in (0, 1)]
         self.draws += 1
         return {name: torch.cat([batch[name] for batch in drawn]) for name in drawn[0]}
 
@@ -161,11 +161,11 @@ def test_time_schedule_follows_the_clock_over_resumed_parts(tmp_path, monkeypatc
     objective = Numbers()
     draw = objective.draw
 
-    def one_second(random, batch_size):
+    def one_second(random, batch_size, progress):
         clock[0] += 1.0
         if clock[0] == 4.0:
             os.kill(os.getpid(), signal.SIGTERM)
-        return draw(random, batch_size)
+        return draw(random, batch_size, progress)
 
     monkeypatch.setattr(objective, "draw", one_second)
     run = config(tmp_path, max_steps=None, max_seconds=10.0, schedule="time", warmup_steps=0, log_every_seconds=1.0)

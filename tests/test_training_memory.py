@@ -54,7 +54,7 @@ def test_a_window_is_memory_and_then_consecutive_frames(seed, frames, kind, shar
     data = tagged()
     memory = MemoryTraining(frames=frames, kind=kind, share=share, other_drives=0.5, exact=0.0)
     windows = MemoryWindows(data, WINDOW, memory)
-    batch = windows.draw(torch.Generator().manual_seed(seed), 12)
+    batch = windows.draw(torch.Generator().manual_seed(seed), 12, 1.0)
     bounds = data.episode_start.tolist()
     assert batch.remembers.any() or share < 1
     for row, (window, actions) in enumerate(zip(frames_of(batch), batch.actions, strict=True)):
@@ -80,18 +80,28 @@ def test_a_window_is_memory_and_then_consecutive_frames(seed, frames, kind, shar
 
 def test_exact_memory_is_the_window_s_own_frames_at_their_times():
     windows = MemoryWindows(tagged(), WINDOW, MemoryTraining(frames=2, share=1.0, exact=1.0))
-    batch = windows.draw(torch.Generator().manual_seed(0), 16)
+    batch = windows.draw(torch.Generator().manual_seed(0), 16, 1.0)
     frames = frames_of(batch)[batch.remembers.numpy()]
     # Of 4 generated frames, 5 to 8 of the window, memory is for the times 1.5 and 3.5 frames after the last given one.
     assert len(frames) > 4
     assert (frames[:, :2] - frames[:, 4:5] == [2, 4]).all()
 
 
+def test_in_the_first_part_of_a_run_all_windows_remember_their_own_frames():
+    memory = MemoryTraining(frames=2, share=0.0, exact_until=0.4)
+    draw = lambda windows, progress: windows.draw(torch.Generator().manual_seed(0), 16, progress)  # noqa: E731
+    first = draw(MemoryWindows(tagged(), WINDOW, memory), 0.39)
+    assert first.remembers.all()
+    assert (frames_of(first)[:, :2] - frames_of(first)[:, 4:5] == [2, 4]).all()
+    assert not draw(MemoryWindows(tagged(), WINDOW, memory), 0.4).remembers.any()
+    assert not draw(MemoryWindows(tagged(), WINDOW, memory.replace(kind="recent")), 0.0).remembers.any()
+
+
 def test_other_drives_of_the_place_are_remembered_where_they_may():
     data = tagged()
     for share in (0.0, 1.0):
         windows = MemoryWindows(data, WINDOW, MemoryTraining(frames=4, share=1.0, other_drives=share, exact=0.0))
-        batch = windows.draw(torch.Generator().manual_seed(0), 64)
+        batch = windows.draw(torch.Generator().manual_seed(0), 64, 1.0)
         drives = np.searchsorted(data.episode_start.numpy(), frames_of(batch), side="right") - 1
         own = drives[:, -1:]
         assert (drives != own).any() == bool(share)
@@ -111,7 +121,7 @@ def test_memory_frames_show_what_comes_into_view():
 
 def test_the_loss_counts_no_memory_frame():
     objective = world_model_objective(placed(), window=WINDOW, memory=MEMORY)
-    batch = objective.draw(step_random(0, 0, CPU), 16)
+    batch = objective.draw(step_random(0, 0, CPU), 16, 1.0)
     ignored = (batch["labels"] == IGNORED_LABEL).view(16, WINDOW, 14)
     assert 4 < ignored[:, 0, 0].sum() < 16
     assert torch.equal(ignored, ignored[:, :1, :1].expand(-1, WINDOW, 14) & (torch.arange(WINDOW) < 2)[:, None])
@@ -123,11 +133,26 @@ def test_the_loss_counts_no_memory_frame():
     assert objective.loss(batch, 0.0)["loss"] != before
 
 
+def test_in_the_first_part_of_a_run_only_memory_frames_are_sure_to_be_right():
+    memory = MEMORY | {"exact_until": 0.5, "exact_corruption": 0.8}
+    data = placed()
+    objective = world_model_objective(data, window=WINDOW, memory=memory, max_corruption=0.0)
+    batch = objective.draw(step_random(0, 0, CPU), 64, 0.1)
+    ids, labels = (batch[name].view(64, WINDOW, 14) for name in ("input_ids", "labels"))
+    changed = ids[:, 2:] != labels[:, 2:]
+    assert 0.25 < changed.float().mean() < 0.5  # half of 0.8, less the replacements that change nothing
+    assert changed.float().mean(dim=(1, 2)).std() > 0.1  # a rate of its own for each window
+    frames = {tuple(each.tolist()) for each in pack_blocks(data.tokens.long(), 6).view(-1, 14)}
+    assert {tuple(each.tolist()) for each in ids[:, :2].flatten(0, 1)} <= frames
+    later = objective.draw(step_random(0, 0, CPU), 64, 0.5)
+    assert torch.equal(later["input_ids"].view(64, WINDOW, 14)[:, 2:], later["labels"].view(64, WINDOW, 14)[:, 2:])
+
+
 def test_without_memory_windows_are_as_they_were():
     data = tokenized((30,))
     generator = torch.Generator().manual_seed(3)
     chosen = torch.randint(len(data.window_starts(WINDOW)), (5,), generator=torch.Generator().manual_seed(3))
-    batch = Windows(data, WINDOW).draw(generator, 5)
+    batch = Windows(data, WINDOW).draw(generator, 5, 1.0)
     tokens, actions = data.windows(data.window_starts(WINDOW)[chosen], WINDOW)
     assert torch.equal(batch.tokens, tokens)
     assert torch.equal(batch.actions, actions)

@@ -66,12 +66,12 @@ def test_windows_are_packed_as_the_model_reads_them():
 
 def test_batches_carry_clean_labels_and_corrupt_at_most_the_asked_fraction():
     data = tokenized((40,))
-    batch = world_model_objective(data, max_corruption=0.4).draw(step_random(0, 0, CPU), 64)
+    batch = world_model_objective(data, max_corruption=0.4).draw(step_random(0, 0, CPU), 64, 1.0)
     changed = batch["input_ids"] != batch["labels"]
     assert 0.05 < changed.float().mean() < 0.3  # half of 0.4, less the replacements that change nothing
     assert changed.float().mean(dim=1).std() > 0.05  # a rate of its own for each window
     assert batch["input_ids"].max() < data.codebook_size
-    clean = world_model_objective(data, max_corruption=0.0).draw(step_random(0, 0, CPU), 64)
+    clean = world_model_objective(data, max_corruption=0.0).draw(step_random(0, 0, CPU), 64, 1.0)
     assert torch.equal(clean["input_ids"], batch["labels"])
     assert torch.equal(clean["actions"], batch["actions"])
     for ids, actions in zip(batch["labels"], batch["actions"], strict=True):
@@ -104,7 +104,7 @@ def gradients(objective, batch) -> dict[str, torch.Tensor]:
 
 def test_loss_is_that_of_the_logits_at_image_tokens():
     objective = world_model_objective(z_loss=0.1)
-    batch = objective.draw(step_random(0, 0, CPU), 3)
+    batch = objective.draw(step_random(0, 0, CPU), 3, 1.0)
     logits = objective.model(input_ids=batch["input_ids"], actions=batch["actions"]).logits[:, :-1, :16]
     image = torch.arange(1, logits.shape[1] + 1) % 14 < 8
     expected = F.cross_entropy(logits[:, image].flatten(0, 1), batch["labels"][:, 1:][:, image].flatten())
@@ -117,7 +117,7 @@ def test_loss_is_that_of_the_logits_at_image_tokens():
 
 def test_checkpointed_layers_and_partial_logits_change_no_gradient(monkeypatch):
     objective = world_model_objective()
-    batch = objective.draw(step_random(0, 0, CPU), 2)
+    batch = objective.draw(step_random(0, 0, CPU), 2, 1.0)
     plain = gradients(objective, batch)
     checkpointed = gradients(world_model_objective(checkpoint_layers=True), batch)
     assert all(torch.equal(plain[name], checkpointed[name]) for name in plain)
@@ -136,7 +136,7 @@ def test_training_compiles_to_one_graph():
         "objective = world_model_objective(checkpoint_layers=True)\n"
         "objective.model = torch.compile(objective.model.train(), backend='aot_eager', fullgraph=True)\n"
         "with torch.autocast('cpu', dtype=torch.bfloat16):\n"
-        "    loss = objective.loss(objective.draw(step_random(0, 0, CPU), 2), 0.0)['loss']\n"
+        "    loss = objective.loss(objective.draw(step_random(0, 0, CPU), 2, 1.0), 0.0)['loss']\n"
         "loss.backward()\n"
         "assert all(parameter.grad is not None for parameter in objective.model.parameters())\n"
     )

@@ -76,7 +76,7 @@ class _Autoencoding(ABC):
         The reconstruction and the part `total` carry gradients; the other parts are for the log.
         """
 
-    def draw(self, random: StepRandom, batch_size: int) -> Batch:
+    def draw(self, random: StepRandom, batch_size: int, progress: float) -> Batch:
         """Frames in [-1, 1], drawn with replacement."""
         chosen = self.choose(random, batch_size)
         corner = torch.randint(self._margin + 1, (2,), generator=random.host)  # stays on the CPU

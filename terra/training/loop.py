@@ -51,12 +51,15 @@ class Objective(Protocol):
     tokens_per_sample: int | None
     flops_per_sample: float | None
 
-    def draw(self, random: StepRandom, batch_size: int) -> Batch:
-        """Draw this process's next batch onto the model's device; the batch depends on `random` alone."""
+    def draw(self, random: StepRandom, batch_size: int, progress: float) -> Batch:
+        """Draw this process's next batch onto the model's device; it depends on `random` and `progress` alone.
+
+        `progress` of the run is in [0, 1].
+        """
         ...
 
     def loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
-        """Compute the scalars to log; the loop minimizes "loss" over `model`. `progress` of the run is in [0, 1]."""
+        """Compute the scalars to log; the loop minimizes "loss" over `model`. `progress` is as in `draw`."""
         ...
 
     def discriminator_loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
@@ -178,7 +181,7 @@ class Trainer:
         accelerator, count = self.accelerator, self.config.accumulate
         draw = self.step * count + part
         random = step_random(self.config.seed, draw, accelerator.device, accelerator.process_index)
-        batch = self.objective.draw(random, self.config.batch_size)
+        batch = self.objective.draw(random, self.config.batch_size, progress)
         with ExitStack() as stack:
             if part < count - 1:
                 for network in self._networks().values():

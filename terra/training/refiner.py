@@ -55,7 +55,7 @@ class AutoencoderObjective(_Plain):
     def __init__(self, vae: nn.Module, frames: UInt8[Tensor, "frames 3 height width"], crop: tuple[int, int]) -> None:
         self.model, self._frames, self._crop = vae, frames, crop
 
-    def draw(self, random: StepRandom, batch_size: int) -> Batch:
+    def draw(self, random: StepRandom, batch_size: int, progress: float) -> Batch:
         """Draw frames in [-1, 1], all cropped to the same rectangle."""
         chosen = self._frames[draw_indices(random, len(self._frames), batch_size, self._frames.device)]
         room = [side - cut + 1 for side, cut in zip(chosen.shape[2:], self._crop, strict=True)]
@@ -99,7 +99,7 @@ class DenoisingObjective(_Plain):
         if not len(self._starts):
             raise DatasetError(f"expected an episode of {self._length} frames or more, got none")
 
-    def draw(self, random: StepRandom, batch_size: int) -> Batch:
+    def draw(self, random: StepRandom, batch_size: int, progress: float) -> Batch:
         """Draw clips of latents, noise, and a noise level for each clip."""
         device = self._latents.device
         starts = self._starts[draw_indices(random, len(self._starts), batch_size, device)]

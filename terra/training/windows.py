@@ -40,6 +40,11 @@ class MemoryTraining(Settings):
             that memory frames are for; not with kind="recent". They teach what a memory frame is for: three given
             frames predict the next one so well that other windows hardly reward attention to memory
             (terra/training/LOG.md).
+        exact_until: share of the run (0 to 1), from its start, in which all windows remember their own frames; not with
+            kind="recent". A trained model looks at what is near, and finds memory only where it is of much use.
+        exact_corruption: in that part each window draws a rate uniformly from 0 to this, and that share of the tokens
+            behind its memory frames is replaced by random ids, as by the training's `max_corruption`, so that memory
+            is of more use.
         overlap: frames of a window that are given when a rollout chooses what to remember, as in `terra generate`.
 
     A rollout remembers any frame before its window. In training a memory frame is at least 1 s older than the window
@@ -53,7 +58,13 @@ class MemoryTraining(Settings):
     share: Share = 0.75
     other_drives: Share = 0.5
     exact: Share = 0.5
+    exact_until: Share = 0.3
+    exact_corruption: Share = 1.0
     overlap: Count = 3
+
+    def is_exact(self, progress: float) -> bool:
+        """Whether all windows remember their own frames at the run's progress, 0 to 1."""
+        return self.frames is not None and self.kind != "recent" and progress < self.exact_until
 
     @property
     def rule(self) -> MemoryRule | None:
@@ -95,8 +106,8 @@ class Windows:
         self._driving, self._length = driving, length
         self._starts = driving.window_starts(length)
 
-    def draw(self, generator: torch.Generator, count: int) -> WindowBatch:
-        """Draw windows with replacement."""
+    def draw(self, generator: torch.Generator, count: int, progress: float) -> WindowBatch:
+        """Draw windows with replacement, whatever the run's progress."""
         starts = self._starts[torch.randint(len(self._starts), (count,), generator=generator)]
         return WindowBatch(*self._driving.windows(starts, self._length), torch.zeros(count, dtype=torch.bool), 0)
 
@@ -139,13 +150,18 @@ class MemoryWindows:
             needed = length + self._gap + self.num_memory
             raise DatasetError(f"memory.frames: expected an episode of at least {needed} frames, got none")
 
-    def draw(self, generator: torch.Generator, count: int) -> WindowBatch:
-        """Draw windows with replacement; `share` of those that are not near an episode's start have memory frames."""
+    def draw(self, generator: torch.Generator, count: int, progress: float) -> WindowBatch:
+        """Draw windows with replacement; `share` of those that are not near an episode's start have memory frames.
+
+        Until the run's progress, 0 to 1, is `exact_until`, all windows remember their own frames.
+        """
         starts = self._starts[torch.randint(len(self._starts), (count,), generator=generator)]
         chances = torch.rand((3, count), generator=generator)
         remembers = chances[0] < self._settings.share
         remembers &= torch.from_numpy(self._ages(starts.numpy()) >= self.num_memory)
         exact = remembers & (chances[2] < self._exact_share)
+        if self._settings.is_exact(progress):
+            remembers = exact = torch.ones_like(exact)
         chosen = remembers & ~exact
         frames = starts[:, None] + torch.arange(self._length)
         frames[remembers] = self._behind_memory(starts[remembers])

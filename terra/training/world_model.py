@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 
 import torch
 from accelerate import Accelerator
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from pydantic import model_validator
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -174,14 +174,14 @@ class WorldModelObjective:
         self.flops_per_sample: float | None = flops_per_window(model, training.window)
         self.tokens_per_sample: int | None = training.window * model.config.layout.block
 
-    def draw(self, random: StepRandom, batch_size: int) -> Batch:
+    def draw(self, random: StepRandom, batch_size: int, progress: float) -> Batch:
         """Draw windows, each within one episode, with replacement; gather them on the device of the tokens."""
-        windows = self._windows.draw(random.host, batch_size)
+        windows = self._windows.draw(random.host, batch_size, progress)
         ids = send(pack_blocks(windows.tokens, windows.actions.shape[2]), self._device)
         frame = torch.arange(ids.shape[1], device=ids.device) // (ids.shape[1] // windows.tokens.shape[1])
         ignored = send(windows.remembers, self._device)[:, None] & (frame < windows.num_memory)
         return {
-            "input_ids": self._corrupt(ids, random.device),
+            "input_ids": self._corrupt(ids, ignored, random.device, progress),
             "actions": send(windows.actions, self._device),
             "labels": ids.masked_fill(ignored, IGNORED_LABEL),
         }
@@ -202,13 +202,22 @@ class WorldModelObjective:
             self._best.offer(float(measured), ema)
         return shown
 
-    def _corrupt(self, ids: Int[Tensor, "batch length"], generator: torch.Generator) -> Int[Tensor, "batch length"]:
-        if self._training.max_corruption == 0:
+    def _corrupt(
+        self,
+        ids: Int[Tensor, "batch length"],
+        remembered: Bool[Tensor, "batch length"],
+        generator: torch.Generator,
+        progress: float,
+    ) -> Int[Tensor, "batch length"]:
+        is_exact = self._training.memory.is_exact(progress)
+        most = self._training.memory.exact_corruption if is_exact else self._training.max_corruption
+        if most == 0:
             return ids
         like: dict[str, Any] = {"generator": generator, "device": ids.device}
-        rate = self._training.max_corruption * torch.rand((len(ids), 1), **like)
+        rate = most * torch.rand((len(ids), 1), **like)
         wrong = torch.randint(self._tokenized.codebook_size, ids.shape, **like)
-        return torch.where(torch.rand(ids.shape, **like) < rate, wrong, ids)
+        is_wrong = torch.rand(ids.shape, **like) < rate
+        return torch.where(is_wrong & ~remembered if is_exact else is_wrong, wrong, ids)
 
 
 def run(settings: TrainWorldModelSettings) -> None:

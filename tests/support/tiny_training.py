@@ -64,7 +64,7 @@ class Numbers:
         self.scale = scale
         self.previewed = 0
 
-    def draw(self, random: StepRandom, batch_size: int) -> Batch:
+    def draw(self, random: StepRandom, batch_size: int, progress: float) -> Batch:
         return {"x": torch.rand(batch_size, 1, generator=random.host)}
 
     def loss(self, batch: Batch, progress: float) -> Batch:
@@ -184,10 +184,10 @@ def terminate_at(objective: Objective, draws: int) -> None:
     """Let the objective's n-th draw send SIGTERM to its own process."""
     draw, count = objective.draw, iter(range(1, 1_000_000))
 
-    def drawing(random: StepRandom, batch_size: int) -> Batch:
+    def drawing(random: StepRandom, batch_size: int, progress: float) -> Batch:
         if next(count) == draws:
             os.kill(os.getpid(), signal.SIGTERM)
-        return draw(random, batch_size)
+        return draw(random, batch_size, progress)
 
     objective.draw = drawing
 
