@@ -21,16 +21,16 @@ _Piece = tuple[TokenGrid, Callable[[Frames, float], Any], Future[Any]]
 class RolloutDecoding:
     """Decides when the tokens of rollouts are decoded.
 
-    The decoder works in a thread of its own, never in an event loop.
+    The decoder works in a thread of its own, on a CPU in that of `tokenizer.cores`, never in an event loop.
 
-    A framewise decoder on a GPU decodes frames while the next ones are generated, on a stream of its own. On a CPU it
-    would take the cores from the engine, and a decoder that is not framewise looks at several frames: such a decoder
-    gets a rollout when all its tokens are there.
+    A framewise decoder on a GPU decodes frames while the next ones are generated, on a stream of its own. On a CPU,
+    where it would take the cores from the engine, and if it is not framewise but looks at several frames, it gets a
+    rollout when all its tokens are there.
 
     Args:
         decoder: turns tokens into frames.
         adapted: decoders of rollouts with an adapter, by the adapter's name, where they differ from `decoder`; each
-            has threads of its own.
+            has a thread of its own.
     """
 
     def __init__(self, decoder: Decoder, adapted: Mapping[str, Decoder] | None = None) -> None:

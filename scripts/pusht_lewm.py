@@ -121,7 +121,7 @@ class LeWMObjective:
         device = recordings.frames.device
         self._mean, self._std = (torch.tensor(facts[name], device=device) for name in ("action_mean", "action_std"))
 
-    def draw(self, random: StepRandom, batch_size: int) -> Batch:
+    def draw(self, random: StepRandom, batch_size: int, progress: float) -> Batch:
         """Windows of four frames, and the ten normalized numbers after each."""
         device = self._recordings.frames.device
         picks = draw_indices(random, len(self._recordings.starts), batch_size, torch.device("cpu"))

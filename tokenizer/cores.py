@@ -16,15 +16,18 @@ _NAME = "terra-cores"
 def on_cores(work: Callable[[], _T]) -> Future[_T]:
     """Call `work` in the process's one thread for computing, after what was given to it before.
 
-    OpenMP keeps a team of threads for each thread that has computed in parallel. Once the teams of a process have more
-    threads than there are cores, GNU's OpenMP lets them sleep between two operations instead of wait actively, and
-    waking them takes longer than the small operations of an engine: a frame takes half as long again. So an engine, a
-    tokenizer and a decoder on a CPU compute here, each a frame at a time, and Terra's other threads on one core each.
+    This avoids oversubscription. OpenMP keeps a team of threads (PyTorch's intra-op threads) for each thread that has
+    computed in parallel. Once a process has more such threads than cores, GNU's OpenMP lets a team sleep between two
+    operations instead of wait actively, and waking it takes longer than the small operations of an engine: a frame
+    takes half as long again. So an engine, a tokenizer and a decoder on a CPU compute here, each a frame at a time, and
+    Terra's other threads compute on one core each.
 
-    By default they wait actively for milliseconds, so that another busy process delays a frame of two threads several
-    times over. Terra's commands set GOMP_SPINCOUNT to some microseconds; set it before `import torch` elsewhere.
+    An active team that waits for a core which another process holds delays a frame several times over: by default
+    its threads spin for milliseconds before they sleep. Terra's commands set GOMP_SPINCOUNT=1000, some microseconds;
+    elsewhere set it before `import torch`.
 
-    The thread uses as many cores as its first caller may. In the thread itself `work` is called at once.
+    The thread has as many intra-op threads as its first caller, for good. In the thread itself `work` is called at
+    once.
     """
     if not threading.current_thread().name.startswith(_NAME):
         return _thread().submit(work)

@@ -262,7 +262,7 @@ class _WindowsObjective:
 class EstimatorObjective(_WindowsObjective):
     """Motion of random windows, with random mirroring, standstill, light, blur and noise."""
 
-    def draw(self, random: StepRandom, batch_size: int) -> Batch:
+    def draw(self, random: StepRandom, batch_size: int, progress: float) -> Batch:
         """Draw augmented frames in [-1, 1], and their steps in units of `step_scale`."""
         seen, steps = self._draw(random, batch_size)
         steps = steps / step_scale().to(steps.device, torch.float32)
@@ -283,7 +283,7 @@ class EstimatorObjective(_WindowsObjective):
 class ActionObjective(_WindowsObjective):
     """Actions of random windows, with random light, blur and noise: a mirrored world would have other actions."""
 
-    def draw(self, random: StepRandom, batch_size: int) -> Batch:
+    def draw(self, random: StepRandom, batch_size: int, progress: float) -> Batch:
         """Draw augmented frames in [-1, 1], and the rows of the actions between them."""
         seen, rows = self._draw(random, batch_size)
         return {"frames": change_look(_unit_range(seen), random.device), "rows": rows}

@@ -33,18 +33,18 @@ class MemoryTraining(Settings):
     Attributes:
         frames: memory frames of a window, 1 to 64; None trains without memory.
         field_of_view, range, kind: see `terra.memory.MemoryRule`.
-        share: share of windows (0 to 1) that get memory frames, where their episode is old enough; the others are
-            like a rollout's first window.
+        share: share of windows (0 to 1) that get memory frames, where they are late enough in their episode; the
+            others are like a rollout's first window.
         other_drives: share of the windows with memory (0 to 1) that may also remember other drives of the same town.
         exact: share of the windows with memory (0 to 1) whose memory frames are the window's own frames at the times
             that memory frames are for; not with kind="recent". They teach what a memory frame is for: three given
             frames predict the next one so well that other windows hardly reward attention to memory
             (terra/training/LOG.md).
-        exact_until: share of the run (0 to 1), from its start, in which all windows remember their own frames; not with
-            kind="recent". A trained model looks at what is near, and finds memory only where it is of much use.
+        exact_until: share of the run (0 to 1), from its start, in which all windows have such memory, whatever `share`
+            says; not with kind="recent". Attention to memory is learned only where much depends on it.
         exact_corruption: in that part each window draws a rate uniformly from 0 to this, and that share of the tokens
-            behind its memory frames is replaced by random ids, as by the training's `max_corruption`, so that memory
-            is of more use.
+            after its memory frames is replaced by random ids. The memory frames stay as they are, unlike by the
+            training's `max_corruption` later.
         overlap: frames of a window that are given when a rollout chooses what to remember, as in `terra generate`.
 
     A rollout remembers any frame before its window. In training a memory frame is at least 1 s older than the window
@@ -63,7 +63,7 @@ class MemoryTraining(Settings):
     overlap: Count = 3
 
     def is_exact(self, progress: float) -> bool:
-        """Whether all windows remember their own frames at the run's progress, 0 to 1."""
+        """Whether all windows have their own frames as memory at the run's progress, 0 to 1."""
         return self.frames is not None and self.kind != "recent" and progress < self.exact_until
 
     @property
@@ -151,9 +151,9 @@ class MemoryWindows:
             raise DatasetError(f"memory.frames: expected an episode of at least {needed} frames, got none")
 
     def draw(self, generator: torch.Generator, count: int, progress: float) -> WindowBatch:
-        """Draw windows with replacement; `share` of those that are not near an episode's start have memory frames.
+        """Draw windows with replacement; `share` of those that are late enough in their episode have memory frames.
 
-        Until the run's progress, 0 to 1, is `exact_until`, all windows remember their own frames.
+        Until the run's progress, 0 to 1, is `exact_until`, all windows have their own frames as memory.
         """
         starts = self._starts[torch.randint(len(self._starts), (count,), generator=generator)]
         chances = torch.rand((3, count), generator=generator)
