@@ -23,9 +23,9 @@ class RolloutDecoding:
 
     The decoder works in a thread of its own, on a CPU in that of `tokenizer.cores`, never in an event loop.
 
-    A framewise decoder on a GPU decodes frames while the next ones are generated, on a stream of its own. On a CPU,
-    where it would take the cores from the engine, and if it is not framewise but looks at several frames, it gets a
-    rollout when all its tokens are there.
+    A framewise decoder on a GPU decodes frames while the next ones are generated, on a stream of its own. A
+    decoder on a CPU, which would take the cores from the engine, and one that looks at several frames (not framewise)
+    decode a rollout when all its tokens are there.
 
     Args:
         decoder: turns tokens into frames.

@@ -126,9 +126,8 @@ def to_frames(frames: UInt8[np.ndarray, "frames height width 3"]) -> "Frames":
     import torch
 
     _check_stack(frames, "frames")
-    # By NumPy, on one core, see `tokenizer.cores`; as `to_unit_range` to the bit.
-    planes = np.ascontiguousarray(rearrange(frames, "f h w c -> f c h w"), np.float32)
-    return torch.from_numpy(planes / np.float32(127.5) - np.float32(1.0))
+    # By NumPy, which takes one core: see `tokenizer.cores`.
+    return torch.from_numpy(_in_unit_range(np.ascontiguousarray(rearrange(frames, "f h w c -> f c h w"), np.float32)))
 
 
 def to_8_bit(frames: "Frames") -> UInt8[Any, "frames 3 height width"]:
@@ -138,7 +137,12 @@ def to_8_bit(frames: "Frames") -> UInt8[Any, "frames 3 height width"]:
 
 def to_unit_range(frames: UInt8[Any, "frames 3 height width"]) -> "Frames":
     """A uint8 tensor as float32 frames in [-1, 1] on its device: x / 127.5 - 1. `to_8_bit` undoes it exactly."""
-    return frames.float() / 127.5 - 1.0
+    return _in_unit_range(frames.float())
+
+
+def _in_unit_range(levels: Any) -> Any:
+    """Levels from 0 to 255, a float32 array or tensor, in [-1, 1]."""
+    return levels / 127.5 - 1.0
 
 
 class VideoWriter:

@@ -105,11 +105,12 @@ def work(settings: dict[str, Any]) -> None:
     """Answer the requests of `Worker.ask`. Imports nothing but what older checkouts have, too."""
     import torch
 
-    import terra
+    from terra.pipeline import Pipeline, RolloutRequest
     from terra.rollout import load_inputs
+    from terra.sampling import SamplingParams
 
-    sampling = terra.SamplingParams()
-    with terra.Pipeline.from_pretrained("demo", engine="jacobi", device="cpu", drafts=31, **settings) as pipeline:
+    sampling = SamplingParams()
+    with Pipeline.from_pretrained("demo", engine="jacobi", device="cpu", drafts=31, **settings) as pipeline:
         inputs = load_inputs(
             CONTEXT, CONTEXT / "left.json", num_frames=FRAMES, num_context=GIVEN,
             image_size=pipeline.tokenizer.image_size, spec=pipeline.engine.spec,
@@ -147,7 +148,7 @@ def work(settings: dict[str, Any]) -> None:
 
         def rollout() -> int:
             begin()
-            pipeline.generate([terra.RolloutRequest(inputs.context_frames, actions, 0)], sampling)
+            pipeline.generate([RolloutRequest(inputs.context_frames, actions, 0)], sampling)
             return FRAMES - GIVEN
 
         parts: dict[str, Callable[[], int]] = {

@@ -22,9 +22,9 @@ def on_cores(work: Callable[[], _T]) -> Future[_T]:
     takes half as long again. So an engine, a tokenizer and a decoder on a CPU compute here, each a frame at a time, and
     Terra's other threads compute on one core each.
 
-    An active team that waits for a core which another process holds delays a frame several times over: by default
-    its threads spin for milliseconds before they sleep. Terra's commands set GOMP_SPINCOUNT=1000, some microseconds;
-    elsewhere set it before `import torch`.
+    By default OpenMP's threads spin for milliseconds before they sleep, and a frame takes several times as long if
+    another process holds one of the cores meanwhile. Terra's commands set GOMP_SPINCOUNT=1000, so that threads spin for
+    microseconds; other programs may set it before `import torch`.
 
     The thread has as many intra-op threads as its first caller, for good. In the thread itself `work` is called at
     once.

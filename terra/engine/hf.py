@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -52,8 +51,8 @@ class ModelThread:
     """
 
     def __init__(self, checkpoint: Path, adapter: Path | None, dtype: str, device: str) -> None:
-        load = partial(load_world_model, checkpoint, adapter=adapter)
-        self.model = on_cores(lambda: load(dtype=torch_dtype(dtype), device=torch_device(device))).result()
+        at, kind = torch_device(device), torch_dtype(dtype)
+        self.model = on_cores(lambda: load_world_model(checkpoint, adapter=adapter, dtype=kind, device=at)).result()
         self.spec = EngineSpec.of(self.model.config)
         self._closed = False
         self.failure: str | None = None

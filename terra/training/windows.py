@@ -43,8 +43,8 @@ class MemoryTraining(Settings):
         exact_until: share of the run (0 to 1), from its start, in which all windows have such memory, whatever `share`
             says; not with kind="recent". Attention to memory is learned only where much depends on it.
         exact_corruption: in that part each window draws a rate uniformly from 0 to this, and that share of the tokens
-            after its memory frames is replaced by random ids. The memory frames stay as they are, unlike by the
-            training's `max_corruption` later.
+            after its memory frames is replaced by random ids. Memory frames are not corrupted in that part; later
+            `max_corruption` of the training corrupts them, too.
         overlap: frames of a window that are given when a rollout chooses what to remember, as in `terra generate`.
 
     A rollout remembers any frame before its window. In training a memory frame is at least 1 s older than the window
