@@ -87,9 +87,9 @@ def memory_in_use(trained: MemoryRule | None, wanted: Literal["auto"] | int) -> 
     return trained.replace(frames=wanted) if trained is not None and wanted else None
 
 
-def memory_frames(rule: MemoryRule | None) -> int:
-    """Memory frames of a window; 0 without a rule."""
-    return 0 if rule is None else rule.frames
+def memory_frames(*rules: MemoryRule | None) -> int:
+    """Memory frames of a window, the most of several rules; 0 without a rule."""
+    return max((rule.frames for rule in rules if rule is not None), default=0)
 
 
 def advance(pose: Pose, action: Float[np.ndarray, "slots 3"], space: Waypoints, fps: float) -> Pose:

@@ -112,6 +112,7 @@ class Pipeline:
         provenance: what the parts were built from, for `rollout.json`: see `terra.rollout`.
         expected_psnr: PSNR (dB) of the tokenizer's held-out frames; None if not known. See `terra.reconstruction`.
         adapted_decoders: decoders of rollouts with an adapter, by the adapter's name, where they differ from `decoder`.
+        adapted_memory: `memory` of rollouts with an adapter, by the adapter's name, where it differs from `memory`.
 
     Raises:
         CheckpointError: the tokenizer is not the one that the world model was trained with.
@@ -128,11 +129,12 @@ class Pipeline:
         provenance: Mapping[str, Any] | None = None,
         expected_psnr: float | None = None,
         adapted_decoders: Mapping[str, Decoder] | None = None,
+        adapted_memory: Mapping[str, MemoryRule | None] | None = None,
     ) -> None:
         check_pairing(tokenizer, engine.spec)
         self.tokenizer, self.engine, self.decoder = tokenizer, engine, decoder
         self.overlap, self.memory = overlap, memory
-        self.adapted_decoders = dict(adapted_decoders or {})
+        self.adapted_decoders, self.adapted_memory = dict(adapted_decoders or {}), dict(adapted_memory or {})
         self.provenance = dict(provenance or {})
         self.expected_psnr = expected_psnr
         self.decoding = RolloutDecoding(decoder, self.adapted_decoders)
@@ -210,11 +212,16 @@ class Pipeline:
             provenance=spec.provenance(),
             expected_psnr=expected,
             adapted_decoders=adapted_decoders,
+            adapted_memory=spec.adapted_memory,
         )
 
     def decoder_for(self, adapter: str | None) -> Decoder:
         """The decoder of rollouts with an adapter, by its name, or of those without one."""
         return self.decoder if adapter is None else self.adapted_decoders.get(adapter, self.decoder)
+
+    def memory_for(self, adapter: str | None) -> MemoryRule | None:
+        """How memory frames of rollouts with an adapter, by its name, or of those without one, are chosen."""
+        return self.memory if adapter is None else self.adapted_memory.get(adapter, self.memory)
 
     async def stream(
         self,
@@ -245,7 +252,7 @@ class Pipeline:
             EngineError: the engine failed.
         """
         given = len(context) - 1
-        self.plan(len(actions) + 1, len(context), has_map=place is not None)
+        self.plan(len(actions) + 1, len(context), adapter, has_map=place is not None)
         session = await self.open(context, actions[:given], sampling, seed, adapter, place, recall_of)
         try:
             async for frame in session.run(actions[given:]):
@@ -268,21 +275,24 @@ class Pipeline:
         `adapter`, `place` and `recall_of` are as in `stream`.
         """
         prompt = build_prompt(context, actions)
-        recall = self.recall(context, actions, place) if recall_of is None else recall_of(context, actions)
+        recall = self.recall(context, actions, place, adapter) if recall_of is None else recall_of(context, actions)
         return await SlidingSession.open(
             self.engine, prompt, sampling, seed, self.overlap, adapter=adapter, recall=recall
         )
 
-    def plan(self, num_frames: int, num_context: int, *, has_map: bool = False) -> list[Window]:
+    def plan(
+        self, num_frames: int, num_context: int, adapter: str | None = None, *, has_map: bool = False
+    ) -> list[Window]:
         """The windows of a rollout. Raises ConfigError, see `terra.windows.plan_windows`."""
-        max_frames, memory = self.engine.spec.layout.max_frames, memory_frames(self.memory)
+        max_frames, memory = self.engine.spec.layout.max_frames, memory_frames(self.memory_for(adapter))
         return list(plan_windows(num_frames, num_context, max_frames, self.overlap, memory, has_map=has_map))
 
-    def recall(self, tokens: TokenGrid, actions: Actions, place: PlaceMap | None = None) -> Recall | None:
+    def recall(
+        self, tokens: TokenGrid, actions: Actions, place: PlaceMap | None = None, adapter: str | None = None
+    ) -> Recall | None:
         """What a rollout of these frames can remember; None for rollouts without memory."""
-        if self.memory is None:
-            return None
-        return Recall.begin(self.memory, self.engine.spec, tokens, actions, place)
+        rule = self.memory_for(adapter)
+        return None if rule is None else Recall.begin(rule, self.engine.spec, tokens, actions, place)
 
     def describe_memory(
         self,
@@ -291,15 +301,16 @@ class Pipeline:
         num_context: int,
         place: PlaceMap | None = None,
         place_described: dict[str, Any] | None = None,
+        adapter: str | None = None,
     ) -> dict[str, Any] | None:
         """The key `memory` of a rollout's record, see `terra.rollout`; None for rollouts without memory.
 
         `place_described` is what it says of the map, see `terra.place_map.MapPictures.describe`.
         """
-        recall = self.recall(tokens, actions, place)
+        recall = self.recall(tokens, actions, place, adapter)
         if recall is None:
             return None
-        windows = self.plan(len(tokens), num_context, has_map=place is not None)
+        windows = self.plan(len(tokens), num_context, adapter, has_map=place is not None)
         described = {} if place_described is None else {"map": place_described}
         return {**recall.rule.model_dump(), "windows": remembered(recall, actions, windows), **described}
 

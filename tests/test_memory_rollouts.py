@@ -22,6 +22,7 @@ from decoder import FramewiseDecoder
 from decoder.video import to_frames
 from terra.actions import Waypoints
 from terra.config.files import register_resolvers
+from terra.config.spec import PipelineSpec
 from terra.driving.control import Driver, Steering
 from terra.engine.base import Engine, EngineSpec
 from terra.engine.hf import HFEngine
@@ -77,6 +78,14 @@ def hf(memory_model, wait):
 @pytest.fixture(scope="module")
 def loaded(tiny_tokenizer) -> LFQTokenizer:
     return LFQTokenizer.from_pretrained(tiny_tokenizer)
+
+
+def save_memory_adapter(folder: Path, base: Path, **rule: float) -> Path:
+    """An adapter of the tiny model that was trained with memory (so its config says)."""
+    save_adapter(folder, base, seed=1)
+    config = json.loads((base / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"memory": {"frames": MEMORY, **rule}}))
+    return folder
 
 
 def pipeline_of(engine: Engine, loaded: LFQTokenizer, memory: MemoryRule | None = None) -> Pipeline:
@@ -670,12 +679,39 @@ def test_a_config_without_memory_has_no_such_key(tiny_model, memory_model):
 
 
 def test_an_adapter_may_bring_memory(tiny_model, tmp_path):
-    folder = save_adapter(tmp_path / "adapter", tiny_model, seed=1)
-    config = json.loads((tiny_model / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"memory": {"frames": MEMORY, "range": 20}}))
+    folder = save_memory_adapter(tmp_path / "adapter", tiny_model, range=20)
     assert load_adapter(folder, tiny_model).config.memory_rule == MemoryRule(frames=MEMORY, range=20.0)
     engine = HFEngine(tiny_model, adapter=folder, device=DEVICE)
     assert engine.spec.memory == MemoryRule(frames=MEMORY, range=20.0)
+
+
+@pytest.mark.parametrize("kind", ["hf", "vllm"])
+def test_an_adapter_remembers_beside_a_model_that_does_not(tiny_model, tiny_tokenizer, tmp_path, kind):
+    folder = save_memory_adapter(tmp_path / "adapter", tiny_model)
+    for name, part in (("tokenizer", tiny_tokenizer), ("world_model", tiny_model)):
+        (tmp_path / name).symlink_to(part)
+    few = {"engine_args": FEW_BLOCKS} if kind == "vllm" else {}
+
+    def made(name: str | None, **given):
+        with Pipeline.from_pretrained(
+            tmp_path, engine=kind, device=DEVICE, overlap=OVERLAP, **few, **given
+        ) as pipeline:
+            work = pipeline.rollout_tokens(context(0), drive(NUM), SAMPLING, 5, adapter=name)
+            tokens = pipeline.wait(work)
+            return tokens, pipeline.describe_memory(tokens, drive(NUM), 3, adapter=name)
+
+    both = {"adapters": {"remembers": folder}}
+    remembers, memory = made("remembers", **both)
+    assert torch.equal(remembers, (alone := made(None, adapter=folder))[0])
+    assert memory is not None
+    assert memory == alone[1]
+    forgets, memory = made(None, **both)
+    assert torch.equal(forgets, made(None)[0])
+    assert memory is None
+    with pytest.raises(
+        ConfigError, match=r"^adapters\.remembers: overlap: expected 1 to 5 .*2 of them memory\), got 6"
+    ):
+        PipelineSpec.from_pretrained(tmp_path, engine=kind, device=DEVICE, overlap=6, **both)
 
 
 def test_other_worlds_have_no_memory(hf):

@@ -11,6 +11,7 @@ from entry import read_settings
 from rich.console import Console
 from safetensors.torch import load_file
 from tiny import COLS, ROWS, save_tiny
+from tiny_adapter import save_adapter
 from tiny_serving import OVERLAP, HeldEngine, Served, make_pipeline, pictures
 
 from terra.config.files import register_resolvers
@@ -292,13 +293,47 @@ def test_a_fork_has_its_own_memory(server, actions):
         assert "map_pose" in talk.hear("error")["message"]
 
 
-def test_settings_that_leave_no_room_are_refused(server, tiny_model):
-    spec, settings = server.service.model.spec, server.settings
+@pytest.fixture(scope="module")
+def adapted_server(tiny_model, tiny_tokenizer, places, tmp_path_factory):
+    """A model without memory, beside an adapter with memory, and a map."""
+    folder = save_adapter(tmp_path_factory.mktemp("adapter"), tiny_model, seed=1)
+    config = json.loads((tiny_model / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"memory": {"frames": 2}}))
+    data, road = tmp_path_factory.mktemp("data"), str(places.parent / "map.csv")
+    with Served(tiny_model, tiny_tokenizer, places, data, adapters={"remembers": folder}, map=road) as served:
+        yield served
+
+
+def test_an_adapter_remembers_beside_a_model_that_does_not(adapted_server, actions):
+    base, adapter = (card["memory"] for card in httpx.get(f"{adapted_server.url}/v1/models").json()["data"])
+    assert (base, adapter) == (0, 2)
+    with adapted_server.open(**opening(actions, scene="night")) as talk:
+        assert not {"memory", "map"} & talk.opened.keys()
+        forgets = drive(talk, actions)
+    with adapted_server.open(**opening(actions, scene="night", model="remembers")) as talk:
+        assert (talk.opened["memory"], talk.opened["map"]) == (2, True)
+        remembers = drive(talk, actions)
+    assert not any("memory" in frame for frame in forgets)
+    assert set(remembers[0]["memory"]) <= {-1, -2, -3}
+
+
+def test_a_video_of_such_an_adapter_remembers(adapted_server):
+    assert make_job(adapted_server, scene="night").get("memory") is None
+    remembered = make_job(adapted_server, scene="night", model="remembers", map_pose=POSE)["memory"]
+    assert (remembered["frames"], len(remembered["windows"])) == (2, 4)
+    body = {"scene": "night", "trajectory_name": "left", "num_frames": NUM, "map_pose": POSE}
+    answer = httpx.post(f"{adapted_server.url}/v1/videos", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "map: expected none for rollouts without memory, got one"
+
+
+def test_settings_that_leave_no_room_are_refused(server):
+    layout, settings = server.service.model.spec.layout, server.settings
     with pytest.raises(
         ConfigError, match=r"num_context: expected 1 to 5 \(the window holds 8, 2 of them memory\), got 6"
     ):
-        check_windows(settings.replace(num_context=6), spec)
+        check_windows(settings.replace(num_context=6), layout, 2)
     with pytest.raises(ConfigError, match="map: expected none for rollouts without memory, got one"):
-        check_windows(settings.replace(memory=0), spec)
+        check_windows(settings, layout, 0)
     with pytest.raises(ConfigError, match="overlap: expected 1 to 5"):
-        check_windows(settings.replace(overlap=OVERLAP + 4), spec)
+        check_windows(settings.replace(overlap=OVERLAP + 4), layout, 2)

@@ -62,6 +62,7 @@ class PipelineSpec:
         adapters: folders of further adapters by name, of which a session may name one.
         image_size: height and width of the tokenizer's frames, in pixels.
         spec: the geometry and rates of the world model's config.json.
+        adapted_memory: how sessions with one of `adapters` choose memory frames, by its name; None for no memory.
         engine_choice: with engine=auto, one line that says which engine was taken and why; else None.
     """
 
@@ -72,6 +73,7 @@ class PipelineSpec:
     adapters: Mapping[str, Path]
     image_size: tuple[int, int]
     spec: EngineSpec
+    adapted_memory: Mapping[str, MemoryRule | None]
     engine_choice: str | None = None
 
     @classmethod
@@ -102,15 +104,20 @@ class PipelineSpec:
         adapters = _load_adapters(settings, world_model)
         model = load_config(world_model) if adapter is None else adapters[None].config
         spec = EngineSpec.of(model)
+        adapted_memory: dict[str, MemoryRule | None] = {}
         for name, each in adapters.items():
             if name is not None:
-                check_same_spec(name, EngineSpec.of(each.config), spec)
+                adapted = EngineSpec.of(each.config)
+                check_same_spec(name, adapted, spec)
+                try:
+                    adapted_memory[name] = _checked_memory(adapted, settings)
+                except ConfigError as error:
+                    raise ConfigError(f"adapters.{name}: {error}") from None
         for folder in (adapter, *settings.adapters.values()):
             if folder is not None and (decoder := decoder_of(folder)) is not None:
                 check_decoder(decoder, tokenizer)
         check_pairing(tokenizer, spec)
-        memory = memory_frames(memory_in_use(spec.memory, settings.memory))
-        check_overlap(settings.overlap, spec.layout.max_frames, memory)
+        _checked_memory(spec, settings)
         resolved, choice = _resolve(PipelineSettings.from_values(vars(settings)), rollouts, recorded or {})
         if resolved.engine.get("max_sessions", 1) is None:
             most = _sessions_that_fit(model, resolved.engine) // (1 + len(settings.adapters)) // engines
@@ -135,6 +142,7 @@ class PipelineSpec:
             {name: folder.absolute() for name, folder in settings.adapters.items()},
             image_size,
             spec,
+            adapted_memory,
             choice,
         )
 
@@ -344,6 +352,13 @@ def _load_adapters(settings: PipelineSettings, world_model: Path) -> dict[str | 
         except CheckpointError as error:
             raise CheckpointError(f"adapters.{name}: {error}") from None
     return loaded
+
+
+def _checked_memory(spec: EngineSpec, settings: PipelineSettings) -> MemoryRule | None:
+    """How memory frames of a model's sessions are chosen. Raises ConfigError if they leave nothing to generate."""
+    memory = memory_in_use(spec.memory, settings.memory)
+    check_overlap(settings.overlap, spec.layout.max_frames, memory_frames(memory))
+    return memory
 
 
 def choose_engine(device: torch.device, rollouts: int = 1) -> tuple[str, str]:

@@ -98,9 +98,11 @@ def check_factors_alone(name: str | None, adapter: Adapter) -> None:
 def check_same_spec(name: str, spec: EngineSpec, base: EngineSpec) -> None:
     """Refuse an adapter for some sessions of an engine if its actions, geometry or rate are not the base's.
 
+    Memory may differ: to an engine memory frames are frames of a prompt.
+
     Raises:
         ConfigError: the first fact that differs.
     """
     for fact, expected in vars(base).items():
-        if (got := getattr(spec, fact)) != expected:
+        if fact != "memory" and (got := getattr(spec, fact)) != expected:
             raise ConfigError(f"adapters.{name}: {fact}: expected the base's {expected!r:.200}, got {got!r:.200}")

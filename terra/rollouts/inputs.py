@@ -96,7 +96,7 @@ class Inputs:
         kept = self._kept(self._maps, job.map, _Map)
         async with kept.lock:
             if kept.place is None:
-                pictures = await self._in("read", partial(self._load_map, job.map))
+                pictures = await self._in("read", partial(self._load_map, job))
                 kept.place = Place(pictures, self._pipeline.encode_map)
         return SeenMap(await kept.place.seen_from(job.map_pose), kept.place.pictures.describe(job.map_pose))
 
@@ -108,9 +108,11 @@ class Inputs:
             kept.popitem(last=False)
         return value
 
-    def _load_map(self, path: Path) -> MapPictures:
+    def _load_map(self, job: Job) -> MapPictures:
+        assert job.map is not None
         spec, size = self._pipeline.engine.spec, self._pipeline.tokenizer.config.image_size
-        return load_map(path, size, spec.fps, self._limits, at_least=memory_frames(self._pipeline.memory))
+        needed = memory_frames(self._pipeline.memory_for(job.adapter))
+        return load_map(job.map, size, spec.fps, self._limits, at_least=needed)
 
     def _load_actions(self, job: Job) -> Actions:
         spec = self._pipeline.engine.spec

@@ -102,7 +102,7 @@ class RolloutMaker:
         """Load the trajectory, load and tokenize the context and the map. Raises TerraError for bad inputs."""
         started = time.perf_counter()
         job = work.job
-        self._pipeline.plan(job.num_frames, job.num_context, has_map=job.map is not None)
+        self._pipeline.plan(job.num_frames, job.num_context, job.adapter, has_map=job.map is not None)
         work.inputs = await self.in_thread("read", lambda: self._folder.fingerprint(job))
         work.actions = await self._inputs.actions(job)
         work.seconds["load"] = time.perf_counter() - started
@@ -163,7 +163,7 @@ class RolloutMaker:
         job, spec = work.job, self._pipeline.engine.spec
         sample_id = job.sample_id if job.several_trajectories else None
         seen, of_map = (None, None) if work.place is None else (work.place.frames, work.place.described)
-        memory = self._pipeline.describe_memory(work.tokens, work.actions, job.num_context, seen, of_map)
+        memory = self._pipeline.describe_memory(work.tokens, work.actions, job.num_context, seen, of_map, job.adapter)
         record = rollout_record(
             self._pipeline.provenance,
             spec,

@@ -156,7 +156,7 @@ def _model_routes(service: Service) -> APIRouter:
                 size=f"{width}x{height}",
                 frame_tokens=service.model.spec.layout.image_tokens,
                 action_space=service.model.spec.space.model_dump(mode="json"),
-                memory=memory_frames(service.model.pipeline.memory),
+                memory=memory_frames(service.model.pipeline.memory_for(name if name in roots else None)),
             )
             for name in service.model.names
         ]

@@ -325,7 +325,7 @@ class Jobs:
         pieces = await decoding.finish()
         memory = None
         if remembers:
-            describe = partial(pipeline.describe_memory, tokens, actions, len(context), place, seen)
+            describe = partial(pipeline.describe_memory, tokens, actions, len(context), place, seen, adapter)
             memory = await self._model.run("files", describe)
         record = rollout_record(
             pipeline.provenance,

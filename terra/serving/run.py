@@ -123,7 +123,8 @@ def check(settings: ServeSettings, engines: int = 1) -> Checked:
     check_names(settings)
     sessions = settings.live.sessions + settings.jobs.at_once
     spec = PipelineSpec.from_settings(settings, sessions=sessions, engines=engines)
-    check_windows(settings, spec.spec)
+    memory = memory_frames(spec.memory, *spec.adapted_memory.values())
+    check_windows(settings, spec.spec.layout, memory)
     scenes = load_scenes(
         settings.scenes,
         num_context=settings.num_context,
@@ -134,8 +135,7 @@ def check(settings: ServeSettings, engines: int = 1) -> Checked:
     )
     place = None
     if settings.map is not None:
-        needed = memory_frames(spec.memory)
-        place = load_map(settings.map, spec.image_size, spec.spec.fps, settings.limits, at_least=needed)
+        place = load_map(settings.map, spec.image_size, spec.spec.fps, settings.limits, at_least=memory)
     return Checked(settings, spec, scenes, place)
 
 

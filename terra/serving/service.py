@@ -13,12 +13,11 @@ import torch
 
 from terra.actions import TableSpace, Waypoints
 from terra.driving.control import Driver, Steering
-from terra.engine.base import EngineSpec
 from terra.errors import ActionError, ConfigError
-from terra.memory import memory_frames, memory_in_use
+from terra.memory import memory_frames
 from terra.pipeline import Pipeline
 from terra.place_map import MapPictures, Place
-from terra.prompt import Action, Actions
+from terra.prompt import Action, Actions, Layout
 from terra.sampling import SamplingParams
 from terra.serving.contexts import Contexts
 from terra.serving.documents import Fields, Wanted, read_fields
@@ -39,9 +38,8 @@ from terra.windows import check_overlap, plan_windows
 _SMALL_BYTES = 64 << 10  # JSON that a thread reads in a few milliseconds
 
 
-def check_windows(settings: ServeSettings, spec: EngineSpec) -> None:
-    """Raise ConfigError if overlap, memory, context or rollout lengths leave no frame to generate."""
-    layout, memory = spec.layout, memory_frames(memory_in_use(spec.memory, settings.memory))
+def check_windows(settings: ServeSettings, layout: Layout, memory: int) -> None:
+    """Raise ConfigError if overlap, context or rollout lengths leave no frame to generate beside `memory` frames."""
     check_overlap(settings.overlap, layout.max_frames, memory)
     if settings.map is not None:
         shortest = settings.num_context + 1
@@ -96,7 +94,8 @@ class Service:
         self.settings = settings
         self.worlds = dict(worlds or {})
         self.model = Model(pipeline, settings.model_name, settings.picture_threads, settings.uploads.at_once)
-        check_windows(settings, self.model.spec)
+        memory = memory_frames(pipeline.memory, *pipeline.adapted_memory.values())
+        check_windows(settings, self.model.spec.layout, memory)
         check_names(settings)
         self.place = None if place is None else Place(place, pipeline.encode_map)
         self.created = int(time.time())
@@ -239,18 +238,18 @@ class Service:
         else:
             driver, actions = _played(message, len(context) - 1, usual, space)
         moments = context_moments(context, actions, driver, self.model.spec)
-        memory = None if message.memory is False else self.model.pipeline.memory
+        memory = None if message.memory is False else self.model.pipeline.memory_for(adapter)
         pose = message.map_pose if message.map_pose is not None or scene is None else scene.map_pose
         place = None
         if self.place is not None and memory is not None and pose is not None:
-            self._check_room(len(context))
+            self._check_room(len(context), adapter)
             place = await self.place.seen_from(pose)
         return Fork(moments, len(context), self.sampling(message.sampling), message.seed or 0, adapter, memory, place)
 
-    def _check_room(self, num_context: int) -> None:
+    def _check_room(self, num_context: int, adapter: str | None) -> None:
         """Raise ApiError (400) for a context that leaves no room for a frame beside those of the map."""
         try:
-            self.model.pipeline.plan(num_context + 1, num_context, has_map=True)
+            self.model.pipeline.plan(num_context + 1, num_context, adapter, has_map=True)
         except ConfigError as error:
             raise ApiError(400, "invalid_context", str(error), param="context") from None
 

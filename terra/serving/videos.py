@@ -202,6 +202,7 @@ async def _video_request(
         raise ApiError(400, "invalid_request", message, param="map_pose")
     spec = service.model.spec
     scene = None if body.scene is None else service.scenes.find(body.scene)
+    adapter = service.adapter(body.model, scene)
     field = _action_field(body, spec.space)
     track = _scene_track(scene, field, getattr(body, f"{field}_name")) if given is None else given
     if scene is not None:
@@ -210,7 +211,7 @@ async def _video_request(
         name = body.context or (await service.contexts.add(files, client)).id
         context = await service.contexts.tokens(name)
     try:
-        service.model.pipeline.plan(num_frames, len(context), has_map=body.map_pose is not None)
+        service.model.pipeline.plan(num_frames, len(context), adapter, has_map=body.map_pose is not None)
         actions, _ = await service.model.run("files", lambda: track_actions(track, num_frames, spec))
     except ActionError as error:
         raise refused(field, str(error)) from None
@@ -221,7 +222,7 @@ async def _video_request(
         actions,
         service.sampling(body.sampling),
         body.seed,
-        service.adapter(body.model, scene),
+        adapter,
         body.memory is not False,
         body.map_pose,
     )
