@@ -84,7 +84,7 @@ def save_memory_adapter(folder: Path, base: Path, **rule: float) -> Path:
     """An adapter of the tiny model that was trained with memory (so its config says)."""
     save_adapter(folder, base, seed=1)
     config = json.loads((base / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"memory": {"frames": MEMORY, **rule}}))
+    (folder / "config.json").write_text(json.dumps(config | {"memory": {"frames": MEMORY} | rule}))
     return folder
 
 
@@ -484,6 +484,31 @@ class TestCommands:
         path.write_text("\n".join([header, *(rows or [f"c1/{k}.png,{2 * k},0.5,{5 * k}" for k in range(3)])]) + "\n")
         return path
 
+    def test_lines_of_adapters_with_different_memory(self, tmp_path, tiny_model, tiny_tokenizer):
+        batch = Batch(tmp_path, tiny_model, tiny_tokenizer)
+        frames = {"more": 2, "less": 1}
+        folders = {
+            name: save_memory_adapter(tmp_path / name, tiny_model, frames=count) for name, count in frames.items()
+        }
+        save_memory_adapter(tmp_path / "far", tiny_model, frames=3)
+        place = {"map": str(self.write_map(batch, ["c1/0.png,0,0.5,0", "c1/1.png,2,0.5,5"])), "map_pose": [1, 0, 0.1]}
+        lines = [batch.line(0, id=name, adapter=name, **place) for name in ("less", "more", "far")]
+        batch.write(*lines, batch.line(0), batch.line(0, id="base", **place))
+        given = {f"+adapters.{name}": tmp_path / name for name in (*folders, "far")}
+        assert batch.run(num_frames=14, **given) == 3
+        reasons = {row["id"]: row["reason"] for row in batch.index() if row["status"] == "failed"}
+        assert reasons.keys() == {"far", "base"}
+        assert "expected 3 to 1000 frames, got 2" in reasons["far"]
+        assert reasons["base"] == "map: expected none for rollouts without memory, got one"
+        assert batch.record("r0").get("memory") is None
+        for name, folder in folders.items():
+            record, alone = batch.record(name), tmp_path / f"alone_{name}"
+            assert record["memory"]["frames"] == frames[name]
+            batch.write(batch.line(0, **place))
+            assert batch.run(output=alone, num_frames=14, adapter=folder) == 0
+            assert torch.equal(batch.tokens(name), batch.tokens("r0", alone))
+            assert told(batch.output / "rollouts" / name)[0] == 0
+
     def test_a_place_of_which_there_are_pictures(self, batch):
         folder = self.make(batch, map=self.write_map(batch), map_pose="[1,0,0.1]")
         record = json.loads((folder / "rollout.json").read_text())
@@ -685,12 +710,13 @@ def test_an_adapter_may_bring_memory(tiny_model, tmp_path):
     assert engine.spec.memory == MemoryRule(frames=MEMORY, range=20.0)
 
 
-@pytest.mark.parametrize("kind", ["hf", "vllm"])
+@pytest.mark.parametrize("kind", ["hf", "jacobi", "graph", "vllm"])
 def test_an_adapter_remembers_beside_a_model_that_does_not(tiny_model, tiny_tokenizer, tmp_path, kind):
     folder = save_memory_adapter(tmp_path / "adapter", tiny_model)
     for name, part in (("tokenizer", tiny_tokenizer), ("world_model", tiny_model)):
         (tmp_path / name).symlink_to(part)
     few = {"engine_args": FEW_BLOCKS} if kind == "vllm" else {}
+    other = save_memory_adapter(tmp_path / "other", tiny_model, frames=1)
 
     def made(name: str | None, **given):
         with Pipeline.from_pretrained(
@@ -700,11 +726,15 @@ def test_an_adapter_remembers_beside_a_model_that_does_not(tiny_model, tiny_toke
             tokens = pipeline.wait(work)
             return tokens, pipeline.describe_memory(tokens, drive(NUM), 3, adapter=name)
 
-    both = {"adapters": {"remembers": folder}}
+    both = {"adapters": {"remembers": folder, "less": other}}
     remembers, memory = made("remembers", **both)
     assert torch.equal(remembers, (alone := made(None, adapter=folder))[0])
     assert memory is not None
     assert memory == alone[1]
+    less, memory = made("less", **both)
+    assert torch.equal(less, made(None, adapter=other)[0])
+    assert memory is not None
+    assert memory["frames"] == 1
     forgets, memory = made(None, **both)
     assert torch.equal(forgets, made(None)[0])
     assert memory is None

@@ -324,7 +324,8 @@ def test_a_video_of_such_an_adapter_remembers(adapted_server):
     body = {"scene": "night", "trajectory_name": "left", "num_frames": NUM, "map_pose": POSE}
     answer = httpx.post(f"{adapted_server.url}/v1/videos", json=body)
     assert answer.status_code == 400
-    assert answer.json()["error"]["message"] == "map: expected none for rollouts without memory, got one"
+    assert answer.json()["error"]["message"] == "map_pose: expected none without memory, got one"
+    assert answer.json()["error"]["param"] == "map_pose"
 
 
 def test_settings_that_leave_no_room_are_refused(server):

@@ -74,7 +74,7 @@ class Inputs:
     def __init__(self, pipeline: Pipeline, num_contexts: int, in_thread: InThread, limits: Limits) -> None:
         self._pipeline, self._num_contexts, self._in, self._limits = pipeline, num_contexts, in_thread, limits
         self._contexts: OrderedDict[tuple[tuple[str, ...], int], _Context] = OrderedDict()
-        self._maps: OrderedDict[Path, _Map] = OrderedDict()
+        self._maps: OrderedDict[tuple[Path, int], _Map] = OrderedDict()  # by the frames that a window needs, too
 
     async def actions(self, job: Job) -> Actions:
         """The job's actions, one fewer than the rollout has frames. Raises ActionError."""
@@ -93,10 +93,11 @@ class Inputs:
         """The map that the job remembers; None for none. Raises ContextError, DatasetError or VideoError."""
         if job.map is None:
             return None
-        kept = self._kept(self._maps, job.map, _Map)
+        needed = memory_frames(self._pipeline.memory_for(job.adapter))
+        kept = self._kept(self._maps, (job.map, needed), _Map)
         async with kept.lock:
             if kept.place is None:
-                pictures = await self._in("read", partial(self._load_map, job))
+                pictures = await self._in("read", partial(self._load_map, job.map, needed))
                 kept.place = Place(pictures, self._pipeline.encode_map)
         return SeenMap(await kept.place.seen_from(job.map_pose), kept.place.pictures.describe(job.map_pose))
 
@@ -108,11 +109,9 @@ class Inputs:
             kept.popitem(last=False)
         return value
 
-    def _load_map(self, job: Job) -> MapPictures:
-        assert job.map is not None
+    def _load_map(self, path: Path, at_least: int) -> MapPictures:
         spec, size = self._pipeline.engine.spec, self._pipeline.tokenizer.config.image_size
-        needed = memory_frames(self._pipeline.memory_for(job.adapter))
-        return load_map(job.map, size, spec.fps, self._limits, at_least=needed)
+        return load_map(path, size, spec.fps, self._limits, at_least=at_least)
 
     def _load_actions(self, job: Job) -> Actions:
         spec = self._pipeline.engine.spec

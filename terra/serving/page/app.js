@@ -79,7 +79,6 @@ async function loadModel() {
   offerModels(models);
   element("model").textContent = [model.id, model.size?.replace("x", " × ")].filter(Boolean).join(" · ");
   showWorld(model.action_space);
-  element("remembers").hidden = !models.some(({ memory }) => memory);
   if (document.body.dataset.view === "start") showStart();
 }
 

@@ -1,18 +1,18 @@
 /** The models to choose from: the base model, and its adapters. Of a server with one model nothing is shown. */
 
 const element = (id) => document.getElementById(id);
-let names = [];
+let models = [];
 let scenesHave = false; // whether a scene has a model of its own
 let chosen = ""; // empty: the scene's own model, or else the base model
 
-export const areSeveral = () => names.length > 1;
+export const areSeveral = () => models.length > 1;
 
 /** The model that was chosen for the next session; empty where that is left to the server. */
 export const chosenModel = () => (areSeveral() ? chosen : "");
 
 /** Offers the models of the server's list. */
-export function offerModels(models) {
-  names = models.map(({ id }) => id);
+export function offerModels(listed) {
+  models = listed;
   fill();
 }
 
@@ -30,12 +30,22 @@ export function showModel(name) {
 
 function fill() {
   const choice = element("model-choice");
-  const options = names.map((name) => new Option(name, name));
+  const options = models.map(({ id }) => new Option(id, id));
   if (scenesHave) options.unshift(new Option("as the scene says", ""));
   choice.replaceChildren(...options);
   if (options.some(({ value }) => value === chosen)) choice.value = chosen;
   else chosen = "";
   element("models").hidden = !areSeveral();
+  offerMemory();
 }
 
-element("model-choice").addEventListener("change", ({ target }) => (chosen = target.value));
+/** Offers to go without memory where a model that may drive has one. */
+function offerMemory() {
+  const possible = models.filter(({ id }) => !chosenModel() || id === chosen);
+  element("remembers").hidden = !possible.some(({ memory }) => memory);
+}
+
+element("model-choice").addEventListener("change", ({ target }) => {
+  chosen = target.value;
+  offerMemory();
+});
