@@ -28,6 +28,7 @@ from terra.errors import CheckpointError, ConfigError, OutputError
 from terra.training import coordination as coordination_module, loop as loop_module
 from terra.training.log import TrainingLog
 from terra.training.loop import train
+from terra.training.optimizer import Optimizers
 from terra.training.processes import start_processes
 from terra.training.randomness import draw_indices, step_random
 from terra.training.settings import LoopConfig
@@ -55,6 +56,49 @@ def test_resumed_training_equals_uninterrupted_bit_for_bit(name, accumulate, tmp
     assert all(torch.equal(expected[key], got[key]) for key in expected)
     assert [line["step"] for line in read_log(tmp_path / "parts")] == [3, 6]
     assert len(list((tmp_path / "parts" / "state").iterdir())) == 2
+
+
+def test_muon_updates_the_layers_matrices_and_resumes_bit_for_bit(tmp_path, accelerator):
+    whole = OBJECTIVES["world_model"]()
+    before = {name: each.detach().clone() for name, each in whole.model.named_parameters()}
+    train(whole, config(tmp_path / "whole", muon=3.0), accelerator)
+    first = OBJECTIVES["world_model"]()
+    terminate_at(first, 3)
+    for _ in range(2):
+        train(first, config(tmp_path / "parts", muon=3.0), accelerator)
+        first = OBJECTIVES["world_model"]()
+    expected, got = read_state(tmp_path / "whole"), read_state(tmp_path / "parts")
+    assert expected.keys() == got.keys()
+    assert all(torch.equal(expected[key], got[key]) for key in expected)
+    matrices = {name for name in before if ".layers." in name and before[name].ndim == 2}
+    of_muon = {key.split(".", 2)[2] for key in expected if key.startswith("model_optimizer.momentum_buffer.")}
+    of_adamw = {key.split(".", 2)[2] for key in expected if key.startswith("model_optimizer.exp_avg.")}
+    assert matrices
+    assert of_muon == matrices
+    assert of_adamw == before.keys() - matrices
+
+
+def test_muon_s_step_is_torch_s_own(tmp_path, accelerator):
+    settings = config(tmp_path, muon=3.0, weight_decay=0.3, learning_rate=0.01)
+    layer = torch.nn.ModuleDict(
+        {"layers": torch.nn.ModuleList([torch.nn.Linear(6, 4, bias=False)]), "head": torch.nn.Linear(4, 2)}
+    )
+    weight = layer["layers"][0].weight
+    alone = torch.nn.Parameter(weight.detach().clone())
+    gradient = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
+    for each in (weight, alone):
+        each.grad = gradient.clone()
+    optimizer = Optimizers.of(dict(layer.named_parameters()), settings)
+    optimizer.set_learning_rate(0.002)
+    optimizer.step()
+    torch.optim.Muon([alone], lr=0.006, weight_decay=0.1, adjust_lr_fn="match_rms_adamw").step()
+    assert torch.equal(weight, alone)
+
+
+@pytest.mark.parametrize(("name", "got"), [("numbers", "none"), ("adapter", "an adapter's factors")])
+def test_muon_is_refused_without_whole_layers(name, got, tmp_path, accelerator):
+    with pytest.raises(ConfigError, match=f"^muon: expected a network with transformer layers .*, got {got}$"):
+        train(OBJECTIVES[name](), config(tmp_path, muon=3.0), accelerator)
 
 
 def test_discriminator_is_trained_saved_and_free_of_the_model_s_gradients(tmp_path, accelerator):

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
-from torch.optim import AdamW
 
+from terra.training.optimizer import Optimizers
 from terra.training.settings import LoopConfig
 from terra.training.state import trained_parameters
 
@@ -17,14 +17,14 @@ class Network:
 
     raw: nn.Module
     wrapped: nn.Module
-    optimizer: AdamW
+    optimizer: Optimizers
 
     @classmethod
     def prepare(cls, module: nn.Module, config: LoopConfig, accelerator: Accelerator) -> "Network":
         """Put a module on its device, wrap it, and build its optimizer."""
         module = module.to(accelerator.device)
         # The optimizer keeps the plain module's parameters; accelerate's wrapper of it would add nothing here.
-        return cls(module, accelerator.prepare_model(module), _build_optimizer(module, config))
+        return cls(module, accelerator.prepare_model(module), Optimizers.of(trained_parameters(module), config))
 
     def compile(self) -> None:
         """Compile the forward pass, as one graph whose gradients are exchanged at its end.
@@ -36,22 +36,11 @@ class Network:
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Set the learning rate of the next update."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
+        self.optimizer.set_learning_rate(learning_rate)
 
     def update(self, accelerator: Accelerator, clip_norm: float) -> Tensor:
         """Clip the gradients, step the optimizer and clear the gradients; return their norm before clipping."""
         norm = accelerator.clip_grad_norm_(self.raw.parameters(), clip_norm)
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         return norm  # pyright: ignore[reportReturnType]
-
-
-def _build_optimizer(model: nn.Module, config: LoopConfig) -> AdamW:
-    parameters = list(trained_parameters(model).values())
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    fused = parameters[0].device.type == "cuda"
-    return AdamW(groups, lr=config.learning_rate, betas=(0.9, config.beta2), fused=fused)

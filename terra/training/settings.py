@@ -21,7 +21,10 @@ class LoopConfig(Settings):
             "time", from the end of the first step (which compiles) to `max_seconds`.
         learning_rate: peak, after `warmup_steps` of linear warm-up.
         final_learning_rate: the end of the cosine, as a fraction of the peak.
-        weight_decay: AdamW's, on parameters of two and more axes.
+        muon: Muon (Jordan et al. 2024; scaled to the root mean square of AdamW's updates, as in Liu et al. 2025, arXiv
+            2502.16982) updates the weight matrices of a transformer's layers, with this multiple of the learning rate;
+            None: AdamW updates them as all other parameters. Not for adapters.
+        weight_decay: on parameters of two and more axes.
         clip_norm: bound of the gradient's norm.
         ema_decay: decay of the averaged weights (EMA) in each step.
         ema_every_steps: steps between two updates of the EMA, each with the decay of that many steps.
@@ -41,6 +44,7 @@ class LoopConfig(Settings):
     learning_rate: Positive = 3e-4
     final_learning_rate: Fraction = 0.05
     warmup_steps: Natural = 100
+    muon: Positive | None = None
     weight_decay: NonNegative = 0.01
     beta2: Fraction = 0.95
     clip_norm: Positive = 1.0

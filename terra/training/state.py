@@ -11,16 +11,16 @@ from pydantic import ConfigDict, Field
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from terra.errors import CheckpointError
+from terra.training.optimizer import Optimizers
 from tokenizer.checkpoint import read_json, write_json, write_tensors
 from tokenizer.settings import Natural, NonNegative, Settings, checked, expecting
 
 STATE_FILE = "state.json"
 
 Scalars = dict[str, int | float | str]
-Networks = Mapping[str, tuple[nn.Module, Optimizer]]
+Networks = Mapping[str, tuple[nn.Module, Optimizers]]
 """Networks under training, by the names that their tensors have in the file."""
 
 
@@ -187,7 +187,7 @@ def _restore(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], where
         target.copy_(tensors[name])
 
 
-def _restore_optimizer(tensors: Mapping[str, Tensor], prefix: str, network: nn.Module, optimizer: Optimizer) -> None:
+def _restore_optimizer(tensors: Mapping[str, Tensor], prefix: str, network: nn.Module, optimizer: Optimizers) -> None:
     parameters = dict(network.named_parameters())
     fused = bool(optimizer.param_groups[0].get("fused"))
     for key_and_name in (name.removeprefix(prefix) for name in tensors if name.startswith(prefix)):
