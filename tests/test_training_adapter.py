@@ -197,6 +197,7 @@ def test_tokens_like_those_of_the_model_are_a_start(base, accelerator, tmp_path,
         assert not adapter.replaced_modules
         model = load_world_model(base, adapter=tmp_path / "adapter")
         assert adapter.config.tokenizer_sha256 == "e" * 64
+        assert "unknown keys" not in caplog.text
     assert EngineSpec.of(model.config).tokenizer_sha256 == "e" * 64
     assert load_world_model(base).config.tokenizer_sha256 == "f" * 64
     start = json.loads((tmp_path / "metrics.json").read_text())["start"]

@@ -84,7 +84,7 @@ class LoraTraining:
         }
         write_json(folder / "adapter_config.json", {name: _plain(value) for name, value in values.items()})
         if self._has_config:
-            write_json(folder / CONFIG_NAME, self.model.config.to_dict())
+            write_json(folder / CONFIG_NAME, self.model.config.to_diff_dict())
         metadata = {"format": "pt", BASE_SHA256: checkpoint_sha256(self._base)}
         tensors = {name: tensor.to(torch.bfloat16).cpu() for name, tensor in self._tensors()}
         write_tensors(folder / ADAPTER_WEIGHTS, tensors, metadata)
