@@ -24,6 +24,7 @@ from websockets.sync.client import connect
 import terra
 from decoder.camera import Camera, project
 from terra.actions import Choice
+from terra.memory import MemoryRule, memory_frames
 
 pytestmark = [
     pytest.mark.slow,
@@ -555,6 +556,31 @@ def test_a_model_is_chosen(open_page: Callable[..., Page], tmp_path: Path) -> No
             page.click(f"[data-scene={scene}]")
             wait_for_state(page, "waiting")
             expect(page.locator("#badge-model")).to_have_text(model)
+            page.click("#leave")
+    finally:
+        server.stop()
+
+
+def test_memory_is_offered_where_a_model_has_it(open_page: Callable[..., Page], tmp_path: Path) -> None:
+    (tmp_path / "night").mkdir()
+    server = fake(tmp_path / "data", **{"+adapters.night": str(tmp_path / "night")})
+    try:
+        page = open_page(server=server)
+        expect(page.get_by_label("Model").locator("option")).to_have_count(2)
+        expect(page.locator("#remembers")).to_have_js_property("hidden", True)
+        server.service.model.pipeline.adapted_memory["night"] = MemoryRule(frames=2)
+        page = open_page(server=server)
+        chooser = page.get_by_label("Model")
+        for model, is_hidden in (("terra-demo", True), ("night", False)):
+            chooser.select_option(model)
+            expect(page.locator("#remembers")).to_have_js_property("hidden", is_hidden)
+        page.click("text=Settings of the drive")
+        for remembers, frames in ((True, 2), (False, 0)):
+            page.get_by_label("Remember").set_checked(remembers)
+            page.click("[data-scene=day]")
+            wait_for_state(page, "waiting")
+            (session,) = server.service.sessions.values()
+            assert memory_frames(session.rollout.memory) == frames
             page.click("#leave")
     finally:
         server.stop()
