@@ -95,10 +95,9 @@ def test_muon_s_step_is_torch_s_own(tmp_path, accelerator):
     assert torch.equal(weight, alone)
 
 
-@pytest.mark.parametrize(("name", "got"), [("numbers", "none"), ("adapter", "an adapter's factors")])
-def test_muon_is_refused_without_whole_layers(name, got, tmp_path, accelerator):
-    with pytest.raises(ConfigError, match=f"^muon: expected a network with transformer layers .*, got {got}$"):
-        train(OBJECTIVES[name](), config(tmp_path, muon=3.0), accelerator)
+def test_muon_is_refused_without_layers(tmp_path, accelerator):
+    with pytest.raises(ConfigError, match="^muon: expected a network with transformer layers, got none$"):
+        train(OBJECTIVES["numbers"](), config(tmp_path, muon=3.0), accelerator)
 
 
 def test_discriminator_is_trained_saved_and_free_of_the_model_s_gradients(tmp_path, accelerator):

@@ -300,6 +300,12 @@ def test_sizes_of_the_recipes(recipe, rows, cols, codebook_size, expected):
     assert count == expected if isinstance(expected, int) else count == pytest.approx(expected, rel=0.01)
 
 
+def test_muon_is_for_whole_matrices():
+    values = compose_values("recipe=world_model_adapter", "muon=3")
+    with pytest.raises(ConfigError, match=r"^muon: expected null with adapter.rank=16, got 3"):
+        checked(TrainWorldModelSettings, values)
+
+
 def test_a_folder_of_tokens_trains_from_its_settings(tmp_path):
     for split, seed in (("train", 0), ("held_out", 1)):
         data = tokenized((9, 8), seed)

@@ -122,6 +122,12 @@ class TrainWorldModelSettings(WorldModelTraining, LoopConfig):
     device: str | None
     world_model: WorldModelSize
 
+    @model_validator(mode="after")
+    def _whole_matrices(self) -> Self:
+        if self.muon is not None and self.adapter.rank is not None:
+            raise ValueError(f"muon: expected null with adapter.rank={self.adapter.rank}, got {self.muon}")
+        return self
+
 
 def build_config(
     tokenized: TokenizedDriving, window: int, size: WorldModelSize, memory: MemoryRule | None = None
