@@ -96,7 +96,7 @@ def test_muon_s_step_is_torch_s_own(tmp_path, accelerator):
 
 
 def test_muon_is_refused_without_layers(tmp_path, accelerator):
-    with pytest.raises(ConfigError, match="^muon: expected a network with transformer layers, got none$"):
+    with pytest.raises(ConfigError, match=r"^muon: expected a network with transformer layers, got none$"):
         train(OBJECTIVES["numbers"](), config(tmp_path, muon=3.0), accelerator)
 
 

@@ -302,7 +302,7 @@ def test_sizes_of_the_recipes(recipe, rows, cols, codebook_size, expected):
 
 def test_muon_is_for_whole_matrices():
     values = compose_values("recipe=world_model_adapter", "muon=3")
-    with pytest.raises(ConfigError, match=r"^muon: expected null with adapter.rank=16, got 3"):
+    with pytest.raises(ConfigError, match=r"^muon: expected null with adapter\.rank=16, got 3"):
         checked(TrainWorldModelSettings, values)
 
 
