@@ -13,7 +13,7 @@ from PIL import Image
 from rich.console import Console
 from safetensors.torch import load_file
 from tiny import COLS, DEVICE, FEW_BLOCKS, ROWS, save_tiny
-from tiny_adapter import save_adapter
+from tiny_adapter import save_memory_adapter
 from tiny_driving import SIZE, write_driving
 from tiny_rollouts import Batch, told
 from window_plans import CountingEngine, memory_plans
@@ -78,14 +78,6 @@ def hf(memory_model, wait):
 @pytest.fixture(scope="module")
 def loaded(tiny_tokenizer) -> LFQTokenizer:
     return LFQTokenizer.from_pretrained(tiny_tokenizer)
-
-
-def save_memory_adapter(folder: Path, base: Path, **rule: float) -> Path:
-    """An adapter of the tiny model that was trained with memory (so its config says)."""
-    save_adapter(folder, base, seed=1)
-    config = json.loads((base / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"memory": {"frames": MEMORY} | rule}))
-    return folder
 
 
 def pipeline_of(engine: Engine, loaded: LFQTokenizer, memory: MemoryRule | None = None) -> Pipeline:

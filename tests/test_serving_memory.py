@@ -11,7 +11,7 @@ from entry import read_settings
 from rich.console import Console
 from safetensors.torch import load_file
 from tiny import COLS, ROWS, save_tiny
-from tiny_adapter import save_adapter
+from tiny_adapter import save_memory_adapter
 from tiny_serving import OVERLAP, HeldEngine, Served, make_pipeline, pictures
 
 from terra.config.files import register_resolvers
@@ -296,9 +296,7 @@ def test_a_fork_has_its_own_memory(server, actions):
 @pytest.fixture(scope="module")
 def adapted_server(tiny_model, tiny_tokenizer, places, tmp_path_factory):
     """A model without memory, beside an adapter with memory, and a map."""
-    folder = save_adapter(tmp_path_factory.mktemp("adapter"), tiny_model, seed=1)
-    config = json.loads((tiny_model / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"memory": {"frames": 2}}))
+    folder = save_memory_adapter(tmp_path_factory.mktemp("adapter"), tiny_model)
     data, road = tmp_path_factory.mktemp("data"), str(places.parent / "map.csv")
     with Served(tiny_model, tiny_tokenizer, places, data, adapters={"remembers": folder}, map=road) as served:
         yield served

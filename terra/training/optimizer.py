@@ -14,11 +14,22 @@ _MATRIX = re.compile(r"\blayers\.\d+\..*weight$")  # not embeddings and the lm h
 
 
 class Optimizers:
-    """One or two optimizers, each of some of a network's parameters, as one."""
+    """One or two optimizers, each of some of a network's parameters, as one.
+
+    Attributes:
+        param_groups: those of all optimizers.
+        state: the optimizers' own state of each parameter, a dictionary that may be written into.
+    """
 
     def __init__(self, *optimizers: Optimizer) -> None:
         self._optimizers = optimizers
         self.param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        self.state: dict[Tensor, dict[str, Any]] = {
+            parameter: optimizer.state[parameter]
+            for optimizer in optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
 
     @classmethod
     def of(cls, parameters: dict[str, nn.Parameter], config: LoopConfig) -> "Optimizers":
@@ -51,16 +62,6 @@ class Optimizers:
         """Set AdamW's learning rate of the next update; Muon's is `muon` times as high."""
         for group in self.param_groups:
             group["lr"] = learning_rate * group.get("ratio", 1.0)
-
-    @property
-    def state(self) -> dict[Tensor, dict[str, Any]]:
-        """The state of each parameter; what is written into one is kept."""
-        return {
-            parameter: optimizer.state[parameter]
-            for optimizer in self._optimizers
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        }
 
     def step(self) -> None:
         """Update the parameters."""

@@ -30,6 +30,14 @@ def save_adapter(
     return folder
 
 
+def save_memory_adapter(folder: Path, base: Path, **rule: float) -> Path:
+    """An adapter that was trained with memory, of two frames unless `rule` says otherwise (so its config says)."""
+    save_adapter(folder, base, seed=1)
+    config = json.loads((base / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"memory": {"frames": 2} | rule}))
+    return folder
+
+
 def save_decoder(adapter: Path, base: Path) -> None:
     """Give an adapter a decoder of its own, which shows the tokens of the base tokenizer otherwise."""
     tokenizer = LFQTokenizer.from_pretrained(base)
