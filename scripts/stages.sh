@@ -13,7 +13,7 @@ again() { say "stopped by LIMIT=$LIMIT: run it again"; exit 75; }
 # Run a command for at most the time left; SIGTERM makes a training save its state.
 within() { [ "$(left)" -gt 5 ] || again; timeout --signal TERM --kill-after 30 "$(left)" "$@" || { [ "$(left)" -gt 5 ] && exit 1 || again; }; }
 module() { # a module of Python over the GPUs
-  if [ "$GPUS" -gt 1 ]; then within "$PYTHON" -m torch.distributed.run --nproc_per_node "$GPUS" -m "$@"; else within "$PYTHON" -m "$@"; fi
+  if [ "$GPUS" -gt 1 ]; then within "$PYTHON" -m torch.distributed.run --standalone --nproc_per_node "$GPUS" -m "$@"; else within "$PYTHON" -m "$@"; fi
 }
 DEVICE=$([ "$GPUS" -gt 0 ] && echo cuda || echo cpu)
 EACH=$((CORES / (GPUS > 0 ? GPUS : 1)))

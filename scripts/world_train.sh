@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train a world, doom, pusht or town_hd, from nothing: record, tokenizer, decoder (not pusht), tokens, action estimator, world model.
+# Train a world, doom, pusht or town_hd, from nothing: record, tokenizer, tokens and decoder (not pusht), action estimator, world model.
 # town_hd is then evaluated beside the shipped model, and driven live.
 #
 #     WORLD=doom OUTPUT=outputs/doom_training GPUS=2 LIMIT=560 bash scripts/world_train.sh
@@ -116,21 +116,26 @@ if [ ! -f "$OUTPUT/tokenizer/metrics.json" ]; then
   [ -f "$OUTPUT/tokenizer/metrics.json" ] || again
 fi
 tokenizer=$OUTPUT/tokenizer/tokenizer
+say "waiting for the recorder"
+recorded
+touch "$OUTPUT/recorded"
+say "tokens: see $OUTPUT/tokens.log"
+(
+  trap - EXIT
+  module terra tokenize data="$DATA" checkpoint="$tokenizer" output="$OUTPUT/tokens" \
+    device="$DEVICE" dtype="$([ "$DEVICE" = cuda ] && echo bfloat16 || echo float32)" workers="$EACH"
+) >"$OUTPUT/tokens.log" 2>&1 &
+beside=$!
 if [ -f "conf/recipe/tokenizer_${WORLD}_decoder.yaml" ]; then
   if [ ! -f "$OUTPUT/decoder/metrics.json" ]; then
-    say "decoder, for sharper pictures of the same tokens"
+    say "decoder, beside the tokens, which stay the same: for sharper pictures"
     module terra train-tokenizer data="$DATA" output="$OUTPUT/decoder" recipe="tokenizer_${WORLD}_decoder" decoder_of="$tokenizer" device="$DEVICE" \
       workers="$EACH" $DECODER
     [ -f "$OUTPUT/decoder/metrics.json" ] || again
   fi
   tokenizer=$OUTPUT/decoder/tokenizer
 fi
-say "waiting for the recorder"
-recorded
-touch "$OUTPUT/recorded"
-say "tokens"
-module terra tokenize data="$DATA" checkpoint="$tokenizer" output="$OUTPUT/tokens" \
-  device="$DEVICE" dtype="$([ "$DEVICE" = cuda ] && echo bfloat16 || echo float32)" workers="$EACH"
+wait "$beside" || { code=$?; say "the tokens are not done: see $OUTPUT/tokens.log"; exit "$code"; }
 
 if [ ! -f "$OUTPUT/estimator/metrics.json" ]; then
   say "action estimator, beside what follows"
@@ -154,11 +159,12 @@ HELD_OUT=$DATA
 [ "$WORLD" != town_hd ] || HELD_OUT=$OUTPUT/towns/town_hd
 "$PYTHON" scripts/world_contexts.py --data "$HELD_OUT" --output "$OUTPUT/world/contexts" --scenes "$SCENES"
 
-# Both models on the same clips of the same towns, each in its own size, measured at 144 x 256 pixels.
+# Both models on the same clips of the same towns, each in its own size, measured at 144 x 256 pixels; a decode step of all clips may be wide.
+WIDE=$([ "$DEVICE" = cpu ] || echo engine=graph engine.step_tokens=2048)
 evaluate() { # NAME GPU [SETTING...]
   grep -qs '"complete": true' "$OUTPUT/evaluation/$1/metrics.json" || CUDA_VISIBLE_DEVICES=$2 OMP_NUM_THREADS=8 within "$PYTHON" -m terra evaluate \
     data="$OUTPUT/towns/$1" output="$OUTPUT/evaluation/$1" measured_size=[144,256] num_clips=48 drift_clips=0 max_groups=24 \
-    frechet_resamples=20 requirements=true workers=8 "${@:3}" $EVALUATE >"$OUTPUT/evaluation_$1.log" 2>&1
+    frechet_resamples=20 requirements=true workers=8 $WIDE "${@:3}" $EVALUATE >"$OUTPUT/evaluation_$1.log" 2>&1
 }
 live() { # GPU; a video of the first scene's drive, and frames/s with drafts
   local scene=$OUTPUT/world/contexts/scene_1
