@@ -73,6 +73,21 @@ def test_with_8_bits_a_world_is_smaller_nearly_the_same_and_a_pair(world):
         assert pipeline.wait(pipeline.encode(torch.zeros(1, 3, 4 * ROWS, 4 * COLS))).shape == (1, ROWS, COLS)
 
 
+def test_a_shipped_tokenizer_is_not_stored(world, monkeypatch):
+    monkeypatch.setattr("terra.worlds.archive._SHIPPED", world / "tokenizer")
+    file = packed(world)
+    assert not [name for name in zipfile.ZipFile(file).namelist() if name.startswith("tokenizer")]
+    folder = unpacked(file)
+    for name in ("tokenizer/config.json", "tokenizer/model.safetensors"):
+        assert (folder / name).read_bytes() == (world / name).read_bytes()
+    sha256 = load_config(world / "world_model").tokenizer_sha256
+    assert load_config(folder / "world_model").tokenizer_sha256 == sha256 == checkpoint_sha256(folder / "tokenizer")
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match=f"expected a Terra with the tokenizer {sha256}, got one with"):
+        unpacked(file, "third")
+    assert not file.with_name("third").exists()
+
+
 def test_packing_again_is_the_same_file_and_rounding_again_changes_nothing(world):
     first = packed(world).read_bytes()
     assert packed(world, "overwrite=true").read_bytes() == first

@@ -6,8 +6,10 @@
       estimator/                      if the folder has one, as it is
       contexts/ README.md             scenes and the card, if the folder has them
 
+A tokenizer that ships with Terra is not stored: world.json has its hash, and the unpacked world gets a copy of it. A Terra
+that ships another tokenizer refuses such an archive.
 With bits=8 the weights are rounded, once and for all: the unpacked world is another one than the packed one, if only
-slightly, and is what should be evaluated. Its tokenizer has another hash, which its world model's config then names.
+slightly, and is what should be evaluated. A tokenizer that was packed then has another hash, which the world model's config names.
 """
 
 import json
@@ -20,7 +22,7 @@ from typing import Literal
 import torch
 from safetensors.torch import load_file
 
-from terra.config.files import worlds_folder
+from terra.config.files import DEMO, worlds_folder
 from terra.engine.base import EngineSpec
 from terra.errors import CheckpointError, ConfigError, OutputError
 from terra.output import check_output, output_folder
@@ -35,6 +37,7 @@ FORMAT, VERSION, MANIFEST = "terra-world", 1, "world.json"
 PACKED = "weights.safetensors"
 _MODELS = ("tokenizer", "world_model")
 _KEPT = ("estimator", "contexts")
+_SHIPPED = DEMO / "tokenizer"
 _MOST_FILES, _MOST_BYTES = 10_000, 4 * 2**30  # of an archive that is unpacked
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -81,8 +84,11 @@ def pack(settings: PackSettings) -> None:
         raise OutputError(f"output={output}: exists already: choose another, or overwrite=true")
     check_pairing(world / "tokenizer", EngineSpec.of(load_config(world / "world_model")))
     facts: dict[str, object] = {"format": FORMAT, "version": VERSION, "bits": settings.bits}
+    models, sha256 = _MODELS, checkpoint_sha256(world / "tokenizer")
+    if sha256 == checkpoint_sha256(_SHIPPED):
+        models, facts["shipped_tokenizer"] = ("world_model",), sha256
     with replacing(output) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
-        dtypes = {name: _pack_model(archive, world / name, settings.bits, temporary) for name in _MODELS}
+        dtypes = {name: _pack_model(archive, world / name, settings.bits, temporary) for name in models}
         for path in _files(world):
             _add(archive, path, path.relative_to(world).as_posix())
         archive.writestr(_entry(MANIFEST), json.dumps(facts | {"dtypes": dtypes}, indent=2) + "\n")
@@ -133,13 +139,17 @@ def _pack_model(archive: zipfile.ZipFile, folder: Path, bits: int, beside: Path)
 
 
 def _restore(folder: Path, where: Path) -> None:
-    """Turn packed weights into checkpoints; the world model's config gets the tokenizer's new hash."""
+    """Turn packed weights into checkpoints; the world model's config gets the hash of a tokenizer that was packed."""
     facts = read_json(folder / MANIFEST, CheckpointError, f"an archive of terra pack in {where}")
     if (facts.get("format"), facts.get("version")) != (FORMAT, VERSION):
         got = f"{facts.get('format')!r}, version {facts.get('version')!r}"
         raise CheckpointError(f"{where}: expected {FORMAT}, version {VERSION}, got {got}")
-    dtypes = facts.get("dtypes")
-    for name in _MODELS:
+    dtypes, shipped = facts.get("dtypes"), facts.get("shipped_tokenizer")
+    if shipped is not None:
+        if shipped != (ours := checkpoint_sha256(_SHIPPED)):
+            raise CheckpointError(f"{where}: expected a Terra with the tokenizer {shipped}, got one with {ours}")
+        shutil.copytree(_SHIPPED, folder / "tokenizer")
+    for name in _MODELS if shipped is None else ("world_model",):
         dtype = _DTYPES.get(str(dtypes.get(name))) if isinstance(dtypes, dict) else None
         if dtype is None or not (folder / name / PACKED).is_file():
             raise CheckpointError(f"{where}: expected {name}/{PACKED} and its element type, got none")
@@ -147,7 +157,7 @@ def _restore(folder: Path, where: Path) -> None:
         (folder / name / PACKED).unlink()
     config = folder / "world_model" / CONFIG_NAME
     known = read_json(config, CheckpointError)
-    if known.get("tokenizer_sha256") is not None:
+    if shipped is None and known.get("tokenizer_sha256") is not None:
         write_json(config, known | {"tokenizer_sha256": checkpoint_sha256(folder / "tokenizer")})
     (folder / MANIFEST).unlink()
 
