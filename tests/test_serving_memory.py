@@ -291,6 +291,9 @@ def test_a_fork_has_its_own_memory(server, actions):
     with server.connect() as talk:
         talk.say(type="open", scene="day", map_pose=[1, 2])
         assert "map_pose" in talk.hear("error")["message"]
+    with server.connect() as talk:
+        talk.say(type="open", scene="day", map_pose=POSE, memory=False)
+        assert talk.hear("error")["message"] == "map_pose: expected none without memory, got one"
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from terra.serving.documents import Fields, Wanted, read_fields
 from terra.serving.errors import ApiError
 from terra.serving.forks import Forks
 from terra.serving.jobs import Jobs
-from terra.serving.messages import MessageError, Open, Sampling, read_rows
+from terra.serving.messages import MapPose, MessageError, Open, Sampling, read_rows
 from terra.serving.metrics import Metrics
 from terra.serving.model import Model
 from terra.serving.reader import Reader
@@ -239,12 +239,21 @@ class Service:
             driver, actions = _played(message, len(context) - 1, usual, space)
         moments = context_moments(context, actions, driver, self.model.spec)
         memory = None if message.memory is False else self.model.pipeline.memory_for(adapter)
+        self.check_map_pose(message.map_pose, message.memory, adapter)
         pose = message.map_pose if message.map_pose is not None or scene is None else scene.map_pose
         place = None
         if self.place is not None and memory is not None and pose is not None:
             self._check_room(len(context), adapter)
             place = await self.place.seen_from(pose)
         return Fork(moments, len(context), self.sampling(message.sampling), message.seed or 0, adapter, memory, place)
+
+    def check_map_pose(self, map_pose: MapPose | None, memory: bool | None, adapter: str | None) -> None:
+        """Raise ApiError (400) for a client's `map_pose` of a video or a drive that remembers no map."""
+        forgets = memory is False or self.model.pipeline.memory_for(adapter) is None
+        if map_pose is not None and (self.place is None or forgets):
+            lacking = "map=" if self.place is None else "memory"
+            message = f"map_pose: expected none without {lacking}, got one"
+            raise ApiError(400, "invalid_request", message, param="map_pose")
 
     def _check_room(self, num_context: int, adapter: str | None) -> None:
         """Raise ApiError (400) for a context that leaves no room for a frame beside those of the map."""

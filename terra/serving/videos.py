@@ -198,11 +198,7 @@ async def _video_request(
         raise ApiError(400, "too_many_frames", message, param="num_frames")
     scene = None if body.scene is None else service.scenes.find(body.scene)
     adapter = service.adapter(body.model, scene)
-    forgets = body.memory is False or service.model.pipeline.memory_for(adapter) is None
-    if body.map_pose is not None and (service.place is None or forgets):
-        lacking = "map=" if service.place is None else "memory"
-        message = f"map_pose: expected none without {lacking}, got one"
-        raise ApiError(400, "invalid_request", message, param="map_pose")
+    service.check_map_pose(body.map_pose, body.memory, adapter)
     spec = service.model.spec
     field = _action_field(body, spec.space)
     track = _scene_track(scene, field, getattr(body, f"{field}_name")) if given is None else given
