@@ -57,17 +57,32 @@ def main() -> None:
         lengths = measure(arguments)
     except TerraError as error:
         parser.error(str(error))
-    table = Table("drafts", "passes a frame", "most of a frame", "tokens a pass", "median", "passes of one token")
-    for drafts, frames in lengths.items():
+    table = Table(
+        "drafts",
+        "passes a frame",
+        "of the worst context",
+        "of the worst frame",
+        "tokens a pass",
+        "median",
+        "passes of one token",
+    )
+    for drafts, contexts in lengths.items():
+        frames = [frame for context in contexts for frame in context]
         passes = [length for frame in frames for length in frame]
-        row = len(passes) / len(frames), max(map(len, frames)), sum(passes) / len(passes), statistics.median(passes)
+        row = (
+            len(passes) / len(frames),
+            max(sum(map(len, context)) / len(context) for context in contexts),
+            max(map(len, frames)),
+            sum(passes) / len(passes),
+            statistics.median(passes),
+        )
         alone = f"{100 * passes.count(1) / len(passes):.0f} %"
         table.add_row(str(drafts), *(f"{number:.1f}" for number in row), alone)
     Console().print(table)
 
 
-def measure(arguments: argparse.Namespace) -> dict[int, list[list[int]]]:
-    """For each number of drafts and each frame, the tokens that each pass gave.
+def measure(arguments: argparse.Namespace) -> dict[int, list[list[list[int]]]]:
+    """For each number of drafts, each context and each frame, the tokens that each pass gave.
 
     Raises:
         EngineError: drafted tokens that are not those of sequential decoding.
@@ -75,7 +90,7 @@ def measure(arguments: argparse.Namespace) -> dict[int, list[list[int]]]:
     """
     model = load_world_model(arguments.model / "world_model", device=torch_device(arguments.device))
     tokenizer = LFQTokenizer.from_pretrained(arguments.model / "tokenizer")
-    found: dict[int, list[list[int]]] = {drafts: [] for drafts in arguments.drafts}
+    found: dict[int, list[list[list[int]]]] = {drafts: [] for drafts in arguments.drafts}
     for context in track(arguments.contexts, "contexts", console=Console(stderr=True), disable=not sys.stderr.isatty()):
         inputs = load_inputs(
             context,
@@ -88,11 +103,11 @@ def measure(arguments: argparse.Namespace) -> dict[int, list[list[int]]]:
         grid = tokenizer.encode(inputs.context_frames)
         sampling = SamplingParams(temperature=arguments.temperature)
         sequential = decode(model, grid, inputs.actions, sampling, 0)[0]
-        for drafts, frames in found.items():
+        for drafts, contexts in found.items():
             tokens, lengths = decode(model, grid, inputs.actions, sampling, drafts)
             if not torch.equal(tokens, sequential):
                 raise EngineError(f"{context}, {drafts} drafts: expected the tokens of sequential decoding, got others")
-            frames += lengths
+            contexts.append(lengths)
     return found
 
 
