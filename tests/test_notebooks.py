@@ -18,7 +18,16 @@ pytestmark = pytest.mark.slow
 script = load_script("notebooks_run")
 
 ROOT = Path(__file__).parent.parent
-NAMES = ("01_generate", "02_tokens", "03_actions", "04_train_your_own", "05_measure", "06_doom", "07_pusht")
+NAMES = (
+    "01_generate",
+    "02_tokens",
+    "03_actions",
+    "04_train_your_own",
+    "05_measure",
+    "06_doom",
+    "07_pusht",
+    "08_memory",
+)
 NEED_OPENGL = ("05_measure",)
 # {notebook: {name: [low, high]}}
 NUMBERS = json.loads((ROOT / "tests/notebook_numbers.json").read_text())

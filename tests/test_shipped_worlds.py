@@ -22,13 +22,14 @@ pytestmark = pytest.mark.slow
 
 own_server = load_script("serving_load").own_server
 
-ARCHIVES = {name: Path(terra.__file__).parent / "worlds" / f"{name}.zip" for name in ("doom", "pusht")}
+ARCHIVES = {name: Path(terra.__file__).parent / "worlds" / f"{name}.zip" for name in ("doom", "pusht", "town_memory")}
 
 # {scene: (where the page says what is done, and what it says while the left arrow is down)}. A number goes to its end.
 PLAYED = {
     "day": ("#steering", "left"),
     "corridor": ("#did", "left"),
     "beside_goal": ("#did", re.compile(r"dx \W?1\.00")),
+    "junction": ("#steering", "left"),
 }
 
 
