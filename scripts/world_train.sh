@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train a world, doom, pusht or town_hd, from nothing: record, tokenizer, tokens and decoder (not pusht), action estimator, world model.
+# Train a world, doom, pusht or town_hd, from nothing: record, tokenizer, tokens beside a decoder (pusht has none), action estimator, world model.
 # town_hd is then evaluated beside the shipped model, and driven live.
 #
 #     WORLD=doom OUTPUT=outputs/doom_training GPUS=2 LIMIT=560 bash scripts/world_train.sh

@@ -6,10 +6,12 @@
       estimator/                      if the folder has one, as it is
       contexts/ README.md             scenes and the card, if the folder has them
 
-A tokenizer that ships with Terra is not stored: world.json has its hash, and the unpacked world gets a copy of it. A Terra
-that ships another tokenizer refuses such an archive.
+A tokenizer that ships with Terra is not stored: world.json has its hash, and the unpacked world gets a copy of it. A
+Terra with another tokenizer refuses such an archive.
+
 With bits=8 the weights are rounded, once and for all: the unpacked world is another one than the packed one, if only
-slightly, and is what should be evaluated. A tokenizer that was packed then has another hash, which the world model's config names.
+slightly, and is what should be evaluated. A tokenizer that was packed then has another hash, which the world model's
+config names.
 """
 
 import json
