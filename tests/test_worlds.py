@@ -4,9 +4,10 @@ import zipfile
 
 import pytest
 import torch
-from entry import read_settings
+from entry import compose, read_settings
 from tiny import COLS, ROWS, save_tiny, tiny_tokenizer_config
 
+from terra.config.files import check_paths
 from terra.errors import CheckpointError, ConfigError, OutputError
 from terra.pipeline import Pipeline
 from terra.world_model import LlamaActionV2ForCausalLM, load_config
@@ -170,7 +171,11 @@ def test_a_world_that_is_not_there_says_where_it_is_to_be_had(tmp_path, monkeypa
         return str(error.value)
 
     missing = f"model=doom: no folder {folder}: unpack its archive, once: terra unpack archive="
-    assert message() == f"{missing}doom.zip; archives are in terra/worlds of Terra's repository"
+    told = f"{missing}doom.zip; archives are in terra/worlds of Terra's repository"
+    assert message() == told
+    with pytest.raises(ConfigError) as error:
+        check_paths(compose("generate", ["model=doom", "context=.", "trajectory=.", "output=out"]), ())
+    assert str(error.value) == told
     packed(world).rename(archive)
     assert message() == f"{missing}{archive}"
     unpack(read_settings("unpack", [f"archive={archive}"]))

@@ -193,7 +193,8 @@ def check_paths(config: DictConfig, inputs: Sequence[str], models: Sequence[str]
         if not (is_model or name in inputs) or not isinstance(value, str) or os.path.exists(value):  # noqa: PTH110
             continue
         if is_model and not _HUB_ID.fullmatch(value) and not (name in models and value in model_names()):
-            raise ConfigError(f"{name}: expected a checkpoint folder or a Hub id owner/name, found no folder {value}")
+            nothing = f"{name}: expected a checkpoint folder or a Hub id owner/name, found no folder {value}"
+            raise ConfigError(missing_world(value) or nothing)
         if not is_model and not _GLOB.search(value):
             raise ConfigError(f"{name}: expected a file or folder, found nothing at {value}")
 
