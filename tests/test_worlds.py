@@ -83,6 +83,10 @@ def test_a_shipped_tokenizer_is_not_stored(world, monkeypatch):
         assert (folder / name).read_bytes() == (world / name).read_bytes()
     sha256 = load_config(world / "world_model").tokenizer_sha256
     assert load_config(folder / "world_model").tokenizer_sha256 == sha256 == checkpoint_sha256(folder / "tokenizer")
+    with zipfile.ZipFile(file, "a") as more:
+        more.writestr("tokenizer/config.json", "{}")
+    with pytest.raises(CheckpointError, match="expected tokenizer/ or the hash of a shipped tokenizer, got both"):
+        unpacked(file, "third")
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match=f"expected a Terra with the tokenizer {sha256}, got one with"):
         unpacked(file, "third")

@@ -14,7 +14,7 @@ import torch
 from terra.actions import TableSpace, Waypoints
 from terra.driving.control import Driver, Steering
 from terra.errors import ActionError, ConfigError
-from terra.memory import memory_frames
+from terra.memory import MemoryRule, memory_frames
 from terra.pipeline import Pipeline
 from terra.place_map import MapPictures, Place
 from terra.prompt import Action, Actions, Layout
@@ -238,8 +238,8 @@ class Service:
         else:
             driver, actions = _played(message, len(context) - 1, usual, space)
         moments = context_moments(context, actions, driver, self.model.spec)
-        memory = None if message.memory is False else self.model.pipeline.memory_for(adapter)
-        self.check_map_pose(message.map_pose, message.memory, adapter)
+        memory = self.memory(message.memory, adapter)
+        self.check_map_pose(message.map_pose, memory)
         pose = message.map_pose if message.map_pose is not None or scene is None else scene.map_pose
         place = None
         if self.place is not None and memory is not None and pose is not None:
@@ -247,10 +247,13 @@ class Service:
             place = await self.place.seen_from(pose)
         return Fork(moments, len(context), self.sampling(message.sampling), message.seed or 0, adapter, memory, place)
 
-    def check_map_pose(self, map_pose: MapPose | None, memory: bool | None, adapter: str | None) -> None:
+    def memory(self, wanted: bool | None, adapter: str | None) -> MemoryRule | None:
+        """How a video or a drive remembers, of a request's `memory`; None if it does not."""
+        return None if wanted is False else self.model.pipeline.memory_for(adapter)
+
+    def check_map_pose(self, map_pose: MapPose | None, memory: MemoryRule | None) -> None:
         """Raise ApiError (400) for a client's `map_pose` of a video or a drive that remembers no map."""
-        forgets = memory is False or self.model.pipeline.memory_for(adapter) is None
-        if map_pose is not None and (self.place is None or forgets):
+        if map_pose is not None and (self.place is None or memory is None):
             lacking = "map=" if self.place is None else "memory"
             message = f"map_pose: expected none without {lacking}, got one"
             raise ApiError(400, "invalid_request", message, param="map_pose")

@@ -198,7 +198,7 @@ async def _video_request(
         raise ApiError(400, "too_many_frames", message, param="num_frames")
     scene = None if body.scene is None else service.scenes.find(body.scene)
     adapter = service.adapter(body.model, scene)
-    service.check_map_pose(body.map_pose, body.memory, adapter)
+    service.check_map_pose(body.map_pose, service.memory(body.memory, adapter))
     spec = service.model.spec
     field = _action_field(body, spec.space)
     track = _scene_track(scene, field, getattr(body, f"{field}_name")) if given is None else given

@@ -147,11 +147,16 @@ def _restore(folder: Path, where: Path) -> None:
         got = f"{facts.get('format')!r}, version {facts.get('version')!r}"
         raise CheckpointError(f"{where}: expected {FORMAT}, version {VERSION}, got {got}")
     dtypes, shipped = facts.get("dtypes"), facts.get("shipped_tokenizer")
+    models = _MODELS
     if shipped is not None:
+        models = ("world_model",)
         if shipped != (ours := checkpoint_sha256(_SHIPPED)):
-            raise CheckpointError(f"{where}: expected a Terra with the tokenizer {shipped}, got one with {ours}")
+            theirs = str(shipped)[:80]
+            raise CheckpointError(f"{where}: expected a Terra with the tokenizer {theirs}, got one with {ours}")
+        if (folder / "tokenizer").exists():
+            raise CheckpointError(f"{where}: expected tokenizer/ or the hash of a shipped tokenizer, got both")
         shutil.copytree(_SHIPPED, folder / "tokenizer")
-    for name in _MODELS if shipped is None else ("world_model",):
+    for name in models:
         dtype = _DTYPES.get(str(dtypes.get(name))) if isinstance(dtypes, dict) else None
         if dtype is None or not (folder / name / PACKED).is_file():
             raise CheckpointError(f"{where}: expected {name}/{PACKED} and its element type, got none")
