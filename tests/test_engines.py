@@ -26,8 +26,8 @@ from engine_rollouts import (
 from tiny import COLS, DEVICE, ROWS, save_tiny
 
 from terra.benchmark.prompts import prompt_maker
-from terra.engine.base import Engine, EngineCounters, Session
-from terra.engine.graph import slots as slots_module
+from terra.engine.base import Engine, EngineCounters, Session, WarmsUp
+from terra.engine.graph import slots as slots_module, step as step_module
 from terra.engine.graph.engine import GraphEngine, check_gpu
 from terra.engine.graph.kv_cache import SHARED_MULTIPLE
 from terra.engine.graph.slots import Slots
@@ -515,6 +515,35 @@ def test_graph_sessions_take_turns(tiny_model, graph_engine, wait, max_sessions,
     for frames, expected in zip(wait(together()), alone, strict=True):
         assert torch.equal(frames, expected)
     wait(engine.close())
+
+
+def test_graph_warm_up_changes_no_token(tiny_model, graph_engine, wait, monkeypatch):
+    """The steps over each number of slots are built before the first session, and no other ones later."""
+    monkeypatch.setattr(slots_module, "SHARED_MULTIPLE", 8)
+    monkeypatch.setattr(step_module, "SHARED_MULTIPLE", 8)
+    rollouts = [(*make_prompt(60 + index), PLAIN, index) for index in range(5)]
+    alone = [wait(ran(graph_engine, *rollout)) for rollout in rollouts]
+    engine = GraphEngine(tiny_model, drafts=3, max_sessions=5, dtype="float32", device=DEVICE)
+    assert isinstance(engine, WarmsUp)
+
+    async def together() -> list[torch.Tensor]:
+        await engine.warm_up()
+        built = set(engine._scheduler._steps._unfiltered)
+        assert built == set(itertools.product((1, 4, 5), (False, True)))
+        first = await ran(engine, *rollouts[0])
+        await engine.warm_up()  # too late: it does nothing
+        frames = [first, *await asyncio.gather(*(ran(engine, *rollout) for rollout in rollouts[1:]))]
+        assert set(engine._scheduler._steps._unfiltered) == built
+        return frames
+
+    for frames, expected in zip(wait(together()), alone, strict=True):
+        assert torch.equal(frames, expected)
+    counters = engine.counters
+    assert counters.prefilled == 5 * 3 * (ROWS * COLS + 6)
+    assert sum(given * count for given, count in enumerate(counters.passes)) == counters.sampled
+    wait(engine.close())
+    with pytest.raises(EngineError, match="closed"):
+        wait(engine.warm_up())
 
 
 @pytest.mark.parametrize("multiple", [SHARED_MULTIPLE, 8], ids=["copied", "shared"])

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save_file
 
 from terra.errors import CheckpointError, ConfigError
-from terra.metrics.networks import FeatureNetwork, load_feature_network, perceptual_distance
+from terra.metrics.networks import FeatureNetwork, load_feature_network, multiscale_distance, perceptual_distance
 
 pytestmark = pytest.mark.slow
 
@@ -51,6 +51,14 @@ def test_distance_has_finite_gradients_also_at_equal_frames(network: FeatureNetw
     perceptual_distance(network, ours, random_frames(1, 32, 33)).sum().backward()
     assert ours.grad is not None
     assert torch.isfinite(ours.grad).all()
+
+
+def test_the_distance_at_several_scales_is_the_mean_of_the_scales(network: FeatureNetwork) -> None:
+    ours, theirs = random_frames(2, 64, 96), random_frames(2, 64, 96)
+    halves = [torch.nn.functional.avg_pool2d(each, 2) for each in (ours, theirs)]
+    expected = (perceptual_distance(network, ours, theirs) + perceptual_distance(network, *halves)) / 2
+    assert torch.equal(multiscale_distance(network, ours, theirs, 1), perceptual_distance(network, ours, theirs))
+    assert torch.allclose(multiscale_distance(network, ours, theirs, 2), expected)
 
 
 def test_weights_may_be_given_in_half_precision(network: FeatureNetwork, tmp_path: Path) -> None:

@@ -599,8 +599,8 @@ def test_frame_messages_are_read_back(header, picture):
         read_frame(message[: 4 + len(json.dumps(header, separators=(",", ":"))) - 1])
 
 
-def test_on_a_gpu_the_pictures_that_wait_are_decoded_together(tiny_model, tiny_tokenizer):
-    """The first one does not wait for others; each session gets its own; each size of batch is warmed up before."""
+def test_on_a_gpu_the_pictures_that_wait_are_decoded_together(tiny_model, tiny_tokenizer, monkeypatch):
+    """The first one does not wait for others; each session gets its own. Engine and batch sizes are warmed up."""
 
     class OnGpu(FramewiseDecoder):
         device = torch.device("cuda")
@@ -613,7 +613,8 @@ def test_on_a_gpu_the_pictures_that_wait_are_decoded_together(tiny_model, tiny_t
 
     sizes, at_work, gate = [], threading.Event(), threading.Event()
     tokenizer = LFQTokenizer.from_pretrained(tiny_tokenizer)
-    engine = PersistenceEngine.from_pretrained(tiny_model)
+    engine, engine_warm = PersistenceEngine.from_pretrained(tiny_model), AsyncMock()
+    monkeypatch.setattr(engine, "warm_up", engine_warm, raising=False)
     model = Model(Pipeline(tokenizer, engine, OnGpu(tokenizer)), "tiny", picture_threads=2, upload_threads=1)
     shape = (6, tokenizer.config.rows, tokenizer.config.cols)
     grids = np.random.default_rng(0).integers(tokenizer.codebook_size, size=shape)
@@ -622,6 +623,7 @@ def test_on_a_gpu_the_pictures_that_wait_are_decoded_together(tiny_model, tiny_t
         gate.set()
         await model.warm_up()
         assert sizes == [1, 4, 16]
+        engine_warm.assert_awaited_once_with()
         for each in (sizes, at_work, gate):
             each.clear()
         first = asyncio.create_task(model.picture(grids[0], "png", 85))

@@ -192,6 +192,11 @@ def test_each_term_reaches_what_it_should():
     assert all(parameter.grad is None for parameter in settings.network.parameters())
 
 
+def test_frames_too_small_for_the_perceptual_scales_are_refused():
+    with pytest.raises(ConfigError, match=r"^perceptual\.scales: expected frames of 64 or more pixels"):
+        objective(terms(perceptual=0.5, network=small_network(), scales=2))
+
+
 def test_a_frozen_encoder_is_in_nothing_that_is_trained_or_saved(tmp_path, accelerator):
     settings = terms(perceptual=0.5, network=small_network(), adversarial=ADVERSARIAL)
     trained = decoder_objective(settings)

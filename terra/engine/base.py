@@ -165,6 +165,21 @@ class Engine(Protocol):
         ...
 
 
+@runtime_checkable
+class WarmsUp(Protocol):
+    """An engine whose first frames take longer, because kernels are compiled and graphs captured for them."""
+
+    async def warm_up(self) -> None:
+        """Compile and capture what sessions without top-k and top-p will need. To be called before the first session.
+
+        The tokens of later sessions are the same with and without.
+
+        Raises:
+            EngineError: the engine is closed or has failed.
+        """
+        ...
+
+
 def check_adapter(adapter: str | None, adapters: Iterable[str]) -> None:
     """Refuse the name of an adapter that is none of an engine's `adapters`.
 

@@ -102,6 +102,18 @@ def perceptual_distance(network: FeatureNetwork, ours: Frames, theirs: Frames) -
     return map_distance(network(ours), network(theirs))
 
 
+def multiscale_distance(network: FeatureNetwork, ours: Frames, theirs: Frames, scales: int) -> Float[Tensor, " frames"]:
+    """The mean `perceptual_distance` of frames at so many sizes: their own, and each half of the one before.
+
+    A network sees the same texture in other layers when a picture is smaller.
+    """
+    total = perceptual_distance(network, ours, theirs)
+    for _ in range(scales - 1):
+        ours, theirs = F.avg_pool2d(ours, 2), F.avg_pool2d(theirs, 2)
+        total = total + perceptual_distance(network, ours, theirs)
+    return total / scales
+
+
 def map_distance(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> Float[Tensor, " frames"]:
     """Squared differences of channel-normalized features, averaged over the picture and summed over the maps.
 

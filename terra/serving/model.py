@@ -14,7 +14,7 @@ from PIL import Image
 from decoder.framewise import BATCH_SIZES
 from decoder.thread import RolloutDecoding
 from decoder.video import to_frames, to_uint8
-from terra.engine.base import EngineSpec
+from terra.engine.base import EngineSpec, WarmsUp
 from terra.pipeline import Pipeline
 from terra.reconstruction import Reconstruction
 from terra.serving.errors import model_not_found
@@ -77,10 +77,15 @@ class Model:
         return self.pipeline.engine.failure
 
     async def warm_up(self) -> None:
-        """On a GPU decode batches of each size once, so that no driver waits for what is compiled at first use.
+        """Let an engine that compiles at first use do so now, and decode batches of each size once on a GPU.
 
-        A compiled decoder takes some 20 s for each size.
+        No driver waits for either, then. A compiled decoder takes some 20 s for each size.
+
+        Raises:
+            EngineError: the engine has failed.
         """
+        if isinstance(self.pipeline.engine, WarmsUp):
+            await self.pipeline.engine.warm_up()
         shape = self.pipeline.tokenizer.rows, self.pipeline.tokenizer.cols
         decoders = {self.pipeline.decoder_for(each): each for each in (None, *self.pipeline.engine.adapters)}
         for decoder, adapter in decoders.items():

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from decoder.video import to_unit_range
 from terra.errors import ConfigError
-from terra.metrics.networks import perceptual_distance
+from terra.metrics.networks import multiscale_distance
 from terra.training.adversarial import (
     PatchDiscriminator,
     adaptive_weight,
@@ -58,6 +58,12 @@ class _Autoencoding(ABC):
                 f"image_size: expected the dataset's {tuple(frames.shape[2:])} (height, width), "
                 f"got {tuple(tokenizer.image_size)}"
             )
+        smallest = min(frames.shape[2:]) >> (terms.scales - 1)
+        if terms.network is not None and terms.scales > 1 and smallest < 2 * MIN_SIDE:
+            raise ConfigError(
+                f"perceptual.scales: expected frames of {2 * MIN_SIDE} or more pixels a side at the smallest of "
+                f"{terms.scales} scales, got {smallest}"
+            )
         self.model: nn.Module = trained
         self.discriminator: nn.Module | None = None
         if terms.adversarial.weight:
@@ -93,7 +99,7 @@ class _Autoencoding(ABC):
         loss = parts.pop("total")
         if terms.network is not None:
             ours, theirs = (self._crop(pictures, batch["corner"]) for pictures in (reconstruction, frames))
-            distance = perceptual_distance(terms.network, ours, theirs).mean()
+            distance = multiscale_distance(terms.network, ours, theirs, terms.scales).mean()
             loss = loss + terms.perceptual * distance
             parts["perceptual"] = distance.detach()
         self._reconstruction = None

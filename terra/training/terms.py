@@ -1,6 +1,9 @@
 """The terms of the tokenizer's loss: their weights, schedules and networks."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import Field
 
 from terra.errors import ConfigError
 from terra.metrics.networks import FeatureNetwork, load_feature_network
@@ -31,11 +34,13 @@ class PerceptualSettings(Settings):
 
     Attributes:
         weight: of the term; 0 leaves it out.
+        scales: pictures are compared at so many sizes, their own and each half of the one before; the term is the mean.
         network: see `terra.metrics.networks.load_feature_network`.
         path: safetensors file of the network's weights; None takes the installed package's.
     """
 
     weight: NonNegative
+    scales: Annotated[int, Field(ge=1, le=4)] = 1
     network: str
     path: FilePath | None
 
@@ -71,6 +76,7 @@ class Terms:
         weights: weights of the terms of `tokenizer.losses.tokenizer_loss`.
         anneal: schedule of the entropy weight.
         perceptual: weight of the perceptual distance; 0 leaves it out.
+        scales: number of sizes at which the perceptual distance is taken, see `PerceptualSettings`.
         network: feature network of the perceptual distance; None if `perceptual` is 0.
         adversarial: weights and schedule of the adversarial loss.
         keep_tokens: the penalty on tokens that change, in a training that starts from a tokenizer.
@@ -79,6 +85,7 @@ class Terms:
     weights: LossWeights
     anneal: EntropyAnneal
     perceptual: float = 0.0
+    scales: int = 1
     network: FeatureNetwork | None = None
     adversarial: AdversarialConfig = field(default_factory=AdversarialConfig)
     keep_tokens: KeepTokensSettings = field(default_factory=KeepTokensSettings)
@@ -103,6 +110,7 @@ class Terms:
             weights=settings.loss,
             anneal=settings.entropy_anneal,
             perceptual=perceptual.weight,
+            scales=perceptual.scales,
             network=network,
             adversarial=settings.adversarial,
             keep_tokens=settings.keep_tokens,

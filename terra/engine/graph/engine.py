@@ -10,11 +10,11 @@ import torch
 
 from terra.device import has_fp8, torch_device, torch_dtype
 from terra.engine.base import EngineCounters, EngineSpec, check_actions, check_adapter, check_prompt
-from terra.engine.graph.scheduler import Run, Scheduler, Window
+from terra.engine.graph.scheduler import Run, Scheduler, WarmUp, Window
 from terra.engine.graph.slots import Slots
 from terra.engine.graph.step import Backend, DecodeSteps, TorchBackend
 from terra.errors import ConfigError, EngineError
-from terra.prompt import Action, Actions, FrameTokens, Prompt
+from terra.prompt import Action, Actions, FrameTokens, Prompt, build_prompt
 from terra.sampling import SamplingParams
 from terra.world_model import load_world_model
 
@@ -86,7 +86,7 @@ class GraphEngine:
             raise ConfigError("engine.fp8: expected a GPU of compute capability 8.9 or higher")
         model = load_world_model(checkpoint, adapter=adapter, dtype=torch_dtype(dtype), device=where)
         self._spec = EngineSpec.of(model.config)
-        self._requests: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[Run | WarmUp | None] = queue.SimpleQueue()
         self._closed = False
         fp8 = {"fp8_weights": fp8_weights, "fp8_cache": fp8_cache}
         slots = Slots(model, max_sessions, drafts, step_tokens=step_tokens, **fp8)
@@ -120,6 +120,17 @@ class GraphEngine:
         check_prompt(prompt, self._spec, seed)
         return GraphSession(self, prompt, sampling, seed)
 
+    async def warm_up(self) -> None:
+        """See `terra.engine.base.WarmsUp`. Without a compiler's cache it takes tens of seconds on a GPU."""
+        layout = self._spec.layout
+        tokens = torch.zeros(layout.max_frames - 1, 1, layout.image_tokens, dtype=torch.int64)
+        prompt = build_prompt(tokens, torch.zeros(len(tokens) - 1, *self._spec.action_shape))
+        request = WarmUp(prompt, asyncio.get_running_loop())
+        self._request(request)
+        error = await request.done.get()
+        if error is not None:
+            raise error
+
     async def close(self) -> None:
         """See `terra.engine.base.Engine.close`."""
         if not self._closed:
@@ -138,13 +149,16 @@ class GraphEngine:
         Raises:
             EngineError: the engine is closed or has failed.
         """
+        run = Run(window, first, actions, asyncio.get_running_loop())
+        self._request(run)
+        return run
+
+    def _request(self, request: Run | WarmUp) -> None:
         if self._closed or self.failure is not None:
             raise EngineError(self.failure or "the engine is closed")
-        run = Run(window, first, actions, asyncio.get_running_loop())
-        self._requests.put(run)
+        self._requests.put(request)
         if self.failure is not None:  # the engine failed in between, and nobody takes the request
             raise EngineError(self.failure)
-        return run
 
 
 def check_gpu(device: torch.device) -> None:

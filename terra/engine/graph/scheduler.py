@@ -17,6 +17,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from terra.engine.base import EngineCounters
+from terra.engine.graph.cuda_graph import mark
 from terra.engine.graph.slots import FrameRequest, Slots, Snapshot
 from terra.engine.graph.step import DecodeSteps
 from terra.errors import EngineError
@@ -83,6 +84,26 @@ class Run:
 
 
 @dataclass(eq=False)
+class WarmUp:
+    """A request to compile and capture beforehand.
+
+    Attributes:
+        prompt: a made-up context, the longest, so that prefill has run once, too.
+        loop: the event loop of the one who asks.
+        done: receives, in that loop, None or an EngineError.
+    """
+
+    prompt: Prompt
+    loop: asyncio.AbstractEventLoop
+    done: "asyncio.Queue[EngineError | None]" = field(default_factory=asyncio.Queue)
+
+    def answer(self, error: EngineError | None) -> None:
+        """Let the one who asked go on; called in the scheduler's thread."""
+        with suppress(RuntimeError):  # the loop is closed, and nobody waits there
+            self.loop.call_soon_threadsafe(self.done.put_nowait, error)
+
+
+@dataclass(eq=False)
 class _Frame:
     """A frame that is decoded in a slot.
 
@@ -109,7 +130,7 @@ class Scheduler:
     is complete, until another window needs the slot.
     """
 
-    def __init__(self, slots: Slots, steps: DecodeSteps, requests: "queue.SimpleQueue[Run | None]") -> None:
+    def __init__(self, slots: Slots, steps: DecodeSteps, requests: "queue.SimpleQueue[Run | WarmUp | None]") -> None:
         self._slots, self._steps, self._requests = slots, steps, requests
         self._windows: list[Window | None] = [None] * slots.num_slots
         # Runs with frames that are not begun, in the order of their requests.
@@ -154,7 +175,22 @@ class Scheduler:
                 return True
             if run is None:
                 return False
-            self._waiting.append(run)
+            if isinstance(run, WarmUp):
+                self._warm_up(run)
+            else:
+                self._waiting.append(run)
+
+    def _warm_up(self, request: WarmUp) -> None:
+        """Read the made-up context into a slot, and make each kind of decode step once, if no slot has a window yet."""
+        try:
+            if not any(self._windows):
+                self._slots.prefill(0, request.prompt, seed=0)
+                self._steps.warm_up()
+                mark(self._slots.ids.device)()
+        except Exception as error:
+            request.answer(EngineError(f"the engine failed: {type(error).__name__}: {error}"))
+            raise
+        request.answer(None)
 
     def _start(self) -> None:
         """Give slots to frames that wait, first come, first served, one frame of a window at a time."""
@@ -282,9 +318,11 @@ class Scheduler:
         runs = [*self._waiting, *(frame.run for frame in self._decoding.values())]
         runs += [run for copy in self._copies for run in copy.runs]
         while not self._requests.empty():
-            run = self._requests.get()
-            if run is not None:
-                runs.append(run)
+            request = self._requests.get()
+            if isinstance(request, WarmUp):
+                request.answer(error)
+            elif request is not None:
+                runs.append(request)
         _deliver([(run, error) for run in dict.fromkeys(runs)])
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from terra.engine.graph import reference
 from terra.engine.graph.cuda_graph import mark
-from terra.engine.graph.kv_cache import KVTarget
+from terra.engine.graph.kv_cache import SHARED_MULTIPLE, KVTarget
 from terra.engine.graph.quantization import Matrix, linear
 from terra.engine.graph.slots import Batch, Slots
 from terra.engine.graph.weights import DecoderWeights, Layer, LayerOps
@@ -129,6 +129,15 @@ class DecodeSteps:
         before, self._under_way = self._under_way, mark(self._slots.ids.device)
         if before:
             before()
+
+    @torch.no_grad()
+    def warm_up(self) -> None:
+        """Build the steps without filters over each number of slots, while no slot makes a frame."""
+        slots = self._slots
+        shares = (False, True) if slots.num_slots > 1 and slots.layout.max_length > SHARED_MULTIPLE else (False,)
+        for count in sorted({self.bucket(count + 1) for count in range(slots.num_slots)}):
+            for sharing in shares:
+                self.step(frozenset(), count, sharing)()
 
     def clear(self) -> None:
         """Forget the steps built so far; the next ones are built (and kernels compiled) anew."""
