@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import threading
+from unittest.mock import AsyncMock
 
 import httpx
 import numpy as np
