@@ -65,7 +65,7 @@ FLAT_MIB_A_MINUTE = 1.0
 FILES_MORE = 2  # pipes that a first job's worker keeps
 SLOW_RATIO = 1.1  # of the time between two frames, with slow readers and without
 CYCLE_MIB = 8.0  # that may be left after the last nine tenths of the cycles: allocators keep some
-WARM_SECONDS = 15.0  # of each number of drivers, before drives are measured: kernels are compiled, windows slide
+WARM_SECONDS = 15.0  # of each number of drivers, before drives are measured: contexts are encoded, windows slide
 GONE_SECONDS = 10.0  # in which what was closed must be gone
 
 
@@ -148,7 +148,7 @@ def counts(text: str) -> list[int]:
 
 async def drives(target: Target, arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Drive by each number of drivers at once; returns each one's numbers."""
-    for number in arguments.drivers:  # kernels are compiled, graphs captured, contexts tokenized
+    for number in arguments.drivers:  # contexts are encoded, windows have slid
         await drive_all(target, number, WARM_SECONDS)
     report = {}
     for number in arguments.drivers:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from tiny_rollouts import change, told
 from terra.config.files import register_resolvers
 from terra.config.spec import PipelineSpec
 from terra.engine.adapted import AdaptedEngine
+from terra.engine.base import WarmsUp
 from terra.engine.graph.engine import GraphEngine
 from terra.engine.hf import HFEngine
 from terra.engine.jacobi import JacobiEngine
@@ -166,6 +168,17 @@ class TestNamed:
         for named in (None, *two):
             with pytest.raises(EngineError, match="the engine is closed"):
                 asyncio.run(together.open(prompt, SAMPLINGS[0], 0, named))
+
+    def test_a_warm_up_reaches_each_engine_that_has_one(self, base, monkeypatch):
+        plain, warm = PersistenceEngine.from_pretrained(base), AsyncMock()
+        first, second = (ENGINES["graph"](base) for _ in range(2))
+        for each in (first, second):
+            monkeypatch.setattr(each, "warm_up", warm)
+        engine = AdaptedEngine(first, {"night": plain, "rain": second})
+        assert isinstance(engine, WarmsUp)
+        asyncio.run(engine.warm_up())
+        assert warm.await_count == 2
+        asyncio.run(engine.close())
 
     @pytest.mark.parametrize("engines", [(), ("night",), ("night", "rain")])
     def test_an_unknown_name_is_one_line(self, engines, base):

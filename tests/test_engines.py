@@ -525,6 +525,7 @@ def test_graph_warm_up_changes_no_token(tiny_model, graph_engine, wait, monkeypa
     alone = [wait(ran(graph_engine, *rollout)) for rollout in rollouts]
     engine = GraphEngine(tiny_model, drafts=3, max_sessions=5, dtype="float32", device=DEVICE)
     assert isinstance(engine, WarmsUp)
+    monkeypatch.setattr(engine, "_compiles", True)
 
     async def together() -> list[torch.Tensor]:
         await engine.warm_up()
@@ -544,6 +545,19 @@ def test_graph_warm_up_changes_no_token(tiny_model, graph_engine, wait, monkeypa
     wait(engine.close())
     with pytest.raises(EngineError, match="closed"):
         wait(engine.warm_up())
+
+
+def test_a_graph_warm_up_that_fails_is_the_engines_failure(tiny_model, wait, monkeypatch):
+    def fail(self: DecodeSteps) -> None:
+        raise RuntimeError("no memory\nfor this")
+
+    monkeypatch.setattr(DecodeSteps, "warm_up", fail)
+    engine = GraphEngine(tiny_model, drafts=3, dtype="float32", device=DEVICE)
+    monkeypatch.setattr(engine, "_compiles", True)
+    with pytest.raises(EngineError, match="^the engine failed: RuntimeError: no memory$"):
+        wait(engine.warm_up())
+    assert engine.failure == "the engine failed: RuntimeError: no memory"
+    wait(engine.close())
 
 
 @pytest.mark.parametrize("multiple", [SHARED_MULTIPLE, 8], ids=["copied", "shared"])

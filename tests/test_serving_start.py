@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from types import SimpleNamespace
+from unittest.mock import AsyncMock, Mock
 
 import httpx
 import pytest
@@ -21,6 +22,8 @@ from terra.config.files import register_resolvers
 from terra.config.spec import PipelineSpec
 from terra.engine.base import EngineCounters
 from terra.engine.persistence import PersistenceEngine
+from terra.errors import EngineError
+from terra.serving import run
 from terra.serving.client import Client, ServerError
 from terra.serving.metrics import Metrics
 from terra.serving.run import check, load
@@ -115,6 +118,16 @@ class TestScenes:
         assert "scenes: expected a file or folder, found nothing at" in refused(scenes=tmp_path / "none")
         (tmp_path / "empty/.hidden").mkdir(parents=True)
         assert "expected folders of pictures, got none" in refused(scenes=tmp_path / "empty")
+
+
+def test_a_warm_up_that_fails(refused, monkeypatch):
+    """The server ends before it listens, and its models are closed."""
+    warm_up, model, world = AsyncMock(side_effect=EngineError("the engine failed: no memory")), Mock(), Mock()
+    service = SimpleNamespace(warm_up=warm_up, model=model, worlds={"other": SimpleNamespace(model=world)})
+    monkeypatch.setattr(run, "load", lambda *_: service)
+    monkeypatch.setattr(run, "listen", Mock(side_effect=AssertionError("it listens")))
+    assert refused() == "the engine failed: no memory"
+    assert model.close.call_count == world.close.call_count == 1
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from itertools import zip_longest
 from statistics import fmean
 
-from terra.engine.base import Engine, EngineCounters, EngineSpec, Session, check_adapter
+from terra.engine.base import Engine, EngineCounters, EngineSpec, Session, WarmsUp, check_adapter
 from terra.errors import ConfigError, EngineError
 from terra.prompt import Prompt
 from terra.sampling import SamplingParams
@@ -68,6 +68,12 @@ class AdaptedEngine:
             raise EngineError(failure)
         engine = self._base if adapter is None else self._adapted[adapter]
         return await engine.open(prompt, sampling, seed)
+
+    async def warm_up(self) -> None:
+        """Warm up the engines that can be, one after another. See `terra.engine.base.WarmsUp`."""
+        for engine in self._engines:
+            if isinstance(engine, WarmsUp):
+                await engine.warm_up()
 
     async def close(self) -> None:
         """See `terra.engine.base.Engine.close`."""

@@ -170,9 +170,9 @@ class WarmsUp(Protocol):
     """An engine whose first frames take longer, because kernels are compiled and graphs captured for them."""
 
     async def warm_up(self) -> None:
-        """Compile and capture what sessions without top-k and top-p will need. To be called before the first session.
+        """Compile and capture what sessions without top-k and top-p will need, before there is a session.
 
-        The tokens of later sessions are the same with and without.
+        The tokens of later sessions are as without a warm-up. Once there has been a session, a call does nothing.
 
         Raises:
             EngineError: the engine is closed or has failed.

@@ -66,6 +66,11 @@ class FeatureNetwork(nn.Module):
         self.requires_grad_(False)
         self.train(False)
 
+    @property
+    def resizes(self) -> bool:
+        """Whether frames are resized to one size before the first layer."""
+        return self._input_size is not None
+
     def train(self, mode: bool = True) -> "FeatureNetwork":
         """Ignore `mode` and stay in evaluation mode: a trained module may hold this network, which is not trained."""
         return super().train(False)
@@ -105,8 +110,11 @@ def perceptual_distance(network: FeatureNetwork, ours: Frames, theirs: Frames) -
 def multiscale_distance(network: FeatureNetwork, ours: Frames, theirs: Frames, scales: int) -> Float[Tensor, " frames"]:
     """The mean `perceptual_distance` of frames at so many sizes: their own, and each half of the one before.
 
-    A network sees the same texture in other layers when a picture is smaller.
+    Raises:
+        ValueError: no scale, a size below 32 pixels a side, or several scales of a network that resizes frames.
     """
+    if scales < 1 or (scales > 1 and network.resizes):
+        raise ValueError(f"scales: expected {'1' if network.resizes else '1 or more'}, got {scales}")
     total = perceptual_distance(network, ours, theirs)
     for _ in range(scales - 1):
         ours, theirs = F.avg_pool2d(ours, 2), F.avg_pool2d(theirs, 2)

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import signal
 import socket
+import time
 from collections.abc import Mapping
 from types import FrameType
 from typing import NamedTuple
@@ -50,8 +51,21 @@ def _run(settings: ServeSettings) -> None:
     # Looking through all modules and weights for garbage would stop the event loop for half a second at a time.
     gc.collect()
     gc.freeze()
+    _warm_up(service)
     with listen(settings) as listener:
         asyncio.run(Server(service, settings).serve(sockets=[listener]))
+
+
+def _warm_up(service: Service) -> None:
+    began = time.monotonic()
+    try:
+        asyncio.run(service.warm_up())
+    except TerraError:
+        for each in (service, *service.worlds.values()):
+            each.model.close()
+        raise
+    if (seconds := time.monotonic() - began) > 1:
+        logger.info("compiled and captured what sessions need in %.0f s", seconds)
 
 
 class Server(uvicorn.Server):

@@ -115,10 +115,14 @@ class Service:
         self._seats: Counter[str] = Counter()
         self.forks = Forks(settings.live)
 
+    async def warm_up(self) -> None:
+        """Warm up the models of all worlds, before the server listens. Raises EngineError; see `Model.warm_up`."""
+        for each in (self, *self.worlds.values()):
+            await each.model.warm_up()
+
     async def start(self) -> None:
         """Start background work in the running event loop, which all methods must use."""
         self._reader.start()
-        await self.model.warm_up()
         await self.jobs.start()
         for each in self.worlds.values():
             await each.start()

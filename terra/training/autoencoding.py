@@ -58,11 +58,11 @@ class _Autoencoding(ABC):
                 f"image_size: expected the dataset's {tuple(frames.shape[2:])} (height, width), "
                 f"got {tuple(tokenizer.image_size)}"
             )
-        smallest = min(frames.shape[2:]) >> (terms.scales - 1)
-        if terms.network is not None and terms.scales > 1 and smallest < 2 * MIN_SIDE:
+        side, pixel = min(frames.shape[2:]), 1 << (terms.scales - 1)  # a pixel of the smallest scale has so many a side
+        if terms.network is not None and terms.scales > 1 and side < MIN_SIDE * pixel:
             raise ConfigError(
-                f"perceptual.scales: expected frames of {2 * MIN_SIDE} or more pixels a side at the smallest of "
-                f"{terms.scales} scales, got {smallest}"
+                f"perceptual.scales: expected frames of {MIN_SIDE * pixel} or more pixels a side for {terms.scales} "
+                f"scales, got {side}"
             )
         self.model: nn.Module = trained
         self.discriminator: nn.Module | None = None
@@ -72,7 +72,7 @@ class _Autoencoding(ABC):
         self.tokens_per_sample: int | None = tokenizer.rows * tokenizer.cols
         self._tokenizer, self._frames, self._terms, self._pictured = tokenizer, frames, terms, pictured
         # 16 is the stride of all the perceptual network's layers but the last; a small picture keeps MIN_SIDE pixels.
-        self._margin = min(16, max(0, min(frames.shape[2:]) - MIN_SIDE))
+        self._margin = min(16 * pixel, max(0, side - MIN_SIDE * pixel))
         self._reconstruction: Tensor | None = None
 
     @abstractmethod

@@ -30,11 +30,12 @@ class EntropyAnneal(Settings):
 
 
 class PerceptualSettings(Settings):
-    """The perceptual term of conf/train_tokenizer.yaml: its weight, and which network's features are compared.
+    """The perceptual term of conf/train_tokenizer.yaml: its weight, and which features are compared at which sizes.
 
     Attributes:
         weight: of the term; 0 leaves it out.
-        scales: pictures are compared at so many sizes, their own and each half of the one before; the term is the mean.
+        scales: number of sizes at which pictures are compared: their own, and each half of the one before. The term is
+            the mean over the sizes.
         network: see `terra.metrics.networks.load_feature_network`.
         path: safetensors file of the network's weights; None takes the installed package's.
     """
@@ -95,6 +96,10 @@ class Terms:
             raise ConfigError(f"perceptual.weight: expected 0 or more, got {self.perceptual}")
         if self.perceptual and self.network is None:
             raise ConfigError(f"perceptual.weight: expected 0 without a network, got {self.perceptual}")
+        if self.network is not None and self.network.resizes and self.scales > 1:
+            raise ConfigError(
+                f"perceptual.scales: expected 1, since {self.network.name} resizes pictures, got {self.scales}"
+            )
 
     @classmethod
     def load(cls, settings: TermSettings) -> "Terms":

@@ -88,6 +88,7 @@ class GraphEngine:
         self._spec = EngineSpec.of(model.config)
         self._requests: queue.SimpleQueue[Run | WarmUp | None] = queue.SimpleQueue()
         self._closed = False
+        self._compiles = where.type == "cuda"
         fp8 = {"fp8_weights": fp8_weights, "fp8_cache": fp8_cache}
         slots = Slots(model, max_sessions, drafts, step_tokens=step_tokens, **fp8)
         self._scheduler = Scheduler(slots, DecodeSteps(slots, make_backend(where)), self._requests)
@@ -121,10 +122,11 @@ class GraphEngine:
         return GraphSession(self, prompt, sampling, seed)
 
     async def warm_up(self) -> None:
-        """See `terra.engine.base.WarmsUp`. Without a compiler's cache it takes tens of seconds on a GPU."""
-        layout = self._spec.layout
-        tokens = torch.zeros(layout.max_frames - 1, 1, layout.image_tokens, dtype=torch.int64)
-        prompt = build_prompt(tokens, torch.zeros(len(tokens) - 1, *self._spec.action_shape))
+        """See `terra.engine.base.WarmsUp`. On a CPU, where nothing is compiled, a call does nothing."""
+        if not self._compiles:
+            return
+        tokens = torch.zeros(2, 1, self._spec.layout.image_tokens, dtype=torch.int64)
+        prompt = build_prompt(tokens, torch.zeros(1, *self._spec.action_shape))
         request = WarmUp(prompt, asyncio.get_running_loop())
         self._request(request)
         error = await request.done.get()

@@ -88,7 +88,7 @@ class WarmUp:
     """A request to compile and capture beforehand.
 
     Attributes:
-        prompt: a made-up context, the longest, so that prefill has run once, too.
+        prompt: a made-up context, so that the libraries that prefill needs are loaded, too.
         loop: the event loop of the one who asks.
         done: receives, in that loop, None or an EngineError.
     """
@@ -124,7 +124,7 @@ class _Copy:
 
 
 class Scheduler:
-    """Makes the frames that come in by a queue, until None comes.
+    """Makes the frames that are requested through a queue, and warms up when that is, until None comes.
 
     One frame of a window is decoded at a time, and a window has one slot at most. A slot keeps its window when a frame
     is complete, until another window needs the slot.
@@ -137,6 +137,7 @@ class Scheduler:
         self._waiting: list[Run] = []
         self._decoding: dict[int, _Frame] = {}  # by slot
         self._copies: list[_Copy] = []  # begun in the turn before, and in this one
+        self._warming_up: WarmUp | None = None
         self.failure: str | None = None
         self._prefilled = self._cached = self._sampled = 0
         self._passes: tuple[int, ...] = ()
@@ -149,7 +150,7 @@ class Scheduler:
         return EngineCounters(self._prefilled, self._cached, self._sampled, usage, self._passes)
 
     def run(self) -> None:
-        """Work until None comes. An error fails all runs that lack a frame, with its reason."""
+        """Work until None comes. An error fails all runs that lack a frame, and a warm-up, with its reason."""
         try:
             while self._take():
                 self._start()
@@ -170,26 +171,24 @@ class Scheduler:
         """Take the requests that are there; wait for one if no frame is on its way. False when None came."""
         while True:
             try:
-                run = self._requests.get(block=not (self._waiting or self._decoding or self._copies))
+                request = self._requests.get(block=not (self._waiting or self._decoding or self._copies))
             except queue.Empty:
                 return True
-            if run is None:
+            if request is None:
                 return False
-            if isinstance(run, WarmUp):
-                self._warm_up(run)
+            if isinstance(request, WarmUp):
+                self._warm_up(request)
             else:
-                self._waiting.append(run)
+                self._waiting.append(request)
 
     def _warm_up(self, request: WarmUp) -> None:
         """Read the made-up context into a slot, and make each kind of decode step once, if no slot has a window yet."""
-        try:
-            if not any(self._windows):
-                self._slots.prefill(0, request.prompt, seed=0)
-                self._steps.warm_up()
-                mark(self._slots.ids.device)()
-        except Exception as error:
-            request.answer(EngineError(f"the engine failed: {type(error).__name__}: {error}"))
-            raise
+        self._warming_up = request  # if it fails, `_fail` finds it here
+        if not any(self._windows):
+            self._slots.prefill(0, request.prompt, seed=0)
+            self._steps.warm_up()
+            mark(self._slots.ids.device)()
+        self._warming_up = None
         request.answer(None)
 
     def _start(self) -> None:
@@ -317,6 +316,8 @@ class Scheduler:
     def _fail(self, error: EngineError) -> None:
         runs = [*self._waiting, *(frame.run for frame in self._decoding.values())]
         runs += [run for copy in self._copies for run in copy.runs]
+        if self._warming_up is not None:
+            self._warming_up.answer(error)
         while not self._requests.empty():
             request = self._requests.get()
             if isinstance(request, WarmUp):

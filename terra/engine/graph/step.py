@@ -132,9 +132,10 @@ class DecodeSteps:
 
     @torch.no_grad()
     def warm_up(self) -> None:
-        """Build the steps without filters over each number of slots, while no slot makes a frame."""
-        slots = self._slots
-        shares = (False, True) if slots.num_slots > 1 and slots.layout.max_length > SHARED_MULTIPLE else (False,)
+        """Build all steps without filters, and make each once, while no slot makes a frame."""
+        slots, layout = self._slots, self._slots.layout
+        longest = (layout.max_frames - 1) * layout.block - layout.action_slots - 1  # of a context, see `Slots.prefill`
+        shares = (False, True) if slots.num_slots > 1 and longest >= SHARED_MULTIPLE else (False,)
         for count in sorted({self.bucket(count + 1) for count in range(slots.num_slots)}):
             for sharing in shares:
                 self.step(frozenset(), count, sharing)()
