@@ -554,7 +554,7 @@ def test_a_graph_warm_up_that_fails_is_the_engines_failure(tiny_model, wait, mon
     monkeypatch.setattr(DecodeSteps, "warm_up", fail)
     engine = GraphEngine(tiny_model, drafts=3, dtype="float32", device=DEVICE)
     monkeypatch.setattr(engine, "_compiles", True)
-    with pytest.raises(EngineError, match="^the engine failed: RuntimeError: no memory$"):
+    with pytest.raises(EngineError, match=r"^the engine failed: RuntimeError: no memory$"):
         wait(engine.warm_up())
     assert engine.failure == "the engine failed: RuntimeError: no memory"
     wait(engine.close())

@@ -59,6 +59,10 @@ def test_the_distance_at_several_scales_is_the_mean_of_the_scales(network: Featu
     expected = (perceptual_distance(network, ours, theirs) + perceptual_distance(network, *halves)) / 2
     assert torch.equal(multiscale_distance(network, ours, theirs, 1), perceptual_distance(network, ours, theirs))
     assert torch.allclose(multiscale_distance(network, ours, theirs, 2), expected)
+    resizing = FeatureNetwork("resizing", list(network.stages), input_size=(64, 64))
+    for given, scales in ((network, 0), (resizing, 2)):
+        with pytest.raises(ValueError, match=r"^scales: expected 1"):
+            multiscale_distance(given, ours, theirs, scales)
 
 
 def test_weights_may_be_given_in_half_precision(network: FeatureNetwork, tmp_path: Path) -> None:

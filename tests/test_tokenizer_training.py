@@ -193,9 +193,8 @@ def test_each_term_reaches_what_it_should():
 
 
 def test_frames_too_small_for_the_perceptual_scales_are_refused():
-    with pytest.raises(
-        ConfigError, match=r"^perceptual\.scales: expected frames of 64 or more pixels a side for 2 scales, got 32$"
-    ):
+    message = r"^perceptual\.scales: expected frames of 64 or more pixels a side for 2 scales, got 32$"
+    with pytest.raises(ConfigError, match=message):
         objective(terms(perceptual=0.5, network=small_network(), scales=2))
 
 

@@ -98,7 +98,7 @@ class Terms:
             raise ConfigError(f"perceptual.weight: expected 0 without a network, got {self.perceptual}")
         if self.network is not None and self.network.resizes and self.scales > 1:
             raise ConfigError(
-                f"perceptual.scales: expected 1, since {self.network.name} resizes pictures, got {self.scales}"
+                f"perceptual.scales: expected 1 ({self.network.name} resizes pictures), got {self.scales}"
             )
 
     @classmethod
