@@ -15,6 +15,7 @@ from terra.worlds.archive import pack, unpack
 from terra.worlds.rounding import restored, rounded
 from tokenizer import LFQTokenizer
 from tokenizer.checkpoint import checkpoint_sha256, load_tensors
+from tokenizer.lineage import tokens_sha256
 
 
 @pytest.fixture
@@ -72,6 +73,23 @@ def test_with_8_bits_a_world_is_smaller_nearly_the_same_and_a_pair(world):
         assert torch.allclose(tensor, after[name], atol=float(tensor.abs().max()) / 254 * 1.001), name
     with Pipeline.from_pretrained(folder, engine="hf", device="cpu", dtype="float32", overlap=2) as pipeline:
         assert pipeline.wait(pipeline.encode(torch.zeros(1, 3, 4 * ROWS, 4 * COLS))).shape == (1, ROWS, COLS)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_an_unpacked_world_with_a_decoder_of_its_own_can_be_trained_further(world, bits):
+    """Tokens of its tokenizer are those that its world model's config names, as `init_from` demands."""
+    before = checkpoint_sha256(world / "tokenizer")
+    tokenizer = LFQTokenizer.from_pretrained(world / "tokenizer")
+    tokenizer.config = tokenizer.config.replace(same_tokens_as=before)
+    with torch.no_grad():
+        tokenizer.decoder.conv_out.bias.add_(0.1)
+    tokenizer.save_pretrained(world / "tokenizer")
+    folder = unpacked(packed(world, f"bits={bits}"))
+    tokens = tokens_sha256(folder / "tokenizer")
+    assert load_config(folder / "world_model").tokenizer_sha256 == tokens
+    assert (tokens == before) == (bits == 16)
+    with Pipeline.from_pretrained(folder, engine="hf", device="cpu", dtype="float32", overlap=2):
+        pass  # they are a pair
 
 
 def test_a_shipped_tokenizer_is_not_stored(world, monkeypatch):

@@ -33,6 +33,7 @@ from terra.world_model import load_config
 from terra.worlds.rounding import restored, rounded
 from tokenizer.checkpoint import CONFIG_NAME, INDEX_NAME, WEIGHTS_NAME, checkpoint_sha256, load_tensors, write_tensors
 from tokenizer.files import read_json, replacing, write_json
+from tokenizer.lineage import tokens_sha256
 from tokenizer.settings import FilePath, Settings
 
 FORMAT, VERSION, MANIFEST = "terra-world", 1, "world.json"
@@ -141,7 +142,7 @@ def _pack_model(archive: zipfile.ZipFile, folder: Path, bits: int, beside: Path)
 
 
 def _restore(folder: Path, where: Path) -> None:
-    """Turn packed weights into checkpoints; the world model's config gets the hash of a tokenizer that was packed."""
+    """Turn packed weights into checkpoints; the world model's config names the tokens of a packed tokenizer."""
     facts = read_json(folder / MANIFEST, CheckpointError, f"an archive of terra pack in {where}")
     if (facts.get("format"), facts.get("version")) != (FORMAT, VERSION):
         got = f"{facts.get('format')!r}, version {facts.get('version')!r}"
@@ -162,11 +163,23 @@ def _restore(folder: Path, where: Path) -> None:
             raise CheckpointError(f"{where}: expected {name}/{PACKED} and its element type, got none")
         write_tensors(folder / name / WEIGHTS_NAME, restored(load_file(folder / name / PACKED), dtype))
         (folder / name / PACKED).unlink()
-    config = folder / "world_model" / CONFIG_NAME
-    known = read_json(config, CheckpointError)
-    if shipped is None and known.get("tokenizer_sha256") is not None:
-        write_json(config, known | {"tokenizer_sha256": checkpoint_sha256(folder / "tokenizer")})
+    if shipped is None:
+        _pair(folder, is_rounded=facts.get("bits") == 8)
     (folder / MANIFEST).unlink()
+
+
+def _pair(folder: Path, *, is_rounded: bool) -> None:
+    """Let the world model's config name the tokens of the tokenizer beside it, which has weights of its own now.
+
+    A rounded encoder does not make quite the tokens of the one before, so that its config no longer says so.
+    """
+    tokenizer, config = folder / "tokenizer", folder / "world_model" / CONFIG_NAME
+    facts = read_json(tokenizer / CONFIG_NAME, CheckpointError)
+    if is_rounded and facts.pop("same_tokens_as", None) is not None:
+        write_json(tokenizer / CONFIG_NAME, facts)
+    known = read_json(config, CheckpointError)
+    if known.get("tokenizer_sha256") is not None:
+        write_json(config, known | {"tokenizer_sha256": tokens_sha256(tokenizer)})
 
 
 def _files(world: Path) -> Iterator[Path]:
