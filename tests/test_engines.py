@@ -27,7 +27,7 @@ from tiny import COLS, DEVICE, ROWS, save_tiny
 
 from terra.benchmark.prompts import prompt_maker
 from terra.engine.base import Engine, EngineCounters, Session, WarmsUp
-from terra.engine.graph import slots as slots_module, step as step_module
+from terra.engine.graph import slots as slots_module
 from terra.engine.graph.engine import GraphEngine, check_gpu
 from terra.engine.graph.kv_cache import SHARED_MULTIPLE
 from terra.engine.graph.slots import Slots
@@ -520,7 +520,6 @@ def test_graph_sessions_take_turns(tiny_model, graph_engine, wait, max_sessions,
 def test_graph_warm_up_changes_no_token(tiny_model, graph_engine, wait, monkeypatch):
     """The steps over each number of slots are built before the first session, and no other ones later."""
     monkeypatch.setattr(slots_module, "SHARED_MULTIPLE", 8)
-    monkeypatch.setattr(step_module, "SHARED_MULTIPLE", 8)
     rollouts = [(*make_prompt(60 + index), PLAIN, index) for index in range(5)]
     alone = [wait(ran(graph_engine, *rollout)) for rollout in rollouts]
     engine = GraphEngine(tiny_model, drafts=3, max_sessions=5, dtype="float32", device=DEVICE)

@@ -24,7 +24,8 @@ from tokenizer.files import open_regular
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # Inception's weights were trained by TensorFlow on [-1, 1].
 _HALF = (0.5, 0.5, 0.5)
-_MIN_SIDE = 32
+MIN_SIDE = 32
+"""The smallest side, in pixels, of frames that `FeatureNetwork` takes."""
 
 Features = Float[Tensor, "samples features"]
 
@@ -81,8 +82,8 @@ class FeatureNetwork(nn.Module):
         Raises:
             ValueError: smaller frames.
         """
-        if min(frames.shape[-2:]) < _MIN_SIDE:
-            raise ValueError(f"expected frames of sides at least {_MIN_SIDE}, got {tuple(frames.shape)}")
+        if min(frames.shape[-2:]) < MIN_SIDE:
+            raise ValueError(f"expected frames of sides at least {MIN_SIDE}, got {tuple(frames.shape)}")
         if self._input_size is not None:
             frames = F.interpolate(frames, self._input_size, mode="bilinear", align_corners=False, antialias=True)
         x = ((frames + 1) / 2 - self.mean) / self.std

@@ -48,10 +48,10 @@ def _run(settings: ServeSettings) -> None:
     service = load(checked, {name: load(each) for name, each in worlds.items()})
     if settings.api_key is None and settings.host not in LOOPBACK:
         logger.warning("host=%s without an api_key: whoever reaches the port can use the server", settings.host)
+    _warm_up(service)
     # Looking through all modules and weights for garbage would stop the event loop for half a second at a time.
     gc.collect()
     gc.freeze()
-    _warm_up(service)
     with listen(settings) as listener:
         asyncio.run(Server(service, settings).serve(sockets=[listener]))
 

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from decoder.video import to_unit_range
 from terra.errors import ConfigError
-from terra.metrics.networks import multiscale_distance
+from terra.metrics.networks import MIN_SIDE, multiscale_distance
 from terra.training.adversarial import (
     PatchDiscriminator,
     adaptive_weight,
@@ -29,8 +29,6 @@ from terra.training.terms import Terms
 from tokenizer import Frames, LFQTokenizer, LFQTokenizerConfig, tokenizer_loss
 from tokenizer.losses import PreQuantized, kept_signs_loss, reconstruction_loss
 from tokenizer.quantizer import quantize, tokens_from_signs
-
-MIN_SIDE = 32  # the smallest side, in pixels, that `FeatureNetwork` takes
 
 EightBit = UInt8[Tensor, "frames 3 height width"]
 

@@ -127,11 +127,9 @@ class GraphEngine:
             return
         tokens = torch.zeros(2, 1, self._spec.layout.image_tokens, dtype=torch.int64)
         prompt = build_prompt(tokens, torch.zeros(1, *self._spec.action_shape))
-        request = WarmUp(prompt, asyncio.get_running_loop())
+        request = WarmUp(prompt)
         self._request(request)
-        error = await request.done.get()
-        if error is not None:
-            raise error
+        await asyncio.wrap_future(request.done)
 
     async def close(self) -> None:
         """See `terra.engine.base.Engine.close`."""

@@ -9,6 +9,7 @@ import logging
 import queue
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -85,22 +86,15 @@ class Run:
 
 @dataclass(eq=False)
 class WarmUp:
-    """A request to compile and capture beforehand.
+    """A request to compile kernels and capture decode steps before there are sessions.
 
     Attributes:
         prompt: a made-up context, so that the libraries that prefill needs are loaded, too.
-        loop: the event loop of the one who asks.
-        done: receives, in that loop, None or an EngineError.
+        done: has a result when that is done, or an EngineError.
     """
 
     prompt: Prompt
-    loop: asyncio.AbstractEventLoop
-    done: "asyncio.Queue[EngineError | None]" = field(default_factory=asyncio.Queue)
-
-    def answer(self, error: EngineError | None) -> None:
-        """Let the one who asked go on; called in the scheduler's thread."""
-        with suppress(RuntimeError):  # the loop is closed, and nobody waits there
-            self.loop.call_soon_threadsafe(self.done.put_nowait, error)
+    done: "Future[None]" = field(default_factory=Future)
 
 
 @dataclass(eq=False)
@@ -124,7 +118,7 @@ class _Copy:
 
 
 class Scheduler:
-    """Makes the frames that are requested through a queue, and warms up when that is, until None comes.
+    """Takes requests for frames, and for a warm-up, from a queue and does what they ask, until None comes.
 
     One frame of a window is decoded at a time, and a window has one slot at most. A slot keeps its window when a frame
     is complete, until another window needs the slot.
@@ -183,13 +177,15 @@ class Scheduler:
 
     def _warm_up(self, request: WarmUp) -> None:
         """Read the made-up context into a slot, and make each kind of decode step once, if no slot has a window yet."""
+        if not request.done.set_running_or_notify_cancel():
+            return
         self._warming_up = request  # if it fails, `_fail` finds it here
         if not any(self._windows):
             self._slots.prefill(0, request.prompt, seed=0)
             self._steps.warm_up()
             mark(self._slots.ids.device)()
         self._warming_up = None
-        request.answer(None)
+        request.done.set_result(None)
 
     def _start(self) -> None:
         """Give slots to frames that wait, first come, first served, one frame of a window at a time."""
@@ -317,11 +313,12 @@ class Scheduler:
         runs = [*self._waiting, *(frame.run for frame in self._decoding.values())]
         runs += [run for copy in self._copies for run in copy.runs]
         if self._warming_up is not None:
-            self._warming_up.answer(error)
+            self._warming_up.done.set_exception(error)
         while not self._requests.empty():
             request = self._requests.get()
             if isinstance(request, WarmUp):
-                request.answer(error)
+                if request.done.set_running_or_notify_cancel():
+                    request.done.set_exception(error)
             elif request is not None:
                 runs.append(request)
         _deliver([(run, error) for run in dict.fromkeys(runs)])

@@ -177,12 +177,17 @@ class Slots:
         self.action_embeddings[to, given:] = 0
         self.seed[to] = torch.tensor(seeds, device=to.device)
         length -= 1  # the first decode step reads the last token
-        shared = length // SHARED_MULTIPLE * SHARED_MULTIPLE
+        shared = self.shared_keys(num_frames)
         self.cache.copy(source, to, shared, length)
         self._rest(to, length)
         if shared:
             holder, _ = self._holders.get(source, (source, 0))
             self._share(slots, holder, shared)
+
+    def shared_keys(self, num_frames: int) -> int:
+        """How many keys of a context of so many frames slots share: whole multiples of `SHARED_MULTIPLE`."""
+        length = num_frames * self.layout.block - self.layout.action_slots - 1  # the last token has no key yet
+        return length // SHARED_MULTIPLE * SHARED_MULTIPLE
 
     def any_share(self, slots: Iterable[int]) -> bool:
         """Whether one of these slots has keys and values in another slot."""

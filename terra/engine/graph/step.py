@@ -15,7 +15,7 @@ from torch import Tensor
 
 from terra.engine.graph import reference
 from terra.engine.graph.cuda_graph import mark
-from terra.engine.graph.kv_cache import SHARED_MULTIPLE, KVTarget
+from terra.engine.graph.kv_cache import KVTarget
 from terra.engine.graph.quantization import Matrix, linear
 from terra.engine.graph.slots import Batch, Slots
 from terra.engine.graph.weights import DecoderWeights, Layer, LayerOps
@@ -133,11 +133,10 @@ class DecodeSteps:
     @torch.no_grad()
     def warm_up(self) -> None:
         """Build all steps without filters, and make each once, while no slot makes a frame."""
-        slots, layout = self._slots, self._slots.layout
-        longest = (layout.max_frames - 1) * layout.block - layout.action_slots - 1  # of a context, see `Slots.prefill`
-        shares = (False, True) if slots.num_slots > 1 and longest >= SHARED_MULTIPLE else (False,)
-        for count in sorted({self.bucket(count + 1) for count in range(slots.num_slots)}):
-            for sharing in shares:
+        slots = self._slots
+        can_share = slots.num_slots > 1 and slots.shared_keys(slots.layout.max_frames - 1) > 0
+        for count in sorted({self.bucket(count) for count in range(1, slots.num_slots + 1)}):
+            for sharing in (False, True) if can_share else (False,):
                 self.step(frozenset(), count, sharing)()
 
     def clear(self) -> None:
