@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train a world, doom, pusht or town_hd, from nothing: record, tokenizer, tokens, action estimator, world model, decoder (pusht has none).
+# Train a world, doom, pusht or town_hd, from nothing: record, tokenizer, tokens beside a decoder (pusht has none), action estimator, world model.
 # town_hd is then evaluated beside the shipped model, and driven live.
 #
 #     WORLD=doom OUTPUT=outputs/doom_training GPUS=2 LIMIT=560 bash scripts/world_train.sh
@@ -119,6 +119,24 @@ tokenizer=$OUTPUT/tokenizer/tokenizer
 say "waiting for the recorder"
 recorded
 touch "$OUTPUT/recorded"
+say "tokens: see $OUTPUT/tokens.log"
+(
+  trap - EXIT
+  module terra tokenize data="$DATA" checkpoint="$tokenizer" output="$OUTPUT/tokens" \
+    device="$DEVICE" dtype="$([ "$DEVICE" = cuda ] && echo bfloat16 || echo float32)" workers="$EACH"
+) >"$OUTPUT/tokens.log" 2>&1 &
+beside=$!
+if [ -f "conf/recipe/tokenizer_${WORLD}_decoder.yaml" ]; then
+  if [ ! -f "$OUTPUT/decoder/metrics.json" ]; then
+    say "decoder, beside the tokens, which stay the same: for sharper pictures"
+    module terra train-tokenizer data="$DATA" output="$OUTPUT/decoder" recipe="tokenizer_${WORLD}_decoder" decoder_of="$tokenizer" device="$DEVICE" \
+      workers="$EACH" $DECODER
+    [ -f "$OUTPUT/decoder/metrics.json" ] || again
+  fi
+  tokenizer=$OUTPUT/decoder/tokenizer
+fi
+wait "$beside" || { code=$?; say "the tokens are not done: see $OUTPUT/tokens.log"; exit "$code"; }
+
 if [ ! -f "$OUTPUT/estimator/metrics.json" ]; then
   say "action estimator, beside what follows"
   timeout --signal TERM "$(left)" "$PYTHON" -m terra train-estimator data="$DATA" output="$OUTPUT/estimator" \
@@ -126,23 +144,10 @@ if [ ! -f "$OUTPUT/estimator/metrics.json" ]; then
   estimator=$!
 fi
 if [ ! -f "$OUTPUT/world_model/metrics.json" ]; then
-  say "tokens"
-  module terra tokenize data="$DATA" checkpoint="$tokenizer" output="$OUTPUT/tokens" \
-    device="$DEVICE" dtype="$([ "$DEVICE" = cuda ] && echo bfloat16 || echo float32)" workers="$EACH"
   say "world model"
   module terra train data="$OUTPUT/tokens" output="$OUTPUT/world_model" recipe="world_model_$WORLD" device="$DEVICE" \
     preview_tokenizer="$tokenizer" $WORLD_MODEL
   [ -f "$OUTPUT/world_model/metrics.json" ] || again
-fi
-if [ -f "conf/recipe/tokenizer_${WORLD}_decoder.yaml" ]; then
-  if [ ! -f "$OUTPUT/decoder/metrics.json" ]; then
-    say "decoder, of the same tokens: for sharper pictures"
-    [ "$WORLD" != town_hd ] || DECODER="predicted.world_model=$OUTPUT/world_model/world_model $DECODER"
-    module terra train-tokenizer data="$DATA" output="$OUTPUT/decoder" recipe="tokenizer_${WORLD}_decoder" decoder_of="$tokenizer" device="$DEVICE" \
-      workers="$EACH" $DECODER
-    [ -f "$OUTPUT/decoder/metrics.json" ] || again
-  fi
-  tokenizer=$OUTPUT/decoder/tokenizer
 fi
 [ -z "$estimator" ] || wait "$estimator" || true
 [ -f "$OUTPUT/estimator/metrics.json" ] || { say "the estimator is not done: see $OUTPUT/estimator.log"; again; }

@@ -21,15 +21,14 @@ from terra.training.adversarial import (
     lecam_loss,
 )
 from terra.training.loop import Batch
-from terra.training.predicted import PredictedTokens
 from terra.training.processes import unwrapped
 from terra.training.randomness import StepRandom, draw_indices
 from terra.training.reconstruction import comparison, evaluate_tokenizer, shares_kept, tokens_kept
 from terra.training.state import Ema
 from terra.training.terms import Terms
 from tokenizer import Frames, LFQTokenizer, LFQTokenizerConfig, tokenizer_loss
-from tokenizer.losses import PreQuantized, ReconstructionTerms, kept_signs_loss, reconstruction_loss
-from tokenizer.quantizer import quantize, signs_from_tokens, tokens_from_signs
+from tokenizer.losses import PreQuantized, kept_signs_loss, reconstruction_loss
+from tokenizer.quantizer import quantize, tokens_from_signs
 
 EightBit = UInt8[Tensor, "frames 3 height width"]
 
@@ -75,27 +74,26 @@ class _Autoencoding(ABC):
         self._reconstruction: Tensor | None = None
 
     @abstractmethod
-    def reconstruct(self, batch: Batch, progress: float) -> tuple[Frames, dict[str, Tensor]]:
+    def reconstruct(self, frames: Frames, progress: float) -> tuple[Frames, dict[str, Tensor]]:
         """Return the reconstruction, not clamped, and the loss's parts without the perceptual and adversarial terms.
 
         The reconstruction and the part `total` carry gradients; the other parts are for the log.
         """
 
     def draw(self, random: StepRandom, batch_size: int, progress: float) -> Batch:
-        """Frames in [-1, 1], drawn with replacement, and what else `choose` gives."""
-        batch = self.choose(random, batch_size)
+        """Frames in [-1, 1], drawn with replacement."""
+        chosen = self.choose(random, batch_size)
         corner = torch.randint(self._margin + 1, (2,), generator=random.host)  # stays on the CPU
-        frames = to_unit_range(batch["frames"]).to(memory_format=torch.channels_last)
-        return {**batch, "frames": frames, "corner": corner}
+        return {"frames": to_unit_range(chosen).to(memory_format=torch.channels_last), "corner": corner}
 
-    def choose(self, random: StepRandom, count: int) -> Batch:
-        """Draw `count` training frames with replacement, 8-bit, as "frames"."""
-        return {"frames": self._frames[draw_indices(random, len(self._frames), count, self._frames.device)]}
+    def choose(self, random: StepRandom, count: int) -> EightBit:
+        """Draw `count` training frames with replacement."""
+        return self._frames[draw_indices(random, len(self._frames), count, self._frames.device)]
 
     def loss(self, batch: Batch, progress: float) -> dict[str, Tensor]:
         """The loss of `reconstruct` plus the perceptual and adversarial terms whose weight is not 0."""
         frames, terms = batch["frames"], self._terms
-        reconstruction, parts = self.reconstruct(batch, progress)
+        reconstruction, parts = self.reconstruct(frames, progress)
         loss = parts.pop("total")
         if terms.network is not None:
             ours, theirs = (self._crop(pictures, batch["corner"]) for pictures in (reconstruction, frames))
@@ -157,9 +155,8 @@ class TokenizerObjective(_Autoencoding):
         super().__init__(tokenizer, tokenizer, frames, terms, pictured)
         self.flops_per_sample: float | None = flops_per_frame(tokenizer.config)
 
-    def reconstruct(self, batch: Batch, progress: float) -> tuple[Frames, dict[str, Tensor]]:
+    def reconstruct(self, frames: Frames, progress: float) -> tuple[Frames, dict[str, Tensor]]:
         """Reconstruct frames; the loss is that of `parts`."""
-        frames = batch["frames"]
         reconstruction, z = self.model(frames)
         return reconstruction, self.parts(reconstruction, z, frames, progress)
 
@@ -209,13 +206,12 @@ class FurtherTraining(TokenizerObjective):
             encoder, _ = _forward_flops(tokenizer.config)
             self.flops_per_sample: float | None = flops_per_frame(tokenizer.config) + encoder
 
-    def choose(self, random: StepRandom, count: int) -> Batch:
+    def choose(self, random: StepRandom, count: int) -> EightBit:
         """Draw training frames with replacement, half of them from the old domain, if there are frames of it."""
         if self._old is None:
             return super().choose(random, count)
-        new = super().choose(random, count - count // 2)["frames"]
-        old = self._old[draw_indices(random, len(self._old), count // 2, self._old.device)]
-        return {"frames": torch.cat([new, old])}
+        new = super().choose(random, count - count // 2)
+        return torch.cat([new, self._old[draw_indices(random, len(self._old), count // 2, self._old.device)]])
 
     def parts(self, reconstruction: Frames, z: PreQuantized, frames: Frames, progress: float) -> dict[str, Tensor]:
         """The parts of `TokenizerObjective`, and the penalty on tokens that change, if it has a weight."""
@@ -246,64 +242,30 @@ class FurtherTraining(TokenizerObjective):
 
 @final
 class DecoderObjective(_Autoencoding):
-    """Training of a tokenizer's decoder while its encoder is frozen; the first arguments are those of `_Autoencoding`.
+    """Training of a tokenizer's decoder while its encoder is frozen; the arguments are those of `_Autoencoding`.
 
     `model` is the decoder alone, so that no optimizer, moving average or saved state contains the encoder. The entropy
     and commitment terms, which only an encoder can lower, are left out.
-
-    Args:
-        predicted: what a world model predicts for the frames: some frames of each batch, its first ones, are decoded
-            from these tokens. None: all are decoded from their own.
-
-    Raises:
-        ConfigError: frames of another size than the tokenizer's.
     """
 
     def __init__(
-        self,
-        tokenizer: LFQTokenizer,
-        frames: EightBit,
-        terms: Terms,
-        pictured: EightBit | None = None,
-        predicted: PredictedTokens | None = None,
+        self, tokenizer: LFQTokenizer, frames: EightBit, terms: Terms, pictured: EightBit | None = None
     ) -> None:
         super().__init__(tokenizer.decoder, tokenizer, frames, terms, pictured)
         tokenizer.encoder.eval().requires_grad_(False)
-        self._predicted = predicted
         self.flops_per_sample: float | None = decoder_flops_per_frame(tokenizer.config)
 
-    def choose(self, random: StepRandom, count: int) -> Batch:
-        """Draw training frames with replacement and, as "predicted", predicted tokens of the first ones."""
-        if self._predicted is None:
-            return super().choose(random, count)
-        indices = draw_indices(random, len(self._frames), count, self._frames.device)
-        predicted = self._predicted.tokens[indices[: self._predicted.count(count)]]
-        return {"frames": self._frames[indices], "predicted": predicted}
-
-    def reconstruct(self, batch: Batch, progress: float) -> tuple[Frames, dict[str, Tensor]]:
-        """Decode the frames' own tokens or predicted ones; the loss is the mean of `reconstruction_loss`."""
-        frames, weights = batch["frames"], self._terms.weights
-        if self._predicted is None:
-            reconstruction = self.model(self._signs(frames))
-            terms = reconstruction_loss(reconstruction, frames, weights)
-            return reconstruction, _logged("", terms) | {"total": terms.loss}
-        tokens, quantizer = batch["predicted"], self._tokenizer.config.quantizer_config
-        predicted, own = slice(len(tokens)), slice(len(tokens), None)
-        signs = signs_from_tokens(tokens, quantizer.dim, quantizer.bit_order)
-        reconstruction = self.model(torch.cat([signs, self._signs(frames[own]).to(signs.dtype)]))
-        ours = reconstruction_loss(reconstruction[own], frames[own], weights)
-        theirs = reconstruction_loss(reconstruction[predicted], frames[predicted], weights)
-        share = len(tokens) / len(frames)
-        total = (1 - share) * ours.loss + share * self._predicted.reconstruction * theirs.loss
-        return reconstruction, _logged("", ours) | _logged("predicted_", theirs) | {"total": total}
-
-    @torch.no_grad()
-    def _signs(self, frames: Frames) -> Tensor:
-        return quantize(self._tokenizer.encoder(frames))
-
-
-def _logged(prefix: str, terms: ReconstructionTerms) -> dict[str, Tensor]:
-    return {f"{prefix}pixel": terms.pixel.detach(), f"{prefix}gradient": terms.gradient.detach()}
+    def reconstruct(self, frames: Frames, progress: float) -> tuple[Frames, dict[str, Tensor]]:
+        """Decode the frames' tokens; the loss is `reconstruction_loss`."""
+        with torch.no_grad():
+            signs = quantize(self._tokenizer.encoder(frames))
+        reconstruction = self.model(signs)
+        terms = reconstruction_loss(reconstruction, frames, self._terms.weights)
+        return reconstruction, {
+            "total": terms.loss,
+            "pixel": terms.pixel.detach(),
+            "gradient": terms.gradient.detach(),
+        }
 
 
 def flops_per_frame(config: LFQTokenizerConfig) -> float:

@@ -96,7 +96,6 @@ def load_driving(
     workers: int = 0,
     max_frames: int | None = None,
     max_episodes: int | None = None,
-    whole_episodes: bool = False,
     rank: int = 0,
     num_processes: int = 1,
 ) -> DrivingFrames:
@@ -109,7 +108,6 @@ def load_driving(
         max_frames: bound on the frames of all processes together, evenly spaced over the split; None keeps all frames.
             An episode is decoded in full even if one of its frames is kept.
         max_episodes: bound on the episodes, taken from the split's start; None takes all.
-        whole_episodes: `max_frames` chooses episodes, evenly spaced over the split, instead of frames.
         rank: index of this process, in [0, num_processes).
 
     Raises:
@@ -124,8 +122,6 @@ def load_driving(
     # Every process finds the damage that shows without decoding; only the first one reports it.
     damaged = [*found.damaged, *odd] if rank == 0 else []
     episodes = episodes[:max_episodes]
-    if whole_episodes:
-        episodes, max_frames = kept_episodes(episodes, max_frames), None
     frames_kept = kept_frames(episodes, max_frames)
     chosen = [(episode, kept) for episode, kept in zip(episodes, frames_kept, strict=True) if len(kept)]
     if len(chosen) < num_processes:  # every process raises: if only one did, the others would wait for it forever
@@ -193,17 +189,6 @@ def _decode(episode: Episode, space: ActionSpace | None) -> DecodedEpisode | str
         return DecodedEpisode(read_frames(episode), episode_actions(episode, space))
     except (ActionError, DatasetError, VideoError) as error:
         return str(error)
-
-
-def kept_episodes(episodes: Sequence[Episode], max_frames: int | None) -> list[Episode]:
-    """Evenly spaced episodes of at most `max_frames` frames in all, but one episode at least; None keeps all."""
-    count = len(episodes)
-    while True:
-        places = np.linspace(0, max(len(episodes) - 1, 0), count).round().astype(np.int64)
-        kept = [episodes[place] for place in places]
-        if max_frames is None or count <= 1 or sum(episode.num_frames for episode in kept) <= max_frames:
-            return kept
-        count -= 1
 
 
 def kept_frames(episodes: Sequence[Episode], max_frames: int | None) -> list[np.ndarray]:

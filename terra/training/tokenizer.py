@@ -24,7 +24,6 @@ from terra.reconstruction import write_expected
 from terra.training.autoencoding import DecoderObjective, EightBit, FurtherTraining, OldDomain, TokenizerObjective
 from terra.training.data import DrivingFrames, load_driving
 from terra.training.loop import Objective, TrainingResult, train
-from terra.training.predicted import PredictedSettings, find_predictor, predicted_tokens
 from terra.training.processes import convolution_search, start_processes
 from terra.training.reconstruction import (
     comparison,
@@ -73,8 +72,6 @@ class TrainTokenizerSettings(TermSettings, LoopConfig):
             without it and `decoder_of` a new tokenizer starts from random weights.
         old_data: folder of recordings like those that `init_from` was trained on: half of each batch is drawn from
             them, and their `held_out_split` tells what is forgotten.
-        predicted: frames that the decoder sees through the tokens that a world model predicts for them; then
-            `max_frames` keeps whole episodes.
         tokenizer: the architecture of a new tokenizer.
         dtype: of the stored weights.
         evaluation_frames: held-out frames that the stored weights are measured on.
@@ -89,7 +86,6 @@ class TrainTokenizerSettings(TermSettings, LoopConfig):
     decoder_of: Text | None
     init_from: Text | None
     old_data: FilePath | None
-    predicted: PredictedSettings
     tokenizer: TokenizerSize
     dtype: Literal["float32", "float16", "bfloat16"]
     evaluation_frames: Count
@@ -104,11 +100,6 @@ class TrainTokenizerSettings(TermSettings, LoopConfig):
             raise ValueError(f"old_data: expected null without init_from, got {self.old_data}")
         if self.old_data is not None and self.batch_size < 2:
             raise ValueError(f"batch_size: expected at least 2 with old_data, got {self.batch_size}")
-        if (predictor := self.predicted.world_model) is not None:
-            if self.decoder_of is None:
-                raise ValueError(f"predicted.world_model: expected null without decoder_of, got {predictor}")
-            if self.batch_size < 2:
-                raise ValueError(f"batch_size: expected at least 2 with predicted.world_model, got {self.batch_size}")
         return self
 
 
@@ -167,19 +158,17 @@ def train_decoder(
     terms: Terms,
     accelerator: Accelerator,
     *,
-    predicted: PredictedSettings | None = None,
     dtype: torch.dtype = torch.float16,
     evaluation_frames: int = 512,
 ) -> TrainingResult:
     """Train the decoder of the tokenizer in the folder `source` further; all else is as in `train_tokenizer`.
 
     The encoder is stored unchanged, bit for bit and in its own precision, so that the tokens stay the same; the new
-    checkpoint's `same_tokens_as` records that. `dtype` is the data type of the stored decoder. With a world model in
-    `predicted` the episodes of `driving` must be whole.
+    checkpoint's `same_tokens_as` records that. `dtype` is the data type of the stored decoder.
 
     Raises:
         ConfigError, CheckpointError, OutputError: as `train_tokenizer`; CheckpointError also if `source` holds no
-            tokenizer; both also as `predicted_tokens`.
+            tokenizer.
     """
     stored = load_tensors(source)
     tokenizer = LFQTokenizer.from_pretrained(source)
@@ -187,8 +176,7 @@ def train_decoder(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         tokenizer.to(device=driving.frames.device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-        found = predicted_tokens(predicted or PredictedSettings(), source, tokenizer, driving, config.seed)
-        objective = DecoderObjective(tokenizer, driving.frames, terms, _pictured(held_out), found)
+        objective = DecoderObjective(tokenizer, driving.frames, terms, _pictured(held_out))
     if config.compile_model:
         tokenizer.encoder.compile()
     result = _train(objective, terms, config, accelerator)
@@ -356,7 +344,7 @@ def run(settings: TrainTokenizerSettings) -> None:
     if source is not None and settings.init_from is not None:
         train_further(driving, held_out, settings, source, terms, accelerator, old=old, **stored)
     elif source is not None:
-        train_decoder(driving, held_out, settings, source, terms, accelerator, predicted=settings.predicted, **stored)
+        train_decoder(driving, held_out, settings, source, terms, accelerator, **stored)
     else:
         height, width = driving.frames.shape[2:]
         model = small_config(image_size=(height, width), **vars(settings.tokenizer))
@@ -364,19 +352,14 @@ def run(settings: TrainTokenizerSettings) -> None:
 
 
 def _check_data(settings: TrainTokenizerSettings, source: Path | None) -> None:
-    """Refuse recordings without both splits, frames that are not of the size that the tokenizer `source` takes, and a
-    world model of other tokens or actions.
-    """
+    """Refuse recordings without both splits, and frames that are not of the size that the tokenizer `source` takes."""
     expected = None if source is None else tuple(load_config(source).image_size)
     folders = {"data": settings.data} | ({} if settings.old_data is None else {"old_data": settings.old_data})
     for name, folder in folders.items():
         for split in (settings.train_split, settings.held_out_split):
-            first = read_split(folder, split).episodes[0]
-            size = tuple(first.image_size)
+            size = tuple(read_split(folder, split).episodes[0].image_size)
             if expected is not None and size != expected:
                 raise ConfigError(f"{name}: expected frames of {expected} (height, width) as {source}, got {size}")
-            if source is not None:
-                find_predictor(settings.predicted, source, first.space, first.fps)
 
 
 def _load_splits(
@@ -389,7 +372,6 @@ def _load_splits(
         device=accelerator.device,
         workers=settings.workers,
         max_frames=settings.max_frames,
-        whole_episodes=settings.predicted.world_model is not None,
         rank=accelerator.process_index,
         num_processes=accelerator.num_processes,
     )
