@@ -5,7 +5,7 @@ The same on a GPU: `TERRA_TEST_DEVICE=cuda pytest tests/test_engines.py -k "not 
 
 import asyncio
 import itertools
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -756,6 +756,42 @@ def test_a_graph_engine_that_fails_while_it_hands_out_says_so_to_all(tiny_model,
 
     assert [str(each) for each in wait(together())] == ["the engine failed: RuntimeError: no memory left"] * 2
     wait(engine.close())
+
+
+def test_the_device_has_the_next_steps_before_the_host_waits_for_it(tiny_model, graph_engine, wait, monkeypatch):
+    """With several sessions; tokens are those of sessions alone."""
+    events: list[str] = []
+    run, ask = DecodeSteps.run, Slots.ask_tokens_remaining
+
+    def noted_run(self: DecodeSteps, slots: Sequence[int], *rest: Any) -> None:
+        events.append("steps" if len(slots) > 1 else "steps of one")
+        run(self, slots, *rest)
+
+    def noted_ask(self: Slots) -> Callable[[], list[int]]:
+        events.append("question")
+        answer = ask(self)
+
+        def wait_for_it() -> list[int]:
+            events.append("answer")
+            return answer()
+
+        return wait_for_it
+
+    monkeypatch.setattr(DecodeSteps, "run", noted_run)
+    monkeypatch.setattr(Slots, "ask_tokens_remaining", noted_ask)
+    engine = GraphEngine(tiny_model, drafts=3, max_sessions=3, dtype="float32", device=DEVICE)
+    inputs = [make_prompt(seed) for seed in (90, 91, 92)]
+
+    async def together() -> list[torch.Tensor]:
+        return await asyncio.gather(*(ran(engine, *each, seed=seed) for seed, each in enumerate(inputs)))
+
+    made = wait(together())
+    wait(engine.close())
+    triples = list(itertools.pairwise(itertools.pairwise(events)))
+    assert (("steps", "question"), ("question", "steps")) in triples
+    assert (("steps", "question"), ("question", "answer")) not in triples
+    for seed, (each, frames) in enumerate(zip(inputs, made, strict=True)):
+        assert torch.equal(wait(ran(graph_engine, *each, seed=seed)), frames)
 
 
 @pytest.mark.parametrize("bias", ["attention_bias", "mlp_bias"])

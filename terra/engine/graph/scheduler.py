@@ -110,6 +110,14 @@ class _Frame:
 
 
 @dataclass(eq=False)
+class _Question:
+    """What some frames, by slot, lacked after the decode steps of a turn; `wait` waits for the answer, by slot."""
+
+    frames: dict[int, _Frame]
+    wait: Callable[[], list[int]]
+
+
+@dataclass(eq=False)
 class _Copy:
     """The runs of some complete frames, in order, and what waits for their tokens and `Slots.passes` on the CPU."""
 
@@ -130,6 +138,7 @@ class Scheduler:
         # Runs with frames that are not begun, in the order of their requests.
         self._waiting: list[Run] = []
         self._decoding: dict[int, _Frame] = {}  # by slot
+        self._asked: _Question | None = None  # in the turn before
         self._copies: list[_Copy] = []  # begun in the turn before, and in this one
         self._warming_up: WarmUp | None = None
         self.failure: str | None = None
@@ -273,21 +282,28 @@ class Scheduler:
             self._cached += len(slots) * num_frames * self._slots.layout.block
 
     def _decode(self) -> None:
-        """Make some decode steps, and begin to copy the frames that are complete then."""
+        """Make some decode steps, and begin to copy the frames of which it is known that they are complete.
+
+        With several frames the device is asked behind each turn's steps and answers in the next turn, when it is at
+        work on the steps of that one: it never waits for the host, for one useless step of a complete frame. A frame
+        alone has no other to wait for, and the host waits.
+        """
         frames = self._decoding
         if not frames:
             return
         min_steps = self._steps.min_steps({slot: frame.tokens_remaining for slot, frame in frames.items()})
-        num_steps = min(_STEPS_PER_TURN, min_steps)
+        num_steps = max(1, min(_STEPS_PER_TURN, min_steps))
         self._steps.run(list(frames), frozenset(frame.run.window.sampling for frame in frames.values()), num_steps)
         most = num_steps * self._steps.width(max(frames) + 1)
         for frame in frames.values():
             frame.tokens_remaining -= most
-        # As long as no slot can have its frame yet, there is no need to wait for the device and ask.
-        if min(frame.tokens_remaining for frame in frames.values()) <= 0:
-            for slot, remaining in self._slots.tokens_remaining(list(frames)).items():
-                frames[slot].tokens_remaining = remaining
-        complete = {slot: frame for slot, frame in frames.items() if not frame.tokens_remaining}
+        complete = self._answered(most)
+        others = {slot: frame for slot, frame in frames.items() if slot not in complete}
+        # As long as no slot can have its frame yet, there is no need to ask.
+        if any(frame.tokens_remaining <= 0 for frame in others.values()):
+            self._asked = _Question(others, self._slots.ask_tokens_remaining())
+            if len(others) == 1:
+                complete |= self._answered(0)
         if not complete:
             return
         numbers = [(slot, frame.number) for slot, frame in complete.items()]
@@ -296,6 +312,20 @@ class Scheduler:
         for slot, frame in complete.items():  # only now: if the copy fails, `_fail` finds the runs here
             frame.run.window.last = frame.number
             del frames[slot]
+
+    def _answered(self, since: int) -> dict[int, _Frame]:
+        """Wait for the answer to the last question, if there is one; the frames, by slot, that are complete.
+
+        `since` is how many tokens a slot may have got after the question.
+        """
+        question, self._asked = self._asked, None
+        if question is None:
+            return {}
+        remaining = question.wait()
+        asked = {slot: frame for slot, frame in question.frames.items() if self._decoding.get(slot) is frame}
+        for slot, frame in asked.items():
+            frame.tokens_remaining = remaining[slot] - since
+        return {slot: frame for slot, frame in asked.items() if not remaining[slot]}
 
     def _hand_out(self, count: int) -> None:
         """Give away the frames of the first copies, so many."""

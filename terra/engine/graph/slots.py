@@ -240,10 +240,19 @@ class Slots:
             if sampling is not None
         }
 
-    def tokens_remaining(self, slots: Sequence[int]) -> dict[int, int]:
-        """How many tokens each of these slots lacks after the decode steps so far; 0: its frame is complete."""
-        remaining = (self.last - self.start).tolist()
-        return {slot: remaining[slot] for slot in slots}
+    def ask_tokens_remaining(self) -> Callable[[], list[int]]:
+        """Ask how many tokens each slot lacks after the decode steps so far; 0: its frame is complete.
+
+        The result waits until the device has made these steps; later steps do not change the answer.
+        """
+        remaining = (self.last - self.start).to("cpu", non_blocking=True)
+        answered = mark(self.ids.device)
+
+        def wait() -> list[int]:
+            answered()
+            return remaining.tolist()
+
+        return wait
 
     def copy_frames(
         self, frames: Sequence[tuple[int, int]]
