@@ -119,30 +119,31 @@ tokenizer=$OUTPUT/tokenizer/tokenizer
 say "waiting for the recorder"
 recorded
 touch "$OUTPUT/recorded"
-say "tokens: see $OUTPUT/tokens.log"
-(
-  trap - EXIT
-  module terra tokenize data="$DATA" checkpoint="$tokenizer" output="$OUTPUT/tokens" \
-    device="$DEVICE" dtype="$([ "$DEVICE" = cuda ] && echo bfloat16 || echo float32)" workers="$EACH"
-) >"$OUTPUT/tokens.log" 2>&1 &
-beside=$!
 if [ -f "conf/recipe/tokenizer_${WORLD}_decoder.yaml" ]; then
   if [ ! -f "$OUTPUT/decoder/metrics.json" ]; then
-    say "decoder, beside the tokens, which stay the same: for sharper pictures"
-    module terra train-tokenizer data="$DATA" output="$OUTPUT/decoder" recipe="tokenizer_${WORLD}_decoder" decoder_of="$tokenizer" device="$DEVICE" \
-      workers="$EACH" $DECODER
-    [ -f "$OUTPUT/decoder/metrics.json" ] || again
+    say "decoder, of the same tokens, for sharper pictures, beside what follows: see $OUTPUT/decoder.log"
+    (
+      trap - EXIT
+      module terra train-tokenizer data="$DATA" output="$OUTPUT/decoder" recipe="tokenizer_${WORLD}_decoder" decoder_of="$tokenizer" device="$DEVICE" \
+        workers="$EACH" $DECODER
+      [ -f "$OUTPUT/decoder/metrics.json" ] || again
+    ) >"$OUTPUT/decoder.log" 2>&1 &
+    beside=$!
   fi
-  tokenizer=$OUTPUT/decoder/tokenizer
+  last=$OUTPUT/decoder/tokenizer
 fi
-wait "$beside" || { code=$?; say "the tokens are not done: see $OUTPUT/tokens.log"; exit "$code"; }
-
+say "tokens"
+module terra tokenize data="$DATA" checkpoint="$tokenizer" output="$OUTPUT/tokens" \
+  device="$DEVICE" dtype="$([ "$DEVICE" = cuda ] && echo bfloat16 || echo float32)" workers="$EACH"
 if [ ! -f "$OUTPUT/estimator/metrics.json" ]; then
   say "action estimator, beside what follows"
   timeout --signal TERM "$(left)" "$PYTHON" -m terra train-estimator data="$DATA" output="$OUTPUT/estimator" \
     checkpoint="$tokenizer" device="$DEVICE" workers="$EACH" max_seconds=90.0 $ESTIMATOR >"$OUTPUT/estimator.log" 2>&1 &
   estimator=$!
 fi
+[ -z "$beside" ] || wait "$beside" || { code=$?; say "the decoder is not done: see $OUTPUT/decoder.log"; exit "$code"; }
+tokenizer=${last:-$tokenizer}
+
 if [ ! -f "$OUTPUT/world_model/metrics.json" ]; then
   say "world model"
   module terra train data="$OUTPUT/tokens" output="$OUTPUT/world_model" recipe="world_model_$WORLD" device="$DEVICE" \
