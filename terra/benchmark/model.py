@@ -11,6 +11,14 @@ from terra.world_model import ARCHITECTURES, LlamaActionConfig, load_config, wri
 
 SHAPES: dict[str, dict[str, Any]] = {
     "terra_v1": {},
+    "town_hd": {
+        "vocab_size": 32769,
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+    },
     "small": {
         "vocab_size": 4097,
         "hidden_size": 384,
@@ -35,7 +43,10 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 144,
     },
 }
-"""Config values by shape name, else Terra v1's. `small` is the shipped model's shape; `tiny` is for tests."""
+"""Config values by shape name, else Terra v1's.
+
+`small` is the shipped model's shape, `town_hd` the world's of this name (terra/worlds/town_hd.md), `tiny` is for tests.
+"""
 
 
 def make_random_model(shape: str, output: Path, dtype: torch.dtype, device: str) -> Path:

@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--contexts", type=int, nargs="+", default=[3, 22], help="numbers of context frames in the window"
     )
     parser.add_argument("--drafts", type=int, default=0)
+    parser.add_argument("--step-tokens", type=int, default=128, help="of all slots, at most: engine.step_tokens")
     parser.add_argument("--fp8", action="store_true", help="weights and cache in 8 bits")
     parser.add_argument("--fp8-weights", action="store_true", help="weights alone in 8 bits")
     parser.add_argument("--device", default="cuda")
@@ -88,7 +89,7 @@ def prepare(arguments: argparse.Namespace) -> Iterator[Passes]:
     model = load_world_model(folder, dtype=dtype, device=device)
     make_prompt = prompt_maker(EngineSpec.of(model.config), None)
     fp8 = {"fp8_weights": arguments.fp8 or arguments.fp8_weights, "fp8_cache": arguments.fp8}
-    slots = Slots(model, arguments.rollouts, arguments.drafts, **fp8)
+    slots = Slots(model, arguments.rollouts, arguments.drafts, step_tokens=arguments.step_tokens, **fp8)
     steps = DecodeSteps(slots, make_backend(device))
     for context in arguments.contexts:
         requests = []
