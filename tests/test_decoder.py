@@ -88,7 +88,15 @@ def test_a_compiled_decoder_shows_the_same_and_leaves_the_tokenizer_alone(tiny_t
 
 @pytest.mark.parametrize(
     ("num", "batches"),
-    [(1, [(1, 1)]), (2, [(4, 2)]), (4, [(4, 4)]), (5, [(16, 5)]), (16, [(16, 16)]), (33, [(16, 16)] * 2 + [(1, 1)])],
+    [
+        (1, [(1, 1)]),
+        (2, [(1, 1)] * 2),
+        (3, [(4, 3)]),
+        (5, [(4, 4), (1, 1)]),
+        (8, [(4, 4)] * 2),
+        (9, [(16, 9)]),
+        (33, [(16, 16)] * 2 + [(1, 1)]),
+    ],
 )
 def test_batches_for_a_compiled_decoder_have_few_sizes_and_lose_nothing(num, batches):
     grids = torch.arange(num)[:, None, None].expand(num, 3, 4)
