@@ -5,17 +5,29 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
 
 from decoder.framewise import Decoder
+from decoder.video import Pixels, to_uint8
 from tokenizer import Frames, TokenGrid
+from tokenizer.errors import VideoError
 from tokenizer.model import frames_at_once
 
 _T = TypeVar("_T")
 
-_Piece = tuple[TokenGrid, Callable[[Frames, float], Any], Future[Any]]
+
+@dataclass(frozen=True)
+class _Piece:
+    """Tokens that wait to be decoded, and what is made of their frames or, with `rounded`, of their 8-bit pixels."""
+
+    tokens: TokenGrid
+    then: Callable[[Any, float], Any]
+    rounded: bool
+    future: Future[Any]
 
 
 class RolloutDecoding:
@@ -42,23 +54,32 @@ class RolloutDecoding:
 
         All frames of the rollout reach `then`, in order, in one piece or in several. `adapter` is the rollout's.
         """
-        thread = self._thread if adapter is None else self._adapted.get(adapter, self._thread)
-        return Decoding(thread, then, at_once=thread.beside_engine)
+        return Decoding(self._thread_of(adapter), then)
+
+    def start_pixels(self, then: Callable[[Pixels], _T], adapter: str | None = None) -> "Decoding[_T]":
+        """`start`, but `then` is called with 8-bit pixels, which are rounded and copied together with other rollouts'.
+
+        A piece fails with `VideoError` if one of its frames is not finite.
+        """
+        return Decoding(self._thread_of(adapter), then, rounded=True)
 
     def close(self) -> None:
         """Wait for the frames that are being decoded; those behind them are given up."""
         for thread in (self._thread, *self._adapted.values()):
             thread.close()
 
+    def _thread_of(self, adapter: str | None) -> "DecodingThread":
+        return self._thread if adapter is None else self._adapted.get(adapter, self._thread)
+
 
 class Decoding(Generic[_T]):
-    """One rollout that is being decoded; see `RolloutDecoding.start`.
+    """One rollout that is being decoded; see `RolloutDecoding.start` and, with `rounded`, `start_pixels`.
 
     `seconds` is what the decoder took for its frames so far.
     """
 
-    def __init__(self, thread: "DecodingThread", then: Callable[[Frames], _T], *, at_once: bool) -> None:
-        self._thread, self._then, self._at_once = thread, then, at_once
+    def __init__(self, thread: "DecodingThread", then: Callable[[Any], _T], *, rounded: bool = False) -> None:
+        self._thread, self._then, self._rounded = thread, then, rounded
         self._waiting: list[TokenGrid] = []
         self._pieces: list[Future[_T]] = []
         self.seconds = 0.0
@@ -66,7 +87,7 @@ class Decoding(Generic[_T]):
     def add(self, tokens: TokenGrid) -> None:
         """The tokens of the rollout's next frames."""
         self._waiting.append(tokens)
-        if self._at_once:
+        if self._thread.beside_engine:
             self._submit()
 
     async def finish(self) -> list[_T]:
@@ -85,11 +106,11 @@ class Decoding(Generic[_T]):
 
     def _submit(self) -> None:
         tokens, self._waiting = torch.cat(self._waiting), []
-        self._pieces.append(self._thread.decode(tokens, self._note))
+        self._pieces.append(self._thread.decode(tokens, self._note, rounded=self._rounded))
 
-    def _note(self, frames: Frames, seconds: float) -> _T:
+    def _note(self, shown: Frames | Pixels, seconds: float) -> _T:
         self.seconds += seconds
-        return self._then(frames)
+        return self._then(shown)
 
 
 class DecodingThread:
@@ -114,51 +135,61 @@ class DecodingThread:
             torch.cuda.synchronize(decoder.device)  # the weights are there
             self._stream = torch.cuda.Stream(decoder.device)
 
-    def decode(self, tokens: TokenGrid, then: Callable[[Frames, float], _T]) -> Future[_T]:
+    def decode(self, tokens: TokenGrid, then: Callable[[Any, float], _T], *, rounded: bool = False) -> Future[_T]:
         """What `then` makes of the tokens' frames, when their turn comes.
 
-        It is called in a thread, with the frames where the decoder has them and their share of the seconds it took.
+        It is called in a thread, with the frames where the decoder has them or, if they are to be `rounded`, with
+        their 8-bit pixels, and with their share of the seconds it took.
         """
         future: Future[_T] = Future()
-        self._waiting.append((tokens, then, future))
+        self._waiting.append(_Piece(tokens, then, rounded, future))
         self._thread.submit(self._decode_waiting)
         return future
 
     def close(self) -> None:
         """Wait for the frames that are being decoded; those behind them are given up."""
         self._thread.shutdown(cancel_futures=True)
-        _give_up(future for _, _, future in self._waiting)
+        _give_up(piece.future for piece in self._waiting)
 
     def _decode_waiting(self) -> None:
         pieces = self._take()
         if not pieces:  # an earlier call has taken them along
             return
-        lengths = [len(tokens) for tokens, _, _ in pieces]
+        lengths = [len(piece.tokens) for piece in pieces]
         with torch.cuda.stream(self._stream):
             started = time.perf_counter()
             try:
-                frames = self._decoder.decode(torch.cat([tokens for tokens, _, _ in pieces]))
+                frames = self._decoder.decode(torch.cat([piece.tokens for piece in pieces]))
                 if self._stream is not None:
                     self._stream.synchronize()
             except Exception as error:
-                for _, _, future in pieces:
-                    future.set_exception(error)
+                for piece in pieces:
+                    piece.future.set_exception(error)
                 return
             each = (time.perf_counter() - started) / len(frames)
-            for (_, then, future), own in zip(pieces, frames.split(lengths), strict=True):
+            pixels = None
+            if any(piece.rounded for piece in pieces):
+                with suppress(VideoError):  # then each by itself: only a rollout whose frames are not finite fails
+                    pixels = to_uint8(frames)
+            start = 0
+            for piece, own in zip(pieces, frames.split(lengths), strict=True):
                 try:
-                    future.set_result(then(own, each * len(own)))
+                    shown = own
+                    if piece.rounded:
+                        shown = to_uint8(own) if pixels is None else pixels[start : start + len(own)].copy()
+                    piece.future.set_result(piece.then(shown, each * len(own)))
                 except Exception as error:
-                    future.set_exception(error)
+                    piece.future.set_exception(error)
+                start += len(own)
 
     def _take(self) -> list[_Piece]:
         """The pieces that have waited longest and are still wanted, until they fill the decoder."""
         pieces, num_frames = [], 0
         while self._waiting and num_frames < self._most:
-            tokens, then, future = self._waiting.popleft()
-            if future.set_running_or_notify_cancel():
-                pieces.append((tokens, then, future))
-                num_frames += len(tokens)
+            piece = self._waiting.popleft()
+            if piece.future.set_running_or_notify_cancel():
+                pieces.append(piece)
+                num_frames += len(piece.tokens)
         return pieces
 
 

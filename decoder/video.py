@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     # Only conversions need torch, and a process that records should not pay for importing it.
     from tokenizer.types import Frames
 
+Pixels = UInt8[np.ndarray, "frames height width 3"]
+"""8-bit RGB frames, channels last."""
+
 VIDEO_SUFFIXES = (".avi", ".gif", ".m4v", ".mkv", ".mov", ".mp4", ".ts", ".webm")
 _WRITABLE = (".mp4", ".gif")
 _GIF_MAX_FPS = 50.0  # browsers show a GIF frame of less than 20 ms for 100 ms

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import UInt8
 
-from decoder.video import to_uint8
+from decoder.video import Pixels, to_uint8
 from terra.context import load_context
 from terra.dataset import read_episode, read_frames
 from terra.errors import ContextError
@@ -32,8 +31,6 @@ from terra.trajectory.document import ANGLE_UNITS
 from tokenizer import TokenGrid
 from tokenizer.files import file_sha256, read_text
 from tokenizer.limits import LIMITS, MAP_METERS, Limits
-
-Pixels = UInt8[np.ndarray, "frames height width 3"]
 
 _COLUMNS = "file, x_m, y_m and heading_rad or heading_deg"
 _CHUNK = 16  # pictures that are read at a time: as floats they take four times the memory

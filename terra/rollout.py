@@ -46,10 +46,10 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from jaxtyping import Float64, UInt8
+from jaxtyping import Float64
 
 from decoder.overlay import Camera, compose_rollout, compose_words
-from decoder.video import VideoWriter, write_png_sequence, write_video
+from decoder.video import Pixels, VideoWriter, write_png_sequence, write_video
 from terra.actions import ActionSpace, ActionTrack, Waypoints, load_actions
 from terra.context import context_files, load_context
 from terra.engine.base import EngineSpec
@@ -72,7 +72,6 @@ OVERLAY, PNGS = "overlay.mp4", "frames"
 ROLLOUT_FILES = RECORD, TOKENS, VIDEO, GIF, OVERLAY, f"{PNGS}/frame_*.png", "tokens.npz"
 """Shell patterns of all that `RolloutWriter` may write, or wrote before."""
 
-Pixels = UInt8[np.ndarray, "frames height width 3"]
 Paths = Float64[np.ndarray, "steps points 2"]
 """The path [x forward, y left] in meters of each frame but a rollout's last, in the frame's own ego frame."""
 

@@ -1,12 +1,14 @@
 import asyncio
 import threading
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 
+import numpy as np
 import pytest
 import torch
 
 from decoder import FramewiseDecoder
 from decoder.thread import DecodingThread, RolloutDecoding
+from decoder.video import to_uint8
 from tokenizer.cores import on_cores
 from tokenizer.errors import VideoError
 
@@ -77,6 +79,45 @@ def test_a_failure_is_that_of_what_was_decoded_then():
     with pytest.raises(ZeroDivisionError):
         others[0].result(10)
     assert others[1].result(10) == [2]
+    threads.close()
+
+
+def test_pixels_of_what_is_decoded_together_are_rounded_together(monkeypatch):
+    """Each gets its own, as if it were alone, and only a rollout whose frames are not finite fails."""
+    calls = []
+
+    def noted(frames: torch.Tensor) -> np.ndarray:
+        calls.append(len(frames))
+        return to_uint8(frames)
+
+    monkeypatch.setattr("decoder.thread.to_uint8", noted)
+    decoder = Gated()
+    threads = DecodingThread(decoder)
+
+    def waiting(*given: torch.Tensor) -> list[Future]:
+        decoder.gate.clear()
+        decoder.at_work.clear()
+        first = threads.decode(grids(0), numbers)
+        assert decoder.at_work.wait(10)
+        made = [threads.decode(each, lambda pixels, _: pixels, rounded=True) for each in given]
+        made.append(threads.decode(grids(1), numbers))
+        decoder.gate.set()
+        assert first.result(10) == [0]
+        assert made.pop().result(10) == [1]
+        return made
+
+    two, one = waiting(grids(0, 1), grids(1))
+    assert two.result(10).flatten().tolist() == [128, 255]
+    assert one.result(10).flatten().tolist() == [255]
+    assert calls == [4]
+    frames = Gated.decode
+    monkeypatch.setattr(
+        Gated, "decode", lambda self, tokens: frames(self, tokens).where(tokens[:, None] < 9, torch.nan)
+    )
+    two, one = waiting(grids(0, 9), grids(1))
+    with pytest.raises(VideoError, match="not finite"):
+        two.result(10)
+    assert one.result(10).flatten().tolist() == [255]
     threads.close()
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
+from decoder.video import Pixels
 from terra.actions import require_table
 from terra.errors import DatasetError
 from terra.evaluation.criteria import Criterion
@@ -16,7 +17,7 @@ from terra.evaluation.measures import Bootstrap, Measure, find
 from terra.evaluation.plan import EvaluationPlan
 from terra.evaluation.recovered import agreement
 from terra.evaluation.remembering import Remembered
-from terra.evaluation.scores import GENERATED, TRUE, ClipScores, Pixels
+from terra.evaluation.scores import GENERATED, TRUE, ClipScores
 from terra.metrics.bootstrap import Estimate, mean_estimate
 from terra.metrics.frechet import ClipFeatures, clip_features, frechet_difference
 

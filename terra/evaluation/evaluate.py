@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from decoder.video import to_uint8
+from decoder.video import Pixels, to_uint8
 from terra.actions import ActionSpace, TableSpace, Waypoints, require_table
 from terra.config.spec import PipelineSpec
 from terra.dataset.tokens import TokenizedDriving
@@ -56,7 +56,7 @@ from terra.evaluation.remembering import (
 )
 from terra.evaluation.report import print_comparison, print_report, write_comparison, write_metrics
 from terra.evaluation.rollouts import KeptRollouts
-from terra.evaluation.scores import GENERATED, PERSISTENCE, RE_ENCODED, TRUE, ClipScores, Pixels, Scorer
+from terra.evaluation.scores import GENERATED, PERSISTENCE, RE_ENCODED, TRUE, ClipScores, Scorer
 from terra.evaluation.settings import EvaluationSettings
 from terra.metrics.networks import load_feature_network
 from terra.metrics.video_networks import load_video_network

@@ -9,12 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 
-from decoder.video import write_video
+from decoder.video import Pixels, write_video
 from terra.evaluation.comparison import ModelColumn, higher_is_better, is_clear, unit_of
 from terra.evaluation.measures import HALVES, Measure, curve
 from terra.evaluation.motion import integrate
 from terra.evaluation.remembering import BEST_VIEW, LOOPS, NO_MEMORY, ORACLE, RECENT, REVISIT_VARIANTS, REVISITS
-from terra.evaluation.scores import GENERATED, PERSISTENCE, RE_ENCODED, TRUE, ClipScores, Pixels
+from terra.evaluation.scores import GENERATED, PERSISTENCE, RE_ENCODED, TRUE, ClipScores
 from tokenizer.files import replacing
 
 # Colors of Okabe and Ito, which are safe for the color-blind.

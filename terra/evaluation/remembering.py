@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from decoder import Decoder
-from decoder.video import to_uint8
+from decoder.video import Pixels, to_uint8
 from terra.actions import ActionSpace, require_waypoints
 from terra.engine.base import EngineSpec
 from terra.evaluation.clips import load_clips
@@ -28,7 +28,7 @@ from terra.evaluation.kept import KeptFiles, clip_facts, scores_from_tensors, sc
 from terra.evaluation.measures import Bootstrap, Measure
 from terra.evaluation.revisits import Revisit
 from terra.evaluation.rollouts import KeptRollouts
-from terra.evaluation.scores import GENERATED, RE_ENCODED, TRUE, ClipScores, Pixels, Scorer
+from terra.evaluation.scores import GENERATED, RE_ENCODED, TRUE, ClipScores, Scorer
 from terra.memory import MemoryRule, poses_along, relative
 from terra.metrics.bootstrap import QUANTILES, Estimate, draw_units, mean_estimate, unit_members
 from terra.pipeline import Pipeline, RecallOf, RolloutRequest

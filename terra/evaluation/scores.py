@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 from torch import Tensor
 
 from decoder import Decoder
@@ -23,8 +23,6 @@ from tokenizer import Frames, TokenGrid
 TRUE, RE_ENCODED, GENERATED, PERSISTENCE = "true", "re-encoded", "generated", "persistence"
 VARIANTS = (GENERATED, RE_ENCODED, PERSISTENCE)
 """The world model's video, the re-encoded recording (a ceiling), and the last context frame repeated (the baseline)."""
-
-Pixels = UInt8[np.ndarray, "frames height width 3"]
 
 _FRAMES_AT_ONCE = 32
 

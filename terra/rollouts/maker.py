@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from decoder.thread import Decoding
-from decoder.video import to_frames, to_uint8
+from decoder.video import Pixels, to_frames, to_uint8
 from terra.errors import EngineError, OutputError, TerraError
 from terra.pipeline import Pipeline
 from terra.reconstruction import Reconstruction
-from terra.rollout import Pixels, RolloutWriter, describe_inputs, rollout_record
+from terra.rollout import RolloutWriter, describe_inputs, rollout_record
 from terra.rollouts.best import Score
 from terra.rollouts.folder import RolloutFolder
 from terra.rollouts.inputs import Inputs, SeenMap
@@ -116,7 +116,7 @@ class RolloutMaker:
         assert work.context is not None
         assert work.actions is not None
         started, job = time.perf_counter(), work.job
-        decoding = self._pipeline.decoding.start(self._keep, job.adapter)
+        decoding = self._start_decoding(job.adapter)
         on_frame = lambda _index: self._on_frame()  # noqa: E731
         seen = None if work.place is None else work.place.frames
         work.tokens = await self._pipeline.rollout_tokens(
@@ -130,7 +130,7 @@ class RolloutMaker:
         assert work.tokens is not None
         decoding, work.decoding = work.decoding, None
         if decoding is None:  # tried again: decoded anew
-            decoding = self._pipeline.decoding.start(self._keep, work.job.adapter)
+            decoding = self._start_decoding(work.job.adapter)
             decoding.add(work.tokens)
         pieces = await decoding.finish()
         work.seconds["decode"] = decoding.seconds
@@ -146,9 +146,11 @@ class RolloutMaker:
         """Run work in the thread pool of a name."""
         return await asyncio.get_running_loop().run_in_executor(self._threads[threads], work)
 
-    def _keep(self, frames: Frames) -> tuple[Pixels, Frames | None]:
+    def _start_decoding(self, adapter: str | None) -> Decoding[tuple[Pixels, Frames | None]]:
         """Keep decoded frames as 8-bit pixels and, for a score, also as they were before rounding."""
-        return to_uint8(frames), None if self._score is None else frames.cpu()
+        if self._score is None:
+            return self._pipeline.decoding.start_pixels(lambda pixels: (pixels, None), adapter)
+        return self._pipeline.decoding.start(lambda frames: (to_uint8(frames), frames.cpu()), adapter)
 
     def _rate(self, work: Work, frames: Sequence[Frames | None]) -> dict[str, Any]:
         assert self._score is not None

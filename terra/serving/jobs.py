@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from decoder.video import to_uint8
+from decoder.video import Pixels
 from terra.errors import EngineError, OutputError, TerraError
 from terra.output import output_folder
 from terra.place_map import Place
 from terra.prompt import Actions
 from terra.recall import PlaceMap
-from terra.rollout import GIF, TOKENS, VIDEO, Pixels, RolloutWriter, describe_inputs, rollout_record
+from terra.rollout import GIF, TOKENS, VIDEO, RolloutWriter, describe_inputs, rollout_record
 from terra.sampling import SamplingParams
 from terra.serving.errors import ApiError
 from terra.serving.metrics import Metrics
@@ -308,7 +308,7 @@ class Jobs:
             self._running[job.id].moved_at = time.monotonic()
 
         pipeline = self._model.pipeline
-        decoding = pipeline.decoding.start(to_uint8, adapter)
+        decoding = pipeline.decoding.start_pixels(lambda pixels: pixels, adapter)
         remembers = request.get("memory", True)  # jobs from before there was a choice have no such key
         tokens = await pipeline.rollout_tokens(
             context,
