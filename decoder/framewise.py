@@ -59,8 +59,8 @@ class FramewiseDecoder:
         dtype: data type of the decoding. "bfloat16" is several times faster on a GPU, and on a CPU with instructions
             for it.
         compiled: whether to torch.compile the tokenizer's module `decoder`: twice as fast on a GPU, no faster on a CPU.
-            On a GPU, frames are then decoded in batches of 1, 4 or 16, the last one padded with copies of its last
-            frame; the first batch of each size takes some 20 s.
+            On a GPU, frames are then decoded in batches of 1, 4 or 16, see `padded_batches`; the first batch of each
+            size takes some 20 s.
 
     Raises:
         ConfigError: an unknown data type, or a tokenizer without a module `decoder` to compile.
@@ -106,7 +106,8 @@ class FramewiseDecoder:
 def padded_batches(tokens: TokenGrid, sizes: Sequence[int]) -> Iterator[tuple[TokenGrid, int]]:
     """Split grids into batches whose sizes are among `sizes` (ascending, from 1); yield each with its count of grids.
 
-    Copies of the last grid pad a batch of which they are less than half: a GPU decodes 4 frames and 1 sooner than 16.
+    A batch is padded, with copies of its last grid, only if more than half of it are frames to decode; else smaller
+    batches take them: a GPU decodes 4 frames and 1 sooner than 16.
     """
     rest = tokens
     while len(rest):

@@ -14,7 +14,6 @@ import torch
 from decoder.framewise import Decoder
 from decoder.video import Pixels, to_uint8
 from tokenizer import Frames, TokenGrid
-from tokenizer.errors import VideoError
 from tokenizer.model import frames_at_once
 
 _T = TypeVar("_T")
@@ -57,7 +56,7 @@ class RolloutDecoding:
         return Decoding(self._thread_of(adapter), then)
 
     def start_pixels(self, then: Callable[[Pixels], _T], adapter: str | None = None) -> "Decoding[_T]":
-        """`start`, but `then` is called with 8-bit pixels, which are rounded and copied together with other rollouts'.
+        """`start`, but `then` is called with 8-bit pixels. Frames that are decoded together are rounded together.
 
         A piece fails with `VideoError` if one of its frames is not finite.
         """
@@ -139,7 +138,7 @@ class DecodingThread:
         """What `then` makes of the tokens' frames, when their turn comes.
 
         It is called in a thread, with the frames where the decoder has them or, if they are to be `rounded`, with
-        their 8-bit pixels, and with their share of the seconds it took.
+        their 8-bit pixels, and with their share of the seconds it took, without those of rounding.
         """
         future: Future[_T] = Future()
         self._waiting.append(_Piece(tokens, then, rounded, future))
@@ -168,8 +167,8 @@ class DecodingThread:
                 return
             each = (time.perf_counter() - started) / len(frames)
             pixels = None
-            if any(piece.rounded for piece in pieces):
-                with suppress(VideoError):  # then each by itself: only a rollout whose frames are not finite fails
+            if len(pieces) > 1 and any(piece.rounded for piece in pieces):
+                with suppress(Exception):  # then each by itself: a rollout fails alone
                     pixels = to_uint8(frames)
             start = 0
             for piece, own in zip(pieces, frames.split(lengths), strict=True):

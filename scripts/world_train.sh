@@ -33,7 +33,14 @@ recordings=()
 NICE=0
 estimator=
 beside=
-trap 'kill "${recordings[@]}" $estimator $beside 2>/dev/null || true' EXIT
+# Stop what runs beside, and wait until it has saved its state. $beside is a shell, which ends when its child does.
+stop() {
+  local children=
+  [ -z "$beside" ] || children=$(cat "/proc/$beside/task/$beside/children" 2>/dev/null || true)
+  kill "${recordings[@]}" $estimator $children 2>/dev/null || true
+  wait || true
+}
+trap stop EXIT
 scaled() { "$PYTHON" -c "print(max(1, round($1 * $SCALE)))"; }
 # begin WORKERS SECONDS [SETTING...]: a recording beside other ones, in which no place is begun after SECONDS.
 begin() {
@@ -119,31 +126,31 @@ tokenizer=$OUTPUT/tokenizer/tokenizer
 say "waiting for the recorder"
 recorded
 touch "$OUTPUT/recorded"
+say "tokens: see $OUTPUT/tokens.log"
+(
+  trap - EXIT
+  module terra tokenize data="$DATA" checkpoint="$tokenizer" output="$OUTPUT/tokens" \
+    device="$DEVICE" dtype="$([ "$DEVICE" = cuda ] && echo bfloat16 || echo float32)" workers="$EACH"
+) >"$OUTPUT/tokens.log" 2>&1 &
+beside=$!
 if [ -f "conf/recipe/tokenizer_${WORLD}_decoder.yaml" ]; then
   if [ ! -f "$OUTPUT/decoder/metrics.json" ]; then
-    say "decoder, of the same tokens, for sharper pictures, beside what follows: see $OUTPUT/decoder.log"
-    (
-      trap - EXIT
-      module terra train-tokenizer data="$DATA" output="$OUTPUT/decoder" recipe="tokenizer_${WORLD}_decoder" decoder_of="$tokenizer" device="$DEVICE" \
-        workers="$EACH" $DECODER
-      [ -f "$OUTPUT/decoder/metrics.json" ] || again
-    ) >"$OUTPUT/decoder.log" 2>&1 &
-    beside=$!
+    say "decoder, beside the tokens, which stay the same: for sharper pictures"
+    module terra train-tokenizer data="$DATA" output="$OUTPUT/decoder" recipe="tokenizer_${WORLD}_decoder" decoder_of="$tokenizer" device="$DEVICE" \
+      workers="$EACH" $DECODER
+    [ -f "$OUTPUT/decoder/metrics.json" ] || again
   fi
-  last=$OUTPUT/decoder/tokenizer
+  tokenizer=$OUTPUT/decoder/tokenizer
 fi
-say "tokens"
-module terra tokenize data="$DATA" checkpoint="$tokenizer" output="$OUTPUT/tokens" \
-  device="$DEVICE" dtype="$([ "$DEVICE" = cuda ] && echo bfloat16 || echo float32)" workers="$EACH"
+wait "$beside" || { code=$?; say "the tokens are not done: see $OUTPUT/tokens.log"; exit "$code"; }
+beside=
+
 if [ ! -f "$OUTPUT/estimator/metrics.json" ]; then
   say "action estimator, beside what follows"
   timeout --signal TERM "$(left)" "$PYTHON" -m terra train-estimator data="$DATA" output="$OUTPUT/estimator" \
     checkpoint="$tokenizer" device="$DEVICE" workers="$EACH" max_seconds=90.0 $ESTIMATOR >"$OUTPUT/estimator.log" 2>&1 &
   estimator=$!
 fi
-[ -z "$beside" ] || wait "$beside" || { code=$?; say "the decoder is not done: see $OUTPUT/decoder.log"; exit "$code"; }
-tokenizer=${last:-$tokenizer}
-
 if [ ! -f "$OUTPUT/world_model/metrics.json" ]; then
   say "world model"
   module terra train data="$OUTPUT/tokens" output="$OUTPUT/world_model" recipe="world_model_$WORLD" device="$DEVICE" \
@@ -151,6 +158,7 @@ if [ ! -f "$OUTPUT/world_model/metrics.json" ]; then
   [ -f "$OUTPUT/world_model/metrics.json" ] || again
 fi
 [ -z "$estimator" ] || wait "$estimator" || true
+estimator=
 [ -f "$OUTPUT/estimator/metrics.json" ] || { say "the estimator is not done: see $OUTPUT/estimator.log"; again; }
 rm -rf "$OUTPUT/world"
 mkdir -p "$OUTPUT/world"
@@ -182,5 +190,6 @@ if [ "$WORLD" = town_hd ]; then
   beside=$!
   evaluate town_hd "$first" model=folder model.path="$OUTPUT/world"
   wait "$beside" || exit $?
+  beside=
 fi
 say "done: $OUTPUT/world"

@@ -50,6 +50,25 @@ def test_another_world_is_refused(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (2, "WORLD: expected doom, pusht or town_hd, got doom_hd\n")
 
 
+def test_what_runs_beside_has_saved_its_state_when_the_script_ends() -> None:
+    """A stage in a shell of its own, as the decoder beside the tokens, while the stage in front fails."""
+    script = (ROOT / "scripts" / "world_train.sh").read_text()
+    stop = script[script.index("stop() {") : script.index("trap stop EXIT")]
+    work = "trap 'sleep 0.5; echo saved; exit 0' TERM; while :; do sleep 0.05; done"
+    lines = (
+        "set -euo pipefail",
+        "recordings=() beside=",
+        stop,
+        "trap stop EXIT",
+        f'(trap - EXIT; timeout --kill-after 30 100 bash -c "{work}" || exit 75) &',
+        "beside=$!",
+        "timeout 100 sleep 99 & estimator=$!",
+        "sleep 0.5; echo failed; exit 3",
+    )
+    done = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (3, "failed\nsaved\n"), done.stderr
+
+
 def test_town_hd_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     if (problem := opengl_problem()) is not None:
         pytest.skip(problem)

@@ -147,7 +147,7 @@ class RolloutMaker:
         return await asyncio.get_running_loop().run_in_executor(self._threads[threads], work)
 
     def _start_decoding(self, adapter: str | None) -> Decoding[tuple[Pixels, Frames | None]]:
-        """Keep decoded frames as 8-bit pixels and, for a score, also as they were before rounding."""
+        """Begin to decode; frames are kept as 8-bit pixels and, for a score, also as they were before rounding."""
         if self._score is None:
             return self._pipeline.decoding.start_pixels(lambda pixels: (pixels, None), adapter)
         return self._pipeline.decoding.start(lambda frames: (to_uint8(frames), frames.cpu()), adapter)

@@ -101,7 +101,8 @@ class WarmUp:
 class _Frame:
     """A frame that is decoded in a slot.
 
-    `tokens_remaining` is a lower bound: as if all drafts had been accepted since the device was last asked.
+    `tokens_remaining` is a lower bound, also below 0: as if all drafts had been accepted since the last question that
+    the device has answered.
     """
 
     run: Run
@@ -111,7 +112,12 @@ class _Frame:
 
 @dataclass(eq=False)
 class _Question:
-    """What some frames, by slot, lacked after the decode steps of a turn; `wait` waits for the answer, by slot."""
+    """A question to the device after a turn's decode steps: how many tokens does each slot lack?
+
+    Attributes:
+        frames: those that the question is about, by slot.
+        wait: waits for the answer, one number for each slot of the engine.
+    """
 
     frames: dict[int, _Frame]
     wait: Callable[[], list[int]]
@@ -284,9 +290,9 @@ class Scheduler:
     def _decode(self) -> None:
         """Make some decode steps, and begin to copy the frames of which it is known that they are complete.
 
-        With several frames the device is asked behind each turn's steps and answers in the next turn, when it is at
-        work on the steps of that one: it never waits for the host, for one useless step of a complete frame. A frame
-        alone has no other to wait for, and the host waits.
+        If a frame may be complete, the device is asked after the turn's steps, and the answer is read in the next turn,
+        once that turn's steps are queued. So the device is not idle while the host waits; the price is one step more
+        for a frame that was complete. If only one frame is not complete, the host waits at once.
         """
         frames = self._decoding
         if not frames:
@@ -322,10 +328,9 @@ class Scheduler:
         if question is None:
             return {}
         remaining = question.wait()
-        asked = {slot: frame for slot, frame in question.frames.items() if self._decoding.get(slot) is frame}
-        for slot, frame in asked.items():
+        for slot, frame in question.frames.items():  # all are still being decoded: `_decode` alone ends a frame
             frame.tokens_remaining = remaining[slot] - since
-        return {slot: frame for slot, frame in asked.items() if not remaining[slot]}
+        return {slot: frame for slot, frame in question.frames.items() if not remaining[slot]}
 
     def _hand_out(self, count: int) -> None:
         """Give away the frames of the first copies, so many."""
