@@ -286,7 +286,7 @@ def test_recipes_build(recipe):
     [
         ("world_model_town", 9, 16, 8192, 31_559_680),
         ("world_model_100m", 9, 16, 8192, 132e6),
-        ("world_model_town_hd", 18, 32, 2**15, 182_579_200),
+        ("world_model_town_hd", 18, 32, 2**15, 160_030_720),
         ("world_model_terra_v2", 18, 32, 2**18, 2_052_366_336),
     ],
 )
