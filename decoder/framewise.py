@@ -111,8 +111,6 @@ def padded_batches(tokens: TokenGrid, sizes: Sequence[int]) -> Iterator[tuple[To
     """
     rest = tokens
     while len(rest):
-        size = next((size for size in sizes if size >= len(rest)), sizes[-1])
-        if 2 * len(rest) <= size > 1:
-            size = max(smaller for smaller in sizes if smaller <= len(rest))
+        size = max(size for size in sizes if size < 2 * len(rest))
         some, rest = rest[:size], rest[size:]
         yield torch.cat([some, *[some[-1:]] * (size - len(some))]), len(some)

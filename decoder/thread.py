@@ -5,8 +5,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -14,19 +14,49 @@ import torch
 from decoder.framewise import Decoder
 from decoder.video import Pixels, to_uint8
 from tokenizer import Frames, TokenGrid
+from tokenizer.errors import VideoError
 from tokenizer.model import frames_at_once
 
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """Tokens that wait to be decoded, and what is made of their frames or, with `rounded`, of their 8-bit pixels."""
+class DecodedFrames:
+    """Some of the frames that were decoded together, for use in the decoder's thread.
 
-    tokens: TokenGrid
-    then: Callable[[Any, float], Any]
-    rounded: bool
-    future: Future[Any]
+    Attributes:
+        frames: in [-1, 1], on the decoder's device.
+    """
+
+    def __init__(self, batch: "_Batch", own: slice) -> None:
+        self.frames = batch.frames[own]
+        self._batch, self._own = batch, own
+
+    def pixels(self) -> Pixels:
+        """The frames as 8-bit pixels; the first call rounds and copies all that were decoded together.
+
+        Raises VideoError if one of these frames is not finite.
+        """
+        if len(self.frames) < len(self._batch.frames) and self._batch.pixels is not None:
+            return self._batch.pixels[self._own].copy()  # else who keeps them would keep all
+        return to_uint8(self.frames)
+
+
+class _Batch:
+    """Frames that were decoded together."""
+
+    def __init__(self, frames: Frames) -> None:
+        self.frames = frames
+
+    @cached_property
+    def pixels(self) -> Pixels | None:
+        """The frames as 8-bit pixels; None if one is not finite."""
+        try:
+            return to_uint8(self.frames)
+        except VideoError:
+            return None
+
+
+_Piece = tuple[TokenGrid, Callable[[DecodedFrames, float], Any], Future[Any]]
 
 
 class RolloutDecoding:
@@ -48,37 +78,28 @@ class RolloutDecoding:
         self._thread = DecodingThread(decoder)
         self._adapted = {name: DecodingThread(each) for name, each in (adapted or {}).items()}
 
-    def start(self, then: Callable[[Frames], _T], adapter: str | None = None) -> "Decoding[_T]":
-        """Begin to decode a rollout. `then` is called in the thread with some of its frames, on the decoder's device.
+    def start(self, then: Callable[[DecodedFrames], _T], adapter: str | None = None) -> "Decoding[_T]":
+        """Begin to decode a rollout. `then` is called in the thread with some of its frames.
 
         All frames of the rollout reach `then`, in order, in one piece or in several. `adapter` is the rollout's.
         """
-        return Decoding(self._thread_of(adapter), then)
-
-    def start_pixels(self, then: Callable[[Pixels], _T], adapter: str | None = None) -> "Decoding[_T]":
-        """`start`, but `then` is called with 8-bit pixels. Frames that are decoded together are rounded together.
-
-        A piece fails with `VideoError` if one of its frames is not finite.
-        """
-        return Decoding(self._thread_of(adapter), then, rounded=True)
+        thread = self._thread if adapter is None else self._adapted.get(adapter, self._thread)
+        return Decoding(thread, then)
 
     def close(self) -> None:
         """Wait for the frames that are being decoded; those behind them are given up."""
         for thread in (self._thread, *self._adapted.values()):
             thread.close()
 
-    def _thread_of(self, adapter: str | None) -> "DecodingThread":
-        return self._thread if adapter is None else self._adapted.get(adapter, self._thread)
-
 
 class Decoding(Generic[_T]):
-    """One rollout that is being decoded; see `RolloutDecoding.start` and, with `rounded`, `start_pixels`.
+    """One rollout that is being decoded; see `RolloutDecoding.start`.
 
     `seconds` is what the decoder took for its frames so far.
     """
 
-    def __init__(self, thread: "DecodingThread", then: Callable[[Any], _T], *, rounded: bool = False) -> None:
-        self._thread, self._then, self._rounded = thread, then, rounded
+    def __init__(self, thread: "DecodingThread", then: Callable[[DecodedFrames], _T]) -> None:
+        self._thread, self._then = thread, then
         self._waiting: list[TokenGrid] = []
         self._pieces: list[Future[_T]] = []
         self.seconds = 0.0
@@ -105,11 +126,11 @@ class Decoding(Generic[_T]):
 
     def _submit(self) -> None:
         tokens, self._waiting = torch.cat(self._waiting), []
-        self._pieces.append(self._thread.decode(tokens, self._note, rounded=self._rounded))
+        self._pieces.append(self._thread.decode(tokens, self._note))
 
-    def _note(self, shown: Frames | Pixels, seconds: float) -> _T:
+    def _note(self, decoded: DecodedFrames, seconds: float) -> _T:
         self.seconds += seconds
-        return self._then(shown)
+        return self._then(decoded)
 
 
 class DecodingThread:
@@ -134,61 +155,51 @@ class DecodingThread:
             torch.cuda.synchronize(decoder.device)  # the weights are there
             self._stream = torch.cuda.Stream(decoder.device)
 
-    def decode(self, tokens: TokenGrid, then: Callable[[Any, float], _T], *, rounded: bool = False) -> Future[_T]:
+    def decode(self, tokens: TokenGrid, then: Callable[[DecodedFrames, float], _T]) -> Future[_T]:
         """What `then` makes of the tokens' frames, when their turn comes.
 
-        It is called in a thread, with the frames where the decoder has them or, if they are to be `rounded`, with
-        their 8-bit pixels, and with their share of the seconds it took, without those of rounding.
+        It is called in a thread, with the frames and their share of the seconds that the decoder took.
         """
         future: Future[_T] = Future()
-        self._waiting.append(_Piece(tokens, then, rounded, future))
+        self._waiting.append((tokens, then, future))
         self._thread.submit(self._decode_waiting)
         return future
 
     def close(self) -> None:
         """Wait for the frames that are being decoded; those behind them are given up."""
         self._thread.shutdown(cancel_futures=True)
-        _give_up(piece.future for piece in self._waiting)
+        _give_up(future for _, _, future in self._waiting)
 
     def _decode_waiting(self) -> None:
         pieces = self._take()
         if not pieces:  # an earlier call has taken them along
             return
-        lengths = [len(piece.tokens) for piece in pieces]
+        bounds = accumulate((len(tokens) for tokens, _, _ in pieces), initial=0)
         with torch.cuda.stream(self._stream):
             started = time.perf_counter()
             try:
-                frames = self._decoder.decode(torch.cat([piece.tokens for piece in pieces]))
+                batch = _Batch(self._decoder.decode(torch.cat([tokens for tokens, _, _ in pieces])))
                 if self._stream is not None:
                     self._stream.synchronize()
             except Exception as error:
-                for piece in pieces:
-                    piece.future.set_exception(error)
+                for _, _, future in pieces:
+                    future.set_exception(error)
                 return
-            each = (time.perf_counter() - started) / len(frames)
-            pixels = None
-            if len(pieces) > 1 and any(piece.rounded for piece in pieces):
-                with suppress(Exception):  # then each by itself: a rollout fails alone
-                    pixels = to_uint8(frames)
-            start = 0
-            for piece, own in zip(pieces, frames.split(lengths), strict=True):
+            each = (time.perf_counter() - started) / len(batch.frames)
+            for (tokens, then, future), (start, stop) in zip(pieces, pairwise(bounds), strict=True):
                 try:
-                    shown = own
-                    if piece.rounded:
-                        shown = to_uint8(own) if pixels is None else pixels[start : start + len(own)].copy()
-                    piece.future.set_result(piece.then(shown, each * len(own)))
+                    future.set_result(then(DecodedFrames(batch, slice(start, stop)), each * len(tokens)))
                 except Exception as error:
-                    piece.future.set_exception(error)
-                start += len(own)
+                    future.set_exception(error)
 
     def _take(self) -> list[_Piece]:
         """The pieces that have waited longest and are still wanted, until they fill the decoder."""
         pieces, num_frames = [], 0
         while self._waiting and num_frames < self._most:
-            piece = self._waiting.popleft()
-            if piece.future.set_running_or_notify_cancel():
-                pieces.append(piece)
-                num_frames += len(piece.tokens)
+            tokens, then, future = self._waiting.popleft()
+            if future.set_running_or_notify_cancel():
+                pieces.append((tokens, then, future))
+                num_frames += len(tokens)
         return pieces
 
 

@@ -25,7 +25,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from decoder import Decoder
-from decoder.thread import Decoding, RolloutDecoding
+from decoder.thread import DecodedFrames, Decoding, RolloutDecoding
 from decoder.video import to_frames
 from terra.config.spec import PipelineSpec
 from terra.engine.base import Engine
@@ -490,8 +490,8 @@ class Drive:
         self._pipeline.wait(self._session.close())
 
 
-def _shown(on_pixels: Callable[[Frames], None] | None, frames: Frames) -> Frames:
-    frames = frames.cpu()
+def _shown(on_pixels: Callable[[Frames], None] | None, decoded: DecodedFrames) -> Frames:
+    frames = decoded.frames.cpu()
     if on_pixels is not None:
         on_pixels(frames)
     return frames

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from decoder import FramewiseDecoder
-from decoder.thread import DecodingThread, RolloutDecoding
+from decoder.thread import DecodedFrames, DecodingThread, RolloutDecoding
 from decoder.video import to_uint8
 from tokenizer.cores import on_cores
 from tokenizer.errors import VideoError
@@ -37,8 +37,8 @@ def grids(*numbers: int) -> torch.Tensor:
     return torch.tensor(numbers)[:, None, None]
 
 
-def numbers(frames: torch.Tensor, _seconds: float) -> list[int]:
-    return frames.flatten().int().tolist()
+def numbers(decoded: DecodedFrames, _seconds: float) -> list[int]:
+    return decoded.frames.flatten().int().tolist()
 
 
 @pytest.mark.parametrize(("device", "sizes"), [("cuda", [1, 16, 5]), ("cpu", [1, 3, *[1] * 18])])
@@ -99,7 +99,7 @@ def test_pixels_of_what_is_decoded_together_are_rounded_together(monkeypatch):
         decoder.at_work.clear()
         first = threads.decode(grids(0), numbers)
         assert decoder.at_work.wait(10)
-        made = [threads.decode(each, lambda pixels, _: pixels, rounded=True) for each in given]
+        made = [threads.decode(each, lambda decoded, _: decoded.pixels()) for each in given]
         made.append(threads.decode(grids(1), numbers))
         decoder.gate.set()
         assert first.result(10) == [0]

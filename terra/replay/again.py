@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from decoder.thread import DecodedFrames
 from decoder.video import Pixels, read_video
 from terra.config.spec import PipelineSpec
 from terra.context import context_files, load_context, natural_key
@@ -97,7 +98,7 @@ async def _make(
 ) -> tuple[TokenGrid, Pixels]:
     """Generate tokens and pixels; without context frames, from the stored context tokens."""
     first = given if context is None else await pipeline.encode(context)
-    decoding = pipeline.decoding.start_pixels(lambda pixels: pixels)
+    decoding = pipeline.decoding.start(DecodedFrames.pixels)
     known = None if place is None else await pipeline.encode_map(*place)
     tokens = await pipeline.rollout_tokens(first, actions, sampling, seed, decoding=decoding, place=known)
     return tokens, np.concatenate(await decoding.finish())

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decoder.thread import Decoding
-from decoder.video import Pixels, to_frames, to_uint8
+from decoder.thread import DecodedFrames, Decoding
+from decoder.video import Pixels, to_frames
 from terra.errors import EngineError, OutputError, TerraError
 from terra.pipeline import Pipeline
 from terra.reconstruction import Reconstruction
@@ -116,7 +116,7 @@ class RolloutMaker:
         assert work.context is not None
         assert work.actions is not None
         started, job = time.perf_counter(), work.job
-        decoding = self._start_decoding(job.adapter)
+        decoding = self._pipeline.decoding.start(self._keep, job.adapter)
         on_frame = lambda _index: self._on_frame()  # noqa: E731
         seen = None if work.place is None else work.place.frames
         work.tokens = await self._pipeline.rollout_tokens(
@@ -130,7 +130,7 @@ class RolloutMaker:
         assert work.tokens is not None
         decoding, work.decoding = work.decoding, None
         if decoding is None:  # tried again: decoded anew
-            decoding = self._start_decoding(work.job.adapter)
+            decoding = self._pipeline.decoding.start(self._keep, work.job.adapter)
             decoding.add(work.tokens)
         pieces = await decoding.finish()
         work.seconds["decode"] = decoding.seconds
@@ -146,11 +146,9 @@ class RolloutMaker:
         """Run work in the thread pool of a name."""
         return await asyncio.get_running_loop().run_in_executor(self._threads[threads], work)
 
-    def _start_decoding(self, adapter: str | None) -> Decoding[tuple[Pixels, Frames | None]]:
-        """Begin to decode; frames are kept as 8-bit pixels and, for a score, also as they were before rounding."""
-        if self._score is None:
-            return self._pipeline.decoding.start_pixels(lambda pixels: (pixels, None), adapter)
-        return self._pipeline.decoding.start(lambda frames: (to_uint8(frames), frames.cpu()), adapter)
+    def _keep(self, decoded: DecodedFrames) -> tuple[Pixels, Frames | None]:
+        """Keep decoded frames as 8-bit pixels and, for a score, also as they were before rounding."""
+        return decoded.pixels(), None if self._score is None else decoded.frames.cpu()
 
     def _rate(self, work: Work, frames: Sequence[Frames | None]) -> dict[str, Any]:
         assert self._score is not None

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from decoder.thread import DecodedFrames
 from decoder.video import Pixels
 from terra.errors import EngineError, OutputError, TerraError
 from terra.output import output_folder
@@ -308,7 +309,7 @@ class Jobs:
             self._running[job.id].moved_at = time.monotonic()
 
         pipeline = self._model.pipeline
-        decoding = pipeline.decoding.start_pixels(lambda pixels: pixels, adapter)
+        decoding = pipeline.decoding.start(DecodedFrames.pixels, adapter)
         remembers = request.get("memory", True)  # jobs from before there was a choice have no such key
         tokens = await pipeline.rollout_tokens(
             context,

@@ -12,8 +12,8 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from decoder.framewise import BATCH_SIZES
-from decoder.thread import RolloutDecoding
-from decoder.video import Pixels, to_frames
+from decoder.thread import DecodedFrames, RolloutDecoding
+from decoder.video import to_frames
 from terra.engine.base import EngineSpec, WarmsUp
 from terra.pipeline import Pipeline
 from terra.reconstruction import Reconstruction
@@ -90,7 +90,7 @@ class Model:
         decoders = {self.pipeline.decoder_for(each): each for each in (None, *self.pipeline.engine.adapters)}
         for decoder, adapter in decoders.items():
             for size in BATCH_SIZES if decoder.device.type == "cuda" and decoder.framewise else ():
-                decoding = self._decoding.start_pixels(len, adapter)
+                decoding = self._decoding.start(DecodedFrames.pixels, adapter)
                 decoding.add(torch.zeros(size, *shape, dtype=torch.int64))
                 await decoding.finish()
 
@@ -116,10 +116,11 @@ class Model:
         `quality` (1 to 100) is of no effect on PNG.
         """
 
-        def encode(pixels: Pixels) -> Future[bytes]:  # not in the decoder's thread, where other sessions' frames wait
-            return self._threads["pictures"].submit(encode_picture, pixels[0], kind, quality)
+        def encode(decoded: DecodedFrames) -> Future[bytes]:  # not in this thread, where other sessions' frames wait
+            (pixels,) = decoded.pixels()
+            return self._threads["pictures"].submit(encode_picture, pixels, kind, quality)
 
-        decoding = self._decoding.start_pixels(encode, adapter)
+        decoding = self._decoding.start(encode, adapter)
         decoding.add(torch.from_numpy(tokens.astype(np.int64))[None])
         (encoding,) = await decoding.finish()
         return await asyncio.wrap_future(encoding)

@@ -44,6 +44,21 @@ def capture(work: Callable[[], None], mutated: Sequence[Tensor]) -> Callable[[],
     return replay
 
 
+def to_host(*tensors: Tensor) -> Callable[[], tuple[Tensor, ...]]:
+    """Begin to copy tensors of one device to the CPU; the result waits for the copies.
+
+    Work that the device is given later does not change them.
+    """
+    copies = tuple(tensor.to("cpu", copy=True, non_blocking=True) for tensor in tensors)
+    copied = mark(tensors[0].device)
+
+    def wait() -> tuple[Tensor, ...]:
+        copied()
+        return copies
+
+    return wait
+
+
 def mark(device: torch.device) -> Callable[[], None]:
     """A mark behind all work that the device has been given; the result waits until the device has come there.
 

@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from jaxtyping import Int
 from torch import Tensor
 
 from terra.engine.base import EngineCounters
@@ -125,10 +124,10 @@ class _Question:
 
 @dataclass(eq=False)
 class _Copy:
-    """The runs of some complete frames, in order, and what waits for their tokens and `Slots.passes` on the CPU."""
+    """The runs of some complete frames, in order, and what waits for their copies, see `Slots.copy_frames`."""
 
     runs: list[Run]
-    wait: Callable[[], tuple[Int[Tensor, "frames image_tokens"], Int[Tensor, " counts"]]]
+    wait: Callable[[], tuple[Tensor, ...]]
 
 
 class Scheduler:
@@ -292,7 +291,7 @@ class Scheduler:
 
         If a frame may be complete, the device is asked after the turn's steps, and the answer is read in the next turn,
         once that turn's steps are queued. So the device is not idle while the host waits; the price is one step more
-        for a frame that was complete. If only one frame is not complete, the host waits at once.
+        for a frame that was complete. If only one frame is not complete, the host waits for the answer at once.
         """
         frames = self._decoding
         if not frames:

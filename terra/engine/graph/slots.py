@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Float32, Int, Int64
 from torch import Tensor
 
 from terra.engine.graph import reference
-from terra.engine.graph.cuda_graph import mark
+from terra.engine.graph.cuda_graph import to_host
 from terra.engine.graph.kv_cache import SHARED_MULTIPLE, KVCache, padded_length
 from terra.engine.graph.quantization import FP8
 from terra.engine.graph.weights import DecoderWeights
@@ -245,33 +245,17 @@ class Slots:
 
         The result waits until the device has made these steps; later steps do not change the answer.
         """
-        remaining = (self.last - self.start).to("cpu", non_blocking=True)
-        answered = mark(self.ids.device)
+        answer = to_host(self.last - self.start)
+        return lambda: answer()[0].tolist()
 
-        def wait() -> list[int]:
-            answered()
-            return remaining.tolist()
-
-        return wait
-
-    def copy_frames(
-        self, frames: Sequence[tuple[int, int]]
-    ) -> Callable[[], tuple[Int[Tensor, "frames image_tokens"], Int64[Tensor, " counts"]]]:
+    def copy_frames(self, frames: Sequence[tuple[int, int]]) -> Callable[[], tuple[Tensor, ...]]:
         """Begin to copy the tokens of frames, each a slot and its number in the slot's window, and `passes` to the CPU.
 
-        The result waits for the copies, which later work of the device does not change.
+        The result waits for the copies, (frames, image_tokens) and (counts,).
         """
         slot, frame = torch.tensor(frames, device=self.ids.device).T[..., None]
         image = torch.arange(self.layout.image_tokens, device=self.ids.device)
-        tokens = self.ids[slot, frame * self.layout.block + image].to("cpu", non_blocking=True)
-        passes = self.passes.to("cpu", copy=True, non_blocking=True)
-        copied = mark(self.ids.device)
-
-        def wait() -> tuple[Int[Tensor, "frames image_tokens"], Int64[Tensor, " counts"]]:
-            copied()
-            return tokens, passes
-
-        return wait
+        return to_host(self.ids[slot, frame * self.layout.block + image], self.passes)
 
     def swap_out(self, slot: int, frame: int) -> Snapshot:
         """What `swap_in` needs to go on behind frame number `frame`."""
