@@ -1,8 +1,10 @@
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from einops import rearrange, repeat
 
-from decoder import Decoder, FramewiseDecoder
+from decoder import Decoder, FramewiseDecoder, framewise
 from decoder.framewise import padded_batches
 from tokenizer import LFQTokenizer
 from tokenizer.errors import ConfigError
@@ -76,7 +78,7 @@ def test_another_type_is_refused():
 
 def test_a_compiled_decoder_shows_the_same_and_leaves_the_tokenizer_alone(tiny_tokenizer, monkeypatch):
     tokenizer, compiled = LFQTokenizer.from_pretrained(tiny_tokenizer), []
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **_: compiled.append(type(self).__name__))
+    monkeypatch.setattr(torch, "compile", lambda work, **_: compiled.append(type(work.__self__).__name__) or work)
     decoder = FramewiseDecoder(tokenizer, compiled=True)
     assert compiled == ["Decoder"]
     assert decoder.tokenizer is not tokenizer
@@ -107,7 +109,8 @@ def test_batches_for_a_compiled_decoder_have_few_sizes_and_lose_nothing(num, bat
 
 def test_a_gpus_compiled_decoder_decodes_all_frames_in_batches(tiny_tokenizer, monkeypatch):
     tokenizer = LFQTokenizer.from_pretrained(tiny_tokenizer)
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **_: None)
+    monkeypatch.setattr(torch, "compile", lambda work, **_: work)
+    monkeypatch.setattr(framewise, "_CudaGraphs", lambda work: work)
     monkeypatch.setattr(FramewiseDecoder, "device", torch.device("cuda"))
     shape = (7, tokenizer.rows, tokenizer.cols)
     tokens = torch.randint(0, tokenizer.codebook_size, shape, generator=torch.Generator().manual_seed(0))
@@ -116,3 +119,19 @@ def test_a_gpus_compiled_decoder_decodes_all_frames_in_batches(tiny_tokenizer, m
     for wrong in (tokens[:0], tokens[0], tokens.float(), tokens[:, :1]):
         with pytest.raises(ValueError, match="expected"):
             decoder.decode(wrong)
+
+
+@pytest.mark.needs_cuda
+def test_a_gpus_compiled_decoder_replays_graphs_from_any_thread(tiny_tokenizer):
+    tokenizer = LFQTokenizer.from_pretrained(tiny_tokenizer).to("cuda")
+    decoder = FramewiseDecoder(tokenizer, compiled=True)
+    shape = (21, tokenizer.rows, tokenizer.cols)
+    tokens = torch.randint(0, tokenizer.codebook_size, shape, generator=torch.Generator().manual_seed(0))
+    sizes = [tokens[:1], tokens[:4], tokens, tokens[5:6]]
+    expected = [tokenizer.decode(some) for some in sizes]
+    for _ in range(2):  # captured, replayed
+        torch.testing.assert_close([decoder.decode(some) for some in sizes], expected, rtol=0.01, atol=0.01)
+    own = [decoder.decode(some) for some in sizes]
+    with ThreadPoolExecutor(4) as threads:
+        for given, frames in zip(own * 8, threads.map(decoder.decode, sizes * 8), strict=True):
+            assert torch.equal(frames, given)
