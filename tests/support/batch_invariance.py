@@ -24,7 +24,7 @@ def check_batch_invariance(device: str, dim: int, dtype: torch.dtype, cache_dtyp
 
         found = device_limits(torch.device(device))
         shared_memory, pdl = found.shared_memory, found.pdl
-        all_slots, many, heads, length = 4, 40, 8, 1536
+        all_slots, many, heads, length = 8, 40, 8, 1536
     torch.manual_seed(0)
     queries = torch.randn(all_slots, many, heads, dim).to(device, dtype)
     keys = (2 * torch.randn(all_slots, 2, length, dim)).to(device, cache_dtype)

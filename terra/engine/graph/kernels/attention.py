@@ -68,7 +68,7 @@ class WideConfig:
     """How many queries that share a head of the cache are attended to by one CTA.
 
     Attributes:
-        block_queries: queries of a CTA; passes with fewer for a head take the kernel of few queries.
+        block_queries: queries of a CTA.
         ctas_per_sm: as long as so many CTAs for each SM are enough, each has one block of keys; else a bundle.
         stages: blocks under way in a CTA, at most.
         num_warps: warps of a CTA.
@@ -81,6 +81,13 @@ class WideConfig:
 
 
 _WIDE = WideConfig(block_queries=64, ctas_per_sm=2, stages=3, num_warps=4)
+"""Passes with fewer queries for a head of the cache take the kernel of few queries."""
+
+_WIDER = WideConfig(block_queries=128, ctas_per_sm=2, stages=3, num_warps=8)
+"""Each key is read by half as many CTAs. A warp group has 64 queries as in `_WIDE`, so the bits are the same."""
+
+_MIN_WIDER_CTAS = 16
+"""Whole blocks of queries, over all slots and heads of the cache, from which on `_WIDER` is faster (on an H200)."""
 
 _BUNDLE = SHARED_MULTIPLE // _CONFIG.block_keys  # slots share whole bundles
 """Blocks of keys whose partial results are added up before they are added to those of other bundles; part of the
@@ -524,10 +531,12 @@ def _launch(
     # In float32 both kernels would reduce in another order; the order of operands in 8 bits takes words of 32 elements.
     in_order = dtype != torch.float32 and (keys.element_size() > 1 or dim >= 32)
     wide = in_order and not qkv_splits and (width * group >= _WIDE.block_queries or shared is not None)
+    wider = shared is None and slots * kv_heads * (width * group // _WIDER.block_queries) >= _MIN_WIDER_CTAS
+    of_many = _WIDER if wider else _WIDE
     if length % config.block_keys:
         raise ValueError(f"cache length: expected a multiple of BLOCK_KEYS = {config.block_keys}, got {length}")
     max_blocks = triton.cdiv(length, config.block_keys)
-    block = _WIDE.block_queries
+    block = of_many.block_queries
     if not wide:
         block = min(_MAX_BLOCK_QUERIES, max(_MIN_BLOCK_QUERIES, triton.next_power_of_2(width * group)))
         if keys.element_size() == 1 or dtype == torch.float32:
@@ -537,7 +546,7 @@ def _launch(
     singles = None
     num_partials = max_blocks if splits > 1 else 1
     if wide:
-        singles = 0 if shared is not None else _WIDE.ctas_per_sm * limits.num_sms // (slots * kv_heads * blocks)
+        singles = 0 if shared is not None else of_many.ctas_per_sm * limits.num_sms // (slots * kv_heads * blocks)
         num_partials = min(max_blocks, max(singles, triton.cdiv(max_blocks, _BUNDLE)))
     num_queries = slots * width * heads
     attended = torch.empty(shape, dtype=dtype if output_scale is None else FP8, device=keys.device)
@@ -558,7 +567,7 @@ def _launch(
         _attend_wide[(places * kv_heads, blocks, num_partials)](
             inputs[0], keys, values, start, holder, lengths, partials, sums, scale, length, width, num_queries, slots,
             HEADS=kv_heads, GROUP=group, SINGLES=singles, BLOCK_QUERIES=block, SHARED=shared is not None,
-            SLOTS=together, **shapes, num_warps=_WIDE.num_warps, num_stages=max(1, min(_WIDE.stages, fitting)),
+            SLOTS=together, **shapes, num_warps=of_many.num_warps, num_stages=max(1, min(of_many.stages, fitting)),
             **limits.launch_options,
         )  # fmt: skip
     else:
