@@ -1,5 +1,6 @@
 """Each Triton kernel against torch, in Triton's interpreter."""
 
+import functools
 import itertools
 from types import SimpleNamespace
 
@@ -196,6 +197,19 @@ def test_attention_sums_rotates_and_stores_by_itself(layer_case, num_sms):
     parts = gemm.split_k_gemm(hidden, case.layer.qkv, limits(num_sms))
     torch.testing.assert_close(attention.rope_store_attention(parts, target, limits(num_sms)), expected)
     torch.testing.assert_close((target.keys, target.values), (keys, values))
+
+
+@IN_8_BITS
+def test_one_cta_sums_the_splits_of_many_tokens(layer_case, fp8, monkeypatch):
+    """To the bits of the kernel behind the GEMM, which sums the parts of few tokens."""
+    matrix = layer_case.layer.down
+    states = torch.randn(2, 3, matrix.weight.shape[1])
+    states = quantize_fp8(states, matrix.input_scale) if fp8 else states
+    parts = gemm.split_k_gemm(states, matrix, limits(8))
+    assert len(parts) > 1
+    monkeypatch.setattr(gemm, "_MERGED_TOKENS", 6)
+    (merged,) = gemm.split_k_gemm(states, matrix, limits(8))
+    assert torch.equal(merged, functools.reduce(torch.add, parts))
 
 
 @IN_8_BITS
