@@ -28,9 +28,9 @@ from tiny import COLS, DEVICE, ROWS, save_tiny
 from terra.benchmark.prompts import prompt_maker
 from terra.engine.base import Engine, EngineCounters, Session, WarmsUp
 from terra.engine.graph import slots as slots_module
-from terra.engine.graph.engine import GraphEngine, check_gpu
+from terra.engine.graph.engine import GraphEngine, check_gpu, make_backend
 from terra.engine.graph.kv_cache import SHARED_MULTIPLE
-from terra.engine.graph.slots import Slots
+from terra.engine.graph.slots import FrameRequest, Slots
 from terra.engine.graph.step import DecodeSteps
 from terra.engine.hf import HFEngine
 from terra.engine.jacobi import JacobiEngine
@@ -643,6 +643,29 @@ def test_slots_share_a_context_until_they_are_filled_anew(tiny_model, monkeypatc
     assert not slots.any_share(range(6))
     slots.swap_in(5, snapshot)
     assert torch.equal(slots.cache.keys[:, 5, :, :40], keys)
+
+
+@pytest.mark.needs_cuda
+def test_the_host_waits_for_no_decode_step_where_it_asks_for_no_result(tiny_model):
+    """Else the GPU has nothing to do until the host has given it the next step."""
+    device = torch.device(DEVICE)
+    slots = Slots(load_world_model(tiny_model, device=device), 3, 3)
+    steps = DecodeSteps(slots, make_backend(device))
+    prompt, actions = make_prompt(74)
+    try:
+        for mode in ("default", "error"):  # kernels are compiled and steps captured the first time
+            torch.cuda.set_sync_debug_mode(mode)
+            slots.prefill(0, prompt, 0)
+            slots.copy_context(0, [1, 2], 3, [1, 2])
+            slots.begin_frames([FrameRequest(slot, 3, actions[0], PLAIN) for slot in range(3)])
+            steps.run(range(3), frozenset({PLAIN}), ROWS * COLS)
+            answer, frames = slots.ask_tokens_remaining(), slots.copy_frames([(0, 3), (2, 3)])
+            slots.begin_frames([FrameRequest(1, 4, actions[1], PLAIN)])
+            torch.cuda.set_sync_debug_mode("default")
+            assert answer() == [0, 0, 0]
+            assert frames()[0].shape == (2, ROWS * COLS)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""CUDA graphs: work of many kernels that the host launches at once. And how far a device is."""
+"""CUDA graphs: work of many kernels that the host launches at once. And copies for which the host does not wait."""
 
 from collections.abc import Callable, Sequence
 
@@ -42,6 +42,16 @@ def capture(work: Callable[[], None], mutated: Sequence[Tensor]) -> Callable[[],
         graph.replay()
 
     return replay
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Begin to copy a tensor of the CPU to a device, behind the work that the device has been given before.
+
+    The host does not wait for that work, as it would if the copy were from memory that is not pinned.
+    """
+    if device.type != "cuda" or tensor.is_cuda:
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def to_host(*tensors: Tensor) -> Callable[[], tuple[Tensor, ...]]:

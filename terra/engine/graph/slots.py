@@ -5,7 +5,7 @@ alone: so decode steps of a batch have one shape each, are captured as CUDA grap
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Float32, Int, Int64
 from torch import Tensor
 
 from terra.engine.graph import reference
-from terra.engine.graph.cuda_graph import to_host
+from terra.engine.graph.cuda_graph import to_device, to_host
 from terra.engine.graph.kv_cache import SHARED_MULTIPLE, KVCache, padded_length
 from terra.engine.graph.quantization import FP8
 from terra.engine.graph.weights import DecoderWeights
@@ -140,7 +140,7 @@ class Slots:
         self.release([slot])
         layout, device = self.layout, self.ids.device
         ids = prompt.ids(layout.action_slots)
-        self.ids[slot, : len(ids)] = ids.to(device)
+        self.ids[slot, : len(ids)] = to_device(ids, device)
         self.action_embeddings[slot] = 0
         if len(prompt.actions):
             frames = torch.arange(len(prompt.actions), device=device)
@@ -169,13 +169,13 @@ class Slots:
             seeds: the seed of each of `slots`.
         """
         self.release(slots)
-        to = torch.tensor(slots, device=self.ids.device)
+        to = self._to_device(slots)
         length = num_frames * self.layout.block - self.layout.action_slots
         given = (num_frames - 1) * self.layout.action_slots
         self.ids[to, :length] = self.ids[source, :length]
         self.action_embeddings[to, :given] = self.action_embeddings[source, :given]
         self.action_embeddings[to, given:] = 0
-        self.seed[to] = torch.tensor(seeds, device=to.device)
+        self.seed[to] = self._to_device(seeds)
         length -= 1  # the first decode step reads the last token
         shared = self.shared_keys(num_frames)
         self.cache.copy(source, to, shared, length)
@@ -204,7 +204,7 @@ class Slots:
         filled = set(slots)
         for slot in filled:
             self._holders.pop(slot, None)
-        index = torch.tensor(list(filled), device=self.ids.device)
+        index = self._to_device(list(filled))
         self.holder[index], self.shared[index] = index, 0
         sharers: dict[int, list[int]] = defaultdict(list)
         for slot, (holder, _) in self._holders.items():
@@ -212,7 +212,7 @@ class Slots:
                 sharers[holder].append(slot)
         for holder, (heir, *others) in sharers.items():
             _, length = self._holders.pop(heir)
-            self.cache.copy(holder, torch.tensor([heir], device=self.ids.device), 0, length)
+            self.cache.copy(holder, self._to_device([heir]), 0, length)
             self._share(others, heir, length)
 
     @torch.no_grad()
@@ -221,24 +221,15 @@ class Slots:
 
         All frames at once: a GPU takes longer for single writes than for decode steps.
         """
-        layout, device = self.layout, self.ids.device
-        slot = torch.tensor([request.slot for request in requests], device=device)
-        frame = torch.tensor([request.frame for request in requests], device=device)
+        layout = self.layout
+        slot, frame = self._to_device([[each.slot for each in requests], [each.frame for each in requests]])
         self._write_actions(slot, frame - 1, torch.stack([request.action for request in requests]))
-        image = torch.arange(layout.image_tokens, device=device)
+        image = torch.arange(layout.image_tokens, device=slot.device)
         begin = (frame * layout.block)[:, None]
         self.ids[slot[:, None], begin + image] = self.ids[slot[:, None], begin - layout.block + image]
         self.start[slot] = begin[:, 0] - layout.action_slots - 1
         self.last[slot] = begin[:, 0] + layout.image_tokens - 1
-        temperatures = [request.sampling.temperature for request in requests]
-        self.temperature[slot] = torch.tensor(temperatures, dtype=self.temperature.dtype, device=device)
-        for request in requests:
-            self._samplings[request.slot] = request.sampling
-        self.sampled_with = {
-            sampling: torch.tensor([sampling == other for other in self._samplings], device=device)
-            for sampling in set(self._samplings)
-            if sampling is not None
-        }
+        self._sample_with({each.slot: each.sampling for each in requests})
 
     def ask_tokens_remaining(self) -> Callable[[], list[int]]:
         """Ask how many tokens each slot lacks after the decode steps so far; 0: its frame is complete.
@@ -253,7 +244,7 @@ class Slots:
 
         The result waits for the copies, (frames, image_tokens) and (counts,).
         """
-        slot, frame = torch.tensor(frames, device=self.ids.device).T[..., None]
+        slot, frame = self._to_device(list(zip(*frames, strict=True)))[..., None]
         image = torch.arange(self.layout.image_tokens, device=self.ids.device)
         return to_host(self.ids[slot, frame * self.layout.block + image], self.passes)
 
@@ -278,7 +269,7 @@ class Slots:
         """Let slots have their first keys and values in `holder`, which shares with them, too."""
         self._has_shared = True
         self._holders |= dict.fromkeys(slots, (holder, length))
-        index = torch.tensor([holder, *slots], device=self.ids.device)
+        index = self._to_device([holder, *slots])
         self.holder[index], self.shared[index] = holder, length
 
     def _rest(self, slots: int | Int[Tensor, " n"], position: int) -> None:
@@ -292,6 +283,24 @@ class Slots:
     def _parts(self, slot: int, length: int) -> tuple[Tensor, ...]:
         cached = self.cache.keys[:, slot, :, :length], self.cache.values[:, slot, ..., :length]
         return (*cached, self.ids[slot, :length], self.action_embeddings[slot], self.seed[slot : slot + 1])
+
+    def _sample_with(self, samplings: Mapping[int, SamplingParams]) -> None:
+        """Let slots sample so from now on. Most frames are sampled as the slot's frame before, which costs nothing."""
+        if all(self._samplings[slot] == sampling for slot, sampling in samplings.items()):
+            return
+        for slot, sampling in samplings.items():
+            self._samplings[slot] = sampling
+        device, used = self.ids.device, [each for each in self._samplings if each is not None]
+        temperatures = torch.tensor([0.0 if each is None else each.temperature for each in self._samplings])
+        self.temperature.copy_(to_device(temperatures, device))
+        self.sampled_with = {
+            sampling: to_device(torch.tensor([sampling == other for other in self._samplings]), device)
+            for sampling in set(used)
+        }
+
+    def _to_device(self, numbers: Sequence[int] | Sequence[Sequence[int]]) -> Int64[Tensor, "..."]:
+        """Whole numbers on the slots' device, see `terra.engine.graph.cuda_graph.to_device`."""
+        return to_device(torch.tensor(numbers, dtype=torch.int64), self.ids.device)
 
     def _write_actions(
         self, slots: Int[Tensor, " n"], frames: Int[Tensor, " n"], actions: Float[Tensor, "n action_slots dim"]

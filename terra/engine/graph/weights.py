@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from terra.engine.graph.cuda_graph import to_device
 from terra.engine.graph.kv_cache import KVCache, KVTarget, SharedKeys
 from terra.engine.graph.quantization import (
     Matrix,
@@ -121,7 +122,7 @@ class DecoderWeights:
         A library's GEMM may sum in another order if it has another number of rows. With blocks of one size an action's
         embedding depends on the action alone.
         """
-        given = actions.to(self.device, self._action_dtype)
+        given = to_device(actions.to(self._action_dtype), self.device)
         padded = F.pad(given, (0, 0, 0, 0, 0, -len(given) % _ACTION_BLOCK))
         projected = torch.cat([self._action_projection(block) for block in padded.split(_ACTION_BLOCK)])
         return projected[: len(given)].to(self.dtype)
