@@ -1,0 +1,177 @@
+"""Measures several drivers at once in one process, without a server: each sees its pictures while it drives on.
+
+    python scripts/drivers_benchmark.py --drivers 16 --contexts $WORLD/contexts model=folder model.path=$WORLD \\
+        context=$WORLD/contexts/scene_1 trajectory=$WORLD/contexts/scene_1/recorded.json num_frames=30 \\
+        engine=graph engine.drafts=63 engine.step_tokens=512 decoder.compiled=true
+
+Further arguments are those of `terra generate`; all drivers drive the trajectory's actions again and again, from the
+contexts in turn and with seeds of their own. A driver takes its next frame while the picture of the last one is made.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from omegaconf import DictConfig
+
+from decoder.thread import DecodedFrames
+from terra.cli import command
+from terra.config.files import plain
+from terra.config.spec import PipelineSpec
+from terra.context import load_context
+from terra.engine.base import WarmsUp
+from terra.errors import ConfigError
+from terra.generate import GenerateSettings
+from terra.pipeline import Pipeline
+from terra.prompt import Actions, FrameTokens
+from terra.rollout import load_action_file
+from tokenizer import Frames
+from tokenizer.settings import checked
+
+
+@dataclass
+class Driven:
+    """When each of a driver's frames was there, and how long its picture took from then on (s)."""
+
+    frames: list[float] = field(default_factory=list)
+    pictures: list[tuple[float, float]] = field(default_factory=list)
+
+
+def main() -> None:
+    """Parse the command line, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--drivers", type=int, default=16)
+    parser.add_argument(
+        "--contexts", type=Path, help="a folder of contexts; by default all drive from that of context="
+    )
+    parser.add_argument("--seconds", type=float, default=15.0, help="measured")
+    parser.add_argument("--warm", type=int, default=25, help="frames of each driver before: their windows slide")
+    parser.add_argument("--output", type=Path, help="a JSON file")
+    arguments, overrides = parser.parse_known_args()
+    sys.argv = [sys.argv[0], *overrides]
+    reports: list[dict[str, Any]] = []
+    command("generate", lambda config: reports.append(measure(config, arguments)))
+    (report,) = reports
+    if arguments.output:
+        arguments.output.write_text(json.dumps(report, indent=2) + "\n")
+    says = (
+        "{least:.1f} to {most:.1f} frames/s each, {all:.1f} in all; {passes_a_frame:.1f} passes a frame; between two "
+        "frames {between_ms[0]:.0f} ms (99 % {between_ms[1]:.0f}), "
+        "a picture {picture_ms[0]:.0f} ms (99 % {picture_ms[1]:.0f})"
+    )
+    print(says.format(**report))
+
+
+def measure(config: DictConfig, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Let all drivers drive; returns frames a second of the slowest, the fastest and all, passes, and milliseconds.
+
+    Raises:
+        ConfigError: no such contexts, or too few seconds.
+    """
+    settings = checked(GenerateSettings, plain(config))
+    folders = [settings.context]
+    if arguments.contexts:
+        folders = sorted(str(each) for each in arguments.contexts.glob("*/"))
+        if not folders:
+            raise ConfigError(f"--contexts: expected a folder of context folders, got {arguments.contexts}")
+    spec = PipelineSpec.from_settings(settings, sessions=arguments.drivers)
+    with Pipeline.from_spec(spec) as pipeline:
+        size, fps = pipeline.tokenizer.config.image_size, pipeline.engine.spec.fps
+        path = settings.trajectory or settings.actions
+        assert path is not None
+        actions, _ = load_action_file(path, pipeline.engine.spec, settings.num_frames, sample_id=settings.sample_id)
+        contexts = [load_context(each, num_frames=settings.num_context, image_size=size, fps=fps) for each in folders]
+        return pipeline.wait(drive_together(pipeline, settings, contexts, actions, arguments))
+
+
+async def drive_together(
+    pipeline: Pipeline,
+    settings: GenerateSettings,
+    contexts: list[Frames],
+    actions: Actions,
+    arguments: argparse.Namespace,
+) -> dict[str, Any]:
+    """See `measure`."""
+    if isinstance(pipeline.engine, WarmsUp):
+        await pipeline.engine.warm_up()
+    all_driven = [Driven() for _ in range(arguments.drivers)]
+    given = itertools.cycle(contexts)
+    drives = [
+        asyncio.create_task(drive(pipeline, settings, next(given), actions, seed, driven))
+        for seed, driven in enumerate(all_driven)
+    ]
+    try:
+        while min(len(each.frames) for each in all_driven) < arguments.warm:
+            done, _ = await asyncio.wait(drives, timeout=0.05, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()  # raises what ended it
+        begun, passes, made = time.perf_counter(), sum(pipeline.engine.counters.passes), count(all_driven)
+        await asyncio.sleep(arguments.seconds)
+        ended, frames = time.perf_counter(), count(all_driven) - made
+        passes = sum(pipeline.engine.counters.passes) - passes
+    finally:
+        for task in drives:
+            task.cancel()
+        await asyncio.wait(drives)
+    times = [np.array(each.frames) for each in all_driven]
+    within = [each[(each >= begun) & (each < ended)] for each in times]
+    if min(len(each) for each in within) < 2:
+        raise ConfigError(f"--seconds: expected time for two frames of each driver, got {arguments.seconds:g}")
+    rates = [len(each) / (ended - begun) for each in within]
+    gaps = np.concatenate([np.diff(each) for each in within])
+    pictures = [seconds for each in all_driven for at, seconds in each.pictures if begun <= at < ended]
+    return {
+        "drivers": arguments.drivers,
+        "least": min(rates),
+        "most": max(rates),
+        "all": sum(rates),
+        "frames_per_second": rates,
+        "passes_a_frame": passes / max(frames, 1),
+        "between_ms": (1000 * np.percentile(gaps, (50, 99))).tolist(),
+        "picture_ms": (1000 * np.percentile(pictures, (50, 99))).tolist(),
+    }
+
+
+def count(all_driven: list[Driven]) -> int:
+    """Frames of all drivers."""
+    return sum(len(each.frames) for each in all_driven)
+
+
+async def drive(
+    pipeline: Pipeline, settings: GenerateSettings, context: Frames, actions: Actions, seed: int, driven: Driven
+) -> None:
+    """Drive until the task is cancelled."""
+    given = settings.num_context - 1
+    tokens = await pipeline.encode(context)
+    async with asyncio.TaskGroup() as pictures:
+        session = await pipeline.open(tokens, actions[:given], settings.sampling, seed)
+        try:
+            picture: asyncio.Task[None] | None = None
+            for action in itertools.cycle(actions[given:]):
+                frame = await session.step(action)
+                driven.frames.append(time.perf_counter())
+                if picture is not None:
+                    await picture
+                picture = pictures.create_task(show(pipeline, frame, driven))
+        finally:
+            await session.close()
+
+
+async def show(pipeline: Pipeline, frame: FrameTokens, driven: Driven) -> None:
+    """Decode a frame to pixels on the CPU."""
+    begun = time.perf_counter()
+    decoding = pipeline.decoding.start(DecodedFrames.pixels)
+    decoding.add(frame[None])
+    await decoding.finish()
+    driven.pictures.append((begun, time.perf_counter() - begun))
+
+
+if __name__ == "__main__":
+    main()
