@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from omegaconf import DictConfig
 
+from decoder.framewise import BATCH_SIZES
 from decoder.thread import DecodedFrames
 from terra.cli import command
 from terra.config.files import plain
@@ -38,7 +40,7 @@ from tokenizer.settings import checked
 
 @dataclass
 class Driven:
-    """When each of a driver's frames was there, and how long its picture took from then on (s)."""
+    """When each of a driver's frames was there (s), and for each picture the time of its frame and its own."""
 
     frames: list[float] = field(default_factory=list)
     pictures: list[tuple[float, float]] = field(default_factory=list)
@@ -73,7 +75,7 @@ def measure(config: DictConfig, arguments: argparse.Namespace) -> dict[str, Any]
     """Let all drivers drive; returns frames a second of the slowest, the fastest and all, passes, and milliseconds.
 
     Raises:
-        ConfigError: no such contexts, or too few seconds.
+        ConfigError: no such contexts, no actions, or too few seconds.
     """
     settings = checked(GenerateSettings, plain(config))
     folders = [settings.context]
@@ -85,7 +87,8 @@ def measure(config: DictConfig, arguments: argparse.Namespace) -> dict[str, Any]
     with Pipeline.from_spec(spec) as pipeline:
         size, fps = pipeline.tokenizer.config.image_size, pipeline.engine.spec.fps
         path = settings.trajectory or settings.actions
-        assert path is not None
+        if path is None:
+            raise ConfigError("trajectory, actions: expected one of them, got neither")
         actions, _ = load_action_file(path, pipeline.engine.spec, settings.num_frames, sample_id=settings.sample_id)
         contexts = [load_context(each, num_frames=settings.num_context, image_size=size, fps=fps) for each in folders]
         return pipeline.wait(drive_together(pipeline, settings, contexts, actions, arguments))
@@ -101,6 +104,10 @@ async def drive_together(
     """See `measure`."""
     if isinstance(pipeline.engine, WarmsUp):
         await pipeline.engine.warm_up()
+    for size in BATCH_SIZES if pipeline.decoder.device.type == "cuda" else ():
+        decoding = pipeline.decoding.start(DecodedFrames.pixels)
+        decoding.add(torch.zeros(size, pipeline.tokenizer.rows, pipeline.tokenizer.cols, dtype=torch.int64))
+        await decoding.finish()
     all_driven = [Driven() for _ in range(arguments.drivers)]
     given = itertools.cycle(contexts)
     drives = [
@@ -109,11 +116,9 @@ async def drive_together(
     ]
     try:
         while min(len(each.frames) for each in all_driven) < arguments.warm:
-            done, _ = await asyncio.wait(drives, timeout=0.05, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()  # raises what ended it
+            await unless_one_ends(drives, 0.05)
         begun, passes, made = time.perf_counter(), sum(pipeline.engine.counters.passes), count(all_driven)
-        await asyncio.sleep(arguments.seconds)
+        await unless_one_ends(drives, arguments.seconds)
         ended, frames = time.perf_counter(), count(all_driven) - made
         passes = sum(pipeline.engine.counters.passes) - passes
     finally:
@@ -126,7 +131,7 @@ async def drive_together(
         raise ConfigError(f"--seconds: expected time for two frames of each driver, got {arguments.seconds:g}")
     rates = [len(each) / (ended - begun) for each in within]
     gaps = np.concatenate([np.diff(each) for each in within])
-    pictures = [seconds for each in all_driven for at, seconds in each.pictures if begun <= at < ended]
+    pictures = [shown - at for each in all_driven for at, shown in each.pictures if begun <= at < ended]
     return {
         "drivers": arguments.drivers,
         "least": min(rates),
@@ -137,6 +142,13 @@ async def drive_together(
         "between_ms": (1000 * np.percentile(gaps, (50, 99))).tolist(),
         "picture_ms": (1000 * np.percentile(pictures, (50, 99))).tolist(),
     }
+
+
+async def unless_one_ends(drives: list[asyncio.Task[None]], seconds: float) -> None:
+    """Wait so long. A drive ends only by an error, which is raised."""
+    done, _ = await asyncio.wait(drives, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
 
 
 def count(all_driven: list[Driven]) -> int:
@@ -156,21 +168,20 @@ async def drive(
             picture: asyncio.Task[None] | None = None
             for action in itertools.cycle(actions[given:]):
                 frame = await session.step(action)
-                driven.frames.append(time.perf_counter())
+                driven.frames.append(now := time.perf_counter())
                 if picture is not None:
                     await picture
-                picture = pictures.create_task(show(pipeline, frame, driven))
+                picture = pictures.create_task(show(pipeline, frame, now, driven))
         finally:
             await session.close()
 
 
-async def show(pipeline: Pipeline, frame: FrameTokens, driven: Driven) -> None:
-    """Decode a frame to pixels on the CPU."""
-    begun = time.perf_counter()
+async def show(pipeline: Pipeline, frame: FrameTokens, at: float, driven: Driven) -> None:
+    """Decode a frame, which was there at a time, to pixels on the CPU."""
     decoding = pipeline.decoding.start(DecodedFrames.pixels)
     decoding.add(frame[None])
     await decoding.finish()
-    driven.pictures.append((begun, time.perf_counter() - begun))
+    driven.pictures.append((at, time.perf_counter()))
 
 
 if __name__ == "__main__":

@@ -96,7 +96,8 @@ def test_a_compiled_decoder_shows_the_same_and_leaves_the_tokenizer_alone(tiny_t
         (3, [(4, 3)]),
         (5, [(4, 4), (1, 1)]),
         (8, [(4, 4)] * 2),
-        (9, [(16, 9)]),
+        (9, [(4, 4)] * 2 + [(1, 1)]),
+        (12, [(16, 12)]),
         (33, [(16, 16)] * 2 + [(1, 1)]),
     ],
 )
@@ -110,7 +111,7 @@ def test_batches_for_a_compiled_decoder_have_few_sizes_and_lose_nothing(num, bat
 def test_a_gpus_compiled_decoder_decodes_all_frames_in_batches(tiny_tokenizer, monkeypatch):
     tokenizer = LFQTokenizer.from_pretrained(tiny_tokenizer)
     monkeypatch.setattr(torch, "compile", lambda work, **_: work)
-    monkeypatch.setattr(framewise, "_CudaGraphs", lambda work: work)
+    monkeypatch.setattr(framewise, "_CudaGraphs", lambda work, device: work)
     monkeypatch.setattr(FramewiseDecoder, "device", torch.device("cuda"))
     shape = (7, tokenizer.rows, tokenizer.cols)
     tokens = torch.randint(0, tokenizer.codebook_size, shape, generator=torch.Generator().manual_seed(0))
@@ -131,7 +132,13 @@ def test_a_gpus_compiled_decoder_replays_graphs_from_any_thread(tiny_tokenizer):
     expected = [tokenizer.decode(some) for some in sizes]
     for _ in range(2):  # captured, replayed
         torch.testing.assert_close([decoder.decode(some) for some in sizes], expected, rtol=0.01, atol=0.01)
-    own = [decoder.decode(some) for some in sizes]
-    with ThreadPoolExecutor(4) as threads:
-        for given, frames in zip(own * 8, threads.map(decoder.decode, sizes * 8), strict=True):
+    own = [decoder.decode(some).cpu() for some in sizes]
+    another = FramewiseDecoder(tokenizer, compiled=True)
+
+    def on_a_stream(some: torch.Tensor) -> torch.Tensor:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return another.decode(some).cpu()
+
+    with ThreadPoolExecutor(4) as threads:  # which capture, too
+        for given, frames in zip(own * 8, threads.map(on_a_stream, sizes * 8), strict=True):
             assert torch.equal(frames, given)

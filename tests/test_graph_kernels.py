@@ -1,6 +1,7 @@
 """The graph engine's tiles and quantized matrices; the kernels themselves are tested in `tests/interpreted`."""
 
 import dataclasses
+import functools
 import itertools
 
 import pytest
@@ -9,7 +10,7 @@ from batch_invariance import TYPES, check_batch_invariance, check_shared_keys
 from tiny import DEVICE
 
 from terra.engine.graph.kernels import attention, gemm
-from terra.engine.graph.kernels.launch import DeviceLimits
+from terra.engine.graph.kernels.launch import DeviceLimits, device_limits
 from terra.engine.graph.quantization import FP8, linear, quantize_fp8, quantize_weight, unquantized
 
 
@@ -36,9 +37,36 @@ def test_tiles_that_would_change_sums_in_8_bits_are_refused():
 
 
 @pytest.mark.needs_cuda
+@pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize(("dtype", "cache_dtype"), TYPES, ids=["float32", "bfloat16", "fp8_cache"])
-def test_attention_is_batch_invariant_on_a_gpu(dtype, cache_dtype):
-    check_batch_invariance(DEVICE, 64, dtype, cache_dtype)
+def test_attention_is_batch_invariant_on_a_gpu(dtype, cache_dtype, dim):
+    check_batch_invariance(DEVICE, dim, dtype, cache_dtype)
+
+
+def test_several_sessions_with_many_drafts_take_wider_attention():
+    """As measured on an H200: Terra v1's shape (4 heads of the cache, 8 query heads each), and town_hd's (2 and 4)."""
+    taken = [attention.choose_wide(1, 4, 64 * 8), attention.choose_wide(1, 2, 64 * 4), attention.choose_wide(16, 2, 64)]
+    assert taken == [attention._WIDE] * 3
+    taken = [attention.choose_wide(4, 2, 64 * 4), attention.choose_wide(16, 2, 32 * 4)]
+    assert taken == [attention._WIDER] * 2
+
+
+@pytest.mark.needs_cuda
+@pytest.mark.parametrize("fp8", [False, True], ids=["bfloat16", "fp8"])
+@pytest.mark.parametrize(("rows", "columns"), [(1536, 1024), (1024, 2816), (2048, 5632)])
+def test_one_cta_sums_the_splits_of_many_tokens_on_a_gpu(rows, columns, fp8, monkeypatch):
+    """To the bits of the kernel behind the GEMM: in 8 bits the product with a scale is not fused with the sum."""
+    torch.manual_seed(0)
+    weight = torch.randn(rows, columns, device=DEVICE, dtype=torch.bfloat16) / columns**0.5
+    states = torch.randn(1100, 1, columns, device=DEVICE, dtype=torch.bfloat16)
+    matrix = quantize_weight(weight, 20.0) if fp8 else unquantized(weight)
+    states = quantize_fp8(states, matrix.input_scale) if fp8 else states
+    limits = device_limits(torch.device(DEVICE))
+    (total,) = gemm.split_k_gemm(states, matrix, limits)
+    monkeypatch.setattr(gemm, "_MIN_SUMMED_TOKENS", 2000)
+    parts = gemm.split_k_gemm(states, matrix, limits)
+    assert len(parts) > 1
+    assert torch.equal(total, functools.reduce(torch.add, parts))
 
 
 @pytest.mark.needs_cuda

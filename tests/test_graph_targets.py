@@ -11,6 +11,7 @@ from triton.runtime.jit import JITFunction, MockTensor
 
 from terra.benchmark.measure import SAMPLING
 from terra.benchmark.model import SHAPES
+from terra.engine.graph.kernels import gemm
 from terra.engine.graph.kernels.backend import TritonBackend
 from terra.engine.graph.kernels.launch import DeviceLimits
 from terra.engine.graph.quantization import FP8, Matrix
@@ -102,7 +103,7 @@ def quantized(part):
         value, str(value)
     ),
 )
-def test_kernels_compile_and_fit(compiled, capability, dtype, fp8):
+def test_kernels_compile_and_fit(compiled, capability, dtype, fp8, monkeypatch):
     num_sms, kib = GPUS[capability]
     limits = DeviceLimits(num_sms, kib << 10, pdl=capability >= FIRST_WITH_PDL)
     between = BETWEEN if capability in ALL_WIDTHS and dtype != torch.float32 else []
@@ -116,6 +117,11 @@ def test_kernels_compile_and_fit(compiled, capability, dtype, fp8):
         slots = meta_slots(64, 0, dtype, fp8=fp8)
         steps = DecodeSteps(slots, TritonBackend(limits, capture=lambda work, mutated: work))
         steps.step(frozenset({SAMPLING}), 64, True)()
+        # GEMMs that sum their splits, which take 1,024 tokens.
+        monkeypatch.setattr(gemm, "_MIN_SUMMED_TOKENS", 128)
+        slots = meta_slots(4, 31, dtype, fp8=fp8)
+        steps = DecodeSteps(slots, TritonBackend(limits, capture=lambda work, mutated: work))
+        steps.step(frozenset({SAMPLING}), 4)()
     kernels = {kernel.hash: kernel for kernel in compiled}.values()
     names = {kernel.name for kernel in kernels}
     assert names >= {"_embed", "_gemm", "_rope_and_store", "_add_rms_norm", "_gumbel_argmax", "_accept"}

@@ -126,6 +126,31 @@ def test_a_drive_with_lost_frames_is_no_measurement(faulty):
 
 
 @pytest.mark.slow
+def test_drivers_without_a_server_are_measured(tmp_path, monkeypatch, capsys):
+    given = ["experiment=demo", "engine=persistence", "device=cpu"]
+    report = tmp_path / "drivers.json"
+    options = ["--drivers", "2", "--seconds", "3", "--warm", "1", "--output", str(report)]
+    monkeypatch.setattr(sys, "argv", ["x", *options, *given])
+    load_script("drivers_benchmark").main()
+    found = json.loads(report.read_text())
+    assert len(found["frames_per_second"]) == found["drivers"] == 2
+    assert 0.0 < found["least"] <= found["most"] < found["all"] == pytest.approx(sum(found["frames_per_second"]))
+    assert "frames/s each" in capsys.readouterr().out
+
+
+def test_futures_of_one_context_are_timed(tmp_path, monkeypatch, capsys):
+    size = ["--shape", "tiny", "--futures", "3", "--context", "2", "--frames", "2", "--rounds", "2"]
+    where = ["--output", str(tmp_path), "--device", "cpu", "--dtype", "float32"]
+    monkeypatch.setattr(sys, "argv", ["x", *size, *where])
+    load_script("futures_benchmark").main()
+    assert "warm-up" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["x", *size, *where, "--context", "40"])
+    with pytest.raises(SystemExit, match="2"):
+        load_script("futures_benchmark").main()
+    assert "--context: expected 1 to 6 frames before 2, got 40" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_a_drive_without_a_server_is_measured(tmp_path, monkeypatch, capsys):
     given = ["experiment=demo", "engine=persistence", "device=cpu"]
     report = tmp_path / "drive.json"

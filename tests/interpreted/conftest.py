@@ -81,7 +81,7 @@ def _no_discarded_work():
 def _few_partials(monkeypatch):
     """So few in a bundle, and loaded together, that both loops come round again at the lengths of these tests.
 
-    And 16 queries are many, and 32 in each of four blocks more, which take less time.
+    And 16 queries are many, and four blocks of 32 are wider, which take less time.
     """
     from terra.engine.graph.kernels import attention
 
@@ -89,4 +89,4 @@ def _few_partials(monkeypatch):
     monkeypatch.setattr(attention, "_BUNDLES_AHEAD", 1)
     monkeypatch.setattr(attention, "_WIDE", dataclasses.replace(attention._WIDE, block_queries=16))
     monkeypatch.setattr(attention, "_WIDER", dataclasses.replace(attention._WIDER, block_queries=32))
-    monkeypatch.setattr(attention, "_MIN_WIDER_CTAS", 4)
+    monkeypatch.setattr(attention, "_MIN_WIDER_BLOCKS", 4)

@@ -203,11 +203,11 @@ def test_attention_sums_rotates_and_stores_by_itself(layer_case, num_sms):
 def test_one_cta_sums_the_splits_of_many_tokens(layer_case, fp8, monkeypatch):
     """To the bits of the kernel behind the GEMM, which sums the parts of few tokens."""
     matrix = layer_case.layer.down
-    states = torch.randn(2, 3, matrix.weight.shape[1])
+    states = torch.randn(2, 10, matrix.weight.shape[1])
     states = quantize_fp8(states, matrix.input_scale) if fp8 else states
     parts = gemm.split_k_gemm(states, matrix, limits(8))
     assert len(parts) > 1
-    monkeypatch.setattr(gemm, "_MERGED_TOKENS", 6)
+    monkeypatch.setattr(gemm, "_MIN_SUMMED_TOKENS", 20)
     (merged,) = gemm.split_k_gemm(states, matrix, limits(8))
     assert torch.equal(merged, functools.reduce(torch.add, parts))
 

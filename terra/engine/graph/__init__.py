@@ -9,5 +9,6 @@ weights.py        the model's weights as steps read them
 quantization.py   weights and activations in 8 bits
 reference.py      the operations of a step in torch
 cuda_graph.py     capture and replay
+transfers.py      copies for which the host does not wait
 kernels/          the operations of a step as Triton kernels
 """

@@ -17,9 +17,9 @@ from functools import cached_property
 from torch import Tensor
 
 from terra.engine.base import EngineCounters
-from terra.engine.graph.cuda_graph import mark
 from terra.engine.graph.slots import FrameRequest, Slots, Snapshot
 from terra.engine.graph.step import DecodeSteps
+from terra.engine.graph.transfers import mark
 from terra.errors import EngineError
 from terra.prompt import Actions, FrameTokens, Prompt
 from terra.sampling import SamplingParams

@@ -13,9 +13,9 @@ from jaxtyping import Bool, Float, Float32, Int, Int64
 from torch import Tensor
 
 from terra.engine.graph import reference
-from terra.engine.graph.cuda_graph import to_device, to_host
 from terra.engine.graph.kv_cache import SHARED_MULTIPLE, KVCache, padded_length
 from terra.engine.graph.quantization import FP8
+from terra.engine.graph.transfers import to_device, to_host
 from terra.engine.graph.weights import DecoderWeights
 from terra.prompt import Action, Prompt
 from terra.sampling import SamplingParams
@@ -169,13 +169,13 @@ class Slots:
             seeds: the seed of each of `slots`.
         """
         self.release(slots)
-        to = self._to_device(slots)
+        to = self._numbers(slots)
         length = num_frames * self.layout.block - self.layout.action_slots
         given = (num_frames - 1) * self.layout.action_slots
         self.ids[to, :length] = self.ids[source, :length]
         self.action_embeddings[to, :given] = self.action_embeddings[source, :given]
         self.action_embeddings[to, given:] = 0
-        self.seed[to] = self._to_device(seeds)
+        self.seed[to] = self._numbers(seeds)
         length -= 1  # the first decode step reads the last token
         shared = self.shared_keys(num_frames)
         self.cache.copy(source, to, shared, length)
@@ -204,7 +204,7 @@ class Slots:
         filled = set(slots)
         for slot in filled:
             self._holders.pop(slot, None)
-        index = self._to_device(list(filled))
+        index = self._numbers(list(filled))
         self.holder[index], self.shared[index] = index, 0
         sharers: dict[int, list[int]] = defaultdict(list)
         for slot, (holder, _) in self._holders.items():
@@ -212,7 +212,7 @@ class Slots:
                 sharers[holder].append(slot)
         for holder, (heir, *others) in sharers.items():
             _, length = self._holders.pop(heir)
-            self.cache.copy(holder, self._to_device([heir]), 0, length)
+            self.cache.copy(holder, self._numbers([heir]), 0, length)
             self._share(others, heir, length)
 
     @torch.no_grad()
@@ -222,7 +222,7 @@ class Slots:
         All frames at once: a GPU takes longer for single writes than for decode steps.
         """
         layout = self.layout
-        slot, frame = self._to_device([[each.slot for each in requests], [each.frame for each in requests]])
+        slot, frame = self._numbers([[each.slot for each in requests], [each.frame for each in requests]])
         self._write_actions(slot, frame - 1, torch.stack([request.action for request in requests]))
         image = torch.arange(layout.image_tokens, device=slot.device)
         begin = (frame * layout.block)[:, None]
@@ -244,7 +244,7 @@ class Slots:
 
         The result waits for the copies, (frames, image_tokens) and (counts,).
         """
-        slot, frame = self._to_device(list(zip(*frames, strict=True)))[..., None]
+        slot, frame = self._numbers(list(zip(*frames, strict=True)))[..., None]
         image = torch.arange(self.layout.image_tokens, device=self.ids.device)
         return to_host(self.ids[slot, frame * self.layout.block + image], self.passes)
 
@@ -269,7 +269,7 @@ class Slots:
         """Let slots have their first keys and values in `holder`, which shares with them, too."""
         self._has_shared = True
         self._holders |= dict.fromkeys(slots, (holder, length))
-        index = self._to_device([holder, *slots])
+        index = self._numbers([holder, *slots])
         self.holder[index], self.shared[index] = holder, length
 
     def _rest(self, slots: int | Int[Tensor, " n"], position: int) -> None:
@@ -285,21 +285,22 @@ class Slots:
         return (*cached, self.ids[slot, :length], self.action_embeddings[slot], self.seed[slot : slot + 1])
 
     def _sample_with(self, samplings: Mapping[int, SamplingParams]) -> None:
-        """Let slots sample so from now on. Most frames are sampled as the slot's frame before, which costs nothing."""
+        """Set how slots sample from now on. A frame that is sampled as the slot's frame before costs no transfer."""
         if all(self._samplings[slot] == sampling for slot, sampling in samplings.items()):
             return
         for slot, sampling in samplings.items():
             self._samplings[slot] = sampling
-        device, used = self.ids.device, [each for each in self._samplings if each is not None]
-        temperatures = torch.tensor([0.0 if each is None else each.temperature for each in self._samplings])
-        self.temperature.copy_(to_device(temperatures, device))
+        device = self.ids.device
+        temperatures = [0.0 if each is None else each.temperature for each in self._samplings]
+        self.temperature.copy_(to_device(torch.tensor(temperatures, dtype=self.temperature.dtype), device))
         self.sampled_with = {
             sampling: to_device(torch.tensor([sampling == other for other in self._samplings]), device)
-            for sampling in set(used)
+            for sampling in set(self._samplings)
+            if sampling is not None
         }
 
-    def _to_device(self, numbers: Sequence[int] | Sequence[Sequence[int]]) -> Int64[Tensor, "..."]:
-        """Whole numbers on the slots' device, see `terra.engine.graph.cuda_graph.to_device`."""
+    def _numbers(self, numbers: Sequence[int] | Sequence[Sequence[int]]) -> Int64[Tensor, "..."]:
+        """Whole numbers on the slots' device, see `terra.engine.graph.transfers.to_device`."""
         return to_device(torch.tensor(numbers, dtype=torch.int64), self.ids.device)
 
     def _write_actions(

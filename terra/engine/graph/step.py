@@ -14,10 +14,10 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from terra.engine.graph import reference
-from terra.engine.graph.cuda_graph import mark
 from terra.engine.graph.kv_cache import KVTarget
 from terra.engine.graph.quantization import Matrix, linear
 from terra.engine.graph.slots import Batch, Slots
+from terra.engine.graph.transfers import mark
 from terra.engine.graph.weights import DecoderWeights, Layer, LayerOps
 from terra.sampling import SamplingParams, sample_tokens
 

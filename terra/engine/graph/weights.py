@@ -8,7 +8,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from terra.engine.graph.cuda_graph import to_device
 from terra.engine.graph.kv_cache import KVCache, KVTarget, SharedKeys
 from terra.engine.graph.quantization import (
     Matrix,
@@ -18,6 +17,7 @@ from terra.engine.graph.quantization import (
     quantize_weight,
     unquantized,
 )
+from terra.engine.graph.transfers import to_device
 from terra.engine.layers import LayerWeights, take_layers
 from terra.prompt import Actions
 from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM

@@ -81,13 +81,14 @@ class WideConfig:
 
 
 _WIDE = WideConfig(block_queries=64, ctas_per_sm=2, stages=3, num_warps=4)
-"""Passes with fewer queries for a head of the cache take the kernel of few queries."""
+"""Where no slots share keys, passes with fewer than 64 queries for a head of the cache take the other kernel."""
 
 _WIDER = WideConfig(block_queries=128, ctas_per_sm=2, stages=3, num_warps=8)
-"""Each key is read by half as many CTAs. A warp group has 64 queries as in `_WIDE`, so the bits are the same."""
+"""For several slots: each key is read by half as many CTAs. Each warp has 16 queries as in `_WIDE`, and so the same
+bits (compared on an H200). A slot alone has too few CTAs then."""
 
-_MIN_WIDER_CTAS = 16
-"""Whole blocks of queries, over all slots and heads of the cache, from which on `_WIDER` is faster (on an H200)."""
+_MIN_WIDER_BLOCKS = 16
+"""Whole blocks of `_WIDER`, over all slots and heads of the cache, from which on it is faster; measured on an H200."""
 
 _BUNDLE = SHARED_MULTIPLE // _CONFIG.block_keys  # slots share whole bundles
 """Blocks of keys whose partial results are added up before they are added to those of other bundles; part of the
@@ -512,6 +513,12 @@ def rope_store_attention(
     return _launch(inputs, len(qkv_parts), shape, target.cosine.dtype, target, limits, output_scale)
 
 
+def choose_wide(slots: int, kv_heads: int, queries: int) -> WideConfig:
+    """How many queries a CTA takes of slots that share no keys, each with so many queries for a head of the cache."""
+    blocks = slots * kv_heads * (queries // _WIDER.block_queries)
+    return _WIDER if slots > 1 and blocks >= _MIN_WIDER_BLOCKS else _WIDE
+
+
 def _launch(
     inputs: tuple[Tensor, Tensor, Tensor],
     qkv_splits: int,
@@ -531,12 +538,11 @@ def _launch(
     # In float32 both kernels would reduce in another order; the order of operands in 8 bits takes words of 32 elements.
     in_order = dtype != torch.float32 and (keys.element_size() > 1 or dim >= 32)
     wide = in_order and not qkv_splits and (width * group >= _WIDE.block_queries or shared is not None)
-    wider = shared is None and slots * kv_heads * (width * group // _WIDER.block_queries) >= _MIN_WIDER_CTAS
-    of_many = _WIDER if wider else _WIDE
+    wide_config = _WIDE if shared is not None else choose_wide(slots, kv_heads, width * group)
     if length % config.block_keys:
         raise ValueError(f"cache length: expected a multiple of BLOCK_KEYS = {config.block_keys}, got {length}")
     max_blocks = triton.cdiv(length, config.block_keys)
-    block = of_many.block_queries
+    block = wide_config.block_queries
     if not wide:
         block = min(_MAX_BLOCK_QUERIES, max(_MIN_BLOCK_QUERIES, triton.next_power_of_2(width * group)))
         if keys.element_size() == 1 or dtype == torch.float32:
@@ -546,7 +552,7 @@ def _launch(
     singles = None
     num_partials = max_blocks if splits > 1 else 1
     if wide:
-        singles = 0 if shared is not None else of_many.ctas_per_sm * limits.num_sms // (slots * kv_heads * blocks)
+        singles = 0 if shared is not None else wide_config.ctas_per_sm * limits.num_sms // (slots * kv_heads * blocks)
         num_partials = min(max_blocks, max(singles, triton.cdiv(max_blocks, _BUNDLE)))
     num_queries = slots * width * heads
     attended = torch.empty(shape, dtype=dtype if output_scale is None else FP8, device=keys.device)
@@ -567,7 +573,8 @@ def _launch(
         _attend_wide[(places * kv_heads, blocks, num_partials)](
             inputs[0], keys, values, start, holder, lengths, partials, sums, scale, length, width, num_queries, slots,
             HEADS=kv_heads, GROUP=group, SINGLES=singles, BLOCK_QUERIES=block, SHARED=shared is not None,
-            SLOTS=together, **shapes, num_warps=of_many.num_warps, num_stages=max(1, min(of_many.stages, fitting)),
+            SLOTS=together, **shapes,
+            num_warps=wide_config.num_warps, num_stages=max(1, min(wide_config.stages, fitting)),
             **limits.launch_options,
         )  # fmt: skip
     else:

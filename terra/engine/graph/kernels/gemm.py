@@ -2,8 +2,9 @@
 
 The weight's rows are the M dimension and tokens are N, so that any number of tokens takes the same tensor core
 instruction, and a token's bits do not depend on how many tokens there are (batch invariance). K is split over CTAs, so
-that all SMs read at once; the kernel behind the GEMM sums the parts. How K is split depends on the weight's shape and
-the number of SMs alone, never on the number of tokens.
+that all SMs read at once; the kernel behind the GEMM sums the parts. With many tokens one CTA takes all parts of a tile
+and sums them itself, in the same order. How K is split depends on the weight's shape and the number of SMs alone, never
+on the number of tokens.
 """
 
 # A kernel's launch is beyond the type checker.
@@ -54,9 +55,9 @@ _SPLIT_K = TileConfig(block_m=64, block_k_bytes=256, stages=5, warps_wide=4, pre
 _GATED = TileConfig(block_m=64, block_k_bytes=256, stages=5, warps_wide=4, ctas_per_sm=2, prefetch_k=1)
 _LM_HEAD = TileConfig(block_m=128, block_k_bytes=128, stages=4, warps_wide=8)
 
-_MERGED_TOKENS = 1024
-"""Tokens from which on one CTA takes all splits of K and sums them, in the same order: with so many tokens their tiles
-keep the SMs busy, and parts of them all would be more to write and read than the weight."""
+_MIN_SUMMED_TOKENS = 1024
+"""Tokens from which on one CTA takes all splits of K and sums them: so many tiles of tokens keep the SMs busy, and the
+parts of all tokens would be more to write and read than the weight. Measured on an H200."""
 
 _FP8_CHUNK = 128
 """Products of 8 bits along K that tensor cores sum, with fewer bits than float32 has, before the sum is added in
@@ -69,10 +70,12 @@ def _gemm(
     states, weight, row_scales, result, output_scale, tokens, rows,
     COLUMNS: tl.constexpr, SPLIT_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, FP8_CHUNK: tl.constexpr,
-    PREFETCH_K: tl.constexpr, GATED: tl.constexpr, FP8: tl.constexpr, MERGED: tl.constexpr, PRECISION: tl.constexpr,
+    PREFETCH_K: tl.constexpr, GATED: tl.constexpr, FP8: tl.constexpr, SUM_SPLITS: tl.constexpr, PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """One tile of the result: BLOCK_M rows of the weight times BLOCK_N tokens, over a split of SPLIT_SIZE columns.
+
+    With SUM_SPLITS the CTA goes over all splits and adds them up.
 
     With GATED half of the tile's rows are of the weight's upper half (gate), half of its lower half (up), and the
     epilogue is SiLU(gate) * up; a result in 8 bits is multiplied by `output_scale` first. With FP8 states and weight
@@ -91,7 +94,7 @@ def _gemm(
     weight_at = weight + read.to(tl.int64)[:, None] * COLUMNS + column[None, :]
     used = (token < tokens)[None, :]
     made = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    merged = made
+    total = made
     if PREFETCH_K:
         tile = tl.load(weight_at, mask=(column < COLUMNS)[None, :], other=0.0)
     if FP8:
@@ -101,7 +104,7 @@ def _gemm(
     if PREFETCH_K:
         state = tl.load(state_at, mask=used & (column < COLUMNS)[:, None], other=0.0)
         made = tl.dot(tile, state, made, input_precision=PRECISION, max_num_imprecise_acc=FP8_CHUNK)
-    for at in range(PREFETCH_K * BLOCK_K, COLUMNS if MERGED else tl.minimum(SPLIT_SIZE, COLUMNS - begin), BLOCK_K):
+    for at in range(PREFETCH_K * BLOCK_K, COLUMNS if SUM_SPLITS else tl.minimum(SPLIT_SIZE, COLUMNS - begin), BLOCK_K):
         if whole_blocks:
             state = tl.load(state_at + at, mask=used, other=0.0)
             tile = tl.load(weight_at + at)
@@ -110,14 +113,14 @@ def _gemm(
             state = tl.load(state_at + at, mask=used & within[:, None], other=0.0)
             tile = tl.load(weight_at + at, mask=within[None, :], other=0.0)
         made = tl.dot(tile, state, made, input_precision=PRECISION, max_num_imprecise_acc=FP8_CHUNK)
-        if MERGED:
+        if SUM_SPLITS:
             complete = ((at + BLOCK_K) % SPLIT_SIZE == 0) | (at + BLOCK_K >= COLUMNS)
-            merged += tl.where(complete, made * scales[:, None] if FP8 else made, 0.0)
+            total += tl.where(complete, made * scales[:, None] if FP8 else made, 0.0)
             made = tl.where(complete, 0.0, made)
     kind = result.dtype.element_ty
     narrow: tl.constexpr = kind == tl.float8e4nv
-    if MERGED:
-        made = merged
+    if SUM_SPLITS:
+        made = total
     elif FP8:
         made = made * scales[:, None]
     if GATED:
@@ -142,10 +145,10 @@ def split_k_gemm(
     # By the weight's shape and the number of SMs alone: if it followed the tokens, so would the order of the sum.
     wanted = max(1, limits.num_sms // triton.cdiv(rows, _SPLIT_K.block_m))
     size = triton.cdiv(triton.cdiv(columns, block_k), wanted) * block_k
-    merged = tokens >= _MERGED_TOKENS
-    splits = 1 if merged else triton.cdiv(columns, size)
+    sum_splits = tokens >= _MIN_SUMMED_TOKENS and columns > size
+    splits = 1 if sum_splits else triton.cdiv(columns, size)
     parts = torch.empty(splits, tokens, rows, dtype=torch.float32, device=states.device)
-    _launch(states, matrix, parts, _SPLIT_K, limits, split_size=size, merged=merged)
+    _launch(states, matrix, parts, _SPLIT_K, limits, split_size=size, sum_splits=sum_splits)
     return parts
 
 
@@ -182,22 +185,23 @@ def _launch(
     limits: DeviceLimits,
     *,
     split_size: int | None = None,
-    merged: bool = False,
+    sum_splits: bool = False,
     gated: bool = False,
     output_scale: float | None = None,
 ) -> None:
-    """Fill `result`, over splits of `split_size` columns or over all columns at once; `merged` sums the splits."""
+    """Fill `result`, over splits of `split_size` columns or over all columns at once; with `sum_splits` their sum."""
     columns, rows = states.shape[-1], result.shape[-1]
     tokens = _num_tokens(states)
-    splits = 1 if merged else triton.cdiv(columns, split_size or columns)
-    tiles = choose_tiles(config, matrix, tokens, limits) | ({"PREFETCH_K": 0} if merged else {})
+    splits = 1 if sum_splits else triton.cdiv(columns, split_size or columns)
+    tiles = choose_tiles(config, matrix, tokens, limits)
     own = tiles["BLOCK_M"] // (2 if gated else 1)
     _gemm[(triton.cdiv(rows, own), splits, triton.cdiv(tokens, tiles["BLOCK_N"]))](
         states, matrix.weight, result if matrix.scale is None else matrix.scale, result, output_scale or 1.0,
         tokens, rows,
         COLUMNS=columns, SPLIT_SIZE=split_size or columns, **tiles, FP8_CHUNK=_FP8_CHUNK, GATED=gated,
-        FP8=matrix.scale is not None, MERGED=merged, PRECISION="ieee", enable_fp_fusion=not merged,
-        **limits.launch_options,
+        FP8=matrix.scale is not None, SUM_SPLITS=sum_splits, PRECISION="ieee",
+        # The product with a scale is rounded before it is added, as it is in a part.
+        enable_fp_fusion=not sum_splits, **limits.launch_options,
     )  # fmt: skip
 
 
