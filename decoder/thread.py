@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from decoder.framewise import Decoder
+from decoder.framewise import BATCH_SIZES, Decoder
 from decoder.video import Pixels, to_uint8
 from tokenizer import Frames, TokenGrid
 from tokenizer.errors import VideoError
@@ -85,6 +85,17 @@ class RolloutDecoding:
         """
         thread = self._thread if adapter is None else self._adapted.get(adapter, self._thread)
         return Decoding(thread, then)
+
+    async def warm_up(self, rows: int, cols: int) -> None:
+        """Let framewise decoders on a GPU decode a batch of each size once, of so many rows and columns of tokens.
+
+        A compiled decoder takes some 20 s for each size the first time.
+        """
+        for adapter, thread in ((None, self._thread), *self._adapted.items()):
+            for size in BATCH_SIZES if thread.beside_engine else ():
+                decoding = self.start(DecodedFrames.pixels, adapter)
+                decoding.add(torch.zeros(size, rows, cols, dtype=torch.int64))
+                await decoding.finish()
 
     def close(self) -> None:
         """Wait for the frames that are being decoded; those behind them are given up."""

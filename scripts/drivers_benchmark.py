@@ -19,10 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from omegaconf import DictConfig
 
-from decoder.framewise import BATCH_SIZES
 from decoder.thread import DecodedFrames
 from terra.cli import command
 from terra.config.files import plain
@@ -104,10 +102,7 @@ async def drive_together(
     """See `measure`."""
     if isinstance(pipeline.engine, WarmsUp):
         await pipeline.engine.warm_up()
-    for size in BATCH_SIZES if pipeline.decoder.device.type == "cuda" else ():
-        decoding = pipeline.decoding.start(DecodedFrames.pixels)
-        decoding.add(torch.zeros(size, pipeline.tokenizer.rows, pipeline.tokenizer.cols, dtype=torch.int64))
-        await decoding.finish()
+    await pipeline.decoding.warm_up(pipeline.tokenizer.rows, pipeline.tokenizer.cols)
     all_driven = [Driven() for _ in range(arguments.drivers)]
     given = itertools.cycle(contexts)
     drives = [
@@ -145,7 +140,7 @@ async def drive_together(
 
 
 async def unless_one_ends(drives: list[asyncio.Task[None]], seconds: float) -> None:
-    """Wait so long. A drive ends only by an error, which is raised."""
+    """Wait for so many seconds, and raise the error of a drive that ends before: no drive ends without one."""
     done, _ = await asyncio.wait(drives, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
         task.result()

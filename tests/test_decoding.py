@@ -55,6 +55,17 @@ def test_what_waits_is_decoded_together_and_given_back_in_parts(device, sizes):
     threads.close()
 
 
+@pytest.mark.parametrize(("device", "sizes"), [("cuda", [1, 4, 16]), ("cpu", [])])
+def test_a_warm_up_decodes_a_batch_of_each_size_on_a_gpu(device, sizes):
+    decoders = [Gated(device), Gated(device)]
+    for each in decoders:
+        each.gate.set()
+    decoding = RolloutDecoding(decoders[0], {"snow": decoders[1]})
+    asyncio.run(decoding.warm_up(1, 1))
+    decoding.close()
+    assert [each.sizes for each in decoders] == [sizes, sizes]
+
+
 def test_each_gets_its_share_of_the_seconds():
     decoder = Gated()
     threads = DecodingThread(decoder)

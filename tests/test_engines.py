@@ -653,10 +653,8 @@ def test_the_host_waits_for_no_decode_step_where_it_asks_for_no_result(tiny_mode
     steps = DecodeSteps(slots, make_backend(device))
     prompt, actions = make_prompt(74)
     try:
-        for mode, sampling in (
-            ("default", PLAIN),
-            ("error", SamplingParams(temperature=0.5)),
-        ):  # compiled and captured the first time
+        # The first round compiles kernels and captures steps, for which the host waits.
+        for mode, sampling in (("default", PLAIN), ("error", SamplingParams(temperature=0.5))):
             torch.cuda.set_sync_debug_mode(mode)
             slots.prefill(0, prompt, 0)
             slots.copy_context(0, [1, 2], 3, [1, 2])

@@ -11,7 +11,6 @@ import torch
 from jaxtyping import UInt8
 from PIL import Image
 
-from decoder.framewise import BATCH_SIZES
 from decoder.thread import DecodedFrames, RolloutDecoding
 from decoder.video import to_frames
 from terra.engine.base import EngineSpec, WarmsUp
@@ -79,20 +78,14 @@ class Model:
     async def warm_up(self) -> None:
         """Let an engine that compiles at first use do so now, and decode batches of each size once on a GPU.
 
-        No driver waits for either, then. A compiled decoder takes some 20 s for each size.
+        No driver waits for either, then.
 
         Raises:
             EngineError: the engine has failed.
         """
         if isinstance(self.pipeline.engine, WarmsUp):
             await self.pipeline.engine.warm_up()
-        shape = self.pipeline.tokenizer.rows, self.pipeline.tokenizer.cols
-        decoders = {self.pipeline.decoder_for(each): each for each in (None, *self.pipeline.engine.adapters)}
-        for decoder, adapter in decoders.items():
-            for size in BATCH_SIZES if decoder.device.type == "cuda" and decoder.framewise else ():
-                decoding = self._decoding.start(DecodedFrames.pixels, adapter)
-                decoding.add(torch.zeros(size, *shape, dtype=torch.int64))
-                await decoding.finish()
+        await self._decoding.warm_up(self.pipeline.tokenizer.rows, self.pipeline.tokenizer.cols)
 
     async def run(self, kind: Literal["files", "uploads"], work: Callable[[], _T]) -> _T:
         """Run work in threads: "uploads" for pictures sent, "files" for all other files."""
