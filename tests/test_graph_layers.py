@@ -9,6 +9,7 @@ from tiny import DEVICE
 from terra.benchmark.model import SHAPES
 from terra.engine.graph import quantization, reference
 from terra.engine.graph.kv_cache import KVCache
+from terra.engine.graph.transfers import fill
 from terra.engine.graph.weights import DecoderWeights
 from terra.world_model import ARCHITECTURES, LlamaActionConfig
 
@@ -98,3 +99,13 @@ def test_an_actions_embedding_is_the_same_alone_and_beside_others():
     alone = torch.cat([weights.project_actions(action) for action in actions.split(1)])
     # A CPU's BLAS does not promise a row's bits.
     torch.testing.assert_close(alone, together, rtol=0, atol=0 if DEVICE == "cuda" else 1e-6)
+
+
+@pytest.mark.parametrize("index", [2, torch.tensor([3, 0, 3])])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_filling_is_assigning(index, dim):
+    filled = torch.arange(20, device=DEVICE).view(4, 5)[:, :4]
+    expected = filled.clone()
+    expected[(slice(None),) * dim + (index,)] = -7
+    fill(filled, dim, index.to(DEVICE) if isinstance(index, torch.Tensor) else index, -7)
+    assert torch.equal(filled, expected)

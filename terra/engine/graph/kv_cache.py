@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Int64
 from torch import Tensor
+
+from terra.engine.graph.transfers import fill
 
 LENGTH_MULTIPLE = 128
 """Cache lengths are multiples of this, so that the attention kernel reads whole blocks of keys without bounds checks.
@@ -55,10 +57,10 @@ class KVCache:
         self.keys[:, slots, :, begin:end] = self.keys[:, source, None, :, begin:end]
         self.values[:, slots, ..., begin:end] = self.values[:, source, None, ..., begin:end]
 
-    def clear(self, slots: int | Int[Tensor, " n"], position: int) -> None:
+    def clear(self, slots: int | Int64[Tensor, " n"], position: int) -> None:
         """Zero one slot, or several, from a position on."""
-        self.keys[:, slots, :, position:] = 0
-        self.values[:, slots, ..., position:] = 0
+        for part in (self.keys[:, :, :, position:], self.values[..., position:]):
+            fill(part, 1, slots, 0)
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Float32, Int, Int64
+from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
 
 from terra.engine.graph import reference
 from terra.engine.graph.kv_cache import SHARED_MULTIPLE, KVCache, padded_length
 from terra.engine.graph.quantization import FP8
-from terra.engine.graph.transfers import to_device, to_host
+from terra.engine.graph.transfers import fill, to_device, to_host
 from terra.engine.graph.weights import DecoderWeights
 from terra.prompt import Action, Prompt
 from terra.sampling import SamplingParams
@@ -113,6 +113,9 @@ class Slots:
             num_slots, action_slots, self.weights.hidden_size, dtype=dtype, device=device
         )
         self.ids = torch.zeros(num_slots, length, dtype=torch.int64, device=device)
+        # Views by frame: its image tokens, and the embeddings of the action behind it.
+        self._frame_images = self.ids.unfold(1, layout.image_tokens, layout.block)
+        self._frame_actions = self.action_embeddings.unflatten(1, (layout.max_frames, layout.action_slots))
         self.start = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self.last = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self.seed = torch.zeros(num_slots, dtype=torch.int64, device=device)
@@ -141,11 +144,10 @@ class Slots:
         layout, device = self.layout, self.ids.device
         ids = prompt.ids(layout.action_slots)
         self.ids[slot, : len(ids)] = to_device(ids, device)
-        self.action_embeddings[slot] = 0
-        if len(prompt.actions):
-            frames = torch.arange(len(prompt.actions), device=device)
-            self._write_actions(torch.full_like(frames, slot), frames, prompt.actions)
-        self.seed[slot] = seed
+        fill(self.action_embeddings, 0, slot, 0)
+        if given := len(prompt.actions):
+            self._frame_actions[slot, :given] = self.weights.project_actions(prompt.actions)
+        fill(self.seed, 0, slot, seed)
         length = len(ids) - 1
         self._rest(slot, length)
         if not length:
@@ -174,7 +176,7 @@ class Slots:
         given = (num_frames - 1) * self.layout.action_slots
         self.ids[to, :length] = self.ids[source, :length]
         self.action_embeddings[to, :given] = self.action_embeddings[source, :given]
-        self.action_embeddings[to, given:] = 0
+        fill(self.action_embeddings[:, given:], 0, to, 0)
         self.seed[to] = self._numbers(seeds)
         length -= 1  # the first decode step reads the last token
         shared = self.shared_keys(num_frames)
@@ -205,7 +207,8 @@ class Slots:
         for slot in filled:
             self._holders.pop(slot, None)
         index = self._numbers(list(filled))
-        self.holder[index], self.shared[index] = index, 0
+        self.holder[index] = index
+        fill(self.shared, 0, index, 0)
         sharers: dict[int, list[int]] = defaultdict(list)
         for slot, (holder, _) in self._holders.items():
             if holder in filled:
@@ -222,13 +225,17 @@ class Slots:
         All frames at once: a GPU takes longer for single writes than for decode steps.
         """
         layout = self.layout
-        slot, frame = self._numbers([[each.slot for each in requests], [each.frame for each in requests]])
-        self._write_actions(slot, frame - 1, torch.stack([request.action for request in requests]))
-        image = torch.arange(layout.image_tokens, device=slot.device)
-        begin = (frame * layout.block)[:, None]
-        self.ids[slot[:, None], begin + image] = self.ids[slot[:, None], begin - layout.block + image]
-        self.start[slot] = begin[:, 0] - layout.action_slots - 1
-        self.last[slot] = begin[:, 0] + layout.image_tokens - 1
+        begins = [each.frame * layout.block for each in requests]
+        slots, frames = [each.slot for each in requests], [each.frame for each in requests]
+        starts = [begin - layout.action_slots - 1 for begin in begins]
+        lasts = [begin + layout.image_tokens - 1 for begin in begins]
+        # Computed here: the host takes longer to launch an operation than to do such a sum.
+        numbers = slots, frames, [number - 1 for number in frames], starts, lasts
+        slot, frame, before, start, last = self._numbers(numbers)
+        actions = torch.stack([each.action for each in requests])
+        self._frame_actions[slot, before] = self.weights.project_actions(actions)
+        self._frame_images[slot, frame] = self._frame_images[slot, before]
+        self.start[slot], self.last[slot] = start, last
         self._sample_with({each.slot: each.sampling for each in requests})
 
     def ask_tokens_remaining(self) -> Callable[[], list[int]]:
@@ -244,9 +251,8 @@ class Slots:
 
         The result waits for the copies, (frames, image_tokens) and (counts,).
         """
-        slot, frame = self._numbers(list(zip(*frames, strict=True)))[..., None]
-        image = torch.arange(self.layout.image_tokens, device=self.ids.device)
-        return to_host(self.ids[slot, frame * self.layout.block + image], self.passes)
+        slot, frame = self._numbers(list(zip(*frames, strict=True)))
+        return to_host(self._frame_images[slot, frame], self.passes)
 
     def swap_out(self, slot: int, frame: int) -> Snapshot:
         """What `swap_in` needs to go on behind frame number `frame`."""
@@ -270,14 +276,16 @@ class Slots:
         self._has_shared = True
         self._holders |= dict.fromkeys(slots, (holder, length))
         index = self._numbers([holder, *slots])
-        self.holder[index], self.shared[index] = holder, length
+        fill(self.holder, 0, index, holder)
+        fill(self.shared, 0, index, length)
 
-    def _rest(self, slots: int | Int[Tensor, " n"], position: int) -> None:
+    def _rest(self, slots: int | Int64[Tensor, " n"], position: int) -> None:
         """Let slots make nothing behind their last certain token, and clear what other windows left in their cache.
 
         The cache must be finite also where attention masks it, see `KVCache`.
         """
-        self.start[slots] = self.last[slots] = position
+        for positions in (self.start, self.last):
+            fill(positions, 0, slots, position)
         self.cache.clear(slots, position)
 
     def _parts(self, slot: int, length: int) -> tuple[Tensor, ...]:
@@ -302,10 +310,3 @@ class Slots:
     def _numbers(self, numbers: Sequence[int] | Sequence[Sequence[int]]) -> Int64[Tensor, "..."]:
         """Whole numbers on the slots' device, see `terra.engine.graph.transfers.to_device`."""
         return to_device(torch.tensor(numbers, dtype=torch.int64), self.ids.device)
-
-    def _write_actions(
-        self, slots: Int[Tensor, " n"], frames: Int[Tensor, " n"], actions: Float[Tensor, "n action_slots dim"]
-    ) -> None:
-        action_slots = self.layout.action_slots
-        index = frames[:, None] * action_slots + torch.arange(action_slots, device=self.ids.device)
-        self.action_embeddings[slots[:, None], index] = self.weights.project_actions(actions)

@@ -1,8 +1,9 @@
-"""Copies from the CPU to a device and back for which the host does not wait, and how far a device is."""
+"""What the host gives a device and takes from it without waiting for the device, and how far the device is."""
 
 from collections.abc import Callable
 
 import torch
+from jaxtyping import Int64
 from torch import Tensor
 
 
@@ -15,6 +16,18 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda" or tensor.is_cuda:
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def fill(tensor: Tensor, dim: int, index: int | Int64[Tensor, " n"], number: int) -> None:
+    """Set what a tensor holds at an index of a dimension, or at several, to a number.
+
+    `tensor[index] = number` copies the number to the device where `tensor[index]` is a single number or `index` a
+    tensor, and the host waits for that copy.
+    """
+    if isinstance(index, int):
+        tensor.select(dim, index).fill_(number)
+    else:
+        tensor.index_fill_(dim, index, number)
 
 
 def to_host(*tensors: Tensor) -> Callable[[], tuple[Tensor, ...]]:

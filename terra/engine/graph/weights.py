@@ -122,10 +122,10 @@ class DecoderWeights:
         A library's GEMM may sum in another order if it has another number of rows. With blocks of one size an action's
         embedding depends on the action alone.
         """
-        given = to_device(actions.to(self._action_dtype), self.device)
-        padded = F.pad(given, (0, 0, 0, 0, 0, -len(given) % _ACTION_BLOCK))
-        projected = torch.cat([self._action_projection(block) for block in padded.split(_ACTION_BLOCK)])
-        return projected[: len(given)].to(self.dtype)
+        padded = F.pad(actions.to(self._action_dtype), (0, 0, 0, 0, 0, -len(actions) % _ACTION_BLOCK))
+        blocks = [self._action_projection(block) for block in to_device(padded, self.device).split(_ACTION_BLOCK)]
+        projected = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+        return projected[: len(actions)].to(self.dtype)
 
     def forward(
         self,
