@@ -18,8 +18,8 @@ Exit code 1: a limit is missed.
     python scripts/serving_load.py --output outputs/live --drivers 1,4,16 --seconds 60 model=folder model.path=DIR
 
 With --drivers the server is one over the given model, and the drives alone are measured, for each number of drivers:
-frames a second, milliseconds from a key to the picture that it steers, the server's processor time a frame, and how
-often nvidia-smi sees the GPU idle.
+frames a second, milliseconds from a key to the picture that it steers, the engine's passes and the server's processor
+time a frame, and how often nvidia-smi sees the GPU idle.
 """
 
 import argparse
@@ -156,19 +156,24 @@ async def drives(target: Target, arguments: argparse.Namespace) -> dict[str, dic
             before, busy = read_metrics(http), GpuBusy()
             tally = await drive_all(target, number, arguments.seconds)
             shares, after = busy.stop(), read_metrics(http)
-        report[f"drivers {number}"] = drives_row(tally, after["cpu_seconds"] - before["cpu_seconds"], shares)
+        spent = {name: after[name] - before[name] for name in ("cpu_seconds", "passes")}
+        report[f"drivers {number}"] = drives_row(tally, busy=shares, **spent)
     return report
 
 
-def drives_row(tally: Tally, cpu_seconds: float, busy: Sequence[float]) -> dict[str, Any]:
-    """The numbers of some drives at once; `busy` are samples of the GPU's busy share in percent, if there is one."""
+def drives_row(tally: Tally, *, cpu_seconds: float, passes: float, busy: Sequence[float]) -> dict[str, Any]:
+    """The numbers of some drives at once; `busy` are samples of the GPU's busy share in percent, if there is one.
+
+    `passes` are the engine's, counted in each session (0 for an engine that counts none).
+    """
     rates, keys, gaps = sorted(tally.rates), milliseconds(tally.keys), milliseconds(tally.gaps)
-    cpu_ms = 1000 * cpu_seconds / max(tally.frames, 1)
+    cpu_ms, passes = 1000 * cpu_seconds / max(tally.frames, 1), passes / max(tally.frames, 1)
     idle = None if not busy else round(100 - float(np.mean(busy)), 1)
     says = (
         f"{min(rates, default=0):.1f} to {max(rates, default=0):.1f} frames/s each, {sum(rates):.1f} in all; "
         f"key to picture {keys.get('p50', 0):.0f} ms (p99 {keys.get('p99', 0):.0f}); between frames "
-        f"{gaps.get('p50', 0):.1f} ms (p99 {gaps.get('p99', 0):.1f}); {cpu_ms:.1f} ms of processors a frame; GPU idle "
+        f"{gaps.get('p50', 0):.1f} ms (p99 {gaps.get('p99', 0):.1f}); {passes:.1f} passes a frame; "
+        f"{cpu_ms:.1f} ms of processors a frame; GPU idle "
         f"{'not known' if idle is None else f'{idle:.0f} %'}; {tally.disorder} lost, {tally.failures.total()} failed"
     )
     return {
@@ -179,6 +184,7 @@ def drives_row(tally: Tally, cpu_seconds: float, busy: Sequence[float]) -> dict[
         "key_to_picture_ms": {"count": len(tally.keys), **keys},
         "between_frames_ms": gaps,
         "latency_ms": milliseconds(tally.latencies),
+        "passes_a_frame": round(passes, 1),
         "cpu_ms_a_frame": round(cpu_ms, 2),
         "gpu_idle_percent": idle,
         "failures": tally.failures,
@@ -304,7 +310,7 @@ def others_bar(counts: Counter[str]) -> dict[str, Any]:
 
 
 def read_metrics(http: httpx.Client) -> dict[str, float]:
-    """Memory (MiB), processor time (s), open files, tasks and live sessions of the server."""
+    """Memory (MiB), processor time (s), open files, tasks, live sessions and the engine's passes of the server."""
     text = http.get("/metrics").raise_for_status().text
     found = dict(re.findall(r"^(\w+) (\S+)$", text, re.MULTILINE))
     return {
@@ -313,6 +319,7 @@ def read_metrics(http: httpx.Client) -> dict[str, float]:
         "files": float(found["process_open_fds"]),
         "tasks": float(found["terra_event_loop_tasks"]),
         "sessions": float(found["terra_live_sessions"]),
+        "passes": float(found.get("terra_engine_pass_tokens_count", 0.0)),
     }
 
 

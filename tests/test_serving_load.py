@@ -98,7 +98,7 @@ def test_overhead_is_told_against_both():
 @pytest.mark.slow
 def test_drives_are_measured_from_key_to_picture(server):
     target = script.Target(server.url, "", "day")
-    row = script.drives_row(asyncio.run(script.drive_all(target, 2, 3.0)), 0.5, [])
+    row = script.drives_row(asyncio.run(script.drive_all(target, 2, 3.0)), cpu_seconds=0.5, passes=0.0, busy=[])
     assert row["ok"], row
     assert len(row["frames_per_second"]) == 2
     assert row["key_to_picture_ms"]["count"] > 0
@@ -120,9 +120,10 @@ def test_how_busy_a_gpu_is_comes_from_nvidia_smi(tmp_path, monkeypatch):
 
 def test_a_drive_with_lost_frames_is_no_measurement(faulty):
     tally = asyncio.run(script.drive_all(faulty, 1, 30.0))
-    row = script.drives_row(tally, 0.3, [60.0, 80.0])
+    row = script.drives_row(tally, cpu_seconds=0.3, passes=12.0, busy=[60.0, 80.0])
     assert not row["ok"]
     assert (row["frames"], row["cpu_ms_a_frame"], row["gpu_idle_percent"]) == (3, 100.0, 30.0)
+    assert row["passes_a_frame"] == 4.0
 
 
 @pytest.mark.slow
