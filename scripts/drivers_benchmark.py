@@ -6,6 +6,7 @@
 
 Further arguments are those of `terra generate`; all drivers drive the trajectory's actions again and again, from the
 contexts in turn and with seeds of their own. A driver takes its next frame while the picture of the last one is made.
+With --trace they drive on under a profiler, which slows the host: how idle the GPU was, and what it did.
 """
 
 import argparse
@@ -14,14 +15,19 @@ import itertools
 import json
 import sys
 import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from omegaconf import DictConfig
+from torch.profiler import ProfilerActivity, profile
 
 from decoder.thread import DecodedFrames
+from terra.benchmark.passes import Kernel, idle, kernels_of
 from terra.cli import command
 from terra.config.files import plain
 from terra.config.spec import PipelineSpec
@@ -34,6 +40,8 @@ from terra.prompt import Actions, FrameTokens
 from terra.rollout import load_action_file
 from tokenizer import Frames
 from tokenizer.settings import checked
+
+_SHOWN_KERNELS, _NAME_LENGTH = 10, 40
 
 
 @dataclass
@@ -53,6 +61,7 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=15.0, help="measured")
     parser.add_argument("--warm", type=int, default=25, help="frames of each driver before: their windows slide")
+    parser.add_argument("--trace", type=float, default=0.0, metavar="SECONDS", help="of the GPU, after that")
     parser.add_argument("--output", type=Path, help="a JSON file")
     arguments, overrides = parser.parse_known_args()
     sys.argv = [sys.argv[0], *overrides]
@@ -67,14 +76,19 @@ def main() -> None:
         "a picture {picture_ms[0]:.0f} ms (99 % {picture_ms[1]:.0f})"
     )
     print(says.format(**report))
+    if (gpu := report["gpu"]) is not None:
+        shares = ", ".join(f"{name} {share:.0f} %" for name, share in gpu["busy_percent"].items())
+        print(f"GPU idle {gpu['idle_percent']:.0f} %, for {gpu['longest_ms']:.1f} ms at most; of its work {shares}")
 
 
 def measure(config: DictConfig, arguments: argparse.Namespace) -> dict[str, Any]:
     """Let all drivers drive; returns frames a second of the slowest, the fastest and all, passes, and milliseconds.
 
     Raises:
-        ConfigError: no such contexts, no actions, or too few seconds.
+        ConfigError: no such contexts, no actions, too few seconds, or nothing to trace.
     """
+    if arguments.trace and not torch.cuda.is_available():
+        raise ConfigError("--trace: expected a CUDA GPU, found none")
     settings = checked(GenerateSettings, plain(config))
     folders = [settings.context]
     if arguments.contexts:
@@ -116,6 +130,7 @@ async def drive_together(
         await unless_one_ends(drives, arguments.seconds)
         ended, frames = time.perf_counter(), count(all_driven) - made
         passes = sum(pipeline.engine.counters.passes) - passes
+        gpu = await trace(drives, arguments.trace) if arguments.trace else None
     finally:
         for task in drives:
             task.cancel()
@@ -136,6 +151,27 @@ async def drive_together(
         "passes_a_frame": passes / max(frames, 1),
         "between_ms": (1000 * np.percentile(gaps, (50, 99))).tolist(),
         "picture_ms": (1000 * np.percentile(pictures, (50, 99))).tolist(),
+        "gpu": gpu,
+    }
+
+
+async def trace(drives: list[asyncio.Task[None]], seconds: float) -> dict[str, Any]:
+    """See `used`, of all kernels and copies during so many seconds."""
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        await unless_one_ends(drives, seconds)
+    return used(kernels_of(profiler))
+
+
+def used(kernels: Sequence[Kernel]) -> dict[str, Any]:
+    """The GPU's idle share and longest pause, and the shares of its work that the longest kernels have, in percent."""
+    found = idle((kernel.start, kernel.end) for kernel in kernels)
+    times = Counter[str]()
+    for kernel in kernels:
+        times[kernel.name[:_NAME_LENGTH]] += kernel.end - kernel.start
+    return {
+        "idle_percent": 100 * found["idle_ms"] / found["total_ms"],
+        "longest_ms": found["longest_ms"],
+        "busy_percent": {name: 100 * spent / times.total() for name, spent in times.most_common(_SHOWN_KERNELS)},
     }
 
 

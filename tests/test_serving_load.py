@@ -7,10 +7,12 @@ import threading
 from collections import Counter
 
 import pytest
+import torch
 from entry import load_script
 from tiny_serving import wait_until
 from websockets.sync.server import serve
 
+from terra.benchmark.passes import Kernel
 from terra.serving.messages import frame_message
 
 pytest_plugins = ["serving_fixtures"]
@@ -136,7 +138,23 @@ def test_drivers_without_a_server_are_measured(tmp_path, monkeypatch, capsys):
     found = json.loads(report.read_text())
     assert len(found["frames_per_second"]) == found["drivers"] == 2
     assert 0.0 < found["least"] <= found["most"] < found["all"] == pytest.approx(sum(found["frames_per_second"]))
+    assert found["gpu"] is None
     assert "frames/s each" in capsys.readouterr().out
+
+
+def test_what_a_gpu_did_beside_drivers():
+    kernels = [Kernel("_gemm", 0.0, 30.0), Kernel("copy", 20.0, 40.0), Kernel("_gemm", 50.0, 100.0)]
+    found = load_script("drivers_benchmark").used(kernels)
+    assert (found["idle_percent"], found["longest_ms"]) == (10.0, 0.01)
+    assert found["busy_percent"] == {"_gemm": 80.0, "copy": 20.0}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU to trace")
+def test_a_trace_needs_a_gpu(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["x", "--trace", "1", "experiment=demo", "engine=persistence", "device=cpu"])
+    with pytest.raises(SystemExit, match="2"):
+        load_script("drivers_benchmark").main()
+    assert "--trace: expected a CUDA GPU, found none" in capsys.readouterr().err
 
 
 def test_futures_of_one_context_are_timed(tmp_path, monkeypatch, capsys):
