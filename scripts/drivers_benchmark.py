@@ -15,7 +15,7 @@ import itertools
 import json
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,13 +165,14 @@ async def trace(drives: list[asyncio.Task[None]], seconds: float) -> dict[str, A
 def used(kernels: Sequence[Kernel]) -> dict[str, Any]:
     """The GPU's idle share and longest pause, and the shares of its work that the longest kernels have, in percent."""
     found = idle((kernel.start, kernel.end) for kernel in kernels)
-    times = Counter[str]()
+    times = defaultdict[str, float](float)
     for kernel in kernels:
         times[kernel.name[:_NAME_LENGTH]] += kernel.end - kernel.start
+    longest = sorted(times.items(), key=lambda item: -item[1])[:_SHOWN_KERNELS]
     return {
         "idle_percent": 100 * found["idle_ms"] / found["total_ms"],
         "longest_ms": found["longest_ms"],
-        "busy_percent": {name: 100 * spent / times.total() for name, spent in times.most_common(_SHOWN_KERNELS)},
+        "busy_percent": {name: 100 * spent / sum(times.values()) for name, spent in longest},
     }
 
 
