@@ -61,7 +61,9 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=15.0, help="measured")
     parser.add_argument("--warm", type=int, default=25, help="frames of each driver before: their windows slide")
-    parser.add_argument("--trace", type=float, default=0.0, metavar="SECONDS", help="of the GPU, after that")
+    parser.add_argument(
+        "--trace", type=float, default=0.0, metavar="SECONDS", help="that are traced after those measured"
+    )
     parser.add_argument("--output", type=Path, help="a JSON file")
     arguments, overrides = parser.parse_known_args()
     sys.argv = [sys.argv[0], *overrides]
@@ -77,8 +79,9 @@ def main() -> None:
     )
     print(says.format(**report))
     if (gpu := report["gpu"]) is not None:
-        shares = ", ".join(f"{name} {share:.0f} %" for name, share in gpu["busy_percent"].items())
-        print(f"GPU idle {gpu['idle_percent']:.0f} %, for {gpu['longest_ms']:.1f} ms at most; of its work {shares}")
+        shares = ", ".join(f"{name[:_NAME_LENGTH]} {share:.0f} %" for name, share in gpu["kernel_percent"].items())
+        idle_for = f"GPU idle {gpu['idle_percent']:.0f} %, for {gpu['longest_ms']:.1f} ms at most"
+        print(f"{idle_for}; of all kernels' time {shares}")
 
 
 def measure(config: DictConfig, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -141,7 +144,7 @@ async def drive_together(
         raise ConfigError(f"--seconds: expected time for two frames of each driver, got {arguments.seconds:g}")
     rates = [len(each) / (ended - begun) for each in within]
     gaps = np.concatenate([np.diff(each) for each in within])
-    pictures = [shown - at for each in all_driven for at, shown in each.pictures if begun <= at < ended]
+    pictures = [shown - at for each in all_driven for at, shown in each.pictures if begun <= at and shown < ended]
     return {
         "drivers": arguments.drivers,
         "least": min(rates),
@@ -163,16 +166,22 @@ async def trace(drives: list[asyncio.Task[None]], seconds: float) -> dict[str, A
 
 
 def used(kernels: Sequence[Kernel]) -> dict[str, Any]:
-    """The GPU's idle share and longest pause, and the shares of its work that the longest kernels have, in percent."""
+    """The GPU's idle share and longest pause, and the kernels that took most time, in percent of all kernels' time.
+
+    Raises:
+        ConfigError: no kernels.
+    """
+    if not kernels:
+        raise ConfigError("--trace: expected kernels of a GPU, found none")
     found = idle((kernel.start, kernel.end) for kernel in kernels)
     times = defaultdict[str, float](float)
     for kernel in kernels:
-        times[kernel.name[:_NAME_LENGTH]] += kernel.end - kernel.start
+        times[kernel.name] += kernel.end - kernel.start
     longest = sorted(times.items(), key=lambda item: -item[1])[:_SHOWN_KERNELS]
     return {
         "idle_percent": 100 * found["idle_ms"] / found["total_ms"],
         "longest_ms": found["longest_ms"],
-        "busy_percent": {name: 100 * spent / sum(times.values()) for name, spent in longest},
+        "kernel_percent": {name: 100 * spent / sum(times.values()) for name, spent in longest},
     }
 
 

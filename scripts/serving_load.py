@@ -19,7 +19,7 @@ Exit code 1: a limit is missed.
 
 With --drivers the server is one over the given model, and the drives alone are measured, for each number of drivers:
 frames a second, milliseconds from a key to the picture that it steers, the engine's passes and the server's processor
-time a frame, and how often nvidia-smi sees the GPU idle.
+time a frame, and how idle the GPU is by nvidia-smi.
 """
 
 import argparse
@@ -156,23 +156,26 @@ async def drives(target: Target, arguments: argparse.Namespace) -> dict[str, dic
             before, busy = read_metrics(http), GpuBusy()
             tally = await drive_all(target, number, arguments.seconds)
             shares, after = busy.stop(), read_metrics(http)
-        spent = {name: after[name] - before[name] for name in ("cpu_seconds", "passes")}
-        report[f"drivers {number}"] = drives_row(tally, busy=shares, **spent)
+        cpu_seconds, passes = (after[name] - before[name] for name in ("cpu_seconds", "passes"))
+        report[f"drivers {number}"] = drives_row(tally, cpu_seconds=cpu_seconds, passes=passes, busy=shares)
     return report
 
 
 def drives_row(tally: Tally, *, cpu_seconds: float, passes: float, busy: Sequence[float]) -> dict[str, Any]:
     """The numbers of some drives at once; `busy` are samples of the GPU's busy share in percent, if there is one.
 
-    `passes` are the engine's, counted in each session (0 for an engine that counts none).
+    `passes` are the engine's, counted in each session, 0 for an engine that counts none; those of frames that no client
+    waits for any more are among them.
     """
     rates, keys, gaps = sorted(tally.rates), milliseconds(tally.keys), milliseconds(tally.gaps)
-    cpu_ms, passes = 1000 * cpu_seconds / max(tally.frames, 1), passes / max(tally.frames, 1)
+    frames = max(tally.frames, 1)
+    cpu_ms, passes_a_frame = 1000 * cpu_seconds / frames, passes / frames or None
     idle = None if not busy else round(100 - float(np.mean(busy)), 1)
     says = (
         f"{min(rates, default=0):.1f} to {max(rates, default=0):.1f} frames/s each, {sum(rates):.1f} in all; "
         f"key to picture {keys.get('p50', 0):.0f} ms (p99 {keys.get('p99', 0):.0f}); between frames "
-        f"{gaps.get('p50', 0):.1f} ms (p99 {gaps.get('p99', 0):.1f}); {passes:.1f} passes a frame; "
+        f"{gaps.get('p50', 0):.1f} ms (p99 {gaps.get('p99', 0):.1f}); "
+        f"{'passes not known' if passes_a_frame is None else f'{passes_a_frame:.1f} passes a frame'}; "
         f"{cpu_ms:.1f} ms of processors a frame; GPU idle "
         f"{'not known' if idle is None else f'{idle:.0f} %'}; {tally.disorder} lost, {tally.failures.total()} failed"
     )
@@ -184,7 +187,7 @@ def drives_row(tally: Tally, *, cpu_seconds: float, passes: float, busy: Sequenc
         "key_to_picture_ms": {"count": len(tally.keys), **keys},
         "between_frames_ms": gaps,
         "latency_ms": milliseconds(tally.latencies),
-        "passes_a_frame": round(passes, 1),
+        "passes_a_frame": None if passes_a_frame is None else round(passes_a_frame, 1),
         "cpu_ms_a_frame": round(cpu_ms, 2),
         "gpu_idle_percent": idle,
         "failures": tally.failures,

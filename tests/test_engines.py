@@ -645,6 +645,20 @@ def test_slots_share_a_context_until_they_are_filled_anew(tiny_model, monkeypatc
     assert torch.equal(slots.cache.keys[:, 5, :, :40], keys)
 
 
+def test_a_context_is_copied_to_slots_in_8_bits(tiny_model):
+    slots = Slots(load_world_model(tiny_model, device=torch.device(DEVICE)), 3, 0, fp8_cache=True)
+    prompts = [make_prompt(index)[0] for index in (70, 71)]
+    slots.prefill(0, prompts[0], 0)
+    expected = slots.cache.keys[:, 0].float(), slots.cache.values[:, 0].float()
+    for slot in (1, 2):  # what another window left
+        slots.prefill(slot, prompts[1], 0)
+        slots.cache.keys[:, slot, :, -1:] = 1.0
+    slots.copy_context(0, [1, 2], 3, [1, 2])
+    for slot in (1, 2):
+        assert torch.equal(slots.cache.keys[:, slot].float(), expected[0])
+        assert torch.equal(slots.cache.values[:, slot].float(), expected[1])
+
+
 @pytest.mark.needs_cuda
 def test_the_host_waits_for_no_decode_step_where_it_asks_for_no_result(tiny_model):
     """Else the GPU has nothing to do until the host has given it the next step."""
@@ -662,6 +676,9 @@ def test_the_host_waits_for_no_decode_step_where_it_asks_for_no_result(tiny_mode
             steps.run(range(3), frozenset({sampling}), ROWS * COLS)
             answer, frames = slots.ask_tokens_remaining(), slots.copy_frames([(0, 3), (2, 3)])
             slots.begin_frames([FrameRequest(1, 4, actions[1], sampling)])
+            slots._share([1, 2], 0, 8)
+            slots.release([0])
+            slots.release([1, 2])
             torch.cuda.set_sync_debug_mode("default")
             assert answer() == [0, 0, 0]
             assert frames()[0].shape == (2, ROWS * COLS)

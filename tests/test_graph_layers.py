@@ -103,9 +103,10 @@ def test_an_actions_embedding_is_the_same_alone_and_beside_others():
 
 @pytest.mark.parametrize("index", [2, torch.tensor([3, 0, 3])])
 @pytest.mark.parametrize("dim", [0, 1])
-def test_filling_is_assigning(index, dim):
-    filled = torch.arange(20, device=DEVICE).view(4, 5)[:, :4]
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16, torch.float8_e4m3fn])
+def test_filling_is_assigning(index, dim, dtype):
+    filled = torch.arange(20, device=DEVICE).view(4, 5)[:, :4].to(dtype)
     expected = filled.clone()
     expected[(slice(None),) * dim + (index,)] = -7
     fill(filled, dim, index.to(DEVICE) if isinstance(index, torch.Tensor) else index, -7)
-    assert torch.equal(filled, expected)
+    assert torch.equal(filled.float(), expected.float())

@@ -5,7 +5,9 @@ import json
 import sys
 import threading
 from collections import Counter
+from types import SimpleNamespace
 
+import httpx
 import pytest
 import torch
 from entry import load_script
@@ -13,7 +15,10 @@ from tiny_serving import wait_until
 from websockets.sync.server import serve
 
 from terra.benchmark.passes import Kernel
+from terra.engine.base import EngineCounters
+from terra.errors import ConfigError
 from terra.serving.messages import frame_message
+from terra.serving.metrics import Metrics
 
 pytest_plugins = ["serving_fixtures"]
 
@@ -120,6 +125,17 @@ def test_how_busy_a_gpu_is_comes_from_nvidia_smi(tmp_path, monkeypatch):
     assert script.GpuBusy().stop() == []
 
 
+def test_passes_are_read_from_a_servers_metrics():
+    engine = SimpleNamespace(counters=EngineCounters(passes=(0, 3, 2)), failure=None)
+
+    async def text():
+        return Metrics().text(engine, {})
+
+    answers = httpx.MockTransport(lambda request: httpx.Response(200, content=asyncio.run(text())))
+    with httpx.Client(transport=answers, base_url="http://server") as http:
+        assert script.read_metrics(http)["passes"] == 5.0
+
+
 def test_a_drive_with_lost_frames_is_no_measurement(faulty):
     tally = asyncio.run(script.drive_all(faulty, 1, 30.0))
     row = script.drives_row(tally, cpu_seconds=0.3, passes=12.0, busy=[60.0, 80.0])
@@ -146,7 +162,10 @@ def test_what_a_gpu_did_beside_drivers():
     kernels = [Kernel("_gemm", 0.0, 30.0), Kernel("copy", 20.0, 40.0), Kernel("_gemm", 50.0, 100.0)]
     found = load_script("drivers_benchmark").used(kernels)
     assert (found["idle_percent"], found["longest_ms"]) == (10.0, 0.01)
-    assert found["busy_percent"] == {"_gemm": 80.0, "copy": 20.0}
+    assert found["kernel_percent"] == {"_gemm": 80.0, "copy": 20.0}
+
+    with pytest.raises(ConfigError, match="--trace: expected kernels of a GPU, found none"):
+        load_script("drivers_benchmark").used([])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU to trace")

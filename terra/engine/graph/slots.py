@@ -113,7 +113,7 @@ class Slots:
             num_slots, action_slots, self.weights.hidden_size, dtype=dtype, device=device
         )
         self.ids = torch.zeros(num_slots, length, dtype=torch.int64, device=device)
-        # Views by frame: its image tokens, and the embeddings of the action behind it.
+        # Views by frame: its image tokens (of frames in the padding, too), and the embeddings of the action behind it.
         self._frame_images = self.ids.unfold(1, layout.image_tokens, layout.block)
         self._frame_actions = self.action_embeddings.unflatten(1, (layout.max_frames, layout.action_slots))
         self.start = torch.zeros(num_slots, dtype=torch.int64, device=device)
@@ -144,7 +144,7 @@ class Slots:
         layout, device = self.layout, self.ids.device
         ids = prompt.ids(layout.action_slots)
         self.ids[slot, : len(ids)] = to_device(ids, device)
-        fill(self.action_embeddings, 0, slot, 0)
+        self.action_embeddings[slot] = 0
         if given := len(prompt.actions):
             self._frame_actions[slot, :given] = self.weights.project_actions(prompt.actions)
         fill(self.seed, 0, slot, seed)

@@ -21,13 +21,13 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 def fill(tensor: Tensor, dim: int, index: int | Int64[Tensor, " n"], number: int) -> None:
     """Set what a tensor holds at an index of a dimension, or at several, to a number.
 
-    `tensor[index] = number` copies the number to the device where `tensor[index]` is a single number or `index` a
-    tensor, and the host waits for that copy.
+    The host does not wait, as it would with `tensor[index] = number` where that is a single number or `index` is a
+    tensor: then the number would be copied to the device.
     """
     if isinstance(index, int):
         tensor.select(dim, index).fill_(number)
-    else:
-        tensor.index_fill_(dim, index, number)
+    else:  # not `index_fill_`, which torch has not for 8 bits
+        tensor[(slice(None),) * dim + (index,)] = tensor.new_full((), number)
 
 
 def to_host(*tensors: Tensor) -> Callable[[], tuple[Tensor, ...]]:
