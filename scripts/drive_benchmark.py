@@ -81,7 +81,7 @@ def measure(config: DictConfig, arguments: argparse.Namespace) -> dict[str, Any]
         if pipeline.decoder.device.type == "cuda" and arguments.traced:
             with profile(activities=[ProfilerActivity.CUDA]) as profiler:
                 seconds(arguments.traced)
-            traced = idle((kernel.start, kernel.end) for kernel in kernels_of(profiler))
+            traced = idle(kernels_of(profiler))
         drive.close()
         tokens = pipeline.wait(pipeline.encode(context[:1]))
         decoding = [decode_seconds(pipeline, tokens) for _ in range(10)]

@@ -173,15 +173,15 @@ def used(kernels: Sequence[Kernel]) -> dict[str, Any]:
     """
     if not kernels:
         raise ConfigError("--trace: expected kernels of a GPU, found none")
-    found = idle((kernel.start, kernel.end) for kernel in kernels)
+    found = idle(kernels)
     times = defaultdict[str, float](float)
     for kernel in kernels:
         times[kernel.name] += kernel.end - kernel.start
-    longest = sorted(times.items(), key=lambda item: -item[1])[:_SHOWN_KERNELS]
+    longest, total = sorted(times.items(), key=lambda item: -item[1])[:_SHOWN_KERNELS], sum(times.values())
     return {
         "idle_percent": 100 * found["idle_ms"] / found["total_ms"],
         "longest_ms": found["longest_ms"],
-        "kernel_percent": {name: 100 * spent / sum(times.values()) for name, spent in longest},
+        "kernel_percent": {name: 100 * spent / total for name, spent in longest},
     }
 
 

@@ -76,7 +76,7 @@ async def trace(folder: Path, context: int, frames: int) -> dict[str, dict[str, 
         with profile(activities=[ProfilerActivity.CUDA]) as profiler:
             await go_on(session, actions[1:])
         await session.close()
-        report[way] = idle((kernel.start, kernel.end) for kernel in kernels_of(profiler))
+        report[way] = idle(kernels_of(profiler))
     await engine.close()
     return report
 

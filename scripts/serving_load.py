@@ -169,13 +169,13 @@ def drives_row(tally: Tally, *, cpu_seconds: float, passes: float, busy: Sequenc
     """
     rates, keys, gaps = sorted(tally.rates), milliseconds(tally.keys), milliseconds(tally.gaps)
     frames = max(tally.frames, 1)
-    cpu_ms, passes_a_frame = 1000 * cpu_seconds / frames, passes / frames or None
+    cpu_ms, passes_a_frame = 1000 * cpu_seconds / frames, round(passes / frames, 1) or None
     idle = None if not busy else round(100 - float(np.mean(busy)), 1)
     says = (
         f"{min(rates, default=0):.1f} to {max(rates, default=0):.1f} frames/s each, {sum(rates):.1f} in all; "
         f"key to picture {keys.get('p50', 0):.0f} ms (p99 {keys.get('p99', 0):.0f}); between frames "
         f"{gaps.get('p50', 0):.1f} ms (p99 {gaps.get('p99', 0):.1f}); "
-        f"{'passes not known' if passes_a_frame is None else f'{passes_a_frame:.1f} passes a frame'}; "
+        f"{passes_a_frame or 'not known how many'} passes a frame; "
         f"{cpu_ms:.1f} ms of processors a frame; GPU idle "
         f"{'not known' if idle is None else f'{idle:.0f} %'}; {tally.disorder} lost, {tally.failures.total()} failed"
     )
@@ -187,7 +187,7 @@ def drives_row(tally: Tally, *, cpu_seconds: float, passes: float, busy: Sequenc
         "key_to_picture_ms": {"count": len(tally.keys), **keys},
         "between_frames_ms": gaps,
         "latency_ms": milliseconds(tally.latencies),
-        "passes_a_frame": None if passes_a_frame is None else round(passes_a_frame, 1),
+        "passes_a_frame": passes_a_frame,
         "cpu_ms_a_frame": round(cpu_ms, 2),
         "gpu_idle_percent": idle,
         "failures": tally.failures,
@@ -322,7 +322,7 @@ def read_metrics(http: httpx.Client) -> dict[str, float]:
         "files": float(found["process_open_fds"]),
         "tasks": float(found["terra_event_loop_tasks"]),
         "sessions": float(found["terra_live_sessions"]),
-        "passes": float(found.get("terra_engine_pass_tokens_count", 0.0)),
+        "passes": float(found["terra_engine_pass_tokens_count"]),
     }
 
 

@@ -356,9 +356,12 @@ def test_passes_are_timed_with_other_constants(tmp_path, monkeypatch, capsys):
 
 
 def test_gaps_of_a_trace_are_between_all_that_came_before_and_what_comes_next():
-    found = idle([(5000.0, 6000.0), (0.0, 3000.0), (1000.0, 1500.0), (2000.0, 4000.0), (6250.0, 7000.0)])
+    found = idle(
+        Kernel("", *span)
+        for span in [(5000.0, 6000.0), (0.0, 3000.0), (1000.0, 1500.0), (2000.0, 4000.0), (6250.0, 7000.0)]
+    )
     assert found == {"total_ms": 7.0, "idle_ms": 1.25, "longest_ms": 1.0}
-    assert idle([(3.0, 4.0)])["longest_ms"] == 0.0
+    assert idle([Kernel("", 3.0, 4.0)])["longest_ms"] == 0.0
 
 
 def test_what_each_step_adds_to_a_layer_and_to_a_pass(tmp_path):

@@ -115,9 +115,9 @@ def kernels_of(profiler: profile) -> list[Kernel]:
     return [Kernel(event.name, event.time_range.start, event.time_range.end) for event in events]
 
 
-def idle(busy: Iterable[tuple[float, float]]) -> dict[str, float]:
-    """Milliseconds in total, of all gaps, and of the longest gap between spans (start, end) in us that may overlap."""
-    spans = sorted(busy)
+def idle(kernels: Iterable[Kernel]) -> dict[str, float]:
+    """Milliseconds in total, of all gaps, and of the longest gap between kernels, which may overlap."""
+    spans = sorted((kernel.start, kernel.end) for kernel in kernels)
     begun = until = spans[0][0]
     gaps = [0.0]
     for start, end in spans:

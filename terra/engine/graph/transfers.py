@@ -1,4 +1,4 @@
-"""What the host gives a device and takes from it without waiting for the device, and how far the device is."""
+"""Asynchronous copies between host and device, fills that don't synchronize, events that mark how far a device is."""
 
 from collections.abc import Callable
 
@@ -19,14 +19,14 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def fill(tensor: Tensor, dim: int, index: int | Int64[Tensor, " n"], number: int) -> None:
-    """Set what a tensor holds at an index of a dimension, or at several, to a number.
+    """Fill a tensor with a number at one index of a dimension, or at several, without synchronizing with the device.
 
-    The host does not wait, as it would with `tensor[index] = number` where that is a single number or `index` is a
-    tensor: then the number would be copied to the device.
+    An assignment, `tensor[index] = number`, copies the number to the device and waits for that copy where
+    `tensor[index]` has no dimension left or `index` is a tensor.
     """
     if isinstance(index, int):
         tensor.select(dim, index).fill_(number)
-    else:  # not `index_fill_`, which torch has not for 8 bits
+    else:  # `index_fill_` is not implemented for FP8
         tensor[(slice(None),) * dim + (index,)] = tensor.new_full((), number)
 
 
