@@ -660,6 +660,7 @@ def test_a_context_is_copied_to_slots_in_8_bits(tiny_model):
 
 
 @pytest.mark.needs_cuda
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_the_host_waits_for_no_decode_step_where_it_asks_for_no_result(tiny_model):
     """Else the GPU has nothing to do until the host has given it the next step."""
     device = torch.device(DEVICE)
@@ -832,6 +833,40 @@ def test_the_device_has_the_next_steps_before_the_host_waits_for_it(tiny_model, 
     triples = list(itertools.pairwise(itertools.pairwise(events)))
     assert (("steps", "question"), ("question", "steps")) in triples
     assert (("steps", "question"), ("question", "answer")) not in triples
+    for seed, (each, frames) in enumerate(zip(inputs, made, strict=True)):
+        assert torch.equal(wait(ran(graph_engine, *each, seed=seed)), frames)
+
+
+def test_the_device_goes_on_with_others_during_a_prefill(tiny_model, graph_engine, wait, monkeypatch):
+    """Steps of the sessions that are there are queued before each prefill; tokens are those of sessions alone."""
+    events: list[str] = []
+    run, prefill = DecodeSteps.run, Slots.prefill
+
+    def noted_run(self: DecodeSteps, slots: Sequence[int], samplings: frozenset[SamplingParams], steps: int) -> None:
+        events.append(f"{steps} steps of {len(slots)}")
+        run(self, slots, samplings, steps)
+
+    def noted_prefill(self: Slots, *rest: Any, **more: Any) -> None:
+        events.append("prefill")
+        prefill(self, *rest, **more)
+
+    monkeypatch.setattr(DecodeSteps, "run", noted_run)
+    monkeypatch.setattr(Slots, "prefill", noted_prefill)
+    engine = GraphEngine(tiny_model, drafts=0, max_sessions=3, dtype="float32", device=DEVICE)
+    inputs = [make_prompt(seed) for seed in (93, 94, 95)]
+
+    async def one_by_one() -> list[torch.Tensor]:
+        begun = []
+        for seed, each in enumerate(inputs):
+            begun.append(asyncio.create_task(ran(engine, *each, seed=seed)))
+            while events.count("prefill") <= seed:
+                await asyncio.sleep(0)
+        return await asyncio.gather(*begun)
+
+    made = wait(one_by_one())
+    wait(engine.close())
+    before_prefills = [before for before, event in itertools.pairwise(["nothing", *events]) if event == "prefill"]
+    assert before_prefills == ["nothing", "3 steps of 1", "3 steps of 2"]
     for seed, (each, frames) in enumerate(zip(inputs, made, strict=True)):
         assert torch.equal(wait(ran(graph_engine, *each, seed=seed)), frames)
 

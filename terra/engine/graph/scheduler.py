@@ -27,7 +27,17 @@ from terra.sampling import SamplingParams
 logger = logging.getLogger(__name__)
 
 _STEPS_PER_TURN = 16
-"""Decode steps between two looks at new requests."""
+"""Decode steps between two looks at new requests, at most."""
+
+_MANY_FRAMES, _STEPS_FOR_MANY = 8, 2
+"""With so many frames a turn has at least so many steps.
+
+One of them may be complete after nearly every step then, and what the host does about that would take longer than one
+step takes the device.
+"""
+
+_STEPS_BEFORE_PREFILL = 3
+"""Decode steps of other slots that are queued before a prefill, whose many launches keep the host for milliseconds."""
 
 
 @dataclass(eq=False)
@@ -116,10 +126,12 @@ class _Question:
     Attributes:
         frames: those that the question is about, by slot.
         wait: waits for the answer, one number for each slot of the engine.
+        tokens_since: how many tokens a slot may have got after the question.
     """
 
     frames: dict[int, _Frame]
     wait: Callable[[], list[int]]
+    tokens_since: int = 0
 
 
 @dataclass(eq=False)
@@ -207,6 +219,7 @@ class Scheduler:
         begun: list[FrameRequest] = []
         given: dict[int, Window] = {}
         waiting: list[Run] = []
+        others = dict(self._decoding)
         for run in self._waiting:
             window = run.window
             if run.cancelled:
@@ -226,7 +239,7 @@ class Scheduler:
             if run.begun < run.num_frames:
                 waiting.append(run)
         self._waiting = waiting
-        self._fill_slots(given)
+        self._fill_slots(given, others)
         if begun:
             self._slots.begin_frames(begun)
 
@@ -255,8 +268,10 @@ class Scheduler:
                 before.snapshot = self._slots.swap_out(slot, before.last)
         window.slot, self._windows[slot] = slot, window
 
-    def _fill_slots(self, given: Mapping[int, Window]) -> None:
+    def _fill_slots(self, given: Mapping[int, Window], others: Mapping[int, _Frame]) -> None:
         """Fill the slots that windows were given in this turn: from the window's snapshot, by a copy, or by prefill.
+
+        While the host launches a prefill, the device goes on with `others`, the frames of the turns before.
 
         A context that another slot holds is copied (prefix caching): decode steps write behind it only, so that it is
         whole however far that slot's window has gone. Of several new windows with one context, such as a planner's
@@ -278,6 +293,8 @@ class Scheduler:
             elif window.context_digest in holders:
                 copies[window.context_digest].append(slot)
             else:
+                if others:
+                    self._run_steps(others, _STEPS_BEFORE_PREFILL)
                 self._slots.prefill(slot, window.prompt, window.seed)
                 self._prefilled += window.prompt.num_frames * self._slots.layout.block
                 holders[window.context_digest] = slot
@@ -297,18 +314,15 @@ class Scheduler:
         if not frames:
             return
         min_steps = self._steps.min_steps({slot: frame.tokens_remaining for slot, frame in frames.items()})
-        num_steps = max(1, min(_STEPS_PER_TURN, min_steps))
-        self._steps.run(list(frames), frozenset(frame.run.window.sampling for frame in frames.values()), num_steps)
-        most = num_steps * self._steps.width(max(frames) + 1)
-        for frame in frames.values():
-            frame.tokens_remaining -= most
-        complete = self._answered(most)
+        least = _STEPS_FOR_MANY if len(frames) >= _MANY_FRAMES else 1
+        self._run_steps(frames, max(least, min(_STEPS_PER_TURN, min_steps)))
+        complete = self._answered()
         others = {slot: frame for slot, frame in frames.items() if slot not in complete}
         # As long as no slot can have its frame yet, there is no need to ask.
         if any(frame.tokens_remaining <= 0 for frame in others.values()):
             self._asked = _Question(others, self._slots.ask_tokens_remaining())
             if len(others) == 1:
-                complete |= self._answered(0)
+                complete |= self._answered()
         if not complete:
             return
         numbers = [(slot, frame.number) for slot, frame in complete.items()]
@@ -318,17 +332,23 @@ class Scheduler:
             frame.run.window.last = frame.number
             del frames[slot]
 
-    def _answered(self, since: int) -> dict[int, _Frame]:
-        """Wait for the answer to the last question, if there is one; the frames, by slot, that are complete.
+    def _run_steps(self, frames: Mapping[int, _Frame], num_steps: int) -> None:
+        """Queue decode steps for frames, which lack fewer tokens then if all drafts are accepted."""
+        self._steps.run(list(frames), frozenset(frame.run.window.sampling for frame in frames.values()), num_steps)
+        most = num_steps * self._steps.width(max(frames) + 1)
+        for frame in frames.values():
+            frame.tokens_remaining -= most
+        if self._asked is not None:
+            self._asked.tokens_since += most
 
-        `since` is how many tokens a slot may have got after the question.
-        """
+    def _answered(self) -> dict[int, _Frame]:
+        """Wait for the answer to the last question, if there is one; the frames, by slot, that are complete."""
         question, self._asked = self._asked, None
         if question is None:
             return {}
         remaining = question.wait()
         for slot, frame in question.frames.items():  # all are still being decoded: `_decode` alone ends a frame
-            frame.tokens_remaining = remaining[slot] - since
+            frame.tokens_remaining = remaining[slot] - question.tokens_since
         return {slot: frame for slot, frame in question.frames.items() if not remaining[slot]}
 
     def _hand_out(self, count: int) -> None:
