@@ -30,10 +30,10 @@ _STEPS_PER_TURN = 16
 """Decode steps between two looks at new requests, at most."""
 
 _MANY_FRAMES, _STEPS_FOR_MANY = 8, 2
-"""With so many frames a turn has at least so many steps.
+"""With drafts of so many frames a turn has at least so many steps.
 
 One of them may be complete after nearly every step then, and what the host does about that would take longer than one
-step takes the device.
+step takes the device. Without drafts it is known when a frame will be complete.
 """
 
 _STEPS_BEFORE_PREFILL = 3
@@ -314,7 +314,8 @@ class Scheduler:
         if not frames:
             return
         min_steps = self._steps.min_steps({slot: frame.tokens_remaining for slot, frame in frames.items()})
-        least = _STEPS_FOR_MANY if len(frames) >= _MANY_FRAMES else 1
+        has_drafts = self._steps.width(max(frames) + 1) > 1
+        least = _STEPS_FOR_MANY if has_drafts and len(frames) >= _MANY_FRAMES else 1
         self._run_steps(frames, max(least, min(_STEPS_PER_TURN, min_steps)))
         complete = self._answered()
         others = {slot: frame for slot, frame in frames.items() if slot not in complete}
