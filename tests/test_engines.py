@@ -5,6 +5,7 @@ The same on a GPU: `TERRA_TEST_DEVICE=cuda pytest tests/test_engines.py -k "not 
 
 import asyncio
 import itertools
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
@@ -840,10 +841,18 @@ def test_the_device_has_the_next_steps_before_the_host_waits_for_it(tiny_model, 
 def test_the_device_goes_on_with_others_during_a_prefill(tiny_model, graph_engine, wait, monkeypatch):
     """Steps of the sessions that are there are queued before each prefill; tokens are those of sessions alone."""
     events: list[str] = []
-    run, prefill = DecodeSteps.run, Slots.prefill
+    requests: list[Any] = []
+    run, prefill, request = DecodeSteps.run, Slots.prefill, GraphEngine.request
+
+    def noted_request(self: GraphEngine, *rest: Any) -> Any:
+        requests.append(request(self, *rest))
+        return requests[-1]
 
     def noted_run(self: DecodeSteps, slots: Sequence[int], samplings: frozenset[SamplingParams], steps: int) -> None:
         events.append(f"{steps} steps of {len(slots)}")
+        until = time.monotonic() + 10
+        while len(requests) < min(len(slots) + 1, 3) and time.monotonic() < until:
+            time.sleep(0.001)  # the next session comes while the frames of those before are under way
         run(self, slots, samplings, steps)
 
     def noted_prefill(self: Slots, *rest: Any, **more: Any) -> None:
@@ -851,6 +860,7 @@ def test_the_device_goes_on_with_others_during_a_prefill(tiny_model, graph_engin
         prefill(self, *rest, **more)
 
     monkeypatch.setattr(DecodeSteps, "run", noted_run)
+    monkeypatch.setattr(GraphEngine, "request", noted_request)
     monkeypatch.setattr(Slots, "prefill", noted_prefill)
     engine = GraphEngine(tiny_model, drafts=0, max_sessions=3, dtype="float32", device=DEVICE)
     inputs = [make_prompt(seed) for seed in (93, 94, 95)]
