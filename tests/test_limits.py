@@ -375,6 +375,9 @@ class TestManifest:
     def test_any_bytes(self, requested, data):
         self.read(requested, data)
 
+    def test_an_unknown_key_with_a_line_break(self, requested):
+        self.read(requested, encoded({"id": "a", "context": "c", "trajectory": "t.json", "sampling": {"\n": None}}))
+
     @ANY_BYTES
     @given(data=st.data())
     def test_any_value_of_a_key(self, requested, data):

@@ -313,7 +313,10 @@ def _contexts(fields: _Fields, has_paths: bool, where: str) -> tuple[str, ...]:
 
 
 def _sampling(changes: dict[str, Any], default: SamplingParams, where: str) -> SamplingParams:
+    if unknown := changes.keys() - vars(default).keys():
+        expected = ", ".join(vars(default))
+        raise ConfigError(f"{where}: sampling: expected {expected}, got {reprlib.repr(min(unknown))}")
     try:
         return SamplingParams(**{**vars(default), **changes})
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise ConfigError(f"{where}: sampling: {error}") from None
