@@ -1,8 +1,10 @@
 """Defines the settings that several commands share, and builds the parts that their `_target_` names."""
 
+import dataclasses
 import importlib
 import inspect
 import json
+import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,12 +24,13 @@ def read_sampling(values: object) -> SamplingParams:
     """The sampling parameters of a mapping. Raises ValueError that names the field."""
     if isinstance(values, SamplingParams):
         return values
+    expected = "expected temperature, top_k and top_p"
     if not isinstance(values, Mapping):
-        raise ValueError(f"expected temperature, top_k and top_p, got {values!r}")
-    try:
-        return SamplingParams(**values)
-    except TypeError as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(f"{expected}, got {values!r}")
+    known = {field.name for field in dataclasses.fields(SamplingParams)}
+    if unknown := [key for key in values if key not in known]:
+        raise ValueError(f"{expected}, got {reprlib.repr(unknown[0])}")
+    return SamplingParams(**values)
 
 
 Sampling = Annotated[SamplingParams, BeforeValidator(read_sampling)]

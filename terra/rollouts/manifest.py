@@ -35,7 +35,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from terra.config.groups import FolderName, MapPose
+from terra.config.groups import FolderName, MapPose, read_sampling
 from terra.errors import ConfigError, TerraError
 from terra.rollouts.settings import RolloutSettings, Samples
 from terra.sampling import SamplingParams
@@ -313,10 +313,7 @@ def _contexts(fields: _Fields, has_paths: bool, where: str) -> tuple[str, ...]:
 
 
 def _sampling(changes: dict[str, Any], default: SamplingParams, where: str) -> SamplingParams:
-    if unknown := changes.keys() - vars(default).keys():
-        expected = ", ".join(vars(default))
-        raise ConfigError(f"{where}: sampling: expected {expected}, got {reprlib.repr(min(unknown))}")
     try:
-        return SamplingParams(**{**vars(default), **changes})
+        return read_sampling({**vars(default), **changes})
     except ValueError as error:
         raise ConfigError(f"{where}: sampling: {error}") from None
