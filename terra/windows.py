@@ -17,12 +17,15 @@ remembers 4 frames, without a map:
     window 2   4 of 0 .. 39,     frames 40 .. 60
 """
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import chain, islice
 
 import torch
 
-from terra.engine.base import Engine, Session, check_actions, check_adapter
+from terra.engine.base import Engine, Session, check_actions, check_adapter, run_live
 from terra.errors import ConfigError, EngineError
 from terra.memory import memory_frames
 from terra.prompt import Action, Actions, FrameTokens, Prompt, build_prompt
@@ -207,6 +210,17 @@ class SlidingSession:
                 index += 1
                 yield frame
 
+    async def run_live(self, actions: Iterator[Action]) -> AsyncGenerator[FrameTokens, None]:
+        """See `terra.engine.base.RunsLive.run_live`; the first action of a window is chosen before the window opens."""
+        while (first := next(actions, None)) is not None:
+            session = await self._ready(first)
+            taken = deque[Action]()
+            now = _noted(islice(chain([first], actions), self._room), taken)
+            async with aclosing(run_live(session, now)) as frames:
+                async for frame in frames:
+                    self._note(taken.popleft(), frame)
+                    yield frame
+
     async def close(self) -> None:
         """See `terra.engine.base.Session.close`."""
         self._closed = True
@@ -256,3 +270,9 @@ class SlidingSession:
             tokens, actions = torch.cat([memory, tokens]), torch.cat([places, actions])
         seed = window_seed(self._seed, self._index)
         return await self._engine.open(build_prompt(tokens, actions), self._sampling, seed, self._adapter)
+
+
+def _noted(actions: Iterator[Action], taken: deque[Action]) -> Iterator[Action]:
+    for action in actions:
+        taken.append(action)
+        yield action

@@ -5,8 +5,9 @@ The same on a GPU: `TERRA_TEST_DEVICE=cuda pytest tests/test_engines.py -k "not 
 
 import asyncio
 import itertools
+import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 from engine_rollouts import (
     GREEDY,
+    PATIENCE,
     PLAIN,
     SAMPLINGS,
     WINDOW,
@@ -21,13 +23,14 @@ from engine_rollouts import (
     check_closing,
     make_prompt,
     ran,
+    ran_live,
     soon,
     stepped,
 )
 from tiny import COLS, DEVICE, ROWS, save_tiny
 
 from terra.benchmark.prompts import prompt_maker
-from terra.engine.base import Engine, EngineCounters, Session, WarmsUp
+from terra.engine.base import Engine, EngineCounters, RunsLive, Session, WarmsUp, run_live
 from terra.engine.graph import slots as slots_module
 from terra.engine.graph.engine import GraphEngine, check_gpu, make_backend
 from terra.engine.graph.kv_cache import SHARED_MULTIPLE
@@ -67,9 +70,9 @@ class TestContract:
     @pytest.mark.parametrize("sampling", SAMPLINGS)
     def test_run_equals_step(self, engine, wait, sampling):
         prompt, actions = make_prompt(1)
-        assert torch.equal(
-            wait(ran(engine, prompt, actions, sampling)), wait(stepped(engine, prompt, actions, sampling))
-        )
+        expected = wait(stepped(engine, prompt, actions, sampling))
+        assert torch.equal(wait(ran(engine, prompt, actions, sampling)), expected)
+        assert torch.equal(wait(ran_live(engine, prompt, actions, sampling)), expected)
 
     @pytest.mark.parametrize("switches", [(1,), (2,), (1, 2), (1, 2, 3, 4)])
     def test_step_and_run_mix(self, engine, wait, switches):
@@ -81,8 +84,10 @@ class TestContract:
             frames = []
             bounds = [0, *switches, len(actions)]
             for turn, (start, end) in enumerate(itertools.pairwise(bounds)):
-                if turn % 2:
+                if turn % 3 == 1:
                     frames += [await session.step(action) for action in actions[start:end]]
+                elif turn % 3 == 2:
+                    frames += [frame async for frame in run_live(session, iter(actions[start:end]))]
                 else:
                     frames += [frame async for frame in session.run(actions[start:end])]
             await session.close()
@@ -121,7 +126,7 @@ class TestContract:
 
         async def together():
             others = [make_prompt(100 + index) for index in range(16)]
-            way = itertools.cycle([stepped, ran])
+            way = itertools.cycle([stepped, ran, ran_live])
             work = [next(way)(engine, *other, seed=index) for index, other in enumerate(others)]
             return (await asyncio.gather(stepped(engine, prompt, actions), *work))[0]
 
@@ -159,10 +164,39 @@ class TestContract:
         with pytest.raises(EngineError, match="room for 5 more, got 8"):
             wait(ran(engine, prompt, actions))
 
+    def test_a_live_run_raises_what_its_actions_raise(self, engine, wait):
+        """Or what they are refused for; behind the frames before, and the session goes on."""
+        prompt, actions = make_prompt(6)
+        expected = wait(stepped(engine, prompt, actions))
+
+        def raising() -> Iterator[torch.Tensor]:
+            yield from actions[:2]
+            raise LookupError("no third action")
+
+        async def with_errors():
+            session = await engine.open(prompt, PLAIN, 1)
+            frames: list[torch.Tensor] = []
+
+            async def run(chosen: Iterator[torch.Tensor]) -> None:
+                async for frame in run_live(session, chosen):
+                    frames.append(frame)
+
+            with pytest.raises(LookupError, match="no third action"):
+                await run(raising())
+            with pytest.raises(EngineError, match="expected finite numbers"):
+                await run(iter([actions[2], actions[3] / 0]))
+            with pytest.raises(EngineError, match="the window holds 8 frames: room for 0 more, got 1"):
+                await run(itertools.chain(actions[3:], actions))
+            await session.close()
+            return torch.stack(frames)
+
+        assert torch.equal(wait(soon(with_errors())), expected)
+
     def test_no_actions_give_no_frames(self, engine, wait):
         async def nothing():
             session = await engine.open(make_prompt(6)[0], PLAIN, 1)
             frames = [frame async for frame in session.run(torch.zeros(0, 6, 3))]
+            frames += [frame async for frame in run_live(session, iter([]))]
             await session.close()
             return frames
 
@@ -180,13 +214,14 @@ class TestContract:
         with pytest.raises(EngineError, match="closed"):
             wait(after_close())
 
-    def test_abandoned_run_leaves_the_session_usable(self, engine, wait):
+    @pytest.mark.parametrize("live", [False, True])
+    def test_abandoned_run_leaves_the_session_usable(self, engine, wait, live):
         prompt, actions = make_prompt(8)
         expected = wait(stepped(engine, prompt, actions))
 
         async def abandon():
             session = await engine.open(prompt, PLAIN, 1)
-            run = session.run(actions)
+            run = run_live(session, iter(actions)) if live else session.run(actions)
             frames = [await anext(run)]
             await run.aclose()
             frames += [await session.step(action) for action in actions[1:]]
@@ -510,12 +545,65 @@ def test_graph_sessions_take_turns(tiny_model, graph_engine, wait, max_sessions,
     engine = GraphEngine(tiny_model, **sizes, dtype="float32", device=DEVICE)
 
     async def together():
-        ways = itertools.cycle([stepped, ran])
+        ways = itertools.cycle([stepped, ran, ran_live])
         return await asyncio.gather(*(next(ways)(engine, *rollout) for rollout in rollouts))
 
     for frames, expected in zip(wait(together()), alone, strict=True):
         assert torch.equal(frames, expected)
     wait(engine.close())
+
+
+def test_graph_asks_for_an_action_when_its_frame_begins(tiny_model, graph_engine, wait):
+    """While the frames before are on their way: nobody takes them here until all actions have been asked for."""
+    prompt, actions = make_prompt(15)
+    asked = threading.Event()
+
+    def choose() -> Iterator[torch.Tensor]:
+        assert threading.current_thread() is not threading.main_thread()
+        yield from actions
+        asked.set()
+
+    async def drive() -> torch.Tensor:
+        session = await graph_engine.open(prompt, PLAIN, 1)
+        assert isinstance(session, RunsLive)
+        run = session.run_live(choose())
+        frames = [await anext(run)]
+        assert asked.wait(PATIENCE)  # the event loop stands still
+        frames += [frame async for frame in run]
+        await session.close()
+        return torch.stack(frames)
+
+    assert torch.equal(wait(drive()), wait(stepped(graph_engine, prompt, actions)))
+
+
+def test_graph_sessions_that_run_live_take_turns(tiny_model, wait):
+    """With fewer slots than sessions; each frame is a request of its own."""
+    engine = GraphEngine(tiny_model, drafts=3, max_sessions=1, dtype="float32", device=DEVICE)
+    order: list[int] = []
+    both = threading.Barrier(2, timeout=PATIENCE)
+
+    def choose(number: int) -> Iterator[torch.Tensor]:
+        for index, action in enumerate(make_prompt(number)[1]):
+            if number == 16 and not index:
+                both.wait()  # until the other's request is there, too
+            order.append(number)
+            yield action
+
+    async def drive(number: int) -> None:
+        session = await engine.open(make_prompt(number)[0], PLAIN, 1)
+        run = run_live(session, choose(number))
+        if number == 17:
+            asyncio.get_running_loop().call_soon(both.wait)
+        async for _ in run:
+            pass
+        await session.close()
+
+    async def together() -> None:
+        await asyncio.gather(drive(16), drive(17))
+
+    wait(soon(together()))
+    wait(engine.close())
+    assert order == [16, *[16, 17] * (WINDOW - 4), 17]  # the other's first request is behind a second one
 
 
 def test_graph_warm_up_changes_no_token(tiny_model, graph_engine, wait, monkeypatch):

@@ -53,12 +53,13 @@ def test_sliding_session_opens_the_planned_windows(plan, seed, data):
     engine = CountingEngine(max_frames)
     actions = torch.arange(num_frames - 1.0)[:, None, None].expand(-1, 1, 3)
     prompt = build_prompt(torch.arange(num_context)[:, None, None], actions[: num_context - 1])
-    cut = data.draw(st.integers(num_context - 1, num_frames - 1))
+    cut, live = sorted(data.draw(st.integers(num_context - 1, num_frames - 1)) for _ in range(2))
 
     async def rollout():
         session = await SlidingSession.open(engine, prompt, SAMPLING, seed, overlap)
         frames = [await session.step(action) for action in actions[num_context - 1 : cut]]
-        frames += [frame async for frame in session.run(actions[cut:])]
+        frames += [frame async for frame in session.run_live(iter(actions[cut:live]))]
+        frames += [frame async for frame in session.run(actions[live:])]
         await session.close()
         return [int(frame) for frame in frames]
 

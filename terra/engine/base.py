@@ -5,7 +5,7 @@ the weights, the device and the KV cache, and runs many sessions at once. The in
 `terra.pipeline` adds the blocking one.
 """
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -112,6 +112,37 @@ class Session(Protocol):
     async def close(self) -> None:
         """Free what the session holds in the engine. Closing twice does nothing."""
         ...
+
+
+@runtime_checkable
+class RunsLive(Protocol):
+    """A session whose engine asks for each action when its frame begins, without a turn of the event loop before it."""
+
+    def run_live(self, actions: Iterator[Action]) -> AsyncGenerator[FrameTokens, None]:
+        """Apply actions that are chosen one by one and yield each frame's tokens as soon as they are sampled.
+
+        The same tokens as a `step` for each action, but the next frame may begin while the one before is still on its
+        way to the caller.
+
+        Args:
+            actions: asked for an action when the action's frame begins, and for no two at a time; the run ends where
+                they end. The engine's own thread may ask, and all sessions wait until it has the action.
+
+        Raises:
+            EngineError: as `step`, in place of the frame.
+            Exception: what `actions` raises, in place of the frame.
+        """
+        ...
+
+
+def run_live(session: Session, actions: Iterator[Action]) -> AsyncGenerator[FrameTokens, None]:
+    """See `RunsLive.run_live`; a `step` for each action where the session has nothing faster."""
+    return session.run_live(actions) if isinstance(session, RunsLive) else _run_by_steps(session, actions)
+
+
+async def _run_by_steps(session: Session, actions: Iterator[Action]) -> AsyncGenerator[FrameTokens, None]:
+    for action in actions:
+        yield await session.step(action)
 
 
 @runtime_checkable

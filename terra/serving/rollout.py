@@ -5,8 +5,10 @@ prompt and its own seed, so that the same actions give the same tokens again. Th
 that prompt before. With memory, every frame among which the undisturbed rollout would choose is kept, too.
 """
 
+import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +21,7 @@ from terra.engine.base import EngineSpec
 from terra.errors import EngineError
 from terra.memory import MOST_CANDIDATES, MemoryRule, Pose, advance, memory_frames, poses_along
 from terra.pipeline import Pipeline
-from terra.prompt import Actions, build_prompt
+from terra.prompt import Action, Actions, FrameTokens, build_prompt
 from terra.recall import PlaceMap, Recall
 from terra.sampling import SamplingParams
 from terra.windows import SlidingSession, window_at
@@ -106,8 +108,31 @@ def context_moments(
     return tuple(moments)
 
 
+@dataclass(frozen=True, eq=False)
+class _Begun:
+    """A frame in the making: the action that leads to it, the driver at it, and the driver as told last before it."""
+
+    action: Float32[np.ndarray, "slots action_dim"]
+    driver: Driver | Player
+    told: Driver | Player
+
+    def driver_now(self, newest: Driver | Player, told: Driver | Player, num_frames: int) -> Driver | Player:
+        """The driver at this frame, as told last: what a driver is told counts from the newest complete frame on.
+
+        Args:
+            newest: the driver at that frame, as told since.
+            told: the driver as told last.
+            num_frames: frames from the newest one to this one. A car has moved meanwhile as it had been told before.
+        """
+        if self.told is told:
+            return self.driver
+        if isinstance(self.driver, Player) or isinstance(newest, Player):
+            return newest
+        return replace(newest, pose=self.driver.pose, num_since=newest.num_since + num_frames)
+
+
 class LiveRollout:
-    """Steps with the driver's or a given action, and rewinds. Not for use by two callers at once.
+    """Goes on with the driver's or given actions, and rewinds. Not for use by two callers at once.
 
     Args:
         pipeline: its engine generates the frames.
@@ -123,7 +148,9 @@ class LiveRollout:
         self._moments = deque(start.moments, maxlen=kept)
         self._session: SlidingSession | None = None
         self.adapter, self.memory = start.adapter, start.memory
-        self.driver = start.last.driver
+        # The driver at the newest frame, and as told last; the engine's thread reads both when a frame begins.
+        self._lock = threading.Lock()
+        self._driver = self._told = start.last.driver
 
     @property
     def last(self) -> Moment:
@@ -135,25 +162,39 @@ class LiveRollout:
         """The kept frames, oldest first."""
         return tuple(self._moments)
 
-    async def step(self, action: Float32[np.ndarray, "slots action_dim"] | None = None) -> Moment:
-        """Generate the next frame with the given action, or with the driver's.
+    @property
+    def driver(self) -> Driver | Player:
+        """The driver at the newest frame, as told since."""
+        return self._driver
+
+    def tell(self, driver: Driver | Player) -> None:
+        """Let the driver at the newest frame be this one: it counts from the next frame on that begins."""
+        with self._lock:
+            self._driver = self._told = driver
+
+    async def run(
+        self, actions: Iterator[Float32[np.ndarray, "slots action_dim"] | None]
+    ) -> AsyncGenerator[Moment, None]:
+        """Generate a frame for each action, or with the driver's where it is None. To be closed before the rollout is.
+
+        Args:
+            actions: asked for an action when the action's frame begins, perhaps in the engine's thread and while the
+                frame before is not complete; see `terra.engine.base.RunsLive`.
 
         Raises:
-            EngineError: the action does not fit the model, or the engine failed.
+            EngineError: an action does not fit the model, or the engine failed.
         """
         if self._session is None:
             self._session = await self._open()
-        before = self.driver
-        taken, driver = self._taken(action)
-        tokens = await self._session.step(torch.from_numpy(taken))
-        if self.driver is not before:  # told something else while the frame was made: that counts from here
-            driver = _after(driver, self.driver)
-        self.driver = driver
-        grid, pose = tokens.numpy().astype(np.int32), self._pose(taken)
-        memory = tuple(self._session.memory)
-        moment = Moment(self.last.index + 1, grid, taken, driver, generated=True, pose=pose, memory=memory)
-        self._moments.append(moment)
-        return moment
+        begun = deque[_Begun]()
+        async with aclosing(self._session.run_live(self._begin(actions, begun))) as frames:
+            async for tokens in frames:
+                yield self._complete(tokens, begun)
+
+    async def step(self, action: Float32[np.ndarray, "slots action_dim"] | None = None) -> Moment:
+        """Generate the next frame with the given action, or with the driver's. Raises EngineError as `run`."""
+        async with aclosing(self.run(iter([action]))) as moments:
+            return await anext(moments)
 
     async def rewind(self, index: int) -> Moment:
         """Rewind to a frame, which becomes the last one.
@@ -164,7 +205,7 @@ class LiveRollout:
         kept = self._up_to(index)
         await self.close()
         self._moments = deque(kept, maxlen=self._moments.maxlen)
-        self.driver = kept[-1].driver
+        self.tell(kept[-1].driver)
         return kept[-1]
 
     def fork(self, index: int) -> Fork:
@@ -177,11 +218,33 @@ class LiveRollout:
         if session is not None:
             await session.close()
 
+    def _begin(
+        self, actions: Iterator[Float32[np.ndarray, "slots action_dim"] | None], begun: deque[_Begun]
+    ) -> Iterator[Action]:
+        """The actions that frames begin with; what has begun is added to `begun`."""
+        for action in actions:
+            with self._lock:
+                driver = begun[-1].driver_now(self._driver, self._told, len(begun)) if begun else self._driver
+                taken, moved = self._taken(driver, action)
+                begun.append(_Begun(taken, moved, self._told))
+            yield torch.from_numpy(taken)
+
+    def _complete(self, tokens: FrameTokens, begun: deque[_Begun]) -> Moment:
+        """Keep the first frame that has begun, whose tokens these are."""
+        assert self._session is not None
+        with self._lock:
+            first = begun.popleft()
+            driver = self._driver = first.driver_now(self._driver, self._told, 1)
+        grid, pose = tokens.numpy().astype(np.int32), self._pose(first.action)
+        memory = tuple(self._session.memory)
+        moment = Moment(self.last.index + 1, grid, first.action, driver, generated=True, pose=pose, memory=memory)
+        self._moments.append(moment)
+        return moment
+
     def _taken(
-        self, action: Float32[np.ndarray, "slots action_dim"] | None
+        self, driver: Driver | Player, action: Float32[np.ndarray, "slots action_dim"] | None
     ) -> tuple[Float32[np.ndarray, "slots action_dim"], Driver | Player]:
         """The given action or the driver's, and the driver after it."""
-        driver = self.driver
         if isinstance(driver, Player):
             return (driver.action if action is None else action), driver
         if action is None:
@@ -237,10 +300,3 @@ class LiveRollout:
         ]
         start = self._start
         return Recall(rule, self._spec, start.num_context, frames, self._moments[0].index, start.place)
-
-
-def _after(moved: Driver | Player, told: Driver | Player) -> Driver | Player:
-    """The driver at a new frame who was told something while the frame was made; a car has moved as `moved` has."""
-    if isinstance(moved, Player) or isinstance(told, Player):
-        return told
-    return replace(told, pose=moved.pose, num_since=told.num_since + 1)

@@ -4,7 +4,8 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,7 +165,7 @@ class LiveSession:
         await self._say(type="error", code=code, message=message)
 
     async def _tell(self, driver: Driver | Player) -> None:
-        self.rollout.driver = driver
+        self.rollout.tell(driver)
         if self._mode == "waiting":
             await self._set_mode("running")
 
@@ -256,22 +257,38 @@ class LiveSession:
     async def _generate(self) -> None:
         try:
             while True:
-                while not self._is_due():
+                while not (self._may_follow(self.rollout.last.index) and (self._mode == "running" or self._steps)):
+                    if self.rollout.last.index + 1 >= self._settings.max_frames:
+                        self.end("max_frames")
                     self._changed.clear()
                     await self._changed.wait()
-                action = self._steps.popleft() if self._steps else None
-                chosen = time.perf_counter()
-                moment = await self.rollout.step(action)
-                await self._outbox.put(_Frame(moment, chosen))
+                chosen = deque[float]()
+                async with aclosing(self.rollout.run(self._actions(chosen))) as moments:
+                    async for moment in moments:
+                        await self._outbox.put(_Frame(moment, chosen.popleft()))
         finally:
             await self.rollout.close()
 
-    def _is_due(self) -> bool:
+    def _actions(self, chosen: deque[float]) -> Iterator[Float32[np.ndarray, "slots 3"] | None]:
+        """The action of each frame that may begin, None for the driver's, and in `chosen` when it was asked for.
+
+        The engine's thread may ask, and the event loop takes steps away meanwhile.
+        """
         last = self.rollout.last.index
-        if last + 1 >= self._settings.max_frames:
-            self.end("max_frames")
-            return False
-        return (self._mode == "running" or bool(self._steps)) and last - self._acked < self._settings.ahead
+        while self._may_follow(last):
+            try:
+                action = self._steps.popleft()
+            except IndexError:
+                if self._mode != "running":
+                    return
+                action = None
+            last += 1
+            chosen.append(time.perf_counter())
+            yield action
+
+    def _may_follow(self, index: int) -> bool:
+        """Whether a frame may follow this one, as far as limits and acknowledgements go."""
+        return index + 1 < self._settings.max_frames and index - self._acked < self._settings.ahead
 
     async def _show_all(self) -> None:
         while True:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny import COLS, ROWS
 
-from terra.engine.base import Engine
+from terra.engine.base import Engine, run_live
 from terra.errors import EngineError
 from terra.prompt import Prompt, build_prompt
 from terra.sampling import SamplingParams
@@ -60,6 +60,16 @@ async def ran(
     return torch.stack(frames)
 
 
+async def ran_live(
+    engine: Engine, prompt: Prompt, actions: torch.Tensor, sampling=PLAIN, seed: int = 1, adapter: str | None = None
+) -> torch.Tensor:
+    """The frames of a session that asks for each action when the action's frame begins."""
+    session = await engine.open(prompt, sampling, seed, adapter)
+    frames = [frame async for frame in run_live(session, iter(actions))]
+    await session.close()
+    return torch.stack(frames)
+
+
 async def check_closing(engine: Engine) -> None:
     """Check that closing an engine fails all waiting sessions at once, and all later ones."""
     prompt, actions = make_prompt(14)
@@ -68,10 +78,11 @@ async def check_closing(engine: Engine) -> None:
     waiting = [
         asyncio.create_task(way(engine, prompt, actions, seed=seed)) for way in (stepped, ran) for seed in range(20)
     ]
+    waiting.append(asyncio.create_task(ran_live(engine, prompt, actions)))
     await asyncio.sleep(0)
     await soon(engine.close())
     errors = await soon(asyncio.gather(*waiting, return_exceptions=True))
-    assert [(type(error), str(error)) for error in errors] == [(EngineError, "the engine is closed")] * 40
+    assert [(type(error), str(error)) for error in errors] == [(EngineError, "the engine is closed")] * 41
     for late in (idle.step(actions[1]), engine.open(prompt, PLAIN, 0)):
         with pytest.raises(EngineError, match="the engine is closed"):
             await soon(late)

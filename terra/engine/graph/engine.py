@@ -3,7 +3,8 @@
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing
 from pathlib import Path
 
 import torch
@@ -138,18 +139,13 @@ class GraphEngine:
             self._requests.put(None)
             await asyncio.to_thread(self._thread.join)
 
-    def request(self, window: Window, first: int, actions: Actions) -> Run:
-        """Let the scheduler make frames of a window; called in the event loop that receives them.
-
-        Args:
-            window: the session's.
-            first: number of the first frame in the window.
-            actions: one for each frame, (steps, slots, action_dim); at least one.
+    def request(self, window: Window, first: int, actions: Iterator[Action], num_frames: int | None) -> Run:
+        """Let the scheduler make frames of a window, see `Run`; called in the event loop that receives them.
 
         Raises:
             EngineError: the engine is closed or has failed.
         """
-        run = Run(window, first, actions, asyncio.get_running_loop())
+        run = Run(window, first, actions, num_frames, asyncio.get_running_loop())
         self._request(run)
         return run
 
@@ -201,21 +197,37 @@ class GraphSession:
     async def run(self, actions: Actions) -> AsyncIterator[FrameTokens]:
         """See `terra.engine.base.Session.run`."""
         check_actions(actions, self._num_frames, self._engine.spec)
+        async with aclosing(self._run(iter(actions), len(actions))) as frames:
+            async for frame in frames:
+                yield frame
+
+    def run_live(self, actions: Iterator[Action]) -> AsyncGenerator[FrameTokens, None]:
+        """See `terra.engine.base.RunsLive.run_live`; the engine's thread asks for the actions."""
+        return self._run(self._checked(actions), None)
+
+    async def _run(self, actions: Iterator[Action], num_frames: int | None) -> AsyncGenerator[FrameTokens, None]:
         window = self._window
         if window is None:
             raise EngineError("the session is closed")
-        if not len(actions):
+        if num_frames == 0:
             return
-        run = self._engine.request(window, self._num_frames, actions)
+        run = self._engine.request(window, self._num_frames, actions, num_frames)
         try:
-            for _ in actions:
+            while num_frames is None or self._num_frames < run.first + num_frames:
                 frame = await run.frames.get()
-                if isinstance(frame, EngineError):
+                if frame is None:
+                    return
+                if isinstance(frame, Exception):
                     raise frame
                 self._num_frames += 1
                 yield frame
         finally:
             run.cancelled = True
+
+    def _checked(self, actions: Iterator[Action]) -> Iterator[Action]:
+        for num_frames, action in enumerate(actions, self._num_frames):
+            check_actions(action[None], num_frames, self._engine.spec)
+            yield action
 
     async def close(self) -> None:
         """See `terra.engine.base.Session.close`."""

@@ -21,7 +21,7 @@ from terra.engine.graph.slots import FrameRequest, Slots, Snapshot
 from terra.engine.graph.step import DecodeSteps
 from terra.engine.graph.transfers import mark
 from terra.errors import EngineError
-from terra.prompt import Actions, FrameTokens, Prompt
+from terra.prompt import Action, FrameTokens, Prompt
 from terra.sampling import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -68,30 +68,28 @@ class Window:
 
 @dataclass(eq=False)
 class Run:
-    """A session's request: consecutive frames of its window, whose actions are known.
+    """A session's request: consecutive frames of its window.
 
     Attributes:
         window: the session's.
         first: number, in the window, of this run's first frame.
-        actions: one for each frame, (frames, action slots of a frame, action_dim); at least one.
+        actions: asked, in the scheduler's thread, for the action of each frame when the frame begins.
+        num_frames: number of frames requested, at least one; None: as many as there are actions.
         loop: the session's event loop.
-        frames: receives, in that loop, each frame in order, or an EngineError in place of the rest.
+        frames: receives, in that loop, each frame in order, and what ends the run before `num_frames`: None where there
+            is no further action, or an error.
         begun: number of frames whose decoding has begun, complete ones included.
         cancelled: the session no longer reads `frames`; set by the event loop, read by the scheduler's thread.
-        num_frames: number of frames requested.
     """
 
     window: Window
     first: int
-    actions: Actions
+    actions: Iterator[Action]
+    num_frames: int | None
     loop: asyncio.AbstractEventLoop
-    frames: "asyncio.Queue[FrameTokens | EngineError]" = field(default_factory=asyncio.Queue)
+    frames: "asyncio.Queue[FrameTokens | Exception | None]" = field(default_factory=asyncio.Queue)
     begun: int = 0
     cancelled: bool = False
-    num_frames: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.num_frames = len(self.actions)
 
 
 @dataclass(eq=False)
@@ -158,6 +156,7 @@ class Scheduler:
         self._decoding: dict[int, _Frame] = {}  # by slot
         self._asked: _Question | None = None  # in the turn before
         self._copies: list[_Copy] = []  # begun in the turn before, and in this one
+        self._ended: list[tuple[Run, Exception | None]] = []  # without a further action; told behind their frames
         self._warming_up: WarmUp | None = None
         self.failure: str | None = None
         self._prefilled = self._cached = self._sampled = 0
@@ -220,6 +219,7 @@ class Scheduler:
         begun: list[FrameRequest] = []
         given: dict[int, Window] = {}
         waiting: list[Run] = []
+        live: list[Run] = []  # behind the others, as if each frame were a request of its own
         under_way = dict(self._decoding)  # the device does not know yet of those that are added below
         for run in self._waiting:
             window = run.window
@@ -230,19 +230,36 @@ class Scheduler:
                 continue
             slot = next(free, None) if window.slot is None else window.slot
             if slot is not None and slot not in self._decoding:  # else with the window's frame before
+                action = self._next_action(run)
+                if action is None:
+                    continue
                 if window.slot is None:
                     self._give(slot, window)
                     given[slot] = window
-                number, action = run.first + run.begun, run.actions[run.begun]
+                number = run.first + run.begun
                 begun.append(FrameRequest(slot, number, action, window.sampling))
                 self._decoding[slot] = _Frame(run, number, self._slots.layout.block)
                 run.begun += 1
-            if run.begun < run.num_frames:
+                if run.num_frames is None:
+                    live.append(run)
+                    continue
+            if run.begun != run.num_frames:
                 waiting.append(run)
-        self._waiting = waiting
+        self._waiting = waiting + live
         self._fill_slots(given, under_way)
         if begun:
             self._slots.begin_frames(begun)
+
+    def _next_action(self, run: Run) -> Action | None:
+        """The action of a run's next frame; None where the run ends without one."""
+        try:
+            action = next(run.actions, None)
+        except Exception as error:
+            self._ended.append((run, error))
+            return None
+        if action is None:
+            self._ended.append((run, None))
+        return action
 
     def _free_slots(self) -> Iterator[int]:
         """Slots to give away: first those without an open window, last those whose window waits for a frame.
@@ -354,7 +371,7 @@ class Scheduler:
         return {slot: frame for slot, frame in question.frames.items() if not remaining[slot]}
 
     def _hand_out(self, count: int) -> None:
-        """Give away the frames of the first copies, so many."""
+        """Give away the frames of the first copies, so many, and then tell the runs that have ended."""
         for copy in self._copies[:count]:
             tokens, passes = copy.wait()
             self._sampled += tokens.numel()
@@ -364,10 +381,14 @@ class Scheduler:
             frames = [frame.clone().view(grid) for frame, grid in zip(tokens, grids, strict=True)]
             _deliver(zip(copy.runs, frames, strict=True))
             self._copies.remove(copy)
+        if self._ended:
+            _deliver(self._ended)
+            self._ended = []
 
     def _fail(self, error: EngineError) -> None:
         runs = [*self._waiting, *(frame.run for frame in self._decoding.values())]
         runs += [run for copy in self._copies for run in copy.runs]
+        runs += [run for run, _ in self._ended]
         if self._warming_up is not None:
             self._warming_up.done.set_exception(error)
         while not self._requests.empty():
@@ -380,9 +401,9 @@ class Scheduler:
         _deliver([(run, error) for run in dict.fromkeys(runs)])
 
 
-def _deliver(items: Iterable[tuple[Run, FrameTokens | EngineError]]) -> None:
-    """Hand frames to their sessions: one call for all of an event loop's, since each call wakes it."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Run, FrameTokens | EngineError]]] = defaultdict(list)
+def _deliver(items: Iterable[tuple[Run, FrameTokens | Exception | None]]) -> None:
+    """Hand frames, and ends of runs, to sessions: one call for all of an event loop's, since each call wakes it."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Run, FrameTokens | Exception | None]]] = defaultdict(list)
     for run, item in items:
         by_loop[run.loop].append((run, item))
     for loop, own in by_loop.items():
@@ -390,6 +411,6 @@ def _deliver(items: Iterable[tuple[Run, FrameTokens | EngineError]]) -> None:
             loop.call_soon_threadsafe(_put, own)
 
 
-def _put(items: Iterable[tuple[Run, FrameTokens | EngineError]]) -> None:
+def _put(items: Iterable[tuple[Run, FrameTokens | Exception | None]]) -> None:
     for run, item in items:
         run.frames.put_nowait(item)
