@@ -5,7 +5,8 @@
         engine=graph engine.drafts=63 engine.step_tokens=512 decoder.compiled=true
 
 Further arguments are those of `terra generate`; all drivers drive the trajectory's actions again and again, from the
-contexts in turn and with seeds of their own. A driver takes its next frame while the picture of the last one is made.
+contexts in turn and with seeds of their own. A driver's next frame begins once the one before is complete, unless two
+pictures are missing.
 With --trace they drive on under a profiler, which slows the host: how idle the GPU was, and what it did.
 """
 
@@ -15,8 +16,9 @@ import itertools
 import json
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,12 +38,14 @@ from terra.engine.base import WarmsUp
 from terra.errors import ConfigError
 from terra.generate import GenerateSettings
 from terra.pipeline import Pipeline
-from terra.prompt import Actions, FrameTokens
+from terra.prompt import Action, Actions, FrameTokens
 from terra.rollout import load_action_file
 from tokenizer import Frames
 from tokenizer.settings import checked
 
 _SHOWN_KERNELS, _NAME_LENGTH = 10, 40
+_FRAMES_AHEAD = 2
+"""Complete frames whose pictures are missing, at most, as `live.ahead` of `terra serve`."""
 
 
 @dataclass
@@ -206,15 +210,25 @@ async def drive(
     async with asyncio.TaskGroup() as pictures:
         session = await pipeline.open(tokens, actions[:given], settings.sampling, seed)
         try:
-            picture: asyncio.Task[None] | None = None
-            for action in itertools.cycle(actions[given:]):
-                frame = await session.step(action)
-                driven.frames.append(now := time.perf_counter())
-                if picture is not None:
-                    await picture
-                picture = pictures.create_task(show(pipeline, frame, now, driven))
+            chosen = itertools.cycle(actions[given:])
+            making = deque[asyncio.Task[None]]()
+            while True:
+                async with aclosing(session.run_live(while_shown(chosen, driven))) as frames:
+                    async for frame in frames:
+                        driven.frames.append(now := time.perf_counter())
+                        making.append(pictures.create_task(show(pipeline, frame, now, driven)))
+                while making:
+                    await making.popleft()
         finally:
             await session.close()
+
+
+def while_shown(actions: Iterator[Action], driven: Driven) -> Iterator[Action]:
+    """Actions of frames that may begin: until one would begin behind two whose pictures are missing."""
+    begun = len(driven.frames)
+    while begun - len(driven.pictures) < _FRAMES_AHEAD:
+        begun += 1
+        yield next(actions)
 
 
 async def show(pipeline: Pipeline, frame: FrameTokens, at: float, driven: Driven) -> None:
