@@ -580,21 +580,21 @@ def test_graph_sessions_that_run_live_take_turns(tiny_model, wait):
     """With fewer slots than sessions; each frame is a request of its own."""
     engine = GraphEngine(tiny_model, drafts=3, max_sessions=1, dtype="float32", device=DEVICE)
     order: list[int] = []
-    both = threading.Barrier(2, timeout=PATIENCE)
+    begun, both = threading.Event(), threading.Event()
 
     def choose(number: int) -> Iterator[torch.Tensor]:
-        for index, action in enumerate(make_prompt(number)[1]):
-            if number == 16 and not index:
-                both.wait()  # until the other's request is there, too
+        for action in make_prompt(number)[1]:
             order.append(number)
+            begun.set()
+            assert both.wait(PATIENCE)  # until the other's request is there, too
             yield action
 
     async def drive(number: int) -> None:
         session = await engine.open(make_prompt(number)[0], PLAIN, 1)
-        run = run_live(session, choose(number))
         if number == 17:
-            asyncio.get_running_loop().call_soon(both.wait)
-        async for _ in run:
+            await asyncio.to_thread(begun.wait, PATIENCE)
+            asyncio.get_running_loop().call_soon(both.set)
+        async for _ in run_live(session, choose(number)):
             pass
         await session.close()
 
@@ -764,13 +764,13 @@ def test_the_host_waits_for_no_decode_step_where_it_asks_for_no_result(tiny_mode
             slots.copy_context(0, [1, 2], 3, [1, 2])
             slots.begin_frames([FrameRequest(slot, 3, actions[0], sampling) for slot in range(3)])
             steps.run(range(3), frozenset({sampling}), ROWS * COLS)
-            answer, frames = slots.ask_tokens_remaining(), slots.copy_frames([(0, 3), (2, 3)])
+            answer, frames = slots.ask_start(), slots.copy_frames([(0, 3), (2, 3)])
             slots.begin_frames([FrameRequest(1, 4, actions[1], sampling)])
             slots._share([1, 2], 0, 8)
             slots.release([0])
             slots.release([1, 2])
             torch.cuda.set_sync_debug_mode("default")
-            assert answer() == [0, 0, 0]
+            assert answer() == [slots.last_of(3)] * 3
             assert frames()[0].shape == (2, ROWS * COLS)
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -893,7 +893,7 @@ def test_a_graph_engine_that_fails_while_it_hands_out_says_so_to_all(tiny_model,
 def test_the_device_has_the_next_steps_before_the_host_waits_for_it(tiny_model, graph_engine, wait, monkeypatch):
     """With several sessions; tokens are those of sessions alone."""
     events: list[str] = []
-    run, ask = DecodeSteps.run, Slots.ask_tokens_remaining
+    run, ask = DecodeSteps.run, Slots.ask_start
 
     def noted_run(self: DecodeSteps, slots: Sequence[int], *rest: Any) -> None:
         events.append("steps" if len(slots) > 1 else "steps of one")
@@ -910,7 +910,7 @@ def test_the_device_has_the_next_steps_before_the_host_waits_for_it(tiny_model, 
         return wait_for_it
 
     monkeypatch.setattr(DecodeSteps, "run", noted_run)
-    monkeypatch.setattr(Slots, "ask_tokens_remaining", noted_ask)
+    monkeypatch.setattr(Slots, "ask_start", noted_ask)
     engine = GraphEngine(tiny_model, drafts=3, max_sessions=3, dtype="float32", device=DEVICE)
     inputs = [make_prompt(seed) for seed in (90, 91, 92)]
 

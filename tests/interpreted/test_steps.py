@@ -38,7 +38,7 @@ def decoded(checkpoint, backend, count, drafts, samplings, **options):
     slots.begin_frames(requests)
     steps, all_slots = DecodeSteps(slots, backend), range(count)
     steps.run(all_slots, frozenset(samplings), 4)
-    assert all(remaining <= 14 for remaining in slots.ask_tokens_remaining()())
+    assert all(slots.last_of(2) - start <= 14 for start in slots.ask_start()())
     assert (slots.best == NO_TOKEN).all()
     return slots.ids, slots.start
 

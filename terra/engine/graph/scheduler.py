@@ -7,8 +7,8 @@ import asyncio
 import hashlib
 import logging
 import queue
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -105,30 +105,45 @@ class WarmUp:
     done: "Future[None]" = field(default_factory=Future)
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class _Frame:
-    """A frame that is decoded in a slot.
-
-    `tokens_remaining` is a lower bound, also below 0: as if all drafts had been accepted since the last question that
-    the device has answered.
-    """
+    """A frame that is decoded: its run, its number in the window, and the position of its last token."""
 
     run: Run
     number: int
-    tokens_remaining: int
+    last: int
+
+
+@dataclass(eq=False)
+class _Decoding:
+    """What is decoded in a slot.
+
+    Attributes:
+        frames: the frame in the making, and perhaps the one behind it, which the same steps go on to.
+        start: the slot's `start` at most: as if all drafts had been accepted since the last question that the device
+            has answered.
+    """
+
+    frames: deque[_Frame]
+    start: int
+
+    @property
+    def tokens_remaining(self) -> int:
+        """How many tokens the first frame lacks, at least; 0 or less: it may be complete."""
+        return self.frames[0].last - self.start
 
 
 @dataclass(eq=False)
 class _Question:
-    """A question to the device after a turn's decode steps: how many tokens does each slot lack?
+    """A question to the device after a turn's decode steps: where is `start` of each slot?
 
     Attributes:
-        frames: those that the question is about, by slot.
+        slots: those that the question is about.
         wait: waits for the answer, one number for each slot of the engine.
         tokens_since: how many tokens a slot may have got after the question.
     """
 
-    frames: dict[int, _Frame]
+    slots: Collection[int]
     wait: Callable[[], list[int]]
     tokens_since: int = 0
 
@@ -144,8 +159,9 @@ class _Copy:
 class Scheduler:
     """Takes requests for frames, and for a warm-up, from a queue and does what they ask, until None comes.
 
-    One frame of a window is decoded at a time, and a window has one slot at most. A slot keeps its window when a frame
-    is complete, until another window needs the slot.
+    A window has one slot at most, and its frames are decoded one after another: the next frame of a run begins when the
+    one before may be complete soon, unless other windows wait for a slot. A slot keeps its window when a frame is
+    complete, until another window needs the slot.
     """
 
     def __init__(self, slots: Slots, steps: DecodeSteps, requests: "queue.SimpleQueue[Run | WarmUp | None]") -> None:
@@ -153,7 +169,7 @@ class Scheduler:
         self._windows: list[Window | None] = [None] * slots.num_slots
         # Runs with frames that are not begun, in the order of their requests.
         self._waiting: list[Run] = []
-        self._decoding: dict[int, _Frame] = {}  # by slot
+        self._decoding: dict[int, _Decoding] = {}  # by slot
         self._asked: _Question | None = None  # in the turn before
         self._copies: list[_Copy] = []  # begun in the turn before, and in this one
         self._ended: list[tuple[Run, Exception | None]] = []  # without a further action; told behind their frames
@@ -214,8 +230,9 @@ class Scheduler:
         request.done.set_result(None)
 
     def _start(self) -> None:
-        """Give slots to frames that wait, first come, first served, one frame of a window at a time."""
+        """Give slots to frames that wait, first come, first served, and begin these frames."""
         free = self._free_slots()
+        crowded = any(run.window.slot is None for run in self._waiting)
         begun: list[FrameRequest] = []
         given: dict[int, Window] = {}
         waiting: list[Run] = []
@@ -229,7 +246,8 @@ class Scheduler:
                 _deliver([(run, EngineError("the session is closed"))])
                 continue
             slot = next(free, None) if window.slot is None else window.slot
-            if slot is not None and slot not in self._decoding:  # else with the window's frame before
+            decoding = None if slot is None else self._decoding.get(slot)
+            if slot is not None and (decoding is None or (not crowded and self._may_go_on(decoding, run))):
                 action = self._next_action(run)
                 if action is None:
                     continue
@@ -237,8 +255,10 @@ class Scheduler:
                     self._give(slot, window)
                     given[slot] = window
                 number = run.first + run.begun
-                begun.append(FrameRequest(slot, number, action, window.sampling))
-                self._decoding[slot] = _Frame(run, number, self._slots.layout.block)
+                begun.append(FrameRequest(slot, number, action, window.sampling, goes_on=decoding is not None))
+                if decoding is None:
+                    decoding = self._decoding[slot] = _Decoding(deque(), self._slots.last_of(number - 1))
+                decoding.frames.append(_Frame(run, number, self._slots.last_of(number)))
                 run.begun += 1
                 if run.num_frames is None:
                     live.append(run)
@@ -249,6 +269,17 @@ class Scheduler:
         self._fill_slots(given, under_way)
         if begun:
             self._slots.begin_frames(begun)
+
+    def _may_go_on(self, decoding: _Decoding, run: Run) -> bool:
+        """Whether a run's next frame may begin behind the one that is decoded: the run's own one, and nearly done.
+
+        Its tokens are the first drafts of the next frame, and a live run's action is best chosen late.
+        """
+        if len(decoding.frames) > 1 or decoding.frames[0].run is not run:
+            return False
+        # Of a single frame it is known how far it is. Of several the next steps are under way already.
+        soon = self._steps.width(max(self._decoding) + 1) if len(self._decoding) == 1 else 0
+        return decoding.tokens_remaining <= soon
 
     def _next_action(self, run: Run) -> Action | None:
         """The action of a run's next frame; None where the run ends without one."""
@@ -286,7 +317,7 @@ class Scheduler:
                 before.snapshot = self._slots.swap_out(slot, before.last)
         window.slot, self._windows[slot] = slot, window
 
-    def _fill_slots(self, given: Mapping[int, Window], under_way: Mapping[int, _Frame]) -> None:
+    def _fill_slots(self, given: Mapping[int, Window], under_way: Mapping[int, _Decoding]) -> None:
         """Fill the slots that windows were given in this turn: from the window's snapshot, by a copy, or by prefill.
 
         While the host launches a prefill, the device goes on with the frames under way, unless all may be complete.
@@ -311,7 +342,7 @@ class Scheduler:
             elif window.context_digest in holders:
                 copies[window.context_digest].append(slot)
             else:
-                if any(frame.tokens_remaining > 0 for frame in under_way.values()):
+                if any(decoding.tokens_remaining > 0 for decoding in under_way.values()):
                     self._run_steps(under_way, _STEPS_BEFORE_PREFILL)
                 self._slots.prefill(slot, window.prompt, window.seed)
                 self._prefilled += window.prompt.num_frames * self._slots.layout.block
@@ -328,50 +359,52 @@ class Scheduler:
         once that turn's steps are queued. So the device is not idle while the host waits; the price is that turn's
         steps for a frame that was complete. If only one frame is not complete, the host waits for the answer at once.
         """
-        frames = self._decoding
-        if not frames:
+        if not self._decoding:
             return
-        min_steps = self._steps.min_steps({slot: frame.tokens_remaining for slot, frame in frames.items()})
-        has_drafts = self._steps.width(max(frames) + 1) > 1
-        least = _MIN_STEPS_FOR_MANY if has_drafts and len(frames) >= _MANY_FRAMES else 1
-        self._run_steps(frames, min(_STEPS_PER_TURN, max(least, min_steps)))
-        complete = self._answered()
-        rest = {slot: frame for slot, frame in frames.items() if slot not in complete}
+        remaining = {slot: decoding.tokens_remaining for slot, decoding in self._decoding.items()}
+        has_drafts = self._steps.width(max(remaining) + 1) > 1
+        least = _MIN_STEPS_FOR_MANY if has_drafts and len(remaining) >= _MANY_FRAMES else 1
+        self._run_steps(self._decoding, min(_STEPS_PER_TURN, max(least, self._steps.min_steps(remaining))))
+        self._end_complete()
         # As long as no slot can have its frame yet, there is no need to ask.
-        if any(frame.tokens_remaining <= 0 for frame in rest.values()):
-            self._asked = _Question(rest, self._slots.ask_tokens_remaining())
-            if len(rest) == 1:
-                complete |= self._answered()
-        if not complete:
-            return
-        numbers = [(slot, frame.number) for slot, frame in complete.items()]
-        runs = [frame.run for frame in complete.values()]
-        self._copies.append(_Copy(runs, self._slots.copy_frames(numbers)))
-        for slot, frame in complete.items():  # only now: if the copy fails, `_fail` finds the runs here
-            frame.run.window.last = frame.number
-            del frames[slot]
+        if any(decoding.tokens_remaining <= 0 for decoding in self._decoding.values()):
+            self._asked = _Question(list(self._decoding), self._slots.ask_start())
+            if len(self._decoding) == 1:
+                self._end_complete()
 
-    def _run_steps(self, frames: Mapping[int, _Frame], num_steps: int) -> None:
-        """Queue decode steps over the slots of frames, and lower what they lack as if all drafts were accepted."""
-        self._steps.run(list(frames), frozenset(frame.run.window.sampling for frame in frames.values()), num_steps)
-        max_tokens = num_steps * self._steps.width(max(frames) + 1)
-        for frame in frames.values():
-            frame.tokens_remaining -= max_tokens
+    def _run_steps(self, decoding: Mapping[int, _Decoding], num_steps: int) -> None:
+        """Queue decode steps over slots, and note how far they come at most."""
+        samplings = frozenset(frame.run.window.sampling for each in decoding.values() for frame in each.frames)
+        self._steps.run(list(decoding), samplings, num_steps)
+        max_tokens = num_steps * self._steps.width(max(decoding) + 1)
+        for each in decoding.values():
+            each.start += max_tokens
         if self._asked is not None:
             self._asked.tokens_since += max_tokens
 
-    def _answered(self) -> dict[int, _Frame]:
-        """Wait for the answer to the last question, if there is one; the frames, by slot, that are complete."""
+    def _end_complete(self) -> None:
+        """Wait for the answer to the last question, if there is one, and begin to copy the frames that are complete."""
         question, self._asked = self._asked, None
         if question is None:
-            return {}
-        remaining = question.wait()
-        for slot, frame in question.frames.items():  # all are still being decoded: `_decode` alone ends a frame
-            frame.tokens_remaining = remaining[slot] - question.tokens_since
-        return {slot: frame for slot, frame in question.frames.items() if not remaining[slot]}
+            return
+        start = question.wait()
+        complete: list[tuple[int, _Frame]] = []
+        for slot in question.slots:  # all are still being decoded: frames end here alone
+            decoding = self._decoding[slot]
+            decoding.start = start[slot] + question.tokens_since
+            complete += [(slot, frame) for frame in decoding.frames if frame.last <= start[slot]]
+        if not complete:
+            return
+        copies = self._slots.copy_frames([(slot, frame.number) for slot, frame in complete])
+        self._copies.append(_Copy([frame.run for _, frame in complete], copies))
+        for slot, frame in complete:  # only now: if the copy fails, `_fail` finds the runs here
+            frame.run.window.last = frame.number
+            self._decoding[slot].frames.popleft()
+            if not self._decoding[slot].frames:
+                del self._decoding[slot]
 
     def _hand_out(self, count: int) -> None:
-        """Give away the frames of the first copies, so many, and then tell the runs that have ended."""
+        """Give away the frames of the first copies, so many, and tell runs that have ended behind their last frames."""
         for copy in self._copies[:count]:
             tokens, passes = copy.wait()
             self._sampled += tokens.numel()
@@ -382,13 +415,17 @@ class Scheduler:
             _deliver(zip(copy.runs, frames, strict=True))
             self._copies.remove(copy)
         if self._ended:
-            _deliver(self._ended)
-            self._ended = []
+            busy = {*self._runs_under_way()}
+            _deliver([(run, reason) for run, reason in self._ended if run not in busy])
+            self._ended = [(run, reason) for run, reason in self._ended if run in busy]
+
+    def _runs_under_way(self) -> list[Run]:
+        """The runs of frames that are decoded or copied; a run may be there twice."""
+        runs = [frame.run for decoding in self._decoding.values() for frame in decoding.frames]
+        return runs + [run for copy in self._copies for run in copy.runs]
 
     def _fail(self, error: EngineError) -> None:
-        runs = [*self._waiting, *(frame.run for frame in self._decoding.values())]
-        runs += [run for copy in self._copies for run in copy.runs]
-        runs += [run for run, _ in self._ended]
+        runs = [*self._waiting, *self._runs_under_way(), *(run for run, _ in self._ended)]
         if self._warming_up is not None:
             self._warming_up.done.set_exception(error)
         while not self._requests.empty():

@@ -27,12 +27,16 @@ NO_TOKEN = torch.iinfo(torch.int64).min
 
 @dataclass(frozen=True)
 class FrameRequest:
-    """A frame for a slot to make: its number in the slot's window, the action that leads to it, and how to sample."""
+    """A frame for a slot to make: its number in the slot's window, the action that leads to it, and how to sample.
+
+    `goes_on`: the frame before need not be complete; the slot's decode steps go on from it into this one.
+    """
 
     slot: int
     frame: int
     action: Action
     sampling: SamplingParams
+    goes_on: bool = False
 
 
 @dataclass(frozen=True)
@@ -224,26 +228,29 @@ class Slots:
 
         All frames at once: a GPU takes longer for single writes than for decode steps.
         """
-        layout = self.layout
-        begins = [each.frame * layout.block for each in requests]
         slots, frames = [each.slot for each in requests], [each.frame for each in requests]
-        starts = [begin - layout.action_slots - 1 for begin in begins]
-        lasts = [begin + layout.image_tokens - 1 for begin in begins]
+        lasts = [self.last_of(frame) for frame in frames]
         # Computed here: the host takes longer to launch an operation than to do such a sum.
-        numbers = slots, frames, [number - 1 for number in frames], starts, lasts
-        slot, frame, before, start, last = self._numbers(numbers)
+        slot, frame, before, last = self._numbers((slots, frames, [number - 1 for number in frames], lasts))
         actions = torch.stack([each.action for each in requests])
         self._frame_actions[slot, before] = self.weights.project_actions(actions)
         self._frame_images[slot, frame] = self._frame_images[slot, before]
-        self.start[slot], self.last[slot] = start, last
+        self.last[slot] = last
+        if anew := [(each.slot, self.last_of(each.frame - 1)) for each in requests if not each.goes_on]:
+            slot, start = self._numbers(list(zip(*anew, strict=True)))
+            self.start[slot] = start
         self._sample_with({each.slot: each.sampling for each in requests})
 
-    def ask_tokens_remaining(self) -> Callable[[], list[int]]:
-        """Ask how many tokens each slot lacks after the decode steps so far; 0: its frame is complete.
+    def last_of(self, frame: int) -> int:
+        """The position of a frame's last image token, from which the frame behind it starts."""
+        return frame * self.layout.block + self.layout.image_tokens - 1
+
+    def ask_start(self) -> Callable[[], list[int]]:
+        """Ask for `start` of each slot after the decode steps so far: frames up to there are complete.
 
         The result waits until the device has made these steps; later steps do not change the answer.
         """
-        answer = to_host(self.last - self.start)
+        answer = to_host(self.start)
         return lambda: answer()[0].tolist()
 
     def copy_frames(self, frames: Sequence[tuple[int, int]]) -> Callable[[], tuple[Tensor, ...]]:
