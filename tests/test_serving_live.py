@@ -5,6 +5,9 @@ import io
 import itertools
 import json
 import threading
+from collections import deque
+from contextlib import aclosing
+from dataclasses import astuple
 from unittest.mock import AsyncMock
 
 import httpx
@@ -13,15 +16,19 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image
+from tiny import DEVICE
 from tiny_serving import KEY, HeldEngine, Served, Talk, make_pipeline, pictures, wait_until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from window_plans import plans
 
 from decoder import FramewiseDecoder
 from decoder.video import to_uint8
-from terra.driving.control import Driver, Steering
+from terra.driving.control import Driver, Path, Steering
+from terra.engine.base import EngineSpec
+from terra.engine.graph.engine import GraphEngine
 from terra.engine.persistence import PersistenceEngine
 from terra.pipeline import Pipeline, RolloutRequest
+from terra.sampling import SamplingParams
 from terra.serving.client import Client, ServerError
 from terra.serving.messages import Control, Open, frame_message, read_frame
 from terra.serving.model import Model
@@ -33,6 +40,15 @@ from tokenizer import LFQTokenizer
 pytest_plugins = ["serving_fixtures"]
 
 NUM = 20  # frames: three windows of 8
+
+
+@pytest.fixture(scope="module", params=["hf", "graph"])
+def server(request, tiny_model, tiny_tokenizer, scenes, tmp_path_factory):
+    """The graph engine chooses a frame's action while the frame before is on its way."""
+    options = {"drafts": 4, "max_sessions": 5, "dtype": "float32", "device": DEVICE}
+    engine = GraphEngine(tiny_model, **options) if request.param == "graph" else None
+    with Served(tiny_model, tiny_tokenizer, scenes, tmp_path_factory.mktemp("data"), engine=engine) as served:
+        yield served
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +163,7 @@ def test_the_window_at_each_frame_is_that_of_the_plan(plan):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["hf", "vllm"])
+@pytest.mark.parametrize("kind", ["hf", "graph", "vllm"])
 def test_rewinding_on_each_engine(request, wait, tiny_tokenizer, scenes, actions, kind):
     engine = request.getfixturevalue(f"{kind}_engine")
     pipeline: Pipeline = make_pipeline(None, tiny_tokenizer, engine)  # pyright: ignore[reportArgumentType]
@@ -157,8 +173,6 @@ def test_rewinding_on_each_engine(request, wait, tiny_tokenizer, scenes, actions
     )
 
     async def both():
-        from terra.sampling import SamplingParams
-
         sampling = SamplingParams(temperature=1.0)
         known = torch.from_numpy(actions)
         rollout = await pipeline.rollout(RolloutRequest(pictures(scenes / "day"), known, 5), sampling)
@@ -177,6 +191,91 @@ def test_rewinding_on_each_engine(request, wait, tiny_tokenizer, scenes, actions
     expected, got = wait(both())
     for tokens in got:
         assert np.array_equal(tokens, expected)
+
+
+class AheadEngine(PersistenceEngine):
+    """Frames begin while up to `ahead` frames before them are on their way."""
+
+    def __init__(self, spec: EngineSpec, ahead: int) -> None:
+        super().__init__(spec)
+        self._ahead = ahead
+
+    async def open(self, prompt, sampling, seed, adapter=None):
+        session = await super().open(prompt, sampling, seed, adapter)
+
+        async def run_live(actions):
+            begun = deque(itertools.islice(actions, 1))
+            while begun:
+                begun.extend(itertools.islice(actions, self._ahead + 1 - len(begun)))
+                yield await session.step(begun.popleft())
+
+        session.run_live = run_live  # pyright: ignore[reportAttributeAccessIssue]
+        return session
+
+
+def live_rollout(tiny_model, tiny_tokenizer, ahead: int) -> LiveRollout:
+    """A rollout from three context frames, that stands, by an `AheadEngine`."""
+    engine = AheadEngine(PersistenceEngine.from_pretrained(tiny_model).spec, ahead)
+    pipeline = make_pipeline(tiny_model, tiny_tokenizer, engine)
+    driver = Driver(Steering(0.0, 0.0), engine.spec.fps)
+    context = torch.zeros(3, pipeline.tokenizer.rows, pipeline.tokenizer.cols, dtype=torch.int64)
+    standing = torch.from_numpy(driver.action(engine.spec.waypoint_times)).repeat(2, 1, 1)
+    moments = context_moments(context, standing, driver, engine.spec)
+    return LiveRollout(pipeline, Fork(moments, 3, SamplingParams(), 5), 1000)
+
+
+ORDERS = st.builds(Steering, st.floats(-0.5, 0.5), st.floats(0.0, 20.0))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
+@given(st.integers(0, 3), st.dictionaries(st.integers(3, 22), ORDERS), st.sets(st.integers(3, 22)))
+def test_an_order_counts_from_the_next_frame_that_begins(tiny_model, tiny_tokenizer, ahead, orders, given_actions):
+    """However many frames are in the making: no frame's car has gone another way than its action says."""
+    live = live_rollout(tiny_model, tiny_tokenizer, ahead)
+    spec = PersistenceEngine.from_pretrained(tiny_model).spec
+    own = Steering(0.0, 7.0)
+    order, begun = Steering(0.0, 0.0), []
+
+    def choose():
+        for index in range(3, 23):
+            begun.append(own if index in given_actions else order)
+            yield Driver(own, spec.fps).action(spec.waypoint_times) if index in given_actions else None
+
+    async def drive():
+        nonlocal order
+        async with aclosing(live.run(choose())) as moments:
+            async for moment in moments:
+                if (told := orders.get(moment.index)) is not None:
+                    live.tell(live.driver.told(order := told))
+
+    asyncio.run(drive())
+    car = Driver(order, spec.fps, live.moments[2].driver.pose)
+    for moment, followed in zip(live.moments[3:], begun, strict=True):
+        car = car.told(followed)
+        assert np.array_equal(moment.action, car.action(spec.waypoint_times))
+        car = car.moved()
+        assert np.allclose(astuple(moment.driver.pose), astuple(car.pose), atol=1e-4)
+    assert live.driver.order == order
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_a_path_begins_where_the_car_was_told_of_it(tiny_model, tiny_tokenizer, ahead):
+    """At the newest complete frame, though the car has gone on in frames that had begun."""
+    live = live_rollout(tiny_model, tiny_tokenizer, ahead)
+    live.tell(live.driver.told(Steering(0.0, 5.0)))
+
+    async def drive():
+        async with aclosing(live.run(itertools.repeat(None, 9))) as moments:
+            async for moment in moments:
+                if moment.index == 5:
+                    path = Path.given([[5.0, 0.0], [10.0, 0.0]], [1.0, 2.0], live.driver.pose, live.driver.fps)
+                    live.tell(live.driver.told(path))
+
+    asyncio.run(drive())
+    places = [moment.driver.pose.x for moment in live.moments[2:]]
+    assert np.diff(places) == pytest.approx(np.full(9, 5.0 / live.driver.fps))
+    assert live.driver.num_since == live.last.index - 5
+    assert isinstance(live.driver.order, Path)
 
 
 class TestControl:
