@@ -7,7 +7,7 @@ import json
 import threading
 from collections import deque
 from contextlib import aclosing
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from unittest.mock import AsyncMock
 
 import httpx
@@ -262,20 +262,25 @@ def test_an_order_counts_from_the_next_frame_that_begins(tiny_model, tiny_tokeni
 def test_a_path_begins_where_the_car_was_told_of_it(tiny_model, tiny_tokenizer, ahead):
     """At the newest complete frame, though the car has gone on in frames that had begun."""
     live = live_rollout(tiny_model, tiny_tokenizer, ahead)
+    live_times = PersistenceEngine.from_pretrained(tiny_model).spec.waypoint_times
+    times = np.arange(0.1, 5.0, 0.1)
     live.tell(live.driver.told(Steering(0.0, 5.0)))
 
     async def drive():
         async with aclosing(live.run(itertools.repeat(None, 9))) as moments:
             async for moment in moments:
-                if moment.index == 5:
-                    path = Path.given([[5.0, 0.0], [10.0, 0.0]], [1.0, 2.0], live.driver.pose, live.driver.fps)
-                    live.tell(live.driver.told(path))
+                if moment.index == 4:  # in a window of 8 frames
+                    points = [[5 * seconds + seconds**2, 0.0] for seconds in times]
+                    live.tell(live.driver.told(Path.given(points, times, live.driver.pose, live.driver.fps)))
 
     asyncio.run(drive())
-    places = [moment.driver.pose.x for moment in live.moments[2:]]
-    assert np.diff(places) == pytest.approx(np.full(9, 5.0 / live.driver.fps))
-    assert live.driver.num_since == live.last.index - 5
+    told = live.moments[4].driver
     assert isinstance(live.driver.order, Path)
+    for index in range(5, 12):
+        car = replace(told, pose=live.moments[index - 1].driver.pose, num_since=index - 5)
+        expected = told.told(Steering(0.0, 5.0)) if index <= 4 + ahead else replace(car, order=live.driver.order)
+        assert np.allclose(live.moments[index].action, expected.action(live_times), atol=1e-5)
+    assert live.driver.num_since == live.last.index - 4
 
 
 class TestControl:
