@@ -153,10 +153,10 @@ def accept(
 ) -> None:
     """Accept drafts as far as they equal the sampled tokens; what was sampled behind that becomes the next drafts.
 
-    `sampled[:, i]` is the token for position `start + 1 + i`. It is written to `ids`, and `start` moves on to the last
-    token that is certain now, at most to `last`; both only in slots that are `concerned`. An action slot needs no
-    token, so it counts as accepted and nothing is written there. `passes[n]` counts those slots that lacked tokens and
-    got n of them.
+    `sampled[:, i]` is the token for position `start + 1 + i`. It is written to `ids`; and to the same place of the next
+    frame, as a first draft, unless that is sampled here, too. `start` moves on to the last token that is certain now,
+    at most to `last`. All this only in slots that are `concerned`. An action slot needs no token, so it counts as
+    accepted and nothing is written there. `passes[n]` counts those slots that lacked tokens and got n of them.
     """
     following = start[:, None] + 1 + torch.arange(sampled.shape[1], device=ids.device)
     slot = torch.arange(len(ids), device=ids.device)[:, None]
@@ -166,6 +166,8 @@ def accept(
     num_accepted = right[:, :-1].long().cumprod(1).sum(1)
     written = concerned[:, None] & is_image & (following <= last[:, None])
     ids[slot, following] = torch.where(written, sampled, drafts)
+    in_next = following[:, -block:] + block
+    ids[slot, in_next] = torch.where(written[:, -block:], sampled[:, -block:], ids[slot, in_next])
     end = torch.minimum(start + num_accepted + 1, last)
     num_tokens = (is_image & (following <= end[:, None])).sum(1)
     passes.index_add_(0, num_tokens, (concerned & (start < last)).long())

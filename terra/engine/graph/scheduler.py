@@ -37,6 +37,9 @@ one step takes the device (so measured with 16 sessions of a model of 160 millio
 known when a frame will be complete.
 """
 
+_STEPS_AHEAD = 2
+"""A single slot's next frame begins when so many steps may complete the frame before."""
+
 _STEPS_BEFORE_PREFILL = 3
 """Decode steps of other slots that are queued before a prefill, whose many launches keep the host for milliseconds."""
 
@@ -277,8 +280,8 @@ class Scheduler:
         """
         if len(decoding.frames) > 1 or decoding.frames[0].run is not run:
             return False
-        # Of a single frame it is known how far it is. Of several the next steps are under way already.
-        soon = self._steps.width(max(self._decoding) + 1) if len(self._decoding) == 1 else 0
+        # With several slots steps are under way already that may complete the frame; a single one waits for its next.
+        soon = _STEPS_AHEAD * self._steps.width(max(self._decoding) + 1) if len(self._decoding) == 1 else 0
         return decoding.tokens_remaining <= soon
 
     def _next_action(self, run: Run) -> Action | None:
@@ -357,7 +360,8 @@ class Scheduler:
 
         If a frame may be complete, the device is asked after the turn's steps, and the answer is read in the next turn,
         once that turn's steps are queued. So the device is not idle while the host waits; the price is that turn's
-        steps for a frame that was complete. If only one frame is not complete, the host waits for the answer at once.
+        steps for a frame that was complete and has none behind it. If there is but one frame, the host waits for the
+        answer at once.
         """
         if not self._decoding:
             return
@@ -369,7 +373,7 @@ class Scheduler:
         # As long as no slot can have its frame yet, there is no need to ask.
         if any(decoding.tokens_remaining <= 0 for decoding in self._decoding.values()):
             self._asked = _Question(list(self._decoding), self._slots.ask_start())
-            if len(self._decoding) == 1:
+            if sum(len(decoding.frames) for decoding in self._decoding.values()) == 1:
                 self._end_complete()
 
     def _run_steps(self, decoding: Mapping[int, _Decoding], num_steps: int) -> None:

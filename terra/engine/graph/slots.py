@@ -82,7 +82,7 @@ class Slots:
     Attributes:
         weights: what all slots share.
         cache: the KV cache.
-        ids: tokens by position: certain up to `start`, drafts behind it.
+        ids: tokens by position: certain up to `start`, drafts behind it, also those of the next frame.
         start: position of the first token that is not in the KV cache yet. Only the end of a decode step and the host
             between two steps write it: the attention kernel reads it before it waits for the kernels ahead of it.
         last: position of the last image token of the frame in the making.
@@ -116,7 +116,8 @@ class Slots:
         self.action_embeddings = torch.zeros(
             num_slots, action_slots, self.weights.hidden_size, dtype=dtype, device=device
         )
-        self.ids = torch.zeros(num_slots, length, dtype=torch.int64, device=device)
+        # A window's last frame has a next one, too, as far as its drafts go.
+        self.ids = torch.zeros(num_slots, length + layout.block, dtype=torch.int64, device=device)
         # Views by frame: its image tokens (of frames in the padding, too), and the embeddings of the action behind it.
         self._frame_images = self.ids.unfold(1, layout.image_tokens, layout.block)
         self._frame_actions = self.action_embeddings.unflatten(1, (layout.max_frames, layout.action_slots))
@@ -224,17 +225,16 @@ class Slots:
 
     @torch.no_grad()
     def begin_frames(self, requests: Sequence[FrameRequest]) -> None:
-        """Let the next decode steps make a frame in each of some slots, with the frame before as the first drafts.
+        """Let the next decode steps make a frame in each of some slots; its first drafts are the frame before.
 
         All frames at once: a GPU takes longer for single writes than for decode steps.
         """
         slots, frames = [each.slot for each in requests], [each.frame for each in requests]
         lasts = [self.last_of(frame) for frame in frames]
         # Computed here: the host takes longer to launch an operation than to do such a sum.
-        slot, frame, before, last = self._numbers((slots, frames, [number - 1 for number in frames], lasts))
+        slot, before, last = self._numbers((slots, [number - 1 for number in frames], lasts))
         actions = torch.stack([each.action for each in requests])
         self._frame_actions[slot, before] = self.weights.project_actions(actions)
-        self._frame_images[slot, frame] = self._frame_images[slot, before]
         self.last[slot] = last
         if anew := [(each.slot, self.last_of(each.frame - 1)) for each in requests if not each.goes_on]:
             slot, start = self._numbers(list(zip(*anew, strict=True)))
@@ -287,10 +287,13 @@ class Slots:
         fill(self.shared, 0, index, length)
 
     def _rest(self, slots: int | Int64[Tensor, " n"], position: int) -> None:
-        """Let slots make nothing behind their last certain token, and clear what other windows left in their cache.
+        """Let slots make nothing behind a frame's end, and clear what other windows left in their cache.
 
-        The cache must be finite also where attention masks it, see `KVCache`.
+        The next frame's first drafts are this frame's tokens. The cache must be finite also where attention masks it,
+        see `KVCache`.
         """
+        frame = position // self.layout.block
+        self._frame_images[slots, frame + 1] = self._frame_images[slots, frame]
         for positions in (self.start, self.last):
             fill(positions, 0, slots, position)
         self.cache.clear(slots, position)

@@ -195,7 +195,9 @@ def _accept(
     is_image = following % block < image_tokens
     right = (draft == sampled) | (is_image == 0)
     num_accepted = tl.min(tl.where(right & (step < width - 1), width - 1, tl.minimum(step, width - 1)), 0)
-    tl.store(at, sampled, mask=used & is_image & (following <= limit))
+    written = used & is_image & (following <= limit)
+    tl.store(at, sampled, mask=written)
+    tl.store(at + block, sampled, mask=written & (step + block >= width))
     end = tl.minimum(first + num_accepted + 1, limit)
     tl.store(start + slot, end)
     num_tokens = tl.sum((used & is_image & (following <= end)).to(tl.int32), 0)
