@@ -223,12 +223,13 @@ async def drive(
             await session.close()
 
 
-def while_shown(actions: Iterator[Action], driven: Driven) -> Iterator[Action]:
-    """Actions of frames that may begin: until one would begin behind two whose pictures are missing."""
+def while_shown(actions: Iterator[Action], driven: Driven) -> Iterator[Action | None]:
+    """Actions of frames that may begin; None while pictures of `_FRAMES_AHEAD` frames are missing."""
     begun = len(driven.frames)
-    while begun - len(driven.pictures) < _FRAMES_AHEAD:
-        begun += 1
-        yield next(actions)
+    while True:
+        may_begin = begun - len(driven.pictures) < _FRAMES_AHEAD
+        begun += may_begin
+        yield next(actions) if may_begin else None
 
 
 async def show(pipeline: Pipeline, frame: FrameTokens, at: float, driven: Driven) -> None:

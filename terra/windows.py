@@ -210,12 +210,12 @@ class SlidingSession:
                 index += 1
                 yield frame
 
-    async def run_live(self, actions: Iterator[Action]) -> AsyncGenerator[FrameTokens, None]:
+    async def run_live(self, actions: Iterator[Action | None]) -> AsyncGenerator[FrameTokens, None]:
         """See `terra.engine.base.RunsLive.run_live`; the first action of a window is chosen before the window opens."""
         while (first := next(actions, None)) is not None:
             session = await self._ready(first)
             taken = deque[Action]()
-            now = _noted(islice(chain([first], actions), self._room), taken)
+            now = _noted(chain([first], actions), self._room, taken)
             async with aclosing(run_live(session, now)) as frames:
                 async for frame in frames:
                     self._note(taken.popleft(), frame)
@@ -272,7 +272,11 @@ class SlidingSession:
         return await self._engine.open(build_prompt(tokens, actions), self._sampling, seed, self._adapter)
 
 
-def _noted(actions: Iterator[Action], taken: deque[Action]) -> Iterator[Action]:
-    for action in actions:
-        taken.append(action)
+def _noted(actions: Iterator[Action | None], most: int, taken: deque[Action]) -> Iterator[Action | None]:
+    """So many of the actions at most; those that are there go to `taken`."""
+    while most and (more := list(islice(actions, 1))):
+        (action,) = more
+        if action is not None:
+            most -= 1
+            taken.append(action)
         yield action

@@ -239,7 +239,7 @@ def test_an_order_counts_from_the_next_frame_that_begins(tiny_model, tiny_tokeni
     def choose():
         for index in range(3, 23):
             begun.append(own if index in given_actions else order)
-            yield Driver(own, spec.fps).action(spec.waypoint_times) if index in given_actions else None
+            yield Driver(own, spec.fps).action(spec.waypoint_times) if index in given_actions else "driver"
 
     async def drive():
         nonlocal order
@@ -267,7 +267,7 @@ def test_a_path_begins_where_the_car_was_told_of_it(tiny_model, tiny_tokenizer, 
     live.tell(live.driver.told(Steering(0.0, 5.0)))
 
     async def drive():
-        async with aclosing(live.run(itertools.repeat(None, 9))) as moments:
+        async with aclosing(live.run(itertools.repeat("driver", 9))) as moments:
             async for moment in moments:
                 if moment.index == 4:  # in a window of 8 frames
                     points = [[5 * seconds + seconds**2, 0.0] for seconds in times]

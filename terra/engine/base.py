@@ -118,15 +118,17 @@ class Session(Protocol):
 class RunsLive(Protocol):
     """A session whose engine asks for each action when its frame begins, without a turn of the event loop before it."""
 
-    def run_live(self, actions: Iterator[Action]) -> AsyncGenerator[FrameTokens, None]:
+    def run_live(self, actions: Iterator[Action | None]) -> AsyncGenerator[FrameTokens, None]:
         """Apply actions that are chosen one by one and yield each frame's tokens as soon as they are sampled.
 
         The same tokens as a `step` for each action, but the next frame may begin while the one before is still on its
         way to the caller.
 
         Args:
-            actions: asked for an action when the action's frame begins, and for no two at a time; the run ends where
-                they end. The engine's own thread may ask, and all sessions wait until it has the action.
+            actions: asked for an action when the action's frame can begin, which may be while the frame before is in
+                the making. None: there is no action yet, so that they are asked again; when no frame of the run is in
+                the making, None or their end ends the run. The engine's own thread may ask, and all sessions wait
+                until it has an answer.
 
         Raises:
             EngineError: as `step`, in place of the frame.
@@ -135,13 +137,13 @@ class RunsLive(Protocol):
         ...
 
 
-def run_live(session: Session, actions: Iterator[Action]) -> AsyncGenerator[FrameTokens, None]:
+def run_live(session: Session, actions: Iterator[Action | None]) -> AsyncGenerator[FrameTokens, None]:
     """See `RunsLive.run_live`; a `step` for each action where the session has nothing faster."""
     return session.run_live(actions) if isinstance(session, RunsLive) else _run_by_steps(session, actions)
 
 
-async def _run_by_steps(session: Session, actions: Iterator[Action]) -> AsyncGenerator[FrameTokens, None]:
-    for action in actions:
+async def _run_by_steps(session: Session, actions: Iterator[Action | None]) -> AsyncGenerator[FrameTokens, None]:
+    while (action := next(actions, None)) is not None:
         yield await session.step(action)
 
 

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -48,6 +49,10 @@ class Player:
     def told(self, values: Float64[np.ndarray, " columns"]) -> "Player":
         """Return a player with another action."""
         return replace(self, values=values)
+
+
+Choice = Float32[np.ndarray, "slots action_dim"] | Literal["driver"] | None
+"""An action, or the word for the driver's own; None where there is none yet."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,14 +177,12 @@ class LiveRollout:
         with self._lock:
             self._driver = self._told = driver
 
-    async def run(
-        self, actions: Iterator[Float32[np.ndarray, "slots action_dim"] | None]
-    ) -> AsyncGenerator[Moment, None]:
-        """Generate a frame for each action, or with the driver's where it is None. To be closed before the rollout is.
+    async def run(self, actions: Iterator[Choice]) -> AsyncGenerator[Moment, None]:
+        """Generate a frame for each action. To be closed before the rollout is.
 
         Args:
-            actions: asked for an action when the action's frame begins, perhaps in the engine's thread and while the
-                frame before is not complete; see `terra.engine.base.RunsLive`.
+            actions: asked for an action when the action's frame can begin, perhaps in the engine's thread and while
+                the frame before is in the making; None where there is none yet, see `terra.engine.base.RunsLive`.
 
         Raises:
             EngineError: an action does not fit the model, or the engine failed.
@@ -193,7 +196,7 @@ class LiveRollout:
 
     async def step(self, action: Float32[np.ndarray, "slots action_dim"] | None = None) -> Moment:
         """Generate the next frame with the given action, or with the driver's. Raises EngineError as `run`."""
-        async with aclosing(self.run(iter([action]))) as moments:
+        async with aclosing(self.run(iter(["driver" if action is None else action]))) as moments:
             return await anext(moments)
 
     async def rewind(self, index: int) -> Moment:
@@ -218,11 +221,12 @@ class LiveRollout:
         if session is not None:
             await session.close()
 
-    def _begin(
-        self, actions: Iterator[Float32[np.ndarray, "slots action_dim"] | None], begun: deque[_Begun]
-    ) -> Iterator[Action]:
+    def _begin(self, actions: Iterator[Choice], begun: deque[_Begun]) -> Iterator[Action | None]:
         """The actions that frames begin with; what has begun is added to `begun`."""
         for action in actions:
+            if action is None:
+                yield None
+                continue
             with self._lock:
                 driver = begun[-1].driver_now(self._driver, self._told, len(begun)) if begun else self._driver
                 taken, moved = self._taken(driver, action)
@@ -242,12 +246,12 @@ class LiveRollout:
         return moment
 
     def _taken(
-        self, driver: Driver | Player, action: Float32[np.ndarray, "slots action_dim"] | None
+        self, driver: Driver | Player, action: Float32[np.ndarray, "slots action_dim"] | Literal["driver"]
     ) -> tuple[Float32[np.ndarray, "slots action_dim"], Driver | Player]:
         """The given action or the driver's, and the driver after it."""
         if isinstance(driver, Player):
-            return (driver.action if action is None else action), driver
-        if action is None:
+            return (driver.action if isinstance(action, str) else action), driver
+        if isinstance(action, str):
             return driver.action(self._spec.waypoint_times), driver.moved()
         return action, driver.moved_by(action)
 

@@ -29,7 +29,7 @@ from terra.serving.messages import (
 )
 from terra.serving.metrics import Metrics
 from terra.serving.model import Model, PictureFormat
-from terra.serving.rollout import Fork, LiveRollout, Moment, Player
+from terra.serving.rollout import Choice, Fork, LiveRollout, Moment, Player
 from terra.serving.settings import LiveSettings
 
 _DRAWN_SECONDS = np.arange(0, 3.01, 0.25)  # of the path that a frame's header tells
@@ -269,22 +269,25 @@ class LiveSession:
         finally:
             await self.rollout.close()
 
-    def _actions(self, chosen: deque[float]) -> Iterator[Float32[np.ndarray, "slots 3"] | None]:
-        """The action of each frame that may begin, None for the driver's, and in `chosen` when it was asked for.
+    def _actions(self, chosen: deque[float]) -> Iterator[Choice]:
+        """The action of each frame that may begin, None while none may, and in `chosen` when an action was asked for.
 
         The engine's thread may ask, and the event loop takes steps away meanwhile.
         """
         last = self.rollout.last.index
-        while self._may_follow(last):
-            try:
-                action = self._steps.popleft()
-            except IndexError:
-                if self._mode != "running":
-                    return
-                action = None
-            last += 1
-            chosen.append(time.perf_counter())
+        while True:
+            action = self._next_step() if self._may_follow(last) else None
+            if action is not None:
+                last += 1
+                chosen.append(time.perf_counter())
             yield action
+
+    def _next_step(self) -> Choice:
+        try:
+            step = self._steps.popleft()
+        except IndexError:
+            return "driver" if self._mode == "running" else None
+        return "driver" if step is None else step
 
     def _may_follow(self, index: int) -> bool:
         """Whether a frame may follow this one, as far as limits and acknowledgements go."""

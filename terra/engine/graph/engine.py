@@ -139,7 +139,7 @@ class GraphEngine:
             self._requests.put(None)
             await asyncio.to_thread(self._thread.join)
 
-    def request(self, window: Window, first: int, actions: Iterator[Action], num_frames: int | None) -> Run:
+    def request(self, window: Window, first: int, actions: Iterator[Action | None], num_frames: int | None) -> Run:
         """Let the scheduler make frames of a window, see `Run`; called in the event loop that receives them.
 
         Raises:
@@ -201,11 +201,11 @@ class GraphSession:
             async for frame in frames:
                 yield frame
 
-    def run_live(self, actions: Iterator[Action]) -> AsyncGenerator[FrameTokens, None]:
+    def run_live(self, actions: Iterator[Action | None]) -> AsyncGenerator[FrameTokens, None]:
         """See `terra.engine.base.RunsLive.run_live`; the engine's thread asks for the actions."""
         return self._run(self._checked(actions), None)
 
-    async def _run(self, actions: Iterator[Action], num_frames: int | None) -> AsyncGenerator[FrameTokens, None]:
+    async def _run(self, actions: Iterator[Action | None], num_frames: int | None) -> AsyncGenerator[FrameTokens, None]:
         window = self._window
         if window is None:
             raise EngineError("the session is closed")
@@ -224,9 +224,12 @@ class GraphSession:
         finally:
             run.cancelled = True
 
-    def _checked(self, actions: Iterator[Action]) -> Iterator[Action]:
-        for num_frames, action in enumerate(actions, self._num_frames):
-            check_actions(action[None], num_frames, self._engine.spec)
+    def _checked(self, actions: Iterator[Action | None]) -> Iterator[Action | None]:
+        num_frames = self._num_frames
+        for action in actions:
+            if action is not None:
+                check_actions(action[None], num_frames, self._engine.spec)
+                num_frames += 1
             yield action
 
     async def close(self) -> None:

@@ -76,23 +76,33 @@ class Run:
     Attributes:
         window: the session's.
         first: number, in the window, of this run's first frame.
-        actions: asked, in the scheduler's thread, for the action of each frame when the frame begins.
+        actions: asked, in the scheduler's thread, for each frame's action when the frame can begin; None: none yet.
         num_frames: number of frames requested, at least one; None: as many as there are actions.
         loop: the session's event loop.
         frames: receives, in that loop, each frame in order, and what ends the run before `num_frames`: None where there
-            is no further action, or an error.
+            is no action and no frame in the making, or an error.
+        error: what `actions` raised; ends the run behind the frames before.
         begun: number of frames whose decoding has begun, complete ones included.
         cancelled: the session no longer reads `frames`; set by the event loop, read by the scheduler's thread.
     """
 
     window: Window
     first: int
-    actions: Iterator[Action]
+    actions: Iterator[Action | None]
     num_frames: int | None
     loop: asyncio.AbstractEventLoop
     frames: "asyncio.Queue[FrameTokens | Exception | None]" = field(default_factory=asyncio.Queue)
+    error: Exception | None = None
     begun: int = 0
     cancelled: bool = False
+
+    def next_action(self) -> Action | None:
+        """The action of the next frame; None if there is none yet, or none anymore."""
+        try:
+            return None if self.error else next(self.actions, None)
+        except Exception as error:
+            self.error = error
+            return None
 
 
 @dataclass(eq=False)
@@ -175,7 +185,7 @@ class Scheduler:
         self._decoding: dict[int, _Decoding] = {}  # by slot
         self._asked: _Question | None = None  # in the turn before
         self._copies: list[_Copy] = []  # begun in the turn before, and in this one
-        self._ended: list[tuple[Run, Exception | None]] = []  # without a further action; told behind their frames
+        self._ended: list[Run] = []  # before they have all their frames; told behind those that they have
         self._warming_up: WarmUp | None = None
         self.failure: str | None = None
         self._prefilled = self._cached = self._sampled = 0
@@ -251,8 +261,9 @@ class Scheduler:
             slot = next(free, None) if window.slot is None else window.slot
             decoding = None if slot is None else self._decoding.get(slot)
             if slot is not None and (decoding is None or (not crowded and self._may_go_on(decoding, run))):
-                action = self._next_action(run)
+                action = run.next_action()
                 if action is None:
+                    (self._ended if decoding is None else live).append(run)
                     continue
                 if window.slot is None:
                     self._give(slot, window)
@@ -283,17 +294,6 @@ class Scheduler:
         # With several slots steps are under way already that may complete the frame; a single one waits for its next.
         soon = _STEPS_AHEAD * self._steps.width(max(self._decoding) + 1) if len(self._decoding) == 1 else 0
         return decoding.tokens_remaining <= soon
-
-    def _next_action(self, run: Run) -> Action | None:
-        """The action of a run's next frame; None where the run ends without one."""
-        try:
-            action = next(run.actions, None)
-        except Exception as error:
-            self._ended.append((run, error))
-            return None
-        if action is None:
-            self._ended.append((run, None))
-        return action
 
     def _free_slots(self) -> Iterator[int]:
         """Slots to give away: first those without an open window, last those whose window waits for a frame.
@@ -419,17 +419,12 @@ class Scheduler:
             _deliver(zip(copy.runs, frames, strict=True))
             self._copies.remove(copy)
         if self._ended:
-            busy = {*self._runs_under_way()}
-            _deliver([(run, reason) for run, reason in self._ended if run not in busy])
-            self._ended = [(run, reason) for run, reason in self._ended if run in busy]
-
-    def _runs_under_way(self) -> list[Run]:
-        """The runs of frames that are decoded or copied; a run may be there twice."""
-        runs = [frame.run for decoding in self._decoding.values() for frame in decoding.frames]
-        return runs + [run for copy in self._copies for run in copy.runs]
+            _deliver([(run, run.error) for run in self._ended])
+            self._ended = []
 
     def _fail(self, error: EngineError) -> None:
-        runs = [*self._waiting, *self._runs_under_way(), *(run for run, _ in self._ended)]
+        runs = [*self._waiting, *self._ended, *(run for copy in self._copies for run in copy.runs)]
+        runs += [frame.run for decoding in self._decoding.values() for frame in decoding.frames]
         if self._warming_up is not None:
             self._warming_up.done.set_exception(error)
         while not self._requests.empty():
