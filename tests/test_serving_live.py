@@ -31,7 +31,7 @@ from terra.pipeline import Pipeline, RolloutRequest
 from terra.sampling import SamplingParams
 from terra.serving.client import Client, ServerError
 from terra.serving.messages import Control, Open, frame_message, read_frame
-from terra.serving.model import Model
+from terra.serving.model import Model, encode_picture
 from terra.serving.rollout import Fork, LiveRollout, context_moments
 from terra.trajectory import load_trajectory
 from terra.windows import plan_windows, window_at
@@ -420,6 +420,17 @@ class TestControl:
             with pytest.raises(ServerError) as refused:
                 client.open(scene="none")
             assert refused.value.code == "scene_not_found"
+
+
+@pytest.mark.parametrize(("kind", "most"), [("png", 0), ("jpeg", 6), ("webp", 6)])
+def test_a_picture_in_each_format(kind, most):
+    rows, cols = np.mgrid[0:48, 0:64]
+    picture = np.stack([4 * rows, 3 * cols, 255 - 2 * rows - cols], axis=-1).astype(np.uint8)
+    file = encode_picture(picture, kind, 95)
+    read = Image.open(io.BytesIO(file))
+    assert (read.format, read.mode) == (kind.upper(), "RGB")
+    assert np.abs(np.asarray(read).astype(int) - picture).max() <= most
+    assert kind == "png" or len(encode_picture(picture, kind, 30)) < len(file)
 
 
 class TestLimits:

@@ -130,7 +130,8 @@ class Model:
 def encode_picture(pixels: UInt8[np.ndarray, "height width 3"], kind: PictureFormat, quality: int = 90) -> bytes:
     """Encode a picture as the bytes of a picture file."""
     if kind == "jpeg":  # Pillow's bytes, but other threads run meanwhile: its JPEG encoder does not release the GIL
-        return encode_jpeg(torch.from_numpy(pixels).permute(2, 0, 1).contiguous(), quality).numpy().tobytes()
+        (encoded,) = encode_jpeg([torch.from_numpy(pixels).permute(2, 0, 1).contiguous()], quality)
+        return encoded.numpy().tobytes()
     file = io.BytesIO()
     options = {"png": {"compress_level": 1}, "webp": {"quality": quality, "method": 0}}
     Image.fromarray(pixels).save(file, format=kind, **options[kind])

@@ -196,7 +196,8 @@ class LiveRollout:
 
     async def step(self, action: Float32[np.ndarray, "slots action_dim"] | None = None) -> Moment:
         """Generate the next frame with the given action, or with the driver's. Raises EngineError as `run`."""
-        async with aclosing(self.run(iter(["driver" if action is None else action]))) as moments:
+        choices: list[Choice] = ["driver" if action is None else action]
+        async with aclosing(self.run(iter(choices))) as moments:
             return await anext(moments)
 
     async def rewind(self, index: int) -> Moment:
