@@ -122,7 +122,7 @@ async def drive_together(
 ) -> dict[str, Any]:
     """See `measure`."""
     if isinstance(pipeline.engine, WarmsUp):
-        await pipeline.engine.warm_up()
+        await pipeline.engine.warm_up(pipeline.slid_context)
     await pipeline.decoding.warm_up(pipeline.tokenizer.rows, pipeline.tokenizer.cols)
     all_driven = [Driven() for _ in range(arguments.drivers)]
     given = itertools.cycle(contexts)

@@ -215,6 +215,11 @@ class Pipeline:
             adapted_memory=spec.adapted_memory,
         )
 
+    @property
+    def slid_context(self) -> int:
+        """Frames of the context of each window but a rollout's first: memory frames, and those that are read again."""
+        return memory_frames(self.memory) + self.overlap
+
     def decoder_for(self, adapter: str | None) -> Decoder:
         """The decoder of rollouts with an adapter, by its name, or of those without one."""
         return self.decoder if adapter is None else self.adapted_decoders.get(adapter, self.decoder)

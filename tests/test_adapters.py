@@ -176,7 +176,7 @@ class TestNamed:
             monkeypatch.setattr(each, "warm_up", warm)
         engine = AdaptedEngine(first, {"night": plain, "rain": second})
         assert isinstance(engine, WarmsUp)
-        asyncio.run(engine.warm_up())
+        asyncio.run(engine.warm_up(3))
         assert warm.await_count == 2
         asyncio.run(engine.close())
 

@@ -616,11 +616,11 @@ def test_graph_warm_up_changes_no_token(tiny_model, graph_engine, wait, monkeypa
     monkeypatch.setattr(engine, "_compiles", True)
 
     async def together() -> list[torch.Tensor]:
-        await engine.warm_up()
+        await engine.warm_up(3)
         built = set(engine._scheduler._steps._unfiltered)
         assert built == set(itertools.product((1, 4, 5), (False, True)))
         first = await ran(engine, *rollouts[0])
-        await engine.warm_up()  # too late: it does nothing
+        await engine.warm_up(3)  # too late: it does nothing
         frames = [first, *await asyncio.gather(*(ran(engine, *rollout) for rollout in rollouts[1:]))]
         assert set(engine._scheduler._steps._unfiltered) == built
         return frames
@@ -632,18 +632,18 @@ def test_graph_warm_up_changes_no_token(tiny_model, graph_engine, wait, monkeypa
     assert sum(given * count for given, count in enumerate(counters.passes)) == counters.sampled
     wait(engine.close())
     with pytest.raises(EngineError, match="closed"):
-        wait(engine.warm_up())
+        wait(engine.warm_up(3))
 
 
 def test_a_graph_warm_up_that_fails_is_the_engines_failure(tiny_model, wait, monkeypatch):
-    def fail(self: DecodeSteps) -> None:
+    def fail(self: DecodeSteps, num_context: int) -> None:
         raise RuntimeError("no memory\nfor this")
 
     monkeypatch.setattr(DecodeSteps, "warm_up", fail)
     engine = GraphEngine(tiny_model, drafts=3, dtype="float32", device=DEVICE)
     monkeypatch.setattr(engine, "_compiles", True)
     with pytest.raises(EngineError, match=r"^the engine failed: RuntimeError: no memory$"):
-        wait(engine.warm_up())
+        wait(engine.warm_up(3))
     assert engine.failure == "the engine failed: RuntimeError: no memory"
     wait(engine.close())
 
@@ -746,6 +746,22 @@ def test_a_context_is_copied_to_slots_in_8_bits(tiny_model):
     for slot in (1, 2):
         assert torch.equal(slots.cache.keys[:, slot].float(), expected[0])
         assert torch.equal(slots.cache.values[:, slot].float(), expected[1])
+
+
+@pytest.mark.parametrize("fp8_cache", [False, True])
+def test_a_captured_prefill_leaves_what_another_one_does(tiny_model, fp8_cache):
+    """To the bit, in each slot; contexts of other lengths are read as without it."""
+    device = torch.device(DEVICE)
+    plain, captured = (Slots(load_world_model(tiny_model, device=device), 3, 3, fp8_cache=fp8_cache) for _ in range(2))
+    captured.capture_prefill(3, make_backend(device).capture)
+    for number, (slot, num_context) in enumerate([(1, 3), (0, 3), (2, 2), (1, 3)]):
+        prompt, _ = make_prompt(80 + number, num_context)
+        for slots in (plain, captured):
+            slots.prefill(slot, prompt, seed=number)
+        for name in ("ids", "action_embeddings", "seed", "start", "last"):
+            assert torch.equal(getattr(captured, name), getattr(plain, name)), name
+        for one, other in ((captured.cache.keys, plain.cache.keys), (captured.cache.values, plain.cache.values)):
+            assert torch.equal(one.float(), other.float())
 
 
 @pytest.mark.needs_cuda

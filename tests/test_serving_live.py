@@ -739,7 +739,7 @@ def test_on_a_gpu_the_pictures_that_wait_are_decoded_together(tiny_model, tiny_t
         gate.set()
         await model.warm_up()
         assert sizes == [1, 4, 16]
-        engine_warm.assert_awaited_once_with()
+        engine_warm.assert_awaited_once_with(model.pipeline.slid_context)
         for each in (sizes, at_work, gate):
             each.clear()
         first = asyncio.create_task(model.picture(grids[0], "png", 85))

@@ -69,11 +69,11 @@ class AdaptedEngine:
         engine = self._base if adapter is None else self._adapted[adapter]
         return await engine.open(prompt, sampling, seed)
 
-    async def warm_up(self) -> None:
+    async def warm_up(self, num_context: int) -> None:
         """Warm up the engines that can be, one after another. See `terra.engine.base.WarmsUp`."""
         for engine in self._engines:
             if isinstance(engine, WarmsUp):
-                await engine.warm_up()
+                await engine.warm_up(num_context)
 
     async def close(self) -> None:
         """See `terra.engine.base.Engine.close`."""

@@ -202,10 +202,13 @@ class Engine(Protocol):
 class WarmsUp(Protocol):
     """An engine whose first frames take longer, because kernels are compiled and graphs captured for them."""
 
-    async def warm_up(self) -> None:
+    async def warm_up(self, num_context: int) -> None:
         """Compile and capture what sessions without top-k and top-p will need, before there is a session.
 
         The tokens of later sessions are as without a warm-up. Once there has been a session, a call does nothing.
+
+        Args:
+            num_context: frames of the contexts that most windows will have; 1 or more, and fewer than a window holds.
 
         Raises:
             EngineError: the engine is closed or has failed.

@@ -85,7 +85,7 @@ class Model:
             EngineError: the engine has failed.
         """
         if isinstance(self.pipeline.engine, WarmsUp):
-            await self.pipeline.engine.warm_up()
+            await self.pipeline.engine.warm_up(self.pipeline.slid_context)
         await self._decoding.warm_up(self.pipeline.tokenizer.rows, self.pipeline.tokenizer.cols)
 
     async def run(self, kind: Literal["files", "uploads"], work: Callable[[], _T]) -> _T:

@@ -122,12 +122,12 @@ class GraphEngine:
         check_prompt(prompt, self._spec, seed)
         return GraphSession(self, prompt, sampling, seed)
 
-    async def warm_up(self) -> None:
+    async def warm_up(self, num_context: int) -> None:
         """See `terra.engine.base.WarmsUp`. On a CPU, where nothing is compiled, a call does nothing."""
         if not self._compiles:
             return
-        tokens = torch.zeros(2, 1, self._spec.layout.image_tokens, dtype=torch.int64)
-        prompt = build_prompt(tokens, torch.zeros(1, *self._spec.action_shape))
+        tokens = torch.zeros(num_context, 1, self._spec.layout.image_tokens, dtype=torch.int64)
+        prompt = build_prompt(tokens, torch.zeros(num_context - 1, *self._spec.action_shape))
         request = WarmUp(prompt)
         self._request(request)
         await asyncio.wrap_future(request.done)

@@ -57,6 +57,11 @@ class KVCache:
         self.keys[:, slots, :, begin:end] = self.keys[:, source, None, :, begin:end]
         self.values[:, slots, ..., begin:end] = self.values[:, source, None, ..., begin:end]
 
+    def put(self, other: "KVCache", slots: Int[Tensor, " n"], end: int) -> None:
+        """Copy the positions before `end` of all slots of another cache to as many slots of this one."""
+        self.keys[:, slots, :, :end] = other.keys[:, :, :, :end]
+        self.values[:, slots, ..., :end] = other.values[..., :end]
+
     def clear(self, slots: int | Int64[Tensor, " n"], position: int) -> None:
         """Zero one slot, or several, from a position on."""
         for part in (self.keys[:, :, :, position:], self.values[..., position:]):

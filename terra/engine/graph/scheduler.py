@@ -29,17 +29,6 @@ logger = logging.getLogger(__name__)
 _STEPS_PER_TURN = 16
 """Decode steps of one turn of `Scheduler.run`, at most, besides `_STEPS_BEFORE_PREFILL`."""
 
-_MANY_FRAMES, _MIN_STEPS_FOR_MANY = 8, 2
-"""While so many frames are decoded with drafts, a turn has at least so many steps.
-
-One of the frames may be complete after nearly every step then, and what the host does about that may take longer than
-one step takes the device (so measured with 16 sessions of a model of 160 million parameters). Without drafts it is
-known when a frame will be complete.
-"""
-
-_STEPS_AHEAD = 2
-"""A single slot's next frame begins when so many steps may complete the frame before."""
-
 _STEPS_BEFORE_PREFILL = 3
 """Decode steps of other slots that are queued before a prefill, whose many launches keep the host for milliseconds."""
 
@@ -110,7 +99,7 @@ class WarmUp:
     """A request to compile kernels and capture decode steps before there are sessions.
 
     Attributes:
-        prompt: a made-up context, so that the libraries that prefill needs are loaded, too.
+        prompt: a made-up context, of as many frames as those of the sessions to come.
         done: has a result when that is done, or an EngineError.
     """
 
@@ -231,13 +220,13 @@ class Scheduler:
                 self._waiting.append(request)
 
     def _warm_up(self, request: WarmUp) -> None:
-        """Read the made-up context into a slot, and make each kind of decode step once, if no slot has a window yet."""
+        """Prefill the made-up context, and make each kind of decode step once, if no slot has a window yet."""
         if not request.done.set_running_or_notify_cancel():
             return
         self._warming_up = request  # if it fails, `_fail` finds it here
         if not any(self._windows):
+            self._steps.warm_up(request.prompt.num_frames)
             self._slots.prefill(0, request.prompt, seed=0)
-            self._steps.warm_up()
             mark(self._slots.ids.device)()
         self._warming_up = None
         request.done.set_result(None)
@@ -281,6 +270,8 @@ class Scheduler:
                 waiting.append(run)
         self._waiting = waiting + live
         self._fill_slots(given, under_way)
+        if len(under_way) == 1 and any(request.goes_on for request in begun):
+            self._run_steps(under_way, 1)  # the device has nothing else to do while the host begins the frame
         if begun:
             self._slots.begin_frames(begun)
 
@@ -291,8 +282,8 @@ class Scheduler:
         """
         if len(decoding.frames) > 1 or decoding.frames[0].run is not run:
             return False
-        # With several slots steps are under way already that may complete the frame; a single one waits for its next.
-        soon = _STEPS_AHEAD * self._steps.width(max(self._decoding) + 1) if len(self._decoding) == 1 else 0
+        # A frame alone has no steps under way, see `_decode`: it may be complete after its next step.
+        soon = self._steps.width(max(self._decoding) + 1) if len(self._decoding) == 1 else 0
         return decoding.tokens_remaining <= soon
 
     def _free_slots(self) -> Iterator[int]:
@@ -366,9 +357,7 @@ class Scheduler:
         if not self._decoding:
             return
         remaining = {slot: decoding.tokens_remaining for slot, decoding in self._decoding.items()}
-        has_drafts = self._steps.width(max(remaining) + 1) > 1
-        least = _MIN_STEPS_FOR_MANY if has_drafts and len(remaining) >= _MANY_FRAMES else 1
-        self._run_steps(self._decoding, min(_STEPS_PER_TURN, max(least, self._steps.min_steps(remaining))))
+        self._run_steps(self._decoding, min(_STEPS_PER_TURN, max(1, self._steps.min_steps(remaining))))
         self._end_complete()
         # As long as no slot can have its frame yet, there is no need to ask.
         if any(decoding.tokens_remaining <= 0 for decoding in self._decoding.values()):

@@ -21,6 +21,9 @@ from terra.prompt import Action, Prompt
 from terra.sampling import SamplingParams
 from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
 
+Capture = Callable[[Callable[[], None], Sequence[Tensor]], Callable[[], None]]
+"""How repeated work is kept, see `terra.engine.graph.cuda_graph.capture`."""
+
 NO_TOKEN = torch.iinfo(torch.int64).min
 """The value of `Slots.best` where nothing has been sampled."""
 
@@ -131,6 +134,7 @@ class Slots:
         self._holders: dict[int, tuple[int, int]] = {}  # of slots without their first keys: `holder` and `shared`
         self._has_shared = False
         self.passes = torch.zeros(drafts + 2, dtype=torch.int64, device=device)
+        self._prefills: dict[int, Callable[[int], None]] = {}  # those captured, by the length that they read
         self.sampled_with: dict[SamplingParams, Bool[Tensor, " slots"]] = {}
         self._samplings: list[SamplingParams | None] = [None] * num_slots
 
@@ -155,12 +159,39 @@ class Slots:
         fill(self.seed, 0, slot, seed)
         length = len(ids) - 1
         self._rest(slot, length)
+        if length in self._prefills:
+            self._prefills[length](slot)
+        elif length:
+            only = slice(slot, slot + 1)
+            self._read(self.ids[only], self.action_embeddings[only], self.cache, only, length)
+
+    @torch.no_grad()
+    def capture_prefill(self, num_frames: int, capture: Capture) -> None:
+        """Let `prefill` of contexts of so many frames replay one graph, where the host launches some 700 kernels.
+
+        Args:
+            num_frames: of the context.
+            capture: see `terra.engine.graph.step.Backend.capture`.
+        """
+        length = self.last_of(num_frames - 1)
         if not length:
             return
-        positions = torch.arange(length, device=device)[None]
-        only = slice(slot, slot + 1)
-        states = reference.embed(self.weights, self.ids[only], self.action_embeddings[only], positions)
-        self.weights.forward(states, self.cache, only, positions, positions[:, 0], reference.PrefillOps())
+        num_layers, kv_heads, dim = self.weights.kv_shape
+        options = {"dtype": self.cache.keys.dtype, "device": self.ids.device}
+        one = KVCache(num_layers, 1, kv_heads, padded_length(length), dim, **options)
+        index = torch.zeros(1, dtype=torch.int64, device=self.ids.device)
+
+        def read() -> None:
+            self._read(self.ids[index], self.action_embeddings[index], one, slice(1), length)
+            self.cache.put(one, index, length)
+
+        replay = capture(read, [])
+
+        def prefill(slot: int) -> None:
+            index.fill_(slot)
+            replay()
+
+        self._prefills[length] = prefill
 
     @torch.no_grad()
     def copy_context(self, source: int, slots: Sequence[int], num_frames: int, seeds: Sequence[int]) -> None:
@@ -277,6 +308,12 @@ class Slots:
         for part, tensor in zip(self._parts(slot, snapshot.length), snapshot.tensors, strict=True):
             part.copy_(tensor)
         self._rest(slot, snapshot.length - 1)
+
+    def _read(self, ids: Tensor, action_embeddings: Tensor, cache: KVCache, slot: slice, length: int) -> None:
+        """Read so many tokens of a context, (1, length) and its embeddings, into one slot of a cache."""
+        positions = torch.arange(length, device=ids.device)[None]
+        states = reference.embed(self.weights, ids, action_embeddings, positions)
+        self.weights.forward(states, cache, slot, positions, positions[:, 0], reference.PrefillOps())
 
     def _share(self, slots: Sequence[int], holder: int, length: int) -> None:
         """Let slots have their first keys and values in `holder`, which shares with them, too."""

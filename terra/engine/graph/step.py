@@ -131,9 +131,13 @@ class DecodeSteps:
             before()
 
     @torch.no_grad()
-    def warm_up(self) -> None:
-        """Build all steps without filters, and make each once, while no slot makes a frame."""
+    def warm_up(self, num_context: int) -> None:
+        """Build all steps without filters, and make each once, while no slot makes a frame.
+
+        And capture the prefill of contexts of so many frames.
+        """
         slots = self._slots
+        slots.capture_prefill(num_context, self._backend.capture)
         can_share = slots.num_slots > 1 and slots.shared_keys(slots.layout.max_frames - 1) > 0
         for count in sorted({self.bucket(count) for count in range(1, slots.num_slots + 1)}):
             for sharing in (False, True) if can_share else (False,):

@@ -10,10 +10,8 @@ from terra.engine.graph.kernels import attention, epilogues, gemm, rope, samplin
 from terra.engine.graph.kernels.launch import DeviceLimits
 from terra.engine.graph.kv_cache import KVTarget
 from terra.engine.graph.quantization import Matrix
-from terra.engine.graph.slots import Batch
+from terra.engine.graph.slots import Batch, Capture
 from terra.engine.graph.weights import DecoderWeights, Layer, Norm
-
-Capture = Callable[[Callable[[], None], Sequence[Tensor]], Callable[[], None]]
 
 
 class TritonBackend:
