@@ -29,6 +29,14 @@ logger = logging.getLogger(__name__)
 _STEPS_PER_TURN = 16
 """Decode steps of one turn of `Scheduler.run`, at most, besides `_STEPS_BEFORE_PREFILL`."""
 
+_MANY_FRAMES, _MIN_STEPS_FOR_MANY = 8, 2
+"""While frames of so many slots are decoded with drafts, a turn has at least so many steps.
+
+One of the frames may be complete after nearly every step then, and what the host does about that may take longer than
+one step takes the device (so measured with 16 sessions of a model of 160 million parameters). Without drafts it is
+known when a frame will be complete.
+"""
+
 _STEPS_BEFORE_PREFILL = 3
 """Decode steps of other slots that are queued before a prefill, whose many launches keep the host for milliseconds."""
 
@@ -357,7 +365,9 @@ class Scheduler:
         if not self._decoding:
             return
         remaining = {slot: decoding.tokens_remaining for slot, decoding in self._decoding.items()}
-        self._run_steps(self._decoding, min(_STEPS_PER_TURN, max(1, self._steps.min_steps(remaining))))
+        has_drafts = self._steps.width(max(remaining) + 1) > 1
+        least = _MIN_STEPS_FOR_MANY if has_drafts and len(remaining) >= _MANY_FRAMES else 1
+        self._run_steps(self._decoding, min(_STEPS_PER_TURN, max(least, self._steps.min_steps(remaining))))
         self._end_complete()
         # As long as no slot can have its frame yet, there is no need to ask.
         if any(decoding.tokens_remaining <= 0 for decoding in self._decoding.values()):
