@@ -5,9 +5,9 @@
         engine=graph engine.drafts=63 engine.step_tokens=512 decoder.compiled=true
 
 Further arguments are those of `terra generate`; all drivers drive the trajectory's actions again and again, from the
-contexts in turn and with seeds of their own. A driver's next frame begins once the one before is complete, unless two
-pictures are missing.
-With --trace they drive on under a profiler, which slows the host: how idle the GPU was, and what it did.
+contexts in turn and with seeds of their own. A driver's next frame begins right behind the one before, unless the
+pictures of two frames are missing. With --trace they drive on under a profiler, which slows the host: how idle the GPU
+was, and what it did.
 """
 
 import argparse
