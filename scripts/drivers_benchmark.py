@@ -45,7 +45,7 @@ from tokenizer.settings import checked
 
 _SHOWN_KERNELS, _NAME_LENGTH = 10, 40
 _FRAMES_AHEAD = 2
-"""Complete frames whose pictures are missing, at most, as `live.ahead` of `terra serve`."""
+"""Frames that have begun and whose pictures are missing, at most, as `live.ahead` of `terra serve`."""
 
 
 @dataclass
@@ -217,7 +217,7 @@ async def drive(
                     async for frame in frames:
                         driven.frames.append(now := time.perf_counter())
                         making.append(pictures.create_task(show(pipeline, frame, now, driven)))
-                while making:
+                if making:
                     await making.popleft()
         finally:
             await session.close()

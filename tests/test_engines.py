@@ -606,6 +606,49 @@ def test_graph_sessions_that_run_live_take_turns(tiny_model, wait):
     assert order == [16, *[16, 17] * (WINDOW - 4), 17]  # the other's first request is behind a second one
 
 
+def test_a_frame_that_nobody_wants_gives_its_slot_away(tiny_model, graph_engine, wait, monkeypatch):
+    """At once: nobody waits for its end. The session that gave it up may go on."""
+    monkeypatch.setattr("terra.engine.graph.scheduler._STEPS_PER_TURN", 1)
+    events: list[str] = []
+    cancelled = threading.Event()
+    run, prefill = DecodeSteps.run, Slots.prefill
+
+    def noted_run(self: DecodeSteps, *rest: Any) -> None:
+        events.append("step")
+        run(self, *rest)
+        assert cancelled.wait(PATIENCE)
+
+    def noted_prefill(self: Slots, *rest: Any, **more: Any) -> None:
+        events.append("prefill")
+        prefill(self, *rest, **more)
+
+    monkeypatch.setattr(DecodeSteps, "run", noted_run)
+    monkeypatch.setattr(Slots, "prefill", noted_prefill)
+    engine = GraphEngine(tiny_model, drafts=0, max_sessions=1, dtype="float32", device=DEVICE)
+    inputs = make_prompt(18), make_prompt(19)
+
+    async def drive() -> list[torch.Tensor]:
+        session = await engine.open(inputs[0][0], PLAIN, 1)
+        wanted = asyncio.create_task(anext(session.run(inputs[0][1])))
+        while "step" not in events:
+            await asyncio.sleep(0)
+        wanted.cancel()
+        await asyncio.wait({wanted})
+        other = asyncio.create_task(ran(engine, *inputs[1]))
+        await asyncio.sleep(0)
+        cancelled.set()
+        await other
+        frames = torch.stack([await session.step(action) for action in inputs[0][1]])
+        await session.close()
+        return [frames, other.result()]
+
+    made = wait(soon(drive()))
+    wait(engine.close())
+    assert events[:3] == ["prefill", "step", "prefill"]
+    for each, frames in zip(inputs, made, strict=True):
+        assert torch.equal(wait(ran(graph_engine, *each)), frames)
+
+
 def test_graph_warm_up_changes_no_token(tiny_model, graph_engine, wait, monkeypatch):
     """The steps over each number of slots are built before the first session, and no other ones later."""
     monkeypatch.setattr(slots_module, "SHARED_MULTIPLE", 8)

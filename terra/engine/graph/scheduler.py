@@ -8,7 +8,7 @@ import hashlib
 import logging
 import queue
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ from terra.sampling import SamplingParams
 logger = logging.getLogger(__name__)
 
 _STEPS_PER_TURN = 16
-"""Decode steps of one turn of `Scheduler.run`, at most, besides `_STEPS_BEFORE_PREFILL`."""
+"""Decode steps of one turn of `Scheduler.run`, at most, besides those that are queued where something begins."""
 
 _MANY_FRAMES, _MIN_STEPS_FOR_MANY = 8, 2
 """While frames of so many slots are decoded with drafts, a turn has at least so many steps.
@@ -38,15 +38,14 @@ known when a frame will be complete.
 """
 
 _STEPS_BEFORE_PREFILL = 3
-"""Decode steps of other slots that are queued before a prefill, whose many launches keep the host for milliseconds."""
+"""Decode steps of other slots that are queued before a prefill, whose launches may keep the host for milliseconds."""
 
 
 @dataclass(eq=False)
 class Window:
     """A session's window. `last` is the number of its last complete frame; the scheduler alone writes it.
 
-    A window that has frames of its own is in a `slot`, or its `snapshot` is kept, never both; one that has none yet has
-    neither.
+    A window whose frames have begun is in a `slot`; while another window has that slot, its `snapshot` is kept.
     """
 
     prompt: Prompt
@@ -148,12 +147,12 @@ class _Question:
     """A question to the device after a turn's decode steps: where is `start` of each slot?
 
     Attributes:
-        slots: those that the question is about.
+        decoding: what was decoded then, by slot.
         wait: waits for the answer, one number for each slot of the engine.
         tokens_since: how many tokens a slot may have got after the question.
     """
 
-    slots: Collection[int]
+    decoding: dict[int, _Decoding]
     wait: Callable[[], list[int]]
     tokens_since: int = 0
 
@@ -170,8 +169,8 @@ class Scheduler:
     """Takes requests for frames, and for a warm-up, from a queue and does what they ask, until None comes.
 
     A window has one slot at most, and its frames are decoded one after another: the next frame of a run begins when the
-    one before may be complete soon, unless other windows wait for a slot. A slot keeps its window when a frame is
-    complete, until another window needs the slot.
+    one before may be complete soon, unless windows wait for slots in vain. A slot keeps its window when a frame is
+    complete, or given up because its run is cancelled, until another window needs the slot.
     """
 
     def __init__(self, slots: Slots, steps: DecodeSteps, requests: "queue.SimpleQueue[Run | WarmUp | None]") -> None:
@@ -204,6 +203,8 @@ class Scheduler:
                 self._decode()
                 # The device is at work on the next frames meanwhile.
                 self._hand_out(from_before)
+                if sum(len(decoding.frames) for decoding in self._decoding.values()) == 1:
+                    self._end_complete()
             self._hand_out(len(self._copies))
             self._fail(EngineError("the engine is closed"))
         except Exception as error:
@@ -241,8 +242,12 @@ class Scheduler:
 
     def _start(self) -> None:
         """Give slots to frames that wait, first come, first served, and begin these frames."""
+        for slot, decoding in list(self._decoding.items()):
+            if all(frame.run.cancelled for frame in decoding.frames):
+                del self._decoding[slot]
         free = self._free_slots()
-        crowded = any(run.window.slot is None for run in self._waiting)
+        lacking = sum(run.window.slot is None and not run.cancelled for run in self._waiting)
+        crowded = lacking > len(self._windows) - len(self._decoding)
         begun: list[FrameRequest] = []
         given: dict[int, Window] = {}
         waiting: list[Run] = []
@@ -286,11 +291,11 @@ class Scheduler:
     def _may_go_on(self, decoding: _Decoding, run: Run) -> bool:
         """Whether a run's next frame may begin behind the one that is decoded: the run's own one, and nearly done.
 
-        Its tokens are the first drafts of the next frame, and a live run's action is best chosen late.
+        Not before, because a live run's action is best chosen late.
         """
         if len(decoding.frames) > 1 or decoding.frames[0].run is not run:
             return False
-        # A frame alone has no steps under way, see `_decode`: it may be complete after its next step.
+        # Of a frame alone it is known where it is, and that it may be complete after its next step.
         soon = self._steps.width(max(self._decoding) + 1) if len(self._decoding) == 1 else 0
         return decoding.tokens_remaining <= soon
 
@@ -344,7 +349,7 @@ class Scheduler:
             elif window.context_digest in holders:
                 copies[window.context_digest].append(slot)
             else:
-                if any(decoding.tokens_remaining > 0 for decoding in under_way.values()):
+                if any(decoding.frames[-1].last > decoding.start for decoding in under_way.values()):
                     self._run_steps(under_way, _STEPS_BEFORE_PREFILL)
                 self._slots.prefill(slot, window.prompt, window.seed)
                 self._prefilled += window.prompt.num_frames * self._slots.layout.block
@@ -359,8 +364,8 @@ class Scheduler:
 
         If a frame may be complete, the device is asked after the turn's steps, and the answer is read in the next turn,
         once that turn's steps are queued. So the device is not idle while the host waits; the price is that turn's
-        steps for a frame that was complete and has none behind it. If there is but one frame, the host waits for the
-        answer at once.
+        steps for a frame that was complete and has none behind it. If there is but one frame, `run` waits for the
+        answer in the same turn.
         """
         if not self._decoding:
             return
@@ -371,9 +376,7 @@ class Scheduler:
         self._end_complete()
         # As long as no slot can have its frame yet, there is no need to ask.
         if any(decoding.tokens_remaining <= 0 for decoding in self._decoding.values()):
-            self._asked = _Question(list(self._decoding), self._slots.ask_start())
-            if sum(len(decoding.frames) for decoding in self._decoding.values()) == 1:
-                self._end_complete()
+            self._asked = _Question(dict(self._decoding), self._slots.ask_start())
 
     def _run_steps(self, decoding: Mapping[int, _Decoding], num_steps: int) -> None:
         """Queue decode steps over slots, and note how far they come at most."""
@@ -392,8 +395,9 @@ class Scheduler:
             return
         start = question.wait()
         complete: list[tuple[int, _Frame]] = []
-        for slot in question.slots:  # all are still being decoded: frames end here alone
-            decoding = self._decoding[slot]
+        for slot, decoding in question.decoding.items():
+            if self._decoding.get(slot) is not decoding:  # given up since
+                continue
             decoding.start = start[slot] + question.tokens_since
             complete += [(slot, frame) for frame in decoding.frames if frame.last <= start[slot]]
         if not complete:
