@@ -127,7 +127,7 @@ def remembered(recall: Recall, actions: Actions, windows: Iterable[Window]) -> l
 
 
 class SlidingSession:
-    """A session of any length: implements `Session`, and opens the next window when the current one is full.
+    """A session of any length: implements `Session` and `RunsLive`, and opens the next window when one is full.
 
     A window with memory frames is opened when its first action is known, since they are chosen by it.
     """

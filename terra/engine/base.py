@@ -116,7 +116,7 @@ class Session(Protocol):
 
 @runtime_checkable
 class RunsLive(Protocol):
-    """A session whose engine asks for each action when its frame begins, without a turn of the event loop before it."""
+    """A session whose engine asks for actions when their frames can begin, without a turn of the event loop between."""
 
     def run_live(self, actions: Iterator[Action | None]) -> AsyncGenerator[FrameTokens, None]:
         """Apply actions that are chosen one by one and yield each frame's tokens as soon as they are sampled.
@@ -125,10 +125,9 @@ class RunsLive(Protocol):
         way to the caller.
 
         Args:
-            actions: asked for an action when the action's frame can begin, which may be while the frame before is in
-                the making. None: there is no action yet, so that they are asked again; when no frame of the run is in
-                the making, None or their end ends the run. The engine's own thread may ask, and all sessions wait
-                until it has an answer.
+            actions: asked for an action when the action's frame can begin. None, or their end, ends the run; but while
+                a frame of the run is in the making, an engine that asks ahead asks again after None. The engine's own
+                thread may ask, and all sessions wait until it has an answer.
 
         Raises:
             EngineError: as `step`, in place of the frame.
@@ -205,7 +204,7 @@ class WarmsUp(Protocol):
     async def warm_up(self, num_context: int) -> None:
         """Compile and capture what sessions without top-k and top-p will need, before there is a session.
 
-        The tokens of later sessions are as without a warm-up. Once there has been a session, a call does nothing.
+        The tokens of later sessions are as without a warm-up. Once a session has begun a frame, a call does nothing.
 
         Args:
             num_context: frames of the contexts that most windows will have; 1 or more, and fewer than a window holds.

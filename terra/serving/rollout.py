@@ -122,10 +122,11 @@ class _Begun:
     told: Driver | Player
 
     def driver_now(self, newest: Driver | Player, told: Driver | Player, num_frames: int) -> Driver | Player:
-        """The driver at this frame, as told last: what a driver is told counts from the newest complete frame on.
+        """The driver at this frame, who obeys the last order from here on.
 
         Args:
-            newest: the driver at that frame, as told since.
+            newest: the driver at the newest complete frame, as told since; an order's time, such as a path's, is
+                counted from there.
             told: the driver as told last.
             num_frames: frames from the newest one to this one. A car has moved meanwhile as it had been told before.
         """
@@ -173,7 +174,7 @@ class LiveRollout:
         return self._driver
 
     def tell(self, driver: Driver | Player) -> None:
-        """Let the driver at the newest frame be this one: it counts from the next frame on that begins."""
+        """Give an order, by the driver at the newest frame who has it: frames that begin from now on obey it."""
         with self._lock:
             self._driver = self._told = driver
 

@@ -262,15 +262,15 @@ class LiveSession:
                         self.end("max_frames")
                     self._changed.clear()
                     await self._changed.wait()
-                chosen = deque[float]()
-                async with aclosing(self.rollout.run(self._actions(chosen))) as moments:
+                chosen_at = deque[float]()
+                async with aclosing(self.rollout.run(self._actions(chosen_at))) as moments:
                     async for moment in moments:
-                        await self._outbox.put(_Frame(moment, chosen.popleft()))
+                        await self._outbox.put(_Frame(moment, chosen_at.popleft()))
         finally:
             await self.rollout.close()
 
-    def _actions(self, chosen: deque[float]) -> Iterator[Choice]:
-        """The action of each frame that may begin, None while none may, and in `chosen` when an action was asked for.
+    def _actions(self, chosen_at: deque[float]) -> Iterator[Choice]:
+        """The action of each frame that may begin, None while none may, and in `chosen_at` when each was asked for.
 
         The engine's thread may ask, and the event loop takes steps away meanwhile.
         """
@@ -279,7 +279,7 @@ class LiveSession:
             action = self._next_step() if self._may_follow(last) else None
             if action is not None:
                 last += 1
-                chosen.append(time.perf_counter())
+                chosen_at.append(time.perf_counter())
             yield action
 
     def _next_step(self) -> Choice:

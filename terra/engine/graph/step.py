@@ -134,7 +134,7 @@ class DecodeSteps:
     def warm_up(self, num_context: int) -> None:
         """Build all steps without filters, and make each once, while no slot makes a frame.
 
-        And capture the prefill of contexts of so many frames.
+        The first prefill of a context of so many frames is captured from then on.
         """
         slots = self._slots
         slots.capture_prefill(num_context, self._backend.capture)
