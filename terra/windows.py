@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 
 import torch
 
@@ -273,10 +273,11 @@ class SlidingSession:
 
 
 def _noted(actions: Iterator[Action | None], most: int, taken: deque[Action]) -> Iterator[Action | None]:
-    """So many of the actions at most; those that are there go to `taken`."""
-    while most and (more := list(islice(actions, 1))):
-        (action,) = more
+    """The first actions, so many (1 or more), and each None between; actions are added to `taken`."""
+    for action in actions:
         if action is not None:
-            most -= 1
             taken.append(action)
+            most -= 1
         yield action
+        if not most:
+            return

@@ -116,7 +116,7 @@ class Session(Protocol):
 
 @runtime_checkable
 class RunsLive(Protocol):
-    """A session whose engine asks for actions when their frames can begin, without a turn of the event loop between."""
+    """A live session whose engine pulls the next action from an iterator as soon as the action's frame can begin."""
 
     def run_live(self, actions: Iterator[Action | None]) -> AsyncGenerator[FrameTokens, None]:
         """Apply actions that are chosen one by one and yield each frame's tokens as soon as they are sampled.
@@ -125,9 +125,9 @@ class RunsLive(Protocol):
         way to the caller.
 
         Args:
-            actions: asked for an action when the action's frame can begin. None, or their end, ends the run; but while
-                a frame of the run is in the making, an engine that asks ahead asks again after None. The engine's own
-                thread may ask, and all sessions wait until it has an answer.
+            actions: the engine pulls an action when the action's frame can begin. The run ends where the iterator ends
+                or gives None; but an engine that pulls ahead, while the frame before is decoded, pulls again after
+                None. The engine's own thread may do so, and all sessions wait until the iterator answers.
 
         Raises:
             EngineError: as `step`, in place of the frame.

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32
 
 from terra.driving.control import Driver, Path, Steering
 from terra.errors import ActionError, EngineError, TrajectoryError
@@ -91,7 +90,7 @@ class LiveSession:
         for moment in shown:
             self._outbox.put_nowait(_Frame(moment, None))
         self._mode = "waiting"
-        self._steps: deque[Float32[np.ndarray, "slots 3"] | None] = deque()
+        self._steps: deque[Choice] = deque()
         self._acked = start.last.index
         self._changed = asyncio.Event()
         self._times: deque[float] = deque(maxlen=_RATE_FRAMES)
@@ -202,7 +201,7 @@ class LiveSession:
             raise SessionError("invalid_action", f"action: expected {slots} rows of [y, x, t], t increasing from 0 s")
         if len(self._steps) >= _MAX_STEPS:
             raise SessionError("too_many_steps", f"expected at most {_MAX_STEPS} steps that wait")
-        self._steps.append(action)
+        self._steps.append("driver" if action is None else action)
 
     async def _set_mode(self, mode: str, *, always: bool = False) -> None:
         if mode == "running" or always:
@@ -284,10 +283,9 @@ class LiveSession:
 
     def _next_step(self) -> Choice:
         try:
-            step = self._steps.popleft()
+            return self._steps.popleft()
         except IndexError:
             return "driver" if self._mode == "running" else None
-        return "driver" if step is None else step
 
     def _may_follow(self, index: int) -> bool:
         """Whether a frame may follow this one, as far as limits and acknowledgements go."""

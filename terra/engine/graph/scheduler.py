@@ -27,7 +27,7 @@ from terra.sampling import SamplingParams
 logger = logging.getLogger(__name__)
 
 _STEPS_PER_TURN = 16
-"""Decode steps of one turn of `Scheduler.run`, at most, besides those that are queued where something begins."""
+"""Decode steps of one turn of `Scheduler.run`, at most, besides those queued before a prefill or a frame's begin."""
 
 _MANY_FRAMES, _MIN_STEPS_FOR_MANY = 8, 2
 """While frames of so many slots are decoded with drafts, a turn has at least so many steps.
@@ -169,8 +169,8 @@ class Scheduler:
     """Takes requests for frames, and for a warm-up, from a queue and does what they ask, until None comes.
 
     A window has one slot at most, and its frames are decoded one after another: the next frame of a run begins when the
-    one before may be complete soon, unless windows wait for slots in vain. A slot keeps its window when a frame is
-    complete, or given up because its run is cancelled, until another window needs the slot.
+    one before may be complete soon, unless more windows wait for a slot than slots are idle. A slot keeps its window
+    when a frame is complete, or given up because its run is cancelled, until another window needs the slot.
     """
 
     def __init__(self, slots: Slots, steps: DecodeSteps, requests: "queue.SimpleQueue[Run | WarmUp | None]") -> None:
