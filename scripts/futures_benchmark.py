@@ -1,15 +1,18 @@
 """Times several futures of one context with `engine=graph`: how soon they begin, and frames a second of all.
 
     python scripts/futures_benchmark.py --futures 64 --context 22 --frames 3
-    python scripts/futures_benchmark.py --fp8-weights
+    python scripts/futures_benchmark.py --drafts 7 --step-tokens 512
+    python scripts/futures_benchmark.py --checkpoint WORLD/world_model --drive ROLLOUT/tokens.safetensors --drafts 7
 
-The weights are random, so that drafts, which are off by default, mean nothing. The first round compiles kernels and
-captures decode steps; each round has a new context, which is read once.
+Without `--checkpoint` the weights are random: they accept too many drafts, so that their ms a pass mean something and
+their passes a frame do not. The first round compiles kernels and captures decode steps; each round has a new context,
+which is read once.
 """
 
 import argparse
 import asyncio
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -19,6 +22,7 @@ from terra.benchmark.measure import SAMPLING
 from terra.benchmark.model import SHAPES, make_random_model
 from terra.benchmark.prompts import MakePrompt, prompt_maker
 from terra.device import torch_dtype
+from terra.engine.base import EngineCounters
 from terra.engine.graph.engine import GraphEngine
 from terra.errors import ConfigError, TerraError
 
@@ -28,6 +32,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("outputs/benchmark"), help="where the weights are kept")
     parser.add_argument("--shape", choices=list(SHAPES), default="terra_v1")
+    parser.add_argument("--checkpoint", type=Path, help="a trained world_model folder, instead of random weights")
+    parser.add_argument(
+        "--drive", type=Path, help="a rollout's tokens.safetensors, of which contexts are excerpts; else random tokens"
+    )
     parser.add_argument("--futures", type=int, default=64)
     parser.add_argument("--context", type=int, default=22, help="context frames")
     parser.add_argument("--frames", type=int, default=3, help="of each future; they and the context fit the window")
@@ -43,15 +51,52 @@ def main() -> None:
         rounds = asyncio.run(measure(arguments))
     except TerraError as error:
         parser.error(str(error))
-    table = Table("round", "first frame (s)", "first frames of all (s)", "frames/s of all")
-    for number, (first, of_all, rate) in enumerate(rounds):
-        table.add_row(str(number) if number else "warm-up", f"{first:.2f}", f"{of_all:.2f}", f"{rate:.1f}")
+    columns = (
+        "first frame (s)",
+        "passes to it",
+        "first frames of all (s)",
+        "frames/s of all",
+        "passes a frame",
+        "ms a pass",
+    )
+    table = Table("round", *columns)
+    for number, found in enumerate(rounds):
+        row = (
+            f"{found.first:.2f}",
+            f"{found.passes_to_first:.0f}",
+            f"{found.of_all:.2f}",
+            f"{found.rate:.1f}",
+            f"{found.passes:.1f}",
+        )
+        table.add_row(str(number) if number else "warm-up", *row, f"{found.milliseconds:.3f}")
     Console().print(table)
 
 
-async def measure(arguments: argparse.Namespace) -> list[tuple[float, float, float]]:
+@dataclass(frozen=True)
+class Found:
+    """What a round of `make_futures` took.
+
+    Attributes:
+        first, of_all: seconds until one future has its first frame, and until all have; with the context's time.
+        rate: frames/s of all futures, with the context's time.
+        passes_to_first: decode steps (passes) over each future when the first frame arrived.
+        passes: passes over a future for each of its frames.
+        milliseconds: a pass over all futures together, behind the first frames; NaN if each has but one frame.
+    """
+
+    first: float
+    passes_to_first: float
+    of_all: float
+    rate: float
+    passes: float
+    milliseconds: float
+
+
+async def measure(arguments: argparse.Namespace) -> list[Found]:
     """See `make_futures`, for each round."""
-    folder = make_random_model(arguments.shape, arguments.output, torch_dtype(arguments.dtype), arguments.device)
+    folder = arguments.checkpoint or make_random_model(
+        arguments.shape, arguments.output, torch_dtype(arguments.dtype), arguments.device
+    )
     engine = GraphEngine(
         folder,
         drafts=arguments.drafts,
@@ -62,8 +107,8 @@ async def measure(arguments: argparse.Namespace) -> list[tuple[float, float, flo
         fp8_weights=arguments.fp8 or arguments.fp8_weights,
         fp8_cache=arguments.fp8,
     )
-    make_prompt = prompt_maker(engine.spec, None)
     try:
+        make_prompt = prompt_maker(engine.spec, arguments.drive)
         if not 1 <= arguments.context <= (most := engine.spec.layout.max_frames - arguments.frames):
             raise ConfigError(
                 f"--context: expected 1 to {most} frames before {arguments.frames}, got {arguments.context}"
@@ -73,12 +118,13 @@ async def measure(arguments: argparse.Namespace) -> list[tuple[float, float, flo
         await engine.close()
 
 
-async def make_futures(
-    engine: GraphEngine, make_prompt: MakePrompt, arguments: argparse.Namespace, seed: int
-) -> tuple[float, float, float]:
-    """Seconds until one future has its first frame, and until all have; frames/s, with the context's time."""
+async def make_futures(engine: GraphEngine, make_prompt: MakePrompt, arguments: argparse.Namespace, seed: int) -> Found:
+    """Open so many futures of one context, which differ in their seeds, and make frames of all."""
     prompt, actions = make_prompt(arguments.context, arguments.frames, seed)
-    begun, firsts = time.perf_counter(), []
+    before = num_passes(engine.counters)
+    firsts: list[float] = []
+    passes_at_firsts: list[int] = []
+    begun = time.perf_counter()
 
     async def future(number: int) -> None:
         session = await engine.open(prompt, SAMPLING, number)
@@ -87,11 +133,26 @@ async def make_futures(
             frames += 1
             if frames == 1:
                 firsts.append(time.perf_counter() - begun)
+                passes_at_firsts.append(num_passes(engine.counters))
         await session.close()
 
     await asyncio.gather(*(future(number) for number in range(arguments.futures)))
-    seconds = time.perf_counter() - begun
-    return min(firsts), max(firsts), arguments.futures * arguments.frames / seconds
+    seconds, passes = time.perf_counter() - begun, num_passes(engine.counters)
+    behind = (passes - max(passes_at_firsts)) / arguments.futures  # of each future
+    num_frames = arguments.futures * arguments.frames
+    return Found(
+        first=min(firsts),
+        passes_to_first=(min(passes_at_firsts) - before) / arguments.futures,
+        of_all=max(firsts),
+        rate=num_frames / seconds,
+        passes=(passes - before) / num_frames,
+        milliseconds=(seconds - max(firsts)) * 1000 / behind if behind else float("nan"),
+    )
+
+
+def num_passes(counters: EngineCounters) -> int:
+    """Passes over sessions so far, each session counted."""
+    return sum(counters.passes)
 
 
 if __name__ == "__main__":

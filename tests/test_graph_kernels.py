@@ -17,7 +17,7 @@ from terra.engine.graph.quantization import FP8, linear, quantize_fp8, quantize_
 def test_tiles_fit_a_small_gpus_shared_memory():
     limits = DeviceLimits(num_sms=46, shared_memory=99 << 10, pdl=False)
     configs = [gemm._SPLIT_K, gemm._GATED, gemm._LM_HEAD]
-    for dtype, tokens, config in itertools.product((torch.float32, torch.bfloat16), (1, 64, 300), configs):
+    for dtype, tokens, config in itertools.product((torch.float32, torch.bfloat16), (1, 64, 300, 600), configs):
         tiles = gemm.choose_tiles(config, unquantized(torch.zeros(1, 1, dtype=dtype)), tokens, limits)
         elements = (tiles["BLOCK_N"] + tiles["BLOCK_M"]) * tiles["BLOCK_K"]
         assert tiles["num_stages"] > 1
@@ -49,6 +49,34 @@ def test_several_sessions_with_many_drafts_take_wider_attention():
     assert taken == [attention._WIDE] * 3
     taken = [attention.choose_wide(4, 2, 64 * 4), attention.choose_wide(16, 2, 32 * 4)]
     assert taken == [attention._WIDER] * 2
+
+
+@pytest.mark.needs_cuda
+@pytest.mark.parametrize(
+    ("dtype", "fp8"),
+    [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)],
+    ids=["float32", "bfloat16", "fp8"],
+)
+def test_gemms_are_batch_invariant_on_a_gpu(dtype, fp8, monkeypatch):
+    """The products of a token have the same bits alone and beside others, in tiles of each size."""
+    torch.manual_seed(0)
+    limits, columns = device_limits(torch.device(DEVICE)), 1152 if fp8 else 1056  # no multiples of BLOCK_K
+    weight = torch.randn(1600, columns, device=DEVICE, dtype=dtype) / columns**0.5
+    states = torch.randn(700, 1, columns, device=DEVICE, dtype=dtype)
+    matrix = quantize_weight(weight, 20.0) if fp8 else unquantized(weight)
+    states = quantize_fp8(states, matrix.input_scale) if fp8 else states
+    monkeypatch.setattr(gemm, "_MIN_SUMMED_TOKENS", 600)
+
+    def products(tokens):
+        parts = gemm.split_k_gemm(states[:tokens].contiguous(), matrix, limits)
+        gated = gemm.gated_gemm(states[:tokens].contiguous(), matrix, limits, 20.0 if fp8 else None)
+        logits = gemm.lm_head_gemm(states[:tokens].contiguous(), matrix, limits)
+        return functools.reduce(torch.add, parts), gated.float().flatten(0, 1), logits.flatten(0, 1)
+
+    all_tokens = products(700)
+    for tokens in (1, 5, 17, 40, 100, 129, 255, 256, 257, 520):
+        for found, expected in zip(products(tokens), all_tokens, strict=True):
+            assert torch.equal(found, expected[:tokens]), tokens
 
 
 @pytest.mark.needs_cuda

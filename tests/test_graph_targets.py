@@ -28,9 +28,9 @@ pytestmark = pytest.mark.slow
 FIRST_WITH_FP8, FIRST_WITH_PDL = 89, 90
 FLOAT32 = (86, 90)  # the most and the least pressed for shared memory
 
-NARROWEST_AND_WIDEST = [(1, 0), (4, 31)]
-"""Slots and drafts that take tiles of 1 and 128 tokens, and attention with and without partials."""
-BETWEEN = [(64, 0), (1, 31)]  # tiles of 64 and 32 tokens
+NARROWEST_AND_WIDEST = [(1, 0), (8, 31)]
+"""Slots and drafts that take tiles of the fewest and the most tokens, and attention with and without partials."""
+BETWEEN = [(64, 0), (1, 31), (4, 31)]  # tiles of 64, 32 and 128 tokens
 ALL_WIDTHS = (86, 90)  # a GPU of each kind; a GPU that compiles and fits the widest tile takes those between, too
 LIKE_86 = (80, 89)  # of one kind with it: in bfloat16 they compile what is widest
 LIKE_90 = (100, 120)  # with its instructions and more: in 8 bits they compile what is widest
@@ -73,7 +73,7 @@ def meta_slots(num_slots, drafts, dtype, *, fp8):
     config = LlamaActionConfig(**{**SHAPES["terra_v1"], "num_hidden_layers": 1}, dtype=dtype)
     with torch.device("meta"):
         model = ARCHITECTURES["LlamaActionForCausalLM"](config).to(dtype)
-    slots = Slots(model, num_slots, drafts, fp8_cache=fp8)
+    slots = Slots(model, num_slots, drafts, step_tokens=256, fp8_cache=fp8)
     if fp8:
         weights = slots.weights
         weights.lm_head, weights.layers = quantized(weights.lm_head), [quantized(layer) for layer in weights.layers]
@@ -118,10 +118,10 @@ def test_kernels_compile_and_fit(compiled, capability, dtype, fp8, monkeypatch):
         steps = DecodeSteps(slots, TritonBackend(limits, capture=lambda work, mutated: work))
         steps.step(frozenset({SAMPLING}), 64, True)()
         # GEMMs that sum their splits, which take 1,024 tokens.
-        monkeypatch.setattr(gemm, "_MIN_SUMMED_TOKENS", 128)
-        slots = meta_slots(4, 31, dtype, fp8=fp8)
+        monkeypatch.setattr(gemm, "_MIN_SUMMED_TOKENS", 256)
+        slots = meta_slots(8, 31, dtype, fp8=fp8)
         steps = DecodeSteps(slots, TritonBackend(limits, capture=lambda work, mutated: work))
-        steps.step(frozenset({SAMPLING}), 4)()
+        steps.step(frozenset({SAMPLING}), 8)()
     kernels = {kernel.hash: kernel for kernel in compiled}.values()
     names = {kernel.name for kernel in kernels}
     assert names >= {"_embed", "_gemm", "_rope_and_store", "_add_rms_norm", "_gumbel_argmax", "_accept"}

@@ -213,6 +213,23 @@ def test_one_cta_sums_the_splits_of_many_tokens(layer_case, fp8, monkeypatch):
 
 
 @IN_8_BITS
+def test_several_tiles_of_tokens(fp8):
+    """From 256 tokens on tiles are larger."""
+    torch.manual_seed(0)
+    rows, columns = 200, 288  # no multiples of a tile's
+    states, weight = torch.randn(300, 1, columns), torch.randn(rows, columns) / columns**0.5
+    matrix = quantize_weight(weight, MAX_STATE) if fp8 else unquantized(weight)
+    states = quantize_fp8(states, matrix.input_scale) if fp8 else states
+    expected = linear(states, matrix)
+    parts = gemm.split_k_gemm(states, matrix, limits(8))
+    assert len(parts) > 1
+    torch.testing.assert_close(parts.sum(0).view_as(expected), expected)
+    torch.testing.assert_close(gemm.lm_head_gemm(states, matrix, limits(8)), expected)
+    gate, up = expected.chunk(2, -1)
+    torch.testing.assert_close(gemm.gated_gemm(states, matrix, limits(8), None), torch.nn.functional.silu(gate) * up)
+
+
+@IN_8_BITS
 @pytest.mark.parametrize("num_sms", [1, 8], ids=["one_split", "splits"])
 def test_attention_output_and_mlp(layer_case, fp8, num_sms):
     case, backend = layer_case, TritonBackend(limits(num_sms))

@@ -330,10 +330,13 @@ def _merge_blocks(
 @triton.jit
 def _keys_of_all(group, holder, shared, slots, SLOTS: tl.constexpr):
     """How many first keys the slots of a group have in common: a holder's, or 0 where they have several holders."""
-    slot = tl.minimum(group * SLOTS + tl.arange(0, SLOTS), slots - 1)
-    holders = tl.load(holder + slot)
-    common = tl.min(tl.load(shared + slot), 0)
-    return tl.where(tl.min(holders, 0) == tl.max(holders, 0), common, 0).to(tl.int32)
+    # One scalar load after the other, not a reduction: the compiler must see that all threads have the same number.
+    first = group * SLOTS
+    common, of_first = tl.load(shared + first), tl.load(holder + first)
+    for step in tl.static_range(1, SLOTS):
+        slot = tl.minimum(first + step, slots - 1)
+        common = tl.where(tl.load(holder + slot) == of_first, tl.minimum(common, tl.load(shared + slot)), 0)
+    return common.to(tl.int32)
 
 
 @triton.jit
@@ -411,6 +414,8 @@ def _blocks_of_partial(total, SINGLES: tl.constexpr, BLOCK_KEYS: tl.constexpr, B
     """Blocks of keys of one partial result of a slot with `total` keys: a bundle's behind SINGLES blocks, else one."""
     if SINGLES is None:
         return 1
+    elif SINGLES == 0:
+        return BUNDLE
     else:  # the compiler takes no code behind a return
         return tl.where(total <= SINGLES * BLOCK_KEYS, 1, BUNDLE)
 
