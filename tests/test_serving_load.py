@@ -11,14 +11,17 @@ import httpx
 import pytest
 import torch
 from entry import load_script
+from safetensors.torch import save_file
 from tiny_serving import wait_until
 from websockets.sync.server import serve
 
+from terra.benchmark.model import SHAPES
 from terra.benchmark.passes import Kernel
 from terra.engine.base import EngineCounters
 from terra.errors import ConfigError
 from terra.serving.messages import frame_message
 from terra.serving.metrics import Metrics
+from terra.world_model import LlamaActionConfig
 
 pytest_plugins = ["serving_fixtures"]
 
@@ -181,7 +184,18 @@ def test_futures_of_one_context_are_timed(tmp_path, monkeypatch, capsys):
     where = ["--output", str(tmp_path), "--device", "cpu", "--dtype", "float32"]
     monkeypatch.setattr(sys, "argv", ["x", *size, *where])
     load_script("futures_benchmark").main()
-    assert "warm-up" in capsys.readouterr().out
+    rows = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    layout = LlamaActionConfig(**SHAPES["tiny"]).layout
+    assert [row[0].strip() for row in rows] == ["warm-up", "1"]
+    assert [float(row[5]) for row in rows] == [layout.block] * 2  # passes a frame, without drafts
+    frames = torch.randint(0, 30, (layout.max_frames, 1, layout.image_tokens))
+    drive = tmp_path / "tokens.safetensors"
+    save_file({"tokens": frames, "actions": torch.zeros(len(frames) - 1, layout.action_slots, 3)}, drive)
+    trained = ["--checkpoint", str(tmp_path / "random_tiny"), "--drive", str(drive), "--drafts", "3"]
+    monkeypatch.setattr(sys, "argv", ["x", *size, *where, *trained])
+    load_script("futures_benchmark").main()
+    rows = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    assert all(layout.block / 4 <= float(row[5]) < layout.block for row in rows)
     monkeypatch.setattr(sys, "argv", ["x", *size, *where, "--context", "40"])
     with pytest.raises(SystemExit, match="2"):
         load_script("futures_benchmark").main()
