@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import signal
 import socket
 import time
 
@@ -22,7 +23,7 @@ from terra.errors import ConfigError, OutputError
 from terra.pipeline import RolloutRequest
 from terra.serving.client import Client, ServerError
 from terra.serving.contexts import Contexts
-from terra.serving.run import listen
+from terra.serving.run import bind, listen
 from terra.trajectory import load_trajectory
 
 pytest_plugins = ["serving_fixtures"]
@@ -427,15 +428,36 @@ class TestClient:
 
 class TestStart:
     def test_connections_wait_for_no_acknowledgement(self, server):
-        with listen(server.settings) as listener, socket.create_connection(listener.getsockname()):
-            connection, _ = listener.accept()
-            with connection:
-                assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        with bind(server.settings) as listener:
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(listener.getsockname())
+            listen(listener, server.settings)
+            with socket.create_connection(listener.getsockname()):
+                connection, _ = listener.accept()
+                with connection:
+                    assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
     def test_a_port_that_is_taken(self, server):
         port = int(server.url.rpartition(":")[2])
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: expected an address to listen at"):
-            listen(server.settings.replace(port=port))
+            bind(server.settings.replace(port=port))
+
+    def test_a_port_that_another_process_takes_meanwhile(self, server):
+        with bind(server.settings) as first:
+            settings = server.settings.replace(port=first.getsockname()[1])
+            with bind(settings) as second:
+                listen(first, settings)
+                with pytest.raises(ConfigError, match=f"127.0.0.1:{settings.port}: expected an address to listen at"):
+                    listen(second, settings)
+
+    def test_a_second_interrupt_ends_it_at_once_and_closes_everything(self, server, scenes, tmp_path, caplog):
+        with Served(server.model, server.tokenizer, scenes, tmp_path / "own", persistence=True) as other:
+            other.server.handle_exit(signal.SIGINT, None)
+            other.server.handle_exit(signal.SIGINT, None)
+        assert other.server.force_exit
+        with pytest.raises(RuntimeError, match="after shutdown"):  # of the store's thread
+            other.service.store.close()
+        assert "CancelledError" not in caplog.text
 
     def test_a_second_server_on_one_folder(self, server, scenes):
         with pytest.raises(OutputError, match="no other process"):

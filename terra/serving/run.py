@@ -28,6 +28,7 @@ from terra.serving.settings import LOOPBACK, ServeSettings
 logger = logging.getLogger(__name__)
 
 _MAX_MESSAGE_BYTES = 64 << 10  # of a WebSocket; the longest is a path of 512 points
+_BACKLOG = 2048  # connections that wait to be accepted
 
 
 def run(settings: ServeSettings) -> None:
@@ -45,14 +46,15 @@ def _run(settings: ServeSettings) -> None:
     engines = 1 + len(settings.worlds)
     checked = check(settings, engines)
     worlds = {name: _check_world(settings, name, engines) for name in settings.worlds}
-    service = load(checked, {name: load(each) for name, each in worlds.items()})
-    if settings.api_key is None and settings.host not in LOOPBACK:
-        logger.warning("host=%s without an api_key: whoever reaches the port can use the server", settings.host)
-    _warm_up(service)
-    # Looking through all modules and weights for garbage would stop the event loop for half a second at a time.
-    gc.collect()
-    gc.freeze()
-    with listen(settings) as listener:
+    with bind(settings) as listener:  # now: weights and kernels may take a minute
+        service = load(checked, {name: load(each) for name, each in worlds.items()})
+        if settings.api_key is None and settings.host not in LOOPBACK:
+            logger.warning("host=%s without an api_key: whoever reaches the port can use the server", settings.host)
+        _warm_up(service)
+        # Looking through all modules and weights for garbage would stop the event loop for half a second at a time.
+        gc.collect()
+        gc.freeze()
+        listen(listener, settings)
         asyncio.run(Server(service, settings).serve(sockets=[listener]))
 
 
@@ -108,6 +110,8 @@ class Server(uvicorn.Server):
         await self._service.drain()
         watch.cancel()
         await super().shutdown(sockets)
+        if self.force_exit:  # uvicorn leaves this out then
+            await self.lifespan.shutdown()
 
     async def _watch(self) -> None:
         while not self.force_exit:
@@ -177,15 +181,40 @@ def load(checked: Checked, worlds: Mapping[str, Service] | None = None) -> Servi
         raise
 
 
-def listen(settings: ServeSettings) -> socket.socket:
-    """The socket to serve on. Raises ConfigError when its address can't be used."""
+def bind(settings: ServeSettings) -> socket.socket:
+    """A socket with the address to serve at, which no client reaches before `listen`.
+
+    Raises:
+        ConfigError: the address can't be used, or another process serves there.
+    """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family)
     try:
-        listener = socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind((settings.host, settings.port))
     except OSError as error:
-        address = f"{settings.host}:{settings.port}"
-        raise ConfigError(f"{address}: expected an address to listen at, got: {error.strerror or error}") from None
+        listener.close()
+        raise _unusable(settings, error) from None
     # Connections inherit it. asyncio sets it only where a socket was made with the protocol's number, and without it
     # the second half of an answer waits for the client's delayed acknowledgement, 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
+
+
+def listen(listener: socket.socket, settings: ServeSettings) -> None:
+    """Let clients connect to a socket of `bind`.
+
+    Raises:
+        ConfigError: another process that was bound to the address at the same time listens there.
+    """
+    try:
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        raise _unusable(settings, error) from None
+
+
+def _unusable(settings: ServeSettings, error: OSError) -> ConfigError:
+    address = f"{settings.host}:{settings.port}"
+    return ConfigError(f"{address}: expected an address to listen at, got: {error.strerror or error}")

@@ -30,7 +30,7 @@ from terra.pipeline import Pipeline
 from terra.place_map import load_map
 from terra.sampling import SamplingParams
 from terra.serving.messages import read_frame
-from terra.serving.run import Server, check, listen, load
+from terra.serving.run import Server, bind, check, load
 from terra.serving.scenes import load_scenes
 from terra.serving.service import Service
 from terra.serving.settings import ServeSettings
@@ -112,7 +112,7 @@ class Served:
         self.settings = serve_settings(scenes, data, {"port": 0} | changes, "hf" if self._has_adapters else "auto")
 
     def __enter__(self) -> "Served":
-        self._socket = listen(self.settings)
+        self._socket = bind(self.settings)
         if self._send_buffer is not None:  # connections inherit it
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._send_buffer)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
