@@ -2,7 +2,7 @@
 
     python scripts/drivers_benchmark.py --drivers 16 --contexts $WORLD/contexts model=folder model.path=$WORLD \\
         context=$WORLD/contexts/scene_1 trajectory=$WORLD/contexts/scene_1/recorded.json num_frames=30 \\
-        engine=graph engine.drafts=63 engine.step_tokens=512 decoder.compiled=true
+        engine=graph engine.drafts=63 decoder.compiled=true
 
 Further arguments are those of `terra generate`; all drivers drive the trajectory's actions again and again, from the
 contexts in turn and with seeds of their own. A driver's next frame begins right behind the one before, unless the

@@ -1,7 +1,7 @@
 """Times several futures of one context with `engine=graph`: how soon they begin, and frames a second of all.
 
     python scripts/futures_benchmark.py --futures 64 --context 22 --frames 3
-    python scripts/futures_benchmark.py --drafts 7 --step-tokens 512
+    python scripts/futures_benchmark.py --drafts 7
     python scripts/futures_benchmark.py --checkpoint WORLD/world_model --drive ROLLOUT/tokens.safetensors --drafts 7
 
 Without `--checkpoint` the weights are random: they accept too many drafts, so that their ms a pass mean something and
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=22, help="context frames")
     parser.add_argument("--frames", type=int, default=3, help="of each future; they and the context fit the window")
     parser.add_argument("--drafts", type=int, default=0)
-    parser.add_argument("--step-tokens", type=int, default=128, help="of all futures, at most: engine.step_tokens")
+    parser.add_argument("--step-tokens", type=int, default=512, help="of all futures, at most: engine.step_tokens")
     parser.add_argument("--fp8", action="store_true", help="weights and cache in 8 bits")
     parser.add_argument("--fp8-weights", action="store_true", help="weights alone in 8 bits")
     parser.add_argument("--rounds", type=int, default=4, help="the first is a warm-up")

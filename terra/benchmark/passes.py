@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--contexts", type=int, nargs="+", default=[3, 22], help="numbers of context frames in the window"
     )
     parser.add_argument("--drafts", type=int, default=0)
-    parser.add_argument("--step-tokens", type=int, default=128, help="of all slots, at most: engine.step_tokens")
+    parser.add_argument("--step-tokens", type=int, default=512, help="of all slots, at most: engine.step_tokens")
     parser.add_argument("--fp8", action="store_true", help="weights and cache in 8 bits")
     parser.add_argument("--fp8-weights", action="store_true", help="weights alone in 8 bits")
     parser.add_argument("--device", default="cuda")

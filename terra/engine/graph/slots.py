@@ -103,7 +103,7 @@ class Slots:
         num_slots: int,
         drafts: int,
         *,
-        step_tokens: int = 128,
+        step_tokens: int = 512,
         fp8_weights: bool = False,
         fp8_cache: bool = False,
     ) -> None:
