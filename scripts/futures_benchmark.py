@@ -4,9 +4,9 @@
     python scripts/futures_benchmark.py --drafts 7
     python scripts/futures_benchmark.py --checkpoint WORLD/world_model --drive ROLLOUT/tokens.safetensors --drafts 7
 
-Without `--checkpoint` the weights are random: they accept too many drafts, so that their ms a pass mean something and
-their passes a frame do not. The first round compiles kernels and captures decode steps; each round has a new context,
-which is read once.
+Without `--checkpoint` the weights are random: their ms a pass mean something and the drafts that they accept do not.
+"First frame" is that of the future that is first, "first frames of all" that of the last one. The first round compiles
+kernels and captures decode steps; each round has a new context, which is read once.
 """
 
 import argparse

@@ -61,7 +61,7 @@ def main() -> None:
 def measure(config: DictConfig, scene: str, rounds: int, frames: int) -> dict[str, Any]:
     """Serve and measure in one process; the client is another."""
     from terra.config.files import plain
-    from terra.serving.run import Server, check, listen, load
+    from terra.serving.run import Server, bind, check, load
     from terra.serving.settings import ServeSettings
     from tokenizer.settings import checked
 
@@ -70,7 +70,7 @@ def measure(config: DictConfig, scene: str, rounds: int, frames: int) -> dict[st
 
     async def turns() -> dict[str, Any]:
         server = Server(service, settings)
-        with listen(settings) as listener, ProcessPoolExecutor(1, get_context("spawn")) as other:
+        with bind(settings) as listener, ProcessPoolExecutor(1, get_context("spawn")) as other:
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             url = "ws://{}:{}/v1/live".format(*listener.getsockname()[:2])
             seconds: dict[str, list[float]] = {"live": [], "bare": [], "shown": []}

@@ -22,7 +22,7 @@ from terra.config.files import register_resolvers
 from terra.config.spec import PipelineSpec
 from terra.engine.base import EngineCounters
 from terra.engine.persistence import PersistenceEngine
-from terra.errors import EngineError
+from terra.errors import ConfigError, EngineError
 from terra.serving import run
 from terra.serving.client import Client, ServerError
 from terra.serving.metrics import Metrics
@@ -48,6 +48,7 @@ def refused(tiny_model, tiny_tokenizer, scenes, tmp_path, monkeypatch, capsys):
 
     def start(**changes) -> str:
         settings = {
+            "port": 0,
             "engine": "hf",
             "tokenizer.pretrained": tiny_tokenizer,
             "world_model.pretrained": tiny_model,
@@ -120,13 +121,19 @@ class TestScenes:
         assert "expected folders of pictures, got none" in refused(scenes=tmp_path / "empty")
 
 
-def test_a_warm_up_that_fails(refused, monkeypatch):
-    """The server ends before it listens, and its models are closed."""
-    warm_up, model, world = AsyncMock(side_effect=EngineError("the engine failed: no memory")), Mock(), Mock()
+@pytest.mark.parametrize("fails", ["warm_up", "listen"])
+def test_a_start_that_fails_after_the_weights_are_loaded(refused, monkeypatch, fails):
+    """The server ends, and its models are closed."""
+    warm_up, model, world = AsyncMock(), Mock(), Mock()
     service = SimpleNamespace(warm_up=warm_up, model=model, worlds={"other": SimpleNamespace(model=world)})
     monkeypatch.setattr(run, "load", lambda *_: service)
-    monkeypatch.setattr(run, "listen", Mock(side_effect=AssertionError("it listens")))
-    assert refused() == "the engine failed: no memory"
+    if fails == "warm_up":
+        warm_up.side_effect = error = EngineError("the engine failed: no memory")
+        monkeypatch.setattr(run, "listen", Mock(side_effect=AssertionError("it listens")))
+    else:
+        error = ConfigError("127.0.0.1:8000: expected an address to listen at, got: Address already in use")
+        monkeypatch.setattr(run, "listen", Mock(side_effect=error))
+    assert refused() == str(error)
     assert model.close.call_count == world.close.call_count == 1
 
 

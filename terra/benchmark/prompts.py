@@ -1,7 +1,7 @@
 """Prompts for the benchmark: random tokens, or excerpts of a rollout's tokens.
 
-The time of a pass does not depend on the tokens, but the number of accepted drafts does. Random weights accept too
-many, because they predict nearly the same tokens after any context.
+The time of a pass does not depend on the tokens, but the number of accepted drafts does. What random weights
+accept says nothing about trained ones: they predict nearly the same tokens after any context.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The command `terra serve`: checks the settings of all worlds, loads their weights, and serves until SIGTERM."""
+"""The command `terra serve`: checks the settings of all worlds, loads their weights, serves until SIGTERM or SIGINT."""
 
 import asyncio
 import gc
@@ -50,22 +50,22 @@ def _run(settings: ServeSettings) -> None:
         service = load(checked, {name: load(each) for name, each in worlds.items()})
         if settings.api_key is None and settings.host not in LOOPBACK:
             logger.warning("host=%s without an api_key: whoever reaches the port can use the server", settings.host)
-        _warm_up(service)
+        try:
+            _warm_up(service)
+            listen(listener, settings)
+        except TerraError:
+            for each in (service, *service.worlds.values()):
+                each.model.close()
+            raise
         # Looking through all modules and weights for garbage would stop the event loop for half a second at a time.
         gc.collect()
         gc.freeze()
-        listen(listener, settings)
         asyncio.run(Server(service, settings).serve(sockets=[listener]))
 
 
 def _warm_up(service: Service) -> None:
     began = time.monotonic()
-    try:
-        asyncio.run(service.warm_up())
-    except TerraError:
-        for each in (service, *service.worlds.values()):
-            each.model.close()
-        raise
+    asyncio.run(service.warm_up())
     if (seconds := time.monotonic() - began) > 1:
         logger.info("compiled and captured what sessions need in %.0f s", seconds)
 
@@ -87,6 +87,7 @@ class Server(uvicorn.Server):
                 ws_max_size=_MAX_MESSAGE_BYTES,
                 ws_per_message_deflate=False,
                 timeout_graceful_shutdown=5,
+                backlog=_BACKLOG,
             )
         )
         self._service = service
@@ -105,7 +106,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """See uvicorn."""
+        """Let the service drain, then close connections and end the application. A second SIGINT ends the draining."""
         watch = asyncio.create_task(self._watch())
         await self._service.drain()
         watch.cancel()

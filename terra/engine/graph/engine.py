@@ -44,7 +44,7 @@ class GraphEngine:
         max_sessions: slots of the batch, each with a whole window's KV cache; more sessions than that take turns.
         step_tokens: tokens that one decode step reads, over all slots, at most; with many sessions each has fewer
             drafts, and with more sessions than `step_tokens` each has one token. A step that computes longer than it
-            reads the weights (on an H100 from some 256 tokens on) takes longer with each token.
+            reads weights and keys takes longer with each token.
         dtype: element type of the weights, "bfloat16" or "float32".
         device: a torch device, such as "cuda".
         fp8_weights: hold layers and lm head in 8 bits and multiply them with activations in 8 bits (W8A8).

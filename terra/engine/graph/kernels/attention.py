@@ -14,7 +14,7 @@ the M dimension: softmax weights stay in registers (Dao 2023, "FlashAttention-2"
 """
 
 # A kernel's launch is beyond the type checker.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportIndexIssue=false
 
 from dataclasses import dataclass
 
@@ -329,8 +329,8 @@ def _merge_blocks(
 
 @triton.jit
 def _keys_of_all(group, holder, shared, slots, SLOTS: tl.constexpr):
-    """How many first keys the slots of a group have in common: a holder's, or 0 where they have several holders."""
-    # One scalar load after the other, not a reduction: the compiler must see that all threads have the same number.
+    """Length of the prefix that all slots of a group share: the shortest of one holder, or 0 if there are several."""
+    # Scalar loads, not a reduction over a vector: the compiler must see that all threads have the same number.
     first = group * SLOTS
     common, of_first = tl.load(shared + first), tl.load(holder + first)
     for step in tl.static_range(1, SLOTS):
@@ -411,7 +411,10 @@ def _attend_wide(
 
 @triton.jit
 def _blocks_of_partial(total, SINGLES: tl.constexpr, BLOCK_KEYS: tl.constexpr, BUNDLE: tl.constexpr):
-    """Blocks of keys of one partial result of a slot with `total` keys: a bundle's behind SINGLES blocks, else one."""
+    """Blocks of keys of each partial result of a slot with `total` keys: 1 up to SINGLES blocks of keys, else BUNDLE.
+
+    Without SINGLES (None) it is always 1.
+    """
     if SINGLES is None:
         return 1
     elif SINGLES == 0:

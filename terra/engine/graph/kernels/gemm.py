@@ -1,9 +1,9 @@
-"""GEMMs of a weight with few tokens, which are done when the weight has been read from memory, and with many.
+"""GEMMs of a weight with tokens: few tokens, where reading the weight from memory takes the time, or many.
 
-The weight's rows are the M dimension and tokens are N, so that any number of tokens takes the same tensor core
-instruction, and a token's bits do not depend on how many tokens there are (batch invariance). K is split over CTAs, so
-that all SMs read at once; the kernel behind the GEMM sums the parts. With many tokens tiles are larger, and with more
-still one CTA takes all parts of a tile and sums them itself, in the same order. How K is split depends on the weight's
+The weight's rows are the M dimension and tokens are N, so that all tensor core instructions sum along K in one order,
+and a token's bits do not depend on how many tokens there are (batch invariance). In `split_k_gemm` K is split over
+CTAs, so that all SMs read at once; the next kernel sums the parts. From 256 tokens on tiles are larger, and from 1,024
+on one CTA takes all parts of a tile and sums them itself, in the same order. How K is split depends on the weight's
 shape and the number of SMs alone, never on the number of tokens.
 """
 
@@ -30,16 +30,16 @@ _WARPS = 4
 
 @dataclass(frozen=True)
 class TileConfig:
-    """Tiles of the weight, and how many of them a CTA has under way.
+    """Tiles of the weight, and how many of them a CTA has under way; see `choose_tiles`.
 
     Attributes:
         block_m: rows of a tile.
-        block_k_bytes: bytes of each row in a tile.
-        stages: tiles of the software pipeline, at most.
-        warps_wide: warps of a CTA where tokens fill more than half of the widest tile.
+        block_k_bytes: bytes of each row in a tile; at most 128 where there are more than 64 tokens.
+        stages: tiles of the software pipeline, as far as they find room in shared memory, but two at least.
+        warps_wide: warps of a CTA where there are more than 64 tokens.
         ctas_per_sm: CTAs that must find room on an SM. With the fewest tokens it is always two, since the next kernel's
             CTAs are to be there before this kernel is done (PDL).
-        prefetch_k: tiles of the weight that are read before the wait for the activations, with the fewest tokens.
+        prefetch_k: 1: with the fewest tokens the weight's first tile is read before the wait for the activations.
     """
 
     block_m: int
@@ -56,7 +56,8 @@ _GATED = TileConfig(block_m=64, block_k_bytes=256, stages=5, warps_wide=4, ctas_
 _LM_HEAD = TileConfig(block_m=128, block_k_bytes=128, stages=4, warps_wide=8)
 _MIN_MANY_TOKENS, _MIN_TWO_CTAS_TOKENS = 256, 512
 """Tokens from which on all GEMMs take the lm head's tiles, and from which on two such CTAs share an SM where they find
-room. So many tokens make reads from L2 the limit, and larger tiles are read fewer times. Measured on an H100."""
+room. With so many tokens reads from L2 are the limit, and with larger tiles fewer CTAs read the same rows and tokens.
+Measured on an H100."""
 
 _MIN_SUMMED_TOKENS = 1024
 """Tokens from which on one CTA takes all splits of K and sums them: so many tiles of tokens keep the SMs busy, and the
@@ -142,7 +143,10 @@ def _gemm(
 def split_k_gemm(
     states: Float[Tensor, "slots width columns"], matrix: Matrix, limits: DeviceLimits
 ) -> Float32[Tensor, "splits tokens rows"]:
-    """`terra.engine.graph.quantization.linear` of states as the matrix takes them, in split-K parts to be summed."""
+    """`terra.engine.graph.quantization.linear` of states as the matrix takes them, in split-K parts to be summed.
+
+    With `_MIN_SUMMED_TOKENS` tokens or more there is one part, the sum.
+    """
     rows, columns = matrix.weight.shape
     tokens = _num_tokens(states)
     block_k = _SPLIT_K.block_k_bytes // matrix.weight.element_size()
@@ -214,13 +218,13 @@ def choose_tiles(
 ) -> dict[str, int]:
     """Tile sizes, stages and warps that fit the GPU's shared memory.
 
-    Many tokens (more than half of `_MAX_BLOCK_N`) take shared memory from the weight's tiles, and a GPU with less
-    shared memory has fewer stages.
+    More tokens than half of `_MAX_BLOCK_N` take shared memory from the weight's tiles, and a GPU with less shared
+    memory has fewer stages. From `_MIN_MANY_TOKENS` on the lm head's tiles replace those of `config`.
     """
     fp8 = matrix.weight.dtype == FP8
     if tokens >= _MIN_MANY_TOKENS:
         config = _LM_HEAD
-        # Sums of 8 bits (`_FP8_CHUNK`) and of splits are two numbers for each product: registers for one CTA alone.
+        # In 8 bits (`_FP8_CHUNK`) and with `sum_splits` there are two accumulators: registers for one CTA alone.
         if tokens >= _MIN_TWO_CTAS_TOKENS and not fp8 and not sum_splits:
             config = replace(config, ctas_per_sm=2)
     block_n = min(_MAX_BLOCK_N, max(_MIN_BLOCK_N, int(triton.next_power_of_2(tokens))))
