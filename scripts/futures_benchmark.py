@@ -22,7 +22,6 @@ from terra.benchmark.measure import SAMPLING
 from terra.benchmark.model import SHAPES, make_random_model
 from terra.benchmark.prompts import MakePrompt, prompt_maker
 from terra.device import torch_dtype
-from terra.engine.base import EngineCounters
 from terra.engine.graph.engine import GraphEngine
 from terra.errors import ConfigError, TerraError
 
@@ -51,7 +50,8 @@ def main() -> None:
         rounds = asyncio.run(measure(arguments))
     except TerraError as error:
         parser.error(str(error))
-    columns = (
+    table = Table(
+        "round",
         "first frame (s)",
         "passes to it",
         "first frames of all (s)",
@@ -59,16 +59,10 @@ def main() -> None:
         "passes a frame",
         "ms a pass",
     )
-    table = Table("round", *columns)
     for number, found in enumerate(rounds):
-        row = (
-            f"{found.first:.2f}",
-            f"{found.passes_to_first:.0f}",
-            f"{found.of_all:.2f}",
-            f"{found.rate:.1f}",
-            f"{found.passes:.1f}",
-        )
-        table.add_row(str(number) if number else "warm-up", *row, f"{found.milliseconds:.3f}")
+        firsts = f"{found.first:.2f}", f"{found.passes_to_first:.0f}", f"{found.of_all:.2f}"
+        speed = f"{found.rate:.1f}", f"{found.passes:.1f}", f"{found.milliseconds:.3f}"
+        table.add_row(str(number) if number else "warm-up", *firsts, *speed)
     Console().print(table)
 
 
@@ -77,11 +71,12 @@ class Found:
     """What a round of `make_futures` took.
 
     Attributes:
-        first, of_all: seconds until one future has its first frame, and until all have; with the context's time.
+        first: seconds until one future has its first frame, with the context's time.
+        passes_to_first: decode steps (passes) over each future until then.
+        of_all: seconds until all futures have their first frames.
         rate: frames/s of all futures, with the context's time.
-        passes_to_first: decode steps (passes) over each future when the first frame arrived.
         passes: passes over a future for each of its frames.
-        milliseconds: a pass over all futures together, behind the first frames; NaN if each has but one frame.
+        milliseconds: a pass over all futures together, after the first frames; NaN if each has but one frame.
     """
 
     first: float
@@ -121,7 +116,7 @@ async def measure(arguments: argparse.Namespace) -> list[Found]:
 async def make_futures(engine: GraphEngine, make_prompt: MakePrompt, arguments: argparse.Namespace, seed: int) -> Found:
     """Open so many futures of one context, which differ in their seeds, and make frames of all."""
     prompt, actions = make_prompt(arguments.context, arguments.frames, seed)
-    before = num_passes(engine.counters)
+    before = sum(engine.counters.passes)
     firsts: list[float] = []
     passes_at_firsts: list[int] = []
     begun = time.perf_counter()
@@ -133,12 +128,12 @@ async def make_futures(engine: GraphEngine, make_prompt: MakePrompt, arguments: 
             frames += 1
             if frames == 1:
                 firsts.append(time.perf_counter() - begun)
-                passes_at_firsts.append(num_passes(engine.counters))
+                passes_at_firsts.append(sum(engine.counters.passes))
         await session.close()
 
     await asyncio.gather(*(future(number) for number in range(arguments.futures)))
-    seconds, passes = time.perf_counter() - begun, num_passes(engine.counters)
-    behind = (passes - max(passes_at_firsts)) / arguments.futures  # of each future
+    seconds, passes = time.perf_counter() - begun, sum(engine.counters.passes)
+    after_firsts = (passes - max(passes_at_firsts)) / arguments.futures  # over each future
     num_frames = arguments.futures * arguments.frames
     return Found(
         first=min(firsts),
@@ -146,13 +141,8 @@ async def make_futures(engine: GraphEngine, make_prompt: MakePrompt, arguments: 
         of_all=max(firsts),
         rate=num_frames / seconds,
         passes=(passes - before) / num_frames,
-        milliseconds=(seconds - max(firsts)) * 1000 / behind if behind else float("nan"),
+        milliseconds=(seconds - max(firsts)) * 1000 / after_firsts if after_firsts else float("nan"),
     )
-
-
-def num_passes(counters: EngineCounters) -> int:
-    """Passes over sessions so far, each session counted."""
-    return sum(counters.passes)
 
 
 if __name__ == "__main__":

@@ -182,20 +182,21 @@ def test_a_trace_needs_a_gpu(monkeypatch, capsys):
 def test_futures_of_one_context_are_timed(tmp_path, monkeypatch, capsys):
     size = ["--shape", "tiny", "--futures", "3", "--context", "2", "--frames", "2", "--rounds", "2"]
     where = ["--output", str(tmp_path), "--device", "cpu", "--dtype", "float32"]
-    monkeypatch.setattr(sys, "argv", ["x", *size, *where])
-    load_script("futures_benchmark").main()
-    rows = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+
+    def rows(*arguments):
+        monkeypatch.setattr(sys, "argv", ["x", *size, *where, *arguments])
+        load_script("futures_benchmark").main()
+        return [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+
+    found = rows()
     layout = LlamaActionConfig(**SHAPES["tiny"]).layout
-    assert [row[0].strip() for row in rows] == ["warm-up", "1"]
-    assert [float(row[5]) for row in rows] == [layout.block] * 2  # passes a frame, without drafts
+    assert [row[0].strip() for row in found] == ["warm-up", "1"]
+    assert [float(row[5]) for row in found] == [layout.block] * 2  # passes a frame, without drafts
     frames = torch.randint(0, 30, (layout.max_frames, 1, layout.image_tokens))
     drive = tmp_path / "tokens.safetensors"
     save_file({"tokens": frames, "actions": torch.zeros(len(frames) - 1, layout.action_slots, 3)}, drive)
     trained = ["--checkpoint", str(tmp_path / "random_tiny"), "--drive", str(drive), "--drafts", "3"]
-    monkeypatch.setattr(sys, "argv", ["x", *size, *where, *trained])
-    load_script("futures_benchmark").main()
-    rows = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
-    assert all(layout.block / 4 <= float(row[5]) < layout.block for row in rows)
+    assert all(layout.block / 4 <= float(row[5]) < layout.block for row in rows(*trained))
     monkeypatch.setattr(sys, "argv", ["x", *size, *where, "--context", "40"])
     with pytest.raises(SystemExit, match="2"):
         load_script("futures_benchmark").main()

@@ -328,8 +328,8 @@ def _merge_blocks(
 
 
 @triton.jit
-def _keys_of_all(group, holder, shared, slots, SLOTS: tl.constexpr):
-    """Length of the prefix that all slots of a group share: the shortest of one holder, or 0 if there are several."""
+def _shared_prefix(group, holder, shared, slots, SLOTS: tl.constexpr):
+    """Keys of the prefix that all slots of a group have in one holder's cache; 0 if they have several holders."""
     # Scalar loads, not a reduction over a vector: the compiler must see that all threads have the same number.
     first = group * SLOTS
     common, of_first = tl.load(shared + first), tl.load(holder + first)
@@ -364,7 +364,7 @@ def _attend_wide(
         slot_of_query = slot + query_idx // (width * GROUP)
         token_idx = query_idx // GROUP % width
         used = (query_idx < tl.where(of_group, SLOTS, 1) * width * GROUP) & (slot_of_query < slots)
-        common = _keys_of_all(slot // SLOTS, holder, shared, slots, SLOTS)
+        common = _shared_prefix(slot // SLOTS, holder, shared, slots, SLOTS)
         first = tl.load(start + slot).to(tl.int32)
         total = tl.where(of_group, common, first + width)
         first = tl.where(of_group, common, first)  # all queries see all the keys that they have in common
