@@ -87,6 +87,7 @@ def _few_partials(monkeypatch):
 
     monkeypatch.setattr(attention, "_BUNDLE", 2)
     monkeypatch.setattr(attention, "_BUNDLES_AHEAD", 1)
+    monkeypatch.setattr(attention, "_WIDE_AHEAD", 2)
     monkeypatch.setattr(attention, "_WIDE", dataclasses.replace(attention._WIDE, block_queries=16))
     monkeypatch.setattr(attention, "_WIDER", dataclasses.replace(attention._WIDER, block_queries=32))
     monkeypatch.setattr(attention, "_MIN_WIDER_BLOCKS", 4)

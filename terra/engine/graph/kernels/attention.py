@@ -16,6 +16,7 @@ the M dimension: softmax weights stay in registers (Dao 2023, "FlashAttention-2"
 # A kernel's launch is beyond the type checker.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportIndexIssue=false
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -96,7 +97,17 @@ reduction order, so the same for every number of queries.
 """
 
 _BUNDLES_AHEAD = 4
-"""Bundles whose partial results are loaded together, before they are added one after the other."""
+"""Bundles of blocks whose partial results `_combine` loads together, before they are added one after the other. Behind
+`_attend_wide` it is one bundle: there many queries are combined at once, and none needs so many loads in flight.
+"""
+
+_WIDE_AHEAD = 16
+"""The same where each partial result is a bundle's; half as many where that is enough, since a load takes its time even
+if there is nothing to load. Measured on an H100.
+"""
+
+_COMBINED_ELEMENTS = 128
+"""Elements of the queries that one CTA of `_combine` has behind `_attend_wide`: a warp reads 16 bytes a thread."""
 
 
 @triton.jit
@@ -435,33 +446,35 @@ def _store_partial(
 @triton.jit
 def _combine(
     partials, sums, attended, start, output_scale, width, num_queries, queries_per_token,
-    DIM: tl.constexpr, PARTIALS: tl.constexpr, PADDED: tl.constexpr, SINGLES: tl.constexpr,
-    BLOCK_KEYS: tl.constexpr, BUNDLE: tl.constexpr, BUNDLES_AHEAD: tl.constexpr, PDL: tl.constexpr,
+    QUERIES: tl.constexpr, DIM: tl.constexpr, PARTIALS: tl.constexpr, PADDED: tl.constexpr, SINGLES: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr, BUNDLE: tl.constexpr, BUNDLES_AHEAD: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One query's result times `output_scale`, merged from its partial results in the order of the keys.
+    """The results of QUERIES queries of one token times `output_scale`, merged from their partial results in the order
+    of the keys.
 
     The bits are those of a CTA that merges all blocks as it goes: powers of two round nothing, so it does not matter
     whether partial results are scaled to the running maximum or at once to the final one.
     """
-    query = tl.program_id(0)
+    first = tl.program_id(0) * QUERIES
     # Read before the wait: `start` is written by `accept` at the end of the PREVIOUS graph replay, never in this pass.
-    total = tl.load(start + query // queries_per_token // width).to(tl.int32) + width
+    total = tl.load(start + first // queries_per_token // width).to(tl.int32) + width
     blocks_of_partial = _blocks_of_partial(total, SINGLES, BLOCK_KEYS, BUNDLE)
     count = tl.cdiv(total, blocks_of_partial * BLOCK_KEYS)
-    partial = tl.arange(0, PADDED)
-    dim = tl.arange(0, DIM)
+    partial = tl.arange(0, PADDED)[:, None]
+    query = first + tl.arange(0, QUERIES)
     wait_for_inputs(PDL)
-    at = partial * num_queries + query
+    at = partial * num_queries + query[None, :]
     max_log2 = tl.max(tl.load(sums + at, mask=partial < count, other=float("-inf")), 0)
     if blocks_of_partial == 1:
         mixed, weight = _add_partials(
             partials, sums, query, num_queries, count, max_log2, DIM, PARTIALS, BUNDLE, BUNDLES_AHEAD
         )
+    elif count <= AHEAD // 2:
+        mixed, weight = _add_partials(partials, sums, query, num_queries, count, max_log2, DIM, PARTIALS, 1, AHEAD // 2)
     else:
-        mixed, weight = _add_partials(
-            partials, sums, query, num_queries, count, max_log2, DIM, PARTIALS, 1, BUNDLE * BUNDLES_AHEAD
-        )
-    tl.store(attended + query * DIM + dim, (mixed / weight * output_scale).to(attended.dtype.element_ty))
+        mixed, weight = _add_partials(partials, sums, query, num_queries, count, max_log2, DIM, PARTIALS, 1, AHEAD)
+    mean = (mixed / weight[:, None] * output_scale).to(attended.dtype.element_ty)
+    tl.store(attended + query[:, None] * DIM + tl.arange(0, DIM)[None, :], mean)
 
 
 @triton.jit
@@ -469,26 +482,26 @@ def _add_partials(
     partials, sums, query, num_queries, count, max_log2,
     DIM: tl.constexpr, PARTIALS: tl.constexpr, BUNDLE: tl.constexpr, BUNDLES_AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Sums of a query's partial results: in bundles, then of the bundles; BUNDLES_AHEAD are loaded together."""
+    """Sums of the queries' partial results: in bundles, then of the bundles; BUNDLES_AHEAD are loaded together."""
     dim = tl.arange(0, DIM)
-    mixed = tl.zeros([DIM], tl.float32)
-    weight = 0.0
+    mixed = tl.zeros([query.shape[0], DIM], tl.float32)
+    weight = tl.zeros([query.shape[0]], tl.float32)
     for first in range(0, count, BUNDLE * BUNDLES_AHEAD):
         loaded = ()
         for step in tl.static_range(BUNDLE * BUNDLES_AHEAD):
             used = first + step < count
             partial_at = (first + step) * num_queries + query
             loaded = loaded + (  # noqa: RUF005
-                tl.load(partials + partial_at * DIM + dim, mask=used, other=0.0),
+                tl.load(partials + partial_at[:, None] * DIM + dim[None, :], mask=used, other=0.0),
                 tl.load(sums + partial_at, mask=used, other=float("-inf")),
                 tl.load(sums + PARTIALS * num_queries + partial_at, mask=used, other=0.0),
             )
         for bundle in tl.static_range(BUNDLES_AHEAD):
-            bundle_mixed = tl.zeros([DIM], tl.float32)
-            bundle_weight = 0.0
+            bundle_mixed = tl.zeros_like(mixed)
+            bundle_weight = tl.zeros_like(weight)
             for step in tl.static_range(bundle * BUNDLE, (bundle + 1) * BUNDLE):
                 by = _power_of_2(loaded[3 * step + 1] - max_log2)
-                bundle_mixed += loaded[3 * step] * by
+                bundle_mixed += loaded[3 * step] * by[:, None]
                 bundle_weight += loaded[3 * step + 2] * by
             mixed += bundle_mixed
             weight += bundle_weight
@@ -596,9 +609,11 @@ def _launch(
             **limits.launch_options,
         )  # fmt: skip
     if wide or num_partials > 1:
-        _combine[(num_queries,)](
+        together = math.gcd(heads, max(1, _COMBINED_ELEMENTS // dim)) if wide else 1
+        _combine[(num_queries // together,)](
             partials, sums, attended, start, output_scale or 1.0, width, num_queries, heads,
-            PADDED=triton.next_power_of_2(num_partials), SINGLES=singles, BUNDLES_AHEAD=_BUNDLES_AHEAD, **shapes,
+            QUERIES=together, PADDED=triton.next_power_of_2(num_partials), SINGLES=singles,
+            BUNDLES_AHEAD=1 if wide else _BUNDLES_AHEAD, AHEAD=_WIDE_AHEAD, **shapes,
             num_warps=1, **limits.launch_options,
         )  # fmt: skip
     return attended
