@@ -77,9 +77,9 @@ def main() -> None:
     if arguments.output:
         arguments.output.write_text(json.dumps(report, indent=2) + "\n")
     says = (
-        "{least:.1f} to {most:.1f} frames/s each, {all:.1f} in all; {passes_a_frame:.1f} passes a frame; between two "
-        "frames {between_ms[0]:.0f} ms (99 % {between_ms[1]:.0f}), "
-        "a picture {picture_ms[0]:.0f} ms (99 % {picture_ms[1]:.0f})"
+        "{least:.1f} to {most:.1f} frames/s each, {all:.1f} total; {passes_a_frame:.1f} passes a frame; between two "
+        "frames {between_ms[0]:.0f} ms (p99 {between_ms[1]:.0f}), "
+        "a picture {picture_ms[0]:.0f} ms (p99 {picture_ms[1]:.0f})"
     )
     print(says.format(**report))
     if (gpu := report["gpu"]) is not None:

@@ -172,7 +172,7 @@ def drives_row(tally: Tally, *, cpu_seconds: float, passes: float, busy: Sequenc
     cpu_ms, passes_a_frame = 1000 * cpu_seconds / frames, round(passes / frames, 1) or None
     idle = None if not busy else round(100 - float(np.mean(busy)), 1)
     says = (
-        f"{min(rates, default=0):.1f} to {max(rates, default=0):.1f} frames/s each, {sum(rates):.1f} in all; "
+        f"{min(rates, default=0):.1f} to {max(rates, default=0):.1f} frames/s each, {sum(rates):.1f} total; "
         f"key to picture {keys.get('p50', 0):.0f} ms (p99 {keys.get('p99', 0):.0f}); between frames "
         f"{gaps.get('p50', 0):.1f} ms (p99 {gaps.get('p99', 0):.1f}); "
         f"{passes_a_frame or 'not known how many'} passes a frame; "
@@ -535,7 +535,7 @@ def routes_bar(answers: dict[str, list[float]]) -> dict[str, Any]:
     worst = max(tails, key=lambda route: tails[route])
     return {
         "ok": tails[worst] < ROUTE_SECONDS,
-        "says": f"99 % within {1000 * tails['/health']:.1f} ms (/health), {1000 * tails[worst]:.1f} ms ({worst})",
+        "says": f"p99 {1000 * tails['/health']:.1f} ms (/health), {1000 * tails[worst]:.1f} ms ({worst})",
         "routes_ms": {route: milliseconds(seconds) for route, seconds in answers.items()},
     }
 

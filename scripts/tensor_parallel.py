@@ -240,7 +240,7 @@ def device_name() -> str:
 def show(report: dict[str, Any]) -> None:
     """Print the report as two tables."""
     console = Console()
-    speeds = Table("GPUs", "rollouts", "ms a frame of all", "frames/s in all")
+    speeds = Table("GPUs", "rollouts", "ms a frame of all", "frames/s total")
     for row in report["speeds"]:
         ms = row["ms_a_frame"]
         speeds.add_row(str(row["gpus"]), str(row["rollouts"]), f"{ms:.1f}", f"{1000 * row['rollouts'] / ms:.1f}")
