@@ -97,13 +97,13 @@ reduction order, so the same for every number of queries.
 """
 
 _BUNDLES_AHEAD = 4
-"""Bundles of blocks whose partial results `_combine` loads together, before they are added one after the other. Behind
-`_attend_wide` it is one bundle: there many queries are combined at once, and none needs so many loads in flight.
+"""Bundles whose blocks' partial results `_combine` loads together, before it adds them one after the other. Behind
+`_attend_wide` it is one bundle: there the loads of many queries are in flight at once.
 """
 
 _WIDE_AHEAD = 16
-"""The same where each partial result is a bundle's; half as many where that is enough, since a load takes its time even
-if there is nothing to load. Measured on an H100.
+"""Partial results that `_combine` loads together where each is a bundle's; half as many where a query has no more,
+since a load takes its time even if there is nothing to load. Measured on an H100.
 """
 
 _COMBINED_ELEMENTS = 128
