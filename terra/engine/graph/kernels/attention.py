@@ -6,11 +6,12 @@ and the partial results are combined afterwards. The number of CTAs depends on t
 query's result must not depend on it (batch invariance). So each block of keys gives one partial result of the online
 softmax. Those of a bundle of consecutive blocks are merged one after the other in the order of the keys, and then the
 bundles' results. Who merges makes no difference, since merging scales by powers of two, which rounds nothing: one CTA
-that has all blocks (many slots), `_combine` behind CTAs that wrote a result for each block (few queries), or one CTA
-for each bundle and `_combine` for the bundles (many queries).
+that has all blocks (many slots), `_combine` behind CTAs that wrote a result for each block (few queries, or few keys),
+or one CTA for each bundle and `_combine` for the bundles (many queries).
 
 Few queries of a head (`_attend`) are the N dimension of the MMA, so that 8 of them fill it. Many (`_attend_wide`) are
-the M dimension: softmax weights stay in registers (Dao 2023, "FlashAttention-2", arXiv 2307.08691).
+the M dimension: softmax weights stay in registers (Dao 2023, "FlashAttention-2", arXiv 2307.08691). In
+float32 all passes take `_attend`.
 """
 
 # A kernel's launch is beyond the type checker.
@@ -70,7 +71,8 @@ class WideConfig:
 
     Attributes:
         block_queries: queries of a CTA.
-        ctas_per_sm: as long as so many CTAs for each SM are enough, each has one block of keys; else a bundle.
+        ctas_per_sm: up to so many CTAs for each SM, a CTA has one block of keys; with more keys, or where slots share
+            keys, it has a bundle.
         stages: blocks under way in a CTA, at most.
         num_warps: warps of a CTA.
     """
@@ -97,17 +99,19 @@ reduction order, so the same for every number of queries.
 """
 
 _BUNDLES_AHEAD = 4
-"""Bundles whose blocks' partial results `_combine` loads together, before it adds them one after the other. Behind
-`_attend_wide` it is one bundle: there the loads of many queries are in flight at once.
+"""Where each partial result is a block's, `_combine` loads those of so many bundles before it adds them. Behind
+`_attend_wide` it loads one bundle's: a masked load takes its time, too, and other queries hide the latency.
 """
 
 _WIDE_AHEAD = 16
-"""Partial results that `_combine` loads together where each is a bundle's; half as many where a query has no more,
-since a load takes its time even if there is nothing to load. Measured on an H100.
+"""Where each partial result is a bundle's, `_combine` loads so many before it adds them, and only half as many for a
+query that has at most half. Measured on an H100.
 """
 
 _COMBINED_ELEMENTS = 128
-"""Elements of the queries that one CTA of `_combine` has behind `_attend_wide`: a warp reads 16 bytes a thread."""
+"""Elements, at most, of the queries that a CTA of `_combine` has behind `_attend_wide` (one query at least): each thread
+of its warp reads 16 bytes.
+"""
 
 
 @triton.jit
@@ -482,7 +486,10 @@ def _add_partials(
     partials, sums, query, num_queries, count, max_log2,
     DIM: tl.constexpr, PARTIALS: tl.constexpr, BUNDLE: tl.constexpr, BUNDLES_AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Sums of the queries' partial results: in bundles, then of the bundles; BUNDLES_AHEAD are loaded together."""
+    """Weighted values and sums of weights of the queries, scaled to `max_log2`: summed in bundles, then over the bundles.
+
+    The partial results of BUNDLES_AHEAD bundles are loaded together. BUNDLE is 1 where each is already a bundle's.
+    """
     dim = tl.arange(0, DIM)
     mixed = tl.zeros([query.shape[0], DIM], tl.float32)
     weight = tl.zeros([query.shape[0]], tl.float32)
@@ -609,10 +616,10 @@ def _launch(
             **limits.launch_options,
         )  # fmt: skip
     if wide or num_partials > 1:
-        together = math.gcd(heads, max(1, _COMBINED_ELEMENTS // dim)) if wide else 1
-        _combine[(num_queries // together,)](
+        combined = math.gcd(heads, max(1, _COMBINED_ELEMENTS // dim)) if wide else 1
+        _combine[(num_queries // combined,)](
             partials, sums, attended, start, output_scale or 1.0, width, num_queries, heads,
-            QUERIES=together, PADDED=triton.next_power_of_2(num_partials), SINGLES=singles,
+            QUERIES=combined, PADDED=triton.next_power_of_2(num_partials), SINGLES=singles,
             BUNDLES_AHEAD=1 if wide else _BUNDLES_AHEAD, AHEAD=_WIDE_AHEAD, **shapes,
             num_warps=1, **limits.launch_options,
         )  # fmt: skip
