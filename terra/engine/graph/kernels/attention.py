@@ -10,8 +10,8 @@ that has all blocks (many slots), `_combine` behind CTAs that wrote a result for
 or one CTA for each bundle and `_combine` for the bundles (many queries).
 
 Few queries of a head (`_attend`) are the N dimension of the MMA, so that 8 of them fill it. Many (`_attend_wide`) are
-the M dimension: softmax weights stay in registers (Dao 2023, "FlashAttention-2", arXiv 2307.08691). In
-float32 all passes take `_attend`.
+the M dimension: softmax weights stay in registers (Dao 2023, "FlashAttention-2", arXiv 2307.08691). In float32
+all passes take `_attend`.
 """
 
 # A kernel's launch is beyond the type checker.
@@ -109,8 +109,8 @@ query that has at most half. Measured on an H100.
 """
 
 _COMBINED_ELEMENTS = 128
-"""Elements, at most, of the queries that a CTA of `_combine` has behind `_attend_wide` (one query at least): each thread
-of its warp reads 16 bytes.
+"""Elements, at most, of the queries that a CTA of `_combine` has behind `_attend_wide` (one query at least): each
+thread of its warp reads 16 bytes.
 """
 
 
@@ -486,7 +486,7 @@ def _add_partials(
     partials, sums, query, num_queries, count, max_log2,
     DIM: tl.constexpr, PARTIALS: tl.constexpr, BUNDLE: tl.constexpr, BUNDLES_AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Weighted values and sums of weights of the queries, scaled to `max_log2`: summed in bundles, then over the bundles.
+    """Weighted values and sums of weights of the queries, scaled to `max_log2`: summed in bundles, then over bundles.
 
     The partial results of BUNDLES_AHEAD bundles are loaded together. BUNDLE is 1 where each is already a bundle's.
     """
