@@ -197,9 +197,8 @@ def test_futures_of_one_context_are_timed(tmp_path, monkeypatch, capsys):
     save_file({"tokens": frames, "actions": torch.zeros(len(frames) - 1, layout.action_slots, 3)}, drive)
     trained = ["--checkpoint", str(tmp_path / "random_tiny"), "--drive", str(drive), "--drafts", "3"]
     assert all(layout.block / 4 <= float(row[5]) < layout.block for row in rows(*trained))
-    monkeypatch.setattr(sys, "argv", ["x", *size, *where, "--context", "40"])
     with pytest.raises(SystemExit, match="2"):
-        load_script("futures_benchmark").main()
+        rows("--context", "40")
     assert "--context: expected 1 to 6 frames before 2, got 40" in capsys.readouterr().err
 
 

@@ -99,13 +99,13 @@ reduction order, so the same for every number of queries.
 """
 
 _BUNDLES_AHEAD = 4
-"""Where each partial result is a block's, `_combine` loads those of so many bundles before it adds them. Behind
-`_attend_wide` it loads one bundle's: a masked load takes its time, too, and other queries hide the latency.
+"""Bundles whose blocks' partial results `_combine` loads together before it adds them. Behind `_attend_wide` it loads
+those of one bundle: a masked load takes its time, too, and other queries hide the latency.
 """
 
 _WIDE_AHEAD = 16
-"""Where each partial result is a bundle's, `_combine` loads so many before it adds them, and only half as many for a
-query that has at most half. Measured on an H100.
+"""Partial results of whole bundles that `_combine` loads together before it adds them; half as many for queries that
+have no more. Measured on an H100.
 """
 
 _COMBINED_ELEMENTS = 128
