@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Train a world, doom, pusht or town_hd, from nothing: record, tokenizer, tokens beside a decoder (pusht has none), action estimator, world model.
-# town_hd is then evaluated beside the shipped model, and driven live.
+# Train a world, doom, pusht or town_hd, from nothing: record, tokenizer, tokens and world model; beside both a decoder (pusht has none), then the action
+# estimator. town_hd is then evaluated beside the shipped model, and driven live.
 #
 #     WORLD=doom OUTPUT=outputs/doom_training GPUS=2 LIMIT=560 bash scripts/world_train.sh
 #
 # The same command goes on where it was stopped: each stage keeps what it has in OUTPUT. LIMIT is how many seconds a call may take; unset, a day.
-# Exit code: 0 all is done, 75 run it again (first look at OUTPUT/estimator.log if it says so), 1 a stage failed, 2 another WORLD. GPUS=0 trains on the CPU.
+# Exit code: 0 all is done, 75 run it again, 1 a stage failed (that of the decoder is told by OUTPUT/decoder.log), 2 another WORLD. GPUS=0 trains on the CPU.
 # Settings for the models: TOKENIZER, DECODER, WORLD_MODEL, ESTIMATOR ("key=value key=value"); SCALE=0.01 records a hundredth;
 # RECORD has further settings of terra record, and SCENES is the number of scenes. Of town_hd alone: FIRST and REST are how many seconds
 # of each part of the recording towns are begun in; EVALUATE ("key=value") is for terra evaluate, LIVE ("--frames 60 engine=graph engine.drafts=63") for scripts/drive_benchmark.py.
@@ -31,13 +31,12 @@ source scripts/stages.sh
 
 recordings=()
 NICE=0
-estimator=
 beside=
 # Stop what runs beside, and wait until it has saved its state. $beside is a shell, which ends when its child does.
 stop() {
   local children=
   [ -z "$beside" ] || children=$(cat "/proc/$beside/task/$beside/children" 2>/dev/null || true)
-  kill "${recordings[@]}" $estimator $children 2>/dev/null || true
+  kill "${recordings[@]}" $children 2>/dev/null || true
   wait || true
 }
 trap stop EXIT
@@ -108,7 +107,7 @@ town_hd)
       towns $((WORKERS / 16)) "$(left)" 48 0 held_out "$OUTPUT/towns/${held_out% *}" "${held_out#* }" 1 140
       towns $((WORKERS / 8)) "$(left)" 64 1000 held_out "$OUTPUT/towns/${held_out% *}" "${held_out#* }" 1 70 kind=counterfactuals
     done
-    towns $((WORKERS * 5 / 8)) "$REST" 250 1000 train "$DATA" "$SIZE" 2 150
+    towns "$WORKERS" "$REST" 800 1000 train "$DATA" "$SIZE" 2 150 # more than there is time for: the world model learns 450 towns by heart
   fi
   ;;
 *)
@@ -126,43 +125,40 @@ tokenizer=$OUTPUT/tokenizer/tokenizer
 say "waiting for the recorder"
 recorded
 touch "$OUTPUT/recorded"
-say "tokens: see $OUTPUT/tokens.log"
-(
-  trap - EXIT
-  module terra tokenize data="$DATA" checkpoint="$tokenizer" output="$OUTPUT/tokens" \
-    device="$DEVICE" dtype="$([ "$DEVICE" = cuda ] && echo bfloat16 || echo float32)" workers="$EACH"
-) >"$OUTPUT/tokens.log" 2>&1 &
-beside=$!
-if [ -f "conf/recipe/tokenizer_${WORLD}_decoder.yaml" ]; then
-  if [ ! -f "$OUTPUT/decoder/metrics.json" ]; then
-    say "decoder, beside the tokens, which stay the same: for sharper pictures"
+decoder=$tokenizer
+[ ! -f "conf/recipe/tokenizer_${WORLD}_decoder.yaml" ] || decoder=$OUTPUT/decoder/tokenizer
+# Beside the tokens and the world model: the decoder, trained further for sharper pictures of the same tokens, then the action estimator.
+beside() {
+  if [ "$decoder" != "$tokenizer" ] && [ ! -f "$OUTPUT/decoder/metrics.json" ]; then
+    say "decoder: see $OUTPUT/decoder.log"
     module terra train-tokenizer data="$DATA" output="$OUTPUT/decoder" recipe="tokenizer_${WORLD}_decoder" decoder_of="$tokenizer" device="$DEVICE" \
-      workers="$EACH" $DECODER
+      workers="$EACH" $DECODER >"$OUTPUT/decoder.log" 2>&1
     [ -f "$OUTPUT/decoder/metrics.json" ] || again
   fi
-  tokenizer=$OUTPUT/decoder/tokenizer
-fi
-wait "$beside" || { code=$?; say "the tokens are not done: see $OUTPUT/tokens.log"; exit "$code"; }
-beside=
+  if [ ! -f "$OUTPUT/estimator/metrics.json" ]; then
+    say "action estimator: see $OUTPUT/estimator.log"
+    within "$PYTHON" -m terra train-estimator data="$DATA" output="$OUTPUT/estimator" checkpoint="$decoder" device="$DEVICE" workers="$EACH" \
+      max_seconds=90.0 $ESTIMATOR >"$OUTPUT/estimator.log" 2>&1
+    [ -f "$OUTPUT/estimator/metrics.json" ] || again
+  fi
+}
+(trap - EXIT; beside) &
+beside=$!
 
-if [ ! -f "$OUTPUT/estimator/metrics.json" ]; then
-  say "action estimator, beside what follows"
-  timeout --signal TERM "$(left)" "$PYTHON" -m terra train-estimator data="$DATA" output="$OUTPUT/estimator" \
-    checkpoint="$tokenizer" device="$DEVICE" workers="$EACH" max_seconds=90.0 $ESTIMATOR >"$OUTPUT/estimator.log" 2>&1 &
-  estimator=$!
-fi
+say "tokens"
+module terra tokenize data="$DATA" checkpoint="$tokenizer" output="$OUTPUT/tokens" \
+  device="$DEVICE" dtype="$([ "$DEVICE" = cuda ] && echo bfloat16 || echo float32)" workers="$EACH"
 if [ ! -f "$OUTPUT/world_model/metrics.json" ]; then
   say "world model"
   module terra train data="$OUTPUT/tokens" output="$OUTPUT/world_model" recipe="world_model_$WORLD" device="$DEVICE" \
     preview_tokenizer="$tokenizer" $WORLD_MODEL
   [ -f "$OUTPUT/world_model/metrics.json" ] || again
 fi
-[ -z "$estimator" ] || wait "$estimator" || true
-estimator=
-[ -f "$OUTPUT/estimator/metrics.json" ] || { say "the estimator is not done: see $OUTPUT/estimator.log"; again; }
+wait "$beside" || { code=$?; say "decoder or action estimator is not done: see $OUTPUT/decoder.log, $OUTPUT/estimator.log"; exit "$code"; }
+beside=
 rm -rf "$OUTPUT/world"
 mkdir -p "$OUTPUT/world"
-cp -r "$tokenizer" "$OUTPUT/world_model/world_model" "$OUTPUT/estimator/estimator" "$OUTPUT/world/"
+cp -r "$decoder" "$OUTPUT/world_model/world_model" "$OUTPUT/estimator/estimator" "$OUTPUT/world/"
 cp "terra/worlds/$WORLD.md" "$OUTPUT/world/README.md"
 HELD_OUT=$DATA
 [ "$WORLD" != town_hd ] || HELD_OUT=$OUTPUT/towns/town_hd

@@ -51,7 +51,7 @@ def test_another_world_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_runs_beside_has_saved_its_state_when_the_script_ends() -> None:
-    """A stage in a shell of its own, as the tokens beside the decoder, while the stage in front fails."""
+    """A stage in a shell of its own, as the decoder beside the tokens, while the stage in front fails."""
     script = (ROOT / "scripts" / "world_train.sh").read_text()
     stop = script[script.index("stop() {") : script.index("trap stop EXIT")]
     work = "trap 'sleep 0.5; echo saved; exit 0' TERM; while :; do sleep 0.05; done"
@@ -62,7 +62,7 @@ def test_what_runs_beside_has_saved_its_state_when_the_script_ends() -> None:
         "trap stop EXIT",
         f'(trap - EXIT; timeout --kill-after 30 100 bash -c "{work}" || exit 75) &',
         "beside=$!",
-        "timeout 100 sleep 99 & estimator=$!",
+        "timeout 100 sleep 99 & recordings+=($!)",
         "sleep 0.5; echo failed; exit 3",
     )
     done = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True, timeout=60)
