@@ -23,6 +23,7 @@ from terra.engine.hf import HFEngine
 from terra.errors import ConfigError, DatasetError
 from terra.prompt import build_prompt, pack_blocks
 from terra.sampling import SamplingParams
+from terra.training.bit_vectors import add_bit_vectors, merge_bit_vectors
 from terra.training.flops import flops_per_window
 from terra.training.prediction import evaluate_world_model
 from terra.training.preview import HeldOutPreview, load_preview_tokenizer, roll_out
@@ -86,6 +87,7 @@ def test_batches_carry_clean_labels_and_corrupt_at_most_the_asked_fraction():
     [
         ({"max_corruption": 1.0}, "max_corruption: expected a number of at least 0 and below 1, got 1.0"),
         ({"z_loss": -1.0}, "z_loss: expected a number of at least 0, got -1.0"),
+        ({"bit_vectors": True, "init_from": "demo"}, "bit_vectors: expected false with init_from=demo, got true"),
         ({"attention": "slow"}, "attention: expected fastest or flash, got 'slow'"),
         ({"evaluation_windows": 0}, "evaluation_windows: expected a whole number of at least 1, got 0"),
     ],
@@ -126,14 +128,15 @@ def test_checkpointed_layers_and_partial_logits_change_no_gradient(monkeypatch):
         torch.testing.assert_close(gradient, plain[name])
 
 
-def test_training_compiles_to_one_graph():
+@pytest.mark.parametrize("bit_vectors", [False, True])
+def test_training_compiles_to_one_graph(bit_vectors):
     code = (
         "import torch\n"
         "from terra.training.randomness import step_random\n"
         "from terra.world_model import model\n"
         "from tiny_training import CPU, world_model_objective\n"
         "model._MAX_LOGITS = 16 * 40\n"
-        "objective = world_model_objective(checkpoint_layers=True)\n"
+        f"objective = world_model_objective(checkpoint_layers=True, bit_vectors={bit_vectors})\n"
         "objective.model = torch.compile(objective.model.train(), backend='aot_eager', fullgraph=True)\n"
         "with torch.autocast('cpu', dtype=torch.bfloat16):\n"
         "    loss = objective.loss(objective.draw(step_random(0, 0, CPU), 2, 1.0), 0.0)['loss']\n"
@@ -241,6 +244,56 @@ def test_run_writes_weights_and_metrics(tmp_path, accelerator):
     # A second run over the finished one replaces the folder.
     train_tiny(tmp_path, accelerator)
     assert load_world_model(tmp_path / "world_model").config.num_temporal_embeddings == WINDOW
+
+
+def test_bit_vectors_are_merged_into_what_is_stored(tmp_path, accelerator):
+    result = train_tiny(tmp_path, accelerator, bit_vectors=True)
+    stored = load_world_model(tmp_path / "world_model", dtype=torch.float32)
+    signs = torch.tensor(
+        [[1.0 if number >> bit & 1 else -1.0 for bit in range(4)] for number in range(16)] + [[0.0] * 4]
+    )
+    for name in ("model.embed_tokens", "lm_head"):
+        own, vectors = (
+            result.ema.weights[f"{name}.parametrizations.weight.{part}"] for part in ("original", "0.vectors")
+        )
+        table = stored.get_parameter(f"{name}.weight")
+        assert torch.equal(table, (own + signs @ vectors).bfloat16().float())
+    assert not [name for name, _ in stored.named_parameters() if "parametrizations" in name]
+
+
+def test_merged_bit_vectors_compute_what_they_did():
+    objective = world_model_objective(bit_vectors=True)
+    batch = objective.draw(step_random(0, 0, CPU), 3, 1.0)
+    before = objective.loss(batch, 0.0)["loss"]
+    merge_bit_vectors(objective.model)
+    assert torch.equal(objective.loss(batch, 0.0)["loss"], before)
+    merge_bit_vectors(objective.model)  # again: nothing is left to merge
+
+
+def test_an_id_learns_from_the_ids_that_share_its_bits():
+    """The row of an id that no token has moves toward the rows that share its bits, and away from its complement."""
+    objective = world_model_objective(bit_vectors=True)
+    table = objective.model.model.embed_tokens
+    before = table.weight.detach().clone()
+    (-table.weight[3].sum()).backward()
+    with torch.no_grad():
+        for parameter in table.parameters():
+            parameter -= parameter.grad
+    moved = (table.weight.detach() - before).mean(1)
+    torch.testing.assert_close(
+        moved, torch.tensor([4.0 - 2 * (3 ^ i).bit_count() + (i == 3) for i in range(16)] + [0.0])
+    )
+
+
+def test_bit_vectors_keep_the_variance_of_a_table():
+    plain, shared = (
+        build_config(tokenized(), WINDOW, WorldModelSize(**vars(TINY_SIZE) | {"hidden_size": 512})) for _ in "ab"
+    )
+    plain, shared = LlamaActionV2ForCausalLM(plain), LlamaActionV2ForCausalLM(shared)
+    add_bit_vectors(shared)
+    for name in ("model.embed_tokens", "lm_head"):
+        rows = [model.get_submodule(name).weight[:16].std() for model in (plain, shared)]
+        torch.testing.assert_close(*rows, rtol=0.15, atol=0)
 
 
 def test_weights_are_stored_in_parts(tmp_path):

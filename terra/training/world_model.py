@@ -25,6 +25,7 @@ from terra.errors import ConfigError
 from terra.memory import MemoryRule
 from terra.prompt import pack_blocks
 from terra.training.adapter import AdapterSettings, add_adapter
+from terra.training.bit_vectors import add_bit_vectors, merge_bit_vectors
 from terra.training.curves import plot_learning
 from terra.training.flops import flops_per_window
 from terra.training.loop import Batch, TrainingResult, train
@@ -64,6 +65,8 @@ class WorldModelTraining(Settings):
         max_corruption: each window draws a rate uniformly from 0 to this, and that fraction of its input tokens is
             replaced by random ids.
         z_loss: weight of the z-loss (see `LlamaActionV2ForCausalLM.forward`); 0 leaves it out.
+        bit_vectors: whether the rows of the embedding table and the lm head share a vector for each bit of their ids
+            while the model is trained (see `terra.training.bit_vectors`); without `init_from`.
         checkpoint_layers: whether the backward pass recomputes each layer from its input (activation checkpointing):
             a third more computation, a fraction of the memory.
         attention: "fastest" (see `attention_kernels`), or "flash", torch's own flash kernels.
@@ -83,6 +86,7 @@ class WorldModelTraining(Settings):
     window: Count = 25
     max_corruption: Fraction = 0.0
     z_loss: NonNegative = 0.0
+    bit_vectors: bool = False
     checkpoint_layers: bool = False
     attention: Literal["fastest", "flash"] = "fastest"
     evaluation_windows: Count = 64
@@ -98,6 +102,8 @@ class WorldModelTraining(Settings):
     def _has_a_base(self) -> Self:
         if self.adapter.rank is not None and self.init_from is None:
             raise ValueError("init_from: expected a model with adapter.rank, got null")
+        if self.bit_vectors and self.init_from is not None:
+            raise ValueError(f"bit_vectors: expected false with init_from={self.init_from}, got true")
         return self
 
 
@@ -296,6 +302,8 @@ def train_world_model(
         torch.manual_seed(config.seed)
         if base is None:
             model = LlamaActionV2ForCausalLM(build_config(tokenized, training.window, size, training.memory.rule))
+            if training.bit_vectors:
+                add_bit_vectors(model)
         else:
             model = start_from(base, tokenized, training.window, training.memory.rule)
             record_start(config.output / "state", base, accelerator)
@@ -315,6 +323,7 @@ def train_world_model(
         result.ema.copy_to_model()
         if best is not None:
             best.copy_to(model)
+        merge_bit_vectors(model)
         if lora is not None:
             lora.save(config.output / ADAPTER_FOLDER)
         else:

@@ -17,6 +17,7 @@ from terra.dataset.tokens import TokenizedDriving
 from terra.training.adapter import AdapterSettings, add_adapter
 from terra.training.adversarial import AdversarialConfig
 from terra.training.autoencoding import DecoderObjective
+from terra.training.bit_vectors import add_bit_vectors
 from terra.training.loop import Batch, Objective, train
 from terra.training.processes import start_processes
 from terra.training.randomness import StepRandom
@@ -139,7 +140,14 @@ def world_model_objective(data: TokenizedDriving | None = None, **training: obje
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = LlamaActionV2ForCausalLM(build_config(data, settings.window, TINY_SIZE))
+        if settings.bit_vectors:
+            add_bit_vectors(model)
     return WorldModelObjective(model, data, settings, CPU)
+
+
+def bit_vectors_objective() -> WorldModelObjective:
+    """A world model whose tables have bit vectors."""
+    return world_model_objective(bit_vectors=True)
 
 
 def memory_objective() -> WorldModelObjective:
@@ -175,6 +183,7 @@ OBJECTIVES = {
     "contest": Contest,
     "decoder": decoder_objective,
     "world_model": world_model_objective,
+    "bit_vectors": bit_vectors_objective,
     "memory": memory_objective,
     "adapter": adapter_objective,
 }
