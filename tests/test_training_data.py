@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 from tiny_driving import gray, record
 
-from terra.dataset import read_split
+from terra.dataset import read_frames, read_split
 from terra.errors import ConfigError, DatasetError
+from terra.training import data
 from terra.training.data import decode_episodes, kept_frames, load_driving
 from terra.trajectory import WAYPOINT_TIMES
 
@@ -81,6 +82,21 @@ def test_processes_share_the_episodes_and_the_limit(tmp_path):
             mine = [slice(bounds[i], bounds[i + 1]) for i in range(rank, 4, 2)]
             assert torch.equal(part.frames, torch.cat([whole.frames[s] for s in mine]))
             assert torch.equal(part.actions, torch.cat([whole.actions[s] for s in mine]))
+
+
+def test_of_a_large_split_episodes_are_left_out(tmp_path, monkeypatch):
+    record(tmp_path, shards=((6,) * 5,))
+    monkeypatch.setattr(data, "_ALWAYS_DECODED", 20)  # three episodes
+    decoded = []
+    monkeypatch.setattr(data, "read_frames", lambda episode: decoded.append(episode.id) or read_frames(episode))
+    loaded = load_driving(tmp_path, "train", max_frames=7)
+    assert len(loaded.frames) == 7
+    episodes = [episode.id for episode in read_split(tmp_path, "train").episodes]
+    assert decoded == [episodes[index] for index in (0, 2, 4)]
+    decoded.clear()
+    assert len(load_driving(tmp_path, "train", max_frames=14).frames) == 14  # twice as many are 28, in four episodes
+    assert len(decoded) == 4
+    assert len(load_driving(tmp_path, "train").frames) == 30
 
 
 @settings(max_examples=50)

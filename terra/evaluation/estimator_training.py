@@ -27,7 +27,7 @@ from terra.evaluation.measures import Bootstrap
 from terra.evaluation.motion import Steps, steps_of
 from terra.evaluation.recovered import compare, majority
 from terra.progress import ProgressLine
-from terra.training.data import decode_episodes, same_kind
+from terra.training.data import decode_episodes, same_kind, spread_episodes
 from terra.training.loop import Batch, TrainingResult, train
 from terra.training.processes import start_processes
 from terra.training.randomness import StepRandom, draw_indices
@@ -163,7 +163,7 @@ def load_recordings(
         ConfigError: the tokenizer takes frames of another size.
     """
     episodes, _ = same_kind(read_split(folder, split).episodes)
-    chosen = _spread([episode for episode in episodes if episode.num_frames >= window], max_frames)
+    chosen = spread_episodes([episode for episode in episodes if episode.num_frames >= window], max_frames)
     if not chosen:
         raise DatasetError(f"{folder}: expected an episode of {window} frames or more in split {split}, got none")
     if tokenizer is not None and tuple(tokenizer.image_size) != chosen[0].image_size:
@@ -195,14 +195,6 @@ def _steps(
     if isinstance(episode.space, Waypoints):
         return np.pad(steps_of(episode.poses, 0, episode.num_frames), ((0, 1), (0, 0))).astype(np.float32)
     return rearrange(actions, "frames slots dim -> frames (slots dim)")
-
-
-def _spread(episodes: Sequence[Episode], max_frames: int) -> list[Episode]:
-    """Choose evenly spread episodes with at most `max_frames` frames in all, but at least one episode."""
-    total = sum(episode.num_frames for episode in episodes)
-    count = len(episodes) if total <= max_frames else max(1, len(episodes) * max_frames // total)
-    chosen = np.linspace(0, len(episodes) - 1, count).round().astype(int) if episodes else []
-    return [episodes[index] for index in np.unique(chosen)]
 
 
 def _see(

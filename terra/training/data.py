@@ -24,6 +24,8 @@ from terra.progress import ProgressLine
 
 logger = logging.getLogger(__name__)
 
+_ALWAYS_DECODED = 60_000  # frames: one process decodes some 1,000 a second
+
 
 @dataclass(frozen=True)
 class DrivingFrames:
@@ -106,7 +108,8 @@ def load_driving(
 
     Args:
         max_frames: bound on the frames of all processes together, evenly spaced over the split; None keeps all frames.
-            An episode is decoded in full even if one of its frames is kept.
+            An episode is decoded in full even if one of its frames is kept, so of a large split episodes are left out:
+            at most twice `max_frames`, or 60,000 frames if that is more, are decoded.
         max_episodes: bound on the episodes, taken from the split's start; None takes all.
         rank: index of this process, in [0, num_processes).
 
@@ -122,6 +125,8 @@ def load_driving(
     # Every process finds the damage that shows without decoding; only the first one reports it.
     damaged = [*found.damaged, *odd] if rank == 0 else []
     episodes = episodes[:max_episodes]
+    if max_frames is not None:
+        episodes = spread_episodes(episodes, max(2 * max_frames, _ALWAYS_DECODED))
     frames_kept = kept_frames(episodes, max_frames)
     chosen = [(episode, kept) for episode, kept in zip(episodes, frames_kept, strict=True) if len(kept)]
     if len(chosen) < num_processes:  # every process raises: if only one did, the others would wait for it forever
@@ -174,6 +179,14 @@ def same_kind(episodes: Sequence[Episode]) -> tuple[list[Episode], list[str]]:
         if (episode.fps, episode.image_size) != expected
     ]
     return equal, odd
+
+
+def spread_episodes(episodes: Sequence[Episode], max_frames: int) -> list[Episode]:
+    """Choose evenly spread episodes with at most `max_frames` frames, if all are equally long, but at least one."""
+    total = sum(episode.num_frames for episode in episodes)
+    count = len(episodes) if total <= max_frames else max(1, len(episodes) * max_frames // total)
+    chosen = np.linspace(0, len(episodes) - 1, count).round().astype(int) if episodes else []
+    return [episodes[index] for index in np.unique(chosen)]
 
 
 def report_damage(damaged: Sequence[str]) -> None:
