@@ -5,10 +5,10 @@
 #     WORLD=doom OUTPUT=outputs/doom_training GPUS=2 LIMIT=560 bash scripts/world_train.sh
 #
 # The same command goes on where it was stopped: each stage keeps what it has in OUTPUT. LIMIT is how many seconds a call may take; unset, a day.
-# Exit code: 0 all is done, 75 run it again, 1 a stage failed (that of the decoder is told by OUTPUT/decoder.log), 2 another WORLD. GPUS=0 trains on the CPU.
+# Exit code: 0 all is done, 75 run it again, 1 a stage failed, 2 another WORLD. GPUS=0 trains on the CPU.
 # Settings for the models: TOKENIZER, DECODER, WORLD_MODEL, ESTIMATOR ("key=value key=value"); SCALE=0.01 records a hundredth;
-# RECORD has further settings of terra record, and SCENES is the number of scenes. Of town_hd alone: FIRST and REST are how many seconds
-# of each part of the recording towns are begun in; EVALUATE ("key=value") is for terra evaluate, LIVE ("--frames 60 engine=graph engine.drafts=63") for scripts/drive_benchmark.py.
+# RECORD has further settings of terra record, and SCENES is the number of scenes. Of town_hd alone: FIRST and REST are the seconds in which
+# the first part of the recording, and the rest, may begin new towns; EVALUATE ("key=value") is for terra evaluate, LIVE ("--frames 60 engine=graph engine.drafts=63") for scripts/drive_benchmark.py.
 # Needs the extras train, and doom, pusht or record. The world is $OUTPUT/world: tokenizer/, world_model/, estimator/, contexts/, README.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -32,11 +32,13 @@ source scripts/stages.sh
 recordings=()
 NICE=0
 beside=
-# Stop what runs beside, and wait until it has saved its state. $beside is a shell, which ends when its child does.
+# lane COMMAND...: stages of a function, in a shell of its own that is begun in the background; SIGTERM ends it behind the stage that runs.
+lane() { trap - EXIT; trap 'exit 75' TERM; "$@"; }
+# Stop what runs beside, and wait until it has saved its state: the lane's stage, which is a child of its shell, and the shell.
 stop() {
   local children=
   [ -z "$beside" ] || children=$(cat "/proc/$beside/task/$beside/children" 2>/dev/null || true)
-  kill "${recordings[@]}" $children 2>/dev/null || true
+  kill "${recordings[@]}" $children $beside 2>/dev/null || true
   wait || true
 }
 trap stop EXIT
@@ -129,7 +131,7 @@ touch "$OUTPUT/recorded"
 decoder=$tokenizer
 [ ! -f "conf/recipe/tokenizer_${WORLD}_decoder.yaml" ] || decoder=$OUTPUT/decoder/tokenizer
 # Beside the tokens and the world model: the decoder, trained further for sharper pictures of the same tokens, then the action estimator.
-beside() {
+further() {
   if [ "$decoder" != "$tokenizer" ] && [ ! -f "$OUTPUT/decoder/metrics.json" ]; then
     say "decoder: see $OUTPUT/decoder.log"
     module terra train-tokenizer data="$DATA" output="$OUTPUT/decoder" recipe="tokenizer_${WORLD}_decoder" decoder_of="$tokenizer" device="$DEVICE" \
@@ -143,19 +145,21 @@ beside() {
     [ -f "$OUTPUT/estimator/metrics.json" ] || again
   fi
 }
-(trap - EXIT; beside) &
+lane further &
 beside=$!
 
 say "tokens"
 module terra tokenize data="$DATA" checkpoint="$tokenizer" output="$OUTPUT/tokens" \
   device="$DEVICE" dtype="$([ "$DEVICE" = cuda ] && echo bfloat16 || echo float32)" workers="$EACH"
+further_done() { wait "$beside" || { code=$?; say "decoder or action estimator is not done: see $OUTPUT/*.log"; exit "$code"; }; }
+kill -0 "$beside" 2>/dev/null || further_done # it has failed early, or there was nothing to do
 if [ ! -f "$OUTPUT/world_model/metrics.json" ]; then
   say "world model"
   module terra train data="$OUTPUT/tokens" output="$OUTPUT/world_model" recipe="world_model_$WORLD" device="$DEVICE" \
     preview_tokenizer="$tokenizer" $WORLD_MODEL
   [ -f "$OUTPUT/world_model/metrics.json" ] || again
 fi
-wait "$beside" || { code=$?; say "decoder or action estimator is not done: see $OUTPUT/decoder.log, $OUTPUT/estimator.log"; exit "$code"; }
+further_done
 beside=
 rm -rf "$OUTPUT/world"
 mkdir -p "$OUTPUT/world"
@@ -183,7 +187,8 @@ if [ "$WORLD" = town_hd ]; then
   say "evaluation beside the shipped model's, and a live drive: see $OUTPUT/evaluation_*.log, $OUTPUT/live.log"
   IFS=, read -r first second _ <<<"${CUDA_VISIBLE_DEVICES:-0,1}"
   [ "$GPUS" -gt 1 ] || second=$first
-  (trap - EXIT; evaluate shipped "$second" model=demo; live "$second") &
+  compared() { evaluate shipped "$second" model=demo; live "$second"; }
+  lane compared &
   beside=$!
   evaluate town_hd "$first" model=folder model.path="$OUTPUT/world"
   wait "$beside" || exit $?

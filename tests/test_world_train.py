@@ -53,14 +53,15 @@ def test_another_world_is_refused(tmp_path: Path) -> None:
 def test_what_runs_beside_has_saved_its_state_when_the_script_ends() -> None:
     """A stage in a shell of its own, as the decoder beside the tokens, while the stage in front fails."""
     script = (ROOT / "scripts" / "world_train.sh").read_text()
-    stop = script[script.index("stop() {") : script.index("trap stop EXIT")]
+    stop = script[script.index("lane() {") : script.index("trap stop EXIT")]
     work = "trap 'sleep 0.5; echo saved; exit 0' TERM; while :; do sleep 0.05; done"
     lines = (
         "set -euo pipefail",
         "recordings=() beside=",
         stop,
         "trap stop EXIT",
-        f'(trap - EXIT; timeout --kill-after 30 100 bash -c "{work}" || exit 75) &',
+        f'stages() {{ timeout --kill-after 30 100 bash -c "{work}"; echo "the next stage"; }}',
+        "lane stages &",
         "beside=$!",
         "timeout 100 sleep 99 & recordings+=($!)",
         "sleep 0.5; echo failed; exit 3",

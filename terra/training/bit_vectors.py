@@ -1,13 +1,15 @@
-"""Bit vectors: in training, ids with the same bits learn from each other.
+"""Bit vectors: while a new world model is trained, ids that have bits in common learn together (`bit_vectors=true`).
 
-An id of the tokenizer is a code, each bit the sign of a channel (`tokenizer.quantizer`), so ids that differ in one bit
-decode to nearly the same picture. A table with a row of its own for each id knows nothing of that: what it learns of an
-id holds for that id alone. With bit vectors a row is
+An id of the tokenizer is a code: each bit is the sign of one channel (`tokenizer.quantizer`), so the decoder sees ids
+that differ in one bit as vectors that differ in one channel. The embedding table and the lm head have a row for each
+id, and each row would have to find that out by itself. With bit vectors a row of such a table is trained as a sum,
 
-    row(id) = own(id) + sum over the bits of the id: sign x vector(bit)
+    row(id) = own(id) + sum over the bits of the id: sign x vector(bit),
 
-in both the embedding table and the lm head, and each token that is seen trains the vectors of all its bits. The sums
-replace the tables before the weights are stored, so a checkpoint is the same with and without bit vectors.
+and each token that is seen trains the vectors of all its bits, besides its own part. Each of the two tables has own
+parts and vectors of its own. When the training has ended, `merge_bit_vectors` replaces the tables by their sums, so
+stored weights have the names, shapes and meaning that they have without bit vectors; only the state of an unfinished
+run holds the parts.
 """
 
 import math
@@ -19,11 +21,11 @@ from torch.nn.utils import parametrize
 
 from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
 
-_OF_THE_BITS = 0.81  # of a row's variance at the start
+_OF_THE_BITS = 0.81  # of a row's variance at the start; other shares were not tried
 
 
 class _BitVectors(nn.Module):
-    """Adds to each row of a table the vectors of its id's bits; rows behind the `num_ids` image ids have none."""
+    """Adds to each row of a table the vectors of its id's bits; the rows after the `num_ids` image ids have none."""
 
     signs: Float[Tensor, "rows bits"]
 
@@ -37,13 +39,15 @@ class _BitVectors(nn.Module):
         self.vectors = nn.Parameter(std * math.sqrt(_OF_THE_BITS / bits) * torch.randn(bits, table.shape[1]))
 
     def forward(self, own: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
-        return own + self.signs @ self.vectors
+        # In float32 in a training in bfloat16, too, so that what is stored is what was trained.
+        with torch.autocast(own.device.type, enabled=False):
+            return own + self.signs @ self.vectors
 
 
 def add_bit_vectors(model: LlamaActionForCausalLM | LlamaActionV2ForCausalLM) -> None:
-    """Give the embedding table and the lm head of a model with random weights bit vectors, from torch's generator.
+    """Give both tables of a model with random weights bit vectors, drawn from torch's global generator.
 
-    A row has the same variance as before.
+    The row of an image id has the same variance as before.
     """
     for module in _tables(model):
         table = module.weight.detach()
@@ -53,7 +57,7 @@ def add_bit_vectors(model: LlamaActionForCausalLM | LlamaActionV2ForCausalLM) ->
 
 
 def merge_bit_vectors(model: LlamaActionForCausalLM | LlamaActionV2ForCausalLM) -> None:
-    """Replace each table by its sums, if it has bit vectors."""
+    """Replace each table that has bit vectors by its sums."""
     for module in _tables(model):
         if parametrize.is_parametrized(module, "weight"):
             parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)

@@ -1,7 +1,7 @@
 """Recordings for training: decoded in parallel, episode by episode, or held as one uint8 tensor on a device.
 
-Videos are decoded by ffmpeg processes that threads feed: they start in milliseconds and import nothing, and frames
-reach the training process through one pipe, where a pool of Python processes would import, pickle and copy them.
+Threads run ffmpeg, one process for each video, and read its frames from a pipe: an ffmpeg process starts in
+milliseconds, whereas a pool of Python processes would import, pickle and copy.
 """
 
 import logging
@@ -24,7 +24,7 @@ from terra.progress import ProgressLine
 
 logger = logging.getLogger(__name__)
 
-_ALWAYS_DECODED = 60_000  # frames: one process decodes some 1,000 a second
+_ALWAYS_DECODED = 60_000  # frames of all processes, each of which decodes some 1,000 a second
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,8 @@ def load_driving(
     Args:
         max_frames: bound on the frames of all processes together, evenly spaced over the split; None keeps all frames.
             An episode is decoded in full even if one of its frames is kept, so of a large split episodes are left out:
-            at most twice `max_frames`, or 60,000 frames if that is more, are decoded.
+            all processes together decode at most twice `max_frames`, or 60,000 frames if that is more, where episodes
+            are equally long.
         max_episodes: bound on the episodes, taken from the split's start; None takes all.
         rank: index of this process, in [0, num_processes).
 

@@ -8,6 +8,7 @@ from einops import rearrange
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import parametrize
 
 from decoder.video import to_8_bit
 from terra.dataset.tokens import TokenizedDriving
@@ -60,7 +61,7 @@ class HeldOutPreview:
         """Cross-entropy and accuracy of the averaged weights, and a video with the truth left of each rollout."""
         # cuDNN's attention, though the fastest in training, takes tens of milliseconds for each new length.
         backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-        with ema.averaged() as model, sdpa_kernel(backends):
+        with ema.averaged() as model, sdpa_kernel(backends), parametrize.cached():
             assert isinstance(model, WorldModel)
             shown: dict[str, Tensor] = {}
             for prefix, driving in (("", self.held_out), ("old_", self.old)):

@@ -66,7 +66,7 @@ class WorldModelTraining(Settings):
             replaced by random ids.
         z_loss: weight of the z-loss (see `LlamaActionV2ForCausalLM.forward`); 0 leaves it out.
         bit_vectors: whether the rows of the embedding table and the lm head share a vector for each bit of their ids
-            while the model is trained (see `terra.training.bit_vectors`); without `init_from`.
+            while the model is trained (see `terra.training.bit_vectors`); only without `init_from`.
         checkpoint_layers: whether the backward pass recomputes each layer from its input (activation checkpointing):
             a third more computation, a fraction of the memory.
         attention: "fastest" (see `attention_kernels`), or "flash", torch's own flash kernels.
