@@ -247,8 +247,8 @@ def _train(objective: Objective, terms: Terms, config: LoopConfig, accelerator: 
     if terms.network is not None:
         terms.network.to(accelerator.device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         if config.compile_model:
-            # Pictures have two sizes with perceptual.scales=2: a graph each, because compiling one for any size takes more
-            # than 20 minutes (torch 2.13, a CPU).
+            # Pictures have two sizes with perceptual.scales=2, and a graph for each: compiling one for any size takes
+            # more than 20 minutes (torch 2.13, a CPU).
             terms.network.compile(dynamic=False)
     if terms.adversarial.weight and terms.adversarial.adaptive:
         # `adaptive_weight` runs the compiled backward pass twice, so its buffers must not be donated to the first run.
