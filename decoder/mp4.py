@@ -67,6 +67,7 @@ def stream_frames(
     with _ffmpeg_output(
         path, *limit, *_AS_PICTURES, before=seek, threads=threads, limits=limits, seconds=seconds
     ) as pipe:
+        _widen(pipe)
         while (header := pipe.readline()) == b"P6\n":
             width, height = (int(side) for side in pipe.readline().split())
             pipe.readline()
@@ -323,7 +324,6 @@ def _ffmpeg_output(
                     resource.prlimit(process.pid, resource.RLIMIT_AS, (_FFMPEG_BYTES, _FFMPEG_BYTES))
             if timer is not None:
                 timer.start()
-            _widen(process.stdout)
             yield process.stdout
             status = process.wait()
             if overdue.is_set():

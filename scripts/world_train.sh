@@ -32,9 +32,9 @@ source scripts/stages.sh
 recordings=()
 NICE=0
 beside=
-# lane COMMAND...: stages of a function, in a shell of its own that is begun in the background; SIGTERM ends it behind the stage that runs.
+# lane FUNCTION: run a function's stages one after the other; call it in the background. On SIGTERM the subshell exits after its current stage.
 lane() { trap - EXIT; trap 'exit 75' TERM; "$@"; }
-# Stop what runs beside, and wait until it has saved its state: the lane's stage, which is a child of its shell, and the shell.
+# Stop the recordings and the background lane (its current stage, a child of its subshell, and the subshell), and wait until a training has saved its state.
 stop() {
   local children=
   [ -z "$beside" ] || children=$(cat "/proc/$beside/task/$beside/children" 2>/dev/null || true)
@@ -109,7 +109,7 @@ town_hd)
       towns $((WORKERS / 16)) "$(left)" 48 0 held_out "$OUTPUT/towns/${held_out% *}" "${held_out#* }" 1 140
       towns $((WORKERS / 8)) "$(left)" 64 1000 held_out "$OUTPUT/towns/${held_out% *}" "${held_out#* }" 1 70 kind=counterfactuals
     done
-    # 450 towns in all were learned by heart; 1,000 took the tokenizer too many of its steps.
+    # With 450 towns in all the world model overfitted; recording 1,000 slowed the tokenizer's training down too much.
     towns "$WORKERS" "$REST" 550 1000 train "$DATA" "$SIZE" 2 150
   fi
   ;;

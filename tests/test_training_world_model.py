@@ -286,10 +286,8 @@ def test_an_id_learns_from_the_ids_that_share_its_bits():
 
 
 def test_bit_vectors_keep_the_variance_of_a_table():
-    plain, shared = (
-        build_config(tokenized(), WINDOW, WorldModelSize(**vars(TINY_SIZE) | {"hidden_size": 512})) for _ in "ab"
-    )
-    plain, shared = LlamaActionV2ForCausalLM(plain), LlamaActionV2ForCausalLM(shared)
+    shape = build_config(tokenized(), WINDOW, WorldModelSize(**vars(TINY_SIZE) | {"hidden_size": 512}))
+    plain, shared = LlamaActionV2ForCausalLM(shape), LlamaActionV2ForCausalLM(shape)
     add_bit_vectors(shared)
     for name in ("model.embed_tokens", "lm_head"):
         rows = [model.get_submodule(name).weight[:16].std() for model in (plain, shared)]

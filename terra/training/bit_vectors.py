@@ -1,13 +1,14 @@
-"""Bit vectors: while a new world model is trained, ids that have bits in common learn together (`bit_vectors=true`).
+"""Bit vectors: a reparameterization of the token embeddings and the lm head in training (`bit_vectors=true`).
 
 An id of the tokenizer is a code: each bit is the sign of one channel (`tokenizer.quantizer`), so the decoder sees ids
-that differ in one bit as vectors that differ in one channel. The embedding table and the lm head have a row for each
-id, and each row would have to find that out by itself. With bit vectors a row of such a table is trained as a sum,
+that differ in one bit as vectors that differ in one channel. An embedding table and a lm head of a row for each id
+treat all ids as unrelated. With bit vectors each row is the sum of a part of its own and a factorized part that ids
+share, a low-rank term with one vector for each bit:
 
-    row(id) = own(id) + sum over the bits of the id: sign x vector(bit),
+    row(id) = own(id) + sum over the bits of the id: sign x vector(bit)
 
-and each token that is seen trains the vectors of all its bits, besides its own part. Each of the two tables has own
-parts and vectors of its own. When the training has ended, `merge_bit_vectors` replaces the tables by their sums, so
+So each token that is seen trains the vectors of all its bits, besides its own part. The two tables share nothing with
+each other. When the training of a new world model has ended, `merge_bit_vectors` replaces the tables by their sums, so
 stored weights have the names, shapes and meaning that they have without bit vectors; only the state of an unfinished
 run holds the parts.
 """
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
+from tokenizer.quantizer import signs_from_tokens
 
 _OF_THE_BITS = 0.81  # of a row's variance at the start; other shares were not tried
 
@@ -32,9 +34,9 @@ class _BitVectors(nn.Module):
     def __init__(self, table: Float[Tensor, "rows width"], num_ids: int) -> None:
         super().__init__()
         bits, std = (num_ids - 1).bit_length(), table.std().item()
-        ids = torch.arange(num_ids)[:, None]
         signs = torch.zeros(len(table), bits)
-        signs[:num_ids] = 2.0 * (ids >> torch.arange(bits) & 1) - 1.0
+        ids = torch.arange(num_ids)[:, None, None]
+        signs[:num_ids] = signs_from_tokens(ids, bits, "lsb_first").flatten(1)  # the order of bits does not matter
         self.register_buffer("signs", signs, persistent=False)
         self.vectors = nn.Parameter(std * math.sqrt(_OF_THE_BITS / bits) * torch.randn(bits, table.shape[1]))
 

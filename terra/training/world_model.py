@@ -99,7 +99,7 @@ class WorldModelTraining(Settings):
     memory: MemoryTraining = MemoryTraining()
 
     @model_validator(mode="after")
-    def _has_a_base(self) -> Self:
+    def _fits_its_start(self) -> Self:
         if self.adapter.rank is not None and self.init_from is None:
             raise ValueError("init_from: expected a model with adapter.rank, got null")
         if self.bit_vectors and self.init_from is not None:
@@ -323,10 +323,10 @@ def train_world_model(
         result.ema.copy_to_model()
         if best is not None:
             best.copy_to(model)
-        merge_bit_vectors(model)
         if lora is not None:
             lora.save(config.output / ADAPTER_FOLDER)
         else:
+            merge_bit_vectors(model)
             save_world_model(model, config.output / FOLDER, training.max_shard_size)
         _evaluate(held_out, old, remembered, config, training, result, device, base, start)
     return result
