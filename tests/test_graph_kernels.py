@@ -15,7 +15,7 @@ from terra.engine.graph.quantization import FP8, linear, quantize_fp8, quantize_
 
 
 def test_tiles_fit_a_small_gpus_shared_memory():
-    limits = DeviceLimits(num_sms=46, shared_memory=99 << 10, pdl=False)
+    limits = DeviceLimits(num_sms=46, shared_memory=99 << 10, pdl=False, tma=False)
     configs = [gemm._SPLIT_K, gemm._GATED, gemm._LM_HEAD]
     for dtype, tokens, config in itertools.product((torch.float32, torch.bfloat16), (1, 64, 300, 600), configs):
         tiles = gemm.choose_tiles(config, unquantized(torch.zeros(1, 1, dtype=dtype)), tokens, limits)
@@ -25,7 +25,7 @@ def test_tiles_fit_a_small_gpus_shared_memory():
 
 
 def test_tiles_that_would_change_sums_in_8_bits_are_refused():
-    limits = DeviceLimits(num_sms=132, shared_memory=227 << 10, pdl=True)
+    limits = DeviceLimits(num_sms=132, shared_memory=227 << 10, pdl=True, tma=True)
     matrix = unquantized(torch.zeros(1, 1, dtype=FP8))
     for num_bytes in (128, 256):
         config = dataclasses.replace(gemm._SPLIT_K, block_k_bytes=num_bytes)
@@ -101,6 +101,7 @@ def test_one_cta_sums_the_splits_of_many_tokens_on_a_gpu(rows, columns, fp8, mon
 @pytest.mark.parametrize(("dtype", "cache_dtype"), TYPES, ids=["float32", "bfloat16", "fp8_cache"])
 def test_slots_that_share_keys_attend_as_if_each_had_a_copy_on_a_gpu(dtype, cache_dtype, monkeypatch):
     monkeypatch.setattr(attention, "_BUNDLE", 1)
+    monkeypatch.setattr(attention, "_FINE_BLOCKS", 0)
     check_shared_keys(DEVICE, 64, dtype, cache_dtype)
 
 

@@ -85,8 +85,11 @@ def _few_partials(monkeypatch):
     """
     from terra.engine.graph.kernels import attention
 
-    monkeypatch.setattr(attention, "_BUNDLE", 2)
-    monkeypatch.setattr(attention, "_BUNDLES_AHEAD", 1)
+    monkeypatch.setattr(attention, "_BUNDLE", 3)
+    monkeypatch.setattr(attention, "_FINE_BUNDLE", 2)
+    monkeypatch.setattr(attention, "_FINE_BLOCKS", 2)
+    monkeypatch.setattr(attention, "_BLOCKS_AHEAD", 2)
+    monkeypatch.setattr(attention, "_WIDE_BLOCKS_AHEAD", 2)
     monkeypatch.setattr(attention, "_WIDE_AHEAD", 2)
     monkeypatch.setattr(attention, "_WIDE", dataclasses.replace(attention._WIDE, block_queries=16))
     monkeypatch.setattr(attention, "_WIDER", dataclasses.replace(attention._WIDER, block_queries=32))

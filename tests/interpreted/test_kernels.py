@@ -30,8 +30,8 @@ MAX_STATE = 20.0  # bounds all states here
 IN_8_BITS = pytest.mark.parametrize("fp8", [False, True], ids=["float32", "fp8"])
 
 
-def limits(num_sms: int) -> DeviceLimits:
-    return DeviceLimits(num_sms, shared_memory=1 << 30, pdl=False)
+def limits(num_sms: int, *, tma: bool = True) -> DeviceLimits:
+    return DeviceLimits(num_sms, shared_memory=1 << 30, pdl=False, tma=tma)
 
 
 def assert_nearly_all_equal(quantized, expected):
@@ -90,8 +90,12 @@ def test_attention(width, heads, start, num_sms, cache_dtype):
 # One SM: a CTA has a bundle of keys; 40: one block.
 @pytest.mark.parametrize("num_sms", [1, 40])
 @pytest.mark.parametrize("start", STARTS)
-@pytest.mark.parametrize("cache_dtype", [torch.float16, FP8], ids=["float16", "fp8_cache"])
-def test_attention_of_many_queries(cache_dtype, start, num_sms):
+@pytest.mark.parametrize(
+    ("cache_dtype", "tma"),
+    [(torch.float16, True), (torch.float16, False), (FP8, True)],
+    ids=["float16", "float16_without_tma", "fp8_cache"],
+)
+def test_attention_of_many_queries(cache_dtype, tma, start, num_sms):
     start = torch.tensor(STARTS[start])
     slots, length, width, heads, dim = len(start), 640, 9, 4, 32
     torch.manual_seed(slots)
@@ -101,7 +105,7 @@ def test_attention_of_many_queries(cache_dtype, start, num_sms):
     expected = reference.cached_attention(queries.float(), target)
     for slot, first in enumerate(start.tolist()):  # what stands behind the last query's own position
         target.keys[slot, :, first + width :], target.values[slot, :, :, first + width :] = 400.0, 400.0
-    attended = attention.cached_attention(queries, target, limits(num_sms))
+    attended = attention.cached_attention(queries, target, limits(num_sms, tma=tma))
     torch.testing.assert_close(attended.float(), expected, rtol=2e-3, atol=2e-3)
 
 
@@ -113,6 +117,7 @@ def test_attention_is_batch_invariant(dtype, cache_dtype):
 @pytest.mark.parametrize(("dtype", "cache_dtype"), TYPES, ids=["float32", "bfloat16", "fp8_cache"])
 def test_slots_that_share_keys_attend_as_if_each_had_a_copy(dtype, cache_dtype, monkeypatch):
     monkeypatch.setattr(attention, "_BUNDLE", 1)
+    monkeypatch.setattr(attention, "_FINE_BLOCKS", 0)
     check_shared_keys("cpu", 32, dtype, cache_dtype)
 
 

@@ -51,7 +51,9 @@ def decoded(checkpoint, backend, count, drafts, samplings, **options):
 def test_steps_make_the_same_tokens(checkpoint, drafts, samplings, fp8, count):
     options = {"fp8_weights": fp8, "fp8_cache": fp8}
     expected, expected_start = decoded(checkpoint, TorchBackend(), 3, drafts, samplings, **options)
-    kernels = TritonBackend(DeviceLimits(num_sms=8, shared_memory=1 << 30, pdl=False), capture=lambda work, _: work)
+    kernels = TritonBackend(
+        DeviceLimits(num_sms=8, shared_memory=1 << 30, pdl=False, tma=True), capture=lambda work, _: work
+    )
     ids, start = decoded(checkpoint, kernels, count, drafts, samplings, **options)
     assert torch.equal(start, expected_start[:count])
     assert torch.equal(ids, expected[:count])

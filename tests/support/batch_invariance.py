@@ -17,14 +17,14 @@ TYPES = [
 def check_batch_invariance(device: str, dim: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
     """Check that a query alone = beside other slots and tokens, for every number of CTAs that share the keys."""
     if device == "cpu":  # in the interpreter, which takes its time for each head and each block of keys
-        shared_memory, pdl = 1 << 30, False
+        shared_memory, pdl, tma = 1 << 30, False, True
         all_slots, many, heads, length = 2, 16, 4, 768
     else:
         from terra.engine.graph.kernels.launch import device_limits
 
         found = device_limits(torch.device(device))
-        shared_memory, pdl = found.shared_memory, found.pdl
-        all_slots, many, heads, length = 8, 40, 8, 1536
+        shared_memory, pdl, tma = found.shared_memory, found.pdl, found.tma
+        all_slots, many, heads, length = 8, 40, 8, 4608  # keys of bundles of both sizes
     torch.manual_seed(0)
     queries = torch.randn(all_slots, many, heads, dim).to(device, dtype)
     keys = (2 * torch.randn(all_slots, 2, length, dim)).to(device, cache_dtype)
@@ -35,7 +35,7 @@ def check_batch_invariance(device: str, dim: int, dtype: torch.dtype, cache_dtyp
         positions = start[:, None] + torch.arange(width, device=device)
         table = torch.zeros(length, dim, device=device, dtype=dtype)
         target = KVTarget(table, table, positions, start, keys[:slots], values[:slots])
-        limits = DeviceLimits(num_sms, shared_memory, pdl)
+        limits = DeviceLimits(num_sms, shared_memory, pdl, tma)
         return cached_attention(queries[:slots, :width].contiguous(), target, limits)[0, 0]
 
     for first in (100, length - 136):
@@ -49,13 +49,13 @@ def check_batch_invariance(device: str, dim: int, dtype: torch.dtype, cache_dtyp
 def check_shared_keys(device: str, dim: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
     """Check that slots which share their first keys attend as if each had a copy; bundles have one block here."""
     if device == "cpu":
-        shared_memory, pdl, heads, length = 1 << 30, False, 4, 512
+        shared_memory, pdl, tma, heads, length = 1 << 30, False, True, 4, 512
     else:
         from terra.engine.graph.kernels.launch import device_limits
 
         found = device_limits(torch.device(device))
-        shared_memory, pdl, heads, length = found.shared_memory, found.pdl, 16, 1536
-    limits = DeviceLimits(1, shared_memory, pdl)
+        shared_memory, pdl, tma, heads, length = found.shared_memory, found.pdl, found.tma, 16, 1536
+    limits = DeviceLimits(1, shared_memory, pdl, tma)
     torch.manual_seed(0)
     num_slots, batch = 8, 6
     queries = torch.randn(batch, 5, heads, dim).to(device, dtype)

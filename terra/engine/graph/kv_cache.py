@@ -94,8 +94,8 @@ class KVTarget:
     Attributes:
         cosine, sine: RoPE tables of all positions.
         positions: the tokens' own positions.
-        start: the first token's position in each slot. A tensor of its own, since the attention kernel reads it before
-            `positions` of the same pass are written.
+        start: the first token's position in each slot. A tensor of its own, since kernels read it before `positions` of
+            the same pass are written.
         keys, values: the layer's cache of the batch's slots.
         shared: what of it stands in other slots; None where no slot shares anything.
     """

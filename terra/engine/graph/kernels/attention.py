@@ -25,6 +25,7 @@ import triton
 import triton.language as tl
 from jaxtyping import Float, Float32
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from terra.engine.graph.kernels.epilogues import sum_split_k
 from terra.engine.graph.kernels.launch import DeviceLimits, wait_for_inputs
@@ -98,9 +99,14 @@ _BUNDLE = SHARED_MULTIPLE // _CONFIG.block_keys  # slots share whole bundles
 reduction order, so the same for every number of queries.
 """
 
-_BUNDLES_AHEAD = 4
-"""Bundles whose blocks' partial results `_combine` loads together before it adds them. Behind `_attend_wide` it loads
-those of one bundle: a masked load takes its time, too, and other queries hide the latency.
+_FINE_BUNDLE, _FINE_BLOCKS = 4, 16
+"""The first `_FINE_BLOCKS` blocks of keys are in smaller bundles, of `_FINE_BUNDLE` blocks: where keys are few, one
+slot's bundles would be too few CTAs, each with a long chain of blocks. `_FINE_BLOCKS` is a multiple of both sizes.
+"""
+
+_BLOCKS_AHEAD, _WIDE_BLOCKS_AHEAD = 32, 8
+"""Blocks' partial results that `_combine` loads together before it adds them. Behind `_attend_wide` they are fewer: a
+masked load takes its time, too, and other queries hide the latency.
 """
 
 _WIDE_AHEAD = 16
@@ -187,6 +193,30 @@ def _split_size(total, SPLITS: tl.constexpr, BLOCK_KEYS: tl.constexpr):
 
 
 @triton.jit
+def _begins_bundle(block, BUNDLE: tl.constexpr, FINE_BUNDLE: tl.constexpr, FINE_BLOCKS: tl.constexpr):
+    """Whether a block of keys is the first one of its bundle."""
+    if FINE_BLOCKS == 0:
+        return block % BUNDLE == 0
+    else:
+        coarse = block - FINE_BLOCKS
+        return tl.where(coarse < 0, block % FINE_BUNDLE, coarse % BUNDLE) == 0
+
+
+@triton.jit
+def _first_block(bundle, BUNDLE: tl.constexpr, FINE_BUNDLE: tl.constexpr, FINE_BLOCKS: tl.constexpr):
+    """The first block of keys of a bundle."""
+    fine: tl.constexpr = FINE_BLOCKS // FINE_BUNDLE
+    return tl.where(bundle < fine, bundle * FINE_BUNDLE, FINE_BLOCKS + (bundle - fine) * BUNDLE)
+
+
+@triton.jit
+def _num_bundles(blocks, BUNDLE: tl.constexpr, FINE_BUNDLE: tl.constexpr, FINE_BLOCKS: tl.constexpr):
+    """How many bundles so many blocks of keys are."""
+    of_fine = tl.cdiv(tl.minimum(blocks, FINE_BLOCKS), FINE_BUNDLE)
+    return of_fine + tl.cdiv(tl.maximum(blocks - FINE_BLOCKS, 0), BUNDLE)
+
+
+@triton.jit
 def _cache_of(slot, holder, shared, SHARED: tl.constexpr):
     """The slot that has the first keys of this one, and how many these are; see `SharedKeys`."""
     if SHARED:
@@ -200,7 +230,8 @@ def _attend(
     queries, cosine, sine, keys, values, start, holder, shared, partials, sums,
     scale, output_scale, length, width, num_queries, slots,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr, PARTIALS: tl.constexpr,
-    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, BUNDLE: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    BUNDLE: tl.constexpr, FINE_BUNDLE: tl.constexpr, FINE_BLOCKS: tl.constexpr,
     QKV_SPLITS: tl.constexpr, PRECISION: tl.constexpr, SHARED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One CTA: a slot, a head of its cache, a block of few queries and a split of the keys.
@@ -282,7 +313,7 @@ def _attend(
             if PARTIALS == 1:
                 # A bundle that is complete is merged into the others. A partial result with the maximum -inf adds 0:
                 # this way there is no branch.
-                complete = at // BLOCK_KEYS % BUNDLE == 0
+                complete = _begins_bundle(at // BLOCK_KEYS, BUNDLE, FINE_BUNDLE, FINE_BLOCKS)
                 all_mixed, all_max_log2, all_weight = _merge_online_softmax(
                     all_mixed, all_max_log2, all_weight, mixed, tl.where(complete, max_log2, float("-inf")), weight
                 )
@@ -323,17 +354,27 @@ def _in_mma_order(tile):
 
 @triton.jit
 def _merge_blocks(
-    mixed, max_log2, weight, query, keys, values, base, begin, end, causal_limit, scale, length,
-    MASKED: tl.constexpr, DIM: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    mixed, max_log2, weight, query, keys, values, row, begin, end, causal_limit, scale,
+    MASKED: tl.constexpr, LENGTH: tl.constexpr, DIM: tl.constexpr, BLOCK_KEYS: tl.constexpr, FP8: tl.constexpr,
+    TMA: tl.constexpr,
 ):  # fmt: skip
-    """A partial result, merged with those of the blocks from `begin` to `end`."""
+    """A partial result, merged with those of the blocks from `begin` to `end`.
+
+    `row` numbers the slot's head in the whole cache. With TMA `keys` and `values` are descriptors of the whole cache as
+    matrices, of which it reads tiles; otherwise they are pointers. LENGTH is a constant, so that addresses take few
+    instructions and registers.
+    """
     order = tl.arange(0, BLOCK_KEYS)
-    if keys.dtype.element_ty == tl.float8e4nv:
+    if FP8:
         order = _mma_order(order)
     for at in range(begin, end, BLOCK_KEYS):
-        key = _load_keys(keys, base, at + order, DIM)
-        value = _load_values(values, base, at + tl.arange(0, BLOCK_KEYS), length, DIM)
-        if keys.dtype.element_ty == tl.float8e4nv:
+        if TMA:
+            key, value = keys.load([row * LENGTH + at, 0]), values.load([row * DIM, at])
+        else:
+            base = row.to(tl.int64) * (LENGTH * DIM)
+            key = _load_keys(keys, base + at * DIM, order, DIM)
+            value = _load_values(values, base + at, tl.arange(0, BLOCK_KEYS), LENGTH, DIM)
+        if FP8:
             key, value = _in_mma_order(key.to(query.dtype)), _in_mma_order(value.to(query.dtype))
         next_mixed, next_max_log2, next_weight = _partial(
             query, key, value, order, causal_limit - at, scale, MASKED, False, "ieee"
@@ -356,10 +397,11 @@ def _shared_prefix(group, holder, shared, slots, SLOTS: tl.constexpr):
 
 @triton.jit
 def _attend_wide(
-    queries, keys, values, start, holder, shared, partials, sums, scale, length, width, num_queries, slots,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, PARTIALS: tl.constexpr, SINGLES: tl.constexpr,
-    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, BUNDLE: tl.constexpr,
-    SHARED: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
+    queries, keys, values, start, holder, shared, partials, sums, scale, width, num_queries, slots,
+    LENGTH: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
+    PARTIALS: tl.constexpr, SINGLES: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    BUNDLE: tl.constexpr, FINE_BUNDLE: tl.constexpr, FINE_BLOCKS: tl.constexpr,
+    SHARED: tl.constexpr, SLOTS: tl.constexpr, FP8: tl.constexpr, TMA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One CTA: a slot, a head of its cache, a block of many queries, and one partial result; in 16 or 8 bits.
 
@@ -391,51 +433,55 @@ def _attend_wide(
         first = tl.load(start + slot).to(tl.int32)
         total = first + width
         elsewhere = 0
-    size = _blocks_of_partial(total, SINGLES, BLOCK_KEYS, BUNDLE) * BLOCK_KEYS
-    begin = partial * size
-    end = tl.minimum(begin + size, total)
+    if _are_single(total, SINGLES, BLOCK_KEYS):
+        first_block, behind = partial, partial + 1
+    else:
+        # The small bundles come last, so that they fill the SMs that are free before others.
+        count = _num_bundles(tl.cdiv(total, BLOCK_KEYS), BUNDLE, FINE_BUNDLE, FINE_BLOCKS)
+        partial = tl.where(partial < count, count - 1 - partial, partial)
+        first_block = _first_block(partial, BUNDLE, FINE_BUNDLE, FINE_BLOCKS)
+        behind = _first_block(partial + 1, BUNDLE, FINE_BUNDLE, FINE_BLOCKS)
+    begin, behind = first_block * BLOCK_KEYS, behind * BLOCK_KEYS
+    end = tl.minimum(behind, total)
     first_slot, num_first = _cache_of(slot, holder, shared, SHARED)
-    base = (tl.where(begin < num_first, first_slot, slot) * HEADS + head).to(tl.int64) * length * DIM
+    row = tl.where(begin < num_first, first_slot, slot) * HEADS + head
     wait_for_inputs(PDL)
     if (begin >= total) | (begin < elsewhere):
         return
     query_at = ((slot_of_query * width + token_idx) * HEADS + head) * GROUP + query_idx % GROUP
     dim = tl.arange(0, DIM)
-    if keys.dtype.element_ty == tl.float8e4nv:
+    if FP8:
         dim = _mma_order(dim)
     query = tl.load(queries + query_at[:, None] * DIM + dim[None, :], mask=used[:, None], other=0.0)
-    if keys.dtype.element_ty == tl.float8e4nv:
+    if FP8:
         query = query.to(tl.float16)
     mixed = tl.zeros([BLOCK_QUERIES, DIM], tl.float32)
     max_log2 = tl.full([BLOCK_QUERIES], float("-inf"), tl.float32)
     weight = tl.zeros([BLOCK_QUERIES], tl.float32)
     # Blocks below `first` are seen by all queries. The compiler must see that blocks begin at multiples of BLOCK_KEYS:
     # so not `end`.
-    seen_by_all = tl.maximum(begin, tl.minimum(begin + size, first // BLOCK_KEYS * BLOCK_KEYS))
+    seen_by_all = tl.maximum(begin, tl.minimum(behind, first // BLOCK_KEYS * BLOCK_KEYS))
     mixed, max_log2, weight = _merge_blocks(
-        mixed, max_log2, weight, query, keys, values, base, begin, seen_by_all, first + token_idx, scale, length,
-        False, DIM, BLOCK_KEYS,
+        mixed, max_log2, weight, query, keys, values, row, begin, seen_by_all, first + token_idx, scale,
+        False, LENGTH, DIM, BLOCK_KEYS, FP8, TMA,
     )  # fmt: skip
     mixed, max_log2, weight = _merge_blocks(
-        mixed, max_log2, weight, query, keys, values, base, seen_by_all, end, first + token_idx, scale, length,
-        True, DIM, BLOCK_KEYS,
+        mixed, max_log2, weight, query, keys, values, row, seen_by_all, end, first + token_idx, scale,
+        True, LENGTH, DIM, BLOCK_KEYS, FP8, TMA,
     )  # fmt: skip
     partial_at = partial * num_queries + query_at
     _store_partial(partials, sums, partial_at, used, mixed, max_log2, weight, num_queries, PARTIALS, DIM)
 
 
 @triton.jit
-def _blocks_of_partial(total, SINGLES: tl.constexpr, BLOCK_KEYS: tl.constexpr, BUNDLE: tl.constexpr):
-    """Blocks of keys of each partial result of a slot with `total` keys: 1 up to SINGLES blocks of keys, else BUNDLE.
-
-    Without SINGLES (None) it is always 1.
-    """
+def _are_single(total, SINGLES: tl.constexpr, BLOCK_KEYS: tl.constexpr):
+    """Whether each partial result of a slot with `total` keys is a block's: up to SINGLES blocks; None: always."""
     if SINGLES is None:
-        return 1
+        return True
     elif SINGLES == 0:
-        return BUNDLE
+        return False
     else:  # the compiler takes no code behind a return
-        return tl.where(total <= SINGLES * BLOCK_KEYS, 1, BUNDLE)
+        return total <= SINGLES * BLOCK_KEYS
 
 
 @triton.jit
@@ -451,7 +497,8 @@ def _store_partial(
 def _combine(
     partials, sums, attended, start, output_scale, width, num_queries, queries_per_token,
     QUERIES: tl.constexpr, DIM: tl.constexpr, PARTIALS: tl.constexpr, PADDED: tl.constexpr, SINGLES: tl.constexpr,
-    BLOCK_KEYS: tl.constexpr, BUNDLE: tl.constexpr, BUNDLES_AHEAD: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr, BUNDLE: tl.constexpr, FINE_BUNDLE: tl.constexpr, FINE_BLOCKS: tl.constexpr,
+    BLOCKS_AHEAD: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The results of QUERIES queries of one token times `output_scale`, merged from their partial results in the order
     of the keys.
@@ -462,21 +509,29 @@ def _combine(
     first = tl.program_id(0) * QUERIES
     # Read before the wait: `start` is written by `accept` at the end of the PREVIOUS graph replay, never in this pass.
     total = tl.load(start + first // queries_per_token // width).to(tl.int32) + width
-    blocks_of_partial = _blocks_of_partial(total, SINGLES, BLOCK_KEYS, BUNDLE)
-    count = tl.cdiv(total, blocks_of_partial * BLOCK_KEYS)
+    blocks = tl.cdiv(total, BLOCK_KEYS)
+    single = _are_single(total, SINGLES, BLOCK_KEYS)
+    count = blocks
+    if not single:
+        count = _num_bundles(blocks, BUNDLE, FINE_BUNDLE, FINE_BLOCKS)
     partial = tl.arange(0, PADDED)[:, None]
     query = first + tl.arange(0, QUERIES)
     wait_for_inputs(PDL)
     at = partial * num_queries + query[None, :]
     max_log2 = tl.max(tl.load(sums + at, mask=partial < count, other=float("-inf")), 0)
-    if blocks_of_partial == 1:
+    if single:
         mixed, weight = _add_partials(
-            partials, sums, query, num_queries, count, max_log2, DIM, PARTIALS, BUNDLE, BUNDLES_AHEAD
-        )
+            partials, sums, query, num_queries, count, max_log2,
+            DIM, PARTIALS, BUNDLE, FINE_BUNDLE, FINE_BLOCKS, BLOCKS_AHEAD,
+        )  # fmt: skip
     elif count <= AHEAD // 2:
-        mixed, weight = _add_partials(partials, sums, query, num_queries, count, max_log2, DIM, PARTIALS, 1, AHEAD // 2)
+        mixed, weight = _add_partials(
+            partials, sums, query, num_queries, count, max_log2, DIM, PARTIALS, 1, 1, 0, AHEAD // 2
+        )
     else:
-        mixed, weight = _add_partials(partials, sums, query, num_queries, count, max_log2, DIM, PARTIALS, 1, AHEAD)
+        mixed, weight = _add_partials(
+            partials, sums, query, num_queries, count, max_log2, DIM, PARTIALS, 1, 1, 0, AHEAD
+        )
     mean = (mixed / weight[:, None] * output_scale).to(attended.dtype.element_ty)
     tl.store(attended + query[:, None] * DIM + tl.arange(0, DIM)[None, :], mean)
 
@@ -484,18 +539,20 @@ def _combine(
 @triton.jit
 def _add_partials(
     partials, sums, query, num_queries, count, max_log2,
-    DIM: tl.constexpr, PARTIALS: tl.constexpr, BUNDLE: tl.constexpr, BUNDLES_AHEAD: tl.constexpr,
+    DIM: tl.constexpr, PARTIALS: tl.constexpr,
+    BUNDLE: tl.constexpr, FINE_BUNDLE: tl.constexpr, FINE_BLOCKS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Weighted values and sums of weights of the queries, scaled to `max_log2`: summed in bundles, then over bundles.
 
-    The partial results of BUNDLES_AHEAD bundles are loaded together. BUNDLE is 1 where each is already a bundle's.
+    AHEAD partial results are loaded together. BUNDLE is 1 where each is already a bundle's.
     """
     dim = tl.arange(0, DIM)
     mixed = tl.zeros([query.shape[0], DIM], tl.float32)
     weight = tl.zeros([query.shape[0]], tl.float32)
-    for first in range(0, count, BUNDLE * BUNDLES_AHEAD):
+    of_bundle, weight_of_bundle = mixed, weight
+    for first in range(0, count, AHEAD):
         loaded = ()
-        for step in tl.static_range(BUNDLE * BUNDLES_AHEAD):
+        for step in tl.static_range(AHEAD):
             used = first + step < count
             partial_at = (first + step) * num_queries + query
             loaded = loaded + (  # noqa: RUF005
@@ -503,16 +560,14 @@ def _add_partials(
                 tl.load(sums + partial_at, mask=used, other=float("-inf")),
                 tl.load(sums + PARTIALS * num_queries + partial_at, mask=used, other=0.0),
             )
-        for bundle in tl.static_range(BUNDLES_AHEAD):
-            bundle_mixed = tl.zeros_like(mixed)
-            bundle_weight = tl.zeros_like(weight)
-            for step in tl.static_range(bundle * BUNDLE, (bundle + 1) * BUNDLE):
-                by = _power_of_2(loaded[3 * step + 1] - max_log2)
-                bundle_mixed += loaded[3 * step] * by[:, None]
-                bundle_weight += loaded[3 * step + 2] * by
-            mixed += bundle_mixed
-            weight += bundle_weight
-    return mixed, weight
+        for step in tl.static_range(AHEAD):
+            begins = _begins_bundle(first + step, BUNDLE, FINE_BUNDLE, FINE_BLOCKS)
+            mixed += tl.where(begins, of_bundle, 0.0)
+            weight += tl.where(begins, weight_of_bundle, 0.0)
+            by = _power_of_2(loaded[3 * step + 1] - max_log2)
+            of_bundle = tl.where(begins, 0.0, of_bundle) + loaded[3 * step] * by[:, None]
+            weight_of_bundle = tl.where(begins, 0.0, weight_of_bundle) + loaded[3 * step + 2] * by
+    return mixed + of_bundle, weight + weight_of_bundle
 
 
 def cached_attention(
@@ -581,7 +636,8 @@ def _launch(
     num_partials = max_blocks if splits > 1 else 1
     if wide:
         singles = 0 if shared is not None else wide_config.ctas_per_sm * limits.num_sms // (slots * kv_heads * blocks)
-        num_partials = min(max_blocks, max(singles, triton.cdiv(max_blocks, _BUNDLE)))
+        bundles = _FINE_BLOCKS // _FINE_BUNDLE + triton.cdiv(max(0, max_blocks - _FINE_BLOCKS), _BUNDLE)
+        num_partials = min(max_blocks, max(singles, bundles))
     num_queries = slots * width * heads
     attended = torch.empty(shape, dtype=dtype if output_scale is None else FP8, device=keys.device)
     partials = sums = attended
@@ -590,7 +646,14 @@ def _launch(
         sums = torch.empty(2, num_partials, num_queries, dtype=torch.float32, device=keys.device)
     scale = dim**-0.5 * _LOG2_E
     element_size = max(keys.element_size(), dtype.itemsize)
-    shapes = {"DIM": dim, "PARTIALS": num_partials, "BLOCK_KEYS": config.block_keys, "BUNDLE": _BUNDLE}
+    shapes = {
+        "DIM": dim,
+        "PARTIALS": num_partials,
+        "BLOCK_KEYS": config.block_keys,
+        "BUNDLE": _BUNDLE,
+        "FINE_BUNDLE": _FINE_BUNDLE,
+        "FINE_BLOCKS": _FINE_BLOCKS,
+    }
     # Where no slot shares keys, the kernels read neither.
     holder, lengths = (start, start) if shared is None else (shared.holder, shared.length)
     if wide:
@@ -598,10 +661,17 @@ def _launch(
         fit = 1 if shared is None else max(1, min(slots, block // (width * group)))  # slots with one CTA's queries
         together = triton.next_power_of_2(fit + 1) // 2  # as many of them as a power of two
         places = slots + (triton.cdiv(slots, together) if together > 1 else 0)
+        fp8 = keys.element_size() == 1
+        tma = limits.tma and not fp8  # in 8 bits keys are read in another order (`_mma_order`)
+        if shared is not None:
+            keys, values = shared.keys, shared.values  # of all slots: a holder may be behind the batch
+        if tma:
+            keys = TensorDescriptor.from_tensor(keys.view(-1, dim), [config.block_keys, dim])
+            values = TensorDescriptor.from_tensor(values.view(-1, length), [dim, config.block_keys])
         _attend_wide[(places * kv_heads, blocks, num_partials)](
-            inputs[0], keys, values, start, holder, lengths, partials, sums, scale, length, width, num_queries, slots,
-            HEADS=kv_heads, GROUP=group, SINGLES=singles, BLOCK_QUERIES=block, SHARED=shared is not None,
-            SLOTS=together, **shapes,
+            inputs[0], keys, values, start, holder, lengths, partials, sums, scale, width, num_queries, slots,
+            LENGTH=length, HEADS=kv_heads, GROUP=group, SINGLES=singles, BLOCK_QUERIES=block, SHARED=shared is not None,
+            SLOTS=together, FP8=fp8, TMA=tma, **shapes,
             num_warps=wide_config.num_warps, num_stages=max(1, min(wide_config.stages, fitting)),
             **limits.launch_options,
         )  # fmt: skip
@@ -620,7 +690,7 @@ def _launch(
         _combine[(num_queries // combined,)](
             partials, sums, attended, start, output_scale or 1.0, width, num_queries, heads,
             QUERIES=combined, PADDED=triton.next_power_of_2(num_partials), SINGLES=singles,
-            BUNDLES_AHEAD=1 if wide else _BUNDLES_AHEAD, AHEAD=_WIDE_AHEAD, **shapes,
+            BLOCKS_AHEAD=_WIDE_BLOCKS_AHEAD if wide else _BLOCKS_AHEAD, AHEAD=_WIDE_AHEAD, **shapes,
             num_warps=1, **limits.launch_options,
         )  # fmt: skip
     return attended

@@ -24,6 +24,7 @@ from terra.engine.graph.quantization import FP8, Matrix
 
 _MIN_BLOCK_N = 16  # the least that tl.dot takes
 _MAX_BLOCK_N = 128
+_MAX_WHOLE_FP8 = 32  # tokens up to which tiles in 8 bits have all of `block_k_bytes`; measured on an H200
 
 _WARPS = 4
 
@@ -34,8 +35,10 @@ class TileConfig:
 
     Attributes:
         block_m: rows of a tile.
-        block_k_bytes: bytes of each row in a tile; at most 128 where there are more than 64 tokens.
-        stages: tiles of the software pipeline, as far as they find room in shared memory, but two at least.
+        block_k_bytes: bytes of each row in a tile; at most 128 where there are more than 64 tokens, in 8 bits more than
+            32.
+        stages: tiles of the software pipeline, as far as they find room in shared memory, but two at least; in 8 bits
+            twice as many where tiles of up to 64 tokens are halved.
         warps_wide: warps of a CTA where there are more than 64 tokens.
         ctas_per_sm: CTAs that must find room on an SM. With the fewest tokens it is always two, since the next kernel's
             CTAs are to be there before this kernel is done (PDL).
@@ -65,15 +68,26 @@ parts of all tokens would be more to write and read than the weight. Measured on
 
 _FP8_CHUNK = 128
 """Products of 8 bits along K that tensor cores sum, with fewer bits than float32 has, before the sum is added in
-float32 (tl.dot's `max_num_imprecise_acc`). BLOCK_K must be a multiple: else the chunks, and so the bits, would follow
-the tile size."""
+float32. BLOCK_K must be a multiple: else the chunks, and so the bits, would follow the tile size."""
+
+
+@triton.jit
+def _multiply_add(weight, state, made, FP8: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
+    """`made` plus the product of CHUNK columns of the weight with the states'."""
+    if FP8:
+        # A sum of its own for each chunk, so that the tensor cores' instructions of a chunk run one after another
+        # without a wait. With `max_num_imprecise_acc` below a block's columns ptxas waits for each instruction; with 0
+        # the compiler would sum in the tensor cores.
+        return made + tl.dot(weight, state, input_precision=PRECISION, max_num_imprecise_acc=CHUNK)
+    else:
+        return tl.dot(weight, state, made, input_precision=PRECISION)
 
 
 @triton.jit
 def _gemm(
     states, weight, row_scales, result, output_scale, tokens, rows,
     COLUMNS: tl.constexpr, SPLIT_SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, FP8_CHUNK: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, CHUNK: tl.constexpr,
     PREFETCH_K: tl.constexpr, GATED: tl.constexpr, FP8: tl.constexpr, SUM_SPLITS: tl.constexpr, PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -94,32 +108,39 @@ def _gemm(
     split = tl.program_id(2)
     whole_blocks: tl.constexpr = COLUMNS % BLOCK_K == 0
     begin = split * SPLIT_SIZE
-    column = begin + tl.arange(0, BLOCK_K)
+    column = begin + tl.arange(0, CHUNK)
     state_at = states + token[None, :] * COLUMNS + column[:, None]
     weight_at = weight + read.to(tl.int64)[:, None] * COLUMNS + column[None, :]
     used = (token < tokens)[None, :]
     made = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     total = made
+    prefetched = ()
     if PREFETCH_K:
-        tile = tl.load(weight_at, mask=(column < COLUMNS)[None, :], other=0.0)
+        for chunk in tl.static_range(0, BLOCK_K, CHUNK):
+            within = (column + chunk < COLUMNS)[None, :]
+            prefetched = prefetched + (tl.load(weight_at + chunk, mask=within, other=0.0),)  # noqa: RUF005
     if FP8:
         scales = tl.load(row_scales + read)
     # Weights and scales are constants, so they may be read before.
     wait_for_inputs(PDL)
     if PREFETCH_K:
-        state = tl.load(state_at, mask=used & (column < COLUMNS)[:, None], other=0.0)
-        made = tl.dot(tile, state, made, input_precision=PRECISION, max_num_imprecise_acc=FP8_CHUNK)
-    for at in range(PREFETCH_K * BLOCK_K, COLUMNS if SUM_SPLITS else tl.minimum(SPLIT_SIZE, COLUMNS - begin), BLOCK_K):
-        if whole_blocks:
-            state = tl.load(state_at + at, mask=used, other=0.0)
-            tile = tl.load(weight_at + at)
-        else:
-            within = column + at < COLUMNS
-            state = tl.load(state_at + at, mask=used & within[:, None], other=0.0)
-            tile = tl.load(weight_at + at, mask=within[None, :], other=0.0)
-        made = tl.dot(tile, state, made, input_precision=PRECISION, max_num_imprecise_acc=FP8_CHUNK)
+        for chunk in tl.static_range(0, BLOCK_K, CHUNK):
+            state = tl.load(state_at + chunk, mask=used & (column + chunk < COLUMNS)[:, None], other=0.0)
+            made = _multiply_add(prefetched[chunk // CHUNK], state, made, FP8, CHUNK, PRECISION)
+    end = COLUMNS if SUM_SPLITS else tl.minimum(SPLIT_SIZE, COLUMNS - begin)
+    for block in range(PREFETCH_K * BLOCK_K, end, BLOCK_K):
+        for chunk in tl.static_range(0, BLOCK_K, CHUNK):
+            at = block + chunk
+            if whole_blocks:
+                state = tl.load(state_at + at, mask=used, other=0.0)
+                tile = tl.load(weight_at + at)
+            else:
+                within = column + at < COLUMNS
+                state = tl.load(state_at + at, mask=used & within[:, None], other=0.0)
+                tile = tl.load(weight_at + at, mask=within[None, :], other=0.0)
+            made = _multiply_add(tile, state, made, FP8, CHUNK, PRECISION)
         if SUM_SPLITS:
-            complete = ((at + BLOCK_K) % SPLIT_SIZE == 0) | (at + BLOCK_K >= COLUMNS)
+            complete = ((block + BLOCK_K) % SPLIT_SIZE == 0) | (block + BLOCK_K >= COLUMNS)
             total += tl.where(complete, made * scales[:, None] if FP8 else made, 0.0)
             made = tl.where(complete, 0.0, made)
     kind = result.dtype.element_ty
@@ -206,7 +227,7 @@ def _launch(
     _gemm[(triton.cdiv(tokens, tiles["BLOCK_N"]), triton.cdiv(rows, own), splits)](
         states, matrix.weight, result if matrix.scale is None else matrix.scale, result, output_scale or 1.0,
         tokens, rows,
-        COLUMNS=columns, SPLIT_SIZE=split_size or columns, **tiles, FP8_CHUNK=_FP8_CHUNK, GATED=gated,
+        COLUMNS=columns, SPLIT_SIZE=split_size or columns, **tiles, GATED=gated,
         FP8=matrix.scale is not None, SUM_SPLITS=sum_splits, PRECISION="ieee",
         # The product with a scale is rounded before it is added, as it is in a part.
         enable_fp_fusion=not sum_splits, **limits.launch_options,
@@ -224,16 +245,18 @@ def choose_tiles(
     fp8 = matrix.weight.dtype == FP8
     if tokens >= _MIN_MANY_TOKENS:
         config = _LM_HEAD
-        # In 8 bits (`_FP8_CHUNK`) and with `sum_splits` there are two accumulators: registers for one CTA alone.
+        # In 8 bits and with `sum_splits` there are two accumulators: registers for one CTA alone.
         if tokens >= _MIN_TWO_CTAS_TOKENS and not fp8 and not sum_splits:
             config = replace(config, ctas_per_sm=2)
     block_n = min(_MAX_BLOCK_N, max(_MIN_BLOCK_N, int(triton.next_power_of_2(tokens))))
     wide = 2 * block_n > _MAX_BLOCK_N
-    block_k_bytes = min(config.block_k_bytes, 128) if wide else config.block_k_bytes
+    halved = wide or (fp8 and block_n > _MAX_WHOLE_FP8)
+    block_k_bytes = min(config.block_k_bytes, 128) if halved else config.block_k_bytes
     narrow = block_n == _MIN_BLOCK_N
     prefetch_k = config.prefetch_k if narrow else 0
     fitting = limits.shared_memory // ((block_n + config.block_m) * block_k_bytes)
-    stages = min(config.stages, fitting // (2 if narrow else config.ctas_per_sm))
+    stages = config.stages if wide else config.stages * config.block_k_bytes // block_k_bytes
+    stages = min(stages, fitting // (2 if narrow else config.ctas_per_sm))
     block_k = block_k_bytes // matrix.weight.element_size()
     if fp8 and block_k % _FP8_CHUNK:
         raise ValueError(f"BLOCK_K: expected a multiple of {_FP8_CHUNK} in 8 bits (batch invariance), got {block_k}")
@@ -241,6 +264,7 @@ def choose_tiles(
         "BLOCK_N": block_n,
         "BLOCK_M": config.block_m,
         "BLOCK_K": block_k,
+        "CHUNK": _FP8_CHUNK if fp8 else block_k,
         "num_stages": max(stages - prefetch_k, 2),
         "num_warps": config.warps_wide if wide else _WARPS,
         "PREFETCH_K": prefetch_k,

@@ -19,7 +19,7 @@ import triton.language as tl
 from triton.compiler.compiler import max_shared_mem
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-_PDL_CAPABILITY = (9, 0)
+_HOPPER = (9, 0)  # compute capability from which on there are PDL and TMA
 
 
 @triton.jit
@@ -42,11 +42,13 @@ class DeviceLimits:
         num_sms: streaming multiprocessors.
         shared_memory: bytes of shared memory that a CTA can have (opt-in).
         pdl: whether kernels can be launched with PDL.
+        tma: whether kernels can read tiles by the Tensor Memory Accelerator (TMA).
     """
 
     num_sms: int
     shared_memory: int
     pdl: bool
+    tma: bool
 
     @property
     def launch_options(self) -> dict[str, Any]:
@@ -57,8 +59,10 @@ class DeviceLimits:
 @functools.cache
 def device_limits(device: torch.device) -> DeviceLimits:
     """The limits of a GPU."""
+    hopper = torch.cuda.get_device_capability(device) >= _HOPPER
     return DeviceLimits(
         torch.cuda.get_device_properties(device).multi_processor_count,
         max_shared_mem(torch.cuda.current_device() if device.index is None else device.index),
-        torch.cuda.get_device_capability(device) >= _PDL_CAPABILITY,
+        pdl=hopper,
+        tma=hopper,
     )

@@ -60,26 +60,26 @@ def _sum_halves(parts, token, feature, used, tokens, features, half, SPLITS: tl.
 
 @triton.jit
 def _rope_and_store(
-    parts, cosine, sine, positions, queries, keys, values, tokens, width, length,
+    parts, cosine, sine, start, queries, keys, values, tokens, width, length,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
     PADDED: tl.constexpr, PADDED_CACHED: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """All heads of one token: queries after RoPE; keys after RoPE and values into the cache.
 
-    HEADS are the cache's, each shared by GROUP query heads. Nothing is read before the wait: even `positions` are
-    written by the same pass.
+    HEADS are the cache's, each shared by GROUP query heads. `start` and the tables are read before the wait: `accept`
+    writes `start` at the end of the PREVIOUS graph replay.
     """
-    wait_for_inputs(PDL)
     token = tl.program_id(0).to(tl.int64)
     half: tl.constexpr = DIM // 2
     features: tl.constexpr = (GROUP + 2) * HEADS * DIM
     low = tl.arange(0, half)[None, :]
     query = tl.arange(0, PADDED)[:, None]
     cached = tl.arange(0, PADDED_CACHED)[:, None]
-    position = tl.load(positions + token)
+    position = tl.load(start + token // width) + token % width
     of_cache = (token // width * HEADS + cached) * length
     angles = load_angles(cosine, sine, position * DIM + low, half)
     kind = queries.dtype.element_ty
+    wait_for_inputs(PDL)
 
     used = query < GROUP * HEADS
     feature = query * DIM + low
@@ -108,7 +108,7 @@ def rope_and_store(
     heads = features // dim - 2 * kv_heads
     queries = torch.empty(slots, width, heads, dim, dtype=target.cosine.dtype, device=parts.device)
     _rope_and_store[(tokens,)](
-        parts, target.cosine, target.sine, target.positions, queries, target.keys, target.values, tokens, width,
+        parts, target.cosine, target.sine, target.start, queries, target.keys, target.values, tokens, width,
         length,
         HEADS=kv_heads, GROUP=heads // kv_heads, DIM=dim, PADDED=triton.next_power_of_2(heads),
         PADDED_CACHED=triton.next_power_of_2(kv_heads), SPLITS=splits, num_warps=8, **limits.launch_options,
