@@ -99,9 +99,7 @@ def test_one_cta_sums_the_splits_of_many_tokens_on_a_gpu(rows, columns, fp8, mon
 
 @pytest.mark.needs_cuda
 @pytest.mark.parametrize(("dtype", "cache_dtype"), TYPES, ids=["float32", "bfloat16", "fp8_cache"])
-def test_slots_that_share_keys_attend_as_if_each_had_a_copy_on_a_gpu(dtype, cache_dtype, monkeypatch):
-    monkeypatch.setattr(attention, "_BUNDLE", 1)
-    monkeypatch.setattr(attention, "_FINE_BLOCKS", 0)
+def test_slots_that_share_keys_attend_as_if_each_had_a_copy_on_a_gpu(dtype, cache_dtype):
     check_shared_keys(DEVICE, 64, dtype, cache_dtype)
 
 

@@ -85,8 +85,8 @@ def _few_partials(monkeypatch):
     """
     from terra.engine.graph.kernels import attention
 
-    monkeypatch.setattr(attention, "_BUNDLE", 3)
-    monkeypatch.setattr(attention, "_FINE_BUNDLE", 2)
+    monkeypatch.setattr(attention, "_BUNDLE", 2)
+    monkeypatch.setattr(attention, "_FINE_BUNDLE", 1)
     monkeypatch.setattr(attention, "_FINE_BLOCKS", 2)
     monkeypatch.setattr(attention, "_BLOCKS_AHEAD", 2)
     monkeypatch.setattr(attention, "_WIDE_BLOCKS_AHEAD", 2)

@@ -40,9 +40,9 @@ def assert_nearly_all_equal(quantized, expected):
     assert (quantized.view(torch.uint8) != expected.view(torch.uint8)).float().mean() < 0.01
 
 
-def cache_target(keys, values, start, width):
+def cache_target(keys, values, start):
     table = torch.zeros(keys.shape[2], keys.shape[3])
-    return KVTarget(table, table, start[:, None] + torch.arange(width), start, keys, values)
+    return KVTarget(table, table, start, keys, values)
 
 
 HEADS = {"one_head": (2, 1, 64), "two_heads": (8, 2, 16)}
@@ -71,7 +71,7 @@ def test_attention(width, heads, start, num_sms, cache_dtype):
     start = torch.tensor(start)
 
     def target():
-        return cache_target(keys.to(cache_dtype), values.to(cache_dtype), start, width)
+        return cache_target(keys.to(cache_dtype), values.to(cache_dtype), start)
 
     expected = reference.cached_attention(queries, target())
     # What stands behind the last query's own position must not matter.
@@ -101,7 +101,7 @@ def test_attention_of_many_queries(cache_dtype, tma, start, num_sms):
     torch.manual_seed(slots)
     queries = torch.randn(slots, width, heads, dim, dtype=torch.float16)
     keys, values = torch.randn(slots, 2, length, dim), torch.randn(slots, 2, dim, length)
-    target = cache_target(keys.to(cache_dtype), values.to(cache_dtype), start, width)
+    target = cache_target(keys.to(cache_dtype), values.to(cache_dtype), start)
     expected = reference.cached_attention(queries.float(), target)
     for slot, first in enumerate(start.tolist()):  # what stands behind the last query's own position
         target.keys[slot, :, first + width :], target.values[slot, :, :, first + width :] = 400.0, 400.0
@@ -116,14 +116,14 @@ def test_attention_is_batch_invariant(dtype, cache_dtype):
 
 @pytest.mark.parametrize(("dtype", "cache_dtype"), TYPES, ids=["float32", "bfloat16", "fp8_cache"])
 def test_slots_that_share_keys_attend_as_if_each_had_a_copy(dtype, cache_dtype, monkeypatch):
-    monkeypatch.setattr(attention, "_BUNDLE", 1)
-    monkeypatch.setattr(attention, "_FINE_BLOCKS", 0)
+    monkeypatch.setattr(attention, "_BUNDLE", 2)
+    monkeypatch.setattr(attention, "_FINE_BUNDLE", 1)
     check_shared_keys("cpu", 32, dtype, cache_dtype)
 
 
 def test_attention_refuses_a_cache_of_part_blocks():
     keys, values = torch.zeros(1, 1, 192, 16), torch.zeros(1, 1, 16, 192)
-    target = cache_target(keys, values, torch.tensor([3]), 1)
+    target = cache_target(keys, values, torch.tensor([3]))
     with pytest.raises(ValueError, match="expected a multiple of BLOCK_KEYS = 128, got 192"):
         attention.cached_attention(torch.zeros(1, 1, 2, 16), target, limits(4))
 
@@ -140,7 +140,7 @@ def layer_case(shape, fp8):
     heads, kv_heads, dim, length = 6, 2, 16, 256
     slots, width = shape
     torch.manual_seed(slots)
-    positions = torch.randint(0, length - width, (slots, 1)) + torch.arange(width)
+    start = torch.randint(0, length - width, (slots,))
     states, attended = torch.randn(slots, width, hidden), torch.randn(slots, width, heads, dim)
     norm, next_norm = (Norm(torch.randn(hidden), epsilon, 448 / MAX_STATE if fp8 else None) for _ in range(2))
     sizes = [((heads + 2 * kv_heads) * dim, hidden), (hidden, heads * dim), (2 * inner, hidden), (hidden, inner)]
@@ -153,7 +153,7 @@ def layer_case(shape, fp8):
     def target(keys=None, values=None):
         keys = torch.zeros(slots, kv_heads, length, dim) if keys is None else keys
         values = torch.zeros(slots, kv_heads, dim, length) if values is None else values
-        return KVTarget(cosine, sine, positions, positions[:, 0].contiguous(), keys, values)
+        return KVTarget(cosine, sine, start, keys, values)
 
     return SimpleNamespace(
         layer=Layer(qkv, output, norm, gate_up, down), norm=norm, next_norm=next_norm, states=states, attended=attended,
@@ -320,10 +320,10 @@ def test_embed_and_accept(width, attempt):
     position_embeddings = SpatioTemporalPositions(layout.block, layout.max_frames, hidden)
     ids, start = torch.randint(0, 50, (4, 40)), torch.randint(0, layout.block * layout.max_frames - 1, (4,))
     last = start + torch.randint(0, 9, (4,))
-    positions, states = sampling.embed(
+    states = sampling.embed(
         ids, start, action_embeddings, table, position_embeddings, layout.image_tokens, width, limits(4)
     )
-    assert torch.equal(positions, start[:, None] + torch.arange(width))
+    positions = start[:, None] + torch.arange(width)
     weights = SimpleNamespace(layout=layout, token_embedding=table, position_embeddings=position_embeddings)
     torch.testing.assert_close(states, reference.embed(weights, ids, action_embeddings, positions).detach())
     for slot in range(4):

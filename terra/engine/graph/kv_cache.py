@@ -91,18 +91,18 @@ class SharedKeys:
 class KVTarget:
     """Where one layer's tokens of one pass go: their positions, the RoPE tables, and that layer's part of the cache.
 
+    A slot's tokens stand one behind another from its `start` on.
+
     Attributes:
         cosine, sine: RoPE tables of all positions.
-        positions: the tokens' own positions.
-        start: the first token's position in each slot. A tensor of its own, since kernels read it before `positions` of
-            the same pass are written.
+        start: the first token's position in each slot. It is written between two passes alone, so kernels may read it
+            before they wait for the kernels ahead of them.
         keys, values: the layer's cache of the batch's slots.
         shared: what of it stands in other slots; None where no slot shares anything.
     """
 
     cosine: Float[Tensor, "length dim"]
     sine: Float[Tensor, "length dim"]
-    positions: Int[Tensor, "slots width"]
     start: Int[Tensor, " slots"]
     keys: Float[Tensor, "slots kv_heads length dim"]
     values: Float[Tensor, "slots kv_heads dim length"]

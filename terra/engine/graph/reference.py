@@ -41,13 +41,14 @@ def rope_and_store(
 ) -> Float[Tensor, "slots width heads dim"]:
     """Queries after RoPE; keys after RoPE and values go into the cache."""
     slots, kv_heads, _, dim = target.keys.shape
+    positions = target.start[:, None] + torch.arange(qkv.shape[1], device=qkv.device)
     by_head = rearrange(qkv, "slots width (heads dim) -> slots width heads dim", dim=dim)
     heads = by_head.shape[2] - 2 * kv_heads
-    cosine, sine = target.cosine[target.positions], target.sine[target.positions]
+    cosine, sine = target.cosine[positions], target.sine[positions]
     rotated = layers.rotate(by_head[:, :, : heads + kv_heads], cosine[:, :, None], sine[:, :, None])
     slot = torch.arange(slots, device=qkv.device)[:, None]
-    target.keys[slot, :, target.positions] = rotated[:, :, heads:].to(target.keys.dtype)
-    target.values[slot, :, :, target.positions] = by_head[:, :, heads + kv_heads :].to(target.values.dtype)
+    target.keys[slot, :, positions] = rotated[:, :, heads:].to(target.keys.dtype)
+    target.values[slot, :, :, positions] = by_head[:, :, heads + kv_heads :].to(target.values.dtype)
     return rotated[:, :, :heads].contiguous()
 
 

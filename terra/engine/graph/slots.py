@@ -313,7 +313,7 @@ class Slots:
         """Read so many tokens of a context, (1, length) and its embeddings, into one slot of a cache."""
         positions = torch.arange(length, device=ids.device)[None]
         states = reference.embed(self.weights, ids, action_embeddings, positions)
-        self.weights.forward(states, cache, slot, positions, positions[:, 0], reference.PrefillOps())
+        self.weights.forward(states, cache, slot, positions[:, 0], reference.PrefillOps())
 
     def _share(self, slots: Sequence[int], holder: int, length: int) -> None:
         """Let slots have their first keys and values in `holder`, which shares with them, too."""

@@ -25,8 +25,8 @@ from terra.sampling import SamplingParams, sample_tokens
 class Backend(LayerOps, Protocol):
     """The operations of a decode step. Every backend gives the same tokens, up to the rounding of logits."""
 
-    def embed(self, weights: DecoderWeights, batch: Batch) -> tuple[Int64[Tensor, "slots width"], Tensor]:
-        """Positions and states of the batch's tokens, from each slot's `start` on."""
+    def embed(self, weights: DecoderWeights, batch: Batch) -> Float[Tensor, "slots width hidden"]:
+        """States of the batch's tokens, from each slot's `start` on."""
         ...
 
     def logits(self, hidden: Tensor, lm_head: Matrix) -> Float[Tensor, "slots width vocab"]:
@@ -57,10 +57,9 @@ class TorchBackend:
         queries = reference.rope_and_store(linear(hidden, layer.qkv), target)
         return reference.cached_attention(queries, target, layer.output.input_scale)
 
-    def embed(self, weights: DecoderWeights, batch: Batch) -> tuple[Int64[Tensor, "slots width"], Tensor]:
+    def embed(self, weights: DecoderWeights, batch: Batch) -> Float[Tensor, "slots width hidden"]:
         """See `Backend`."""
-        positions = batch.positions
-        return positions, reference.embed(weights, batch.ids, batch.action_embeddings, positions)
+        return reference.embed(weights, batch.ids, batch.action_embeddings, batch.positions)
 
     def logits(self, hidden: Tensor, lm_head: Matrix) -> Float[Tensor, "slots width vocab"]:
         """See `Backend`."""
@@ -190,9 +189,9 @@ class DecodeSteps:
 
     def _forward(self, batch: Batch, shares: bool) -> Float[Tensor, "tokens vocab"]:
         slots, weights = self._slots, self._slots.weights
-        positions, states = self._backend.embed(weights, batch)
+        states = self._backend.embed(weights, batch)
         sharing = (slots.holder[batch.slots], slots.shared[batch.slots]) if shares else None
-        hidden = weights.forward(states, slots.cache, batch.slots, positions, batch.start, self._backend, sharing)
+        hidden = weights.forward(states, slots.cache, batch.slots, batch.start, self._backend, sharing)
         return self._backend.logits(hidden, weights.lm_head).flatten(0, 1)
 
     def _sample_filtered(

@@ -132,12 +132,11 @@ class DecoderWeights:
         states: Float[Tensor, "slots width hidden"],
         cache: KVCache,
         slots: slice,
-        positions: Int[Tensor, "slots width"],
         start: Int[Tensor, " slots"],
         ops: LayerOps,
         sharing: tuple[Int[Tensor, " slots"], Int[Tensor, " slots"]] | None = None,
     ) -> Tensor:
-        """The last layer's normalized states of tokens at these positions; their keys and values join the cache.
+        """The last layer's normalized states of the tokens from `start` on; their keys and values join the cache.
 
         `sharing` has `holder` and `length` of `terra.engine.graph.kv_cache.SharedKeys`.
         """
@@ -145,7 +144,7 @@ class DecoderWeights:
         for index, layer in enumerate(self.layers):
             keys, values = cache.keys[index, slots], cache.values[index, slots]
             shared = None if sharing is None else SharedKeys(*sharing, cache.keys[index], cache.values[index])
-            target = KVTarget(self.cosine, self.sine, positions, start, keys, values, shared)
+            target = KVTarget(self.cosine, self.sine, start, keys, values, shared)
             attended = ops.attention(hidden, layer, target)
             states, hidden = ops.attention_output_and_mlp(attended, states, layer, self.norms[index + 1])
         return hidden

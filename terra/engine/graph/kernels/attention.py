@@ -101,7 +101,8 @@ reduction order, so the same for every number of queries.
 
 _FINE_BUNDLE, _FINE_BLOCKS = 4, 16
 """The first `_FINE_BLOCKS` blocks of keys are in smaller bundles, of `_FINE_BUNDLE` blocks: where keys are few, one
-slot's bundles would be too few CTAs, each with a long chain of blocks. `_FINE_BLOCKS` is a multiple of both sizes.
+slot's bundles would be too few CTAs, each with a long chain of blocks. `_FINE_BLOCKS` is a multiple of both sizes, and
+`_BUNDLE` of the smaller: so multiples of SHARED_MULTIPLE keys, at which shared prefixes end, are whole bundles.
 """
 
 _BLOCKS_AHEAD, _WIDE_BLOCKS_AHEAD = 32, 8
@@ -360,9 +361,9 @@ def _merge_blocks(
 ):  # fmt: skip
     """A partial result, merged with those of the blocks from `begin` to `end`.
 
-    `row` numbers the slot's head in the whole cache. With TMA `keys` and `values` are descriptors of the whole cache as
-    matrices, of which it reads tiles; otherwise they are pointers. LENGTH is a constant, so that addresses take few
-    instructions and registers.
+    `row` numbers the slot's head. With TMA `keys` and `values` are descriptors of the cache as matrices, of which it
+    reads tiles; otherwise they are pointers. LENGTH is a constant, so that addresses take few instructions and
+    registers.
     """
     order = tl.arange(0, BLOCK_KEYS)
     if FP8:
@@ -436,7 +437,7 @@ def _attend_wide(
     if _are_single(total, SINGLES, BLOCK_KEYS):
         first_block, behind = partial, partial + 1
     else:
-        # The small bundles come last, so that they fill the SMs that are free before others.
+        # The small bundles usually start last (CTAs start in the grid's order), on the SMs that are free first.
         count = _num_bundles(tl.cdiv(total, BLOCK_KEYS), BUNDLE, FINE_BUNDLE, FINE_BLOCKS)
         partial = tl.where(partial < count, count - 1 - partial, partial)
         first_block = _first_block(partial, BUNDLE, FINE_BUNDLE, FINE_BLOCKS)
@@ -636,7 +637,8 @@ def _launch(
     num_partials = max_blocks if splits > 1 else 1
     if wide:
         singles = 0 if shared is not None else wide_config.ctas_per_sm * limits.num_sms // (slots * kv_heads * blocks)
-        bundles = _FINE_BLOCKS // _FINE_BUNDLE + triton.cdiv(max(0, max_blocks - _FINE_BLOCKS), _BUNDLE)
+        fine = triton.cdiv(min(max_blocks, _FINE_BLOCKS), _FINE_BUNDLE)
+        bundles = fine + triton.cdiv(max(0, max_blocks - _FINE_BLOCKS), _BUNDLE)
         num_partials = min(max_blocks, max(singles, bundles))
     num_queries = slots * width * heads
     attended = torch.empty(shape, dtype=dtype if output_scale is None else FP8, device=keys.device)

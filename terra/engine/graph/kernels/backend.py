@@ -26,7 +26,7 @@ class TritonBackend:
     def __init__(self, limits: DeviceLimits, capture: Capture = cuda_graph.capture) -> None:
         self._limits, self._capture = limits, capture
 
-    def embed(self, weights: DecoderWeights, batch: Batch) -> tuple[Int64[Tensor, "slots width"], Tensor]:
+    def embed(self, weights: DecoderWeights, batch: Batch) -> Float[Tensor, "slots width hidden"]:
         """See `terra.engine.graph.step.Backend`."""
         return sampling.embed(
             batch.ids, batch.start, batch.action_embeddings, weights.token_embedding, weights.position_embeddings,

@@ -24,7 +24,7 @@ from terra.engine.graph.quantization import FP8, Matrix
 
 _MIN_BLOCK_N = 16  # the least that tl.dot takes
 _MAX_BLOCK_N = 128
-_MAX_WHOLE_FP8 = 32  # tokens up to which tiles in 8 bits have all of `block_k_bytes`; measured on an H200
+_MAX_FULL_K_FP8 = 32  # tokens up to which tiles in 8 bits have all of `block_k_bytes`; measured on an H200
 
 _WARPS = 4
 
@@ -35,10 +35,10 @@ class TileConfig:
 
     Attributes:
         block_m: rows of a tile.
-        block_k_bytes: bytes of each row in a tile; at most 128 where there are more than 64 tokens, in 8 bits more than
-            32.
-        stages: tiles of the software pipeline, as far as they find room in shared memory, but two at least; in 8 bits
-            twice as many where tiles of up to 64 tokens are halved.
+        block_k_bytes: bytes of each row in a tile; at most 128 bytes with more than 64 tokens, in 8 bits with more than
+            32 tokens.
+        stages: tiles of the software pipeline, as far as they find room in shared memory, but two at least. In 8 bits
+            with 33 to 64 tokens more, by as much as a tile has fewer bytes.
         warps_wide: warps of a CTA where there are more than 64 tokens.
         ctas_per_sm: CTAs that must find room on an SM. With the fewest tokens it is always two, since the next kernel's
             CTAs are to be there before this kernel is done (PDL).
@@ -75,9 +75,9 @@ float32. BLOCK_K must be a multiple: else the chunks, and so the bits, would fol
 def _multiply_add(weight, state, made, FP8: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
     """`made` plus the product of CHUNK columns of the weight with the states'."""
     if FP8:
-        # A sum of its own for each chunk, so that the tensor cores' instructions of a chunk run one after another
-        # without a wait. With `max_num_imprecise_acc` below a block's columns ptxas waits for each instruction; with 0
-        # the compiler would sum in the tensor cores.
+        # A sum of its own for each chunk, so that its `wgmma` are issued back to back, with one wait behind them. With
+        # `made` as the dot's accumulator and `max_num_imprecise_acc` below the columns ptxas waits for each `wgmma`;
+        # with 0 Triton would fold the addition into the dot's accumulator, which has fewer bits than float32.
         return made + tl.dot(weight, state, input_precision=PRECISION, max_num_imprecise_acc=CHUNK)
     else:
         return tl.dot(weight, state, made, input_precision=PRECISION)
@@ -250,7 +250,7 @@ def choose_tiles(
             config = replace(config, ctas_per_sm=2)
     block_n = min(_MAX_BLOCK_N, max(_MIN_BLOCK_N, int(triton.next_power_of_2(tokens))))
     wide = 2 * block_n > _MAX_BLOCK_N
-    halved = wide or (fp8 and block_n > _MAX_WHOLE_FP8)
+    halved = wide or (fp8 and block_n > _MAX_FULL_K_FP8)
     block_k_bytes = min(config.block_k_bytes, 128) if halved else config.block_k_bytes
     narrow = block_n == _MIN_BLOCK_N
     prefetch_k = config.prefetch_k if narrow else 0

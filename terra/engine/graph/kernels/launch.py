@@ -2,9 +2,10 @@
 
 With PDL a kernel is launched before the kernel ahead of it is done, and waits for that kernel's results where it needs
 them (CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization"; compute capability 9.0 or
-higher). What it may read before the wait is what no kernel of the same pass writes: weights and norms, the keys and
-values of earlier passes, and `start`, which `accept` writes as the last kernel of the PREVIOUS pass. A CUDA graph holds
-one pass, and a graph's replay begins when the one before has ended. Two passes in one graph would be a race.
+higher). What it may read before the wait is what no kernel of the same pass writes: weights, their scales and norms,
+RoPE tables, the keys and values of earlier passes, what the host writes between passes (`holder`, `shared`), and
+`start`, which `accept` writes as the last kernel of the PREVIOUS pass. A CUDA graph holds one pass, and a graph's
+replay begins when the one before has ended. Two passes in one graph would be a race.
 """
 
 # pyright: reportIndexIssue=false

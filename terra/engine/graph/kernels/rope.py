@@ -102,9 +102,9 @@ def rope_and_store(
     parts: Float32[Tensor, "splits tokens features"], target: KVTarget, limits: DeviceLimits
 ) -> Float[Tensor, "slots width heads dim"]:
     """`terra.engine.graph.reference.rope_and_store` of a GEMM's split-K parts; `dim` is a power of two."""
-    slots, width = target.positions.shape
-    _, kv_heads, length, dim = target.keys.shape
+    slots, kv_heads, length, dim = target.keys.shape
     splits, tokens, features = parts.shape
+    width = tokens // slots
     heads = features // dim - 2 * kv_heads
     queries = torch.empty(slots, width, heads, dim, dtype=target.cosine.dtype, device=parts.device)
     _rope_and_store[(tokens,)](

@@ -25,7 +25,7 @@ _CTAS_PER_SM = 32  # if there is enough to do
 
 @triton.jit
 def _embed(
-    ids, start, action_embeddings, token_table, spatio_table, temporal_table, positions, states,
+    ids, start, action_embeddings, token_table, spatio_table, temporal_table, states,
     width, length, image_tokens, block, action_slots, frames,
     COLUMNS: tl.constexpr, PADDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -44,7 +44,6 @@ def _embed(
     where = tl.load(spatio_table + pos_in_block * COLUMNS + column, mask=used)
     where += tl.load(temporal_table + tl.minimum(frame, frames - 1) * COLUMNS + column, mask=used)
     row = (slot * width + step).to(tl.int64)
-    tl.store(positions + row, position)
     tl.store(states + row * COLUMNS + column, state + where, mask=used)
 
 
@@ -57,18 +56,17 @@ def embed(
     image_tokens: int,
     width: int,
     limits: DeviceLimits,
-) -> tuple[Int64[Tensor, "slots width"], Float[Tensor, "slots width hidden"]]:
-    """Positions and states (`terra.engine.graph.reference.embed`) of `width` tokens a slot, from `start` on."""
+) -> Float[Tensor, "slots width hidden"]:
+    """`terra.engine.graph.reference.embed` of `width` tokens a slot, from `start` on."""
     slots, action_slots, hidden = action_embeddings.shape
     spatio, temporal = position_embeddings.spatio_embeddings, position_embeddings.temporal_embeddings
-    positions = torch.empty(slots, width, dtype=torch.int64, device=ids.device)
     states = torch.empty(slots, width, hidden, dtype=token_embedding.dtype, device=ids.device)
     _embed[(slots, width)](
-        ids, start, action_embeddings, token_embedding, spatio.weight, temporal.weight, positions, states,
+        ids, start, action_embeddings, token_embedding, spatio.weight, temporal.weight, states,
         width, ids.stride(0), image_tokens, spatio.num_embeddings, action_slots, temporal.num_embeddings,
         COLUMNS=hidden, PADDED=triton.next_power_of_2(hidden), **limits.launch_options,
     )  # fmt: skip
-    return positions, states
+    return states
 
 
 @triton.jit
