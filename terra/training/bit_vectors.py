@@ -23,7 +23,7 @@ from torch.nn.utils import parametrize
 from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
 from tokenizer.quantizer import signs_from_tokens
 
-_OF_THE_BITS = 0.81  # of a row's variance at the start; other shares were not tried
+_BIT_VECTORS_VARIANCE = 0.81  # share of a row's initial variance; other shares were not tried
 
 
 class _BitVectors(nn.Module):
@@ -38,7 +38,7 @@ class _BitVectors(nn.Module):
         ids = torch.arange(num_ids)[:, None, None]
         signs[:num_ids] = signs_from_tokens(ids, bits, "lsb_first").flatten(1)  # the order of bits does not matter
         self.register_buffer("signs", signs, persistent=False)
-        self.vectors = nn.Parameter(std * math.sqrt(_OF_THE_BITS / bits) * torch.randn(bits, table.shape[1]))
+        self.vectors = nn.Parameter(std * math.sqrt(_BIT_VECTORS_VARIANCE / bits) * torch.randn(bits, table.shape[1]))
 
     def forward(self, own: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
         # In float32 in a training in bfloat16, too, so that what is stored is what was trained.
@@ -54,7 +54,7 @@ def add_bit_vectors(model: LlamaActionForCausalLM | LlamaActionV2ForCausalLM) ->
     for module in _tables(model):
         table = module.weight.detach()
         vectors = _BitVectors(table, model.config.image_vocab_size)
-        table.mul_(math.sqrt(1 - _OF_THE_BITS))
+        table.mul_(math.sqrt(1 - _BIT_VECTORS_VARIANCE))
         parametrize.register_parametrization(module, "weight", vectors)
 
 

@@ -115,9 +115,7 @@ def test_attention_is_batch_invariant(dtype, cache_dtype):
 
 
 @pytest.mark.parametrize(("dtype", "cache_dtype"), TYPES, ids=["float32", "bfloat16", "fp8_cache"])
-def test_slots_that_share_keys_attend_as_if_each_had_a_copy(dtype, cache_dtype, monkeypatch):
-    monkeypatch.setattr(attention, "_BUNDLE", 2)
-    monkeypatch.setattr(attention, "_FINE_BUNDLE", 1)
+def test_slots_that_share_keys_attend_as_if_each_had_a_copy(dtype, cache_dtype):
     check_shared_keys("cpu", 32, dtype, cache_dtype)
 
 

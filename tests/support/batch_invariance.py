@@ -44,8 +44,8 @@ def check_batch_invariance(device: str, dim: int, dtype: torch.dtype, cache_dtyp
 def check_shared_keys(device: str, dim: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
     """Check that slots which share their first keys attend as if each had a copy.
 
-    Shared prefixes end within the small bundles or where they end, and behind a larger one: the interpreter needs
-    `_FINE_BUNDLE`, `_FINE_BLOCKS` and `_BUNDLE` of 1, 2 and 2.
+    One shared prefix ends among the small bundles of keys, one where these end, one behind larger bundles. On a CPU the
+    lengths are those for `_FINE_BUNDLE`, `_FINE_BLOCKS`, `_BUNDLE` = 1, 2, 2 (see `tests/interpreted/conftest.py`).
     """
     shared_memory, pdl, tma = _limits(device)
     if device == "cpu":

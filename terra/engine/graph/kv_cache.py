@@ -107,3 +107,7 @@ class KVTarget:
     keys: Float[Tensor, "slots kv_heads length dim"]
     values: Float[Tensor, "slots kv_heads dim length"]
     shared: SharedKeys | None = None
+
+    def positions(self, width: int) -> Int[Tensor, "slots width"]:
+        """Positions of so many tokens a slot."""
+        return self.start[:, None] + torch.arange(width, device=self.start.device)

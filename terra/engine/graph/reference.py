@@ -41,7 +41,7 @@ def rope_and_store(
 ) -> Float[Tensor, "slots width heads dim"]:
     """Queries after RoPE; keys after RoPE and values go into the cache."""
     slots, kv_heads, _, dim = target.keys.shape
-    positions = target.start[:, None] + torch.arange(qkv.shape[1], device=qkv.device)
+    positions = target.positions(qkv.shape[1])
     by_head = rearrange(qkv, "slots width (heads dim) -> slots width heads dim", dim=dim)
     heads = by_head.shape[2] - 2 * kv_heads
     cosine, sine = target.cosine[positions], target.sine[positions]
@@ -57,7 +57,7 @@ def cached_attention(
 ) -> Float[Tensor, "slots width heads dim"]:
     """Each token attends to its slot's cache up to its own position; with `output_scale` the result is quantized."""
     key_pos = torch.arange(target.keys.shape[2], device=target.keys.device)
-    own = target.start[:, None] + torch.arange(queries.shape[1], device=target.keys.device)
+    own = target.positions(queries.shape[1])
     visible = rearrange(key_pos <= own[..., None], "slots width length -> slots 1 width length")
     keys, values = target.keys, target.values
     if target.shared is not None:

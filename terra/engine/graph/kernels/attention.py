@@ -4,10 +4,10 @@ https://pytorch.org/blog/flash-decoding/).
 Only the device knows how much of a cache is filled. The cache's keys are split over CTAs, so that all SMs read at once,
 and the partial results are combined afterwards. The number of CTAs depends on the number of queries; the bits of a
 query's result must not depend on it (batch invariance). So each block of keys gives one partial result of the online
-softmax. Those of a bundle of consecutive blocks are merged one after the other in the order of the keys, and then the
-bundles' results. Who merges makes no difference, since merging scales by powers of two, which rounds nothing: one CTA
-that has all blocks (many slots), `_combine` behind CTAs that wrote a result for each block (few queries, or few keys),
-or one CTA for each bundle and `_combine` for the bundles (many queries).
+softmax. Those of a bundle of consecutive blocks (a KV chunk) are merged one after the other in the order of the keys,
+and then the bundles' results. Who merges makes no difference, since merging scales by powers of two, which rounds
+nothing: one CTA that has all blocks (many slots), `_combine` behind CTAs that wrote a result for each block (few
+queries, or few keys), or one CTA for each bundle and `_combine` for the bundles (many queries).
 
 Few queries of a head (`_attend`) are the N dimension of the MMA, so that 8 of them fill it. Many (`_attend_wide`) are
 the M dimension: softmax weights stay in registers (Dao 2023, "FlashAttention-2", arXiv 2307.08691). In float32
@@ -102,7 +102,7 @@ reduction order, so the same for every number of queries.
 _FINE_BUNDLE, _FINE_BLOCKS = 4, 16
 """The first `_FINE_BLOCKS` blocks of keys are in smaller bundles, of `_FINE_BUNDLE` blocks: where keys are few, one
 slot's bundles would be too few CTAs, each with a long chain of blocks. `_FINE_BLOCKS` is a multiple of both sizes, and
-`_BUNDLE` of the smaller: so multiples of SHARED_MULTIPLE keys, at which shared prefixes end, are whole bundles.
+`_BUNDLE` of the smaller, so that a shared prefix (a multiple of SHARED_MULTIPLE keys) ends where a bundle ends.
 """
 
 _BLOCKS_AHEAD, _WIDE_BLOCKS_AHEAD = 32, 8
@@ -196,11 +196,8 @@ def _split_size(total, SPLITS: tl.constexpr, BLOCK_KEYS: tl.constexpr):
 @triton.jit
 def _begins_bundle(block, BUNDLE: tl.constexpr, FINE_BUNDLE: tl.constexpr, FINE_BLOCKS: tl.constexpr):
     """Whether a block of keys is the first one of its bundle."""
-    if FINE_BLOCKS == 0:
-        return block % BUNDLE == 0
-    else:
-        coarse = block - FINE_BLOCKS
-        return tl.where(coarse < 0, block % FINE_BUNDLE, coarse % BUNDLE) == 0
+    coarse = block - FINE_BLOCKS
+    return tl.where(coarse < 0, block % FINE_BUNDLE, coarse % BUNDLE) == 0
 
 
 @triton.jit
@@ -637,7 +634,7 @@ def _launch(
     num_partials = max_blocks if splits > 1 else 1
     if wide:
         singles = 0 if shared is not None else wide_config.ctas_per_sm * limits.num_sms // (slots * kv_heads * blocks)
-        fine = triton.cdiv(min(max_blocks, _FINE_BLOCKS), _FINE_BUNDLE)
+        fine = triton.cdiv(min(max_blocks, _FINE_BLOCKS), _FINE_BUNDLE)  # as `_num_bundles` counts on the device
         bundles = fine + triton.cdiv(max(0, max_blocks - _FINE_BLOCKS), _BUNDLE)
         num_partials = min(max_blocks, max(singles, bundles))
     num_queries = slots * width * heads

@@ -37,8 +37,8 @@ class TileConfig:
         block_m: rows of a tile.
         block_k_bytes: bytes of each row in a tile; at most 128 bytes with more than 64 tokens, in 8 bits with more than
             32 tokens.
-        stages: tiles of the software pipeline, as far as they find room in shared memory, but two at least. In 8 bits
-            with 33 to 64 tokens more, by as much as a tile has fewer bytes.
+        stages: tiles of the software pipeline, as far as they find room in shared memory, but two at least. Where 33 to
+            64 tokens in 8 bits halve the bytes of a tile, the pipeline has twice as many stages.
         warps_wide: warps of a CTA where there are more than 64 tokens.
         ctas_per_sm: CTAs that must find room on an SM. With the fewest tokens it is always two, since the next kernel's
             CTAs are to be there before this kernel is done (PDL).
@@ -239,8 +239,9 @@ def choose_tiles(
 ) -> dict[str, int]:
     """Tile sizes, stages and warps that fit the GPU's shared memory.
 
-    More tokens than half of `_MAX_BLOCK_N` take shared memory from the weight's tiles, and a GPU with less shared
-    memory has fewer stages. From `_MIN_MANY_TOKENS` on the lm head's tiles replace those of `config`.
+    More tokens than half of `_MAX_BLOCK_N` take shared memory from the weight's tiles; in 8 bits tiles are smaller
+    from 33 tokens on, which was faster. A GPU with less shared memory has fewer stages. From `_MIN_MANY_TOKENS` on
+    the lm head's tiles replace those of `config`.
     """
     fp8 = matrix.weight.dtype == FP8
     if tokens >= _MIN_MANY_TOKENS:
