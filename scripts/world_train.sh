@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Train a world, doom, pusht or town_hd, from nothing: record, tokenizer, tokens and world model; beside both a decoder (pusht has none), then the action
-# estimator. town_hd is then evaluated beside the shipped model, and driven live.
+# estimator. town_hd is then evaluated beside the shipped model, and driven live, while its estimator is trained; and its trainings are compiled ahead.
 #
 #     WORLD=doom OUTPUT=outputs/doom_training GPUS=2 LIMIT=560 bash scripts/world_train.sh
 #
@@ -23,22 +23,23 @@ DECODER=${DECODER:-}
 WORLD_MODEL=${WORLD_MODEL:-}
 ESTIMATOR=${ESTIMATOR:-}
 FIRST=${FIRST:-65}
-REST=${REST:-330}
+REST=${REST:-360}
 EVALUATE=${EVALUATE:-}
 LIVE=${LIVE:-}
 DATA=$OUTPUT/recording
+COMPILED=false # the encoder of terra tokenize
 source scripts/stages.sh
 
 recordings=()
 NICE=0
-beside=
+beside=()
 # lane FUNCTION: run a function's stages one after the other; call it in the background. On SIGTERM the subshell exits after its current stage.
 lane() { trap - EXIT; trap 'exit 75' TERM; "$@"; }
-# Stop the recordings and the background lane (its current stage, a child of its subshell, and the subshell), and wait until a training has saved its state.
+# Stop the recordings and the background lanes (their current stages, children of their subshells, and the subshells), and wait until trainings have saved their states.
 stop() {
-  local children=
-  [ -z "$beside" ] || children=$(cat "/proc/$beside/task/$beside/children" 2>/dev/null || true)
-  kill "${recordings[@]}" $children $beside 2>/dev/null || true
+  local children= each
+  for each in "${beside[@]}"; do children+=" $(cat "/proc/$each/task/$each/children" 2>/dev/null || true)"; done
+  kill "${recordings[@]}" $children "${beside[@]}" 2>/dev/null || true
   wait || true
 }
 trap stop EXIT
@@ -63,6 +64,39 @@ towns() {
 recorded() { # wait for the recordings that were begun
   for process in "${recordings[@]}"; do wait "$process" || { [ "$(left)" -gt 5 ] && exit 1 || again; }; done
   recordings=()
+}
+
+# The stages that use all GPUs: each reads the recording in its first argument, and what the stages before have left in its second one, where it writes.
+tokenizer() {
+  module terra train-tokenizer data="$1" output="$2/tokenizer" recipe="tokenizer_$WORLD" device="$DEVICE" workers="$EACH" $TOKENIZER "${@:3}"
+}
+decoder() {
+  module terra train-tokenizer data="$1" output="$2/decoder" recipe="tokenizer_${WORLD}_decoder" decoder_of="$2/tokenizer/tokenizer" device="$DEVICE" \
+    workers="$EACH" $DECODER "${@:3}"
+}
+tokens() { # an episode of 150 or 300 frames fills batches of 75
+  module terra tokenize data="$1" checkpoint="$2/tokenizer/tokenizer" output="$2/tokens" batch_size=75 compile_model="$COMPILED" \
+    device="$DEVICE" dtype="$([ "$DEVICE" = cuda ] && echo bfloat16 || echo float32)" workers="$EACH"
+}
+world_model() {
+  module terra train data="$2/tokens" output="$2/world_model" recipe="world_model_$WORLD" device="$DEVICE" \
+    preview_tokenizer="$2/tokenizer/tokenizer" $WORLD_MODEL "${@:3}"
+}
+
+# Compile ahead: two steps of each stage on three small drives, while the world is recorded and its tokenizer trained. torch keeps the compiled code
+# on disk (TORCHINDUCTOR_CACHE_DIR), where the stages find it, which otherwise take one to two minutes before their first step.
+AHEAD=$OUTPUT/compiled
+ahead() {
+  local small=$AHEAD/recording
+  recordings=()
+  towns 1 "$(left)" 2 9000 train "$small" "$SIZE" 1 60
+  towns 1 "$(left)" 1 9000 held_out "$small" "$SIZE" 1 60
+  recorded
+  tokenizer "$small" "$AHEAD" max_steps=2
+  renice -n 10 -p "$BASHPID" >/dev/null # the tokenizer itself is trained now
+  tokens "$small" "$AHEAD"
+  world_model "$small" "$AHEAD" max_steps=2
+  decoder "$small" "$AHEAD" max_steps=2 adversarial.start=0.0
 }
 
 # The tokenizer begins with the first part of the recording and the held-out one; the rest is recorded meanwhile.
@@ -97,11 +131,18 @@ pusht)
   ;;
 town_hd)
   SIZE=${SIZE:-[288,512]}
+  COMPILED=$([ "$DEVICE" = cuda ] && echo true || echo false)
   ESTIMATOR="max_frames=20000 max_seconds=60.0 $ESTIMATOR"
+  if [ ! -f "$OUTPUT/tokenizer/metrics.json" ] && [ ! -f "$AHEAD/decoder/metrics.json" ]; then
+    say "compiling ahead: see $AHEAD.log"
+    rm -rf "$AHEAD"
+    lane ahead >"$AHEAD.log" 2>&1 &
+    beside+=($!)
+  fi
   # Which towns are recorded in time depends on the machine, so that a recording that has ended is not gone on with.
   if [ ! -f "$OUTPUT/recorded" ]; then
     towns $((WORKERS / 8)) "$FIRST" 16 5000 held_out "$DATA" "$SIZE" 1 100
-    towns $((WORKERS * 7 / 8)) "$FIRST" 150 0 train "$DATA" "$SIZE" 2 150
+    towns $((WORKERS * 7 / 8)) "$FIRST" 300 0 train "$DATA" "$SIZE" 1 150
     recorded
     NICE=15
     # The held-out towns of the shipped model's card, and futures of other towns, in the size of each model.
@@ -109,8 +150,8 @@ town_hd)
       towns $((WORKERS / 16)) "$(left)" 48 0 held_out "$OUTPUT/towns/${held_out% *}" "${held_out#* }" 1 140
       towns $((WORKERS / 8)) "$(left)" 64 1000 held_out "$OUTPUT/towns/${held_out% *}" "${held_out#* }" 1 70 kind=counterfactuals
     done
-    # With 450 towns in all the world model overfitted; recording 1,000 slowed the tokenizer's training down too much.
-    towns "$WORKERS" "$REST" 550 1000 train "$DATA" "$SIZE" 2 150
+    # One drive in each town: with 450 towns and two drives in each the world model overfitted.
+    towns "$WORKERS" "$REST" 1300 1000 train "$DATA" "$SIZE" 1 150
   fi
   ;;
 *)
@@ -120,50 +161,55 @@ town_hd)
 esac
 
 if [ ! -f "$OUTPUT/tokenizer/metrics.json" ]; then
+  # Its code is compiled until the file is there, unless that has failed.
+  while [ ! -f "$AHEAD/tokenizer/metrics.json" ] && kill -0 "${beside[@]}" 2>/dev/null; do sleep 1; done
   say "tokenizer"
-  module terra train-tokenizer data="$DATA" output="$OUTPUT/tokenizer" recipe="tokenizer_$WORLD" device="$DEVICE" workers="$EACH" $TOKENIZER
+  tokenizer "$DATA" "$OUTPUT"
   [ -f "$OUTPUT/tokenizer/metrics.json" ] || again
 fi
-tokenizer=$OUTPUT/tokenizer/tokenizer
 say "waiting for the recorder"
 recorded
 touch "$OUTPUT/recorded"
-decoder=$tokenizer
+if [ -n "${beside[*]}" ]; then
+  wait "${beside[0]}" || say "not compiled ahead: see $AHEAD.log"
+  beside=()
+fi
+decoder=$OUTPUT/tokenizer/tokenizer
 [ ! -f "conf/recipe/tokenizer_${WORLD}_decoder.yaml" ] || decoder=$OUTPUT/decoder/tokenizer
-# Beside the tokens and the world model: the decoder, trained further for sharper pictures of the same tokens, then the action estimator.
-further() {
-  if [ "$decoder" != "$tokenizer" ] && [ ! -f "$OUTPUT/decoder/metrics.json" ]; then
-    say "decoder: see $OUTPUT/decoder.log"
-    module terra train-tokenizer data="$DATA" output="$OUTPUT/decoder" recipe="tokenizer_${WORLD}_decoder" decoder_of="$tokenizer" device="$DEVICE" \
-      workers="$EACH" $DECODER >"$OUTPUT/decoder.log" 2>&1
-    [ -f "$OUTPUT/decoder/metrics.json" ] || again
-  fi
-  if [ ! -f "$OUTPUT/estimator/metrics.json" ]; then
-    say "action estimator: see $OUTPUT/estimator.log"
-    within "$PYTHON" -m terra train-estimator data="$DATA" output="$OUTPUT/estimator" checkpoint="$decoder" device="$DEVICE" workers="$EACH" \
-      max_seconds=90.0 $ESTIMATOR >"$OUTPUT/estimator.log" 2>&1
-    [ -f "$OUTPUT/estimator/metrics.json" ] || again
-  fi
+# The decoder, trained further for sharper pictures of the same tokens.
+sharper() {
+  [ "$decoder" = "$OUTPUT/decoder/tokenizer" ] || return 0
+  [ ! -f "$OUTPUT/decoder/metrics.json" ] || return 0
+  say "decoder: see $OUTPUT/decoder.log"
+  decoder "$DATA" "$OUTPUT" >"$OUTPUT/decoder.log" 2>&1
+  [ -f "$OUTPUT/decoder/metrics.json" ] || again
 }
+estimator() {
+  [ ! -f "$OUTPUT/estimator/metrics.json" ] || return 0
+  say "action estimator: see $OUTPUT/estimator.log"
+  within "$PYTHON" -m terra train-estimator data="$DATA" output="$OUTPUT/estimator" checkpoint="$decoder" device="$DEVICE" workers="$EACH" \
+    max_seconds=90.0 $ESTIMATOR >"$OUTPUT/estimator.log" 2>&1
+  [ -f "$OUTPUT/estimator/metrics.json" ] || again
+}
+# Beside the tokens and the world model; town_hd's estimator, which would halve the world model's speed, is trained beside the evaluation.
+further() { sharper && { [ "$WORLD" = town_hd ] || estimator; }; }
 lane further &
-beside=$!
+beside=($!)
 
 say "tokens"
-module terra tokenize data="$DATA" checkpoint="$tokenizer" output="$OUTPUT/tokens" \
-  device="$DEVICE" dtype="$([ "$DEVICE" = cuda ] && echo bfloat16 || echo float32)" workers="$EACH"
-further_done() { wait "$beside" || { code=$?; say "decoder or action estimator is not done: see $OUTPUT/*.log"; exit "$code"; }; }
-kill -0 "$beside" 2>/dev/null || further_done # it has failed early, or there was nothing to do
+tokens "$DATA" "$OUTPUT"
+further_done() { wait "${beside[0]}" || { code=$?; say "decoder or action estimator is not done: see $OUTPUT/*.log"; exit "$code"; }; }
+kill -0 "${beside[0]}" 2>/dev/null || further_done # it has failed early, or there was nothing to do
 if [ ! -f "$OUTPUT/world_model/metrics.json" ]; then
   say "world model"
-  module terra train data="$OUTPUT/tokens" output="$OUTPUT/world_model" recipe="world_model_$WORLD" device="$DEVICE" \
-    preview_tokenizer="$tokenizer" $WORLD_MODEL
+  world_model "$DATA" "$OUTPUT"
   [ -f "$OUTPUT/world_model/metrics.json" ] || again
 fi
 further_done
-beside=
+beside=()
 rm -rf "$OUTPUT/world"
 mkdir -p "$OUTPUT/world"
-cp -r "$decoder" "$OUTPUT/world_model/world_model" "$OUTPUT/estimator/estimator" "$OUTPUT/world/"
+cp -r "$decoder" "$OUTPUT/world_model/world_model" "$OUTPUT/world/"
 cp "terra/worlds/$WORLD.md" "$OUTPUT/world/README.md"
 HELD_OUT=$DATA
 [ "$WORLD" != town_hd ] || HELD_OUT=$OUTPUT/towns/town_hd
@@ -188,10 +234,14 @@ if [ "$WORLD" = town_hd ]; then
   IFS=, read -r first second _ <<<"${CUDA_VISIBLE_DEVICES:-0,1}"
   [ "$GPUS" -gt 1 ] || second=$first
   compared() { evaluate shipped "$second" model=demo; live "$second"; }
+  reads_actions() { CUDA_VISIBLE_DEVICES=$first estimator; }
   lane compared &
-  beside=$!
-  evaluate town_hd "$first" model=folder model.path="$OUTPUT/world"
-  wait "$beside" || exit $?
-  beside=
+  beside=($!)
+  lane reads_actions &
+  beside+=($!)
+  evaluate town_hd "$first" model=folder model.path="$OUTPUT/world" sampling.temperature=1.1
+  for each in "${beside[@]}"; do wait "$each" || exit $?; done
+  beside=()
 fi
+cp -r "$OUTPUT/estimator/estimator" "$OUTPUT/world/"
 say "done: $OUTPUT/world"

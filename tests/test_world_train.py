@@ -57,12 +57,12 @@ def test_what_runs_beside_has_saved_its_state_when_the_script_ends() -> None:
     work = "trap 'sleep 0.5; echo saved; exit 0' TERM; while :; do sleep 0.05; done"
     lines = (
         "set -euo pipefail",
-        "recordings=() beside=",
+        "recordings=() beside=()",
         stop,
         "trap stop EXIT",
         f'stages() {{ timeout --kill-after 30 100 bash -c "{work}"; echo "the next stage"; }}',
         "lane stages &",
-        "beside=$!",
+        "beside+=($!)",
         "timeout 100 sleep 99 & recordings+=($!)",
         "sleep 0.5; echo failed; exit 3",
     )
