@@ -117,8 +117,8 @@ def _gemm(
     prefetched = ()
     if PREFETCH_K:
         for chunk in tl.static_range(0, BLOCK_K, CHUNK):
-            within = (column + chunk < COLUMNS)[None, :]
-            prefetched = prefetched + (tl.load(weight_at + chunk, mask=within, other=0.0),)  # noqa: RUF005
+            first = tl.load(weight_at + chunk, mask=(column + chunk < COLUMNS)[None, :], other=0.0)
+            prefetched = prefetched + (first,)  # noqa: RUF005
     if FP8:
         scales = tl.load(row_scales + read)
     # Weights and scales are constants, so they may be read before.
