@@ -124,7 +124,8 @@ def _score(
     losses, hits = [], []
     for frame in range(targets.shape[1]):  # one at a time: all logits of a window of the full size are 15 GB
         logits = model.image_logits(states[:, frame]).float()
-        losses.append(F.cross_entropy(logits.transpose(1, 2), targets[:, frame], reduction="none"))
+        each = F.cross_entropy(logits.flatten(0, 1), targets[:, frame].flatten(), reduction="none")
+        losses.append(each.view_as(targets[:, frame]))
         hits.append((logits.argmax(dim=-1) == targets[:, frame]).float())
     loss, hit = torch.stack(losses, dim=1), torch.stack(hits, dim=1)
     loss[:, 0, 0], hit[:, 0, 0] = 0.0, 0.0
