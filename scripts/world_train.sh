@@ -231,7 +231,7 @@ if [ "$WORLD" = town_hd ]; then
   say "evaluation beside the shipped model's, and a live drive: see $OUTPUT/evaluation_*.log, $OUTPUT/live.log"
   IFS=, read -r first second _ <<<"${CUDA_VISIBLE_DEVICES:-0,1}"
   [ "$GPUS" -gt 1 ] || second=$first
-  compared() { evaluate shipped "$second" model=demo; live "$second"; }
+  compared() { live "$second"; evaluate shipped "$second" model=demo; } # the drive has its GPU for itself
   reads_actions() { CUDA_VISIBLE_DEVICES=$first estimator; }
   lane compared &
   beside=($!)

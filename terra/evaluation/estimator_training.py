@@ -83,7 +83,10 @@ def run(settings: TrainEstimatorSettings) -> None:
     accelerator = start_processes(settings.device)
     tokenizer = None
     if settings.checkpoint is not None:
-        tokenizer = LFQTokenizer.from_pretrained(settings.checkpoint).to(accelerator.device)
+        # bfloat16 changes 0.2 % of the tokens (`terra.training.tokenize.FrameEncoder`), fewer than `corruption` does.
+        dtype = torch.bfloat16 if accelerator.device.type == "cuda" else torch.float32
+        tokenizer = LFQTokenizer.from_pretrained(settings.checkpoint)
+        tokenizer.to(device=accelerator.device, dtype=dtype, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     recordings, held_out = (
         load_recordings(
             settings.data,
