@@ -150,9 +150,10 @@ def load_driving(
                 continue
             bounds.append(bounds[-1] + len(kept))
             actions.append(torch.from_numpy(episode.actions[kept]))
-            pictures = episode.frames if len(kept) == len(episode.frames) else episode.frames[kept]
+            pictures = torch.from_numpy(episode.frames).to(device)
             frames[bounds[-2] : bounds[-1]] = rearrange(
-                torch.from_numpy(pictures).to(device), "frames height width rgb -> frames rgb height width"
+                pictures if len(kept) == len(pictures) else pictures[torch.from_numpy(kept).to(device)],
+                "frames height width rgb -> frames rgb height width",
             )
             line.show(bounds[-1], f"{bounds[-1]} of {num_frames} frames")
     report_damage(damaged)

@@ -228,7 +228,7 @@ def _write_shard(
     actions: list[np.ndarray] = []
     grids: list[Tensor] = []
     bounds = [0]
-    rest: list[np.ndarray] = []
+    rest: np.ndarray | None = None
     kept: list[Episode] = []
     for member, episode in decoded:
         if isinstance(episode, str):
@@ -238,13 +238,13 @@ def _write_shard(
         actions.append(episode.actions)
         bounds.append(bounds[-1] + len(episode.frames))
         # Whole batches are encoded now; the remaining frames wait for the next episode.
-        frames = np.concatenate([*rest, episode.frames])
+        frames = episode.frames if rest is None else np.concatenate([rest, episode.frames])
         full = len(frames) - len(frames) % encoder.batch_size
         if full:
             grids.append(encoder(torch.from_numpy(frames[:full])))
-        rest = [frames[full:]]
-    if rest and len(rest[0]):
-        grids.append(encoder(torch.from_numpy(rest[0])))
+        rest = frames[full:] if full < len(frames) else None
+    if rest is not None:
+        grids.append(encoder(torch.from_numpy(rest)))
     if grids:
         tensors = (torch.cat(grids), torch.from_numpy(np.concatenate(actions)), torch.tensor(bounds))
         save_shard(path, facts, *tensors, *_poses_and_places(kept))
