@@ -31,7 +31,6 @@ nice -n 15 "$PYTHON" -m terra record output="$DATA" workers="$WORKERS" max_secon
   split=train towns="$TOWNS" episodes_per_place=3 frames_per_episode="$FRAMES" >"$OUTPUT/recording.log" 2>&1 &
 recorder=$!
 estimator=
-trap 'kill $recorder $estimator 2>/dev/null || true' EXIT
 
 if [ ! -f "$OUTPUT/tokenizer/metrics.json" ]; then
   say "tokenizer"

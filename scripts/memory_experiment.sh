@@ -70,7 +70,6 @@ others=$(echo $others terra/demo/world_model | tr ' ' ',')
 # Each model alone, as many at once as there are GPUs; the table below finds their figures in the same folders.
 say "evaluation"
 running=()
-trap 'kill "${running[@]}" 2>/dev/null || true' EXIT
 finish() { # wait for what is running
   for process in "${running[@]}"; do
     while kill -0 "$process" 2>/dev/null; do

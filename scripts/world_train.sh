@@ -5,10 +5,11 @@
 #     WORLD=doom OUTPUT=outputs/doom_training GPUS=2 LIMIT=560 bash scripts/world_train.sh
 #
 # The same command goes on where it was stopped: each stage keeps what it has in OUTPUT. LIMIT is how many seconds a call may take; unset, a day.
-# Exit code: 0 all is done, 75 run it again, 1 a stage failed, 2 another WORLD. GPUS=0 trains on the CPU.
+# Exit code: 0 all is done, 75 run it again, 1 a stage failed or no WORLD was given, 2 another WORLD. GPUS=0 trains on the CPU.
 # Settings for the models: TOKENIZER, DECODER, WORLD_MODEL, ESTIMATOR ("key=value key=value"); SCALE=0.01 records a hundredth;
-# RECORD has further settings of terra record, and SCENES is the number of scenes. Of town_hd alone: FIRST and REST are the seconds in which
-# the first part of the recording, and the rest, may begin new towns; EVALUATE ("key=value") is for terra evaluate, LIVE ("--frames 60 engine=graph engine.drafts=63") for scripts/drive_benchmark.py.
+# RECORD has further settings of terra record, SCENES is the number of scenes; PYTHON, CORES and WORKERS stand in stages.sh. Of town_hd alone: SIZE is the
+# pictures' ("[288,512]"), FIRST and REST are the seconds in which the first part of the recording, and the rest, may begin new towns; EVALUATE ("key=value")
+# is for terra evaluate, LIVE ("--frames 120 engine=graph engine.drafts=63") for scripts/drive_benchmark.py, which else takes the fastest engine as it is.
 # Needs the extras train, and doom, pusht or record. The world is $OUTPUT/world: tokenizer/, world_model/, estimator/, contexts/, README.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -29,20 +30,11 @@ LIVE=${LIVE:-}
 DATA=$OUTPUT/recording
 COMPILED=false # the encoder of terra tokenize
 source scripts/stages.sh
+[ "$GPUS" -gt 0 ] || export CUDA_VISIBLE_DEVICES=
 
 recordings=()
 NICE=0
-beside=()
-# lane FUNCTION: run a function's stages one after the other; call it in the background. On SIGTERM the subshell exits after its current stage.
-lane() { trap - EXIT; trap 'exit 75' TERM; "$@"; }
-# Stop the recordings and the background lanes (their current stages, children of their subshells, and the subshells), and wait until trainings have saved their states.
-stop() {
-  local children= each
-  for each in "${beside[@]}"; do children+=" $(cat "/proc/$each/task/$each/children" 2>/dev/null || true)"; done
-  kill "${recordings[@]}" $children "${beside[@]}" 2>/dev/null || true
-  wait || true
-}
-trap stop EXIT
+compiling=
 scaled() { "$PYTHON" -c "print(max(1, round($1 * $SCALE)))"; }
 # begin WORKERS SECONDS [SETTING...]: a recording beside other ones, in which no place is begun after SECONDS.
 begin() {
@@ -51,13 +43,13 @@ begin() {
     workers="$(($1 > 0 ? $1 : 1))" max_seconds="$2" "${@:3}" $RECORD) &
   recordings+=($!)
 }
-# record SEEDS FIRST SPLIT PLAYER: so many seeds, each a shard of four episodes, from the split's seed FIRST on.
+# record SEEDS SEED SPLIT PLAYER: so many seeds, each a shard of four episodes, from the split's SEED on.
 # Workers are shared out by the number of seeds, of which $ALL are recorded: short recordings spend most of their time on starting workers.
 record() {
   begin $(((WORKERS * $1 + ALL / 2) / ALL)) "$(left)" output="$DATA" source=gym env="$ENV" image_size="$SIZE" frames_per_episode="$FRAMES" \
     episodes_per_place=4 seeds="$(scaled "$1")" seed="$2" split="$3" policy="$4"
 }
-# towns WORKERS SECONDS TOWNS FIRST SPLIT FOLDER SIZE DRIVES FRAMES [SETTING...]: so many towns, each a shard, from the split's town FIRST on.
+# towns WORKERS SECONDS TOWNS SEED SPLIT FOLDER SIZE DRIVES FRAMES [SETTING...]: so many towns, each a shard, from the split's town SEED on.
 towns() {
   begin "$1" "$2" output="$6" image_size="$7" towns="$(scaled "$3")" seed="$4" split="$5" episodes_per_place="$8" frames_per_episode="$9" "${@:10}"
 }
@@ -83,15 +75,16 @@ world_model() {
     preview_tokenizer="$2/tokenizer/tokenizer" $WORLD_MODEL "${@:3}"
 }
 
-# Compile ahead: two steps of each stage on three short drives, while the world is recorded and its tokenizer trained. torch keeps the compiled code on
-# disk (TORCHINDUCTOR_CACHE_DIR), where the stages find it; else each takes one to two minutes before its first step. The tokenizer's is there, on 32
-# cores, before the tokenizer has read the first part of the recording.
+# Compile ahead: two steps of each stage on a few short drives, while the world is recorded and its tokenizer trained. torch keeps the compiled code on
+# disk (in the user's temporary folder, or TORCHINDUCTOR_CACHE_DIR), where the stages find it. A stage that finds none compiles, for one to two and a half
+# minutes, and none waits: the tokenizer's code should be there, on 32 cores, when the tokenizer has read the first part of the recording.
 AHEAD=$OUTPUT/compiled
 ahead() {
   local small=$AHEAD/recording
+  local each=(output="$small" image_size="$SIZE" episodes_per_place=1 frames_per_episode=26)
   recordings=()
-  towns 1 "$(left)" 2 9000 train "$small" "$SIZE" 1 26
-  towns 1 "$(left)" 1 9000 held_out "$small" "$SIZE" 1 26
+  begin 1 "$(left)" "${each[@]}" split=train towns=$((GPUS > 2 ? GPUS : 2)) # one for each process, at least
+  begin 1 "$(left)" "${each[@]}" split=held_out towns=1
   recorded
   tokenizer "$small" "$AHEAD" max_steps=2
   tokens "$small" "$AHEAD"
@@ -137,7 +130,8 @@ town_hd)
     say "compiling ahead: see $AHEAD.log"
     rm -rf "$AHEAD"
     lane ahead >"$AHEAD.log" 2>&1 &
-    beside+=($!)
+    compiling=$!
+    beside+=("$compiling")
   fi
   # Which towns are recorded in time depends on the machine, so that a recording that has ended is not gone on with.
   if [ ! -f "$OUTPUT/recorded" ]; then
@@ -168,10 +162,7 @@ fi
 say "waiting for the recorder"
 recorded
 touch "$OUTPUT/recorded"
-if [ -n "${beside[*]}" ]; then
-  wait "${beside[0]}" || say "not compiled ahead: see $AHEAD.log"
-  beside=()
-fi
+[ -z "$compiling" ] || kill -0 "$compiling" 2>/dev/null || wait "$compiling" || say "not compiled ahead: see $AHEAD.log"
 decoder=$OUTPUT/tokenizer/tokenizer
 [ ! -f "conf/recipe/tokenizer_${WORLD}_decoder.yaml" ] || decoder=$OUTPUT/decoder/tokenizer
 # The decoder, trained further for sharper pictures of the same tokens.
@@ -192,19 +183,19 @@ estimator() {
 # Beside the tokens and the world model; town_hd's estimator, which would halve the world model's speed, is trained beside the evaluation.
 further() { sharper && { [ "$WORLD" = town_hd ] || estimator; }; }
 lane further &
-beside=($!)
+decoding=$!
+beside+=("$decoding")
 
 say "tokens"
 tokens "$DATA" "$OUTPUT"
-further_done() { wait "${beside[0]}" || { code=$?; say "decoder or action estimator is not done: see $OUTPUT/*.log"; exit "$code"; }; }
-kill -0 "${beside[0]}" 2>/dev/null || further_done # it has failed early, or there was nothing to do
+done_beside() { wait "$1" || { code=$?; say "a stage that runs beside others is not done: see $OUTPUT/*.log"; exit "$code"; }; }
+kill -0 "$decoding" 2>/dev/null || done_beside "$decoding" # it has failed early, or there was nothing to do
 if [ ! -f "$OUTPUT/world_model/metrics.json" ]; then
   say "world model"
   world_model "$DATA" "$OUTPUT"
   [ -f "$OUTPUT/world_model/metrics.json" ] || again
 fi
-further_done
-beside=()
+done_beside "$decoding"
 rm -rf "$OUTPUT/world"
 mkdir -p "$OUTPUT/world"
 cp -r "$decoder" "$OUTPUT/world_model/world_model" "$OUTPUT/world/"
@@ -220,7 +211,7 @@ evaluate() { # NAME GPU [SETTING...]
     data="$OUTPUT/towns/$1" output="$OUTPUT/evaluation/$1" measured_size=[144,256] num_clips=48 drift_clips=0 max_groups=24 \
     frechet_resamples=20 requirements=true workers=8 $WIDE "${@:3}" $EVALUATE >"$OUTPUT/evaluation_$1.log" 2>&1
 }
-live() { # GPU; a video of the first scene's drive, and frames/s with drafts
+live() { # GPU; a video of the first scene's drive, and its frames/s
   local scene=$OUTPUT/world/contexts/scene_1
   local drive=(model=folder model.path="$OUTPUT/world" context="$scene" trajectory="$scene/recorded.json" num_frames=30)
   export CUDA_VISIBLE_DEVICES=$1 OMP_NUM_THREADS=8
@@ -229,17 +220,18 @@ live() { # GPU; a video of the first scene's drive, and frames/s with drafts
 }
 if [ "$WORLD" = town_hd ]; then
   say "evaluation beside the shipped model's, and a live drive: see $OUTPUT/evaluation_*.log, $OUTPUT/live.log"
-  IFS=, read -r first second _ <<<"${CUDA_VISIBLE_DEVICES:-0,1}"
+  IFS=, read -r first second _ <<<"${CUDA_VISIBLE_DEVICES-0,1}"
   [ "$GPUS" -gt 1 ] || second=$first
-  compared() { live "$second"; evaluate shipped "$second" model=demo; } # the drive has its GPU for itself
-  reads_actions() { CUDA_VISIBLE_DEVICES=$first estimator; }
+  compared() { live "$second"; evaluate shipped "$second" model=demo; } # of two GPUs the drive has one for itself
+  reading() { CUDA_VISIBLE_DEVICES=$first estimator; }
   lane compared &
-  beside=($!)
-  lane reads_actions &
-  beside+=($!)
+  comparing=$!
+  lane reading &
+  estimating=$!
+  beside+=("$comparing" "$estimating")
   evaluate town_hd "$first" model=folder model.path="$OUTPUT/world" sampling.temperature=1.1 # drifts less than 0.9
-  for each in "${beside[@]}"; do wait "$each" || exit $?; done
-  beside=()
+  done_beside "$comparing"
+  done_beside "$estimating"
 fi
 cp -r "$OUTPUT/estimator/estimator" "$OUTPUT/world/"
 say "done: $OUTPUT/world"

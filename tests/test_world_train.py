@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -50,24 +51,36 @@ def test_another_world_is_refused(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (2, "WORLD: expected doom, pusht or town_hd, got doom_hd\n")
 
 
-def test_what_runs_beside_has_saved_its_state_when_the_script_ends() -> None:
-    """A stage in a shell of its own, as the decoder beside the tokens, while the stage in front fails."""
-    script = (ROOT / "scripts" / "world_train.sh").read_text()
-    stop = script[script.index("lane() {") : script.index("trap stop EXIT")]
-    work = "trap 'sleep 0.5; echo saved; exit 0' TERM; while :; do sleep 0.05; done"
+@pytest.mark.parametrize(
+    ("ends_by", "code"),
+    [(None, 1), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)],
+    ids=["failure", "TERM", "INT"],
+)
+def test_trainings_have_saved_their_state_when_the_script_ends(
+    tmp_path: Path, ends_by: signal.Signals | None, code: int
+) -> None:
+    """A lane, as the decoder beside the tokens, a recording and a stage in front, which fails or is stopped."""
+    training = "trap 'sleep 0.5; echo saved; exit 0' TERM; echo training; while :; do sleep 0.05; done"
     lines = (
         "set -euo pipefail",
-        "recordings=() beside=()",
-        stop,
-        "trap stop EXIT",
-        f'stages() {{ timeout --kill-after 30 100 bash -c "{work}"; echo "the next stage"; }}',
+        f"OUTPUT={tmp_path} GPUS=0",
+        "source scripts/stages.sh",
+        f'stages() {{ within bash -c "{training}"; echo "the next stage"; }}',
         "lane stages &",
         "beside+=($!)",
-        "timeout 100 sleep 99 & recordings+=($!)",
-        "sleep 0.5; echo failed; exit 3",
+        "timeout 100 sleep 99 &",
+        "sleep 1; within false" if ends_by is None else f'within bash -c "{training}"',
     )
-    done = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (3, "failed\nsaved\n"), done.stderr
+    # Where tests run in the background of a shell, SIGINT is ignored unless it is set back.
+    command = ["env", "--default-signal=INT", "bash", "-c", "\n".join(lines)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True) as script:
+        assert script.stdout is not None
+        trainings = 1 if ends_by is None else 2
+        assert [script.stdout.readline() for _ in range(trainings)] == ["training\n"] * trainings
+        if ends_by is not None:
+            os.killpg(script.pid, ends_by) if ends_by == signal.SIGINT else script.send_signal(ends_by)
+        output, _ = script.communicate(timeout=60)
+    assert (script.returncode, output) == (code, "saved\n" * trainings)
 
 
 def test_town_hd_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
