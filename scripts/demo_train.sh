@@ -42,8 +42,8 @@ while kill -0 $recorder 2>/dev/null; do [ "$(left)" -gt 5 ] || again; sleep 1; d
 
 if [ ! -f "$OUTPUT/estimator/metrics.json" ]; then
   say "motion estimator, beside what follows"
-  timeout --signal TERM "$(left)" "$PYTHON" -m terra train-estimator data="$DATA" output="$OUTPUT/estimator" \
-    checkpoint="$OUTPUT/tokenizer/tokenizer" device="$DEVICE" workers="$EACH" $ESTIMATOR >"$OUTPUT/estimator.log" 2>&1 &
+  aside within "$PYTHON" -m terra train-estimator data="$DATA" output="$OUTPUT/estimator" checkpoint="$OUTPUT/tokenizer/tokenizer" \
+    device="$DEVICE" workers="$EACH" $ESTIMATOR >"$OUTPUT/estimator.log" 2>&1
   estimator=$!
 fi
 say "tokens"

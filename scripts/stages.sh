@@ -11,10 +11,13 @@ left() { echo $((LIMIT - SECONDS)); }
 say() { echo "== $SECONDS s: $*"; }
 again() { say "stopped by LIMIT=$LIMIT: run it again"; exit 75; }
 
-beside=() # background lanes
-# lane FUNCTION: run a function's stages one after the other; call it in the background. On SIGTERM the subshell exits; a terminal's SIGINT is for the script.
-lane() { trap - EXIT; trap '' INT; trap 'exit 75' TERM; "$@"; }
-# Stop this shell's children (the stage in front, recordings, lanes) and the lanes' own, and wait until trainings have saved their states.
+beside=() # subshells in the background
+# aside FUNCTION: run a function's stages one after the other in the background; $! is the subshell. On SIGTERM it exits; a terminal's SIGINT is for the script.
+aside() {
+  (trap - EXIT; trap '' INT; trap 'exit 75' TERM; "$@") &
+  beside+=($!)
+}
+# Stop this shell's children (the stage in front, recordings, subshells) and the subshells' own, and wait until trainings have saved their states.
 stop() {
   local children= each
   for each in $$ "${beside[@]}"; do children+=" $(cat "/proc/$each/task/$each/children" 2>/dev/null || true)"; done

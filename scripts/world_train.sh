@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Train a world, doom, pusht or town_hd, from nothing: record, tokenizer, tokens and world model; beside both a decoder (pusht has none), then the action
-# estimator. town_hd is then evaluated beside the shipped model, and driven live, while its estimator is trained; and its trainings are compiled ahead.
+# estimator. town_hd is then evaluated beside the shipped model, and driven live, while its estimator is trained; torch.compile's cache is warmed up for it.
 #
 #     WORLD=doom OUTPUT=outputs/doom_training GPUS=2 LIMIT=560 bash scripts/world_train.sh
 #
@@ -9,7 +9,7 @@
 # Settings for the models: TOKENIZER, DECODER, WORLD_MODEL, ESTIMATOR ("key=value key=value"); SCALE=0.01 records a hundredth;
 # RECORD has further settings of terra record, SCENES is the number of scenes; PYTHON, CORES and WORKERS stand in stages.sh. Of town_hd alone: SIZE is the
 # pictures' ("[288,512]"), FIRST and REST are the seconds in which the first part of the recording, and the rest, may begin new towns; EVALUATE ("key=value")
-# is for terra evaluate, LIVE ("--frames 120 engine=graph engine.drafts=63") for scripts/drive_benchmark.py, which else takes the fastest engine as it is.
+# is for terra evaluate, LIVE ("--frames 120 engine=graph engine.drafts=63") for scripts/drive_benchmark.py, which without it takes the default engine and drafts.
 # Needs the extras train, and doom, pusht or record. The world is $OUTPUT/world: tokenizer/, world_model/, estimator/, contexts/, README.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -75,9 +75,9 @@ world_model() {
     preview_tokenizer="$2/tokenizer/tokenizer" $WORLD_MODEL "${@:3}"
 }
 
-# Compile ahead: two steps of each stage on a few short drives, while the world is recorded and its tokenizer trained. torch keeps the compiled code on
-# disk (in the user's temporary folder, or TORCHINDUCTOR_CACHE_DIR), where the stages find it. A stage that finds none compiles, for one to two and a half
-# minutes, and none waits: the tokenizer's code should be there, on 32 cores, when the tokenizer has read the first part of the recording.
+# Warm up torch.compile's cache on disk (TORCHINDUCTOR_CACHE_DIR, else the user's temporary folder): two steps of each stage on a few short drives, while
+# the world is recorded and its tokenizer trained. A stage that finds no compiled code there compiles, for one to two and a half minutes; no stage waits
+# for the cache. On 32 cores the tokenizer's code should be in it when the tokenizer has read the first part of the recording.
 AHEAD=$OUTPUT/compiled
 ahead() {
   local small=$AHEAD/recording
@@ -129,9 +129,8 @@ town_hd)
   if [ ! -f "$OUTPUT/tokenizer/metrics.json" ] && [ ! -f "$AHEAD/decoder/metrics.json" ]; then
     say "compiling ahead: see $AHEAD.log"
     rm -rf "$AHEAD"
-    lane ahead >"$AHEAD.log" 2>&1 &
+    aside ahead >"$AHEAD.log" 2>&1
     compiling=$!
-    beside+=("$compiling")
   fi
   # Which towns are recorded in time depends on the machine, so that a recording that has ended is not gone on with.
   if [ ! -f "$OUTPUT/recorded" ]; then
@@ -165,14 +164,6 @@ touch "$OUTPUT/recorded"
 [ -z "$compiling" ] || kill -0 "$compiling" 2>/dev/null || wait "$compiling" || say "not compiled ahead: see $AHEAD.log"
 decoder=$OUTPUT/tokenizer/tokenizer
 [ ! -f "conf/recipe/tokenizer_${WORLD}_decoder.yaml" ] || decoder=$OUTPUT/decoder/tokenizer
-# The decoder, trained further for sharper pictures of the same tokens.
-sharper() {
-  [ "$decoder" = "$OUTPUT/decoder/tokenizer" ] || return 0
-  [ ! -f "$OUTPUT/decoder/metrics.json" ] || return 0
-  say "decoder: see $OUTPUT/decoder.log"
-  decoder "$DATA" "$OUTPUT" >"$OUTPUT/decoder.log" 2>&1
-  [ -f "$OUTPUT/decoder/metrics.json" ] || again
-}
 estimator() {
   [ ! -f "$OUTPUT/estimator/metrics.json" ] || return 0
   say "action estimator: see $OUTPUT/estimator.log"
@@ -180,11 +171,18 @@ estimator() {
     max_seconds=90.0 $ESTIMATOR >"$OUTPUT/estimator.log" 2>&1
   [ -f "$OUTPUT/estimator/metrics.json" ] || again
 }
-# Beside the tokens and the world model; town_hd's estimator, which would halve the world model's speed, is trained beside the evaluation.
-further() { sharper && { [ "$WORLD" = town_hd ] || estimator; }; }
-lane further &
+# Beside the tokens and the world model: the decoder, trained further for sharper pictures of the same tokens, then the estimator. town_hd's, which would
+# halve the world model's speed, is trained beside the evaluation.
+further() {
+  if [ "$decoder" = "$OUTPUT/decoder/tokenizer" ] && [ ! -f "$OUTPUT/decoder/metrics.json" ]; then
+    say "decoder: see $OUTPUT/decoder.log"
+    decoder "$DATA" "$OUTPUT" >"$OUTPUT/decoder.log" 2>&1
+    [ -f "$OUTPUT/decoder/metrics.json" ] || again
+  fi
+  [ "$WORLD" = town_hd ] || estimator
+}
+aside further
 decoding=$!
-beside+=("$decoding")
 
 say "tokens"
 tokens "$DATA" "$OUTPUT"
@@ -223,12 +221,10 @@ if [ "$WORLD" = town_hd ]; then
   IFS=, read -r first second _ <<<"${CUDA_VISIBLE_DEVICES-0,1}"
   [ "$GPUS" -gt 1 ] || second=$first
   compared() { live "$second"; evaluate shipped "$second" model=demo; } # of two GPUs the drive has one for itself
-  reading() { CUDA_VISIBLE_DEVICES=$first estimator; }
-  lane compared &
+  aside compared
   comparing=$!
-  lane reading &
+  CUDA_VISIBLE_DEVICES=$first aside estimator
   estimating=$!
-  beside+=("$comparing" "$estimating")
   evaluate town_hd "$first" model=folder model.path="$OUTPUT/world" sampling.temperature=1.1 # drifts less than 0.9
   done_beside "$comparing"
   done_beside "$estimating"

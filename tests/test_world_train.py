@@ -59,15 +59,14 @@ def test_another_world_is_refused(tmp_path: Path) -> None:
 def test_trainings_have_saved_their_state_when_the_script_ends(
     tmp_path: Path, ends_by: signal.Signals | None, code: int
 ) -> None:
-    """A lane, as the decoder beside the tokens, a recording and a stage in front, which fails or is stopped."""
+    """Stages aside, as the decoder beside the tokens, a recording and a stage in front, which fails or is stopped."""
     training = "trap 'sleep 0.5; echo saved; exit 0' TERM; echo training; while :; do sleep 0.05; done"
     lines = (
         "set -euo pipefail",
         f"OUTPUT={tmp_path} GPUS=0",
         "source scripts/stages.sh",
         f'stages() {{ within bash -c "{training}"; echo "the next stage"; }}',
-        "lane stages &",
-        "beside+=($!)",
+        "aside stages",
         "timeout 100 sleep 99 &",
         "sleep 1; within false" if ends_by is None else f'within bash -c "{training}"',
     )

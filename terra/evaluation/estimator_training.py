@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from decoder.video import to_8_bit, to_unit_range
 from terra.actions import ActionSpace, Waypoints
 from terra.dataset import Episode, read_split
+from terra.device import torch_dtype
 from terra.errors import ConfigError, DatasetError
 from terra.evaluation.action_estimator import ActionEstimator, ActionEstimatorConfig, action_loss
 from terra.evaluation.estimator import EstimatorConfig, EstimatorSize, MotionEstimator, resize, step_scale
@@ -84,9 +85,9 @@ def run(settings: TrainEstimatorSettings) -> None:
     tokenizer = None
     if settings.checkpoint is not None:
         # bfloat16 changes 0.2 % of the tokens (`terra.training.tokenize.FrameEncoder`), fewer than `corruption` does.
-        dtype = torch.bfloat16 if accelerator.device.type == "cuda" else torch.float32
+        device, dtype = accelerator.device, torch_dtype(None, accelerator.device)
         tokenizer = LFQTokenizer.from_pretrained(settings.checkpoint)
-        tokenizer.to(device=accelerator.device, dtype=dtype, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        tokenizer.to(device=device, dtype=dtype, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     recordings, held_out = (
         load_recordings(
             settings.data,

@@ -21,7 +21,7 @@ from decoder.video import Pixels, to_uint8
 from terra.actions import ActionSpace, TableSpace, Waypoints, require_table
 from terra.config.spec import PipelineSpec
 from terra.dataset.tokens import TokenizedDriving
-from terra.device import torch_device
+from terra.device import torch_device, torch_dtype
 from terra.errors import CheckpointError, ConfigError
 from terra.evaluation.action_estimator import ActionEstimator
 from terra.evaluation.bench import Bench, Examined
@@ -292,7 +292,7 @@ def _teacher_forced(
         return {}
     window = min(plan.settings.num_frames, plan.model.layout.max_frames)
     device = torch_device(plan.settings.device)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = torch_dtype(None, device)
     # An action lies between two frames, so the window's last frame has none; nothing is predicted from it.
     padded = [torch.cat([each[: window - 1], each[window - 2 : window - 1]]) for each in actions]
     driving = TokenizedDriving(

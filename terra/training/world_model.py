@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from terra.actions import describe_space
 from terra.dataset.tokens import TokenizedDriving, load_tokens
+from terra.device import torch_dtype
 from terra.errors import ConfigError
 from terra.memory import MemoryRule
 from terra.prompt import pack_blocks
@@ -404,7 +405,7 @@ def _evaluate(
     base: Path | None,
     start: dict[str, Any],
 ) -> None:
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = torch_dtype(None, device)
     if training.adapter.rank is not None and base is not None:
         stored = load_world_model(base, adapter=config.output / ADAPTER_FOLDER, dtype=dtype, device=device)
     else:
