@@ -16,7 +16,7 @@ from terra.dataset import Poses, read_frames, read_split
 from terra.dataset.verify import verify_dataset
 from terra.errors import ConfigError, DatasetError, TerraError
 from terra.recording import record as recording
-from terra.recording.devices import egl_devices
+from terra.recording.devices import _chosen, _Device, egl_devices
 from terra.recording.record import RecordSettings, parse_maneuvers, record, seeded_places
 from terra.recording.run import run
 
@@ -179,6 +179,19 @@ def test_there_is_always_a_device_to_try():
     devices = egl_devices()
     assert devices
     assert len(set(devices)) == len(devices)
+
+
+def test_rendering_keeps_to_the_gpus_that_cuda_may_use():
+    def gpus(*visible: bool) -> list[_Device]:
+        return [_Device(frozenset({"EGL_NV_device_cuda", "EGL_EXT_device_drm"}), each) for each in visible]
+
+    mesa = [_Device(frozenset({"EGL_EXT_device_drm"}), False), _Device(frozenset({"EGL_MESA_device_software"}), False)]
+    assert _chosen([*gpus(True, True), *mesa]) == (0, 1)
+    assert _chosen([*mesa, *gpus(False, True, False, True)]) == (3, 5)
+    assert _chosen([*gpus(False, False), *mesa]) == (0, 1)  # CUDA_VISIBLE_DEVICES is empty
+    assert _chosen(mesa) == (0,)
+    assert _chosen(mesa[1:]) == (0,)
+    assert _chosen([]) == (0,)
 
 
 @pytest.mark.parametrize(

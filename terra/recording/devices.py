@@ -2,47 +2,67 @@
 
 import ctypes
 from functools import lru_cache
+from typing import NamedTuple
 
 _EGL_EXTENSIONS = 0x3055  # registry.khronos.org/EGL/api/EGL/egl.h
+_EGL_CUDA_DEVICE_NV = 0x323A  # of the extension EGL_NV_device_cuda: a GPU's number in CUDA
 _MAX_DEVICES = 64
+
+
+class _Device(NamedTuple):
+    """What EGL says of a device: its extensions, and whether CUDA gives it a number."""
+
+    extensions: frozenset[str]
+    has_cuda_number: bool
 
 
 @lru_cache(maxsize=1)
 def egl_devices() -> tuple[int, ...]:
     """The indices, as in EGL_EXT_device_enumeration, of the EGL devices to render on; at least (0,).
 
-    The devices are those of NVIDIA's driver if there are any (Mesa lists the same GPUs again), else all GPUs, else the
-    software renderers.
+    The devices are those of NVIDIA's driver that CUDA_VISIBLE_DEVICES names, all of that driver if it names none (Mesa
+    lists the same GPUs again), else all GPUs, else the software renderers.
     """
-    extensions = _device_extensions()
+    return _chosen(_devices())
+
+
+def _chosen(devices: list[_Device]) -> tuple[int, ...]:
+    nvidia = [index for index, device in enumerate(devices) if "EGL_NV_device_cuda" in device.extensions]
     for wanted in (
-        [index for index, names in enumerate(extensions) if "EGL_NV_device_cuda" in names],
-        [index for index, names in enumerate(extensions) if "EGL_MESA_device_software" not in names],
-        [index for index, _ in enumerate(extensions)],
+        [index for index in nvidia if devices[index].has_cuda_number],
+        nvidia,
+        [index for index, device in enumerate(devices) if "EGL_MESA_device_software" not in device.extensions],
+        list(range(len(devices))),
     ):
         if wanted:
             return tuple(wanted)
     return (0,)
 
 
-def _device_extensions() -> list[frozenset[str]]:
-    """The extensions of each EGL device; [] if there is no EGL, or it can't enumerate devices."""
+def _devices() -> list[_Device]:
+    """The EGL devices in EGL's order; [] if there is no EGL, or it can't enumerate devices."""
     try:
         egl = ctypes.CDLL("libEGL.so.1")
     except OSError:
         return []
     address = egl.eglGetProcAddress
     address.restype, address.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
-    query, describe = address(b"eglQueryDevicesEXT"), address(b"eglQueryDeviceStringEXT")
-    if not query or not describe:
+    names = (b"eglQueryDevicesEXT", b"eglQueryDeviceStringEXT", b"eglQueryDeviceAttribEXT")
+    query, describe, ask = (address(name) for name in names)
+    if not (query and describe and ask):
         return []
     integer = ctypes.POINTER(ctypes.c_int)
     query_devices = ctypes.CFUNCTYPE(ctypes.c_uint, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), integer)(query)
     query_string = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int)(describe)
+    number = ctypes.c_ssize_t()
+    query_number = ctypes.CFUNCTYPE(ctypes.c_uint, ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(ctypes.c_ssize_t))(ask)
     devices, count = (ctypes.c_void_p * _MAX_DEVICES)(), ctypes.c_int(0)
     if not query_devices(_MAX_DEVICES, devices, ctypes.byref(count)):
         return []
     return [
-        frozenset((query_string(devices[index], _EGL_EXTENSIONS) or b"").decode().split())
-        for index in range(count.value)
+        _Device(
+            frozenset((query_string(device, _EGL_EXTENSIONS) or b"").decode().split()),
+            bool(query_number(device, _EGL_CUDA_DEVICE_NV, ctypes.byref(number))),
+        )
+        for device in devices[: count.value]
     ]
