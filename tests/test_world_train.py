@@ -60,7 +60,8 @@ def test_trainings_have_saved_their_state_when_the_script_ends(
     tmp_path: Path, ends_by: signal.Signals | None, code: int
 ) -> None:
     """Stages aside, as the decoder beside the tokens, a recording and a stage in front, which fails or is stopped."""
-    training = "trap 'sleep 0.5; echo saved; exit 0' TERM; echo training; while :; do sleep 0.05; done"
+    # It waits before it says that it has begun: timeout, stopped before it knows its child, ends and lets it run on.
+    training = "trap 'sleep 0.5; echo saved; exit 0' TERM; sleep 0.5; echo training; while :; do sleep 0.05; done"
     lines = (
         "set -euo pipefail",
         f"OUTPUT={tmp_path} GPUS=0",
