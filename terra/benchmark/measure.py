@@ -12,6 +12,7 @@ import torch
 
 from terra.benchmark.plan import NUM_WARMUP_FRAMES, Workload
 from terra.benchmark.prompts import MakePrompt
+from terra.device import torch_dtype
 from terra.engine.base import Engine, EngineSpec, Session
 from terra.prompt import Actions, pack_blocks
 from terra.sampling import SamplingParams
@@ -133,7 +134,7 @@ def _inputs(prepare: Callable[..., dict[str, Any]], *args: Any, **kwargs: Any) -
 
 def time_bandwidth(device: str, num_bytes: int, repeats: int) -> dict[str, Any]:
     """Bytes a second that a matrix-vector product reads, and that a copy reads and writes; a list of `repeats` each."""
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    dtype = torch_dtype(None, torch.device(device))
     columns = 1 << 14
     rows = num_bytes // columns // dtype.itemsize
     matrix = torch.ones(rows, columns, dtype=dtype, device=device)

@@ -16,7 +16,7 @@ from terra.benchmark.case import BANDWIDTH, result_path, write_json
 from terra.benchmark.plan import CASES, Amount, Case, plan_cases
 from terra.benchmark.report import write_report
 from terra.config.groups import CheckpointSettings, ModelFolder, TokenizerSettings
-from terra.device import has_fp8, torch_device, torch_dtype
+from terra.device import dtype_name, has_fp8, torch_device, torch_dtype
 from terra.errors import ConfigError
 from tokenizer.settings import Count, FilePath, Positive, Settings
 
@@ -97,10 +97,10 @@ def _plan(values: dict[str, Any], folder: Path) -> tuple[dict[str, Any], list[Ca
     from terra.engine.base import EngineSpec
     from terra.world_model import load_config
 
-    device = values["device"] or ("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = values["dtype"] or ("bfloat16" if device == "cuda" else "float32")
+    device = values["device"] or torch_device(None).type
     if device not in ("cpu", "cuda"):
         raise ConfigError(f"device: expected cpu or cuda, got {device!r}")
+    dtype = values["dtype"] or dtype_name(torch_dtype(None, torch.device(device)))
     if (values["world_model"] is None) == (values["shape"] is None):
         raise ConfigError("world_model and shape: expected one of them, the other null")
     if values["world_model"] is None:
