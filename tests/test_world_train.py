@@ -61,7 +61,11 @@ def test_trainings_have_saved_their_state_when_the_script_ends(
 ) -> None:
     """Stages aside, as the decoder beside the tokens, a recording and a stage in front, which fails or is stopped."""
     # It waits before it says that it has begun: timeout, stopped before it knows its child, ends and lets it run on.
-    training = "trap 'sleep 0.5; echo saved; exit 0' TERM; sleep 0.5; echo training; while :; do sleep 0.05; done"
+    begun = tmp_path / "begun"
+    training = (
+        "trap 'sleep 0.5; echo saved; exit 0' TERM; sleep 0.5; "
+        f"echo training; touch {begun}; while :; do sleep 0.05; done"
+    )
     lines = (
         "set -euo pipefail",
         f"OUTPUT={tmp_path} GPUS=0",
@@ -69,7 +73,9 @@ def test_trainings_have_saved_their_state_when_the_script_ends(
         f'stages() {{ within bash -c "{training}"; echo "the next stage"; }}',
         "aside stages",
         "timeout 100 sleep 99 &",
-        "sleep 1; within false" if ends_by is None else f'within bash -c "{training}"',
+        f"while [ ! -f {begun} ]; do sleep 0.1; done; within false"
+        if ends_by is None
+        else f'within bash -c "{training}"',
     )
     # Where tests run in the background of a shell, SIGINT is ignored unless it is set back.
     command = ["env", "--default-signal=INT", "bash", "-c", "\n".join(lines)]
