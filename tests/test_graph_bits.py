@@ -33,8 +33,8 @@ SHAPE = {
 }
 SAMPLING = SamplingParams(temperature=0.9)
 
-WEIGHTS = ""
-TOKENS = {"bfloat16": "", "fp8": ""}
+WEIGHTS = "c373cd23f6b00254"
+TOKENS = {"bfloat16": "d369bf8fa9045ae4", "fp8": "d6ded943d7766951"}
 
 
 def _sha256(tensors: Iterable[torch.Tensor]) -> str:
