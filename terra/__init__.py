@@ -2,8 +2,10 @@
 
     import terra
 
-    trajectory = terra.load_trajectory("drive.csv")
-    context = terra.load_context("frames/", num_frames=3, image_size=(144, 256), fps=10.0)
+    with terra.Pipeline.from_pretrained("demo") as pipeline:
+        request = pipeline.load_request("frames/", "drive.csv", num_frames=80, seed=7)
+        (rollout,) = pipeline.generate([request], progress=True)
+    rollout.save("drive.mp4")
 
 `Pipeline` generates and drives; the docstrings of the names here are the manual, and `terra --help` lists the commands.
 All names but the version are imported when they are first used: `import terra` itself needs no torch. If it comes
@@ -17,6 +19,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from terra.config.files import DEMO
     from terra.context import load_context
     from terra.errors import TerraError
     from terra.pipeline import Drive, Pipeline, Rollout, RolloutRequest
@@ -29,6 +32,7 @@ if "torch" not in sys.modules:  # else it has been read, and `tokenizer.cores.Sp
 __version__ = "0.1.0"
 
 __all__ = [
+    "DEMO",
     "Drive",
     "Pipeline",
     "Rollout",
@@ -42,6 +46,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "DEMO": "terra.config.files",
     "Drive": "terra.pipeline",
     "Pipeline": "terra.pipeline",
     "Rollout": "terra.pipeline",

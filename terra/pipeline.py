@@ -26,7 +26,7 @@ from torch import Tensor
 
 from decoder import Decoder
 from decoder.thread import DecodedFrames, Decoding, RolloutDecoding
-from decoder.video import to_frames
+from decoder.video import to_frames, to_uint8, write_video
 from terra.config.spec import PipelineSpec
 from terra.engine.base import Engine
 from terra.memory import MemoryRule, Poses, memory_frames
@@ -35,6 +35,7 @@ from terra.progress import rollouts_shown
 from terra.prompt import Action, Actions, FrameTokens, build_prompt
 from terra.recall import PlaceMap, Recall
 from terra.reconstruction import Reconstruction, expected_psnr
+from terra.rollout import load_inputs
 from terra.sampling import SamplingParams
 from terra.windows import SlidingSession, Window, plan_windows, remembered
 from terra.world_model.adapter import decoder_of
@@ -85,17 +86,27 @@ class RolloutRequest:
 class Rollout:
     """A finished rollout: context and generated frames, as tokens and as the decoder draws them.
 
-    `reconstruction` says how well the decoder shows the context frames, `place` is the map.
-    `seconds` holds the time to "encode" and to "generate", and the decoder's working time ("decode"), most of which is
-    within the time to generate.
+    `fps` is the model's frame rate, `reconstruction` says how well the decoder shows the context frames, `place` is the
+    map. `seconds` holds the time to "encode" and to "generate", and the decoder's working time ("decode"), mostly within
+    the time to generate.
     """
 
     tokens: TokenGrid
     frames: Frames
     num_context: int
+    fps: float
     seconds: dict[str, float]
     reconstruction: Reconstruction
     place: PlaceMap | None = None
+
+    def save(self, path: str | Path) -> None:
+        """Write the frames, context included, as a video: .mp4 (H.264) or .gif.
+
+        Raises:
+            VideoError: another suffix, or frames that the format can't hold.
+            OutputError: the file can't be written.
+        """
+        write_video(to_uint8(self.frames), path, self.fps)
 
 
 class Pipeline:
@@ -159,7 +170,9 @@ class Pipeline:
         """Load a tokenizer and the world model that was trained with it, and start an engine.
 
             with terra.Pipeline.from_pretrained("demo") as pipeline:
-                (rollout,) = pipeline.generate([request], terra.SamplingParams())
+                request = pipeline.load_request("frames/", "drive.csv", num_frames=80)
+                (rollout,) = pipeline.generate([request], progress=True)
+            rollout.save("drive.mp4")
 
         Args:
             pretrained: "demo" (the model that ships with Terra), "terra_v1" or "terra_v2" (the published models); or a
@@ -228,6 +241,41 @@ class Pipeline:
     def memory_for(self, adapter: str | None) -> MemoryRule | None:
         """How memory frames of rollouts with an adapter, by its name, or of those without one, are chosen."""
         return self.memory if adapter is None else self.adapted_memory.get(adapter, self.memory)
+
+    def load_request(
+        self,
+        context: str | Path,
+        actions: str | Path,
+        *,
+        num_frames: int = 25,
+        num_context: int = 3,
+        seed: int = 0,
+        adapter: str | None = None,
+    ) -> RolloutRequest:
+        """Load the files of a rollout: those of `terra generate`, with the same checks.
+
+        Args:
+            context: a folder or glob of pictures, or a video; its first `num_context` frames are used.
+            actions: the file of the actions: a trajectory where the model's actions are waypoints.
+            num_frames: frames of the rollout, context included.
+            num_context: context frames.
+            seed: 0 or more.
+            adapter: see `RolloutRequest`.
+
+        Raises:
+            ActionError, ContextError, VideoError: a file that can't be read, does not fit the model, or is too short.
+            ConfigError: numbers of frames that no window fits.
+        """
+        self.plan(num_frames, num_context, adapter)
+        inputs = load_inputs(
+            context,
+            actions,
+            num_frames=num_frames,
+            num_context=num_context,
+            image_size=self.tokenizer.config.image_size,
+            spec=self.engine.spec,
+        )
+        return RolloutRequest(inputs.context_frames, inputs.actions, seed, adapter)
 
     async def stream(
         self,
@@ -378,7 +426,7 @@ class Pipeline:
         seconds = {"encode": encoded - started, "generate": generated - encoded, "decode": decoding.seconds}
         frames = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         reconstruction = self.reconstruction(frames[: len(context)], request.context_frames)
-        return Rollout(tokens, frames, len(context), seconds, reconstruction, place)
+        return Rollout(tokens, frames, len(context), self.engine.spec.fps, seconds, reconstruction, place)
 
     def reconstruction(self, decoded: Frames, truth: Frames) -> Reconstruction:
         """How well decoded context frames show the frames that were encoded, both in [-1, 1]."""
@@ -399,7 +447,7 @@ class Pipeline:
     def generate(
         self,
         requests: Sequence[RolloutRequest],
-        sampling: SamplingParams,
+        sampling: SamplingParams = SamplingParams(),  # noqa: B008
         on_frame: OnFrame | None = None,
         on_pixels: OnPixels | None = None,
         *,

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 from tiny import COLS, ROWS
 from tiny_adapter import save_adapter
 
+import terra
 from decoder.video import probe_video, read_video, write_video
 from terra.cli import main
 from terra.engine.hf import HFSession
@@ -90,6 +91,31 @@ def refused(command, capsys, tmp_path):
         return lines[0]
 
     return run
+
+
+def test_from_python_it_is_the_same_video(command, works, tmp_path):
+    output = command("seed=3")
+    for part, folder in (
+        ("tokenizer", works["tokenizer.pretrained"]),
+        ("world_model", works["world_model.pretrained"]),
+    ):
+        shutil.copytree(folder, tmp_path / "model" / part)
+    with terra.Pipeline.from_pretrained(tmp_path / "model", engine="hf", overlap=2) as pipeline:
+        request = pipeline.load_request(works["context"], works["trajectory"], num_frames=12, seed=3)
+        (rollout,) = pipeline.generate([request], progress=True)
+        with pytest.raises(terra.TerraError, match=r"drive\.json: covers .*num_frames=200"):
+            pipeline.load_request(works["context"], works["trajectory"], num_frames=200)
+    rollout.save(tmp_path / "python.mp4")
+    assert np.array_equal(rollout.tokens.numpy(), load_file(output / "tokens.safetensors")["tokens"])
+    assert (tmp_path / "python.mp4").read_bytes() == (output / "video.mp4").read_bytes()
+
+
+def test_off_a_terminal_each_stage_is_a_line(command, capsys):
+    command()
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "loading the model"
+    assert re.fullmatch(r"decoding: 100 %, 12 of 12 frames, \S+ a second, 0 s left", said[-2])
+    assert said[-1] == "writing video.gif and overlay.mp4"
 
 
 def test_writes_everything(command):
