@@ -9,12 +9,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from decoder.camera import Camera
 from decoder.video import to_uint8
-from terra.config.groups import MapPose, PipelineSettings, Sampling
 from terra.config.spec import PipelineSpec
 from terra.context import context_files
 from terra.errors import ConfigError
+from terra.generate_settings import GenerateSettings
 from terra.memory import memory_frames
 from terra.output import check_output, output_folder
 from terra.pipeline import Pipeline, Rollout, RolloutRequest
@@ -30,47 +29,9 @@ from terra.rollout import (
 )
 from terra.rollout_record import read_any_record
 from terra.windows import check_frames, plan_windows
-from tokenizer.limits import LIMITS, Limits
-from tokenizer.settings import Count, FilePath, Seed, Text
 
 _BYTES_A_PIXEL = 8  # of all files together, generously: MP4s, the GIF's palette pixels, tokens
 _SPARE_BYTES = 32 << 20
-
-
-class GenerateSettings(PipelineSettings):
-    """The settings of conf/generate.yaml.
-
-    Attributes:
-        context: folder or glob of pictures, or a video.
-        trajectory: the drive's path, where actions are waypoints; `sample_id` chooses a line of a .jsonl.
-        actions: the file of the actions, where these are vectors, keys or choices.
-        map: pictures of the place with their poses, which the rollout remembers, see `terra.place_map`; None for none.
-        map_pose: where the first context frame is in the map's axes; None for [0, 0, 0].
-        num_context: context frames taken from the start of `context`.
-        num_frames: frames of the video, context included.
-        seed: seed of the sampling.
-        output: folder of the results; an existing one is replaced only with `overwrite`.
-        png: whether each frame is written as a PNG, too.
-        sampling: how tokens are chosen.
-        camera: camera of the overlay.
-        limits: bounds on what is read.
-    """
-
-    context: Text
-    trajectory: FilePath | None
-    actions: FilePath | None
-    sample_id: int | str | None
-    map: FilePath | None
-    map_pose: MapPose | None
-    num_context: Count
-    num_frames: Count
-    seed: Seed
-    output: FilePath
-    overwrite: bool
-    png: bool
-    sampling: Sampling
-    camera: Camera
-    limits: Limits = LIMITS
 
 
 def run(settings: GenerateSettings, console: Console | None = None) -> Path:

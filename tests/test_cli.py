@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 import yaml
@@ -80,9 +81,12 @@ def test_recordings_are_not_called_driving():
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_has_a_function(name):
-    module, _, function = COMMANDS[name].function.partition(":")
-    assert callable(getattr(importlib.import_module(module), function))
+def test_a_command_has_a_function_of_its_settings(name):
+    function, settings = (
+        getattr(importlib.import_module(path.partition(":")[0]), path.partition(":")[2])
+        for path in (COMMANDS[name].function, COMMANDS[name].settings)
+    )
+    assert get_type_hints(function)["settings"] is settings
 
 
 def test_every_help_page_is_of_a_command():
@@ -104,6 +108,44 @@ def test_an_alias_is_its_command(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main()
     assert capsys.readouterr().err == "error: hashs: no such setting; did you mean hashes?\n"
+
+
+BAD = {
+    "act-bench": "manifest=. output=out limit=abc",
+    "benchmark": "output=out repeats=abc",
+    "check": "num_frames=abc",
+    "convert": "kind=tokenizer input=. output=out bit_order=abc",
+    "evaluate": "data=. output=out num_clips=abc",
+    "generate": "experiment=demo num_frames=abc",
+    "import": "kind=gpx input=. output=out name=a fps=abc",
+    "inspect": "data=. verify=abc",
+    "pack": "world=. output=out.zip bits=abc",
+    "record": "output=out towns=abc",
+    "replay": "folder=. dtype=abc",
+    "rollout": "manifest=. output=out num_context=abc",
+    "serve": "port=abc",
+    "tokenize": "data=. output=out checkpoint=demo batch_size=abc",
+    "train": "data=. output=out max_steps=abc",
+    "train-estimator": "data=. output=out window=abc",
+    "train-refiner": "data=. output=out frames=abc",
+    "train-tokenizer": "data=. output=out max_steps=abc",
+    "unpack": "archive=. output=[abc]",
+}
+"""A wrong value of a setting for each command."""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_wrong_value_is_refused_before_torch_is_imported(name, tmp_path):
+    done = python(
+        f"import os, sys; os.chdir({str(tmp_path)!r}); sys.argv = ['terra', {name!r}, *{BAD[name].split()!r}]\n"
+        "from terra.cli import main\ntry:\n    main()\nfinally:\n    print(*sys.modules)"
+    )
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    key = BAD[name].split()[-1].partition("=")[0]
+    assert line.startswith(f"error: {key}: expected ")
+    assert not {"torch", "transformers"} & set(done.stdout.split())
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_overview_lists_every_command_and_imports_nothing_heavy():
@@ -260,7 +302,7 @@ def test_names_are_exported_lazily_and_generating_needs_no_extra():
     done = python(
         f"import sys, terra; assert not {HEAVY!r} & set(sys.modules)\n"
         f"sys.modules.update(dict.fromkeys({list(EXTRAS)!r}))\n"
-        "from terra import *; import terra.check, terra.generate, terra.replay, terra.rollouts.batch\n"
+        "from terra import *; import terra.check.run, terra.generate, terra.replay, terra.rollouts.batch\n"
         "print(*dir(terra))"
     )
     assert done.returncode == 0, done.stderr

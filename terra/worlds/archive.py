@@ -19,7 +19,6 @@ import shutil
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Literal
 
 import torch
 from safetensors.torch import load_file
@@ -31,10 +30,10 @@ from terra.output import check_output, output_folder
 from terra.pairing import check_pairing
 from terra.world_model import load_config
 from terra.worlds.rounding import restored, rounded
+from terra.worlds.settings import PackSettings, UnpackSettings
 from tokenizer.checkpoint import CONFIG_NAME, INDEX_NAME, WEIGHTS_NAME, checkpoint_sha256, load_tensors, write_tensors
 from tokenizer.files import read_json, replacing, write_json
 from tokenizer.lineage import tokens_sha256
-from tokenizer.settings import FilePath, Settings
 
 FORMAT, VERSION, MANIFEST = "terra-world", 1, "world.json"
 PACKED = "weights.safetensors"
@@ -43,34 +42,6 @@ _KEPT = ("estimator", "contexts")
 _SHIPPED = DEMO / "tokenizer"
 _MOST_FILES, _MOST_BYTES = 10_000, 4 * 2**30  # of an archive that is unpacked
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-
-
-class PackSettings(Settings):
-    """The whole of conf/pack.yaml.
-
-    Attributes:
-        world: a folder that holds tokenizer/ and world_model/, and may hold estimator/, contexts/ and README.md.
-        output: the archive, NAME.zip.
-        bits: of the stored weights; 16 stores them unchanged, whatever their type.
-        overwrite: replace an archive that is there.
-    """
-
-    world: FilePath
-    output: FilePath
-    bits: Literal[8, 16]
-    overwrite: bool
-
-
-class UnpackSettings(Settings):
-    """The whole of conf/unpack.yaml.
-
-    Attributes:
-        archive: what `terra pack` wrote.
-        output: the world's folder, new or empty; None: that of `model=NAME` for an archive NAME.zip.
-    """
-
-    archive: FilePath
-    output: FilePath | None
 
 
 def pack(settings: PackSettings) -> None:
