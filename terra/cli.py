@@ -53,6 +53,8 @@ class Command:
         job: one line of help.
         inputs: names of settings that are input paths, which must exist.
         models: names of settings that are a model: a name such as demo, a folder, or a Hub id.
+        check_inputs: "module:name" of a function of the checked settings that refuses bad inputs without torch, before
+            `function` is imported; empty for none.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Command:
     job: str
     inputs: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
+    check_inputs: str = ""
 
     @property
     def config_name(self) -> str:
@@ -89,6 +92,8 @@ class Command:
         # A function imports some packages only when it needs them, so its own work is looked at, too.
         with extras_named(f"terra {self.name}"):
             settings = self.check(config)
+            if self.check_inputs:
+                _imported(self.check_inputs)(settings)
             code = self.load()(settings)
         if isinstance(code, int) and code:
             sys.exit(code)
@@ -111,6 +116,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             "terra.generate_settings:GenerateSettings",
             "one video of context frames and actions",
             ("context", "trajectory", "actions", "adapter"),
+            check_inputs="terra.generate_settings:check_inputs",
         ),
         Command(
             "rollout",

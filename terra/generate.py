@@ -1,6 +1,5 @@
 """The command `terra generate`: checks every input, loads the weights, makes a rollout, and writes its folder."""
 
-import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,27 +10,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from decoder.video import to_uint8
 from terra.config.spec import PipelineSpec
-from terra.context import context_files
-from terra.errors import ConfigError
-from terra.generate_settings import GenerateSettings
+from terra.generate_settings import GenerateSettings, check_plan
 from terra.memory import memory_frames
-from terra.output import check_output, output_folder
+from terra.output import output_folder
 from terra.pipeline import Pipeline, Rollout, RolloutRequest
 from terra.place_map import load_map
-from terra.rollout import (
-    ROLLOUT_FILES,
-    RolloutWriter,
-    action_file,
-    describe_inputs,
-    inputs_sha256,
-    load_inputs,
-    rollout_record,
-)
-from terra.rollout_record import read_any_record
-from terra.windows import check_frames, plan_windows
-
-_BYTES_A_PIXEL = 8  # of all files together, generously: MP4s, the GIF's palette pixels, tokens
-_SPARE_BYTES = 32 << 20
+from terra.rollout import RolloutWriter, describe_inputs, inputs_sha256, load_inputs, rollout_record
+from terra.window_plan import check_frames
 
 
 def run(settings: GenerateSettings, console: Console | None = None) -> Path:
@@ -45,22 +30,9 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
     spec = PipelineSpec.from_settings(settings)
     model, image_size = spec.spec, spec.image_size
     num_frames, num_context = settings.num_frames, settings.num_context
-    has_map, pose = settings.map is not None, settings.map_pose or (0.0, 0.0, 0.0)
-    if settings.map_pose is not None and not has_map:
-        raise ConfigError("map_pose: expected none without map=, got one")
+    context, sample_id, pose = settings.context, settings.sample_id, settings.map_pose or (0.0, 0.0, 0.0)
     memory, max_frames = memory_frames(spec.memory), model.layout.max_frames
-    list(plan_windows(num_frames, num_context, max_frames, settings.overlap, memory, has_map=has_map))
-    needed = num_frames * image_size[0] * image_size[1] * _BYTES_A_PIXEL + _SPARE_BYTES
-    context, sample_id = settings.context, settings.sample_id
-    path = action_file(model.space, trajectory=settings.trajectory, actions=settings.actions)
-    check = functools.partial(
-        check_output,
-        settings.output,
-        replaced=ROLLOUT_FILES if settings.overwrite else (),
-        check_replaced=read_any_record,
-        inputs=[*context_files(context, num_context), path, *([settings.map] if settings.map else []), *spec.folders()],
-    )
-    check(needed_bytes=needed)
+    path, check = check_plan(settings, image_size, model.space, max_frames, memory, spec.folders())
     inputs = load_inputs(
         context,
         path,

@@ -1,6 +1,7 @@
 """The table of commands, and what each command says of a mistake before anything heavy is imported."""
 
 import importlib
+import re
 import subprocess
 import sys
 import tomllib
@@ -12,6 +13,7 @@ import yaml
 from entry import compose
 from missing import run_without
 from omegaconf import OmegaConf
+from PIL import Image
 
 import terra
 from terra.cli import COMMANDS, GROUPS, main
@@ -146,6 +148,36 @@ def test_a_wrong_value_is_refused_before_torch_is_imported(name, tmp_path):
     assert line.startswith(f"error: {key}: expected ")
     assert not {"torch", "transformers"} & set(done.stdout.split())
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ("num_frames=500", r"left.json: covers .* num_frames=500 needs 499"),
+        ("num_frames=3", r"num_frames: expected more than num_context=3, got 3"),
+        ("num_context=30", r"num_context: expected 1 to 24 \(the window holds 25\), got 30"),
+        ("overlap=25", r"overlap: expected 1 to 24"),
+        ("memory=3", r"memory: expected 0 or auto"),
+        ("actions=few", r"trajectory: expected the file of the actions, .* got actions= as well"),
+        ("trajectory=few/0.png", r"0.png: expected a file that ends in .json"),
+        ("context=few", r"few: expected 3 or more PNG or JPEG pictures, got 1"),
+        ("context=few num_context=1", r"0.png: expected an aspect ratio of 1.778"),
+        ("output=few", r"output=few: exists already"),
+    ],
+)
+def test_inputs_are_refused_before_torch_is_imported(settings, line, tmp_path):
+    (tmp_path / "few").mkdir()
+    Image.new("RGB", (400, 400)).save(tmp_path / "few/0.png")
+    done = python(
+        f"import os, sys; os.chdir({str(tmp_path)!r})\n"
+        f"sys.argv = ['terra', 'generate', 'experiment=demo', *{settings.split()!r}]\n"
+        "from terra.cli import main\ntry:\n    main()\nfinally:\n    print(*sys.modules)"
+    )
+    assert done.returncode == 2, done.stderr
+    (said,) = done.stderr.splitlines()
+    assert re.search(line, said)
+    assert not {"torch", "transformers"} & set(done.stdout.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["few"]
 
 
 def test_the_overview_lists_every_command_and_imports_nothing_heavy():

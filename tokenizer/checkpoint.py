@@ -93,7 +93,7 @@ def resolve_checkpoint(path_or_hub_id: str | Path, subfolder: str | None = None,
         raise CheckpointError(f"expected the subfolder {subfolder!r} in {path_or_hub_id}, found none in {root}")
     if not (folder / CONFIG_NAME).is_file():
         raise CheckpointError(f"expected {CONFIG_NAME} in {folder}, found none")
-    _weight_files(folder)
+    weight_files(folder)
     return folder
 
 
@@ -133,7 +133,7 @@ def read_layout(folder: Path, dtypes: Collection[str] = _ITEM_BYTES) -> Layout:
     disagrees with the shards.
     """
     layout: Layout = {}
-    for path in _weight_files(folder):
+    for path in weight_files(folder):
         header = read_header(path, dtypes)
         repeated = sorted(layout.keys() & header.keys())
         if repeated:
@@ -189,7 +189,7 @@ def load_tensors(folder: Path) -> dict[str, Tensor]:
 
     read_layout(folder)
     tensors: dict[str, Tensor] = {}
-    for path in _weight_files(folder):
+    for path in weight_files(folder):
         try:
             loaded = load_file(path)
         except (SafetensorError, OSError) as error:
@@ -218,7 +218,7 @@ def check_finite(where: Path, name: str, tensor: Tensor) -> None:
 def checkpoint_sha256(folder: Path) -> str:
     """Hash config.json and the weight files: SHA-256, in hexadecimal, of their names and SHA-256s, sorted by name."""
     total = hashlib.sha256()
-    for path in sorted([folder / CONFIG_NAME, *_weight_files(folder)]):
+    for path in sorted([folder / CONFIG_NAME, *weight_files(folder)]):
         digest = file_sha256(path, CheckpointError)
         total.update(f"{digest}  {path.name}\n".encode())
     return total.hexdigest()
@@ -260,7 +260,7 @@ def _download(hub_id: str, subfolder: str | None, revision: str | None) -> Path:
         ) from error
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a checkpoint; raise CheckpointError if one is missing."""
     single, index = folder / WEIGHTS_NAME, folder / INDEX_NAME
     if single.is_file() and index.is_file():

@@ -11,7 +11,8 @@ from terra.check.settings import CheckSettings
 from terra.device import torch_device, torch_dtype
 from terra.engine.base import EngineSpec
 from terra.errors import ConfigError
-from terra.rollout import action_file, load_inputs
+from terra.inputs import action_file
+from terra.rollout import load_inputs
 from terra.world_model import load_world_model
 from tokenizer import LFQTokenizer
 

@@ -22,7 +22,7 @@ from terra.engine.base import Engine, EngineSpec
 from terra.errors import CheckpointError, ConfigError
 from terra.memory import MemoryRule, memory_frames, memory_in_use
 from terra.pairing import check_pairing
-from terra.windows import check_overlap
+from terra.window_plan import check_overlap
 from terra.world_model import LlamaActionConfig, load_adapter, load_config
 from terra.world_model.adapter import Adapter, adapter_sha256, decoder_of
 from tokenizer import LFQTokenizer, LFQTokenizerConfig

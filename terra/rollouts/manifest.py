@@ -42,7 +42,7 @@ from terra.sampling import SamplingParams
 from terra.trajectory import Trajectory
 from terra.trajectory.act_bench import ACT_BENCH_FPS, ACT_BENCH_POINTS, ACT_BENCH_STEP
 from terra.trajectory.checks import number_array
-from terra.windows import check_frames
+from terra.window_plan import check_frames
 from tokenizer.files import decode_text, open_regular, parse_json
 from tokenizer.limits import LIMITS, Limits
 from tokenizer.settings import Count, Seed, Settings, checked, expecting
