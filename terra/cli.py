@@ -55,6 +55,7 @@ class Command:
         models: names of settings that are a model: a name such as demo, a folder, or a Hub id.
         check_inputs: "module:name" of a function of the checked settings that refuses bad inputs without torch, before
             `function` is imported; empty for none.
+        bare: name of the setting that takes the arguments without a "=", as a list; empty: there are none.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Command:
     inputs: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     check_inputs: str = ""
+    bare: str = ""
 
     @property
     def config_name(self) -> str:
@@ -82,12 +84,16 @@ class Command:
         return checked(_imported(self.settings), plain(config))
 
     def run(self, config: "DictConfig") -> None:
-        """Check paths and settings, import the function, and call it.
+        """Unpack worlds at hand, check paths and settings, import the function, and call it.
 
         Raises TerraError, and SystemExit with its exit code.
         """
-        from terra.config.files import check_paths
+        from terra.config.files import check_paths, worlds_to_unpack
 
+        if to_unpack := worlds_to_unpack(config):
+            self.check(config)  # unpacking takes seconds: a wrong value is said before
+            for folder, archive in to_unpack.items():
+                _imported("terra.worlds.archive:unpack_once")(archive, folder)
         check_paths(config, self.inputs, self.models)
         # A function imports some packages only when it needs them, so its own work is looked at, too.
         with extras_named(f"terra {self.name}"):
@@ -248,7 +254,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             "terra.worlds.archive:unpack",
             "terra.worlds.settings:UnpackSettings",
             "the folder of a packed world",
-            ("archive",),
+            check_inputs="terra.worlds.settings:find_archives",
+            bare="archive",
         ),
     ),
 }
@@ -282,11 +289,14 @@ def main() -> None:
             hint = f"did you mean {close[0]}?" if close else "terra --help lists them"
             _exit(f"{name}: no such command; {hint}")
     sys.argv = [f"terra-{name}", *arguments]
-    command(COMMANDS[name].config_name, COMMANDS[name].run)
+    command(COMMANDS[name].config_name, COMMANDS[name].run, COMMANDS[name].bare)
 
 
-def command(config_name: str, job: Callable[["DictConfig"], None]) -> None:
-    """Run `job` as a Hydra application over conf/CONFIG_NAME.yaml: composed settings in, one-line errors out."""
+def command(config_name: str, job: Callable[["DictConfig"], None], bare: str = "") -> None:
+    """Run `job` as a Hydra application over conf/CONFIG_NAME.yaml: composed settings in, one-line errors out.
+
+    `bare` is as in `Command`.
+    """
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # for PyTorch on a CPU, see `tokenizer.cores`
     arguments = sys.argv[1:]
     if "--version" in arguments:
@@ -306,7 +316,7 @@ def command(config_name: str, job: Callable[["DictConfig"], None]) -> None:
     entry = hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=config_name)(guarded)
     try:
         if not _COMPLETION.intersection(arguments):
-            overrides, flags = _split(arguments)
+            overrides, flags = _split(arguments, bare)
             page = [f"hydra/help={config_name}"] if (config_dir() / f"hydra/help/{config_name}.yaml").is_file() else []
             if any(override.startswith("+") for override in overrides):
                 check_keys(config_name, overrides)
@@ -365,10 +375,14 @@ def _overview() -> str:
     return "\n".join([*lines, "A first video: terra generate experiment=demo"])
 
 
-def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split arguments into settings and Hydra's options with values. Raises ConfigError for an unknown option."""
+def _split(arguments: Sequence[str], bare: str = "") -> tuple[list[str], list[str]]:
+    """Split arguments into settings and Hydra's options with values; arguments without a "=" make the setting `bare`.
+
+    Raises ConfigError for an unknown option.
+    """
     overrides: list[str] = []
     flags: list[str] = []
+    names: list[str] = []
     for argument, before in zip(arguments, ["", *arguments], strict=False):
         name = argument.partition("=")[0]
         if before in _VALUED or name in _FLAGS:
@@ -381,9 +395,12 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             raise ConfigError(f"{name}: is fixed: nothing is written but what output= and other settings name")
         elif "=" in argument or argument.startswith("~"):
             overrides.append(argument)
+        elif bare:
+            quoted = argument.replace("'", r"\'")
+            names.append(f"'{quoted}'")
         else:
             raise ConfigError(f"{argument}: expected setting=value")
-    return overrides, flags
+    return overrides + ([f"{bare}=[{','.join(names)}]"] if names else []), flags
 
 
 def _one_line(error: Exception) -> str:

@@ -131,7 +131,7 @@ BAD = {
     "train-estimator": "data=. output=out window=abc",
     "train-refiner": "data=. output=out frames=abc",
     "train-tokenizer": "data=. output=out max_steps=abc",
-    "unpack": "archive=. output=[abc]",
+    "unpack": "archive=doom output=[abc]",
 }
 """A wrong value of a setting for each command."""
 

@@ -1,8 +1,17 @@
 """The settings of `terra pack` and `terra unpack`; checked before torch is imported."""
 
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Literal, Self
 
-from tokenizer.settings import FilePath, Settings
+from pydantic import BeforeValidator, Field, model_validator
+
+from terra.errors import ConfigError
+from terra.worlds.places import archives_at_hand, find_archive
+from tokenizer.settings import FilePath, Settings, expecting
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str | int | Path) else value
 
 
 class PackSettings(Settings):
@@ -25,9 +34,33 @@ class UnpackSettings(Settings):
     """The whole of conf/unpack.yaml.
 
     Attributes:
-        archive: what `terra pack` wrote.
+        archive: what `terra pack` wrote, or the name of a world whose archive is at hand; one or several.
         output: the world's folder, new or empty; None: that of `model=NAME` for an archive NAME.zip.
     """
 
-    archive: FilePath
+    archive: Annotated[
+        tuple[FilePath, ...],
+        Field(strict=False, min_length=1),
+        BeforeValidator(_as_list),
+        expecting("names of worlds or paths of archives"),
+    ]
     output: FilePath | None
+
+    @model_validator(mode="after")
+    def _one_output(self) -> Self:
+        if self.output is not None and len(self.archive) > 1:
+            raise ValueError(f"output: expected null with {len(self.archive)} archives, got {self.output}")
+        return self
+
+
+def find_archives(settings: UnpackSettings) -> list[Path]:
+    """The archives that the settings name. Raises ConfigError for one that is neither a file nor a world at hand."""
+    found = []
+    for each in settings.archive:
+        archive = find_archive(each)
+        if archive is None:
+            names = ", ".join(archives_at_hand())
+            others = f"or a world at hand ({names})" if names else "such as those in terra/worlds of Terra's repository"
+            raise ConfigError(f"archive: expected an archive of terra pack, {others}, found nothing at {each}")
+        found.append(archive)
+    return found
