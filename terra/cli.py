@@ -258,6 +258,14 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             bare="archive",
         ),
     ),
+    "Installation": (
+        Command(
+            "info",
+            "terra.info.command:run",
+            "terra.info.settings:InfoSettings",
+            "versions, machine, engines and worlds, for a report of a bug",
+        ),
+    ),
 }
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
 

@@ -120,6 +120,7 @@ BAD = {
     "evaluate": "data=. output=out num_clips=abc",
     "generate": "experiment=demo num_frames=abc",
     "import": "kind=gpx input=. output=out name=a fps=abc",
+    "info": "format=abc",
     "inspect": "data=. verify=abc",
     "pack": "world=. output=out.zip bits=abc",
     "record": "output=out towns=abc",
