@@ -64,8 +64,8 @@ class VllmEngine:
         engine_args: further arguments of vLLM's EngineArgs, such as `quantization="fp8"`.
 
     Raises:
-        ConfigError: no such dtype, no device for vLLM, a `max_model_len` in `engine_args` that is shorter than a window, or
-            an adapter that replaces modules or has other actions.
+        ConfigError: no such dtype, no device for vLLM, a `max_model_len` in `engine_args` that is shorter than a
+            window, or an adapter that replaces modules or has other actions.
         CheckpointError: see `terra.world_model.load_config` and `load_adapter`.
         EngineError: vLLM could not start, its KV cache has no room for a window, or its noise is unknown.
     """
