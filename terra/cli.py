@@ -263,7 +263,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             "info",
             "terra.info.command:run",
             "terra.info.settings:InfoSettings",
-            "versions, machine, engines and worlds, for a report of a bug",
+            "versions, machine, engines and worlds, for a bug report",
         ),
     ),
 }

@@ -159,6 +159,7 @@ def test_a_wrong_value_is_refused_before_torch_is_imported(name, tmp_path):
         ("num_context=30", r"num_context: expected 1 to 24 \(the window holds 25\), got 30"),
         ("overlap=25", r"overlap: expected 1 to 24"),
         ("memory=3", r"memory: expected 0 or auto"),
+        ("device=warp", r"device: expected cpu or cuda, got 'warp'"),
         ("actions=few", r"trajectory: expected the file of the actions, .* got actions= as well"),
         ("trajectory=few/0.png", r"0.png: expected a file that ends in .json"),
         ("context=few", r"few: expected 3 or more PNG or JPEG pictures, got 1"),

@@ -142,6 +142,7 @@ NEEDED = {
     "replay": ["folder=f"],
     "record": ["output=o"],
     "import": ["kind=kitti", "input=i", "output=o"],
+    "info": [],
     "inspect": ["data=d"],
     "tokenize": ["data=d", "checkpoint=c", "output=o"],
     "train": ["data=d", "output=o"],

@@ -17,7 +17,7 @@ from terra.sampling import SamplingParams
 from terra.worlds.places import archive_of, missing_world
 from tokenizer.checkpoint import resolve_checkpoint
 from tokenizer.limits import MAP_METERS
-from tokenizer.settings import Count, Dtype, FilePath, Natural, Settings, Text, expecting, first_problem
+from tokenizer.settings import Count, Device, Dtype, FilePath, Natural, Settings, Text, expecting, first_problem
 
 
 def read_sampling(values: object) -> SamplingParams:
@@ -126,7 +126,7 @@ class PairSettings(Settings):
     model: ModelFolder | None = None
     tokenizer: TokenizerSettings
     world_model: CheckpointSettings
-    device: Annotated[str, Field(min_length=1)] | None = None
+    device: Device | None = None
     dtype: Dtype | None = None
 
     @model_validator(mode="before")

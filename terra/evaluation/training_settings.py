@@ -9,7 +9,7 @@ from decoder.refiner.config import RefinerConfig
 from terra.config.groups import PairSettings
 from terra.training.settings import LoopConfig
 from tokenizer.config import Side
-from tokenizer.settings import Count, FilePath, Fraction, Natural, NonNegative, Seed, Settings, Text
+from tokenizer.settings import Count, Device, FilePath, Fraction, Natural, NonNegative, Seed, Settings, Text
 
 NORM_GROUPS = 8  # of the estimators
 
@@ -51,7 +51,7 @@ class TrainEstimatorSettings(LoopConfig):
     held_out_split: Text
     checkpoint: FilePath | None
     corruption: Fraction
-    device: str | None
+    device: Device | None
     workers: Natural
     max_frames: Count
     held_out_frames: Count

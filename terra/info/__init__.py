@@ -1,4 +1,4 @@
-"""What `terra info` tells: versions, machine, engines, extras and worlds, for a report of a bug.
+"""What `terra info` tells: versions, machine, engines, extras and worlds, for a bug report.
 
 command.py    collects the sections, and prints them
 machine.py    Terra, Python, packages, CPU, memory and GPUs

@@ -21,7 +21,7 @@ SECTIONS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 def run(settings: InfoSettings) -> None:
-    """Print what a report of a bug needs to say of this installation; no weights are loaded."""
+    """Print what a bug report needs to say of this installation; no weights are loaded."""
     found = {name: _collected(collect) for name, collect in SECTIONS.items()}
     print(json.dumps(found, indent=2) if settings.format == "json" else as_text(found))
 

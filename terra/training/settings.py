@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from terra.dataset.checks import Names
-from tokenizer.settings import Count, Dtype, FilePath, Fraction, Natural, NonNegative, Positive, Settings, Text
+from tokenizer.settings import Count, Device, Dtype, FilePath, Fraction, Natural, NonNegative, Positive, Settings, Text
 
 
 class LoopConfig(Settings):
@@ -84,7 +84,7 @@ class TokenizeSettings(Settings):
     checkpoint: Text
     output: FilePath
     splits: Names
-    device: str | None
+    device: Device | None
     workers: Natural
     batch_size: Count
     dtype: Dtype

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from terra.training.settings import LoopConfig
 from tokenizer.config import LossWeights
-from tokenizer.settings import Count, FilePath, Fraction, Natural, NonNegative, Positive, Settings, Share, Text
+from tokenizer.settings import Count, Device, FilePath, Fraction, Natural, NonNegative, Positive, Settings, Share, Text
 
 NORM_GROUPS = 8  # of the discriminator
 
@@ -120,7 +120,7 @@ class TrainTokenizerSettings(TermSettings, LoopConfig):
     train_split: Text
     held_out_split: Text
     max_frames: Count | None
-    device: str | None
+    device: Device | None
     workers: Natural
     decoder_of: Text | None
     init_from: Text | None

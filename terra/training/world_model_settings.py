@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from terra.memory import FieldOfView, Kind, MemoryCount, MemoryRule, ViewRange
 from terra.training.settings import LoopConfig
-from tokenizer.settings import Count, FilePath, Fraction, Natural, NonNegative, Positive, Settings, Share, Text
+from tokenizer.settings import Count, Device, FilePath, Fraction, Natural, NonNegative, Positive, Settings, Share, Text
 
 
 class MemoryTraining(Settings):
@@ -148,7 +148,7 @@ class TrainWorldModelSettings(WorldModelTraining, LoopConfig):
     held_out_split: Text
     max_frames: Count | None
     old_data: FilePath | None
-    device: str | None
+    device: Device | None
     world_model: WorldModelSize
 
     @model_validator(mode="after")
