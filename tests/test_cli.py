@@ -1,6 +1,7 @@
 """The table of commands, and what each command says of a mistake before anything heavy is imported."""
 
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -137,49 +138,77 @@ BAD = {
 """A wrong value of a setting for each command."""
 
 
+INPUTS = {
+    "num_frames=500": r"left.json: covers .* num_frames=500 needs 499",
+    "num_frames=3": r"num_frames: expected more than num_context=3, got 3",
+    "num_context=30": r"num_context: expected 1 to 24 \(the window holds 25\), got 30",
+    "overlap=25": r"overlap: expected 1 to 24",
+    "memory=3": r"memory: expected 0 or auto",
+    "device=warp": r"device: expected cpu or cuda, got 'warp'",
+    "actions=few": r"trajectory: expected the file of the actions, .* got actions= as well",
+    "trajectory=few/0.png": r"0.png: expected a file that ends in .json",
+    "context=few": r"few: expected 3 or more PNG or JPEG pictures, got 1",
+    "context=few num_context=1": r"0.png: expected an aspect ratio of 1.778",
+    "output=few": r"output=few: exists already",
+}
+"""Settings of `terra generate experiment=demo` that do not fit the model or the inputs, and what is said of them."""
+
+REFUSALS = """
+import contextlib, io, json, os, sys
+from terra.cli import main
+
+os.chdir(sys.argv[1])
+done = {}
+for line in json.load(sys.stdin):
+    sys.argv = ["terra", *line.split()]
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        try:
+            code = main()
+        except SystemExit as stop:
+            code = stop.code
+    heavy = sorted({"torch", "transformers"} & set(sys.modules))
+    done[line] = [code, said.getvalue(), heavy]
+    for name in heavy:
+        del sys.modules[name]
+print(json.dumps(done))
+"""
+"""Runs the command lines that stdin has as JSON, in the folder of the first argument: exit code, stderr, what is heavy."""
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory) -> dict[str, list]:
+    """What each of the wrong command lines came to, all in one process."""
+    folder = tmp_path_factory.mktemp("refused")
+    (folder / "few").mkdir()
+    Image.new("RGB", (400, 400)).save(folder / "few/0.png")
+    lines = [f"{name} {settings}" for name, settings in BAD.items()]
+    lines += [f"generate experiment=demo {settings}" for settings in INPUTS]
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSALS, folder],
+        input=json.dumps(lines),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in folder.iterdir()] == ["few"]
+    return json.loads(done.stdout)
+
+
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_wrong_value_is_refused_before_torch_is_imported(name, tmp_path):
-    done = python(
-        f"import os, sys; os.chdir({str(tmp_path)!r}); sys.argv = ['terra', {name!r}, *{BAD[name].split()!r}]\n"
-        "from terra.cli import main\ntry:\n    main()\nfinally:\n    print(*sys.modules)"
-    )
-    assert done.returncode == 2, done.stderr
-    (line,) = done.stderr.splitlines()
+def test_a_wrong_value_is_refused_before_torch_is_imported(name, refused):
+    code, said, heavy = refused[f"{name} {BAD[name]}"]
     key = BAD[name].split()[-1].partition("=")[0]
-    assert line.startswith(f"error: {key}: expected ")
-    assert not {"torch", "transformers"} & set(done.stdout.split())
-    assert not list(tmp_path.iterdir())
+    assert (code, heavy) == (2, [])
+    assert re.fullmatch(rf"error: {key}: expected .*\n", said)
 
 
-@pytest.mark.parametrize(
-    ("settings", "line"),
-    [
-        ("num_frames=500", r"left.json: covers .* num_frames=500 needs 499"),
-        ("num_frames=3", r"num_frames: expected more than num_context=3, got 3"),
-        ("num_context=30", r"num_context: expected 1 to 24 \(the window holds 25\), got 30"),
-        ("overlap=25", r"overlap: expected 1 to 24"),
-        ("memory=3", r"memory: expected 0 or auto"),
-        ("device=warp", r"device: expected cpu or cuda, got 'warp'"),
-        ("actions=few", r"trajectory: expected the file of the actions, .* got actions= as well"),
-        ("trajectory=few/0.png", r"0.png: expected a file that ends in .json"),
-        ("context=few", r"few: expected 3 or more PNG or JPEG pictures, got 1"),
-        ("context=few num_context=1", r"0.png: expected an aspect ratio of 1.778"),
-        ("output=few", r"output=few: exists already"),
-    ],
-)
-def test_inputs_are_refused_before_torch_is_imported(settings, line, tmp_path):
-    (tmp_path / "few").mkdir()
-    Image.new("RGB", (400, 400)).save(tmp_path / "few/0.png")
-    done = python(
-        f"import os, sys; os.chdir({str(tmp_path)!r})\n"
-        f"sys.argv = ['terra', 'generate', 'experiment=demo', *{settings.split()!r}]\n"
-        "from terra.cli import main\ntry:\n    main()\nfinally:\n    print(*sys.modules)"
-    )
-    assert done.returncode == 2, done.stderr
-    (said,) = done.stderr.splitlines()
-    assert re.search(line, said)
-    assert not {"torch", "transformers"} & set(done.stdout.split())
-    assert [path.name for path in tmp_path.iterdir()] == ["few"]
+@pytest.mark.parametrize("settings", INPUTS)
+def test_inputs_are_refused_before_torch_is_imported(settings, refused):
+    code, said, heavy = refused[f"generate experiment=demo {settings}"]
+    assert (code, heavy) == (2, [])
+    assert re.fullmatch(f"error: .*{INPUTS[settings]}.*\n", said)
 
 
 def test_the_overview_lists_every_command_and_imports_nothing_heavy():

@@ -20,6 +20,8 @@ from terra.config.spec import choose_engine
 from terra.device import torch_device
 from terra.info.command import SECTIONS, run
 
+pytestmark = pytest.mark.slow
+
 CODE = "import sys; sys.argv = ['terra', 'info']; sys.stdout = sys.stderr\nfrom terra.cli import main\nmain()"
 
 
