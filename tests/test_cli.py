@@ -172,7 +172,7 @@ for line in json.load(sys.stdin):
         del sys.modules[name]
 print(json.dumps(done))
 """
-"""Runs the command lines that stdin has as JSON, in the folder of the first argument: exit code, stderr, what is heavy."""
+"""Runs the command lines that stdin has as JSON in a folder, the first argument: exit code, stderr, what is heavy."""
 
 
 @pytest.fixture(scope="module")
