@@ -305,7 +305,6 @@ def command(config_name: str, job: Callable[["DictConfig"], None], bare: str = "
 
     `bare` is as in `Command`.
     """
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # for PyTorch on a CPU, see `tokenizer.cores`
     arguments = sys.argv[1:]
     if "--version" in arguments:
         print(f"terra {__version__}")
