@@ -130,6 +130,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             "terra.rollouts.settings:BatchSettings",
             "many videos of a manifest",
             ("manifest", "context_root", "adapter"),
+            check_inputs="terra.rollouts.manifest:check_manifest",
         ),
         Command(
             "serve",

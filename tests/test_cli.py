@@ -181,7 +181,9 @@ def refused(tmp_path_factory) -> dict[str, list]:
     folder = tmp_path_factory.mktemp("refused")
     (folder / "few").mkdir()
     Image.new("RGB", (400, 400)).save(folder / "few/0.png")
+    (folder / "few/same.jsonl").write_text('{"id": "a"}\n' * 2)
     lines = [f"{name} {settings}" for name, settings in BAD.items()]
+    lines += ["rollout manifest=few/same.jsonl output=out"]
     lines += [f"generate experiment=demo {settings}" for settings in INPUTS]
     done = subprocess.run(
         [sys.executable, "-c", REFUSALS, folder],
@@ -202,6 +204,12 @@ def test_a_wrong_value_is_refused_before_torch_is_imported(name, refused):
     key = BAD[name].split()[-1].partition("=")[0]
     assert (code, heavy) == (2, [])
     assert re.fullmatch(rf"error: {key}: expected .*\n", said)
+
+
+def test_a_manifest_is_refused_before_torch_is_imported(refused):
+    code, said, heavy = refused["rollout manifest=few/same.jsonl output=out"]
+    assert (code, heavy) == (2, [])
+    assert "line 2: expected an id of its own, got that of line 1" in said
 
 
 @pytest.mark.parametrize("settings", INPUTS)
