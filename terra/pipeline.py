@@ -162,9 +162,9 @@ class Pipeline:
                 (rollout,) = pipeline.generate([request], terra.SamplingParams())
 
         Args:
-            pretrained: "demo" (the model that ships with Terra), "doom", "pusht" or "town_memory" (worlds whose archives
-                come with a clone, which are unpacked once), "terra_v1" or "terra_v2" (the published models); or a
-                folder that holds tokenizer/ and world_model/; or the Hub id (owner/name) of a repository that holds
+            pretrained: "demo" (the model that ships with Terra), "doom", "pusht" or "town_memory" (worlds whose
+                archives come with a clone, which are unpacked once), "terra_v1" or "terra_v2" (the published models); or
+                a folder that holds tokenizer/ and world_model/; or the Hub id (owner/name) of a repository that holds
                 them. Hub files are downloaded once; weights are read from safetensors, and no code of a repository
                 runs. "./demo" is a folder of that name.
             engine: "auto" takes the fastest engine that is installed and that the device can run (`graph` on an NVIDIA
