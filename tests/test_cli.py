@@ -139,7 +139,7 @@ BAD = {
 
 
 INPUTS = {
-    "num_frames=500": r"left.json: covers .* num_frames=500 needs 499",
+    "num_frames=500": r".json: covers .* num_frames=500 needs 499",
     "num_frames=3": r"num_frames: expected more than num_context=3, got 3",
     "num_context=30": r"num_context: expected 1 to 24 \(the window holds 25\), got 30",
     "overlap=25": r"overlap: expected 1 to 24",
