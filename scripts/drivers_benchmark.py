@@ -36,7 +36,7 @@ from terra.config.spec import PipelineSpec
 from terra.context import load_context
 from terra.engine.base import WarmsUp
 from terra.errors import ConfigError
-from terra.generate import GenerateSettings
+from terra.generate_settings import GenerateSettings
 from terra.pipeline import Pipeline
 from terra.prompt import Action, Actions, FrameTokens
 from terra.rollout import load_action_file

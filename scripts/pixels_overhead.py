@@ -27,7 +27,7 @@ from terra.cli import command
 from terra.config.files import plain
 from terra.config.spec import PipelineSpec
 from terra.context import load_context
-from terra.generate import GenerateSettings
+from terra.generate_settings import GenerateSettings
 from terra.pipeline import Pipeline, RolloutRequest
 from terra.rollout import load_action_file
 from tokenizer import TokenGrid

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from terra import __version__
 from terra.errors import ConfigError, TerraError
@@ -46,18 +46,26 @@ class Command:
 
     Attributes:
         name: the command's name as typed.
-        function: "module:name" of the function that runs. The annotation of its parameter `settings` is the pydantic
-            model that checks the command's settings. A whole number that the function returns is the exit code.
+        function: "module:name" of the function that runs, of checked settings. A whole number that the function returns
+            is the exit code.
+        settings: "module:name" of the pydantic model that checks the settings. Its module does without torch, whose
+            import takes seconds, so that a wrong value is refused at once.
         job: one line of help.
         inputs: names of settings that are input paths, which must exist.
         models: names of settings that are a model: a name such as demo, a folder, or a Hub id.
+        check_inputs: "module:name" of a function of the checked settings that refuses bad inputs without torch, before
+            `function` is imported; empty for none.
+        bare: name of the setting that takes the arguments without a "=", as a list; empty: there are none.
     """
 
     name: str
     function: str
+    settings: str
     job: str
     inputs: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
+    check_inputs: str = ""
+    bare: str = ""
 
     @property
     def config_name(self) -> str:
@@ -66,29 +74,44 @@ class Command:
 
     def load(self) -> Callable[..., Any]:
         """Import the function."""
-        module, _, name = self.function.partition(":")
-        if module not in sys.modules:
-            with _without_garbage_collection():
-                importlib.import_module(module)
-        return getattr(sys.modules[module], name)
+        return _imported(self.function)
 
     def check(self, config: "DictConfig") -> Any:
-        """Check settings with the pydantic model of the function's parameter. Raises ConfigError."""
+        """Check settings with the pydantic model. Raises ConfigError."""
         from terra.config.files import plain
         from tokenizer.settings import checked
 
-        return checked(get_type_hints(self.load())["settings"], plain(config))
+        return checked(_imported(self.settings), plain(config))
 
     def run(self, config: "DictConfig") -> None:
-        """Check paths, import the function, and call it. Raises TerraError, and SystemExit with its exit code."""
-        from terra.config.files import check_paths
+        """Unpack worlds at hand, check paths and settings, import the function, and call it.
 
+        Raises TerraError, and SystemExit with its exit code.
+        """
+        from terra.config.files import check_paths, worlds_to_unpack
+
+        if to_unpack := worlds_to_unpack(config):
+            self.check(config)  # unpacking takes seconds: a wrong value is said before
+            for folder, archive in to_unpack.items():
+                _imported("terra.worlds.archive:unpack_once")(archive, folder)
         check_paths(config, self.inputs, self.models)
         # A function imports some packages only when it needs them, so its own work is looked at, too.
         with extras_named(f"terra {self.name}"):
-            code = self.load()(self.check(config))
+            settings = self.check(config)
+            if self.check_inputs:
+                _imported(self.check_inputs)(settings)
+            code = self.load()(settings)
         if isinstance(code, int) and code:
             sys.exit(code)
+
+
+def _imported(path: str) -> Any:
+    """What "module:name" names."""
+    module, _, name = path.partition(":")
+    if module not in sys.modules:
+        with _without_garbage_collection():
+            importlib.import_module(module)
+    return getattr(sys.modules[module], name)
 
 
 GROUPS: dict[str, tuple[Command, ...]] = {
@@ -96,30 +119,69 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command(
             "generate",
             "terra.generate:run",
+            "terra.generate_settings:GenerateSettings",
             "one video of context frames and actions",
             ("context", "trajectory", "actions", "adapter"),
+            check_inputs="terra.generate_settings:check_inputs",
         ),
         Command(
-            "rollout", "terra.rollouts.batch:run", "many videos of a manifest", ("manifest", "context_root", "adapter")
+            "rollout",
+            "terra.rollouts.batch:run",
+            "terra.rollouts.settings:BatchSettings",
+            "many videos of a manifest",
+            ("manifest", "context_root", "adapter"),
+            check_inputs="terra.rollouts.manifest:check_manifest",
         ),
         Command(
             "serve",
             "terra.serving.run:run",
+            "terra.serving.settings:ServeSettings",
             "drive in the browser; videos and live sessions by HTTP",
             ("scenes", "adapter"),
         ),
-        Command("replay", "terra.replay:run", "make a rollout again from its rollout.json, and compare", ("folder",)),
+        Command(
+            "replay",
+            "terra.replay:run",
+            "terra.replay.settings:ReplaySettings",
+            "make a rollout again from its rollout.json, and compare",
+            ("folder",),
+        ),
     ),
     "Data": (
-        Command("record", "terra.recording.run:run", "driving in the procedural town, or a Gymnasium environment"),
-        Command("import", "terra.dataset.importing.command:run", "recordings from elsewhere", ("input",)),
-        Command("inspect", "terra.dataset.inspect:run", "numbers, doubts and pictures of recordings", ("data",)),
-        Command("tokenize", "terra.training.tokenize:run", "recordings to tokens", ("data",), ("checkpoint",)),
+        Command(
+            "record",
+            "terra.recording.run:run",
+            "terra.recording.run:RecordCommand",
+            "driving in the procedural town, or a Gymnasium environment",
+        ),
+        Command(
+            "import",
+            "terra.dataset.importing.command:run",
+            "terra.dataset.importing.command:ImportCommand",
+            "recordings from elsewhere",
+            ("input",),
+        ),
+        Command(
+            "inspect",
+            "terra.dataset.inspect:run",
+            "terra.dataset.inspect:InspectSettings",
+            "numbers, doubts and pictures of recordings",
+            ("data",),
+        ),
+        Command(
+            "tokenize",
+            "terra.training.tokenize:run",
+            "terra.training.settings:TokenizeSettings",
+            "recordings to tokens",
+            ("data",),
+            ("checkpoint",),
+        ),
     ),
     "Train": (
         Command(
             "train-tokenizer",
             "terra.training.tokenizer:run",
+            "terra.training.tokenizer_settings:TrainTokenizerSettings",
             "a tokenizer on frames",
             ("data", "old_data"),
             ("decoder_of", "init_from"),
@@ -127,6 +189,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command(
             "train",
             "terra.training.world_model:run",
+            "terra.training.world_model_settings:TrainWorldModelSettings",
             "a world model on tokens",
             ("data", "preview_tokenizer", "old_data"),
             ("init_from",),
@@ -134,38 +197,75 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command(
             "train-estimator",
             "terra.evaluation.estimator_training:run",
+            "terra.evaluation.training_settings:TrainEstimatorSettings",
             "an estimator of motion, or of actions, for terra evaluate",
             ("data", "checkpoint"),
         ),
         Command(
-            "train-refiner", "terra.evaluation.refiner_training:run", "a video refiner, and its flicker", ("data",)
+            "train-refiner",
+            "terra.evaluation.refiner_training:run",
+            "terra.evaluation.training_settings:TrainRefinerSettings",
+            "a video refiner, and its flicker",
+            ("data",),
         ),
     ),
     "Measure": (
         Command(
             "evaluate",
             "terra.evaluation.evaluate:run",
+            "terra.evaluation.settings:EvaluationSettings",
             "a tokenizer and a world model on held-out recordings",
             ("data", "old_data", "adapter", "estimator", "network_path", "video_network_path"),
         ),
         Command(
             "act-bench",
             "terra.act_bench.run:run",
+            "terra.act_bench.settings:ActBenchSettings",
             "does a video do what its trajectory says?",
             ("manifest", "context_root", "videos"),
         ),
-        Command("benchmark", "terra.benchmark.run:run", "the speed of the engines, side by side", ("drive",)),
+        Command(
+            "benchmark",
+            "terra.benchmark.run:run",
+            "terra.benchmark.settings:BenchmarkSettings",
+            "the speed of the engines, side by side",
+            ("drive",),
+        ),
     ),
     "Checkpoints": (
         Command(
             "check",
-            "terra.check:check",
+            "terra.check.run:check",
+            "terra.check.settings:CheckSettings",
             "are checkpoints whole, as published, a pair?",
             ("context", "trajectory", "actions"),
         ),
-        Command("convert", "terra.check.convert:run", "others' tokenizers, and the published refiner", ("input",)),
-        Command("pack", "terra.worlds.archive:pack", "a world as one file", ("world",)),
-        Command("unpack", "terra.worlds.archive:unpack", "the folder of a packed world", ("archive",)),
+        Command(
+            "convert",
+            "terra.check.convert:run",
+            "terra.check.settings:ConvertSettings",
+            "others' tokenizers, and the published refiner",
+            ("input",),
+        ),
+        Command(
+            "pack", "terra.worlds.archive:pack", "terra.worlds.settings:PackSettings", "a world as one file", ("world",)
+        ),
+        Command(
+            "unpack",
+            "terra.worlds.archive:unpack",
+            "terra.worlds.settings:UnpackSettings",
+            "the folder of a packed world",
+            check_inputs="terra.worlds.settings:find_archives",
+            bare="archive",
+        ),
+    ),
+    "Installation": (
+        Command(
+            "info",
+            "terra.info.command:run",
+            "terra.info.settings:InfoSettings",
+            "versions, machine, engines and worlds, for a bug report",
+        ),
     ),
 }
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
@@ -198,11 +298,14 @@ def main() -> None:
             hint = f"did you mean {close[0]}?" if close else "terra --help lists them"
             _exit(f"{name}: no such command; {hint}")
     sys.argv = [f"terra-{name}", *arguments]
-    command(COMMANDS[name].config_name, COMMANDS[name].run)
+    command(COMMANDS[name].config_name, COMMANDS[name].run, COMMANDS[name].bare)
 
 
-def command(config_name: str, job: Callable[["DictConfig"], None]) -> None:
-    """Run `job` as a Hydra application over conf/CONFIG_NAME.yaml: composed settings in, one-line errors out."""
+def command(config_name: str, job: Callable[["DictConfig"], None], bare: str = "") -> None:
+    """Run `job` as a Hydra application over conf/CONFIG_NAME.yaml: composed settings in, one-line errors out.
+
+    `bare` is as in `Command`.
+    """
     arguments = sys.argv[1:]
     if "--version" in arguments:
         print(f"terra {__version__}")
@@ -221,7 +324,7 @@ def command(config_name: str, job: Callable[["DictConfig"], None]) -> None:
     entry = hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=config_name)(guarded)
     try:
         if not _COMPLETION.intersection(arguments):
-            overrides, flags = _split(arguments)
+            overrides, flags = _split(arguments, bare)
             page = [f"hydra/help={config_name}"] if (config_dir() / f"hydra/help/{config_name}.yaml").is_file() else []
             if any(override.startswith("+") for override in overrides):
                 check_keys(config_name, overrides)
@@ -280,10 +383,14 @@ def _overview() -> str:
     return "\n".join([*lines, "A first video: terra generate experiment=demo"])
 
 
-def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split arguments into settings and Hydra's options with values. Raises ConfigError for an unknown option."""
+def _split(arguments: Sequence[str], bare: str = "") -> tuple[list[str], list[str]]:
+    """Split arguments into settings and Hydra's options with values; arguments without a "=" make the setting `bare`.
+
+    Raises ConfigError for an unknown option.
+    """
     overrides: list[str] = []
     flags: list[str] = []
+    names: list[str] = []
     for argument, before in zip(arguments, ["", *arguments], strict=False):
         name = argument.partition("=")[0]
         if before in _VALUED or name in _FLAGS:
@@ -296,9 +403,12 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             raise ConfigError(f"{name}: is fixed: nothing is written but what output= and other settings name")
         elif "=" in argument or argument.startswith("~"):
             overrides.append(argument)
+        elif bare:
+            quoted = argument.replace("'", r"\'")
+            names.append(f"'{quoted}'")
         else:
             raise ConfigError(f"{argument}: expected setting=value")
-    return overrides, flags
+    return overrides + ([f"{bare}=[{','.join(names)}]"] if names else []), flags
 
 
 def _one_line(error: Exception) -> str:

@@ -8,16 +8,19 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from jaxtyping import UInt8
 from PIL import Image, ImageOps
 
-from decoder.video import VIDEO_SUFFIXES, probe_video, stream_video, to_frames
+from decoder.video import VIDEO_SUFFIXES, Pixels, probe_video, stream_video, to_frames
 from terra.errors import ConfigError, ContextError
 from tokenizer.limits import LIMITS, Limits
-from tokenizer.types import Frames
+
+if TYPE_CHECKING:
+    # Inputs are checked, and recordings imported, without torch.
+    from tokenizer.types import Frames
 
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
 
@@ -48,7 +51,7 @@ def load_context(
     image_size: tuple[int, int],
     fps: float,
     limits: Limits = LIMITS,
-) -> Frames:
+) -> "Frames":
     """Load the first `num_frames` frames of a folder, a glob, a video or a list of pictures.
 
     Pictures (PNG and JPEG, RGB, turned as their EXIF says) are taken in natural order of their names, frame_2 before
@@ -73,6 +76,18 @@ def load_context(
         VideoError: a video that can't be read, or is larger than the bounds.
         ConfigError: num_frames, image_size or fps not positive.
     """
+    return to_frames(read_context(source, num_frames=num_frames, image_size=image_size, fps=fps, limits=limits))
+
+
+def read_context(
+    source: str | Path | Sequence[str | Path],
+    *,
+    num_frames: int,
+    image_size: tuple[int, int],
+    fps: float,
+    limits: Limits = LIMITS,
+) -> Pixels:
+    """The frames of `load_context` as 8-bit RGB, channels last; needs no torch. Arguments and errors are the same."""
     if num_frames < 1 or min(image_size) < 1 or not 0 < fps < math.inf:
         raise ConfigError(f"expected positive context settings, got {num_frames = }, {image_size = }, {fps = }")
     if not isinstance(source, str | Path):
@@ -152,18 +167,18 @@ def _pictures(entries: Iterable[Path]) -> list[Path]:
 
 def _load_list(
     source: Sequence[str | Path], num_frames: int, image_size: tuple[int, int], fps: float, limits: Limits
-) -> Frames:
+) -> Pixels:
     if len(source) < num_frames:
         raise ContextError(f"context_frames: expected {num_frames} or more pictures, got {len(source)}")
     frames = [
-        load_context(each, num_frames=1, image_size=image_size, fps=fps, limits=limits) for each in source[:num_frames]
+        read_context(each, num_frames=1, image_size=image_size, fps=fps, limits=limits) for each in source[:num_frames]
     ]
-    return torch.cat(frames)
+    return np.concatenate(frames)
 
 
 def _load_pictures(
     paths: list[Path], source: str, num_frames: int, image_size: tuple[int, int], limits: Limits
-) -> Frames:
+) -> Pixels:
     if len(paths) < num_frames:
         raise ContextError(f"{source}: expected {num_frames} or more PNG or JPEG pictures, got {len(paths)}")
     paths = paths[:num_frames]
@@ -177,7 +192,7 @@ def _load_pictures(
             )
         first_size = picture.size
         frames.append(_resize(picture, image_size))
-    return to_frames(np.stack(frames))
+    return np.stack(frames)
 
 
 def _read_picture(path: Path, image_size: tuple[int, int], limits: Limits) -> Image.Image:
@@ -242,12 +257,12 @@ def _resize(picture: Image.Image, image_size: tuple[int, int]) -> UInt8[np.ndarr
     return np.asarray(picture if picture.size == size else picture.resize(size, Image.Resampling.BICUBIC))
 
 
-def _load_video(path: Path, num_frames: int, image_size: tuple[int, int], fps: float, limits: Limits) -> Frames:
+def _load_video(path: Path, num_frames: int, image_size: tuple[int, int], fps: float, limits: Limits) -> Pixels:
     frames = [
         _resize(Image.fromarray(frame), image_size)
         for frame in sample_video(path, num_frames, fps, lambda size: _check_size(size, image_size, str(path)), limits)
     ]
-    return to_frames(np.stack(frames))
+    return np.stack(frames)
 
 
 def sample_video(

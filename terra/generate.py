@@ -1,74 +1,20 @@
 """The command `terra generate`: checks every input, loads the weights, makes a rollout, and writes its folder."""
 
-import functools
 import time
 from pathlib import Path
 
 from rich.console import Console
 
-from decoder.camera import Camera
 from decoder.video import to_uint8
-from terra.config.groups import MapPose, PipelineSettings, Sampling
 from terra.config.spec import PipelineSpec
-from terra.context import context_files
-from terra.errors import ConfigError
+from terra.generate_settings import GenerateSettings, check_plan
 from terra.memory import memory_frames
-from terra.output import check_output, output_folder
+from terra.output import output_folder
 from terra.pipeline import Pipeline, Rollout, RolloutRequest
 from terra.place_map import load_map
 from terra.progress import stage
-from terra.rollout import (
-    ROLLOUT_FILES,
-    RolloutWriter,
-    action_file,
-    describe_inputs,
-    inputs_sha256,
-    load_inputs,
-    rollout_record,
-)
-from terra.rollout_record import read_any_record
-from terra.windows import check_frames, plan_windows
-from tokenizer.limits import LIMITS, Limits
-from tokenizer.settings import Count, FilePath, Seed, Text
-
-_BYTES_A_PIXEL = 8  # of all files together, generously: MP4s, the GIF's palette pixels, tokens
-_SPARE_BYTES = 32 << 20
-
-
-class GenerateSettings(PipelineSettings):
-    """The settings of conf/generate.yaml.
-
-    Attributes:
-        context: folder or glob of pictures, or a video.
-        trajectory: the drive's path, where actions are waypoints; `sample_id` chooses a line of a .jsonl.
-        actions: the file of the actions, where these are vectors, keys or choices.
-        map: pictures of the place with their poses, which the rollout remembers, see `terra.place_map`; None for none.
-        map_pose: where the first context frame is in the map's axes; None for [0, 0, 0].
-        num_context: context frames taken from the start of `context`.
-        num_frames: frames of the video, context included.
-        seed: seed of the sampling.
-        output: folder of the results; an existing one is replaced only with `overwrite`.
-        png: whether each frame is written as a PNG, too.
-        sampling: how tokens are chosen.
-        camera: camera of the overlay.
-        limits: bounds on what is read.
-    """
-
-    context: Text
-    trajectory: FilePath | None
-    actions: FilePath | None
-    sample_id: int | str | None
-    map: FilePath | None
-    map_pose: MapPose | None
-    num_context: Count
-    num_frames: Count
-    seed: Seed
-    output: FilePath
-    overwrite: bool
-    png: bool
-    sampling: Sampling
-    camera: Camera
-    limits: Limits = LIMITS
+from terra.rollout import RolloutWriter, describe_inputs, inputs_sha256, load_inputs, rollout_record
+from terra.window_plan import check_frames
 
 
 def run(settings: GenerateSettings, console: Console | None = None) -> Path:
@@ -82,22 +28,9 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
     spec = PipelineSpec.from_settings(settings)
     model, image_size = spec.spec, spec.image_size
     num_frames, num_context = settings.num_frames, settings.num_context
-    has_map, pose = settings.map is not None, settings.map_pose or (0.0, 0.0, 0.0)
-    if settings.map_pose is not None and not has_map:
-        raise ConfigError("map_pose: expected none without map=, got one")
+    context, sample_id, pose = settings.context, settings.sample_id, settings.map_pose or (0.0, 0.0, 0.0)
     memory, max_frames = memory_frames(spec.memory), model.layout.max_frames
-    list(plan_windows(num_frames, num_context, max_frames, settings.overlap, memory, has_map=has_map))
-    needed = num_frames * image_size[0] * image_size[1] * _BYTES_A_PIXEL + _SPARE_BYTES
-    context, sample_id = settings.context, settings.sample_id
-    path = action_file(model.space, trajectory=settings.trajectory, actions=settings.actions)
-    check = functools.partial(
-        check_output,
-        settings.output,
-        replaced=ROLLOUT_FILES if settings.overwrite else (),
-        check_replaced=read_any_record,
-        inputs=[*context_files(context, num_context), path, *([settings.map] if settings.map else []), *spec.folders()],
-    )
-    check(needed_bytes=needed)
+    path, check = check_plan(settings, image_size, model.space, max_frames, memory, spec.folders())
     inputs = load_inputs(
         context,
         path,

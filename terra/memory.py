@@ -15,19 +15,23 @@ prompt. The slots after it hold a place action (`place_action`): the memory fram
 All its times are 0, which no action of a drive has.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
-import torch
 from jaxtyping import Float, Float32, Float64, Int64
 from pydantic import Field
-from torch import Tensor
 
 from terra.actions import Waypoints
 from terra.errors import ConfigError
 from tokenizer.settings import Settings
+
+if TYPE_CHECKING:
+    # Settings and config.json hold a `MemoryRule`, and are checked before torch is imported.
+    from torch import Tensor
 
 MOST_CANDIDATES = 3000
 """How many of a rollout's newest frames can be remembered, beside a map's: five minutes at 10 frames a second."""
@@ -223,6 +227,8 @@ def choose(
     Raises:
         ValueError: a window has fewer candidates than `rule.frames`.
     """
+    import torch
+
     few = num_candidates < rule.frames
     if few.any():
         raise ValueError(f"candidates: expected at least {rule.frames}, got {int(num_candidates[few][0])}")
@@ -243,6 +249,8 @@ def _most_seen(
     num_candidates: Int64[Tensor, " windows"],
     expected: Float64[Tensor, "windows memory 3"],
 ) -> Int64[Tensor, "windows memory"]:
+    import torch
+
     order = torch.arange(poses.shape[1])
     is_candidate = (order < num_candidates[:, None])[..., None]
     weights = _coverage(rule, poses, expected)
@@ -263,6 +271,8 @@ def _coverage(
     rule: MemoryRule, poses: Float64[Tensor, "windows frames 3"], targets: Float64[Tensor, "windows targets 3"]
 ) -> Float64[Tensor, "windows frames points"]:
     """How well each frame shows each point in front of the targets, 0 to 1; 0 for poses of NaN."""
+    import torch
+
     poses = torch.cat([poses[..., :2] - targets[:, :1, :2], poses[..., 2:]], -1)  # far from 0, rounding would count
     targets = torch.cat([targets[..., :2] - targets[:, :1, :2], targets[..., 2:]], -1)
     half = math.radians(rule.field_of_view) / 2
@@ -298,4 +308,6 @@ def covered(
     rule: MemoryRule, poses: Float64[np.ndarray, "frames 3"], pose: Float64[np.ndarray, " 3"]
 ) -> Float64[np.ndarray, " frames"]:
     """How much of what is in view from `pose` each frame shows, 0 to 1; 1 for a frame of the same pose."""
+    import torch
+
     return _coverage(rule, torch.from_numpy(poses)[None], torch.from_numpy(pose)[None, None])[0].mean(-1).numpy()

@@ -37,7 +37,8 @@ from terra.recall import PlaceMap, Recall
 from terra.reconstruction import Reconstruction, expected_psnr
 from terra.rollout import load_inputs
 from terra.sampling import SamplingParams
-from terra.windows import SlidingSession, Window, plan_windows, remembered
+from terra.window_plan import Window, plan_windows
+from terra.windows import SlidingSession, remembered
 from terra.world_model.adapter import decoder_of
 from tokenizer import Frames, LFQTokenizer, TokenGrid
 from tokenizer.cores import on_cores
@@ -175,7 +176,8 @@ class Pipeline:
             rollout.save("drive.mp4")
 
         Args:
-            pretrained: "demo" (the model that ships with Terra), "terra_v1" or "terra_v2" (the published models); or a
+            pretrained: "demo" (the model that ships with Terra), "doom", "pusht" or "town_memory" (worlds whose
+                archives come with a clone, unpacked once), "terra_v1" or "terra_v2" (the published models); or a
                 folder that holds tokenizer/ and world_model/; or the Hub id (owner/name) of a repository that holds
                 them. Hub files are downloaded once; weights are read from safetensors, and no code of a repository
                 runs. "./demo" is a folder of that name.
@@ -301,8 +303,8 @@ class Pipeline:
             recall_of: makes what the rollout remembers, in place of the pipeline's own memory (`recall`).
 
         Raises:
-            ConfigError: context or length that no window fits, see `terra.windows.plan_windows`; no such adapter; or a
-                map for a rollout without memory.
+            ConfigError: context or length that no window fits, see `terra.window_plan.plan_windows`; no such
+                adapter; or a map for a rollout without memory.
             EngineError: the engine failed.
         """
         given = len(context) - 1
@@ -337,7 +339,7 @@ class Pipeline:
     def plan(
         self, num_frames: int, num_context: int, adapter: str | None = None, *, has_map: bool = False
     ) -> list[Window]:
-        """The windows of a rollout. Raises ConfigError, see `terra.windows.plan_windows`."""
+        """The windows of a rollout. Raises ConfigError, see `terra.window_plan.plan_windows`."""
         max_frames, memory = self.engine.spec.layout.max_frames, memory_frames(self.memory_for(adapter))
         return list(plan_windows(num_frames, num_context, max_frames, self.overlap, memory, has_map=has_map))
 

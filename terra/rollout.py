@@ -46,37 +46,26 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from jaxtyping import Float64
 
 from decoder.overlay import Camera, compose_rollout, compose_words
 from decoder.video import Pixels, VideoWriter, write_png_sequence, write_video
-from terra.actions import ActionSpace, ActionTrack, Waypoints, load_actions
+from terra.actions import ActionTrack
 from terra.context import context_files, load_context
 from terra.engine.base import EngineSpec
-from terra.errors import ActionError, ConfigError, TerraError
+from terra.errors import TerraError
+from terra.inputs import Drawn, read_action_file, track_rows
 from terra.output import package_versions
 from terra.prompt import Actions
 from terra.reconstruction import Reconstruction
 from terra.rollout_files import describe_files
-from terra.rollout_record import FORMAT, RECORD, VERSION
+from terra.rollout_record import FORMAT, GIF, OVERLAY, PNGS, RECORD, TOKENS, VERSION, VIDEO
 from terra.sampling import SamplingParams
-from terra.trajectory import Trajectory, load_trajectory
-from terra.windows import plan_windows
+from terra.trajectory import Trajectory
+from terra.window_plan import plan_windows
 from tokenizer import Frames, TokenGrid
 from tokenizer.checkpoint import write_tensors
 from tokenizer.files import file_sha256, write_json
 from tokenizer.limits import LIMITS, Limits
-
-TOKENS, VIDEO, GIF = "tokens.safetensors", "video.mp4", "video.gif"
-OVERLAY, PNGS = "overlay.mp4", "frames"
-ROLLOUT_FILES = RECORD, TOKENS, VIDEO, GIF, OVERLAY, f"{PNGS}/frame_*.png", "tokens.npz"
-"""Shell patterns of all that `RolloutWriter` may write, or wrote before."""
-
-Paths = Float64[np.ndarray, "steps points 2"]
-"""The path [x forward, y left] in meters of each frame but a rollout's last, in the frame's own ego frame."""
-
-Drawn = Paths | list[str]
-"""What an overlay shows of each action: its path, or in worlds without poses its words."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,17 +112,6 @@ def load_inputs(
     return RolloutInputs(frames, actions, drawn)
 
 
-def action_file(space: ActionSpace, *, trajectory: Path | None, actions: Path | None) -> Path:
-    """The file of the actions, of two settings the one that suits the model's space. Raises ConfigError."""
-    given = {"trajectory": trajectory, "actions": actions}
-    wanted, other = ("trajectory", "actions") if isinstance(space, Waypoints) else ("actions", "trajectory")
-    path = given[wanted]
-    if path is None or given[other] is not None:
-        got = "nothing" if path is None else f"{other}= as well"
-        raise ConfigError(f"{wanted}: expected the file of the actions, {space.title}, got {got}")
-    return path
-
-
 def load_action_file(
     path: str | Path,
     spec: EngineSpec,
@@ -155,12 +133,8 @@ def load_action_file(
         ActionError: the file can't be read, is too short, or has actions of another space.
         ConfigError: `num_frames` below 1.
     """
-    if isinstance(spec.space, Waypoints):
-        drive = load_trajectory(path, sample_id=sample_id, seconds=num_frames / spec.fps, limits=limits)
-        return track_actions(drive, num_frames, spec)
-    if sample_id is not None:
-        raise ActionError(f"{path}: expected no sample_id, which is for trajectories, got {sample_id}")
-    return track_actions(load_actions(path, spec.space, limits=limits), num_frames, spec)
+    rows, drawn = read_action_file(path, spec.space, spec.fps, num_frames, sample_id=sample_id, limits=limits)
+    return torch.from_numpy(rows), drawn
 
 
 def track_actions(track: Trajectory | ActionTrack, num_frames: int, spec: EngineSpec) -> tuple[Actions, Drawn]:
@@ -170,23 +144,8 @@ def track_actions(track: Trajectory | ActionTrack, num_frames: int, spec: Engine
         ActionError: it is too short, or a trajectory's paths do not cover the model's waypoints.
         ConfigError: `num_frames` below 1.
     """
-    if isinstance(track, Trajectory):
-        return drive_actions(track, num_frames, spec)
-    values = track.at_rate(spec.fps, num_frames - 1)
-    return torch.from_numpy(track.space.rows(values)), [track.space.text(each) for each in values]
-
-
-def drive_actions(trajectory: Trajectory, num_frames: int, spec: EngineSpec) -> tuple[Actions, Paths]:
-    """The `num_frames` - 1 actions of a rollout along a trajectory of any frame rate, and the paths they are made of.
-
-    Raises:
-        TrajectoryError: the trajectory is too short, or its paths do not cover the model's waypoints.
-        ConfigError: `num_frames` below 1.
-    """
-    drive = trajectory.resample(spec.fps, max(num_frames - 1, 1))
-    drive.require(num_frames)
-    actions = drive.actions(num_frames - 1, spec.waypoint_times)
-    return torch.from_numpy(actions), drive.paths[: num_frames - 1]
+    rows, drawn = track_rows(track, num_frames, spec.space, spec.fps)
+    return torch.from_numpy(rows), drawn
 
 
 def describe_inputs(

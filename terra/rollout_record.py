@@ -8,7 +8,10 @@ from terra.errors import OutputError
 from tokenizer.files import read_json
 
 FORMAT, VERSION = "terra-rollout", 2
-RECORD = "rollout.json"
+RECORD, TOKENS, VIDEO, GIF = "rollout.json", "tokens.safetensors", "video.mp4", "video.gif"
+OVERLAY, PNGS = "overlay.mp4", "frames"
+ROLLOUT_FILES = RECORD, TOKENS, VIDEO, GIF, OVERLAY, f"{PNGS}/frame_*.png", "tokens.npz"
+"""Shell patterns of all that `terra.rollout.RolloutWriter` may write, or wrote before."""
 
 
 def read_record(folder: Path) -> dict[str, Any]:

@@ -4,17 +4,21 @@ So a rollout's tokens are the same alone or in a batch, on every engine, and aft
 picks `argmax(logits / temperature + noise)` among the tokens that top-k and top-p leave; `terra.noise` draws.
 """
 
+from __future__ import annotations
+
 import math
 import reprlib
 from dataclasses import dataclass
 from numbers import Integral, Real
+from typing import TYPE_CHECKING
 
 import numpy as np
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
-from terra.noise import gumbel_noise, vocabulary_noise
+if TYPE_CHECKING:
+    # Settings hold `SamplingParams`, and are checked before torch is imported.
+    from torch import Tensor
 
 _TOP_P_CANDIDATES = 1024
 """Number of likeliest tokens of a large vocabulary that top-p examines before it sorts the whole vocabulary."""
@@ -100,6 +104,8 @@ def sample_tokens(
 
     Noise is computed only for the candidates that top-k and top-p leave.
     """
+    from terra.noise import vocabulary_noise
+
     logits = logits.float()
     if params.greedy:
         return logits.argmax(-1)
@@ -125,6 +131,8 @@ def _sample_candidates(
     seeds: Int[Tensor, " rows"],
     positions: Int[Tensor, " rows"],
 ) -> Int[Tensor, " rows"]:
+    from terra.noise import gumbel_noise
+
     best = (values + gumbel_noise(seeds, positions, candidates)).argmax(-1, keepdim=True)
     return rearrange(candidates.gather(-1, best), "rows 1 -> rows")
 

@@ -1,16 +1,20 @@
 """The table of commands, and what each command says of a mistake before anything heavy is imported."""
 
 import importlib
+import json
+import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 import yaml
 from entry import compose
 from missing import run_without
 from omegaconf import OmegaConf
+from PIL import Image
 
 import terra
 from terra.cli import COMMANDS, GROUPS, main
@@ -80,9 +84,12 @@ def test_recordings_are_not_called_driving():
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_has_a_function(name):
-    module, _, function = COMMANDS[name].function.partition(":")
-    assert callable(getattr(importlib.import_module(module), function))
+def test_a_command_has_a_function_of_its_settings(name):
+    function, settings = (
+        getattr(importlib.import_module(path.partition(":")[0]), path.partition(":")[2])
+        for path in (COMMANDS[name].function, COMMANDS[name].settings)
+    )
+    assert get_type_hints(function)["settings"] is settings
 
 
 def test_every_help_page_is_of_a_command():
@@ -104,6 +111,112 @@ def test_an_alias_is_its_command(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main()
     assert capsys.readouterr().err == "error: hashs: no such setting; did you mean hashes?\n"
+
+
+BAD = {
+    "act-bench": "manifest=. output=out limit=abc",
+    "benchmark": "output=out repeats=abc",
+    "check": "num_frames=abc",
+    "convert": "kind=tokenizer input=. output=out bit_order=abc",
+    "evaluate": "data=. output=out num_clips=abc",
+    "generate": "experiment=demo num_frames=abc",
+    "import": "kind=gpx input=. output=out name=a fps=abc",
+    "info": "format=abc",
+    "inspect": "data=. verify=abc",
+    "pack": "world=. output=out.zip bits=abc",
+    "record": "output=out towns=abc",
+    "replay": "folder=. dtype=abc",
+    "rollout": "manifest=. output=out num_context=abc",
+    "serve": "port=abc",
+    "tokenize": "data=. output=out checkpoint=demo batch_size=abc",
+    "train": "data=. output=out max_steps=abc",
+    "train-estimator": "data=. output=out window=abc",
+    "train-refiner": "data=. output=out frames=abc",
+    "train-tokenizer": "data=. output=out max_steps=abc",
+    "unpack": "archive=doom output=[abc]",
+}
+"""A wrong value of a setting for each command."""
+
+
+INPUTS = {
+    "num_frames=500": r".json: covers .* num_frames=500 needs 499",
+    "num_frames=3": r"num_frames: expected more than num_context=3, got 3",
+    "num_context=30": r"num_context: expected 1 to 24 \(the window holds 25\), got 30",
+    "overlap=25": r"overlap: expected 1 to 24",
+    "memory=3": r"memory: expected 0 or auto",
+    "device=warp": r"device: expected cpu or cuda, got 'warp'",
+    "actions=few": r"trajectory: expected the file of the actions, .* got actions= as well",
+    "trajectory=few/0.png": r"0.png: expected a file that ends in .json",
+    "context=few": r"few: expected 3 or more PNG or JPEG pictures, got 1",
+    "context=few num_context=1": r"0.png: expected an aspect ratio of 1.778",
+    "output=few": r"output=few: exists already",
+}
+"""Settings of `terra generate experiment=demo` that do not fit the model or the inputs, and what is said of them."""
+
+REFUSALS = """
+import contextlib, io, json, os, sys
+from terra.cli import main
+
+os.chdir(sys.argv[1])
+done = {}
+for line in json.load(sys.stdin):
+    sys.argv = ["terra", *line.split()]
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        try:
+            code = main()
+        except SystemExit as stop:
+            code = stop.code
+    heavy = sorted({"torch", "transformers"} & set(sys.modules))
+    done[line] = [code, said.getvalue(), heavy]
+    for name in heavy:
+        del sys.modules[name]
+print(json.dumps(done))
+"""
+"""Runs the command lines that stdin has as JSON in a folder, the first argument: exit code, stderr, what is heavy."""
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory) -> dict[str, list]:
+    """What each of the wrong command lines came to, all in one process."""
+    folder = tmp_path_factory.mktemp("refused")
+    (folder / "few").mkdir()
+    Image.new("RGB", (400, 400)).save(folder / "few/0.png")
+    (folder / "few/same.jsonl").write_text('{"id": "a"}\n' * 2)
+    lines = [f"{name} {settings}" for name, settings in BAD.items()]
+    lines += ["rollout manifest=few/same.jsonl output=out"]
+    lines += [f"generate experiment=demo {settings}" for settings in INPUTS]
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSALS, folder],
+        input=json.dumps(lines),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in folder.iterdir()] == ["few"]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_wrong_value_is_refused_before_torch_is_imported(name, refused):
+    code, said, heavy = refused[f"{name} {BAD[name]}"]
+    key = BAD[name].split()[-1].partition("=")[0]
+    assert (code, heavy) == (2, [])
+    assert re.fullmatch(rf"error: {key}: expected .*\n", said)
+
+
+def test_a_manifest_is_refused_before_torch_is_imported(refused):
+    code, said, heavy = refused["rollout manifest=few/same.jsonl output=out"]
+    assert (code, heavy) == (2, [])
+    assert "line 2: expected an id of its own, got that of line 1" in said
+
+
+@pytest.mark.parametrize("settings", INPUTS)
+def test_inputs_are_refused_before_torch_is_imported(settings, refused):
+    code, said, heavy = refused[f"generate experiment=demo {settings}"]
+    assert (code, heavy) == (2, [])
+    assert re.fullmatch(f"error: .*{INPUTS[settings]}.*\n", said)
 
 
 def test_the_overview_lists_every_command_and_imports_nothing_heavy():
@@ -260,7 +373,7 @@ def test_names_are_exported_lazily_and_generating_needs_no_extra():
     done = python(
         f"import sys, terra; assert not {HEAVY!r} & set(sys.modules)\n"
         f"sys.modules.update(dict.fromkeys({list(EXTRAS)!r}))\n"
-        "from terra import *; import terra.check, terra.generate, terra.replay, terra.rollouts.batch\n"
+        "from terra import *; import terra.check.run, terra.generate, terra.replay, terra.rollouts.batch\n"
         "print(*dir(terra))"
     )
     assert done.returncode == 0, done.stderr

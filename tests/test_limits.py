@@ -18,12 +18,12 @@ from tiny import save_tiny, tiny_tokenizer_config
 from terra.config.files import config_dir
 from terra.config.groups import Sampling
 from terra.errors import CheckpointError, ConfigError, TerraError, TrajectoryError
-from terra.rollout import drive_actions
+from terra.rollout import track_actions
 from terra.rollouts.manifest import count_rollouts, parse_line, read_line, read_lines
 from terra.rollouts.settings import RolloutSettings
 from terra.sampling import SamplingParams, window_seed
 from terra.trajectory import Trajectory, load_trajectory
-from terra.windows import check_frames
+from terra.window_plan import check_frames
 from terra.world_model import LlamaActionForCausalLM, load_config, load_world_model
 from tokenizer import LFQTokenizer, LFQTokenizerConfig
 from tokenizer.checkpoint import read_layout
@@ -241,7 +241,7 @@ class TestTrajectories:
         assert "frames at 100 fps: expected at most" in refused(lambda: load_trajectory(path), TrajectoryError)
         drive = load_trajectory(path, seconds=2.5)
         assert drive.num_frames == 252
-        actions, _ = drive_actions(drive, 25, engine_spec)
+        actions, _ = track_actions(drive, 25, engine_spec)
         assert len(actions) == 24
 
     def test_what_is_cut_off_changes_no_action(self, tmp_path, engine_spec):
@@ -252,7 +252,7 @@ class TestTrajectories:
             path.write_text(json.dumps({**WORLD, "fps": fps, "poses": poses.tolist()}))
             whole, part = load_trajectory(path), load_trajectory(path, seconds=25 / engine_spec.fps)
             assert part.num_frames < whole.num_frames
-            assert drive_actions(part, 25, engine_spec)[0].equal(drive_actions(whole, 25, engine_spec)[0])
+            assert track_actions(part, 25, engine_spec)[0].equal(track_actions(whole, 25, engine_spec)[0])
 
     @pytest.mark.parametrize(
         ("text", "words"),

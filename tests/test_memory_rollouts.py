@@ -35,7 +35,8 @@ from terra.prompt import build_prompt
 from terra.recall import PlaceMap, Recall
 from terra.sampling import SamplingParams, window_seed
 from terra.serving.rollout import Fork, LiveRollout, context_moments
-from terra.windows import SlidingSession, plan_windows, remembered, window_at
+from terra.window_plan import plan_windows, window_at
+from terra.windows import SlidingSession, remembered
 from terra.world_model import LlamaActionV2ForCausalLM, load_adapter
 from tokenizer import LFQTokenizer
 

@@ -34,7 +34,7 @@ from terra.serving.messages import Control, Open, frame_message, read_frame
 from terra.serving.model import Model, encode_picture
 from terra.serving.rollout import Fork, LiveRollout, context_moments
 from terra.trajectory import load_trajectory
-from terra.windows import plan_windows, window_at
+from terra.window_plan import plan_windows, window_at
 from tokenizer import LFQTokenizer
 
 pytest_plugins = ["serving_fixtures"]

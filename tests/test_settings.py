@@ -25,15 +25,15 @@ from terra.config.spec import AUTO, PipelineSpec, choose_engine
 from terra.engine.jacobi import JacobiEngine
 from terra.errors import CheckpointError, ConfigError, TerraError
 from terra.evaluation.settings import EvaluationSettings
-from terra.generate import GenerateSettings
+from terra.generate_settings import GenerateSettings
 from terra.pipeline import Pipeline, RolloutRequest
 from terra.rollouts.manifest import FIELDS, Line, parse_line, rollout_names
 from terra.rollouts.settings import BatchSettings, RolloutSettings
 from terra.sampling import SamplingParams
 from terra.serving.settings import ServeSettings
 from terra.training.settings import LoopConfig
-from terra.training.tokenizer import TrainTokenizerSettings
-from terra.training.world_model import TrainWorldModelSettings
+from terra.training.tokenizer_settings import TrainTokenizerSettings
+from terra.training.world_model_settings import TrainWorldModelSettings
 from tokenizer.settings import Count, FilePath, Fraction, Positive, Seed, Settings, checked, did_you_mean
 
 
@@ -142,6 +142,7 @@ NEEDED = {
     "replay": ["folder=f"],
     "record": ["output=o"],
     "import": ["kind=kitti", "input=i", "output=o"],
+    "info": [],
     "inspect": ["data=d"],
     "tokenize": ["data=d", "checkpoint=c", "output=o"],
     "train": ["data=d", "output=o"],

@@ -25,9 +25,9 @@ from terra.training.processes import start_processes
 from terra.training.randomness import step_random
 from terra.training.reconstruction import evaluate_tokenizer, shares_kept, tokens_kept
 from terra.training.start import find_tokenizer
-from terra.training.terms import KeepTokensSettings
 from terra.training.tokenize import FrameEncoder, finish_split, tokenize_split
-from terra.training.tokenizer import TrainTokenizerSettings, run, train_further, train_tokenizer
+from terra.training.tokenizer import run, train_further, train_tokenizer
+from terra.training.tokenizer_settings import KeepTokensSettings, TrainTokenizerSettings
 from tokenizer import LFQTokenizer
 from tokenizer.checkpoint import checkpoint_sha256
 from tokenizer.config import LFQTokenizerConfig

@@ -26,14 +26,7 @@ from terra.errors import CheckpointError, ConfigError, DatasetError
 from terra.metrics.frames import PSNR_CAP
 from terra.metrics.networks import FeatureNetwork, load_feature_network
 from terra.pairing import check_pairing
-from terra.training.adversarial import (
-    AdversarialConfig,
-    PatchDiscriminator,
-    adaptive_weight,
-    generator_loss,
-    hinge_loss,
-    lecam_loss,
-)
+from terra.training.adversarial import PatchDiscriminator, adaptive_weight, generator_loss, hinge_loss, lecam_loss
 from terra.training.autoencoding import (
     DecoderObjective,
     TokenizerObjective,
@@ -46,8 +39,9 @@ from terra.training.preview import load_preview_tokenizer
 from terra.training.randomness import step_random
 from terra.training.reconstruction import evaluate_tokenizer, evenly_spaced, packaged_network
 from terra.training.settings import LoopConfig
-from terra.training.terms import EntropyAnneal, Terms, TermSettings
-from terra.training.tokenizer import TrainTokenizerSettings, run, small_config, train_decoder, train_tokenizer
+from terra.training.terms import Terms
+from terra.training.tokenizer import run, small_config, train_decoder, train_tokenizer
+from terra.training.tokenizer_settings import AdversarialConfig, EntropyAnneal, TermSettings, TrainTokenizerSettings
 from tokenizer import LFQTokenizer, LossWeights
 from tokenizer.checkpoint import checkpoint_sha256
 from tokenizer.lineage import makes_tokens_of, tokens_sha256

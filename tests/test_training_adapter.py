@@ -17,7 +17,8 @@ from terra.errors import CheckpointError, ConfigError
 from terra.prompt import pack_blocks
 from terra.training.start import find_world_model
 from terra.training.state import BestWeights
-from terra.training.world_model import WorldModelTraining, build_config, save_world_model, train_world_model
+from terra.training.world_model import build_config, save_world_model, train_world_model
+from terra.training.world_model_settings import WorldModelTraining
 from terra.world_model import LlamaActionV2ForCausalLM, load_adapter, load_world_model
 from terra.world_model.adapter import adapter_sha256
 from tokenizer.checkpoint import checkpoint_sha256

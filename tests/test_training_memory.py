@@ -18,8 +18,9 @@ from terra.memory import expected_poses, memory_times, place_action
 from terra.prompt import pack_blocks
 from terra.training.prediction import evaluate_memory
 from terra.training.randomness import step_random
-from terra.training.windows import MemoryTraining, MemoryWindows, Windows
-from terra.training.world_model import WorldModelTraining, train_world_model
+from terra.training.windows import MemoryWindows, Windows
+from terra.training.world_model import train_world_model
+from terra.training.world_model_settings import MemoryTraining, WorldModelTraining
 from terra.world_model import load_adapter, load_world_model
 from terra.world_model.model import IGNORED_LABEL
 

@@ -30,15 +30,8 @@ from terra.training.preview import HeldOutPreview, load_preview_tokenizer, roll_
 from terra.training.randomness import step_random
 from terra.training.settings import LoopConfig
 from terra.training.state import Ema
-from terra.training.world_model import (
-    TrainWorldModelSettings,
-    WorldModelSize,
-    WorldModelTraining,
-    build_config,
-    run,
-    save_world_model,
-    train_world_model,
-)
+from terra.training.world_model import build_config, run, save_world_model, train_world_model
+from terra.training.world_model_settings import TrainWorldModelSettings, WorldModelSize, WorldModelTraining
 from terra.world_model import LlamaActionV2ForCausalLM, load_world_model, model as model_module
 from tokenizer import LFQTokenizer
 from tokenizer.checkpoint import checkpoint_sha256

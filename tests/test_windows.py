@@ -6,7 +6,8 @@ from window_plans import CountingEngine, plans
 from terra.errors import ConfigError
 from terra.prompt import build_prompt
 from terra.sampling import SamplingParams, window_seed
-from terra.windows import SlidingSession, plan_windows
+from terra.window_plan import plan_windows
+from terra.windows import SlidingSession
 
 SAMPLING = SamplingParams()
 

@@ -1,17 +1,22 @@
 """A world as one file, and back: what is kept, what is rounded, and what is refused."""
 
+import shutil
+import sys
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from entry import compose, read_settings
 from tiny import COLS, ROWS, save_tiny, tiny_tokenizer_config
 
+from terra.cli import main
 from terra.config.files import check_paths
 from terra.errors import CheckpointError, ConfigError, OutputError
 from terra.pipeline import Pipeline
 from terra.world_model import LlamaActionV2ForCausalLM, load_config
-from terra.worlds.archive import pack, unpack
+from terra.worlds.archive import UNPACKED, pack, unpack, unpack_once
+from terra.worlds.places import archive_of
 from terra.worlds.rounding import restored, rounded
 from tokenizer import LFQTokenizer
 from tokenizer.checkpoint import checkpoint_sha256, load_tensors
@@ -182,27 +187,100 @@ def test_no_archive(tmp_path):
     assert not (tmp_path / "again").exists()
 
 
-def test_a_world_that_is_not_there_says_where_it_is_to_be_had(tmp_path, monkeypatch, world):
+@pytest.fixture
+def at_hand(tmp_path, monkeypatch, world):
+    """The archive of the tiny world as that of doom in a clone, which nobody has unpacked; gives the folder to be."""
+    packed(world).rename(tmp_path / "doom.zip")
     monkeypatch.setenv("TERRA_WORLDS", str(tmp_path / "worlds"))
-    monkeypatch.setattr("terra.config.files._ARCHIVES", tmp_path)
-    folder, archive = tmp_path / "worlds" / "doom", tmp_path / "doom.zip"
+    monkeypatch.setattr("terra.worlds.places._ARCHIVES", tmp_path)
+    return tmp_path / "worlds" / "doom"
 
-    def message() -> str:
-        with pytest.raises(CheckpointError) as error:
-            Pipeline.from_pretrained("doom", engine="hf", device="cpu")
-        return str(error.value)
 
-    missing = f"model=doom: no folder {folder}: unpack its archive, once: terra unpack archive="
-    told = f"{missing}doom.zip; archives are in terra/worlds of Terra's repository"
-    assert message() == told
+def test_a_world_that_is_not_there_says_where_it_is_to_be_had(at_hand, tmp_path):
+    (tmp_path / "doom.zip").rename(tmp_path / "elsewhere")
+    source = "archives are in terra/worlds of Terra's repository"
+    told = f"model=doom: no folder {at_hand}: unpack its archive, once: terra unpack doom.zip; {source}"
+    with pytest.raises(CheckpointError) as error:
+        Pipeline.from_pretrained("doom", engine="hf", device="cpu")
+    assert str(error.value) == told
     with pytest.raises(ConfigError) as error:
         check_paths(compose("generate", ["model=doom", "context=.", "trajectory=.", "output=out"]), ())
     assert str(error.value) == told
-    packed(world).rename(archive)
-    assert message() == f"{missing}{archive}"
-    unpack(read_settings("unpack", [f"archive={archive}"]))
-    with Pipeline.from_pretrained("doom", engine="hf", device="cpu", dtype="float32", overlap=2) as pipeline:
-        assert pipeline.tokenizer.rows == ROWS
-    assert read_settings("serve", ["model=doom"]).scenes == folder / "contexts"
-    with pytest.raises(OutputError, match=f"output={folder}: "):
-        unpack(read_settings("unpack", [f"archive={archive}"]))
+    with pytest.raises(ConfigError, match="expected an archive of terra pack, such as those in terra/worlds of"):
+        unpack(read_settings("unpack", ["archive=doom"]))
+
+
+def test_a_world_at_hand_is_unpacked_where_it_is_first_used(at_hand, capsys):
+    for said in (f"unpacking doom (1 MB) to {at_hand}, once\n", ""):
+        with Pipeline.from_pretrained("doom", engine="hf", device="cpu", dtype="float32", overlap=2) as pipeline:
+            assert pipeline.tokenizer.rows == ROWS
+        assert capsys.readouterr().err == said
+    assert read_settings("serve", ["model=doom"]).scenes == at_hand / "contexts"
+
+
+def test_a_command_unpacks_a_world_at_hand_before_it_looks_for_its_scenes(at_hand, monkeypatch, capsys):
+    arguments = ["model=doom", f"context={at_hand}/contexts/hall", f"trajectory={at_hand}/README.md"]
+    for more, line in (
+        ("seed=-1", "seed: expected a whole number from 0"),
+        ("seed=1", "README.md: expected a file that"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["terra", "generate", *arguments, more])
+        assert not at_hand.exists()
+        with pytest.raises(SystemExit):
+            main()
+        assert line in capsys.readouterr().err
+    assert at_hand.is_dir()
+
+
+def test_processes_that_unpack_at_once_make_one_folder(at_hand):
+    archive = archive_of(str(at_hand))
+    assert archive is not None
+    with ThreadPoolExecutor(4) as threads:
+        for done in [threads.submit(unpack_once, archive, at_hand) for _ in range(4)]:
+            done.result()
+    before = at_hand.stat().st_ino
+    unpack_once(archive, at_hand)  # another was faster
+    assert at_hand.stat().st_ino == before
+    assert [path.name for path in at_hand.parent.iterdir()] == ["doom"]
+    (at_hand / UNPACKED).unlink()
+    with pytest.raises(OutputError, match="exists already"):
+        unpack_once(archive, at_hand)
+
+
+def test_worlds_are_unpacked_by_name_and_what_is_there_is_left(at_hand, tmp_path, monkeypatch, capsys):
+    shutil.copy(tmp_path / "doom.zip", tmp_path / "pusht.zip")
+    shutil.copy(tmp_path / "doom.zip", tmp_path / "it's.zip")
+
+    def say(*names: str) -> list[str]:
+        monkeypatch.setattr(sys, "argv", ["terra", "unpack", *names])
+        main()
+        return capsys.readouterr().out.splitlines()
+
+    pusht, third = at_hand.with_name("pusht"), at_hand.with_name("it's")
+    assert say("doom", "pusht") == [f"{at_hand}: model=doom", f"{pusht}: model=pusht"]
+    assert say("doom", str(tmp_path / "it's.zip")) == [
+        f"is there already: {at_hand}: model=doom",
+        f"{third}: model=it's",
+    ]
+    assert say("archive=doom") == [f"is there already: {at_hand}: model=doom"]
+    (at_hand / "world_model/model.safetensors").unlink()
+    monkeypatch.setattr(sys, "argv", ["terra", "unpack", "doom"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    assert "got another: remove it first, or choose another place with output=" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["archive=nowhere"], r"or a world at hand \(doom\), found nothing at nowhere"),
+        (["archive=[doom,nowhere]"], r"or a world at hand \(doom\), found nothing at nowhere"),
+        (["archive=[doom,doom]", "output=here"], "output: expected null with 2 archives, got here"),
+        (["archive=[]"], "archive: expected names of worlds or paths of archives, got"),
+    ],
+)
+def test_what_cannot_be_unpacked_is_one_line(at_hand, overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        unpack(read_settings("unpack", overrides))
+    assert not at_hand.exists()

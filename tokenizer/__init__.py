@@ -7,8 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tokenizer.config import EncoderDecoderConfig, LFQTokenizerConfig, QuantizerConfig
-    from tokenizer.losses import LossWeights, tokenizer_loss
+    from tokenizer.config import EncoderDecoderConfig, LFQTokenizerConfig, LossWeights, QuantizerConfig
+    from tokenizer.losses import tokenizer_loss
     from tokenizer.model import LFQTokenizer
     from tokenizer.types import Frames, TokenGrid
 
@@ -28,7 +28,7 @@ _MODULES = {
     "Frames": "tokenizer.types",
     "LFQTokenizer": "tokenizer.model",
     "LFQTokenizerConfig": "tokenizer.config",
-    "LossWeights": "tokenizer.losses",
+    "LossWeights": "tokenizer.config",
     "QuantizerConfig": "tokenizer.config",
     "TokenGrid": "tokenizer.types",
     "tokenizer_loss": "tokenizer.losses",

@@ -4,6 +4,8 @@ The world model uses this module too. Only safetensors files are read, and a fol
 a weight is loaded.
 """
 
+from __future__ import annotations
+
 import hashlib
 import math
 import os
@@ -11,12 +13,9 @@ import re
 import reprlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from tokenizer import files
 from tokenizer.errors import CheckpointError, OutputError
@@ -29,6 +28,10 @@ from tokenizer.files import (
     replacing,
     write_json as write_json,
 )
+
+if TYPE_CHECKING:
+    # Files are found and their headers checked before torch is imported.
+    from torch import Tensor
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
@@ -64,7 +67,6 @@ _ITEM_BYTES = {
 FLOATS = "BF16", "F16", "F32", "F64"
 """The dtypes of a safetensors header that weights of a network may have."""
 
-_CHECKED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _NUM_NAMES_SHOWN, _NAME_CHARS_SHOWN = 5, 200
 _MAX_DIMENSIONS = 8
 _MAX_HEADER_BYTES, _MAX_TENSORS = 16 << 20, 100_000
@@ -91,7 +93,7 @@ def resolve_checkpoint(path_or_hub_id: str | Path, subfolder: str | None = None,
         raise CheckpointError(f"expected the subfolder {subfolder!r} in {path_or_hub_id}, found none in {root}")
     if not (folder / CONFIG_NAME).is_file():
         raise CheckpointError(f"expected {CONFIG_NAME} in {folder}, found none")
-    _weight_files(folder)
+    weight_files(folder)
     return folder
 
 
@@ -131,7 +133,7 @@ def read_layout(folder: Path, dtypes: Collection[str] = _ITEM_BYTES) -> Layout:
     disagrees with the shards.
     """
     layout: Layout = {}
-    for path in _weight_files(folder):
+    for path in weight_files(folder):
         header = read_header(path, dtypes)
         repeated = sorted(layout.keys() & header.keys())
         if repeated:
@@ -183,9 +185,11 @@ def load_tensors(folder: Path) -> dict[str, Tensor]:
     Each tensor is copied to memory of its own, because a safetensors file aligns tensors to 8 bytes only, and on some
     CPUs the last bit of a product depends on whether its factors begin at a multiple of 64 bytes.
     """
+    from safetensors.torch import load_file
+
     read_layout(folder)
     tensors: dict[str, Tensor] = {}
-    for path in _weight_files(folder):
+    for path in weight_files(folder):
         try:
             loaded = load_file(path)
         except (SafetensorError, OSError) as error:
@@ -201,7 +205,10 @@ def check_finite(where: Path, name: str, tensor: Tensor) -> None:
 
     Raises CheckpointError, which names the tensor and the file or folder `where`, for NaN or infinity.
     """
-    if tensor.dtype not in _CHECKED or not tensor.numel():
+    import torch
+
+    checked = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    if tensor.dtype not in checked or not tensor.numel():
         return
     low, high = tensor.aminmax()  # much faster than torch.isfinite; NaN comes through
     if not (torch.isfinite(low) and torch.isfinite(high)):
@@ -211,7 +218,7 @@ def check_finite(where: Path, name: str, tensor: Tensor) -> None:
 def checkpoint_sha256(folder: Path) -> str:
     """Hash config.json and the weight files: SHA-256, in hexadecimal, of their names and SHA-256s, sorted by name."""
     total = hashlib.sha256()
-    for path in sorted([folder / CONFIG_NAME, *_weight_files(folder)]):
+    for path in sorted([folder / CONFIG_NAME, *weight_files(folder)]):
         digest = file_sha256(path, CheckpointError)
         total.update(f"{digest}  {path.name}\n".encode())
     return total.hexdigest()
@@ -219,6 +226,8 @@ def checkpoint_sha256(folder: Path) -> str:
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """Write tensors as one safetensors file, whole or not at all; missing folders are made. Raises OutputError."""
+    from safetensors.torch import save_file
+
     plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     make_folder(path.parent)
     with replacing(path) as temporary:
@@ -251,7 +260,7 @@ def _download(hub_id: str, subfolder: str | None, revision: str | None) -> Path:
         ) from error
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a checkpoint; raise CheckpointError if one is missing."""
     single, index = folder / WEIGHTS_NAME, folder / INDEX_NAME
     if single.is_file() and index.is_file():

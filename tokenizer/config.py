@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from tokenizer.checkpoint import BOOKKEEPING, read_config
 from tokenizer.errors import CheckpointError
-from tokenizer.settings import Count, NonNegative, Settings, checked, expecting
+from tokenizer.settings import Count, NonNegative, Positive, Settings, checked, expecting
 
 BitOrder = Literal["msb_first", "lsb_first"]
 
@@ -75,6 +75,24 @@ class QuantizerConfig(Settings):
         if self.codebook_size != 2**self.dim:
             raise ValueError(f"codebook_size: expected 2**dim = {2**self.dim}, got {self.codebook_size}")
         return self
+
+
+class LossWeights(Settings):
+    """Weights of the terms of `tokenizer.losses.tokenizer_loss`.
+
+    `temperature` is that of the entropies' soft assignment; `foreground` raises the weight of pixels that are far from
+    the batch's mean picture, see `tokenizer.losses.pixel_loss`.
+
+    The two entropies' weights against each other stand in the tokenizer's `quantizer_config`. Raises ConfigError on a
+    negative weight or a temperature that is not positive.
+    """
+
+    pixel: NonNegative = 1.0
+    gradient: NonNegative = 1.0
+    entropy: NonNegative = 0.1
+    commitment: NonNegative = 0.25
+    temperature: Positive = 0.01
+    foreground: NonNegative = 0.0
 
 
 class LFQTokenizerConfig(Settings):

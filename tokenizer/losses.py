@@ -13,9 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from tokenizer.config import QuantizerConfig
+from tokenizer.config import LossWeights, QuantizerConfig
 from tokenizer.quantizer import quantize, tokens_from_signs
-from tokenizer.settings import NonNegative, Positive, Settings
 from tokenizer.types import Frames
 
 Scalar = Float[Tensor, ""]
@@ -23,24 +22,6 @@ PreQuantized = Float[Tensor, "frames dim rows cols"]
 
 # A group of 18 bits has 2**9 by 2**9 probabilities, a megabyte in float32.
 MAX_GROUP_BITS = 18
-
-
-class LossWeights(Settings):
-    """Weights of the terms of `tokenizer_loss`.
-
-    `temperature` is that of the entropies' soft assignment; `foreground` raises the weight of pixels that are far from
-    the batch's mean picture, see `pixel_loss`.
-
-    The two entropies' weights against each other stand in the tokenizer's `quantizer_config`. Raises ConfigError on a
-    negative weight or a temperature that is not positive.
-    """
-
-    pixel: NonNegative = 1.0
-    gradient: NonNegative = 1.0
-    entropy: NonNegative = 0.1
-    commitment: NonNegative = 0.25
-    temperature: Positive = 0.01
-    foreground: NonNegative = 0.0
 
 
 class EntropyTerms(NamedTuple):

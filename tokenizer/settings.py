@@ -5,13 +5,14 @@ from a model's own JSON schema, so a field's bounds are written once, in its ann
 """
 
 import difflib
+import re
 import reprlib
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, overload
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from tokenizer.errors import ConfigError, TerraError
@@ -35,6 +36,12 @@ def expecting(words: str) -> Any:
     return Field(json_schema_extra={"expected": words})
 
 
+def _known_device(name: str) -> str:
+    if re.fullmatch(r"(cpu|cuda)(:\d{1,4})?", name) is None:
+        raise ValueError(f"expected cpu or cuda, got {_shown(name)}")
+    return name
+
+
 def _as_written(value: object) -> object:
     """The text of a whole number: YAML reads a folder named 2026 or a drive named 07 as a number."""
     return str(value) if type(value) is int else value
@@ -44,6 +51,8 @@ Text = Annotated[str, BeforeValidator(_as_written)]
 FilePath = Annotated[Path, Field(strict=False), BeforeValidator(_as_written)]
 Dtype = Literal["float32", "bfloat16", "float16"]
 """A path as text, or as `pathlib.Path`."""
+Device = Annotated[str, AfterValidator(_known_device)]
+"""The name of a device, such as "cpu" or "cuda:1"; whether it is there is known when torch is imported."""
 
 
 class Settings(BaseModel):

@@ -1,14 +1,17 @@
 """The pydantic models of conf/act_bench.yaml's settings."""
 
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from pydantic import model_validator
 
-from terra.act_bench.estimator import ActEstimatorConfig
 from terra.config.groups import CheckpointSettings
 from terra.errors import ConfigError
 from terra.rollouts.settings import BatchSettings
 from tokenizer.settings import Count, Dtype, FilePath
+
+if TYPE_CHECKING:
+    # Settings are checked before torch is imported.
+    from terra.act_bench.estimator import ActEstimatorConfig
 
 
 class EstimatorSettings(CheckpointSettings):
@@ -51,7 +54,7 @@ class ActBenchSettings(BatchSettings):
             raise ValueError(f"num_samples: expected 1, the benchmark's, got {self.num_samples}")
         return self
 
-    def check_length(self, estimator: ActEstimatorConfig) -> None:
+    def check_length(self, estimator: "ActEstimatorConfig") -> None:
         """Refuse rollouts of which the estimator would not see exactly what was generated. Raises ConfigError."""
         expected = self.num_context + estimator.num_frames
         if self.num_frames != expected:

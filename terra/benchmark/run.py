@@ -8,43 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 from time import monotonic
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any
 
 from terra.benchmark.case import BANDWIDTH, result_path, write_json
 from terra.benchmark.plan import CASES, Amount, Case, plan_cases
 from terra.benchmark.report import write_report
-from terra.config.groups import CheckpointSettings, ModelFolder, TokenizerSettings
+from terra.benchmark.settings import BenchmarkSettings
 from terra.device import dtype_name, has_fp8, torch_device, torch_dtype
 from terra.errors import ConfigError
-from tokenizer.settings import Count, FilePath, Positive, Settings
 
 logger = logging.getLogger(__name__)
-
-
-class BenchmarkSettings(Settings):
-    """The settings of conf/benchmark.yaml, which says what each of them means."""
-
-    model: ModelFolder | None = None
-    tokenizer: TokenizerSettings | None
-    world_model: CheckpointSettings | None
-    shape: str | None
-    drive: FilePath | None
-    output: FilePath
-    device: Literal["cpu", "cuda"] | None
-    dtype: Literal["float32", "bfloat16"] | None
-    cases: Annotated[tuple[str, ...] | None, Field(strict=False)]
-    rollouts: Annotated[tuple[Count, ...], Field(strict=False)]
-    num_context: Count
-    num_frames: Count
-    repeats: Count
-    repeats_many: Count
-    baseline_tokens: Count | None
-    max_seconds: Positive
-    case_seconds: Positive
-    bandwidth_mib: dict[str, Count]
-    vllm: dict[str, Any]
 
 
 def run(settings: BenchmarkSettings) -> None:

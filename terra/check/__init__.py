@@ -1,5 +1,1 @@
 """The command `terra check`: whether a tokenizer and a world model are intact, match the published ones, and fit."""
-
-from terra.check.run import check
-
-__all__ = ["check"]

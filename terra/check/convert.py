@@ -3,37 +3,13 @@
 Nothing in a pickle is executed, and every tensor in it is accounted for.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import Field
-
+from terra.check.settings import ConvertSettings
 from terra.errors import CheckpointError, ConfigError
 from terra.output import check_output, output_folder
 from tokenizer.checkpoint import CONFIG_NAME, WEIGHTS_NAME
-from tokenizer.config import BitOrder
 from tokenizer.conversion import convert_state_dict, read_state_dict
-from tokenizer.settings import Count, FilePath, Settings, expecting
-
-
-class ConvertSettings(Settings):
-    """The whole of conf/convert.yaml.
-
-    Attributes:
-        kind: what the file holds.
-        input: the file.
-        output: folder of config.json and model.safetensors; replaced only with `overwrite`.
-        weights: with kind=tokenizer, the moving average or those of the last step.
-        image_size: with kind=tokenizer, (height, width) of the frames to encode.
-        bit_order: with kind=tokenizer, see `tokenizer.QuantizerConfig`.
-    """
-
-    kind: Literal["tokenizer", "refiner"]
-    input: FilePath
-    output: FilePath
-    overwrite: bool
-    weights: Literal["live", "ema"]
-    image_size: Annotated[tuple[Count, Count] | None, Field(strict=False), expecting("[height, width]")]
-    bit_order: BitOrder | None
 
 
 def run(settings: ConvertSettings) -> None:

@@ -1,58 +1,22 @@
 """What `terra check` does: both checkpoints, the pair, and the bit order, each as far as the files allow."""
 
 from dataclasses import asdict
-from typing import Annotated, Self
 
-from pydantic import Field, model_validator
 from rich.console import Console
 
 from terra.check.bit_order import MIN_MARGIN, BitOrderLosses, measure_bit_orders
 from terra.check.checkpoints import Tokenizer, WorldModel, check_pair, check_tokenizer, check_world_model
 from terra.check.report import PAIR, Findings, print_findings, write_findings
-from terra.config.groups import PairSettings
+from terra.check.settings import CheckSettings
 from terra.device import torch_device, torch_dtype
 from terra.engine.base import EngineSpec
 from terra.errors import ConfigError
-from terra.rollout import action_file, load_inputs
+from terra.inputs import action_file
+from terra.rollout import load_inputs
 from terra.world_model import load_world_model
 from tokenizer import LFQTokenizer
-from tokenizer.settings import Count, FilePath, Text
 
 BIT_ORDER = "bit order"
-
-
-class CheckSettings(PairSettings):
-    """The whole of conf/check.yaml.
-
-    Attributes:
-        hashes: compare SHA-256 with the published ones.
-        report: JSON file that the findings are written to, too.
-        context: real frames, for the bit order; None leaves the bit order out.
-        trajectory: the frames' path, where actions are waypoints.
-        actions: the file of the frames' actions, where these are vectors, keys or choices.
-        sample_id: which line of a .jsonl trajectory.
-        num_frames: frames taken from the start of `context`.
-        window: frames of a window, the first given, the others predicted.
-        num_windows: windows, spread evenly over the frames.
-    """
-
-    hashes: bool
-    report: FilePath | None
-    context: Text | None
-    trajectory: FilePath | None
-    actions: FilePath | None
-    sample_id: int | str | None
-    num_frames: Annotated[int, Field(ge=2)]
-    window: Annotated[int, Field(ge=2)]
-    num_windows: Count
-
-    @model_validator(mode="after")
-    def _fit_together(self) -> Self:
-        if self.window > self.num_frames:
-            raise ValueError(f"window: expected at most num_frames={self.num_frames}, got {self.window}")
-        if (self.context is None) != (self.trajectory is None and self.actions is None):
-            raise ValueError("context and trajectory (or actions): expected both or neither, got one")
-        return self
 
 
 def check(settings: CheckSettings) -> int:

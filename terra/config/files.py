@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from terra.errors import ConfigError
+from terra.worlds.places import DEMO, archive_of, missing_world, unpacked_worlds, worlds_folder
 
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _FOUND = ("${terra_adapters:", "${terra_worlds:")  # defaults: folders by name, any of them
@@ -20,28 +21,6 @@ def config_dir() -> Path:
     """The folder of YAML files: `terra/conf` in an installed package, `conf` in a checkout."""
     root = Path(__file__).parent.parent  # terra/
     return root / "conf" if (root / "conf").is_dir() else root.parent / "conf"
-
-
-DEMO = Path(__file__).parent.parent / "demo"
-"""The folder of what ships with Terra."""
-
-_ARCHIVES = Path(__file__).parent.parent / "worlds"  # of a clone; a wheel has none
-
-
-def worlds_folder() -> Path:
-    """Where worlds that are not in the package are looked for: $TERRA_WORLDS, else ~/.cache/terra/worlds."""
-    return Path(os.environ.get("TERRA_WORLDS") or Path.home() / ".cache" / "terra" / "worlds")
-
-
-def missing_world(pretrained: str) -> str | None:
-    """One line that says where a world is to be had; None for one that is there, or for what is no such world."""
-    path = Path(pretrained)
-    if path.parent != worlds_folder() or path.is_dir():
-        return None
-    archive, source = str(_ARCHIVES / f"{path.name}.zip"), ""
-    if not Path(archive).is_file():
-        archive, source = f"{path.name}.zip", "; archives are in terra/worlds of Terra's repository"
-    return f"model={path.name}: no folder {path}: unpack its archive, once: terra unpack archive={archive}{source}"
 
 
 def register_resolvers() -> None:
@@ -66,8 +45,7 @@ def register_resolvers() -> None:
 
 
 def _model_name(pretrained: object) -> str:
-    path = Path(str(pretrained))
-    return "terra-demo" if path == DEMO / "world_model" else path.resolve().name or "terra"
+    return "terra-demo" if _is_shipped(pretrained) else Path(str(pretrained)).resolve().name or "terra"
 
 
 def _scenes(pretrained: object) -> str:
@@ -77,19 +55,17 @@ def _scenes(pretrained: object) -> str:
 
 def _shipped_adapters(pretrained: object) -> dict[str, str]:
     """The folders in terra/demo/adapters/ that hold an adapter, for the model that ships with Terra."""
-    return _found(pretrained, DEMO / "adapters", "adapter_config.json")
+    found = sorted((DEMO / "adapters").glob("*")) if _is_shipped(pretrained) else []
+    return {path.name: str(path) for path in found if (path / "adapter_config.json").is_file()}
 
 
 def _unpacked_worlds(pretrained: object) -> dict[str, str]:
     """The folders of worlds in `worlds_folder`, for the model that ships with Terra."""
-    return _found(pretrained, worlds_folder(), "world_model/config.json")
+    return {name: str(path) for name, path in unpacked_worlds().items()} if _is_shipped(pretrained) else {}
 
 
-def _found(pretrained: object, folder: Path, file: str) -> dict[str, str]:
-    """The folders in `folder` that hold a file, by name; none unless `pretrained` is the shipped model."""
-    if Path(str(pretrained)) != DEMO / "world_model":
-        return {}
-    return {path.name: str(path) for path in sorted(folder.glob("*")) if (path / file).is_file()}
+def _is_shipped(pretrained: object) -> bool:
+    return Path(str(pretrained)) == DEMO / "world_model"
 
 
 def compose(config_name: str, overrides: Sequence[str] = ()) -> DictConfig:
@@ -192,11 +168,22 @@ def check_paths(config: DictConfig, inputs: Sequence[str], models: Sequence[str]
         # Path.exists raises for names that are too long, os.path.exists does not.
         if not (is_model or name in inputs) or not isinstance(value, str) or os.path.exists(value):  # noqa: PTH110
             continue
+        if is_model and archive_of(value) is not None:
+            continue
         if is_model and not _HUB_ID.fullmatch(value) and not (name in models and value in model_names()):
             nothing = f"{name}: expected a checkpoint folder or a Hub id owner/name, found no folder {value}"
             raise ConfigError(missing_world(value) or nothing)
         if not is_model and not _GLOB.search(value):
             raise ConfigError(f"{name}: expected a file or folder, found nothing at {value}")
+
+
+def worlds_to_unpack(config: DictConfig) -> dict[Path, Path]:
+    """The archives of the models that settings name by name and that are not unpacked, by the folders to be made."""
+    if OmegaConf.missing_keys(config):
+        return {}
+    values: Any = OmegaConf.to_container(config, resolve=True)
+    named = {str(value) for name, value in _leaves(values) if name.rpartition(".")[2] == "pretrained"}
+    return {Path(each): archive for each in sorted(named) if (archive := archive_of(each)) is not None}
 
 
 def _groups(config_name: str) -> set[str]:

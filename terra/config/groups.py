@@ -11,13 +11,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, create_model, model_validator
 
-from terra.config.files import missing_world
 from terra.errors import CheckpointError, ConfigError
 from terra.extras import extras_named, install_hint
 from terra.sampling import SamplingParams
+from terra.worlds.places import archive_of, missing_world
 from tokenizer.checkpoint import resolve_checkpoint
 from tokenizer.limits import MAP_METERS
-from tokenizer.settings import Count, Dtype, FilePath, Natural, Settings, Text, expecting, first_problem
+from tokenizer.settings import Count, Device, Dtype, FilePath, Natural, Settings, Text, expecting, first_problem
 
 
 def read_sampling(values: object) -> SamplingParams:
@@ -74,12 +74,17 @@ class CheckpointSettings(Settings):
     revision: Text | None = None
 
     def folder(self) -> Path:
-        """The checkpoint's local folder; a Hub repository's is downloaded first.
+        """The checkpoint's local folder; a Hub repository's is downloaded first, and a world's at hand unpacked.
 
         Raises:
+            OutputError: a world can't be unpacked.
             CheckpointError: see `tokenizer.checkpoint.resolve_checkpoint`; for a world that is not there, the line says
                 where it is to be had.
         """
+        if (archive := archive_of(self.pretrained)) is not None:
+            from terra.worlds.archive import unpack_once
+
+            unpack_once(archive, Path(self.pretrained))
         if (problem := missing_world(self.pretrained)) is not None:
             raise CheckpointError(problem)
         return resolve_checkpoint(self.pretrained, self.subfolder, self.revision)
@@ -121,7 +126,7 @@ class PairSettings(Settings):
     model: ModelFolder | None = None
     tokenizer: TokenizerSettings
     world_model: CheckpointSettings
-    device: Annotated[str, Field(min_length=1)] | None = None
+    device: Device | None = None
     dtype: Dtype | None = None
 
     @model_validator(mode="before")

@@ -1,6 +1,7 @@
 """Checks the settings of a whole pipeline before any weight loads, then loads it, here or in another process."""
 
 import functools
+import importlib
 import importlib.metadata
 import importlib.util
 import json
@@ -15,14 +16,15 @@ import torch
 
 from decoder import Decoder
 from terra.config.files import choices, compose_groups, model_names
-from terra.config.groups import PipelineSettings, build_part, check_part, takes
+from terra.config.groups import PipelineSettings, build_part, check_part, locate, takes
 from terra.device import dtype_name, torch_device, torch_dtype
 from terra.engine.adapted import AdaptedEngine, check_factors_alone, check_same_spec
 from terra.engine.base import Engine, EngineSpec
 from terra.errors import CheckpointError, ConfigError
+from terra.extras import extras_named
 from terra.memory import MemoryRule, memory_frames, memory_in_use
 from terra.pairing import check_pairing
-from terra.windows import check_overlap
+from terra.window_plan import check_overlap
 from terra.world_model import LlamaActionConfig, load_adapter, load_config
 from terra.world_model.adapter import Adapter, adapter_sha256, decoder_of
 from tokenizer import LFQTokenizer, LFQTokenizerConfig
@@ -381,6 +383,29 @@ def choose_engine(device: torch.device, rollouts: int = 1) -> tuple[str, str]:
     if importlib.util.find_spec("triton") is None:
         return "jacobi", "graph needs the package triton, which is not installed"
     return "graph", name
+
+
+def engine_problem(name: str, device: torch.device) -> str | None:
+    """Why an engine can't be loaded here, in one line; None if it can. Imports the engine, but of vllm vLLM alone.
+
+    Args:
+        name: a choice of the group `engine`, such as "graph".
+        device: where the model is to run.
+    """
+    try:
+        with extras_named(f"engine={name}"):
+            if name == "vllm":  # the engine's other modules take seconds to import
+                importlib.import_module("terra.engine.vllm.available").check_platform()
+            else:
+                locate("engine", _targets("engine")[name])
+            if name == "graph" and device.type == "cuda":
+                from terra.engine.graph.engine import check_gpu, make_backend
+
+                check_gpu(device)
+                make_backend(device)
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def _has_distribution(name: str) -> bool:

@@ -16,13 +16,8 @@ from torch.nn import functional as F
 from terra.actions import ActionSpace, Choice, Keys, TableSpace, Waypoints, parse_space
 from terra.actions.space import Values
 from terra.errors import CheckpointError
-from terra.evaluation.estimator import (
-    EstimatorSize,
-    StepNetwork,
-    load_estimator,
-    read_estimator_config,
-    resize,
-)
+from terra.evaluation.estimator import StepNetwork, load_estimator, read_estimator_config, resize
+from terra.evaluation.training_settings import EstimatorSize
 from terra.trajectory.checks import MAX_FPS, MIN_FPS
 from tokenizer import Frames
 

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from terra.errors import CheckpointError
+from terra.evaluation.training_settings import NORM_GROUPS, EstimatorSize
 from terra.metrics.networks import check_weights, load_weights, read_weights
 from terra.trajectory.checks import MAX_FPS, MIN_FPS
 from tokenizer import Frames
 from tokenizer.checkpoint import CONFIG_NAME, WEIGHTS_NAME, read_config, write_json, write_tensors
-from tokenizer.config import Side
 from tokenizer.settings import Settings, checked
 
 _SettingsT = TypeVar("_SettingsT", bound=Settings)
@@ -33,23 +33,6 @@ _NetworkT = TypeVar("_NetworkT", bound=nn.Module)
 _FORWARD_SCALE = 0.5  # m per step
 _HEADING_SCALE = 0.02  # rad per step
 _STEPS_AT_ONCE = 256
-_GROUPS = 8
-
-
-class EstimatorSize(Settings):
-    """The estimator's free sizes.
-
-    Attributes:
-        image_size: (height, width) of the network's input.
-        width: channels of a frame's feature map, which has a quarter of the frame's sides; divisible by 8.
-        reach: search radius in the next frame's feature map, in cells.
-        features: length of the vector that describes a step (two consecutive frames).
-    """
-
-    image_size: Annotated[tuple[Side, Side], Field(strict=False)] = (72, 128)
-    width: Annotated[int, Field(ge=_GROUPS, le=4096, multiple_of=_GROUPS)] = 32
-    reach: Annotated[int, Field(ge=0, le=32)] = 4
-    features: Annotated[int, Field(ge=1, le=8192)] = 128
 
 
 class EstimatorConfig(EstimatorSize):
@@ -72,16 +55,16 @@ class StepNetwork(nn.Module):
         self._config = config
         width, features = config.width, config.features
         self.look = nn.Sequential(
-            *(nn.Conv2d(3, width, 5, stride=2, padding=2), nn.GroupNorm(_GROUPS, width), nn.SiLU()),
-            *(nn.Conv2d(width, 2 * width, 3, stride=2, padding=1), nn.GroupNorm(_GROUPS, 2 * width), nn.SiLU()),
+            *(nn.Conv2d(3, width, 5, stride=2, padding=2), nn.GroupNorm(NORM_GROUPS, width), nn.SiLU()),
+            *(nn.Conv2d(width, 2 * width, 3, stride=2, padding=1), nn.GroupNorm(NORM_GROUPS, 2 * width), nn.SiLU()),
             nn.Conv2d(2 * width, width, 3, padding=1),
         )
         channels = (2 * config.reach + 1) ** 2 + width
         self.pairs = nn.Sequential(
-            *(nn.Conv2d(channels, 3 * width, 3, stride=2, padding=1), nn.GroupNorm(_GROUPS, 3 * width), nn.SiLU()),
+            *(nn.Conv2d(channels, 3 * width, 3, stride=2, padding=1), nn.GroupNorm(NORM_GROUPS, 3 * width), nn.SiLU()),
             *(
                 nn.Conv2d(3 * width, 2 * width, 3, stride=2, padding=1),
-                nn.GroupNorm(_GROUPS, 2 * width),
+                nn.GroupNorm(NORM_GROUPS, 2 * width),
                 nn.SiLU(),
             ),
         )

@@ -22,11 +22,12 @@ from terra.dataset import Episode, read_split
 from terra.device import torch_dtype
 from terra.errors import ConfigError, DatasetError
 from terra.evaluation.action_estimator import ActionEstimator, ActionEstimatorConfig, action_loss
-from terra.evaluation.estimator import EstimatorConfig, EstimatorSize, MotionEstimator, resize, step_scale
+from terra.evaluation.estimator import EstimatorConfig, MotionEstimator, resize, step_scale
 from terra.evaluation.fidelity import motion_errors
 from terra.evaluation.measures import Bootstrap
 from terra.evaluation.motion import Steps, steps_of
 from terra.evaluation.recovered import compare, majority
+from terra.evaluation.training_settings import TrainEstimatorSettings
 from terra.progress import ProgressLine
 from terra.training.data import decode_episodes, same_kind, spread_episodes
 from terra.training.loop import Batch, TrainingResult, train
@@ -36,43 +37,12 @@ from terra.training.settings import LoopConfig
 from terra.training.state import Ema
 from tokenizer import LFQTokenizer
 from tokenizer.files import write_json
-from tokenizer.settings import Count, FilePath, Fraction, Natural, Text
 
 logger = logging.getLogger(__name__)
 
 FOLDER = "estimator"
 _FRAMES_AT_ONCE = 128
 _PATH_WEIGHT = 0.2  # weight of the path's displacement (m) in the loss, beside the steps' loss
-
-
-class TrainEstimatorSettings(LoopConfig):
-    """The whole of conf/train_estimator.yaml.
-
-    Attributes:
-        data: a dataset; of driving it trains the estimator of motion, of any other world that of actions.
-        train_split, held_out_split: names of the two splits.
-        checkpoint: folder of a tokenizer that half of the windows go through; None leaves all windows as recorded.
-        corruption: largest share of random tokens in such windows.
-        device: where the estimator is trained; None takes a GPU if there is one.
-        workers: videos decoded at once.
-        max_frames, held_out_frames: of the two splits, kept on the device.
-        window: frames of a window.
-        estimator: sizes of the network.
-        evaluation_windows: held-out windows that the errors are measured on.
-    """
-
-    data: FilePath
-    train_split: Text
-    held_out_split: Text
-    checkpoint: FilePath | None
-    corruption: Fraction
-    device: str | None
-    workers: Natural
-    max_frames: Count
-    held_out_frames: Count
-    window: Count
-    estimator: EstimatorSize
-    evaluation_windows: Count
 
 
 def run(settings: TrainEstimatorSettings) -> None:

@@ -20,7 +20,7 @@ from terra.evaluation.settings import EvaluationSettings
 from terra.memory import memory_frames, memory_in_use
 from terra.metrics.bootstrap import LEVEL
 from terra.pairing import check_pairing
-from terra.windows import plan_windows
+from terra.window_plan import plan_windows
 from terra.world_model import LlamaActionConfig, load_adapter, load_config
 from terra.world_model.adapter import adapter_sha256
 from tokenizer import LFQTokenizerConfig

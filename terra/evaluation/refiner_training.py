@@ -3,17 +3,16 @@
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from einops import rearrange
-from pydantic import Field
 from torch.nn import functional as F
 
 from decoder import to_uint8, write_video
 from decoder.refiner import Refiner, RefinerConfig, RefinerDecoder
 from decoder.video import to_unit_range
-from terra.config.groups import PairSettings
+from terra.evaluation.training_settings import TrainRefinerSettings
 from terra.metrics.flicker import compare_flicker, summarize_flicker
 from terra.training.data import load_driving
 from terra.training.processes import start_processes
@@ -21,47 +20,8 @@ from terra.training.refiner import train_refiner
 from terra.training.settings import LoopConfig
 from tokenizer import Frames, LFQTokenizer
 from tokenizer.files import write_json
-from tokenizer.settings import Count, FilePath, Natural, NonNegative, Seed
 
 _SHOWN = 4  # clips in comparison.mp4
-
-
-class LoopChanges(LoopConfig):
-    """Settings of one of the two trainings; the folder and the seed are those of the whole run."""
-
-    output: FilePath = Path()
-
-
-class TrainRefinerSettings(PairSettings):
-    """The whole of conf/train_refiner.yaml.
-
-    Attributes:
-        data: folder of recordings.
-        output: folder of the results.
-        seed: of both trainings and of the refiner's noise.
-        workers: videos decoded at once; 0 decodes one after another.
-        episodes, clips: how many training episodes are used and held-out episodes compared; None for all.
-        frames: of each clip, from its start.
-        num_steps: numbers of the sampler's steps, which are compared.
-        refiner: the networks.
-        crop: (height, width) of the frames in the training of the VAE.
-        log_sigma: mean and deviation of ln(sigma) in the training of the UNet.
-        autoencoder, denoiser: how the VAE and the UNet are trained.
-    """
-
-    data: FilePath
-    output: FilePath
-    seed: Seed
-    workers: Natural
-    episodes: Count | None
-    clips: Count | None
-    frames: Count
-    num_steps: Annotated[tuple[Count, ...], Field(strict=False, min_length=1)]
-    refiner: RefinerConfig
-    crop: Annotated[tuple[Count, Count], Field(strict=False)]
-    log_sigma: Annotated[tuple[float, NonNegative], Field(strict=False)]
-    autoencoder: LoopChanges
-    denoiser: LoopChanges
 
 
 def run(settings: TrainRefinerSettings) -> None:

@@ -1,6 +1,6 @@
 """The settings of conf/replay.yaml."""
 
-from tokenizer.settings import Dtype, FilePath, Settings
+from tokenizer.settings import Device, Dtype, FilePath, Settings
 
 
 class ReplaySettings(Settings):
@@ -13,5 +13,5 @@ class ReplaySettings(Settings):
 
     folder: FilePath
     engine: str | None
-    device: str | None
+    device: Device | None
     dtype: Dtype | None

@@ -19,7 +19,7 @@ from terra.pipeline import Pipeline
 from terra.place_map import MapPictures, Place, load_map
 from terra.prompt import Actions
 from terra.recall import PlaceMap
-from terra.rollout import drive_actions, load_action_file
+from terra.rollout import load_action_file, track_actions
 from terra.rollouts.manifest import Job
 from tokenizer import Frames, TokenGrid
 from tokenizer.limits import Limits
@@ -118,7 +118,7 @@ class Inputs:
         if job.trajectory is not None:
             sample_id = job.sample_id if job.several_trajectories else None
             return load_action_file(job.trajectory, spec, job.num_frames, sample_id=sample_id, limits=self._limits)[0]
-        return drive_actions(job.inline_trajectory(self._limits), job.num_frames, spec)[0]
+        return track_actions(job.inline_trajectory(self._limits), job.num_frames, spec)[0]
 
     def _load_context(self, job: Job) -> Frames:
         try:

@@ -42,13 +42,14 @@ from terra.sampling import SamplingParams
 from terra.trajectory import Trajectory
 from terra.trajectory.act_bench import ACT_BENCH_FPS, ACT_BENCH_POINTS, ACT_BENCH_STEP
 from terra.trajectory.checks import number_array
-from terra.windows import check_frames
+from terra.window_plan import check_frames
 from tokenizer.files import decode_text, open_regular, parse_json
 from tokenizer.limits import LIMITS, Limits
 from tokenizer.settings import Count, Seed, Settings, checked, expecting
 
 PATHS = "instruction_trajs"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_QUICK_BYTES = 1 << 20  # of a manifest that is read in a blink
 
 _Path = Annotated[Annotated[str, Field(min_length=1)] | None, expecting("a path")]
 
@@ -193,6 +194,12 @@ def count_rollouts(settings: RolloutSettings) -> int:
         first, second = (numbers[order[same[0] + place]] for place in (0, 1))
         raise ConfigError(f"manifest={manifest}: line {second}: expected an id of its own, got that of line {first}")
     return total
+
+
+def check_manifest(settings: RolloutSettings) -> None:
+    """Refuse what `count_rollouts` refuses, before torch is imported; a manifest that is long to read is left to it."""
+    if settings.manifest.stat().st_size <= _QUICK_BYTES:
+        count_rollouts(settings)
 
 
 def rollout_names(line: Line, settings: RolloutSettings) -> list[str]:

@@ -25,7 +25,8 @@ from terra.pipeline import Pipeline
 from terra.prompt import Action, Actions, FrameTokens, build_prompt
 from terra.recall import PlaceMap, Recall
 from terra.sampling import SamplingParams
-from terra.windows import SlidingSession, window_at
+from terra.window_plan import window_at
+from terra.windows import SlidingSession
 from tokenizer import TokenGrid
 
 

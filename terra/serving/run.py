@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ from terra.serving.logs import limited_logs
 from terra.serving.scenes import Scene, load_scenes
 from terra.serving.service import Service, check_names, check_windows
 from terra.serving.settings import LOOPBACK, ServeSettings
+from terra.worlds.places import DEMO, packed_worlds
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,9 @@ def run(settings: ServeSettings) -> None:
 
 def _run(settings: ServeSettings) -> None:
     engines = 1 + len(settings.worlds)
+    if Path(settings.world_model.pretrained) == DEMO / "world_model" and (packed := packed_worlds()):
+        are = "is" if len(packed) == 1 else "are"
+        logger.info("%s %s at hand: terra unpack %s", ", ".join(packed), are, " ".join(packed))
     checked = check(settings, engines)
     worlds = {name: _check_world(settings, name, engines) for name in settings.worlds}
     with bind(settings) as listener:  # now: weights and kernels may take a minute

@@ -33,7 +33,7 @@ from terra.serving.scenes import Scene, Scenes
 from terra.serving.session import LiveSession, Send
 from terra.serving.settings import ServeSettings
 from terra.serving.store import JobStore
-from terra.windows import check_overlap, plan_windows
+from terra.window_plan import check_overlap, plan_windows
 
 _SMALL_BYTES = 64 << 10  # JSON that a thread reads in a few milliseconds
 

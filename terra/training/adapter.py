@@ -2,15 +2,15 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
-from pydantic import Field
 from torch import Tensor
 
 from terra.training.start import WorldModel
 from terra.training.state import trained_parameters
+from terra.training.world_model_settings import AdapterSettings
 from terra.world_model.adapter import (
     ACTION_MODULES,
     ADAPTER_WEIGHTS,
@@ -21,23 +21,8 @@ from terra.world_model.adapter import (
 )
 from tokenizer.checkpoint import CONFIG_NAME, checkpoint_sha256, write_json, write_tensors
 from tokenizer.files import make_folder
-from tokenizer.settings import Positive, Settings
 
 _NAME = ".default.weight"  # the end of a factor's name while peft trains it
-
-
-class AdapterSettings(Settings):
-    """A LoRA adapter on the attention and MLP projections of all layers, which is trained in place of the model.
-
-    Attributes:
-        rank: of the adapter; None trains the whole model.
-        alpha: the update of a weight is alpha / rank times the product of its factors; None is twice the rank.
-        also: modules that are trained whole and stored with the adapter.
-    """
-
-    rank: Annotated[int, Field(ge=1, le=512)] | None = None
-    alpha: Positive | None = None
-    also: Annotated[tuple[Literal["action_projection", "pos_embedding_spatio_temporal"], ...], Field(strict=False)] = ()
 
 
 def add_adapter(

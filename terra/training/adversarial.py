@@ -6,42 +6,19 @@ LeCam regularization, Tseng et al. 2021 (arXiv 2104.03310).
 """
 
 from itertools import pairwise
-from typing import Annotated
 
 import torch
 from jaxtyping import Float
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from terra.training.tokenizer_settings import NORM_GROUPS
 from tokenizer import Frames
-from tokenizer.settings import Fraction, NonNegative, Settings
 
 Scores = Float[Tensor, "frames 1 rows cols"]
 Scalar = Float[Tensor, ""]
 
-_NORM_GROUPS = 8
 _MAX_ADAPTIVE_WEIGHT = 1e4
-
-
-class AdversarialConfig(Settings):
-    """Weights and schedule of the adversarial loss.
-
-    Attributes:
-        weight: weight of the adversarial loss in the tokenizer's loss; 0 trains without a discriminator.
-        start: fraction of the run, in [0, 1], after which the adversarial loss and the discriminator's training begin.
-        adaptive: whether `weight` is multiplied by the ratio of the gradients' norms (see `adaptive_weight`).
-        lecam: weight of the LeCam regularization in the discriminator's loss; 0 leaves the regularization out.
-        lecam_decay: decay per step of LeCam's moving averages.
-        width: channels of the discriminator's first layer.
-    """
-
-    weight: NonNegative = 0.0
-    start: Fraction = 0.5
-    adaptive: bool = True
-    lecam: NonNegative = 0.0
-    lecam_decay: Fraction = 0.99
-    width: Annotated[int, Field(ge=_NORM_GROUPS, multiple_of=_NORM_GROUPS)] = 64
 
 
 class PatchDiscriminator(nn.Module):
@@ -59,7 +36,7 @@ class PatchDiscriminator(nn.Module):
             stride = 1 if index == 2 else 2
             layers += [
                 nn.Conv2d(narrow, wide, 4, stride=stride, padding=1, bias=False),
-                nn.GroupNorm(_NORM_GROUPS, wide),
+                nn.GroupNorm(NORM_GROUPS, wide),
                 nn.LeakyReLU(0.2),
             ]
         self.layers = nn.Sequential(*layers, nn.Conv2d(widths[-1], 1, 4, padding=1))

@@ -1,10 +1,11 @@
-"""The settings of the training loop, shared by all trainers."""
+"""The settings of the training loop, shared by all trainers, and those of `terra tokenize`."""
 
 from typing import Literal, Self
 
 from pydantic import model_validator
 
-from tokenizer.settings import Count, FilePath, Fraction, Natural, NonNegative, Positive, Settings
+from terra.dataset.checks import Names
+from tokenizer.settings import Count, Device, Dtype, FilePath, Fraction, Natural, NonNegative, Positive, Settings, Text
 
 
 class LoopConfig(Settings):
@@ -62,3 +63,29 @@ class LoopConfig(Settings):
         if getattr(self, needed) is None:
             raise ValueError(f"{needed}: expected a number with schedule={self.schedule}, got null")
         return self
+
+
+class TokenizeSettings(Settings):
+    """The whole of conf/tokenize.yaml.
+
+    Attributes:
+        data: folder of driving.
+        checkpoint: the tokenizer, see `terra.training.start.find_tokenizer`.
+        output: folder of the tokens; complete files in it are kept.
+        splits: splits of `data`.
+        device: where the tokenizer computes; None takes GPUs if there are any.
+        workers: videos decoded at once by each process; 0 decodes one after another.
+        batch_size: frames that the tokenizer encodes at once.
+        dtype: of the encoder.
+        compile_model: whether the encoder is compiled.
+    """
+
+    data: FilePath
+    checkpoint: Text
+    output: FilePath
+    splits: Names
+    device: Device | None
+    workers: Natural
+    batch_size: Count
+    dtype: Dtype
+    compile_model: bool

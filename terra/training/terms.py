@@ -1,72 +1,11 @@
 """The terms of the tokenizer's loss: their weights, schedules and networks."""
 
 from dataclasses import dataclass, field
-from typing import Annotated
-
-from pydantic import Field
 
 from terra.errors import ConfigError
 from terra.metrics.networks import FeatureNetwork, load_feature_network
-from terra.training.adversarial import AdversarialConfig
+from terra.training.tokenizer_settings import AdversarialConfig, EntropyAnneal, KeepTokensSettings, TermSettings
 from tokenizer import LossWeights
-from tokenizer.settings import FilePath, NonNegative, Positive, Settings, Share
-
-
-class EntropyAnneal(Settings):
-    """The entropy weight falls linearly from `start` times its final value to it over the first `until` of a run.
-
-    A high weight early in the run spreads the vectors over all ids before the decoder learns to use only a few of them
-    (Open-MAGVIT2 anneals it likewise).
-    """
-
-    start: NonNegative = 5.0
-    until: Share = 0.2
-
-    def factor(self, progress: float) -> float:
-        """The factor on the final entropy weight at `progress` in [0, 1] of the run."""
-        if progress >= self.until:
-            return 1.0
-        return self.start + (1.0 - self.start) * progress / self.until
-
-
-class PerceptualSettings(Settings):
-    """The perceptual term of conf/train_tokenizer.yaml: its weight, and which features are compared at which sizes.
-
-    Attributes:
-        weight: of the term; 0 leaves it out.
-        scales: number of sizes at which pictures are compared: their own, and each half of the one before. The term is
-            the mean over the sizes.
-        network: see `terra.metrics.networks.load_feature_network`.
-        path: safetensors file of the network's weights; None takes the installed package's.
-    """
-
-    weight: NonNegative
-    scales: Annotated[int, Field(ge=1, le=4)] = 1
-    network: str
-    path: FilePath | None
-
-
-class KeepTokensSettings(Settings):
-    """The penalty on tokens that change from those of the tokenizer that the training started from.
-
-    Attributes:
-        weight: of `tokenizer.losses.kept_signs_loss`; 0 leaves it out.
-        margin: a bit pays if it lies nearer to 0 than this, or has another sign than before. The shipped tokenizer's
-            bits lie near -1.1 and 1.1, and 1 % of them are nearer to 0 than 0.4.
-    """
-
-    weight: NonNegative = 0.0
-    margin: Positive = 0.5
-
-
-class TermSettings(Settings):
-    """The sections of conf/train_tokenizer.yaml that say what the loss is made of."""
-
-    loss: LossWeights
-    entropy_anneal: EntropyAnneal
-    perceptual: PerceptualSettings
-    adversarial: AdversarialConfig
-    keep_tokens: KeepTokensSettings
 
 
 @dataclass(frozen=True, kw_only=True)

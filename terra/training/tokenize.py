@@ -19,7 +19,6 @@ from torch.nn import functional as F
 
 from decoder.video import to_unit_range
 from terra.dataset import Episode, Split, read_split
-from terra.dataset.checks import Names
 from terra.dataset.tokens import (
     ShardFacts,
     has_poses,
@@ -34,40 +33,14 @@ from terra.errors import ConfigError, DatasetError
 from terra.progress import ProgressLine
 from terra.training.data import DecodedEpisode, decode_episodes, report_damage, same_kind
 from terra.training.processes import start_processes
+from terra.training.settings import TokenizeSettings
 from terra.training.start import find_tokenizer
 from tokenizer import LFQTokenizer
 from tokenizer.config import BitOrder
 from tokenizer.lineage import tokens_sha256
 from tokenizer.quantizer import tokens_from_signs
-from tokenizer.settings import Count, Dtype, FilePath, Natural, Settings, Text
 
 logger = logging.getLogger(__name__)
-
-
-class TokenizeSettings(Settings):
-    """The whole of conf/tokenize.yaml.
-
-    Attributes:
-        data: folder of driving.
-        checkpoint: the tokenizer, see `terra.training.start.find_tokenizer`.
-        output: folder of the tokens; complete files in it are kept.
-        splits: splits of `data`.
-        device: where the tokenizer computes; None takes GPUs if there are any.
-        workers: videos decoded at once by each process; 0 decodes one after another.
-        batch_size: frames that the tokenizer encodes at once.
-        dtype: of the encoder.
-        compile_model: whether the encoder is compiled.
-    """
-
-    data: FilePath
-    checkpoint: Text
-    output: FilePath
-    splits: Names
-    device: str | None
-    workers: Natural
-    batch_size: Count
-    dtype: Dtype
-    compile_model: bool
 
 
 def run(settings: TokenizeSettings) -> None:

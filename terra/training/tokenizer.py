@@ -9,11 +9,10 @@ decoder_of=demo                        a tokenizer's decoder alone, trained furt
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any
 
 import torch
 from accelerate import Accelerator
-from pydantic import Field, model_validator
 from torch._functorch import config as functorch_config
 
 from terra.dataset import read_split
@@ -35,72 +34,18 @@ from terra.training.reconstruction import (
 )
 from terra.training.settings import LoopConfig
 from terra.training.start import find_tokenizer, record_start
-from terra.training.terms import Terms, TermSettings
+from terra.training.terms import Terms
+from terra.training.tokenizer_settings import TrainTokenizerSettings
 from tokenizer import EncoderDecoderConfig, LFQTokenizer, LFQTokenizerConfig, QuantizerConfig
 from tokenizer.checkpoint import load_tensors
 from tokenizer.files import write_json
 from tokenizer.lineage import tokens_sha256
 from tokenizer.model import load_config
-from tokenizer.settings import Count, FilePath, Natural, Settings, Text
 
 logger = logging.getLogger(__name__)
 
 FOLDER = "tokenizer"
 NUM_PICTURE_FRAMES, NUM_PREVIEW_FRAMES = 6, 64
-
-
-class TokenizerSize(Settings):
-    """The free choices of a tokenizer's architecture: `dim` bits a token; the others as in `EncoderDecoderConfig`."""
-
-    ch: Count
-    ch_mult: Annotated[tuple[Count, ...], Field(strict=False)]
-    num_res_blocks: Count
-    dim: Count
-
-
-class TrainTokenizerSettings(TermSettings, LoopConfig):
-    """The whole of conf/train_tokenizer.yaml.
-
-    Attributes:
-        data: folder of recordings.
-        train_split, held_out_split: names of the two splits.
-        max_frames: of the training split, kept by all processes together; None keeps all.
-        device: where the tokenizer is trained; None takes a GPU if there is one.
-        workers: videos decoded at once by each process.
-        decoder_of: the tokenizer whose decoder alone is trained further, see `terra.training.start.find_tokenizer`.
-        init_from: the tokenizer whose weights the training starts from, as in `decoder_of`;
-            without it and `decoder_of` a new tokenizer starts from random weights.
-        old_data: folder of recordings like those that `init_from` was trained on: half of each batch is drawn from
-            them, and their `held_out_split` tells what is forgotten.
-        tokenizer: the architecture of a new tokenizer.
-        dtype: of the stored weights.
-        evaluation_frames: held-out frames that the stored weights are measured on.
-    """
-
-    data: FilePath
-    train_split: Text
-    held_out_split: Text
-    max_frames: Count | None
-    device: str | None
-    workers: Natural
-    decoder_of: Text | None
-    init_from: Text | None
-    old_data: FilePath | None
-    tokenizer: TokenizerSize
-    dtype: Literal["float32", "float16", "bfloat16"]
-    evaluation_frames: Count
-
-    @model_validator(mode="after")
-    def _one_start(self) -> Self:
-        if self.init_from is not None and self.decoder_of is not None:
-            raise ValueError(f"init_from: expected null with decoder_of={self.decoder_of}, got {self.init_from}")
-        if self.init_from is None and self.keep_tokens.weight:
-            raise ValueError(f"keep_tokens.weight: expected 0 without init_from, got {self.keep_tokens.weight:g}")
-        if self.init_from is None and self.old_data is not None:
-            raise ValueError(f"old_data: expected null without init_from, got {self.old_data}")
-        if self.old_data is not None and self.batch_size < 2:
-            raise ValueError(f"batch_size: expected at least 2 with old_data, got {self.batch_size}")
-        return self
 
 
 def small_config(

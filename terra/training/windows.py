@@ -11,67 +11,15 @@ from terra.actions import Waypoints
 from terra.dataset.tokens import TokenizedDriving
 from terra.errors import ConfigError, DatasetError
 from terra.memory import (
-    FieldOfView,
-    Kind,
-    MemoryCount,
-    MemoryRule,
-    ViewRange,
     choose,
     expected_poses,
     memory_times,
     place_action,
 )
-from tokenizer.settings import Count, Settings, Share
+from terra.training.world_model_settings import MemoryTraining
 
 _AGE_SECONDS = 1.0  # memory frames are older than the window by at least this; not with kind="recent"
 _MOST_CANDIDATES = 256  # of a window; more are thinned out evenly
-
-
-class MemoryTraining(Settings):
-    """Which windows hold memory frames (`terra.memory`), and which frames these are.
-
-    Attributes:
-        frames: memory frames of a window, 1 to 64; None trains without memory.
-        field_of_view, range, kind: see `terra.memory.MemoryRule`.
-        share: share of windows (0 to 1) that get memory frames, where they are late enough in their episode; the
-            others are like a rollout's first window.
-        other_drives: share of the windows with memory (0 to 1) that may also remember other drives of the same town.
-        exact: share of the windows with memory (0 to 1) whose memory frames are the window's own frames at the times
-            that memory frames are for; not with kind="recent". They teach what a memory frame is for: three given
-            frames predict the next one so well that other windows hardly reward attention to memory
-            (terra/training/LOG.md).
-        exact_until: share of the run (0 to 1), from its start, in which all windows have such memory, whatever `share`
-            says; not with kind="recent". Attention to memory is learned only where much depends on it.
-        exact_corruption: in that part each window draws a rate uniformly from 0 to this, and that share of the tokens
-            after its memory frames is replaced by random ids. Memory frames are not corrupted in that part; later
-            `max_corruption` of the training corrupts them, too.
-        overlap: frames of a window that are given when a rollout chooses what to remember, as in `terra generate`.
-
-    A rollout remembers any frame before its window. In training a memory frame is at least 1 s older than the window
-    (but with kind="recent", and in the windows of `exact`), so that it shows more than the frames beside it.
-    """
-
-    frames: MemoryCount | None = None
-    field_of_view: FieldOfView = 90.0
-    range: ViewRange = 40.0
-    kind: Kind = "view"
-    share: Share = 0.75
-    other_drives: Share = 0.5
-    exact: Share = 0.5
-    exact_until: Share = 0.3
-    exact_corruption: Share = 1.0
-    overlap: Count = 3
-
-    def is_exact(self, progress: float) -> bool:
-        """Whether all windows have their own frames as memory at the run's progress, 0 to 1."""
-        return self.frames is not None and self.kind != "recent" and progress < self.exact_until
-
-    @property
-    def rule(self) -> MemoryRule | None:
-        """The rule by which memory frames are chosen; None without memory."""
-        if self.frames is None:
-            return None
-        return MemoryRule(frames=self.frames, field_of_view=self.field_of_view, range=self.range, kind=self.kind)
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,11 @@ import shutil
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 from accelerate import Accelerator
 from jaxtyping import Bool, Int
-from pydantic import model_validator
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -25,7 +24,7 @@ from terra.device import torch_dtype
 from terra.errors import ConfigError
 from terra.memory import MemoryRule
 from terra.prompt import pack_blocks
-from terra.training.adapter import AdapterSettings, add_adapter
+from terra.training.adapter import add_adapter
 from terra.training.bit_vectors import add_bit_vectors, merge_bit_vectors
 from terra.training.curves import plot_learning
 from terra.training.flops import flops_per_window
@@ -37,103 +36,15 @@ from terra.training.randomness import StepRandom, send
 from terra.training.settings import LoopConfig
 from terra.training.start import WorldModel, find_world_model, record_start, start_from
 from terra.training.state import BestWeights, Ema
-from terra.training.windows import MemoryTraining, MemoryWindows, windows_of
+from terra.training.windows import MemoryWindows, windows_of
+from terra.training.world_model_settings import TrainWorldModelSettings, WorldModelSize, WorldModelTraining
 from terra.world_model import LlamaActionConfig, LlamaActionV2ForCausalLM, load_config, load_world_model, write_weights
 from terra.world_model.model import IGNORED_LABEL
 from tokenizer.files import write_json
-from tokenizer.settings import Count, FilePath, Fraction, Natural, NonNegative, Settings, Text
 
 logger = logging.getLogger(__name__)
 
 FOLDER, ADAPTER_FOLDER = "world_model", "adapter"
-
-
-class WorldModelSize(Settings):
-    """The free sizes of the architecture, named as in config.json; all other sizes follow from the tokens."""
-
-    hidden_size: Count = 512
-    intermediate_size: Count = 1408
-    num_hidden_layers: Count = 8
-    num_attention_heads: Count = 8
-    num_key_value_heads: Count = 2
-
-
-class WorldModelTraining(Settings):
-    """Settings of the world model's training besides those of the loop.
-
-    Attributes:
-        window: frames of a training window, and of the model's context.
-        max_corruption: each window draws a rate uniformly from 0 to this, and that fraction of its input tokens is
-            replaced by random ids.
-        z_loss: weight of the z-loss (see `LlamaActionV2ForCausalLM.forward`); 0 leaves it out.
-        bit_vectors: whether the rows of the embedding table and the lm head share a vector for each bit of their ids
-            while the model is trained (see `terra.training.bit_vectors`); only without `init_from`.
-        checkpoint_layers: whether the backward pass recomputes each layer from its input (activation checkpointing):
-            a third more computation, a fraction of the memory.
-        attention: "fastest" (see `attention_kernels`), or "flash", torch's own flash kernels.
-        evaluation_windows: held-out windows that are predicted at the end.
-        preview_frames: frames of the rollouts that each save logs, where `preview_tokenizer` is given; 0: none.
-        preview_tokenizer: folder of the tokenizer that made the tokens, which decodes the rollouts; None: no rollouts.
-        max_shard_size: largest size of a file of the stored weights, as transformers writes sizes ("45MB").
-        init_from: the model whose weights the training starts from, see `terra.training.start.find_world_model`; None
-            starts from random weights.
-        adapter: what of `init_from` is trained: all of it, or an adapter.
-        keep: which averaged weights are stored: those of the "last" step, or the "best" of all saves by held-out
-            cross-entropy (early stopping; with memory frames, if there are any), as few recordings are soon learned by
-            heart.
-        memory: which windows hold memory frames.
-    """
-
-    window: Count = 25
-    max_corruption: Fraction = 0.0
-    z_loss: NonNegative = 0.0
-    bit_vectors: bool = False
-    checkpoint_layers: bool = False
-    attention: Literal["fastest", "flash"] = "fastest"
-    evaluation_windows: Count = 64
-    preview_frames: Natural = 0
-    preview_tokenizer: FilePath | None = None
-    max_shard_size: Text = "45MB"
-    init_from: Text | None = None
-    adapter: AdapterSettings = AdapterSettings()
-    keep: Literal["last", "best"] = "last"
-    memory: MemoryTraining = MemoryTraining()
-
-    @model_validator(mode="after")
-    def _fits_its_start(self) -> Self:
-        if self.adapter.rank is not None and self.init_from is None:
-            raise ValueError("init_from: expected a model with adapter.rank, got null")
-        if self.bit_vectors and self.init_from is not None:
-            raise ValueError(f"bit_vectors: expected false with init_from={self.init_from}, got true")
-        return self
-
-
-class TrainWorldModelSettings(WorldModelTraining, LoopConfig):
-    """The whole of conf/train_world_model.yaml.
-
-    Attributes:
-        data: folder of tokens, with one folder for each split.
-        train_split, held_out_split: names of the two splits.
-        max_frames: the model is trained on so many first frames of `train_split`; None takes all.
-        old_data: folder of the tokens that `init_from` was trained on; with it, its `held_out_split` tells what is
-            forgotten.
-        device: where the model is trained; None takes a GPU if there is one.
-        world_model: the architecture without `init_from`, which has its own.
-    """
-
-    data: FilePath
-    train_split: Text
-    held_out_split: Text
-    max_frames: Count | None
-    old_data: FilePath | None
-    device: str | None
-    world_model: WorldModelSize
-
-    @model_validator(mode="after")
-    def _whole_matrices(self) -> Self:
-        if self.muon is not None and self.adapter.rank is not None:
-            raise ValueError(f"muon: expected null with adapter.rank={self.adapter.rank}, got {self.muon}")
-        return self
 
 
 def build_config(

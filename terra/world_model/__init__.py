@@ -1,19 +1,16 @@
 """The world model: a Llama that predicts the next frame's tokens from earlier frames and actions.
 
-Importing this package registers both classes with transformers' AutoConfig and AutoModel, so that released
-checkpoints load with no remote code.
+The modules of both classes register them with transformers' AutoConfig and AutoModel, so that released checkpoints load
+with no remote code. Names are imported on first use, so that config.json is checked before torch is imported.
 """
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-from terra.world_model.config import LlamaActionConfig
-from terra.world_model.loading import ARCHITECTURES, load_adapter, load_config, load_world_model, write_weights
-from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
-
-AutoConfig.register(LlamaActionConfig.model_type, LlamaActionConfig, exist_ok=True)
-for _auto in (AutoModel, AutoModelForCausalLM):
-    # A tuple: transformers then chooses by the config's `architectures`.
-    _auto.register(LlamaActionConfig, tuple(ARCHITECTURES.values()), exist_ok=True)  # pyright: ignore[reportArgumentType]
+if TYPE_CHECKING:
+    from terra.world_model.config import LlamaActionConfig
+    from terra.world_model.loading import ARCHITECTURES, load_adapter, load_config, load_world_model, write_weights
+    from terra.world_model.model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
 
 __all__ = [
     "ARCHITECTURES",
@@ -25,3 +22,9 @@ __all__ = [
     "load_world_model",
     "write_weights",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'terra.world_model' has no attribute {name!r}")
+    return getattr(import_module("terra.world_model.loading"), name)

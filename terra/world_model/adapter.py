@@ -28,7 +28,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from terra.errors import CheckpointError
-from terra.world_model.config import LlamaActionConfig, WorldModelValues
+from terra.world_model.config import LlamaActionConfig
+from terra.world_model.values import WorldModelValues
 from tokenizer.checkpoint import (
     CONFIG_NAME,
     FLOATS,

@@ -13,7 +13,7 @@ from jaxtyping import Float, Float32, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from transformers import Cache, LlamaForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM, Cache, LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from terra.world_model.actions import linear_projection, mlp_projection
@@ -214,3 +214,9 @@ class LlamaActionV2ForCausalLM(_LlamaAction):
 
     def __init__(self, config: LlamaActionConfig) -> None:
         super().__init__(config, mlp_projection(config.action_dim, config.hidden_size))
+
+
+for _auto in (AutoModel, AutoModelForCausalLM):
+    # A tuple: transformers then chooses by the config's `architectures`.
+    _both = (LlamaActionForCausalLM, LlamaActionV2ForCausalLM)
+    _auto.register(LlamaActionConfig, _both, exist_ok=True)  # pyright: ignore[reportArgumentType]

@@ -11,66 +11,48 @@ Terra with another tokenizer refuses such an archive.
 
 With bits=8 the weights are rounded, once and for all: the unpacked world is another one than the packed one, if only
 slightly, and is what should be evaluated. A tokenizer that was packed then has another hash, which the world model's
-config names.
+config names. An unpacked world has unpacked.json, with the SHA-256 of its archive.
 """
 
 import json
 import shutil
+import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Literal
 
 import torch
 from safetensors.torch import load_file
 
-from terra.config.files import DEMO, worlds_folder
 from terra.engine.base import EngineSpec
 from terra.errors import CheckpointError, ConfigError, OutputError
 from terra.output import check_output, output_folder
 from terra.pairing import check_pairing
 from terra.world_model import load_config
+from terra.worlds.places import DEMO, worlds_folder
 from terra.worlds.rounding import restored, rounded
-from tokenizer.checkpoint import CONFIG_NAME, INDEX_NAME, WEIGHTS_NAME, checkpoint_sha256, load_tensors, write_tensors
-from tokenizer.files import read_json, replacing, write_json
+from terra.worlds.settings import PackSettings, UnpackSettings, find_archives
+from tokenizer.checkpoint import (
+    CONFIG_NAME,
+    INDEX_NAME,
+    WEIGHTS_NAME,
+    checkpoint_sha256,
+    load_tensors,
+    weight_files,
+    write_tensors,
+)
+from tokenizer.files import file_sha256, read_json, replacing, write_json
 from tokenizer.lineage import tokens_sha256
-from tokenizer.settings import FilePath, Settings
 
 FORMAT, VERSION, MANIFEST = "terra-world", 1, "world.json"
+UNPACKED = "unpacked.json"
+"""The file in an unpacked world that has the SHA-256 of its archive."""
 PACKED = "weights.safetensors"
 _MODELS = ("tokenizer", "world_model")
 _KEPT = ("estimator", "contexts")
 _SHIPPED = DEMO / "tokenizer"
 _MOST_FILES, _MOST_BYTES = 10_000, 4 * 2**30  # of an archive that is unpacked
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-
-
-class PackSettings(Settings):
-    """The whole of conf/pack.yaml.
-
-    Attributes:
-        world: a folder that holds tokenizer/ and world_model/, and may hold estimator/, contexts/ and README.md.
-        output: the archive, NAME.zip.
-        bits: of the stored weights; 16 stores them unchanged, whatever their type.
-        overwrite: replace an archive that is there.
-    """
-
-    world: FilePath
-    output: FilePath
-    bits: Literal[8, 16]
-    overwrite: bool
-
-
-class UnpackSettings(Settings):
-    """The whole of conf/unpack.yaml.
-
-    Attributes:
-        archive: what `terra pack` wrote.
-        output: the world's folder, new or empty; None: that of `model=NAME` for an archive NAME.zip.
-    """
-
-    archive: FilePath
-    output: FilePath | None
 
 
 def pack(settings: PackSettings) -> None:
@@ -99,26 +81,70 @@ def pack(settings: PackSettings) -> None:
 
 
 def unpack(settings: UnpackSettings) -> None:
-    """Write the folder of an archive, and print how it is named in other commands.
+    """Write the folders of archives, and print how each is named in other commands.
+
+    A folder that was unpacked from the same archive before is left as it is.
 
     Raises:
+        ConfigError: no such archive.
         CheckpointError: no archive of `terra pack`, or a damaged one.
-        OutputError: the folder is not empty, or can't be written.
+        OutputError: a folder that is there and not from this archive, or one that can't be written.
     """
-    output = settings.output or worlds_folder() / settings.archive.stem
-    check_output(output, needed_bytes=4 * settings.archive.stat().st_size, inputs=[settings.archive])
+    for archive in find_archives(settings):
+        output = settings.output or worlds_folder() / archive.stem
+        model = output.name if settings.output is None else f"folder model.path={output}"
+        if output.is_dir() and any(output.iterdir()):
+            if not _is_of(output, archive):
+                other = f"expected no folder, or one unpacked from {archive}, got another"
+                raise OutputError(f"{output}: {other}: remove it first, or choose another place with output=")
+            print(f"is there already: {output}: model={model}")
+            continue
+        _unpack(archive, output)
+        print(f"{output}: model={model}")
+
+
+def unpack_once(archive: Path, output: Path) -> None:
+    """Write a world's folder, and say so on stderr; where another process is done first, its folder is left.
+
+    Raises:
+        CheckpointError, OutputError: see `unpack`.
+    """
+    size = archive.stat().st_size / 1e6
+    print(f"unpacking {archive.stem} ({size:.0f} MB) to {output}, once", file=sys.stderr)
     try:
-        with zipfile.ZipFile(settings.archive) as archive, output_folder(output) as folder:
-            for entry in _checked(archive, settings.archive):
+        _unpack(archive, output)
+    except OutputError:
+        if not _is_of(output, archive):
+            raise
+
+
+def _is_of(folder: Path, archive: Path) -> bool:
+    """Whether a folder was unpacked from an archive, and still has weights in it."""
+    try:
+        for name in _MODELS:
+            weight_files(folder / name)
+        unpacked = read_json(folder / UNPACKED, CheckpointError)
+    except CheckpointError:
+        return False
+    return unpacked == {"archive_sha256": file_sha256(archive, CheckpointError)}
+
+
+def _unpack(archive: Path, output: Path) -> None:
+    def check() -> None:
+        check_output(output, needed_bytes=0, inputs=[archive])
+
+    check_output(output, needed_bytes=4 * archive.stat().st_size, inputs=[archive])
+    try:
+        with zipfile.ZipFile(archive) as packed, output_folder(output, check) as folder:
+            for entry in _checked(packed, archive):
                 target = folder / entry.filename
                 target.parent.mkdir(parents=True, exist_ok=True)
-                with archive.open(entry) as source, target.open("wb") as file:
+                with packed.open(entry) as source, target.open("wb") as file:
                     shutil.copyfileobj(source, file)
-            _restore(folder, settings.archive)
+            _restore(folder, archive)
+            write_json(folder / UNPACKED, {"archive_sha256": file_sha256(archive, CheckpointError)})
     except zipfile.BadZipFile as error:
-        raise CheckpointError(f"{settings.archive}: expected an archive of terra pack, got: {error}") from None
-    model = output.name if settings.output is None else f"folder model.path={output}"
-    print(f"{output}: model={model}")
+        raise CheckpointError(f"{archive}: expected an archive of terra pack, got: {error}") from None
 
 
 def _pack_model(archive: zipfile.ZipFile, folder: Path, bits: int, beside: Path) -> str:

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from terra.training.adapter import AdapterSettings, add_adapter
+from terra.training.adapter import add_adapter
 from terra.training.state import trained_parameters
+from terra.training.world_model_settings import AdapterSettings
 from terra.world_model import load_world_model
 from tokenizer import LFQTokenizer
 from tokenizer.lineage import tokens_sha256

@@ -14,17 +14,18 @@ from torch import nn
 
 from terra.actions import Waypoints
 from terra.dataset.tokens import TokenizedDriving
-from terra.training.adapter import AdapterSettings, add_adapter
-from terra.training.adversarial import AdversarialConfig
+from terra.training.adapter import add_adapter
 from terra.training.autoencoding import DecoderObjective
 from terra.training.bit_vectors import add_bit_vectors
 from terra.training.loop import Batch, Objective, train
 from terra.training.processes import start_processes
 from terra.training.randomness import StepRandom
 from terra.training.settings import LoopConfig
-from terra.training.terms import EntropyAnneal, Terms
+from terra.training.terms import Terms
 from terra.training.tokenizer import small_config
-from terra.training.world_model import WorldModelObjective, WorldModelSize, WorldModelTraining, build_config
+from terra.training.tokenizer_settings import AdversarialConfig, EntropyAnneal
+from terra.training.world_model import WorldModelObjective, build_config
+from terra.training.world_model_settings import AdapterSettings, WorldModelSize, WorldModelTraining
 from terra.world_model import LlamaActionV2ForCausalLM
 from tokenizer import LFQTokenizer, LossWeights
 

@@ -34,6 +34,7 @@ from terra.device import torch_dtype
 from terra.engine.base import EngineCounters, EngineSpec, check_actions, check_adapter, check_prompt
 from terra.engine.vllm import model
 from terra.engine.vllm.adapters import Adapters
+from terra.engine.vllm.available import check_platform
 from terra.engine.vllm.processing import render
 from terra.engine.vllm.pump import Pump, RequestEndedError, Stream
 from terra.engine.vllm.sampling import request_params
@@ -63,8 +64,8 @@ class VllmEngine:
         engine_args: further arguments of vLLM's EngineArgs, such as `quantization="fp8"`.
 
     Raises:
-        ConfigError: no such dtype, a `max_model_len` in `engine_args` that is shorter than a window, or an adapter that
-            replaces modules or has other actions.
+        ConfigError: no such dtype, no device for vLLM, a `max_model_len` in `engine_args` that is shorter than a
+            window, or an adapter that replaces modules or has other actions.
         CheckpointError: see `terra.world_model.load_config` and `load_adapter`.
         EngineError: vLLM could not start, its KV cache has no room for a window, or its noise is unknown.
     """
@@ -87,6 +88,7 @@ class VllmEngine:
         torch_dtype(dtype)  # vLLM takes the name; a wrong one is to be refused before anything starts
         if not step_seconds > 0:
             raise ConfigError(f"engine.step_seconds: expected more than 0, got {step_seconds}")
+        check_platform()
         config = load_config(checkpoint)
         loras = Adapters(checkpoint, config, adapter, adapters or {})
         self._spec = loras.spec or EngineSpec.of(config)
