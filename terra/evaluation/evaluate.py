@@ -28,7 +28,7 @@ from terra.evaluation.bench import Bench, Examined
 from terra.evaluation.candidates import BASE, make_plans
 from terra.evaluation.clips import Clip
 from terra.evaluation.comparison import Evaluated, ModelColumn, make_column
-from terra.evaluation.criteria import Criterion, evaluate_criteria
+from terra.evaluation.criteria import CodebookUse, Criterion, evaluate_criteria
 from terra.evaluation.estimator import MotionEstimator
 from terra.evaluation.kept import KeptFiles
 from terra.evaluation.listening import measure_listening
@@ -108,7 +108,9 @@ def run(settings: EvaluationSettings, console: Console | None = None) -> Path:
     models: dict[str, Evaluated] = {}
     columns: list[ModelColumn] = []
     for name, (spec, plan) in plans.items():
-        console.print(f"{name}: {plan.settings.adapter or spec.world_model}", markup=False, highlight=False)
+        console.print(
+            f"{name}: {plan.settings.adapter or spec.world_model}", markup=False, highlight=False, soft_wrap=True
+        )
         models[name] = _evaluate(spec, plan, scorer, reference, time.perf_counter())
         columns.append(make_column(name, models[name], models.get(BASE) if name != BASE else None))
         facts = {name: each.facts for name, each in models.items()}
@@ -172,8 +174,8 @@ def _evaluate(
     places_of_clips = [each.clip.place for each in found.scores]
     listening = measure_listening(facts["teacher_forced"], places_of_clips, plan.bootstrap)
     facts["listening"] = None if listening is None else asdict(listening)
-    codebook_used = _codebook_used(found.tokens, tokenizer.codebook_size)
-    facts["codebook_used"] = codebook_used
+    codebook = _codebook_use(found.tokens, tokenizer.codebook_size)
+    facts["codebook_used"] = codebook.share
     for contrast, by_variant in ordered.items():
         measures += order_measures(contrast, by_variant, places[contrast], plan.bootstrap)
     lines = [] if listening is None else [listening.line]
@@ -183,7 +185,7 @@ def _evaluate(
         lines.append(recovered_line(rollouts_alone, facts["commonest_answer"]))
     if isinstance(scorer.estimator, MotionEstimator):
         facts["confusion"] = {"classes": CLASSES, **confusions(found.scores, plan.fps)}
-    criteria = evaluate_criteria(measures, network, codebook_used) if _has_requirements(settings, plan) else []
+    criteria = evaluate_criteria(measures, network, codebook) if _has_requirements(settings, plan) else []
     facts["seconds"] = time.perf_counter() - started
     shown = {"clips": found.shown, "drift_clips": drift.shown, **futures}
     shown["revisit_clips"] = [each.shown for each in remembered if each.shown]
@@ -319,9 +321,9 @@ def _table(plan: EvaluationPlan) -> TableSpace:
     return require_table(plan.model.space, "reading actions back")
 
 
-def _codebook_used(tokens: Sequence[torch.Tensor], codebook_size: int) -> float:
-    """The number of distinct ids in the true clips, as a share of the codebook."""
-    return len(torch.cat(list(tokens)).unique()) / codebook_size if tokens else 0.0
+def _codebook_use(tokens: Sequence[torch.Tensor], codebook_size: int) -> CodebookUse:
+    every = torch.cat(list(tokens)) if tokens else torch.empty(0, dtype=torch.long)
+    return CodebookUse(every.numel(), len(every.unique()), codebook_size)
 
 
 def _measure(
