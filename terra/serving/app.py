@@ -196,7 +196,7 @@ def _model_routes(service: Service) -> APIRouter:
         """One of a scene's trajectories or other files of actions, as the document that POST /v1/videos takes."""
         documents = service.scenes.find(scene_id).documents
         if name not in documents:
-            raise not_found("trajectory")
+            raise not_found("trajectory", documents)
         return documents[name]
 
     @router.post("/v1/contexts", openapi_extra=_FILES)

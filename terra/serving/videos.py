@@ -286,5 +286,5 @@ def _scene_track(scene: Scene | None, field: str, name: str | None) -> Trajector
     assert scene is not None
     assert name is not None
     if name not in scene.tracks:
-        raise not_found(field)
+        raise not_found(field, scene.tracks)
     return scene.tracks[name]
