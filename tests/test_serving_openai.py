@@ -120,6 +120,12 @@ class TestRefusals:
         with pytest.raises(openai.NotFoundError, match="expected terra-demo, the model that is served"):
             make(client, model="sora-2")
 
+    def test_an_unknown_scene_or_trajectory(self, client):
+        with pytest.raises(openai.NotFoundError, match="scene: expected one of day, night"):
+            make(client, extra_body=OURS | {"scene": "noon"})
+        with pytest.raises(openai.NotFoundError, match="trajectory: expected one of left, straight"):
+            make(client, extra_body=OURS | {"trajectory_name": "back"})
+
     def test_no_edits(self, client):
         made = make(client).id
         asked = {
