@@ -167,6 +167,7 @@ def _evaluate(
         old = bench.encode(plan.old_clips)
     facts = plan.facts | {"complete": True, "rollouts_reused": rollouts.num_reused, "scores_reused": kept.num_reused}
     facts["damaged"] = bench.damaged + revisits.damaged + reference.damaged
+    logger.info("predicting the recorded tokens of %d clips", len(found.tokens))
     facts["teacher_forced"] = _teacher_forced(found.tokens, found.actions, plan)
     if plan.old_clips:
         old_tokens, old_actions = [each.tokens for each in old], [each.actions for each in old]
@@ -187,6 +188,7 @@ def _evaluate(
         facts["confusion"] = {"classes": CLASSES, **confusions(found.scores, plan.fps)}
     criteria = evaluate_criteria(measures, network, codebook) if _has_requirements(settings, plan) else []
     facts["seconds"] = time.perf_counter() - started
+    logger.info("writing plots and videos")
     shown = {"clips": found.shown, "drift_clips": drift.shown, **futures}
     shown["revisit_clips"] = [each.shown for each in remembered if each.shown]
     shown["loop_clips"] = [each.shown for each in loops if each.shown]
@@ -243,7 +245,7 @@ def _examine(bench: Bench, clips: Sequence[Clip], pictures: int, name: str) -> _
     shown = {moving[index] for index in np.linspace(0, len(moving) - 1, min(pictures, len(moving))).round().astype(int)}
     results: dict[str, Examined] = {}
     videos: dict[str, dict[str, Pixels]] = {}
-    with ProgressLine(name, len(clips)) as line:
+    with ProgressLine(f"measuring {name}", len(clips)) as line:
         for index, examined in enumerate(bench.examine(clips, shown), start=1):
             clip = examined.scores.clip.name
             if clip in shown:
@@ -273,7 +275,7 @@ def _examine_groups(
     places: dict[str, list[str]] = {}
     shown: dict[str, list[dict[str, Pixels]]] = {}
     for name, groups in plan.groups.items():
-        with ProgressLine(name, len(groups)) as line:
+        with ProgressLine(f"measuring {name}", len(groups)) as line:
             for index, each in enumerate(bench.examine_groups(groups, plan.settings.pictures), start=1):
                 places.setdefault(name, []).append(each.group.clips[0].place)
                 for variant, steps in each.steps.items():
