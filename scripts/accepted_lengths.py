@@ -28,6 +28,7 @@ from terra.errors import EngineError, TerraError
 from terra.prompt import Prompt
 from terra.rollout import load_inputs
 from terra.sampling import SamplingParams, sample_tokens
+from terra.tables import print_table
 from terra.world_model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM, load_world_model
 from terra.world_model.window import FramePrefix, WindowReader
 from tokenizer import LFQTokenizer
@@ -78,7 +79,7 @@ def main() -> None:
         )
         alone = f"{100 * passes.count(1) / len(passes):.0f} %"
         table.add_row(str(drafts), *(f"{number:.1f}" for number in row), alone)
-    Console().print(table)
+    print_table(Console(), table)
 
 
 def measure(arguments: argparse.Namespace) -> dict[int, list[list[list[int]]]]:

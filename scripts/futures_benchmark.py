@@ -24,6 +24,7 @@ from terra.benchmark.prompts import MakePrompt, prompt_maker
 from terra.device import torch_dtype
 from terra.engine.graph.engine import GraphEngine
 from terra.errors import ConfigError, TerraError
+from terra.tables import print_table
 
 
 def main() -> None:
@@ -63,7 +64,7 @@ def main() -> None:
         firsts = f"{found.first:.2f}", f"{found.passes_to_first:.0f}", f"{found.of_all:.2f}"
         speed = f"{found.rate:.1f}", f"{found.passes:.1f}", f"{found.milliseconds:.3f}"
         table.add_row(str(number) if number else "warm-up", *firsts, *speed)
-    Console().print(table)
+    print_table(Console(), table)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from terra.benchmark.prompts import prompt_maker
 from terra.engine.base import EngineSpec
 from terra.engine.graph.engine import GraphEngine
 from terra.errors import ConfigError, TerraError
+from terra.tables import print_table
 from terra.world_model import load_config
 
 BAR_MS = 3.0
@@ -57,7 +58,7 @@ def main() -> None:
         verdict = "ok" if found["longest_ms"] < BAR_MS else "MISS"
         times = f"{found['total_ms']:.1f}", f"{found['longest_ms']:.3f}", verdict, f"{found['idle_ms']:.2f}"
         table.add_row(way, str(arguments.frames), *times)
-    Console().print(table)
+    print_table(Console(), table)
     sys.exit(any(found["longest_ms"] >= BAR_MS for found in report.values()))
 
 

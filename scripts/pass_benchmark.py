@@ -25,6 +25,7 @@ from rich.table import Column, Table
 
 from terra.benchmark.passes import Passes, add_arguments, prepare
 from terra.errors import ConfigError
+from terra.tables import print_table
 
 
 def main() -> None:
@@ -44,7 +45,7 @@ def main() -> None:
     for constants, context, milliseconds in found:
         row = f"{min(milliseconds):.4f}", f"{statistics.median(milliseconds):.4f}"
         table.add_row(constants or "as they stand", str(context), *row)
-    Console().print(table)
+    print_table(Console(), table)
 
 
 @torch.no_grad()

@@ -19,6 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from terra.benchmark.case import write_json
 from terra.benchmark.passes import Kernel, Passes, add_arguments, added, kernels_of, prepare
 from terra.errors import ConfigError
+from terra.tables import print_table
 
 _PASSES = 10
 _WARM_UPS = 30
@@ -44,7 +45,7 @@ def main() -> None:
         table.add_section()
         for name, microseconds in [*parts["pass"].items(), ("a pass", sum(parts["pass"].values()))]:
             table.add_row(name, f"{microseconds:.0f}")
-        Console().print(table)
+        print_table(Console(), table)
     if arguments.report:
         write_json(arguments.report, earlier | found)
         draw(earlier | found, arguments.report.with_suffix(".png"))

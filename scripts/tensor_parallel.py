@@ -41,6 +41,7 @@ from terra.errors import ConfigError, TerraError
 from terra.noise import vocabulary_noise
 from terra.prompt import Actions, Prompt
 from terra.sampling import SamplingParams
+from terra.tables import print_table
 from terra.world_model import load_world_model
 from terra.world_model.window import FramePrefix, WindowReader
 from tokenizer.files import read_json
@@ -244,13 +245,13 @@ def show(report: dict[str, Any]) -> None:
     for row in report["speeds"]:
         ms = row["ms_a_frame"]
         speeds.add_row(str(row["gpus"]), str(row["rollouts"]), f"{ms:.1f}", f"{1000 * row['rollouts'] / ms:.1f}")
-    console.print(speeds)
+    print_table(console, speeds)
     pairs = Table("GPUs", "rollouts", "equal", f"differ by a tie (<= {report['tie']:g})", "differ by more", "gaps")
     for pair in report["pairs"]:
         gaps = ", ".join(f"{difference['gap']:.2g}" for difference in pair["differences"]) or "none"
         numbers = [str(pair[key]) for key in ("rollouts", "equal", "ties", "by_more")]
         pairs.add_row(" and ".join(map(str, pair["gpus"])), *numbers, gaps)
-    console.print(pairs)
+    print_table(console, pairs)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from terra.benchmark.measure import spread
 from terra.device import torch_device, torch_dtype
 from terra.errors import TerraError
 from terra.metrics.frames import psnr
+from terra.tables import print_table
 from tokenizer import LFQTokenizer
 
 DEMO = Path(__file__).resolve().parent.parent / "terra" / "demo" / "tokenizer"
@@ -58,7 +59,7 @@ def main() -> None:
         kind = "compiled" if row["compiled"] else ""
         nearness = "equal" if row["db"] is None else f"{row['db']:.1f}"
         table.add_row(row["dtype"], kind, str(row["frames"]), encoded, f"{row['same']:.2%}", decoded, nearness)
-    Console().print(table)
+    print_table(Console(), table)
 
 
 @torch.no_grad()

@@ -198,6 +198,13 @@ class TestFiles:
             (ARM, "time_s,joint,grip,grip\n", "line 1: column 'grip': expected it once, got it twice"),
             (ARM, "time_s,joint,grip,x\n", "line 1: expected the columns time_s, joint, grip, got 'x'"),
             (ARM, "joint,grip\n", "line 1: expected the columns time_s, joint, grip, got none of time_s"),
+            (
+                ARM,
+                "timestamp,joint,grip\n",
+                "got none of time_s but 'timestamp': rename that column, if it is time_s, in seconds",
+            ),
+            (ARM, "time_s,arm,grip\n", "got none of joint but 'arm': rename that column, if it is joint"),
+            (ARM, "time_s,arm,hand\n", "line 1: expected the columns time_s, joint, grip, got none of joint"),
             (ARM, "time_s,joint,grip\n", "expected rows of actions, got none"),
             (ARM, "time_s,joint,grip\n0,1\n", "line 2: expected 3 columns (time_s, joint, grip), got 2"),
             (ARM, "time_s,joint,grip\n0,3,0\n", "line 2: joint: expected -2 to 2 rad, got 3"),

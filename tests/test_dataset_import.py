@@ -16,7 +16,7 @@ from tiny_driving import drive_poses
 
 from decoder.camera import project
 from decoder.video import VideoWriter
-from terra.actions import Vector
+from terra.actions import Keys, Vector
 from terra.dataset import Poses, read_frames, read_split
 from terra.dataset.checks import Names
 from terra.dataset.importing import (
@@ -33,6 +33,7 @@ from terra.dataset.importing.alignment import align, crop_box, cut, fit_picture,
 from terra.dataset.importing.command import run
 from terra.dataset.importing.kinds import open_source
 from terra.dataset.importing.source import Intrinsics, motion, read_picture
+from terra.dataset.importing.video_actions import VideoActionsSource
 from terra.dataset.inspect import inspect_source
 from terra.errors import ConfigError, DatasetError, TrajectoryError
 from terra.trajectory import save_poses
@@ -153,6 +154,35 @@ def test_what_is_left_out_is_said(tmp_path, caplog):
     assert import_drives(settings_for(VideoPosesSource(folder), tmp_path / "out"), workers=0).num_done == 1
     assert "not used as videos or their poses (.csv, .json): b.mpg, c.csv, notes.txt" in caplog.text
     assert "30 left out at the end, where less than 3 s of poses follow" in caplog.text
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_one_line_tells_what_was_kept_of_all_drives(tmp_path, caplog, workers):
+    caplog.set_level("INFO")
+    for name, count in {"a": 30, "b": 30, "late": 30}.items():
+        write_mp4(tmp_path / "in" / f"{name}.mp4", numbered(count), 10.0)
+        times = np.arange(10 if name == "late" else 0, 30) / 10
+        (tmp_path / "in" / f"{name}.csv").write_text("time_s,go\n" + "".join(f"{time},1\n" for time in times))
+    source = VideoActionsSource(tmp_path / "in", Keys(names=["go"]), None)
+    outcome = import_drives(settings_for(source, tmp_path / "out"), workers=workers)
+    assert sorted(outcome.results) == [(30, 20), (30, 30), (30, 30)]
+    assert "test: 90 frames read, 80 kept at 10 frames a second" in caplog.text
+    lines = [line for line in caplog.text.splitlines() if " 30 frames read" in line]
+    assert len(lines) == (1 if workers == 0 else 0)  # other drives are whole; the log of a process is not captured
+    for line in lines:
+        assert (
+            "late.csv: 30 frames read, 20 kept, 10 left out at the start, of which no pose or action is known" in line
+        )
+
+
+def test_an_unknown_drive_is_named_beside_those_there_are(tmp_path):
+    source = VideoPosesSource(write_video_poses(tmp_path / "in", names=("sunday", "monday")))
+    with pytest.raises(
+        ConfigError, match=r"held_out: expected drives of monday, sunday, got 'sundy'; did you mean sunday\?"
+    ):
+        import_drives(settings_for(source, tmp_path / "out", held_out=("sundy",)), workers=0)
+    with pytest.raises(ConfigError, match=r"drives: expected drives of monday, sunday, got 'x'$"):
+        import_drives(settings_for(source, tmp_path / "out", drives=("x",)), workers=0)
 
 
 def test_a_part_of_a_drive_and_of_its_pictures(tmp_path, caplog):
@@ -390,7 +420,7 @@ def test_kitti_is_imported_with_its_camera(tmp_path):
     assert numbers[0] == 0
     assert set(np.diff(numbers)) == {0, 1}
     assert abs(numbers[-1] / 9.64 - (len(numbers) - 1) / 10) <= 0.06
-    with pytest.raises(ConfigError, match="drives of the source, got 17"):
+    with pytest.raises(ConfigError, match=r"held_out: expected drives of 04, got '17'"):
         import_drives(settings_for(source, tmp_path / "out", held_out=("17",)), workers=0)
 
 

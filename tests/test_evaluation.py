@@ -21,7 +21,7 @@ from terra.engine.persistence import PersistenceEngine
 from terra.errors import CheckpointError, ConfigError, DatasetError, EngineError
 from terra.evaluation.clips import Clip, LoadedClip, choose_clips, load_clips
 from terra.evaluation.contrasts import CONTRASTS, find_groups
-from terra.evaluation.criteria import evaluate_criteria
+from terra.evaluation.criteria import CodebookUse, evaluate_criteria
 from terra.evaluation.estimator import EstimatorConfig, MotionEstimator, resize
 from terra.evaluation.estimator_training import evaluate_estimator, load_recordings, positions, train_estimator
 from terra.evaluation.evaluate import run
@@ -477,13 +477,16 @@ def test_measures_and_bars_follow_from_the_scores() -> None:
     scores = [scored_clip(index, 2.0) for index in range(5)]
     bootstrap = Bootstrap(50, 4, 0)
     measures = frame_measures("rollouts", scores, bootstrap) + frechet_measures("rollouts", scores, "N", 5, bootstrap)
-    criteria = {criterion.name: criterion for criterion in evaluate_criteria(measures, "N", 0.5)}
+    criteria = {each.name: each for each in evaluate_criteria(measures, "N", CodebookUse(1000, 50, 100))}
     assert criteria["tokenizer PSNR (dB)"].value == pytest.approx(32.0)
     gain = criteria["PSNR over persistence when moving, worst of frames 1 to 22 (dB)"]
     assert gain.value == pytest.approx(2.0)
-    assert gain.passed is True
+    assert (gain.passed, gain.too_few) == (None, "5 of 16 moving clips")
     assert criteria["codebook use"].passed is False
     assert criteria["ADE, generated / persistence"].passed is None
+    assert criteria["ADE, generated / persistence"].too_few is None  # nothing was measured
+    assert criteria["FD-N-T, persistence / generated"].too_few == "5 of 32 clips"
+    assert criteria["tokenizer PSNR (dB)"].too_few == "1 of 8 places"
     whole = {(m.metric, m.variant): m.estimate for m in measures if m.first_frame is None}
     assert whole["FD-N", RE_ENCODED].value < whole["FD-N", GENERATED].value < whole["FD-N", PERSISTENCE].value
     assert whole["FD-N", GENERATED].count == 5 * 22
@@ -509,14 +512,52 @@ def test_every_interval_of_the_evaluation_is_over_places() -> None:
     assert whole["turning-order", GENERATED] == share_estimate(np.full(6, True), units=places, num_resamples=50)
 
 
-def test_drift_compares_the_last_bin_with_the_first() -> None:
+@pytest.mark.parametrize(("clips", "passed", "too_few"), [(31, None, "31 of 32 clips"), (32, False, None)])
+def test_drift_compares_the_last_bin_with_the_first(clips: int, passed: bool | None, too_few: str | None) -> None:
     points = [
         Measure("drift", "FD-N", GENERATED, first, first + 19, Estimate(value, 0.0, 9.0, 3, 3))
         for first, value in ((21, 3.0), (1, 2.0), (41, 5.0))
     ]
-    (criterion,) = (criterion for criterion in evaluate_criteria(points, "N", 1.0) if "long rollouts" in criterion.name)
-    assert criterion.value == 2.5
-    assert criterion.passed is False
+    points.append(Measure("drift", "psnr", RE_ENCODED, None, None, Estimate(30.0, 29.0, 31.0, clips, clips)))
+    made = evaluate_criteria(points, "N", CodebookUse(0, 0, 64))
+    (criterion,) = (criterion for criterion in made if "long rollouts" in criterion.name)
+    assert (criterion.value, criterion.passed, criterion.too_few) == (2.5, passed, too_few)
+
+
+@pytest.mark.parametrize(
+    ("places", "given", "passed", "too_few"),
+    [(7, 20.0, None, "7 of 8 places"), (7, 30.0, None, "7 of 8 places"), (8, 20.0, False, None), (8, 30.0, True, None)],
+)
+def test_a_mean_is_judged_from_enough_places(places: int, given: float, passed: bool | None, too_few: str | None):
+    psnr = Measure("rollouts", "psnr", RE_ENCODED, None, None, Estimate(given, 0.0, 40.0, 99, places))
+    criterion = evaluate_criteria([psnr], "N", CodebookUse(0, 0, 64))[0]
+    assert (criterion.name, criterion.passed, criterion.too_few) == ("tokenizer PSNR (dB)", passed, too_few)
+
+
+@pytest.mark.parametrize(
+    ("groups", "share", "passed", "too_few"),
+    [(19, 1.0, None, "19 of 20 groups"), (20, 1.0, True, None), (20, 0.9, False, None)],
+)
+def test_an_order_is_judged_from_enough_groups(groups: int, share: float, passed: bool | None, too_few: str | None):
+    order = Measure("counterfactual", "turning-order", GENERATED, None, None, Estimate(share, 0, 1, groups, groups))
+    (criterion,) = (each for each in evaluate_criteria([order], "N", CodebookUse(0, 0, 64)) if "groups" in each.name)
+    assert (criterion.passed, criterion.too_few) == (passed, too_few)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "distinct", "passed", "too_few"),
+    [
+        (639, 9, None, "639 of 640 tokens"),
+        (640, 9, False, None),
+        (639, 39, True, None),  # more tokens can only show more entries
+        (0, 0, False, None),
+    ],
+)
+def test_the_use_of_a_codebook_is_judged_from_enough_tokens(
+    tokens: int, distinct: int, passed: bool | None, too_few: str | None
+) -> None:
+    criterion = evaluate_criteria([], "N", CodebookUse(tokens, distinct, 64))[2]
+    assert (criterion.name, criterion.passed, criterion.too_few) == ("codebook use", passed, too_few)
 
 
 def test_the_reference_is_of_other_drives_of_the_same_places() -> None:

@@ -44,9 +44,11 @@ def made(batch: Batch) -> Path:
     )
 
 
-def test_a_rollout_is_made_again(made):
+def test_a_rollout_is_made_again(made, caplog):
+    caplog.set_level("INFO")
     code, text = told(made)
     assert code == 0
+    assert "making the rollout again: 100 %, 7 of 7 frames" in caplog.text  # of ten, three are context
     assert [line.split(None, 1) for line in text.splitlines()] == [
         ["tokens", "the same"],
         ["pixels", "the same"],

@@ -118,7 +118,7 @@ class TestVideos:
         made = http.post("/v1/videos", json=job(num_frames=14)).json()
         assert made["object"] == "video"
         assert made["status"] in ("queued", "in_progress")
-        assert (made["num_frames"], made["seconds"], made["seed"]) == (14, 1.4, 3)
+        assert (made["num_frames"], made["seconds"], made["seed"]) == (14, "1.4", 3)
         done = server.wait_for(made["id"])
         assert (done["status"], done["progress"], done["error"]) == ("completed", 100, None)
         assert done["expires_at"] > done["completed_at"] >= done["created_at"]

@@ -34,7 +34,17 @@ from terra.serving.settings import ServeSettings
 from terra.training.settings import LoopConfig
 from terra.training.tokenizer_settings import TrainTokenizerSettings
 from terra.training.world_model_settings import TrainWorldModelSettings
-from tokenizer.settings import Count, FilePath, Fraction, Positive, Seed, Settings, checked, did_you_mean
+from tokenizer.settings import (
+    Count,
+    FilePath,
+    Fraction,
+    Positive,
+    Seed,
+    Settings,
+    checked,
+    did_you_mean,
+    expected_names,
+)
 
 
 class Inner(Settings):
@@ -126,6 +136,13 @@ def test_an_unknown_key_is_always_one_line(name):
         checked(Inner, INNER | {f"x{name}": 1})
     assert "\n" not in str(caught.value)
     assert str(caught.value).count("got") or "did you mean" in str(caught.value)
+
+
+def test_names_that_are_expected():
+    assert expected_names(["day", "night"], "nigth") == "expected one of day, night, got 'nigth'; did you mean night?"
+    many = expected_names([f"a{index}" for index in range(22)], "zebra", "drives of")
+    assert many.startswith("expected drives of a0, a1, ")
+    assert many.endswith(" a19 and 2 more, got 'zebra'")
 
 
 def test_did_you_mean():

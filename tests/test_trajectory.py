@@ -290,8 +290,10 @@ class TestActions:
         trajectory = Trajectory.from_poses(*drive(42), fps=10.0, source="drive.csv")
         trajectory.require(13)  # the last frame needs no action
         message = refused(lambda: trajectory.require(25))
-        assert message.startswith("drive.csv: covers 4.05 s = 12 frames")
-        assert message.endswith("num_frames=25 needs 24")
+        assert message == (
+            "drive.csv: covers 4.05 s = 12 frames at 10 fps and 2.95 s of path after the last of them; "
+            "num_frames=25 needs 24 frames, 5.25 s"
+        )
         with pytest.raises(ConfigError, match="num_frames"):
             trajectory.require(0)
 

@@ -7,7 +7,7 @@ from a model's own JSON schema, so a field's bounds are written once, in its ann
 import difflib
 import re
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, overload
@@ -21,6 +21,7 @@ MAX_SEED = 2**63 - 1
 
 _T = TypeVar("_T")
 _Schema = dict[str, Any]
+_NAMES_SHOWN = 20
 
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
@@ -159,6 +160,14 @@ def _new_adapter(kind: Any) -> TypeAdapter[Any]:
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:
     """The known name that a mistyped one is nearest to; None if none is near."""
     return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)
+
+
+def expected_names(known: Sequence[str], got: str, what: str = "one of") -> str:
+    """What to say of a name that is not known: "expected one of a, b and 7 more, got aa; did you mean a?"."""
+    more = f" and {len(known) - _NAMES_SHOWN} more" if len(known) > _NAMES_SHOWN else ""
+    near = did_you_mean(got, known)
+    hint = f"; did you mean {near}?" if near is not None else ""
+    return f"expected {what} {', '.join(known[:_NAMES_SHOWN])}{more}, got {reprlib.repr(got)}{hint}"
 
 
 class _Lenient(GenerateJsonSchema):

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
 from terra.act_bench.estimation import Estimated
 from terra.act_bench.published import NUM_SAMPLES, NUM_SCORED, PUBLISHED
 from terra.act_bench.samples import CLASSES
 from terra.act_bench.scores import ALL, Row, VideoScores, confusion
 from terra.metrics.bootstrap import Estimate
+from terra.tables import print_table
 from tokenizer.files import make_folder, replacing, write_json
 
 # Metric -> its title and the number of decimals shown.
@@ -80,24 +81,26 @@ def write_results(folder: Path, results: Results) -> None:
 def print_report(console: Console, results: Results) -> None:
     """Print the means over all videos beside the published scores, and the means by class."""
     overall = results.rows[0]
-    table = Table("", Column("this run [95 %]", no_wrap=True), *PUBLISHED, title=f"ACT-Bench: {results.coverage}")
+    table = Table("", "this run [95 %]", *PUBLISHED, title=f"ACT-Bench: {results.coverage}")
     for metric, (title, digits) in _METRICS.items():
         estimate = getattr(overall, metric)
         known = not math.isnan(estimate.low)
         interval = f" \\[{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]" if known else ""
         published = (f"{getattr(scores[ALL], metric):.{digits}f}" for scores in PUBLISHED.values())
         table.add_row(title, f"{estimate.value:.{digits}f}{interval}", *published)
-    console.print(table)
+    print_table(console, table)
     table = Table("class", "samples", "accuracy", "ADE, m", "FDE, m", title="by class")
     for row in results.rows[1:]:
         values = ((getattr(row, metric).value, digits) for metric, (_, digits) in _METRICS.items())
         cells = ("-" if math.isnan(value) else f"{value:.{digits}f}" for value, digits in values)
         table.add_row(row.name, f"{row.count} of {NUM_SCORED[row.name]}", *cells)
-    console.print(table)
+    print_table(console, table)
     if overall.count < NUM_SCORED[ALL]:
-        console.print("The published numbers are of all scored samples, and not of this part.", highlight=False)
+        note = "The published numbers are of all scored samples, and not of this part."
+        console.print(note, highlight=False, soft_wrap=True)
     if results.left_out:
-        console.print(f"left out: {len(results.left_out)} samples, see left_out in results.json", highlight=False)
+        note = f"left out: {len(results.left_out)} samples, see left_out in results.json"
+        console.print(note, highlight=False, soft_wrap=True)
 
 
 def _write_csv(path: Path, results: Results) -> None:

@@ -239,7 +239,11 @@ def _check_columns(header: Sequence[str], space: TableSpace, where: str) -> None
         missing = [name for name in wanted if name not in header]
         unknown = [name for name in header if name not in wanted]
         got = f"none of {missing[0]}" if missing else f"{unknown[0][:80]!r}"
-        raise ActionError(f"{where}: expected {_expected(space)}, got {got}")
+        hint = ""
+        if len(missing) == len(unknown) == 1:
+            unit = ", in seconds" if missing[0] == TIME_COLUMN else ""
+            hint = f" but {unknown[0][:80]!r}: rename that column, if it is {missing[0]}{unit}"
+        raise ActionError(f"{where}: expected {_expected(space)}, got {got}{hint}")
 
 
 def _expected(space: TableSpace) -> str:

@@ -13,6 +13,7 @@ from terra.benchmark.case import BANDWIDTH, result_path, write_json
 from terra.benchmark.measure import spread
 from terra.benchmark.model import Traffic
 from terra.benchmark.plan import NUM_WARMUP_FRAMES, Case, Workload
+from terra.tables import print_table
 
 _BINS = {"0": 0, "1": 1, "2": 2, "3-4": 4, "5-8": 8, "9-16": 16, "17-32": 32, "33-64": 64, "more": None}
 """Bins of the tokens that a pass gives, each with the most that fall into it."""
@@ -33,8 +34,11 @@ def write_report(folder: Path, plan: dict[str, Any], cases: list[Case], failures
     ]
     add_speedups(rows)
     about = {key: plan[key] for key in ("device_name", "dtype", "world_model", "traffic")}
-    write_json(folder / "benchmark.json", about | {"bandwidth": bandwidth, "rows": rows, "failures": failures})
-    text = _table(about, bandwidth, rows, failures)
+    report = about | {"bandwidth": bandwidth, "rows": rows, "failures": failures}
+    write_json(folder / "benchmark.json", report)
+    console = Console(record=True, file=io.StringIO(), force_terminal=False)
+    print_report(console, report)
+    text = console.export_text()
     (folder / "benchmark.txt").write_text(text)
     if rows:
         _plot(folder / "benchmark.png", about, rows)
@@ -90,10 +94,10 @@ def _row(
     }
 
 
-def _table(
-    about: dict[str, Any], bandwidth: dict[str, Any] | None, rows: list[dict[str, Any]], failures: dict[str, str]
-) -> str:
-    title = f"{about['device_name']}, {about['dtype']}, {Path(about['world_model']).name}"
+def print_report(console: Console, report: dict[str, Any]) -> None:
+    """Print the tables of a report, the content of benchmark.json, and what is to be known of them."""
+    bandwidth, rows = report["bandwidth"], report["rows"]
+    title = f"{report['device_name']}, {report['dtype']}, {Path(report['world_model']).name}"
     if bandwidth:
         read, copy = bandwidth["read"], bandwidth["copy"]
         title += f"; memory reads {read['median'] / 1e9:.1f} GB/s ({read['low'] / 1e9:.1f} to {read['high'] / 1e9:.1f})"
@@ -128,17 +132,17 @@ def _table(
             f"{share:.0%}" if share else "",
             f"{row['first_frame_seconds']['median']:.4g}",
         )
-    console = Console(width=190, record=True, file=io.StringIO())
-    console.print(table)
+    print_table(console, table)
     drafted = [row for row in rows if row["drafts"] and row["passes"]]
     if drafted:
-        console.print(_passes_table(drafted, about["traffic"]["image_tokens"]))
-    notes = [f"not measured: {name}: {reason}" for name, reason in failures.items()]
+        print_table(console, _passes_table(drafted, report["traffic"]["image_tokens"]))
+    notes = [f"not measured: {name}: {reason}" for name, reason in report["failures"].items()]
     extrapolated = {row["timed_tokens"] for row in rows if row["timed_tokens"]}
     if extrapolated:
-        total = about["traffic"]["image_tokens"]
+        total = report["traffic"]["image_tokens"]
         notes.append(f"Hugging Face generate: timed for {min(extrapolated)} of {total} tokens of each frame")
-    return console.export_text() + "".join(f"{note}\n" for note in notes)
+    for note in notes:
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
 
 
 def _passes_table(rows: list[dict[str, Any]], image_tokens: int) -> Table:

@@ -10,9 +10,11 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from rich.console import Console
+
 from terra.benchmark.case import BANDWIDTH, result_path, write_json
 from terra.benchmark.plan import CASES, Amount, Case, plan_cases
-from terra.benchmark.report import write_report
+from terra.benchmark.report import print_report, write_report
 from terra.benchmark.settings import BenchmarkSettings
 from terra.device import dtype_name, has_fp8, torch_device, torch_dtype
 from terra.errors import ConfigError
@@ -24,7 +26,8 @@ def run(settings: BenchmarkSettings) -> None:
     """Measure as conf/benchmark.yaml says, and print the table. Raises ConfigError and CheckpointError."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     given = settings.world_model
-    print(benchmark(vars(settings) | {"world_model": None if given is None else str(given.folder())}))
+    benchmark(vars(settings) | {"world_model": None if given is None else str(given.folder())})
+    print_report(Console(), json.loads((settings.output / "benchmark.json").read_text()))
 
 
 def benchmark(values: dict[str, Any]) -> str:

@@ -8,10 +8,11 @@ from typing import Any, Literal
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from terra.errors import CheckpointError
 from terra.output import package_versions
+from terra.tables import print_table
 from tokenizer.files import write_json
 
 PAIR = "pair"
@@ -53,11 +54,11 @@ class Findings(list[Finding]):
 
 def print_findings(console: Console, findings: Sequence[Finding]) -> None:
     """Print a table with a row per finding."""
-    table = Table("of", "what", "", "detail", box=None, pad_edge=False)
+    table = Table("of", "what", "", Column("detail", overflow="fold"), box=None, pad_edge=False)
     for each in findings:
         color = _COLORS[each.status]
         table.add_row(each.subject, each.question, f"[{color}]{each.status}", escape(each.detail))
-    console.print(table, highlight=False)
+    print_table(console, table)
 
 
 def write_findings(path: Path, findings: Sequence[Finding], facts: dict[str, Any]) -> None:

@@ -9,9 +9,10 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from terra.actions import Waypoints, read_space
+from terra.dataset.action_pictures import Curve, draw_curves
 from terra.dataset.episode import Episode, Split
 from terra.dataset.format import read_dataset
-from terra.dataset.pictures import ACTIONS_NAME, PATHS_NAME, SHEET_NAME, contact_sheet, draw_paths, draw_tracks
+from terra.dataset.pictures import ACTIONS_NAME, PATHS_NAME, SHEET_NAME, contact_sheet, draw_paths
 from terra.dataset.reading import read_splits
 from terra.dataset.statistics import split_statistics, tabulate
 from terra.errors import DatasetError
@@ -38,7 +39,7 @@ def draw_actions(episodes: Sequence[Episode]) -> dict[str, UInt8[np.ndarray, "he
     """The picture of what was done in the episodes, by its file's name: the driven paths, or the actions over time."""
     if episodes[0].motion is not None:
         return {PATHS_NAME: draw_paths([episode.poses for episode in episodes])}
-    return {ACTIONS_NAME: draw_tracks(episodes)}
+    return {ACTIONS_NAME: draw_curves([Curve.of_episode(episode) for episode in episodes])}
 
 
 def save_pictures(folder: Path, pictures: Mapping[str, UInt8[np.ndarray, "height width 3"]]) -> None:

@@ -10,6 +10,8 @@ import numpy as np
 from jaxtyping import UInt8
 from pydantic import model_validator
 
+from terra.actions import ActionTrack
+from terra.dataset.action_pictures import Curve, draw_curves
 from terra.dataset.card import draw_actions, save_pictures
 from terra.dataset.checks import Workers
 from terra.dataset.format import read_dataset
@@ -17,7 +19,16 @@ from terra.dataset.importing.alignment import fit_picture
 from terra.dataset.importing.kinds import open_source
 from terra.dataset.importing.source import DriveSource, SourceDrive
 from terra.dataset.motion import MotionReport, check_motion
-from terra.dataset.pictures import PATHS_NAME, SHEET_NAME, SHEET_PICTURES, contact_sheet, draw_paths, spread, tile
+from terra.dataset.pictures import (
+    ACTIONS_NAME,
+    PATHS_NAME,
+    SHEET_NAME,
+    SHEET_PICTURES,
+    contact_sheet,
+    draw_paths,
+    spread,
+    tile,
+)
 from terra.dataset.poses import Poses
 from terra.dataset.reading import read_splits
 from terra.dataset.statistics import split_statistics, tabulate
@@ -141,6 +152,9 @@ def inspect_source(source: DriveSource) -> Inspection:
     pictures = {SHEET_NAME: tile(labeled)}
     if driven:
         pictures[PATHS_NAME] = draw_paths([drive.poses for drive in driven if len(drive.poses.time)])
+    played = [(drive.name, drive.track) for drive in drives if isinstance(drive.track, ActionTrack)]
+    if played:
+        pictures[ACTIONS_NAME] = draw_curves([Curve.of_track(name, track) for name, track in played])
     return Inspection(tuple(lines), tuple(doubts), pictures)
 
 

@@ -1,4 +1,4 @@
-"""Two pictures of a dataset: a contact sheet with a frame of some episodes, and the driven paths, or the actions."""
+"""Two pictures of a dataset: a contact sheet with a frame of some episodes, and the driven paths."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,6 @@ from jaxtyping import Float, UInt8
 from PIL import Image, ImageDraw
 
 from decoder.video import read_video
-from terra.actions import Vector, require_table
 from terra.dataset.episode import Episode
 from terra.dataset.poses import Poses
 from terra.errors import TerraError
@@ -17,7 +16,6 @@ from terra.errors import TerraError
 SHEET_NAME, PATHS_NAME, ACTIONS_NAME = "contact_sheet.png", "paths.png", "actions.png"
 SHEET_COLUMNS, SHEET_PICTURES = 5, 20
 _MAX_PATHS = 60
-_MAX_TRACKS, _TRACK_HEIGHT = 12, 40
 # The contact sheet shows the frame at this time in an episode, or this time after several futures part: late enough
 # that something happens, early enough that little must be decoded.
 _SECONDS_IN, _SECONDS_APART = 2.0, 4.0
@@ -98,36 +96,13 @@ def draw_paths(drives: Sequence[Poses], side: int = 640) -> UInt8[np.ndarray, "s
             ends = np.stack([middle - reach, middle + reach])
             ends[:, axis] = at
             draw.line(place(ends), fill=(150, 150, 150) if at == 0 else (225, 225, 225))
+            # Meters stand where a line meets the left edge (forward) or the lower one (left).
+            edge = place(ends)[1] if axis == 0 else place(ends)[0]
+            draw.text(edge, f"{at:g}", fill=(100, 100, 100), anchor="ls")
     for number, path in enumerate(paths):
         color = tuple(int(127 + 100 * math.cos(2.4 * number + shift)) for shift in (0.0, 2.1, 4.2))
         draw.line(place(path), fill=color, width=2)
-    draw.text((4, 4), f"grid {step:g} m; all start, heading up, where the darker lines cross", fill="black")
-    return np.asarray(image)
-
-
-def draw_tracks(episodes: Sequence[Episode], width: int = 960) -> Picture:
-    """Draw the actions of up to 12 episodes over time, a band for each column of the space, an episode under another.
-
-    A column's rows run from its least value (bottom) to its greatest (top): 0 and 1 of keys and choices.
-    """
-    chosen = [each for each in spread(episodes, _MAX_TRACKS) if each.actions is not None and each.num_frames > 1]
-    space = require_table(chosen[0].space, "a picture of actions")
-    names, band = space.names, max(_TRACK_HEIGHT // len(space.names), 4)
-    height = band * len(names) + _LABEL_HEIGHT
-    image = Image.new("RGB", (width, max(1, len(chosen)) * height), "white")
-    draw = ImageDraw.Draw(image)
-    for number, episode in enumerate(chosen):
-        assert episode.actions is not None
-        top = number * height
-        draw.text((2, top + 1), f"{episode.id}: {', '.join(names)}"[: width // 6], fill="black")
-        rows = space.rows(episode.actions[:-1])[:, 0].T
-        scaled = (rows + 1) / 2 if isinstance(space, Vector) else rows
-        at = np.linspace(0, width - 1, scaled.shape[1] + 1)
-        for index, column in enumerate(scaled):
-            low = top + _LABEL_HEIGHT // 2 + (index + 1) * band
-            color = tuple(int(127 + 100 * math.cos(2.4 * index + shift)) for shift in (0.0, 2.1, 4.2))
-            for start, end, value in zip(at[:-1], at[1:], column, strict=True):
-                draw.rectangle((start, low - value * (band - 2), max(start, end - 1), low), fill=color)
+    draw.text((4, 4), "m forward (up) and m left (to the left); all start, heading up, at 0", fill="black")
     return np.asarray(image)
 
 

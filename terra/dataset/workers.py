@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from terra.errors import TerraError
 
@@ -21,7 +21,8 @@ logger = logging.getLogger(__name__)
 
 Job = TypeVar("Job")
 # Does one job, given the job, the index of its worker, and a function to call with the number of parts just done.
-Work = Callable[[Job, int, Callable[[int], None]], None]
+# What it returns, which must be picklable, is one of the outcome's results.
+Work = Callable[[Job, int, Callable[[int], None]], object]
 # Shows progress, given the number of parts done so far and the number of jobs done or failed.
 Show = Callable[[int, int], None]
 
@@ -30,16 +31,28 @@ _STOPPED = 143  # exit status of a worker ended by SIGTERM, as a shell reports i
 
 @dataclass
 class Outcome:
-    """The number of jobs done, one line for each failed job, and the number of jobs not begun for lack of time."""
+    """What the jobs done returned, one line for each failed job, and the number of jobs not begun for lack of time."""
 
-    num_done: int = 0
+    results: list[Any] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     num_left: int = 0
+
+    @property
+    def num_done(self) -> int:
+        """Number of jobs done."""
+        return len(self.results)
 
     @property
     def num_ended(self) -> int:
         """Number of jobs done or failed."""
         return self.num_done + len(self.failed)
+
+
+@dataclass(frozen=True)
+class _Done:
+    """A worker's message: the job is done, and what it returned."""
+
+    result: object
 
 
 @dataclass
@@ -98,8 +111,7 @@ def _run_here(
 
     while waiting and time.monotonic() < deadline:
         try:
-            work(waiting.popleft(), 0, advance)
-            outcome.num_done += 1
+            outcome.results.append(work(waiting.popleft(), 0, advance))
         except TerraError as error:
             _note_failure(outcome, str(error))
         advance(0)
@@ -129,8 +141,8 @@ def _run_apart(
                 if isinstance(message, int):
                     parts += message
                 else:
-                    if message is None:
-                        outcome.num_done += 1
+                    if isinstance(message, _Done):
+                        outcome.results.append(message.result)
                     else:
                         _note_failure(outcome, message)
                     worker.job = None
@@ -173,8 +185,8 @@ def _give(worker: "_Worker[Job]", work: Work[Job], index: int, job: Job) -> "_Wo
     return _start_worker(work, index, job)
 
 
-def _receive(worker: "_Worker[Job]", describe: Callable[[Job], str]) -> int | str | None:
-    """Receive a worker's message: the number of parts just done, None if the job is done, or why the job failed."""
+def _receive(worker: "_Worker[Job]", describe: Callable[[Job], str]) -> int | str | _Done:
+    """Receive a worker's message: the number of parts just done, that the job is done, or why the job failed."""
     try:
         return worker.connection.recv()
     except (EOFError, ConnectionError):
@@ -196,11 +208,11 @@ def _serve(connection: Connection, work: Work[Job], index: int, log_level: int) 
         except (EOFError, ConnectionError):
             return
         try:
-            work(job, index, connection.send)
+            result = work(job, index, connection.send)
         except TerraError as error:
             connection.send(str(error))
         else:
-            connection.send(None)
+            connection.send(_Done(result))
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from terra.evaluation.bench import Bench, Examined
 from terra.evaluation.candidates import BASE, make_plans
 from terra.evaluation.clips import Clip
 from terra.evaluation.comparison import Evaluated, ModelColumn, make_column
-from terra.evaluation.criteria import Criterion, evaluate_criteria
+from terra.evaluation.criteria import CodebookUse, Criterion, evaluate_criteria
 from terra.evaluation.estimator import MotionEstimator
 from terra.evaluation.kept import KeptFiles
 from terra.evaluation.listening import measure_listening
@@ -108,7 +108,9 @@ def run(settings: EvaluationSettings, console: Console | None = None) -> Path:
     models: dict[str, Evaluated] = {}
     columns: list[ModelColumn] = []
     for name, (spec, plan) in plans.items():
-        console.print(f"{name}: {plan.settings.adapter or spec.world_model}", markup=False, highlight=False)
+        console.print(
+            f"{name}: {plan.settings.adapter or spec.world_model}", markup=False, highlight=False, soft_wrap=True
+        )
         models[name] = _evaluate(spec, plan, scorer, reference, time.perf_counter())
         columns.append(make_column(name, models[name], models.get(BASE) if name != BASE else None))
         facts = {name: each.facts for name, each in models.items()}
@@ -165,6 +167,7 @@ def _evaluate(
         old = bench.encode(plan.old_clips)
     facts = plan.facts | {"complete": True, "rollouts_reused": rollouts.num_reused, "scores_reused": kept.num_reused}
     facts["damaged"] = bench.damaged + revisits.damaged + reference.damaged
+    logger.info("predicting the recorded tokens of %d clips", len(found.tokens))
     facts["teacher_forced"] = _teacher_forced(found.tokens, found.actions, plan)
     if plan.old_clips:
         old_tokens, old_actions = [each.tokens for each in old], [each.actions for each in old]
@@ -172,8 +175,8 @@ def _evaluate(
     places_of_clips = [each.clip.place for each in found.scores]
     listening = measure_listening(facts["teacher_forced"], places_of_clips, plan.bootstrap)
     facts["listening"] = None if listening is None else asdict(listening)
-    codebook_used = _codebook_used(found.tokens, tokenizer.codebook_size)
-    facts["codebook_used"] = codebook_used
+    codebook = _codebook_use(found.tokens, tokenizer.codebook_size)
+    facts["codebook_used"] = codebook.share
     for contrast, by_variant in ordered.items():
         measures += order_measures(contrast, by_variant, places[contrast], plan.bootstrap)
     lines = [] if listening is None else [listening.line]
@@ -183,8 +186,9 @@ def _evaluate(
         lines.append(recovered_line(rollouts_alone, facts["commonest_answer"]))
     if isinstance(scorer.estimator, MotionEstimator):
         facts["confusion"] = {"classes": CLASSES, **confusions(found.scores, plan.fps)}
-    criteria = evaluate_criteria(measures, network, codebook_used) if _has_requirements(settings, plan) else []
+    criteria = evaluate_criteria(measures, network, codebook) if _has_requirements(settings, plan) else []
     facts["seconds"] = time.perf_counter() - started
+    logger.info("writing plots and videos")
     shown = {"clips": found.shown, "drift_clips": drift.shown, **futures}
     shown["revisit_clips"] = [each.shown for each in remembered if each.shown]
     shown["loop_clips"] = [each.shown for each in loops if each.shown]
@@ -241,7 +245,7 @@ def _examine(bench: Bench, clips: Sequence[Clip], pictures: int, name: str) -> _
     shown = {moving[index] for index in np.linspace(0, len(moving) - 1, min(pictures, len(moving))).round().astype(int)}
     results: dict[str, Examined] = {}
     videos: dict[str, dict[str, Pixels]] = {}
-    with ProgressLine(name, len(clips)) as line:
+    with ProgressLine(f"measuring {name}", len(clips)) as line:
         for index, examined in enumerate(bench.examine(clips, shown), start=1):
             clip = examined.scores.clip.name
             if clip in shown:
@@ -271,7 +275,7 @@ def _examine_groups(
     places: dict[str, list[str]] = {}
     shown: dict[str, list[dict[str, Pixels]]] = {}
     for name, groups in plan.groups.items():
-        with ProgressLine(name, len(groups)) as line:
+        with ProgressLine(f"measuring {name}", len(groups)) as line:
             for index, each in enumerate(bench.examine_groups(groups, plan.settings.pictures), start=1):
                 places.setdefault(name, []).append(each.group.clips[0].place)
                 for variant, steps in each.steps.items():
@@ -319,9 +323,9 @@ def _table(plan: EvaluationPlan) -> TableSpace:
     return require_table(plan.model.space, "reading actions back")
 
 
-def _codebook_used(tokens: Sequence[torch.Tensor], codebook_size: int) -> float:
-    """The number of distinct ids in the true clips, as a share of the codebook."""
-    return len(torch.cat(list(tokens)).unique()) / codebook_size if tokens else 0.0
+def _codebook_use(tokens: Sequence[torch.Tensor], codebook_size: int) -> CodebookUse:
+    every = torch.cat(list(tokens)) if tokens else torch.empty(0, dtype=torch.long)
+    return CodebookUse(every.numel(), len(every.unique()), codebook_size)
 
 
 def _measure(

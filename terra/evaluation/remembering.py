@@ -191,7 +191,7 @@ def examine_revisits(
     names = [each.clip.name for each in revisits]
     shown = {names[index] for index in np.linspace(0, len(names) - 1, min(pictures, len(names))).round().astype(int)}
     found: dict[str, Remembered] = {}
-    with ProgressLine(label, len(names)) as line:
+    with ProgressLine(f"measuring {label}", len(names)) as line:
         for done, remembered in enumerate(bench.examine(revisits, shown), start=1):
             found[remembered.revisit.clip.name] = remembered
             line.show(done, f"{done} of {len(names)} drives")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from terra.evaluation.comparison import ModelColumn, higher_is_better, is_clear, unit_of
@@ -17,6 +17,7 @@ from terra.evaluation.criteria import Criterion
 from terra.evaluation.measures import HALVES, Measure
 from terra.evaluation.scores import TRUE, VARIANTS
 from terra.metrics.bootstrap import Estimate
+from terra.tables import print_table
 from tokenizer.files import make_folder, replacing
 
 _T = TypeVar("_T")
@@ -104,10 +105,10 @@ def write_comparison(
 def print_comparison(console: Console, columns: Sequence[ModelColumn]) -> None:
     """Print the table of several models, the base first."""
     header, rows = _cells(columns, lambda text, clear: Text(text, style="bold" if clear else ""))
-    table = Table(*(Column(name, overflow="fold") for name in header))
+    table = Table(*(name.plain for name in header))
     for row in rows:
         table.add_row(*row)
-    console.print(table)
+    print_table(console, table)
     console.print(_LEGEND, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -136,24 +137,28 @@ def print_report(console: Console, measures: Sequence[Measure], criteria: Sequen
     table = Table("requirement", "value", "limit", "", title="requirements")
     for criterion in criteria:
         mark = {True: "[green]passed", False: "[red]failed", None: "unknown"}[criterion.passed]
+        if criterion.too_few is not None:
+            mark = f"[yellow]too few: {criterion.too_few}"
         value = "-" if criterion.value is None else f"{criterion.value:.3g}"
         table.add_row(criterion.name, value, criterion.limit, mark)
-    console.print(table)
+    print_table(console, table)
 
 
 def print_measures(console: Console, measures: Sequence[Measure]) -> None:
-    """Print the measures over whole clips: a table for each run, a row per metric."""
+    """Print the measures over whole clips: a table for each run, a row per metric, a column per variant with values."""
     usual = (*VARIANTS, TRUE, HALVES)
     whole = [each for each in measures if each.first_frame is None]
     for run in dict.fromkeys(each.run for each in whole):
-        variants = tuple(dict.fromkeys(each.variant for each in whole if each.run == run))
-        variants = usual if set(variants) <= set(usual) else variants
-        table = Table(Column("metric", no_wrap=True), *variants, "samples", title=f"{run}: mean [95 % interval]")
+        known = [each for each in whole if each.run == run and not math.isnan(each.estimate.value)]
+        variants = tuple(dict.fromkeys(each.variant for each in known))
+        if set(variants) <= set(usual):
+            variants = tuple(each for each in usual if each in variants)
+        table = Table("metric", *variants, "samples", title=f"{run}: mean [95 % interval]")
         for metric in dict.fromkeys(each.metric for each in whole if each.run == run):
             of = {each.variant: each.estimate for each in whole if (each.run, each.metric) == (run, metric)}
             counts = max(estimate.count for estimate in of.values())
             table.add_row(metric, *(_cell(of.get(variant)) for variant in variants), str(counts))
-        console.print(table)
+        print_table(console, table)
 
 
 def _cell(estimate: Estimate | None) -> str:

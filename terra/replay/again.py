@@ -1,6 +1,7 @@
 """Makes the rollout of a record again, and compares tokens and pixels; the heavy part of `terra replay`."""
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from terra.errors import ConfigError, OutputError
 from terra.memory import Poses
 from terra.pipeline import Pipeline
 from terra.place_map import load_map
+from terra.progress import frames_shown
 from terra.prompt import Actions
 from terra.replay.settings import ReplaySettings
 from terra.rollout import (
@@ -78,9 +80,10 @@ def make_again(settings: ReplaySettings, record: dict[str, Any], console: Consol
     spec.announce()
     with console.status("loading the model"):
         pipeline = Pipeline.from_spec(spec)
-    with pipeline, console.status("making the rollout again"):
-        given = stored["tokens"][: record["num_context"]]
-        tokens, pixels = pipeline.wait(_make(pipeline, context, given, actions, sampling, record["seed"], place))
+    given = stored["tokens"][: record["num_context"]]
+    with pipeline, frames_shown("making the rollout again", len(stored["tokens"]) - len(given)) as show:
+        making = _make(pipeline, context, given, actions, sampling, record["seed"], place, show)
+        tokens, pixels = pipeline.wait(making)
     differing = int((tokens != stored["tokens"]).sum())
     _print(console, "tokens", f"{differing} of {tokens.numel()} differ" if differing else "the same")
     _report_pixels(console, folder, record, pixels, tokens, actions)
@@ -95,12 +98,14 @@ async def _make(
     sampling: SamplingParams,
     seed: int,
     place: tuple[Pixels, Poses] | None,
+    show: Callable[[int], None],
 ) -> tuple[TokenGrid, Pixels]:
     """Generate tokens and pixels; without context frames, from the stored context tokens."""
     first = given if context is None else await pipeline.encode(context)
     decoding = pipeline.decoding.start(DecodedFrames.pixels)
     known = None if place is None else await pipeline.encode_map(*place)
-    tokens = await pipeline.rollout_tokens(first, actions, sampling, seed, decoding=decoding, place=known)
+    on_frame: Callable[[int], None] = lambda index: show(index + 1 - len(first))  # noqa: E731
+    tokens = await pipeline.rollout_tokens(first, actions, sampling, seed, on_frame, decoding, place=known)
     return tokens, np.concatenate(await decoding.finish())
 
 

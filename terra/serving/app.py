@@ -143,7 +143,6 @@ def _model_routes(service: Service) -> APIRouter:
     @router.get("/v1/models")
     async def list_models() -> schemas.ModelList:
         """The models that are served: the base model, and each of its adapters."""
-        height, width = service.model.image_size
         base, *adapters = service.model.names
         roots = {name: service.settings.adapters[name].name for name in adapters}
         cards = [
@@ -153,7 +152,7 @@ def _model_routes(service: Service) -> APIRouter:
                 root=roots.get(name, name),
                 parent=base if name in roots else None,
                 fps=service.model.spec.fps,
-                size=f"{width}x{height}",
+                size=service.model.size,
                 frame_tokens=service.model.spec.layout.image_tokens,
                 action_space=service.model.spec.space.model_dump(mode="json"),
                 memory=memory_frames(service.model.pipeline.memory_for(name if name in roots else None)),
@@ -197,7 +196,7 @@ def _model_routes(service: Service) -> APIRouter:
         """One of a scene's trajectories or other files of actions, as the document that POST /v1/videos takes."""
         documents = service.scenes.find(scene_id).documents
         if name not in documents:
-            raise not_found("trajectory")
+            raise not_found("trajectory", documents)
         return documents[name]
 
     @router.post("/v1/contexts", openapi_extra=_FILES)

@@ -1,9 +1,11 @@
 """Refusals in the shape of OpenAI's API: a status, and {"error": {"message", "type", "param", "code"}}."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
+_NAMES_SHOWN = 20
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -56,6 +58,10 @@ def model_not_found(names: Sequence[str]) -> ApiError:
     return ApiError(404, "model_not_found", f"expected {expected} served", param="model")
 
 
-def not_found(what: str) -> ApiError:
-    """A 404 for an unknown id; the message does not repeat the id."""
+def not_found(what: str, known: Iterable[str] = ()) -> ApiError:
+    """A 404 for an unknown id; the message does not repeat the id, but names those that everyone may know."""
+    names = list(islice(known, _NAMES_SHOWN + 1))
+    if names:
+        more = ", ..." if len(names) > _NAMES_SHOWN else ""
+        return ApiError(404, f"{what}_not_found", f"{what}: expected one of {', '.join(names[:_NAMES_SHOWN])}{more}")
     return ApiError(404, f"{what}_not_found", f"expected the id of an existing {what}, got another or an expired one")

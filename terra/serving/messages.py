@@ -186,7 +186,8 @@ def first_problem(error: ValidationError) -> str:
     """Describe the first problem in one line, without the received value."""
     problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = ".".join(str(part) for part in problem["loc"])
-    return f"{place}: {problem['msg']}" if place else problem["msg"]
+    message = problem["msg"].removeprefix("Value error, ")  # pydantic's words before those of our own checks
+    return f"{place}: {message}" if place else message
 
 
 def frame_message(header: dict[str, Any], picture: bytes) -> bytes:

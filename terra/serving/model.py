@@ -51,6 +51,12 @@ class Model:
         return self.pipeline.engine.spec
 
     @property
+    def size(self) -> str:
+        """WIDTHxHEIGHT of a frame in pixels, as the API has it."""
+        height, width = self.image_size
+        return f"{width}x{height}"
+
+    @property
     def image_size(self) -> tuple[int, int]:
         """(height, width) of frames in pixels."""
         height, width = self.pipeline.tokenizer.image_size

@@ -75,7 +75,7 @@ class Scenes:
     def find(self, scene_id: str) -> Scene:
         """The scene of an id. Raises ApiError (404)."""
         if scene_id not in self.all:
-            raise not_found("scene")
+            raise not_found("scene", self.all)
         return self.all[scene_id]
 
     async def tokens(self, scene: Scene) -> TokenGrid:

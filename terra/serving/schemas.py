@@ -2,9 +2,19 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from terra.serving.messages import MAX_SEED, Identifier, MapPose, Remember, Sampling
+
+
+def _number(value: Any) -> Any:
+    """Read a number that came as text, which is how OpenAI's clients send `seconds`. Raises ValueError."""
+    return float(value) if isinstance(value, str) else value
+
+
+Seconds = Annotated[
+    Annotated[float, Field(gt=0, le=1_000_000)], BeforeValidator(_number, json_schema_input_type=float | str)
+]
 
 
 class VideoRequestBody(BaseModel):
@@ -22,6 +32,11 @@ class VideoRequestBody(BaseModel):
     actions: dict[str, Any] | None = Field(default=None, description="a terra-actions document")
     actions_name: Identifier | None = Field(default=None, description="one of the scene's")
     num_frames: Annotated[int, Field(ge=2, le=1_000_000)] | None = Field(default=None, description="context included")
+    seconds: Seconds | None = Field(default=None, description="the video's length, in place of num_frames")
+    size: Annotated[str, Field(max_length=20)] | None = Field(
+        default=None, description="WIDTHxHEIGHT; no other than the model's, see /v1/models"
+    )
+    prompt: str | None = Field(default=None, description="is not used: these models take actions, not words")
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = 0
     sampling: Sampling | None = None
     memory: Remember = None
@@ -39,6 +54,8 @@ class VideoRequestBody(BaseModel):
         for name in ("trajectory_name", "actions_name"):
             if getattr(self, name) is not None and self.scene is None:
                 raise ValueError(f"expected a scene with {name}")
+        if self.num_frames is not None and self.seconds is not None:
+            raise ValueError("expected one of num_frames and seconds, got both")
         return self
 
 
@@ -50,7 +67,10 @@ class VideoError(BaseModel):
 
 
 class Video(BaseModel):
-    """A video job. Times are in seconds since 1970, `progress` is in per cent, `seconds` is the video's length."""
+    """A video job, as OpenAI's clients read it.
+
+    Times are in seconds since 1970, `progress` is in per cent, `seconds` is the video's length as text.
+    """
 
     id: str
     object: Literal["video"] = "video"
@@ -63,7 +83,7 @@ class Video(BaseModel):
     size: str
     num_frames: int
     num_context: int
-    seconds: float
+    seconds: str
     seed: int
     error: VideoError | None
 

@@ -1,11 +1,14 @@
 """Defines the HTTP routes of video jobs, with the names and fields of OpenAI's /v1/videos."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse
 from pydantic import ValidationError
 from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
 
 from terra.actions import ActionSpace, ActionTrack
 from terra.errors import ActionError, ConfigError
@@ -30,7 +33,8 @@ _BODY = {
             "multipart/form-data": {
                 "schema": {
                     "type": "object",
-                    "description": "The same fields; pictures or a video as `input_reference` in place of a context.",
+                    "description": "The same fields; pictures or a video as `input_reference` in place of a context. "
+                    "OpenAI's clients send this.",
                     "properties": {
                         "input_reference": {"type": "array", "items": {"type": "string", "format": "binary"}},
                         "trajectory": {"type": "string", "description": "the document's JSON"},
@@ -110,6 +114,17 @@ def video_routes(service: Service) -> APIRouter:
             raise not_found("video")
         return schemas.Deleted(id=job.id)
 
+    @router.post("/v1/videos/{_}/remix", include_in_schema=False)
+    @router.post("/v1/videos/edits", include_in_schema=False)
+    @router.post("/v1/videos/extensions", include_in_schema=False)
+    @router.post("/v1/videos/characters", include_in_schema=False)
+    @router.get("/v1/videos/characters/{_}", include_in_schema=False)
+    async def unserved_video(request: Request) -> None:
+        """Refuse what OpenAI's clients can ask for besides."""
+        asked = "remix" if request.url.path.endswith("/remix") else request.url.path.split("/videos/")[1].split("/")[0]
+        message = f"expected a new video (POST /v1/videos), got {asked}: these models edit no videos"
+        raise ApiError(400, "unsupported", message)
+
     return router
 
 
@@ -118,7 +133,6 @@ _BINARY = {"type": "string", "format": "binary"}
 
 def video(service: Service, job: Job) -> schemas.Video:
     """A job as the API's video object."""
-    height, width = service.model.image_size
     num_frames = job.request["num_frames"]
     return schemas.Video(
         id=job.id,
@@ -128,10 +142,10 @@ def video(service: Service, job: Job) -> schemas.Video:
         created_at=int(job.created_at),
         completed_at=None if job.completed_at is None else int(job.completed_at),
         expires_at=None if job.expires_at is None else int(job.expires_at),
-        size=f"{width}x{height}",
+        size=service.model.size,
         num_frames=num_frames,
         num_context=job.request["num_context"],
-        seconds=num_frames / service.model.spec.fps,
+        seconds=f"{num_frames / service.model.spec.fps:g}",
         seed=job.request["seed"],
         error=None if job.error is None else schemas.VideoError(**job.error),
     )
@@ -156,8 +170,8 @@ async def _read_body(
         content = await request.body()
     elif kind == "multipart/form-data":
         max_files = service.contexts.max_pictures + 1
-        async with request.form(
-            max_files=max_files, max_fields=_MAX_FIELDS, max_part_size=uploads.max_json_bytes
+        async with _form(
+            request, max_files=max_files, max_fields=_MAX_FIELDS, max_part_size=uploads.max_json_bytes
         ) as form:
             files = [await each.read() for each in form.getlist("input_reference") if isinstance(each, UploadFile)]
             content = await _form_texts(form, uploads.max_json_bytes)
@@ -171,6 +185,25 @@ async def _read_body(
         param = str(place[0]) if place else None
         raise ApiError(400, "invalid_request", first_problem(error), param=param) from None
     return body, fields.track, files
+
+
+@asynccontextmanager
+async def _form(request: Request, **limits: int) -> AsyncIterator[FormData]:
+    """The parts of a form. Raises ApiError (400), also for a document that is no text but a part for each number."""
+    try:
+        form = await request.form(**limits)
+    except HTTPException as error:
+        message = f"{error.detail}; expected trajectory, actions and sampling as JSON text, each in one part"
+        raise ApiError(400, "invalid_request", message) from None
+    try:
+        for part in form:
+            name, bracket, _ = part.partition("[")
+            if bracket:
+                wanted = "a file" if name == "input_reference" else "JSON text in one part, such as json.dumps makes"
+                raise ApiError(400, "invalid_request", f"{name}: expected {wanted}, got a part {part}", param=name)
+        yield form
+    finally:
+        await form.close()
 
 
 async def _form_texts(form: FormData, max_bytes: int) -> dict[str, str]:
@@ -191,11 +224,7 @@ async def _video_request(
     files: list[bytes],
     client: str,
 ) -> VideoRequest:
-    settings = service.settings
-    num_frames = body.num_frames or settings.jobs.default_frames
-    if num_frames > settings.jobs.max_frames:
-        message = f"num_frames: expected at most {settings.jobs.max_frames}, got {num_frames}"
-        raise ApiError(400, "too_many_frames", message, param="num_frames")
+    num_frames = _num_frames(service, body)
     scene = None if body.scene is None else service.scenes.find(body.scene)
     adapter = service.adapter(body.model, scene)
     service.check_map_pose(body.map_pose, service.memory(body.memory, adapter))
@@ -225,6 +254,21 @@ async def _video_request(
     )
 
 
+def _num_frames(service: Service, body: schemas.VideoRequestBody) -> int:
+    """How many frames a video has, its context included. Raises ApiError (400), also for another size."""
+    size, fps, jobs = service.model.size, service.model.spec.fps, service.settings.jobs
+    if body.size not in (None, size):
+        raise ApiError(400, "invalid_size", f"size: expected {size}, the model's, got {body.size}", param="size")
+    if body.seconds is None:
+        num_frames, field, unit = body.num_frames or jobs.default_frames, "num_frames", ""
+    else:
+        num_frames, field, unit = round(body.seconds * fps), "seconds", f" frames at {fps:g} frames/s"
+    if num_frames > jobs.max_frames:
+        message = f"{field}: expected at most {jobs.max_frames}{unit}, got {num_frames}"
+        raise ApiError(400, "too_many_frames", message, param=field)
+    return num_frames
+
+
 def _action_field(body: schemas.VideoRequestBody, space: ActionSpace) -> str:
     """Which field tells the actions: `trajectory`, in driving, or `actions`, a scene's file by its name included.
 
@@ -242,5 +286,5 @@ def _scene_track(scene: Scene | None, field: str, name: str | None) -> Trajector
     assert scene is not None
     assert name is not None
     if name not in scene.tracks:
-        raise not_found(field)
+        raise not_found(field, scene.tracks)
     return scene.tracks[name]

@@ -234,6 +234,7 @@ def _evaluate(
         return
     frames = evenly_spaced(held_out.frames, num_frames)
     old = None if old is None else evenly_spaced(old, num_frames)
+    logger.info("measuring the stored weights on %d held-out frames", len(frames))
     network = terms.network or packaged_network()
     network = None if network is None else network.to(frames.device)
     stored = LFQTokenizer.from_pretrained(output / FOLDER).to(frames.device)

@@ -125,7 +125,7 @@ class Trajectory:
         if num_frames < 1:
             raise ConfigError(f"expected num_frames of 1 or more, got {num_frames = }")
         if self.num_frames < num_frames - 1:
-            raise TrajectoryError(f"{self._covers()}, num_frames={num_frames} needs {num_frames - 1}")
+            raise TrajectoryError(self._too_short(f"num_frames={num_frames} needs", num_frames - 1))
 
     def actions(
         self, num_frames: int, waypoint_times: Sequence[float] = WAYPOINT_TIMES
@@ -146,7 +146,7 @@ class Trajectory:
         if num_frames < 0:
             raise ConfigError(f"expected actions for 0 or more frames, got {num_frames = }")
         if self.num_frames < num_frames:
-            raise TrajectoryError(f"{self._covers()}, actions for {num_frames} frames need {num_frames}")
+            raise TrajectoryError(self._too_short(f"actions for {num_frames} frames need", num_frames))
         for time in at:
             if not self.times[0] - TIME_TOLERANCE <= time <= self.times[-1] + TIME_TOLERANCE:
                 raise TrajectoryError(
@@ -157,11 +157,13 @@ class Trajectory:
         forward, left = np.moveaxis(points, 0, 1)[..., 0], np.moveaxis(points, 0, 1)[..., 1]
         return np.stack([left, forward, np.broadcast_to(at, forward.shape)], axis=-1).astype(np.float32)
 
-    def _covers(self) -> str:
-        seconds = (self.num_frames - 1) / self.fps + self.times[-1]
+    def _too_short(self, needs: str, num_frames: int) -> str:
+        """What to say where actions of `num_frames` frames are needed: each is the path that follows on its frame."""
+        path = self.times[-1]
+        covered, needed = ((frames - 1) / self.fps + path for frames in (self.num_frames, num_frames))
         return (
-            f"{self.source}: covers {seconds:.4g} s = {self.num_frames} frames at {self.fps:g} fps"
-            f" with their {self.times[-1]:g} s of future path"
+            f"{self.source}: covers {covered:.4g} s = {self.num_frames} frames at {self.fps:g} fps and {path:g} s of"
+            f" path after the last of them; {needs} {num_frames} frames, {needed:.4g} s"
         )
 
 

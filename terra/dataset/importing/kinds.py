@@ -17,7 +17,10 @@ from terra.dataset.importing.video_poses import VideoPosesSource
 from terra.errors import ConfigError, DatasetError
 from tokenizer.settings import Settings
 
-_EXAMPLE = "'{kind:keys,names:[forward,left,right]}'"
+_EXAMPLES = (
+    "'{kind:keys,names:[forward,left,right]}' or "
+    "'{kind:vector,names:[steering,throttle],units:[rad,\"\"],low:[-1,0],high:[1,1]}'"
+)
 KINDS = ("video_poses", "video_actions", "lerobot", "kitti", "nuscenes", "donkeycar", "gpx")
 
 
@@ -84,7 +87,7 @@ def open_source(
         return DonkeycarSource(folder, picture_fps, sections)
     if kind == "video_actions":
         if space is None:
-            raise ConfigError(f"action_space: expected one such as {_EXAMPLE}, got null")
+            raise ConfigError(f"action_space: expected what the columns of actions mean, such as {_EXAMPLES}, got null")
         return VideoActionsSource(folder, space, picture_fps)
     sources = {"video_poses": VideoPosesSource, "kitti": KittiSource, "nuscenes": NuScenesSource}
     return sources[kind](folder)

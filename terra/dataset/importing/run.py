@@ -32,7 +32,7 @@ from terra.dataset.workers import Outcome, run_jobs
 from terra.dataset.writing import ShardWriter, create_dataset
 from terra.errors import ConfigError, DatasetError
 from terra.progress import ProgressLine
-from tokenizer.settings import FilePath, NonNegative, Positive, Settings
+from tokenizer.settings import FilePath, NonNegative, Positive, Settings, expected_names
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +121,8 @@ def import_drives(settings: ImportSettings, *, workers: int, max_seconds: float 
     if not wanted:
         raise ConfigError("drives: expected one or more, or null for all, got none")
     if unknown:
-        raise ConfigError(f"drives and held_out: expected drives of the source, got {', '.join(unknown[:5])}")
+        setting = "held_out" if unknown[0] in settings.held_out else "drives"
+        raise ConfigError(f"{setting}: {expected_names([*recordings, *known], unknown[0], 'drives of')}")
     for name, drives in recordings.items():
         if 0 < len(set(drives) & set(settings.held_out)) < len(drives):
             logger.warning("%s: some of its drives are held out, others are not: the splits share places", name)
@@ -140,6 +141,8 @@ def import_drives(settings: ImportSettings, *, workers: int, max_seconds: float 
             describe=lambda job: job.name,
         )
     if outcome.num_done:
+        read, kept = np.sum(outcome.results, axis=0)
+        logger.info("%s: %d frames read, %d kept at %g frames a second", settings.name, read, kept, settings.fps)
         write_card(settings.output)
     logger.info(
         "%s: %d drives imported, %d failed, %d left for another time",
@@ -154,14 +157,18 @@ class _Drive:
     name: str
 
 
-def import_drive(job: _Drive, worker: int, advance: Callable[[int], None]) -> None:
-    """Import one drive; call `advance` with the number of frames of each episode written."""
+def import_drive(job: _Drive, worker: int, advance: Callable[[int], None]) -> tuple[int, int]:
+    """Import one drive; call `advance` with the number of frames of each episode written.
+
+    Returns:
+        The number of frames that were read, and that of frames that were kept.
+    """
     settings = job.settings
     drive = settings.source.open_drive(job.name)
     if settings.start or settings.end is not None:
         drive = shorten(drive, settings.start, settings.end)
     alignment = align(drive, settings.fps)
-    _say_alignment(drive, alignment, settings.fps)
+    _say_losses(drive, alignment)
     parts = cut(alignment.track, len(alignment.frame_index), settings.fps, settings.frames_per_episode)
     frames = chosen_frames(drive, alignment)
     first = next(frames)
@@ -177,11 +184,12 @@ def import_drive(job: _Drive, worker: int, advance: Callable[[int], None]) -> No
     with _writer(settings, job.name, camera) as writer:
         for number, (num_frames, track) in enumerate(parts):
             advance(writer.add(f"{writer.name_prefix}_{number:03d}", islice(fitted, num_frames), track))
+    return len(drive.frame_times), len(alignment.frame_index)
 
 
-def _say_alignment(drive: SourceDrive, alignment: Alignment, fps: float) -> None:
-    kept = len(alignment.frame_index)
-    facts = [f"{len(drive.frame_times)} frames read", f"{kept} kept at {fps:g} frames a second"]
+def _say_losses(drive: SourceDrive, alignment: Alignment) -> None:
+    """Say in one line which frames of a drive are shown twice or left out; nothing if all are as they should be."""
+    facts = [f"{len(drive.frame_times)} frames read", f"{len(alignment.frame_index)} kept"]
     if alignment.num_repeated:
         facts.append(f"{alignment.num_repeated} of these shown twice")
     if alignment.num_before:
@@ -189,8 +197,9 @@ def _say_alignment(drive: SourceDrive, alignment: Alignment, fps: float) -> None
     if alignment.num_after:
         needed = f"less than {FUTURE_SECONDS:g} s of poses follow" if isinstance(drive.track, Poses) else "no action is"
         facts.append(f"{alignment.num_after} left out at the end, where {needed}")
-    level = logging.WARNING if alignment.num_repeated else logging.INFO
-    logger.log(level, "%s: %s", drive.origin, ", ".join(facts))
+    if len(facts) > 2:
+        name = drive.origin if drive.name in drive.origin else f"{drive.origin}: {drive.name}"
+        logger.log(logging.WARNING if alignment.num_repeated else logging.INFO, "%s: %s", name, ", ".join(facts))
 
 
 def chosen_frames(drive: SourceDrive, alignment: Alignment) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
