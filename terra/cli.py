@@ -108,7 +108,12 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             "drive in the browser; videos and live sessions by HTTP",
             ("scenes", "adapter"),
         ),
-        Command("replay", "terra.replay:run", "make a rollout again from its rollout.json, and compare", ("folder",)),
+        Command(
+            "replay",
+            "terra.replay:run",
+            "make a rollout again from its rollout.json, and compare",
+            ("folder", "context", "trajectory", "actions", "map", "adapter"),
+        ),
     ),
     "Data": (
         Command("record", "terra.recording.run:run", "driving in the procedural town, or a Gymnasium environment"),

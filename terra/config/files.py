@@ -10,27 +10,17 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from terra.errors import ConfigError
+from terra.locations import DEMO, PACKAGE, worlds_folder
 
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _FOUND = ("${terra_adapters:", "${terra_worlds:")  # defaults: folders by name, any of them
 _GLOB = re.compile(r"[*?\[]")
+_ARCHIVES = PACKAGE / "worlds"  # of a clone; a wheel has none
 
 
 def config_dir() -> Path:
     """The folder of YAML files: `terra/conf` in an installed package, `conf` in a checkout."""
-    root = Path(__file__).parent.parent  # terra/
-    return root / "conf" if (root / "conf").is_dir() else root.parent / "conf"
-
-
-DEMO = Path(__file__).parent.parent / "demo"
-"""The folder of what ships with Terra."""
-
-_ARCHIVES = Path(__file__).parent.parent / "worlds"  # of a clone; a wheel has none
-
-
-def worlds_folder() -> Path:
-    """Where worlds that are not in the package are looked for: $TERRA_WORLDS, else ~/.cache/terra/worlds."""
-    return Path(os.environ.get("TERRA_WORLDS") or Path.home() / ".cache" / "terra" / "worlds")
+    return PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 
 
 def missing_world(pretrained: str) -> str | None:

@@ -43,7 +43,7 @@ from terra.evaluation.measures import (
 )
 from terra.evaluation.motion import CLASSES
 from terra.evaluation.other_drives import Reference, measure_other_drives, unpaired_measures
-from terra.evaluation.plan import DEMO, EvaluationPlan
+from terra.evaluation.plan import EvaluationPlan
 from terra.evaluation.plots import plot_columns, plot_curves, plot_revisits, write_grid
 from terra.evaluation.recovered import action_measures, majority, recovered_line
 from terra.evaluation.remembering import (

@@ -99,7 +99,7 @@ class RolloutFolder:
 
         Raises:
             ConfigError: on_change is "refuse", and the rollout was made from another line, other files or settings; or
-                a newer Terra made it.
+                another version of Terra made it.
         """
         path = self.rollout(job.name)
         if not os.path.lexists(path):
@@ -117,7 +117,7 @@ class RolloutFolder:
             # Files that are not there any more say nothing against what was made from them.
             inputs = self.fingerprint(job)
             before = {
-                **(made.inputs or {}),
+                **made.inputs,
                 "map_sha256": ((made.memory or {}).get("map") or {}).get("sha256"),
                 "adapter_sha256": (made.adapter or {}).get("sha256"),
             }

@@ -24,9 +24,9 @@ from typing import Literal
 import torch
 from safetensors.torch import load_file
 
-from terra.config.files import DEMO, worlds_folder
 from terra.engine.base import EngineSpec
 from terra.errors import CheckpointError, ConfigError, OutputError
+from terra.locations import DEMO, worlds_folder
 from terra.output import check_output, output_folder
 from terra.pairing import check_pairing
 from terra.world_model import load_config
