@@ -58,6 +58,7 @@ from terra.evaluation.report import print_comparison, print_report, write_compar
 from terra.evaluation.rollouts import KeptRollouts
 from terra.evaluation.scores import GENERATED, PERSISTENCE, RE_ENCODED, TRUE, ClipScores, Scorer
 from terra.evaluation.settings import EvaluationSettings
+from terra.locations import DEMO
 from terra.metrics.networks import load_feature_network
 from terra.metrics.video_networks import load_video_network
 from terra.pipeline import Pipeline

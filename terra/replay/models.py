@@ -39,7 +39,7 @@ def recorded_spec(record: Mapping[str, Any], settings: ReplaySettings) -> Pipeli
             if value is not None and name in part:
                 part[name] = value
     if settings.engine is not None:
-        values["engine"] = compose_groups({"engine": settings.engine}, {"device": device, "dtype": dtype})["engine"]
+        values["engine"] = settings.engine
     source = values["decoder"].pop("checkpoint", None)
     if source is not None:
         own = settings.decoder.pretrained

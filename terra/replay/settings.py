@@ -30,7 +30,8 @@ class ReplaySettings(Settings):
         context: folder or glob of pictures, or a video.
         trajectory, actions: the file of the actions, one of the two as in `terra generate`.
         map: pictures of the place with their poses, as in `terra generate`.
-        engine, device, dtype: replace the recorded values.
+        engine: the engine's settings.
+        device, dtype: replace those of all parts, and of the engine.
 
     None stands for the recorded value, and for files for the recorded location. What a setting names must have the
     recorded content.
@@ -42,10 +43,10 @@ class ReplaySettings(Settings):
     world_model: dict[str, Any] | None = None
     adapter: FilePath | None
     decoder: DecoderPath
+    engine: dict[str, Any] | None = None
     context: Text | None
     trajectory: FilePath | None
     actions: FilePath | None
     map: FilePath | None
-    engine: str | None
     device: str | None
     dtype: Dtype | None

@@ -1,5 +1,6 @@
 """Reads the record of a batch's finished rollout, and finds damage."""
 
+import reprlib
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +79,9 @@ def read_made(folder: Path) -> Made:
         record = read_json(path, OutputError)
     except (RecursionError, ValueError) as error:
         raise OutputError(f"{path}: expected JSON, got: {error}") from None
-    version = record.get("version")
-    if record.get("format") == FORMAT and isinstance(version, int) and version != VERSION:
-        raise ConfigError(f"{path}: expected version {VERSION}, got {version}: another Terra wrote it")
+    if record.get("format") == FORMAT and (version := record.get("version")) != VERSION:
+        got = f"got {reprlib.repr(version)}: another Terra wrote it"
+        raise ConfigError(f"{path}: expected version {VERSION}, {got}: on_change=redo makes it again")
     made = checked(Made, record, str(path), OutputError)
     request = made.batch.request
     for name in ("seed", "num_frames"):
