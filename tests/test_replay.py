@@ -8,7 +8,7 @@ from entry import read_settings
 from PIL import Image
 from rich.console import Console
 from safetensors.torch import load_file, save_file
-from tiny_rollouts import Batch, change, told
+from tiny_rollouts import Batch, change, texts, told
 from tiny_serving import Served, scene_folder
 
 from terra.config.files import register_resolvers
@@ -144,6 +144,7 @@ def test_records_have_the_same_keys_and_jobs_the_tokens_of_a_stream(made, batch,
 
         assert torch.equal(torch.stack(server.call(streamed())), stored["tokens"][3:])
     records = [read_record(made), read_record(batch.output / "rollouts/r0"), record]
+    assert [text for each in records for text in texts(each) if Path(text).is_absolute()] == []
     assert [list(each) for each in records] == [list(records[0])] * 3
     assert [list(each["inputs"]) for each in records] == [list(records[0]["inputs"])] * 3
     assert [each["sampling"]["temperature"] for each in records] == [0.9, 0.9, 1.0]

@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ import pytest
 from entry import read_settings
 from rich.console import Console
 from tiny_adapter import save_adapter
-from tiny_rollouts import Batch, told
+from tiny_refiner import tiny_refiner
+from tiny_rollouts import Batch, texts, told
 
 import terra
 from terra.config.files import register_resolvers
@@ -67,19 +67,6 @@ def make(batch: Batch, output: Path, **changes: Any) -> Path:
     register_resolvers()
     given = [f"{key}={value}" for key, value in settings.items() if value is not None]
     return generate(read_settings("generate", given), Console(quiet=True))
-
-
-def texts(value: Any) -> Iterator[str]:
-    """All strings in a JSON value, keys among them."""
-    if isinstance(value, dict):
-        for key, each in value.items():
-            yield key
-            yield from texts(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from texts(each)
-    elif isinstance(value, str):
-        yield value
 
 
 def check_record(folder: Path, home: Path) -> dict[str, Any]:
@@ -192,6 +179,22 @@ def test_other_content_is_refused_by_its_hash(made, batch, home, tiny_model):
     with pytest.raises(ConfigError, match=r"^decoder.pretrained: expected none"):
         told(made, **{"decoder.pretrained": home})
     assert told(made)[0] == 0
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning:diffusers.*")
+def test_a_refiner_is_known_by_its_weights(batch, home):
+    tiny_refiner().save_pretrained(home / "refiner")
+    tiny_refiner(seed=1).save_pretrained(home / "another")
+    made = make(batch, home / "outputs/first", decoder="refiner", **{"decoder.pretrained": home / "refiner"})
+    assert check_record(made, home)["decoder"]["checkpoint"]["folder"] == "../../refiner"
+    assert told(made)[0] == 0
+    (home / "refiner").rename(home / "moved")
+    with pytest.raises(ConfigError, match=r"^decoder: expected it at .*/refiner or .*: give decoder.pretrained=DIR$"):
+        told(made)
+    code, text = told(made, **{"decoder.pretrained": home / "moved"})
+    assert (code, text.splitlines()[1]) == (0, "pixels     the same")
+    with pytest.raises(ConfigError, match=r"^decoder .*/another: expected the weights \w{12} of the rollout"):
+        told(made, **{"decoder.pretrained": home / "another"})
 
 
 def test_worlds_are_known_by_name_and_their_contexts_by_place(batch, home, other_home, monkeypatch):

@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,19 @@ def told(folder: Path, **changes: Any) -> tuple[int, str]:
     output = io.StringIO()
     settings = read_settings("replay", [f"folder={folder}", *(f"{key}={value}" for key, value in changes.items())])
     return run(settings, Console(file=output, width=200)), output.getvalue()
+
+
+def texts(value: Any) -> Iterator[str]:
+    """All strings in a JSON value, keys among them."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield key
+            yield from texts(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from texts(each)
+    elif isinstance(value, str):
+        yield value
 
 
 def change(folder: Path, **values: Any) -> None:
