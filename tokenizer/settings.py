@@ -41,9 +41,13 @@ def _as_written(value: object) -> object:
 
 
 Text = Annotated[str, BeforeValidator(_as_written)]
+"""Text; a whole number stands for its digits."""
+
 FilePath = Annotated[Path, Field(strict=False), BeforeValidator(_as_written)]
-Dtype = Literal["float32", "bfloat16", "float16"]
 """A path as text, or as `pathlib.Path`."""
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+"""An element type by PyTorch's name."""
 
 
 class Settings(BaseModel):
