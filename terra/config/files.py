@@ -34,7 +34,7 @@ def missing_world(pretrained: str) -> str | None:
     return f"model={path.name}: no folder {path}: unpack its archive, once: terra unpack archive={archive}{source}"
 
 
-def register_resolvers() -> None:
+def register_resolvers(*, list_settings: bool = False) -> None:
     """Make `${terra_demo:NAME}` in YAML the path of a file or folder that ships with Terra.
 
     `${terra_world:NAME}` is the folder of a world that is not in the package, whether it is there or not, and
@@ -43,7 +43,8 @@ def register_resolvers() -> None:
     `${terra_adapters:PRETRAINED}` are the folders of adapters that ship with a model, by name; none but for the demo's.
     `${terra_worlds:PRETRAINED}` are the folders of the worlds in `worlds_folder`, by name; none but beside the demo.
     `${terra_choices:CHOICES}` is the part of a help page that lists the options of a command's groups, and
-    `${terra_settings:NAME,CHOICES}` the part that lists the settings of conf/NAME.yaml with their comments.
+    `${terra_settings:APP,NAME,CHOICES}` its end: the settings of conf/NAME.yaml with their comments, if
+    `list_settings`, else how the program APP lists them.
     """
     OmegaConf.register_new_resolver("terra_demo", lambda name: str(DEMO / name), replace=True)
     OmegaConf.register_new_resolver("terra_world", lambda name: str(worlds_folder() / name), replace=True)
@@ -52,7 +53,8 @@ def register_resolvers() -> None:
     OmegaConf.register_new_resolver("terra_adapters", _shipped_adapters, replace=True)
     OmegaConf.register_new_resolver("terra_worlds", _unpacked_worlds, replace=True)
     OmegaConf.register_new_resolver("terra_choices", _list_choices, replace=True)
-    OmegaConf.register_new_resolver("terra_settings", _list_settings, replace=True)
+    end = _list_settings if list_settings else _how_to_list_settings
+    OmegaConf.register_new_resolver("terra_settings", end, replace=True)
 
 
 def _model_name(pretrained: object) -> str:
@@ -243,7 +245,11 @@ def _list_choices(choices: Mapping[str, str]) -> str:
     return "\n".join(["CHOICES (choice=option)", *lines, ""]) if lines else ""
 
 
-def _list_settings(config_name: str, choices: Mapping[str, str | None]) -> str:
+def _how_to_list_settings(app: str, _config_name: str, _choices: object) -> str:
+    return f"{app} --help all       lists all settings, with their values"
+
+
+def _list_settings(_app: str, config_name: str, choices: Mapping[str, str | None]) -> str:
     """The text of a configuration's file and of the files of its chosen groups, as YAML with comments."""
     parts = ["".join(_sections(config_name).values()).strip()]
     for group, name in sorted(choices.items()):
@@ -253,7 +259,9 @@ def _list_settings(config_name: str, choices: Mapping[str, str | None]) -> str:
         indented = "\n".join(f"  {line}" if line else "" for line in text.splitlines())
         is_global = text.startswith("# @package _global_\n")
         parts.append(text.partition("\n")[2].strip() if is_global else f"{group}:\n{indented}")
-    return "\n\n".join(parts).replace("$", "$$")  # Hydra reads $NAME as a variable of the page
+    return "\n\n".join(["\nALL SETTINGS (setting=value)\n" + parts[0], *parts[1:]]).replace(
+        "$", "$$"
+    )  # Hydra reads $NAME as a variable of the page
 
 
 def _sections(config_name: str) -> dict[str, str]:
