@@ -103,12 +103,8 @@ def test_what_does_not_exist_is_found():
     assert missing_paths("conf/train_world_model.yaml, conf/NAME.yaml, terra/conf, conf/train.yaml") == [
         "conf/train_world_model.yaml"
     ]
-    assert missing_names(
-        "`terra.rollout.describe_inputs`, `terra.rollout.describe_outputs`, `terra.nowhere.Thing`"
-    ) == [
-        "terra.rollout.describe_outputs",
-        "terra.nowhere.Thing",
-    ]
+    names = "`terra.rollout.describe_inputs`, `terra.rollout.describe_outputs`, `terra.nowhere.Thing`"
+    assert missing_names(names) == ["terra.rollout.describe_outputs", "terra.nowhere.Thing"]
 
 
 @pytest.mark.parametrize("root", sorted(path.stem for path in (ROOT / "conf").glob("*.yaml")))

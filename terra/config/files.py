@@ -251,7 +251,7 @@ def _how_to_list_settings(app: str, _config_name: str, _choices: object) -> str:
 
 def _list_settings(_app: str, config_name: str, choices: Mapping[str, str | None]) -> str:
     """The text of a configuration's file and of the files of its chosen groups, as YAML with comments."""
-    parts = ["".join(_sections(config_name).values()).strip()]
+    parts = ["\nALL SETTINGS (setting=value)\n" + "".join(_sections(config_name).values()).strip()]
     for group, name in sorted(choices.items()):
         if group.startswith("hydra/") or name is None:
             continue
@@ -259,9 +259,7 @@ def _list_settings(_app: str, config_name: str, choices: Mapping[str, str | None
         indented = "\n".join(f"  {line}" if line else "" for line in text.splitlines())
         is_global = text.startswith("# @package _global_\n")
         parts.append(text.partition("\n")[2].strip() if is_global else f"{group}:\n{indented}")
-    return "\n\n".join(["\nALL SETTINGS (setting=value)\n" + parts[0], *parts[1:]]).replace(
-        "$", "$$"
-    )  # Hydra reads $NAME as a variable of the page
+    return "\n\n".join(parts).replace("$", "$$")  # Hydra reads $NAME as a variable of the page
 
 
 def _sections(config_name: str) -> dict[str, str]:
