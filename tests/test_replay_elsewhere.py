@@ -134,6 +134,16 @@ class TestOfOnesOwnFiles:
         for name in ("outputs/first", "out/rollouts/r0", "out/rollouts/r1", "out/rollouts/r2"):
             assert told(other_home / "tree" / name)[0] == 0
 
+    def test_a_part_that_users_wrote_may_have_paths(self, batch, home):
+        batch.write(batch.line(0))
+        given = {"decoder._target_": "tiny_rollouts.own_decoder", "+decoder.notes": home / "notes.txt"}
+        for _ in range(2):  # which are the same in the second run
+            assert batch.run(**given) == 0
+        assert check_record(batch.output / "rollouts/r0", home)["decoder"]["notes"] == "../../../notes.txt"
+        assert len(batch.log()) == 1
+        with pytest.raises(ConfigError, match=r"decoder: expected one of framewise, refiner, got 'tiny_rollouts.own_"):
+            told(batch.output / "rollouts/r0")
+
     def test_files_beyond_the_home_are_named_alone(self, batch, home, tmp_path):
         made = make(batch, tmp_path / "disk/first")
         record = check_record(made, home)

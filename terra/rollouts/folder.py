@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from terra.errors import ConfigError, OutputError
+from terra.locations import with_locations
 from terra.rollout_record import RECORD
 from terra.rollouts.fingerprint import Fingerprints
 from terra.rollouts.locks import Claim, Lock
@@ -127,7 +128,9 @@ class RolloutFolder:
                     "made_with": made.batch.made_with,
                     "inputs": {name: before.get(name) for name in inputs},
                 },
-                {"request": job.request, "made_with": self.settings["made_with"], "inputs": inputs},
+                with_locations(
+                    {"request": job.request, "made_with": self.settings["made_with"], "inputs": inputs}, path
+                ),
             )
             if changed and self._on_change == "redo":
                 return False

@@ -15,8 +15,10 @@ from safetensors.torch import load_file
 from tiny import COLS, ROWS
 from torch import Tensor
 
+from decoder import FramewiseDecoder
 from terra.config.files import register_resolvers
 from terra.trajectory import save_poses
+from tokenizer import LFQTokenizer
 
 
 class Batch:
@@ -79,6 +81,12 @@ class Batch:
 def mean_token(frames: Tensor, tokens: Tensor, actions: Tensor) -> float:
     """A score of `terra rollout`."""
     return float(tokens.double().mean())
+
+
+def own_decoder(tokenizer: LFQTokenizer, notes: str, **_: Any) -> FramewiseDecoder:
+    """A decoder that users wrote, with a path among its settings."""
+    assert Path(notes).is_absolute()
+    return FramewiseDecoder(tokenizer)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
