@@ -64,9 +64,9 @@ class RolloutDecoding:
 
     The decoder works in a thread of its own, on a CPU in that of `tokenizer.cores`, never in an event loop.
 
-    A framewise decoder on a GPU decodes frames while the next ones are generated, on a stream of its own. A
-    decoder on a CPU, which would take the cores from the engine, and one that looks at several frames (not framewise)
-    decode a rollout when all its tokens are there.
+    A framewise decoder decodes frames while the next ones are generated: on a GPU on a stream of its own, on a CPU in
+    turns with an engine that computes there. A decoder that looks at several frames (not framewise) decodes a rollout
+    when all its tokens are there.
 
     Args:
         decoder: turns tokens into frames.
@@ -87,12 +87,12 @@ class RolloutDecoding:
         return Decoding(thread, then)
 
     async def warm_up(self, rows: int, cols: int) -> None:
-        """Let framewise decoders on a GPU decode a batch of each size once, of so many rows and columns of tokens.
+        """Let framewise decoders on a GPU decode a batch of each size once, of grids of `rows` x `cols` tokens.
 
         A compiled decoder takes some 20 s for each size the first time.
         """
         for adapter, thread in ((None, self._thread), *self._adapted.items()):
-            for size in BATCH_SIZES if thread.beside_engine else ():
+            for size in BATCH_SIZES if thread.warms_up else ():
                 decoding = self.start(DecodedFrames.pixels, adapter)
                 decoding.add(torch.zeros(size, rows, cols, dtype=torch.int64))
                 await decoding.finish()
@@ -152,12 +152,14 @@ class DecodingThread:
             `tokenizer.cores.on_cores`.
 
     Attributes:
-        beside_engine: whether frames are best decoded while the next ones are generated, see `RolloutDecoding`.
+        beside_engine: whether frames are decoded while the next ones are generated, see `RolloutDecoding`.
+        warms_up: whether the first batch of each size may take longer, see `RolloutDecoding.warm_up`.
     """
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
-        self.beside_engine = decoder.framewise and decoder.device.type == "cuda"
+        self.beside_engine = decoder.framewise
+        self.warms_up = decoder.framewise and decoder.device.type == "cuda"
         self._thread = ThreadPoolExecutor(1, "terra-decode", torch.set_num_threads, (1,))
         self._most = frames_at_once(decoder.device) if decoder.framewise else 1
         self._waiting: deque[_Piece] = deque()

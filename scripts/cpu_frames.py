@@ -25,7 +25,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as Terra's commands do
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as `import terra` does
 
 HERE = Path(__file__).resolve().parent.parent
 CONTEXT = HERE / "terra" / "demo" / "contexts" / "day"

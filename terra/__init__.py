@@ -1,16 +1,19 @@
 """Terra: autoregressive world models. Context frames and actions in, the imagined video out.
 
-    import torch
     import terra
 
     trajectory = terra.load_trajectory("drive.csv")
     context = terra.load_context("frames/", num_frames=3, image_size=(144, 256), fps=10.0)
 
 `Pipeline` generates and drives; the docstrings of the names here are the manual, and `terra --help` lists the commands.
-All names but the version are imported when they are first used: `import terra` itself needs no torch.
+All names but the version are imported when they are first used: `import terra` itself needs no torch. If it comes
+before `import torch`, it sets GOMP_SPINCOUNT, unless that is set: OpenMP's threads then spin for microseconds before
+they sleep.
 """
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
     from terra.pipeline import Drive, Pipeline, Rollout, RolloutRequest
     from terra.sampling import SamplingParams
     from terra.trajectory import Trajectory, load_trajectory
+
+if "torch" not in sys.modules:  # else it has been read, and `tokenizer.cores.SpinLimiter` does what it can
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 __version__ = "0.1.0"
 

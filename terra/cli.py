@@ -208,7 +208,6 @@ def main() -> None:
 
 def command(config_name: str, job: Callable[["DictConfig"], None]) -> None:
     """Run `job` as a Hydra application over conf/CONFIG_NAME.yaml: composed settings in, one-line errors out."""
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # for PyTorch on a CPU, see `tokenizer.cores`
     arguments, help_lists_settings = _without_all(sys.argv[1:])
     if "--version" in arguments:
         print(f"terra {__version__}")

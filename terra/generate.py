@@ -2,12 +2,9 @@
 
 import functools
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from decoder.camera import Camera
 from decoder.video import to_uint8
@@ -19,6 +16,7 @@ from terra.memory import memory_frames
 from terra.output import check_output, output_folder
 from terra.pipeline import Pipeline, Rollout, RolloutRequest
 from terra.place_map import load_map
+from terra.progress import stage
 from terra.rollout import (
     ROLLOUT_FILES,
     RolloutWriter,
@@ -117,7 +115,7 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
     checked = time.perf_counter()
     spec.announce()
 
-    with console.status("loading the model"):
+    with stage("loading the model", console):
         pipeline = Pipeline.from_spec(spec)
     loaded = time.perf_counter()
     seen = None if place is None else (place.pixels, place.seen_from(pose))
@@ -127,9 +125,8 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
         output_folder(settings.output, lambda: check(needed_bytes=0)) as folder,
         RolloutWriter(folder, model.fps, camera=settings.camera, gif=True, png=settings.png) as writer,
     ):
-        with _frame_bar(console, num_frames - num_context) as on_frame:
-            show = lambda _request, frames: writer.extend(to_uint8(frames))  # noqa: E731
-            (rollout,) = pipeline.generate([request], settings.sampling, on_frame, on_pixels=show)
+        write = lambda _request, frames: writer.extend(to_uint8(frames))  # noqa: E731
+        (rollout,) = pipeline.generate([request], settings.sampling, on_pixels=write, progress=True)
         of_map = None if place is None else place.describe(pose)
         remembered = pipeline.describe_memory(rollout.tokens, inputs.actions, num_context, rollout.place, of_map)
         record = rollout_record(
@@ -145,20 +142,10 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
             reconstruction=rollout.reconstruction,
             memory=remembered,
         )
-        writer.finish(rollout.tokens, inputs.actions, record, inputs.drawn)
+        with stage("writing video.gif and overlay.mp4", console):
+            writer.finish(rollout.tokens, inputs.actions, record, inputs.drawn)
     _report(console, settings.output, rollout, time.perf_counter() - started)
     return settings.output
-
-
-@contextmanager
-def _frame_bar(console: Console, total: int) -> Iterator[Callable[[int, int], None]]:
-    columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TextColumn("frames"))
-    columns += (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    # In a log the bar would be one more line, also before an error.
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("frames", total=total)
-        on_frame: Callable[[int, int], None] = lambda _request, _frame: progress.advance(task)  # noqa: E731
-        yield on_frame
 
 
 def _report(console: Console, output: Path, rollout: Rollout, seconds: float) -> None:

@@ -31,6 +31,7 @@ from terra.config.spec import PipelineSpec
 from terra.engine.base import Engine
 from terra.memory import MemoryRule, Poses, memory_frames
 from terra.pairing import check_pairing
+from terra.progress import rollouts_shown
 from terra.prompt import Action, Actions, FrameTokens, build_prompt
 from terra.recall import PlaceMap, Recall
 from terra.reconstruction import Reconstruction, expected_psnr
@@ -85,8 +86,8 @@ class Rollout:
     """A finished rollout: context and generated frames, as tokens and as the decoder draws them.
 
     `reconstruction` says how well the decoder shows the context frames, `place` is the map.
-    `seconds` holds the time to "encode" and to "generate", and the decoder's working time ("decode"), which on a GPU
-    overlaps generation.
+    `seconds` holds the time to "encode" and to "generate", and the decoder's working time ("decode"), most of which is
+    within the time to generate.
     """
 
     tokens: TokenGrid
@@ -401,26 +402,44 @@ class Pipeline:
         sampling: SamplingParams,
         on_frame: OnFrame | None = None,
         on_pixels: OnPixels | None = None,
+        *,
+        progress: bool = False,
     ) -> list[Rollout]:
         """Make several rollouts at once; the synchronous face of `rollout`. Works within a running event loop too.
 
-        `on_frame` is called in the pipeline's thread.
+        Args:
+            requests: what to generate.
+            sampling: how tokens are chosen.
+            on_frame: see `OnFrame`; called in the pipeline's thread.
+            on_pixels: see `OnPixels`.
+            progress: show a bar on a terminal or in a notebook; elsewhere `terra.progress` logs lines.
         """
 
-        async def together() -> list[Rollout]:
+        async def together(shown: Callable[[int, int], None] | None = None) -> list[Rollout]:
+            def note_frame(index: int, frame: int) -> None:
+                if on_frame is not None:
+                    on_frame(index, frame)
+                if shown is not None:
+                    shown(1, 0)
+
+            def note_pixels(index: int, frames: Frames) -> None:
+                if on_pixels is not None:
+                    on_pixels(index, frames)
+                if shown is not None:
+                    shown(0, len(frames))
+
             return await asyncio.gather(
                 *(
-                    self.rollout(
-                        request,
-                        sampling,
-                        on_frame and partial(on_frame, index),
-                        on_pixels and partial(on_pixels, index),
-                    )
+                    self.rollout(request, sampling, partial(note_frame, index), partial(note_pixels, index))
                     for index, request in enumerate(requests)
                 )
             )
 
-        return self.wait(together())
+        if not progress:
+            return self.wait(together())
+        total = sum(request.num_frames for request in requests)
+        with rollouts_shown(total - sum(len(request.context_frames) for request in requests), total) as shown:
+            return self.wait(together(shown))
 
     def drive(
         self,

@@ -1,8 +1,9 @@
-"""Progress of a long task: a live bar on a terminal, a log line every few seconds elsewhere."""
+"""Progress of a long task: a live bar on a terminal or in a notebook, a log line every few seconds elsewhere."""
 
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Lock
 from time import monotonic
 from types import TracebackType
 from typing import Self
@@ -25,7 +26,7 @@ class ProgressLine:
         self._ended = False
         console = Console(stderr=True)
         self._bar: Progress | None = None
-        if console.is_terminal:
+        if console.is_terminal or console.is_jupyter:
             columns = (
                 TextColumn("{task.description}"),
                 BarColumn(),
@@ -46,10 +47,11 @@ class ProgressLine:
         if self._bar is not None:
             self._bar.stop()
 
-    def show(self, done: float, text: str) -> None:
-        """Move to `done` (in the unit of `total`) and show `text`."""
+    def show(self, done: float, text: str, task: str | None = None) -> None:
+        """Move to `done` (in the unit of `total`) and show `text`, and `task` as the task's new name."""
+        self._task = task or self._task
         if self._bar is not None:
-            self._bar.update(self._bar_task, completed=done, text=text)
+            self._bar.update(self._bar_task, completed=done, text=text, description=self._task)
         elif monotonic() - self._last_line >= self._every_seconds or (done >= self._total and not self._ended):
             self._ended = done >= self._total
             self._last_line = monotonic()
@@ -61,10 +63,50 @@ def frames_shown(task: str, num_frames: int) -> Iterator[Callable[[int], None]]:
     """Show the progress of a task over frames; call the yielded function with the number of frames done so far."""
     start = monotonic()
     with ProgressLine(task, num_frames) as line:
+        yield lambda done: line.show(done, _frames_text(done, num_frames, monotonic() - start))
 
-        def show(done: int) -> None:
-            rate = done / max(monotonic() - start, 1e-9)
-            left = f"{(num_frames - done) / rate / 60:.1f} min left" if done else "just begun"
-            line.show(done, f"{done} of {num_frames} frames, {rate:.{0 if rate >= 10 else 1}f} a second, {left}")
+
+@contextmanager
+def rollouts_shown(num_generated: int, num_decoded: int) -> Iterator[Callable[[int, int], None]]:
+    """Show the progress of rollouts: "generating" while tokens are missing, then "decoding" while pixels are.
+
+    Call the yielded function with the number of frames that were generated, and that were decoded, since the last
+    call; any thread may call it.
+
+    Args:
+        num_generated: frames whose tokens are generated, of all rollouts.
+        num_decoded: frames whose pixels are decoded; context frames are, too.
+    """
+    start, lock, counts = monotonic(), Lock(), [0, 0]
+    with ProgressLine("generating", num_generated + num_decoded) as line:
+
+        def show(generated: int, decoded: int) -> None:
+            with lock:
+                counts[0], counts[1] = counts[0] + generated, counts[1] + decoded
+                task, of, total = "generating", counts[0], num_generated
+                if of >= total:
+                    task, of, total = "decoding", counts[1], num_decoded
+                line.show(sum(counts), _frames_text(of, total, monotonic() - start), task)
 
         yield show
+
+
+@contextmanager
+def stage(name: str, console: Console) -> Iterator[None]:
+    """Name a stage that has no frames to count while it lasts: a spinner on a terminal, else one line in the log."""
+    if console.is_terminal:
+        with console.status(name):
+            yield
+    else:
+        logger.info("%s", name)
+        yield
+
+
+def _frames_text(done: int, num_frames: int, seconds: float) -> str:
+    rate = done / max(seconds, 1e-9)
+    left = _left((num_frames - done) / rate) if done else "just begun"
+    return f"{done} of {num_frames} frames, {rate:.{0 if rate >= 10 else 1}f} a second, {left}"
+
+
+def _left(seconds: float) -> str:
+    return f"{seconds / 60:.1f} min left" if seconds >= 100 else f"{seconds:.0f} s left"

@@ -162,7 +162,7 @@ def test_closing_waits_for_what_is_being_decoded_and_gives_up_the_rest():
 
 @pytest.mark.parametrize(
     ("device", "framewise", "sizes"),
-    [("cuda", True, [1, 5]), ("cpu", True, [3, 3]), ("cuda", False, [3, 3])],
+    [("cuda", True, [1, 5]), ("cpu", True, [1, 3, 2]), ("cuda", False, [3, 3])],
     ids=["framewise on a GPU", "framewise on a CPU", "windowed"],
 )
 def test_when_a_rollout_is_decoded(device, framewise, sizes):
