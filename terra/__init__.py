@@ -19,9 +19,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from terra.config.files import DEMO
     from terra.context import load_context
     from terra.errors import TerraError
+    from terra.locations import DEMO
     from terra.pipeline import Drive, Pipeline, Rollout, RolloutRequest
     from terra.sampling import SamplingParams
     from terra.trajectory import Trajectory, load_trajectory
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "DEMO": "terra.config.files",
+    "DEMO": "terra.locations",
     "Drive": "terra.pipeline",
     "Pipeline": "terra.pipeline",
     "Rollout": "terra.pipeline",

@@ -144,7 +144,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             "terra.replay:run",
             "terra.replay.settings:ReplaySettings",
             "make a rollout again from its rollout.json, and compare",
-            ("folder",),
+            ("folder", "context", "trajectory", "actions", "map", "adapter"),
         ),
     ),
     "Data": (
@@ -306,7 +306,7 @@ def command(config_name: str, job: Callable[["DictConfig"], None], bare: str = "
 
     `bare` is as in `Command`.
     """
-    arguments = sys.argv[1:]
+    arguments, help_lists_settings = _without_all(sys.argv[1:])
     if "--version" in arguments:
         print(f"terra {__version__}")
         return
@@ -316,7 +316,7 @@ def command(config_name: str, job: Callable[["DictConfig"], None], bare: str = "
 
     from terra.config.files import check_keys, config_dir, register_resolvers
 
-    register_resolvers()
+    register_resolvers(list_settings=help_lists_settings)
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # raise instead of printing several lines
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read when torch is imported, which is later
     guarded = _Guarded(job)
@@ -377,10 +377,16 @@ class _Guarded:
 def _overview() -> str:
     width = max(map(len, COMMANDS)) + 2
     lines = ["terra: autoregressive world models: record, train, generate, drive, measure.", ""]
-    lines += ["USAGE", "  terra COMMAND [setting=value ...]", "  terra COMMAND --help", "  terra --version", ""]
+    lines += ["USAGE", "  terra COMMAND [setting=value ...]", "  terra COMMAND --help [all]", "  terra --version", ""]
     for title, commands in GROUPS.items():
         lines += [title.upper(), *(f"  {each.name:{width}}{each.job}" for each in commands), ""]
     return "\n".join([*lines, "A first video: terra generate experiment=demo"])
+
+
+def _without_all(arguments: Sequence[str]) -> tuple[list[str], bool]:
+    """Arguments without the word "all" of `--help all`, which Hydra does not know, and whether it was there."""
+    helps = [at for at in range(1, len(arguments)) if arguments[at] == "all" and arguments[at - 1] in ("-h", "--help")]
+    return [argument for at, argument in enumerate(arguments) if at not in helps], bool(helps)
 
 
 def _split(arguments: Sequence[str], bare: str = "") -> tuple[list[str], list[str]]:
@@ -419,8 +425,9 @@ def _one_line(error: Exception) -> str:
     ):
         group, name, known = choice[1], choice[2], choice[3].split()
         close = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {close[0]}? There are" if close else "there are"
-        return f"{group}={name}: no such choice; {hint} {', '.join(known)}"
+        there = f"there {'is' if len(known) == 1 else 'are'} {', '.join(known)}"
+        hint = f"did you mean {close[0]}? {there[0].upper()}{there[1:]}" if close else there
+        return f"{group}={name}: no such choice; {hint}"
     if present := re.search(r"An item is already at '([^']+)'", message):
         return f"+{present[1]}: the setting exists, so write {present[1]}=VALUE without +"
     if missing := re.search(r"Missing mandatory value: (\S+)", message):

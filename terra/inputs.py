@@ -26,7 +26,7 @@ def action_file(space: ActionSpace, *, trajectory: Path | None, actions: Path | 
     wanted, other = ("trajectory", "actions") if isinstance(space, Waypoints) else ("actions", "trajectory")
     path = given[wanted]
     if path is None or given[other] is not None:
-        got = "nothing" if path is None else f"{other}= as well"
+        got = "nothing" if given[other] is None else f"{other}=" if path is None else f"{other}= as well"
         raise ConfigError(f"{wanted}: expected the file of the actions, {space.title}, got {got}")
     return path
 

@@ -88,8 +88,8 @@ class Rollout:
     """A finished rollout: context and generated frames, as tokens and as the decoder draws them.
 
     `fps` is the model's frame rate, `reconstruction` says how well the decoder shows the context frames, `place` is the
-    map. `seconds` holds the time to "encode" and to "generate", and the decoder's working time ("decode"), mostly within
-    the time to generate.
+    map. `seconds` holds the time to "encode" and to "generate", and the decoder's working time ("decode"), most of it
+    within the time to generate.
     """
 
     tokens: TokenGrid

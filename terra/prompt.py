@@ -14,9 +14,10 @@ from torch.nn import functional as F
 from tokenizer import TokenGrid
 
 Action = Float32[Tensor, "slots action_dim"]
-"""What the model sees for one frame: rows of [lateral y (left positive), forward x, time t], meters and seconds."""
+"""What leads from one frame to the next: a row of numbers for each action slot, see `terra.actions.space`."""
 
 Actions = Float32[Tensor, "steps slots action_dim"]
+"""An action for each step."""
 
 FrameTokens = Int[Tensor, "rows cols"]
 """Token ids of one frame, int64, row-major."""

@@ -7,34 +7,36 @@
     tokens.safetensors   `tokens` (frames, rows, cols) and `actions` (frames - 1, slots, action_dim)
     rollout.json         the record: everything that the rollout depends on, for `terra replay` and for readers
 
-The record, version 2, has the same keys for every command; a value that is unknown or does not apply is null:
+The record, version 3, has the same keys for every command; a value that is unknown or does not apply is null. It holds
+no absolute path: files are named by locations, see `terra.locations`, and known by their SHA-256.
 
-    format, version      "terra-rollout", 2
-    inputs               context (paths, absolute), trajectory (path of the file with the actions: a trajectory where
+    format, version      "terra-rollout", 3
+    inputs               context (locations), trajectory (location of the file with the actions: a trajectory where
                          these are waypoints), sample_id, and context_sha256 and
                          trajectory_sha256 of the files' content; null where nothing was read from a file
     num_frames, num_context, fps, seed, sampling
     overlap, windows     frames read again when the window slides; start, num_given and num_frames of each window
     memory               only of rollouts with memory: frames, field_of_view, range and kind, see `terra.memory`, and
                          windows: the memory frames of each window that has any, by their index in the rollout, those of
-                         a map by negative ones (-1 is its first); with a map also map: its path and sha256, and the
-                         pose of the first frame in it
-    checkpoints          tokenizer and world_model: pretrained, subfolder, revision, and the sha256 of the weights
-    adapter              folder and sha256 of the rollout's adapter, and name if the rollout named one of several; null
-                         without an adapter; records that were written before have no such key
-    engine, decoder      name, and the settings (dtype, device and others)
+                         a map by negative ones (-1 is its first); with a map also map: its location and sha256, and
+                         the pose of the first frame in it
+    checkpoints          tokenizer and world_model: the sha256 of the weights, and where they came from: model (a name
+                         such as "demo" or "doom") and revision; or folder (a location) and subfolder; or hub
+                         (owner/name on the Hugging Face Hub), subfolder and revision
+    adapter              sha256 of the rollout's adapter, and where it came from: shipped (the name of one that ships
+                         with Terra) or folder (a location); also name, if the rollout named one of several; null
+                         without an adapter
+    engine, decoder      name, and the settings (dtype, device and others); for a decoder with weights of its own
+                         checkpoint, as in checkpoints
     tokenizer_device     where the tokenizer encoded
     pixels_sha256        of the 8-bit RGB frames, before they were compressed
     versions             of Python, Terra and the packages under it
     seconds              what each stage took
-    batch                of `terra rollout`: id, sample, manifest, request and made_with
+    batch                of `terra rollout`: id, sample, manifest (a location) and line, request and made_with
     score                of `terra rollout`: function and value
-    files                of each other file in the folder, by name: bytes and sha256, see `terra.rollout_files`; records
-                         that were written before have no such key
+    files                of each other file in the folder, by name: bytes and sha256, see `terra.rollout_files`
     reconstruction       psnr of the decoded context frames, and expected, that of the tokenizer's held-out frames
-                         (dB), see `terra.reconstruction`; records that were written before have no such key
-
-Records without a version were written by earlier versions of Terra, and lack keys that a replay needs.
+                         (dB), see `terra.reconstruction`
 """
 
 import hashlib
@@ -54,6 +56,7 @@ from terra.context import context_files, load_context
 from terra.engine.base import EngineSpec
 from terra.errors import TerraError
 from terra.inputs import Drawn, read_action_file, track_rows
+from terra.locations import with_locations
 from terra.output import package_versions
 from terra.prompt import Actions
 from terra.reconstruction import Reconstruction
@@ -199,7 +202,8 @@ class RolloutWriter:
     For use in a `with` statement, in which `finish` is called last.
 
     Args:
-        folder: see `terra.output.output_folder` for one that appears when it is complete.
+        folder: see `terra.output.output_folder` for one that appears when it is complete; it may be renamed to one of
+            as many parents, because the record's locations are relative to it.
         fps: frames a second.
         camera: the camera of the overlay; None for no overlay.
         gif, png: also write these.
@@ -239,7 +243,7 @@ class RolloutWriter:
         Args:
             tokens: tokens of all frames.
             actions: actions between the frames.
-            record: see `rollout_record`.
+            record: see `rollout_record`; what is an absolute path in it becomes a location.
             drawn: what the overlay shows; None for no overlay. Paths need the writer's camera.
         """
         pixels = self._pieces[0] if len(self._pieces) == 1 else np.concatenate(self._pieces)
@@ -258,7 +262,7 @@ class RolloutWriter:
             write_png_sequence(pixels, self._folder / PNGS)
         write_tensors(self._folder / TOKENS, {"tokens": tokens, "actions": actions})
         last = {"pixels_sha256": pixels_sha256(pixels), "files": describe_files(self._folder)}
-        write_json(self._folder / RECORD, {**record, **last})
+        write_json(self._folder / RECORD, with_locations({**record, **last}, self._folder))
 
 
 def rollout_record(
@@ -278,7 +282,7 @@ def rollout_record(
     adapter: str | None = None,
     memory: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A record as the module describes it, without `pixels_sha256` and `files`.
+    """A record as the module describes it, without `pixels_sha256` and `files`, and with absolute paths.
 
     Args:
         provenance: the pipeline's, see `terra.config.spec.PipelineSpec.provenance`.

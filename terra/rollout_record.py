@@ -7,7 +7,7 @@ from typing import Any
 from terra.errors import OutputError
 from tokenizer.files import read_json
 
-FORMAT, VERSION = "terra-rollout", 2
+FORMAT, VERSION = "terra-rollout", 3
 RECORD, TOKENS, VIDEO, GIF = "rollout.json", "tokens.safetensors", "video.mp4", "video.gif"
 OVERLAY, PNGS = "overlay.mp4", "frames"
 ROLLOUT_FILES = RECORD, TOKENS, VIDEO, GIF, OVERLAY, f"{PNGS}/frame_*.png", "tokens.npz"
@@ -21,11 +21,9 @@ def read_record(folder: Path) -> dict[str, Any]:
         OutputError: no record, or one of another version.
     """
     path, record = folder / RECORD, read_any_record(folder)
-    version = record.get("version")
-    if version is None:
-        raise OutputError(f"{path}: was written before records had a version: make the rollout again, with its seed")
-    if version != VERSION:
-        raise OutputError(f"{path}: expected version {VERSION}, got {version!r}: another Terra wrote it")
+    if (version := record.get("version")) != VERSION:
+        again = "another Terra wrote it: make the rollout again, with its seed"
+        raise OutputError(f"{path}: expected version {VERSION}, got {reprlib.repr(version)}: {again}")
     return record
 
 

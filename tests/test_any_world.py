@@ -212,7 +212,7 @@ def test_from_recordings_to_videos(tmp_path, space):
     assert found["measures"]["rollouts"][read_back]["generated"]["count"] == 2
     assert found["listening"]["cost"]["count"] == 2
     check_serving(tmp_path / "serving", space, parts, actions, video)
-    with pytest.raises(ConfigError, match=r"actions: expected the file of the actions, \w+ of .*, got nothing"):
+    with pytest.raises(ConfigError, match=r"actions: expected the file of the actions, \w+ of .*, got trajectory=$"):
         generate(read_settings("generate", [*given, f"trajectory={actions}", f"output={tmp_path}/two"]))
     other = write_recordings(tmp_path / "other", Keys(names=["up"])) / "b.json"
     with pytest.raises(ActionError, match=r"expected actions of the model's .*, got keys of up"):

@@ -62,13 +62,29 @@ def test_a_command_has_settings_and_a_help_page(name):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_help_page_has_every_setting(name, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["terra", name, "--help"])
+    monkeypatch.setattr(sys, "argv", ["terra", name, "--help", "all"])
     with pytest.raises(SystemExit):
         main()
-    listed = yaml.safe_load(
-        capsys.readouterr().out.partition("ALL SETTINGS (setting=value)\n")[2].partition("\n\nterra ")[0]
-    )
+    listed = yaml.safe_load(capsys.readouterr().out.partition("ALL SETTINGS (setting=value)\n")[2])
     assert listed == OmegaConf.to_container(compose(COMMANDS[name].config_name), resolve=False)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_help_page_ends_with_how_to_list_every_setting(name, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [f"terra-{name}", "--help"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert not caught.value.code
+    *lines, last = capsys.readouterr().out.strip().splitlines()
+    assert last.split() == f"terra {name} --help all lists all settings, with their values".split()
+    assert "ALL SETTINGS (setting=value)" not in lines
+    assert "EXIT CODE" in lines
+    assert len(lines) < 60
+
+
+def test_all_after_anything_else_is_no_setting(say):
+    assert say("generate", "all", "--help") == "error: all: expected setting=value"
+    assert say("generate", "--help", "alls") == "error: alls: expected setting=value"
 
 
 @pytest.mark.parametrize("name", ["generate", "rollout", "serve", "check"])
@@ -238,7 +254,7 @@ def test_version(arguments):
 
 
 def test_a_help_page_lists_the_choices_of_its_command_alone(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["terra", "import", "--help"])
+    monkeypatch.setattr(sys, "argv", ["terra", "import", "--help", "all"])
     with pytest.raises(SystemExit) as caught:
         main()
     assert caught.value.code == 0
@@ -290,6 +306,9 @@ def test_a_wrong_choice_lists_the_choices(say):
     line = say("generate", "engine=grph")
     assert line.startswith("error: ")
     assert "did you mean graph? There are auto, graph, hf, jacobi, persistence, vllm" in line
+    alone = "error: experiment={}: no such choice; {}here is demo"
+    assert say("generate", "experiment=dmo") == alone.format("dmo", "did you mean demo? T")
+    assert say("generate", "experiment=zz") == alone.format("zz", "t")
 
 
 def test_keys_of_an_open_setting_may_be_added(say):

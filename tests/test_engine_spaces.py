@@ -3,6 +3,7 @@
 The same on a GPU: `TERRA_TEST_DEVICE=cuda pytest tests/test_engine_spaces.py -k "not vllm"`.
 """
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from terra.engine.base import Engine
 from terra.engine.graph.engine import GraphEngine
 from terra.engine.hf import HFEngine
 from terra.engine.jacobi import JacobiEngine
+from terra.errors import EngineError
 from terra.prompt import Prompt, build_prompt
 from terra.world_model import LlamaActionV2ForCausalLM
 
@@ -80,6 +82,23 @@ def make_rollout(space: TableSpace, seed: int) -> tuple[Prompt, torch.Tensor]:
     tokens = torch.from_numpy(random.integers(0, 64, (NUM_CONTEXT, ROWS, COLS)))
     actions = torch.from_numpy(space.rows(values))
     return build_prompt(tokens, actions[: NUM_CONTEXT - 1]), actions[NUM_CONTEXT - 1 :]
+
+
+def test_an_action_of_another_space_is_told_what_is_expected(checkpoint: Path, space: TableSpace, wait):
+    engine = ENGINES["jacobi"](checkpoint)
+    slots, action_dim = space.shape
+    prompt, _ = make_rollout(space, 0)
+    path = torch.zeros(NUM_CONTEXT - 1, 6, 3)
+    expected = f"expected an action of shape {(slots, action_dim)}, {space.title}, got (6, 3)"
+    try:
+        with pytest.raises(ValueError, match=re.escape(f"prompt: {expected}")):
+            wait(engine.open(build_prompt(prompt.tokens, path), SAMPLINGS[0], 0))
+        session = wait(engine.open(prompt, SAMPLINGS[0], 0))
+        with pytest.raises(EngineError, match=re.escape(f"action: {expected}")):
+            wait(session.step(path[0]))
+        wait(session.close())
+    finally:
+        wait(engine.close())
 
 
 @pytest.mark.parametrize("name", ["jacobi", "graph", pytest.param("vllm", marks=pytest.mark.slow)])

@@ -44,6 +44,7 @@ from terra.prompt import build_prompt
 from terra.sampling import SamplingParams, sample_tokens
 from terra.world_model import LlamaActionV2ForCausalLM, load_world_model
 
+WRONG_SHAPE = r"expected an action of shape \(6, 3\), waypoints at 0\.45, .* s, got "
 MORE_THAN_SEATS = 40
 """Sessions; the engines' fixtures compute at most 32 at once."""
 
@@ -236,8 +237,8 @@ class TestContract:
             (lambda prompt: (prompt.tokens[:, :2], prompt.actions), "expected 12 tokens a frame"),
             (lambda prompt: (prompt.tokens + 64, prompt.actions), "expected token ids 0 to 63"),
             (lambda prompt: (prompt.tokens.repeat(4, 1, 1), torch.zeros(11, 6, 3)), "at most 7 context frames, got 12"),
-            (lambda prompt: (prompt.tokens, torch.zeros(2, 5, 3)), r"6 rows of \[y, x, t\] an action, got \(5, 3\)"),
-            (lambda prompt: (prompt.tokens, torch.zeros(2, 6, 2)), r"6 rows of \[y, x, t\] an action, got \(6, 2\)"),
+            (lambda prompt: (prompt.tokens, torch.zeros(2, 5, 3)), WRONG_SHAPE + r"\(5, 3\)"),
+            (lambda prompt: (prompt.tokens, torch.zeros(2, 6, 2)), WRONG_SHAPE + r"\(6, 2\)"),
         ],
     )
     def test_bad_prompts_are_refused(self, engine, wait, spoil, message):

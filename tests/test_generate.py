@@ -22,6 +22,7 @@ from terra.cli import main
 from terra.engine.hf import HFSession
 from terra.errors import EngineError
 from terra.reconstruction import write_expected
+from terra.rollout_record import VERSION
 from terra.trajectory import save_poses
 from tokenizer.lineage import tokens_sha256
 
@@ -179,14 +180,14 @@ def test_overwrite_replaces(command):
     assert not np.array_equal(first, tokens(command("overwrite=true", "seed=3")))
 
 
-@pytest.mark.parametrize("changes", [{}, {"version": None}, {"version": 3}])
+@pytest.mark.parametrize("changes", [{}, {"version": None}, {"version": 2}])
 def test_overwrite_replaces_results_of_other_versions(command, changes):
     output = command("engine=persistence", "png=true")
     path = output / "rollout.json"
     record = json.loads(path.read_text()) | changes
     path.write_text(json.dumps({key: value for key, value in record.items() if value is not None}))
     command("engine=persistence", "overwrite=true")
-    assert json.loads(path.read_text())["version"] == 2
+    assert json.loads(path.read_text())["version"] == VERSION
     assert not (output / "frames").exists()
 
 

@@ -1,5 +1,6 @@
 """The project itself: README, configuration, package."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from terra.config.files import config_dir, register_resolvers
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+DECODER_SETTINGS = "".join(path.read_text() for path in (ROOT / "conf/decoder").glob("*.yaml"))
 
 
 def tracked() -> list[Path]:
@@ -54,6 +56,55 @@ def test_readme_python_runs(tmp_path):
     snippet = snippet.replace("actions(24)", "actions(6)")  # 7 frames show the same as 25
     subprocess.run([sys.executable, "-c", snippet], cwd=tmp_path, check=True, timeout=300)
     assert (tmp_path / "right.gif").stat().st_size > 10_000
+
+
+def docstrings() -> list[tuple[str, str]]:
+    """Each docstring of the packages and of scripts/, that of a constant too, and where it stands."""
+    found = []
+    for folder in ("terra", "tokenizer", "decoder", "scripts"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                    found.append((f"{path.relative_to(ROOT)}:{node.lineno}", str(node.value.value)))
+    assert len(found) > 2000
+    return found
+
+
+def missing_paths(text: str) -> list[str]:
+    """The paths of the repository that a text names and that do not exist; words in capitals stand for any name."""
+    named = re.findall(r"(?<![\w./<}$-])((?:conf|terra|tokenizer|decoder|scripts|tests|notebooks)/[\w./*-]*\w)", text)
+    in_a_wheel = [re.sub(r"^terra/conf\b", "conf", name) for name in named]
+    return [name for name in in_a_wheel if not list(ROOT.glob(re.sub(r"\b[A-Z][A-Z_]+\b", "*", name)))]
+
+
+def missing_names(text: str) -> list[str]:
+    """The dotted names in backticks that name no module of the packages, or nothing that its file speaks of."""
+    missing = []
+    for name in re.findall(r"`((?:terra|tokenizer|decoder)(?:\.\w+)+)", text):
+        path, rest = ROOT, name.split(".")
+        while rest and (path / rest[0]).is_dir():
+            path /= rest.pop(0)
+        if rest and (path / f"{rest[0]}.py").is_file():
+            path /= f"{rest.pop(0)}.py"
+        is_setting = path == ROOT / "decoder" and len(rest) == 1 and f"{rest[0]}:" in DECODER_SETTINGS
+        file = path / "__init__.py" if path.is_dir() else path
+        if not is_setting and not all(re.search(rf"\b{part}\b", file.read_text()) for part in rest):
+            missing.append(name)
+    return missing
+
+
+def test_docstrings_name_what_exists():
+    for where, text in docstrings():
+        assert missing_paths(text) == [], where
+        assert missing_names(text) == [], where
+
+
+def test_what_does_not_exist_is_found():
+    assert missing_paths("conf/train_world_model.yaml, conf/NAME.yaml, terra/conf, conf/train.yaml") == [
+        "conf/train_world_model.yaml"
+    ]
+    names = "`terra.rollout.describe_inputs`, `terra.rollout.describe_outputs`, `terra.nowhere.Thing`"
+    assert missing_names(names) == ["terra.rollout.describe_outputs", "terra.nowhere.Thing"]
 
 
 @pytest.mark.parametrize("root", sorted(path.stem for path in (ROOT / "conf").glob("*.yaml")))

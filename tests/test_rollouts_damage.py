@@ -5,11 +5,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from rollout_damage import ANY, DAMAGE, FILES, RECORDS, cut, edit, overwrite, zero
+from rollout_damage import ANY, DAMAGE, FILES, RECORDS, cut, edit, overwrite
 from tiny_rollouts import Batch
 
 from decoder.mp4 import check_boxes
 from terra.errors import VideoError
+from terra.rollout_record import VERSION
 from terra.rollouts.folder import RolloutFolder
 
 pytestmark = pytest.mark.slow
@@ -157,41 +158,14 @@ def test_scores_of_damaged_rollouts_are_made_again(batch, undisturbed):
         assert (batch.output / tokens).read_bytes() == (undisturbed.output / tokens).read_bytes()
 
 
-def test_records_without_files_are_read_and_what_their_headers_show_is_mended(batch, undisturbed, caplog):
-    for name in batch.names():
-        edit(lambda record: record.pop("files"))(batch.output / "rollouts" / name / "rollout.json")
-    folders = {name: (batch.output / "rollouts" / name).stat().st_ino for name in batch.names()}
-    assert run(batch, verify=True) == 0
-    assert {name: (batch.output / "rollouts" / name).stat().st_ino for name in batch.names()} == folders
-    assert "damaged" not in caplog.text
-    damaged = {"r0": ("video.mp4", cut), "r0+1": ("tokens.safetensors", zero), "r1": ("video.mp4", zero)}
-    for name, (file, damage) in damaged.items():
-        damage(batch.output / "rollouts" / name / file)
-    (batch.output / "rollouts" / "r1+1" / "video.mp4").unlink()
-    assert run(batch) == 0
-    check_healed(batch, undisturbed)
-
-
-def test_a_record_without_a_version_is_read(batch):
-    def flatten(record: dict) -> None:
-        whole = record.pop("batch")
-        for key in ("version", "files"):
-            del record[key]
-        record.update(whole)
-
-    edit(flatten)(batch.output / "rollouts" / "r0" / "rollout.json")
-    inode = (batch.output / "rollouts" / "r0").stat().st_ino
-    assert run(batch) == 0
-    assert (batch.output / "rollouts" / "r0").stat().st_ino == inode
-
-
-def test_results_of_a_newer_terra_are_left_alone_unless_they_are_to_be_redone(batch, undisturbed):
+@pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1, None])
+def test_results_of_another_terra_are_left_alone_unless_they_are_to_be_redone(batch, undisturbed, version):
     path = batch.output / "rollouts" / "r0" / "rollout.json"
-    edit(lambda record: record.update(version=3))(path)
+    edit(lambda record: record.update(version=version))(path)
     newer = path.read_bytes()
     assert run(batch) == 3
     assert path.read_bytes() == newer
-    assert "expected version 2, got 3: a newer Terra wrote it" in batch.index()[0]["reason"]
+    assert f"expected version {VERSION}, got {version}: another Terra wrote it" in batch.index()[0]["reason"]
     assert run(batch, on_change="redo") == 0
     check_healed(batch, undisturbed)
 

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,7 +130,8 @@ def test_jobs_and_sessions_of_all_models_at_once_equal_each_alone(server, http, 
         assert torch.equal(made(http, each["id"]), alone[name].tokens)
         record = json.loads((server.data / "results" / each["id"] / "rollout.json").read_text())
         folder = adapters.get(name)
-        described = folder and {"name": name, "folder": str(folder), "sha256": adapter_sha256(folder)}
+        location = folder and os.path.relpath(folder, server.data / "results" / each["id"])
+        described = folder and {"name": name, "folder": location, "sha256": adapter_sha256(folder)}
         assert record["adapter"] == described
         assert record["pixels_sha256"] == pixels_sha256(to_uint8(alone[name].frames))
     assert len({each.tokens.numpy().tobytes() for each in alone.values()}) == len(MODELS)

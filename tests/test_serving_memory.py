@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -193,6 +194,8 @@ def test_a_job_is_what_generate_makes_of_the_same_map(server, places, tmp_path):
     for name, (asked, settings) in requests.items():
         job, expected = make_job(server, **asked), generated(server, places, tmp_path / name, **settings)
         assert torch.equal(job["tokens"], expected["tokens"])
+        maps = [(each.get("memory") or {}).get("map", {}) for each in (job, expected)]
+        assert {Path(each.pop("path")).name for each in maps if each} <= {"map.csv"}  # relative to each one's folder
         assert job.get("memory") == expected.get("memory")
         assert job["windows"] == expected["windows"]
         made[name] = job

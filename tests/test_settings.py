@@ -27,6 +27,7 @@ from terra.errors import CheckpointError, ConfigError, TerraError
 from terra.evaluation.settings import EvaluationSettings
 from terra.generate_settings import GenerateSettings
 from terra.pipeline import Pipeline, RolloutRequest
+from terra.replay.models import recorded_spec
 from terra.rollouts.manifest import FIELDS, Line, parse_line, rollout_names
 from terra.rollouts.settings import BatchSettings, RolloutSettings
 from terra.sampling import SamplingParams
@@ -361,8 +362,9 @@ def test_a_spec_says_what_made_a_rollout_and_is_had_back_from_it():
     settings = read_settings("generate", ["experiment=demo", "engine=hf", "device=cpu", "dtype=bfloat16"])
     spec = PipelineSpec.from_settings(settings)
     record = json.loads(json.dumps({**spec.provenance(), "overlap": settings.overlap}))
-    assert PipelineSpec.from_provenance(record).made_with() == spec.made_with()
-    changed = PipelineSpec.from_provenance(record, engine="jacobi", device="cpu", dtype="float32").settings.engine
+    assert recorded_spec(record, read_settings("replay", ["folder=none"])).made_with() == spec.made_with()
+    given = read_settings("replay", ["folder=none", "engine=jacobi", "device=cpu", "dtype=float32"])
+    changed = recorded_spec(record, given).settings.engine
     assert (changed["_target_"], changed["dtype"]) == ("terra.engine.jacobi.JacobiEngine", "float32")
 
 

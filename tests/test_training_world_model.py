@@ -369,7 +369,7 @@ def test_training_and_evaluation_have_their_own_help():
         "import sys\n"
         "from terra.cli import main\n"
         f"for command in {commands}:\n"
-        "    sys.argv = ['terra', command, '--help']\n"
+        "    sys.argv = ['terra', command, '--help', 'all']\n"
         "    try: main()\n"
         "    except SystemExit as stop: assert not stop.code\n"
         "assert 'torch' not in sys.modules\n"

@@ -11,11 +11,11 @@ from noisy_scores import largest_miss
 from tiny import FEW_BLOCKS, save_tiny
 from tiny_adapter import change_tensors, save_adapter
 
-from terra.config.files import DEMO
 from terra.config.spec import PipelineSpec
 from terra.engine.hf import HFEngine
 from terra.engine.vllm.engine import VllmEngine
 from terra.errors import CheckpointError, ConfigError
+from terra.locations import DEMO
 from terra.prompt import build_prompt
 from terra.world_model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM, load_world_model
 

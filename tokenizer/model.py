@@ -39,7 +39,7 @@ class LFQTokenizer(nn.Module):
     """A convolutional autoencoder whose bottleneck is the signs of `dim` channels, read as one id a cell.
 
     The state dict is `encoder.*` and `decoder.*` only. `encode` and `decode` compute in the weights' dtype, in chunks
-    of `frames_at_once` frames; `encoder` and `decoder` may be compiled in place (`tokenizer.encoder.compile()`) and the
+    of `frames_at_once` frames; `encoder` and `decoder` may be compiled in place (`encoder.compile()`) and the
     whole may be moved `to(memory_format=torch.channels_last)`.
     """
 

@@ -49,11 +49,15 @@ def _as_written(value: object) -> object:
 
 
 Text = Annotated[str, BeforeValidator(_as_written)]
+"""Text; a whole number stands for its digits."""
+
 FilePath = Annotated[Path, Field(strict=False), BeforeValidator(_as_written)]
-Dtype = Literal["float32", "bfloat16", "float16"]
 """A path as text, or as `pathlib.Path`."""
 Device = Annotated[str, AfterValidator(_known_device)]
 """The name of a device, such as "cpu" or "cuda:1"; whether it is there is known when torch is imported."""
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+"""An element type by PyTorch's name."""
 
 
 class Settings(BaseModel):

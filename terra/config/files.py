@@ -10,20 +10,21 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from terra.errors import ConfigError
-from terra.worlds.places import DEMO, archive_of, missing_world, unpacked_worlds, worlds_folder
+from terra.locations import DEMO, PACKAGE, worlds_folder
+from terra.worlds.places import archive_of, missing_world, unpacked_worlds
 
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _FOUND = ("${terra_adapters:", "${terra_worlds:")  # defaults: folders by name, any of them
 _GLOB = re.compile(r"[*?\[]")
+_ARCHIVES = PACKAGE / "worlds"  # of a clone; a wheel has none
 
 
 def config_dir() -> Path:
     """The folder of YAML files: `terra/conf` in an installed package, `conf` in a checkout."""
-    root = Path(__file__).parent.parent  # terra/
-    return root / "conf" if (root / "conf").is_dir() else root.parent / "conf"
+    return PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 
 
-def register_resolvers() -> None:
+def register_resolvers(*, list_settings: bool = False) -> None:
     """Make `${terra_demo:NAME}` in YAML the path of a file or folder that ships with Terra.
 
     `${terra_world:NAME}` is the folder of a world that is not in the package, whether it is there or not, and
@@ -32,7 +33,8 @@ def register_resolvers() -> None:
     `${terra_adapters:PRETRAINED}` are the folders of adapters that ship with a model, by name; none but for the demo's.
     `${terra_worlds:PRETRAINED}` are the folders of the worlds in `worlds_folder`, by name; none but beside the demo.
     `${terra_choices:CHOICES}` is the part of a help page that lists the options of a command's groups, and
-    `${terra_settings:NAME,CHOICES}` the part that lists the settings of conf/NAME.yaml with their comments.
+    `${terra_settings:APP,NAME,CHOICES}` its end: the settings of conf/NAME.yaml with their comments, if
+    `list_settings`, else how the program APP lists them.
     """
     OmegaConf.register_new_resolver("terra_demo", lambda name: str(DEMO / name), replace=True)
     OmegaConf.register_new_resolver("terra_world", lambda name: str(worlds_folder() / name), replace=True)
@@ -41,7 +43,8 @@ def register_resolvers() -> None:
     OmegaConf.register_new_resolver("terra_adapters", _shipped_adapters, replace=True)
     OmegaConf.register_new_resolver("terra_worlds", _unpacked_worlds, replace=True)
     OmegaConf.register_new_resolver("terra_choices", _list_choices, replace=True)
-    OmegaConf.register_new_resolver("terra_settings", _list_settings, replace=True)
+    end = _list_settings if list_settings else _how_to_list_settings
+    OmegaConf.register_new_resolver("terra_settings", end, replace=True)
 
 
 def _model_name(pretrained: object) -> str:
@@ -240,9 +243,13 @@ def _list_choices(choices: Mapping[str, str]) -> str:
     return "\n".join(["CHOICES (choice=option)", *lines, ""]) if lines else ""
 
 
-def _list_settings(config_name: str, choices: Mapping[str, str | None]) -> str:
+def _how_to_list_settings(app: str, _config_name: str, _choices: object) -> str:
+    return f"{app} --help all       lists all settings, with their values"
+
+
+def _list_settings(_app: str, config_name: str, choices: Mapping[str, str | None]) -> str:
     """The text of a configuration's file and of the files of its chosen groups, as YAML with comments."""
-    parts = ["".join(_sections(config_name).values()).strip()]
+    parts = ["\nALL SETTINGS (setting=value)\n" + "".join(_sections(config_name).values()).strip()]
     for group, name in sorted(choices.items()):
         if group.startswith("hydra/") or name is None:
             continue

@@ -4,8 +4,8 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
-import json
 import math
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,12 +16,13 @@ import torch
 
 from decoder import Decoder
 from terra.config.files import choices, compose_groups, model_names
-from terra.config.groups import PipelineSettings, build_part, check_part, locate, takes
+from terra.config.groups import CheckpointSettings, PipelineSettings, build_part, check_part, locate, takes
 from terra.device import dtype_name, torch_device, torch_dtype
 from terra.engine.adapted import AdaptedEngine, check_factors_alone, check_same_spec
 from terra.engine.base import Engine, EngineSpec
 from terra.errors import CheckpointError, ConfigError
 from terra.extras import extras_named
+from terra.locations import DEMO
 from terra.memory import MemoryRule, memory_frames, memory_in_use
 from terra.pairing import check_pairing
 from terra.window_plan import check_overlap
@@ -37,6 +38,7 @@ AUTO = "auto"
 """The `_target_` of engine=auto."""
 
 _GRAPH = "terra.engine.graph.engine.GraphEngine"
+_REFINER = "decoder.refiner.RefinerDecoder.from_pretrained"
 
 # Settings of an engine that decide how fast the engine is, and not which tokens come out.
 _SPEED = (
@@ -181,41 +183,6 @@ class PipelineSpec:
         composed["engine"] |= engine_settings
         return cls.from_settings(checked(PipelineSettings, composed), sessions=sessions)
 
-    @classmethod
-    def from_provenance(
-        cls,
-        record: Mapping[str, Any],
-        *,
-        engine: str | None = None,
-        device: str | None = None,
-        dtype: str | None = None,
-    ) -> Self:
-        """The spec of a rollout's record, checked as in `from_settings`.
-
-        Args:
-            record: see `terra.rollout`; its names of engine and decoder are those of files of conf/.
-            engine, device, dtype: replace the recorded values; None keeps them.
-
-        Raises:
-            TerraError: an engine or decoder that is none of Terra's own, or a checkpoint that is not there.
-        """
-        checkpoints = record["checkpoints"]
-        tokenizer, world_model = (_checkpoint_names(checkpoints[name]) for name in ("tokenizer", "world_model"))
-        tokenizer["device"] = device or record["tokenizer_device"]
-        parts = {}
-        for group in ("engine", "decoder"):
-            parts[group] = _named_settings(group, record[group])
-            for name, value in (("device", device), ("dtype", dtype if group == "engine" else None)):
-                if value is not None and name in parts[group]:
-                    parts[group][name] = value
-        if engine is not None:
-            parts["engine"] = compose_groups({"engine": engine}, {"device": device, "dtype": dtype})["engine"]
-        values = {"tokenizer": tokenizer, "world_model": world_model, **parts, "overlap": record["overlap"]}
-        values["memory"] = record["memory"]["frames"] if record.get("memory") else 0
-        if record.get("adapter") is not None:
-            values["adapter"] = record["adapter"]["folder"]
-        return cls.from_settings(checked(PipelineSettings, values, "rollout.json"))
-
     @property
     def memory(self) -> MemoryRule | None:
         """How memory frames are chosen; None for rollouts without memory."""
@@ -294,6 +261,13 @@ class PipelineSpec:
         refiner = [Path(named)] if isinstance(named, str) else []
         return [self.tokenizer, self.world_model, *adapters, *own, *refiner]
 
+    @property
+    def refiner(self) -> CheckpointSettings | None:
+        """The location of the decoder's own weights; None for a decoder that has none, or is none of Terra's."""
+        decoder = self.settings.decoder
+        has_weights = decoder["_target_"] == _REFINER and isinstance(decoder.get("pretrained"), str)
+        return CheckpointSettings(pretrained=decoder["pretrained"]) if has_weights else None
+
     def hashes(self) -> dict[str, str]:
         """Hashes of the weights, as JSON values."""
         return dict(self._hashes)
@@ -301,30 +275,36 @@ class PipelineSpec:
     @functools.cached_property
     def _hashes(self) -> dict[str, str]:
         adapter = {} if self.adapter is None else {"adapter_sha256": adapter_sha256(self.adapter)}
+        refiner = self.refiner
         return {
             "tokenizer_sha256": checkpoint_sha256(self.tokenizer),
             "world_model_sha256": checkpoint_sha256(self.world_model),
             **adapter,
+            **({} if refiner is None else {"decoder_sha256": checkpoint_sha256(refiner.folder())}),
             **{f"adapters.{name}_sha256": adapter_sha256(folder) for name, folder in self.adapters.items()},
         }
 
     def provenance(self) -> dict[str, Any]:
-        """A record's keys about the models, see `terra.rollout`; `from_provenance` reads them."""
-        hashes, checkpoints = self.hashes(), {}
-        for name in ("tokenizer", "world_model"):
-            names = _checkpoint_names(vars(getattr(self.settings, name)))
-            checkpoints[name] = names | {"sha256": hashes[f"{name}_sha256"]}
+        """A record's keys about the models, see `terra.rollout`; paths of local folders are absolute."""
+        hashes, composed = self.hashes(), _model_settings()
+        parts = {name: getattr(self.settings, name) for name in ("tokenizer", "world_model")}
+        decoder = _by_name("decoder", self.settings.decoder)
+        if (refiner := self.refiner) is not None:
+            del decoder["pretrained"]
+            decoder["checkpoint"] = _checkpoint_source(refiner) | {"sha256": hashes["decoder_sha256"]}
         return {
-            "checkpoints": checkpoints,
-            "adapter": None
-            if self.adapter is None
-            else {"folder": str(self.adapter), "sha256": hashes["adapter_sha256"]},
+            "checkpoints": {
+                name: _checkpoint_source(part, {model: each[name] for model, each in composed.items()})
+                | {"sha256": hashes[f"{name}_sha256"]}
+                for name, part in parts.items()
+            },
+            "adapter": None if self.adapter is None else _adapter_source(self.adapter, hashes["adapter_sha256"]),
             "adapters": {
-                name: {"folder": str(folder), "sha256": hashes[f"adapters.{name}_sha256"]}
+                name: _adapter_source(folder, hashes[f"adapters.{name}_sha256"])
                 for name, folder in self.adapters.items()
             },
             "engine": _by_name("engine", self.settings.engine),
-            "decoder": _by_name("decoder", self.settings.decoder),
+            "decoder": decoder,
             "tokenizer_device": self.settings.tokenizer.device,
         }
 
@@ -336,7 +316,7 @@ class PipelineSpec:
         return {
             **{name: sha256 for name, sha256 in self.hashes().items() if not name.startswith("adapters.")},
             "engine": {key: value for key, value in self.settings.engine.items() if key not in _SPEED},
-            "decoder": self.settings.decoder,
+            "decoder": {key: value for key, value in self.settings.decoder.items() if key != "pretrained"},
             "tokenizer_device": self.settings.tokenizer.device,
             "overlap": self.settings.overlap,
             **({} if self.memory is None else {"memory": self.memory.model_dump()}),
@@ -397,7 +377,7 @@ def engine_problem(name: str, device: torch.device) -> str | None:
             if name == "vllm":  # the engine's other modules take seconds to import
                 importlib.import_module("terra.engine.vllm.available").check_platform()
             else:
-                locate("engine", _targets("engine")[name])
+                locate("engine", targets("engine")[name])
             if name == "graph" and device.type == "cuda":
                 from terra.engine.graph.engine import check_gpu, make_backend
 
@@ -489,15 +469,40 @@ def _sessions_that_fit(model: LlamaActionConfig, engine: Mapping[str, Any]) -> i
     return min(_MOST_SESSIONS, int(_CACHE_SHARE * total / window))
 
 
-def _checkpoint_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A checkpoint's location, with the absolute path of a local folder."""
-    pretrained = values["pretrained"]
-    if Path(pretrained).is_dir():
-        pretrained = str(Path(pretrained).absolute())
-    return {"pretrained": pretrained, "subfolder": values["subfolder"], "revision": values["revision"]}
+def _model_settings() -> dict[str, dict[str, Any]]:
+    """The settings `tokenizer` and `world_model` of each shipped or published model, by its name."""
+    return {name: compose_groups({"model": name}, {"device": None}) for name in model_names()}
 
 
-def _targets(group: str) -> dict[str, str]:
+def _checkpoint_source(
+    part: CheckpointSettings, named: Mapping[str, Mapping[str, Any]] | None = None
+) -> dict[str, str | None]:
+    """Where a checkpoint came from: a model by name, a folder (absolute), or a repository of the Hub.
+
+    Args:
+        part: the checkpoint's settings.
+        named: the settings of the same part of each model that has a name.
+    """
+    for model, values in (named or {}).items():
+        if _real_path(values["pretrained"], values["subfolder"]) == _real_path(part.pretrained, part.subfolder):
+            return {"model": model, "revision": part.revision}
+    if Path(part.pretrained).is_dir():
+        return {"folder": str(Path(part.pretrained).absolute()), "subfolder": part.subfolder}
+    return {"hub": part.pretrained, "subfolder": part.subfolder, "revision": part.revision}
+
+
+def _adapter_source(folder: Path, sha256: str) -> dict[str, str]:
+    """Where an adapter came from: by name if it ships with Terra, else its folder (absolute)."""
+    if _real_path(folder.parent) == _real_path(DEMO / "adapters"):
+        return {"shipped": folder.name, "sha256": sha256}
+    return {"folder": str(folder), "sha256": sha256}
+
+
+def _real_path(path: str | Path, subfolder: str | None = None) -> str:
+    return os.path.realpath(os.path.join(path, subfolder or ""))  # noqa: PTH118 (a Hub id stays one)
+
+
+def targets(group: str) -> dict[str, str]:
     """The `_target_` of each choice of a configuration group, by the choice's name."""
     composed = {name: compose_groups({group: name}, {}, resolve=False)[group]["_target_"] for name in choices(group)}
     return {name: target for name, target in composed.items() if target != AUTO}
@@ -505,14 +510,6 @@ def _targets(group: str) -> dict[str, str]:
 
 def _by_name(group: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with the choice's name for its `_target_`; a target of the user's own stays as the name."""
-    names = {target: name for name, target in _targets(group).items()}
+    names = {target: name for name, target in targets(group).items()}
     settings = {key: value for key, value in values.items() if key != "_target_"}
     return {"name": names.get(values["_target_"], values["_target_"]), **settings}
-
-
-def _named_settings(group: str, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Invert `_by_name`. A record may come from a stranger, so targets that it names are not imported."""
-    targets, name = _targets(group), record["name"]
-    if name not in targets or "_target_" in json.dumps(record):
-        raise ConfigError(f"{group}: expected one of {', '.join(targets)}, got {name!r}")
-    return {"_target_": targets[name], **{key: value for key, value in record.items() if key != "name"}}

@@ -66,7 +66,7 @@ class InspectSettings(Settings):
 
 
 def run(settings: InspectSettings) -> int:
-    """Inspect driving as conf/inspect.yaml says, verify if asked to, and print what was found.
+    """Inspect recordings as conf/inspect.yaml says, verify if asked to, and print what was found.
 
     Returns:
         The exit code: 0 nothing is wrong, 2 something is damaged or implausible.

@@ -245,13 +245,13 @@ def check_prompt(prompt: Prompt, spec: EngineSpec, seed: int) -> None:
             f"got {int(prompt.tokens.min())} to {int(prompt.tokens.max())}"
         )
     if prompt.actions.shape[0] and prompt.actions.shape[1:] != spec.action_shape:
-        raise ValueError(f"prompt: {_expected_rows(prompt.actions, spec)}")
+        raise ValueError(f"prompt: {_expected_action(prompt.actions, spec)}")
     if not 0 <= seed < 2**63:
         raise ValueError(f"seed: expected 0 to 2**63 - 1, got {seed}")
 
 
-def _expected_rows(actions: Actions, spec: EngineSpec) -> str:
-    return f"expected {spec.layout.action_slots} rows of [y, x, t] an action, got {tuple(actions.shape[1:])}"
+def _expected_action(actions: Actions, spec: EngineSpec) -> str:
+    return f"expected an action of shape {spec.action_shape}, {spec.space.title}, got {tuple(actions.shape[1:])}"
 
 
 def check_actions(actions: Actions, num_frames: int, spec: EngineSpec) -> None:
@@ -263,7 +263,7 @@ def check_actions(actions: Actions, num_frames: int, spec: EngineSpec) -> None:
     layout = spec.layout
     room = layout.max_frames - num_frames
     if actions.ndim != 3 or actions.shape[1:] != spec.action_shape:
-        raise EngineError(f"action: {_expected_rows(actions, spec)}")
+        raise EngineError(f"action: {_expected_action(actions, spec)}")
     if actions.shape[0] > room:
         raise EngineError(f"the window holds {layout.max_frames} frames: room for {room} more, got {actions.shape[0]}")
     if not torch.isfinite(actions).all():

@@ -43,7 +43,7 @@ from terra.evaluation.measures import (
 )
 from terra.evaluation.motion import CLASSES
 from terra.evaluation.other_drives import Reference, measure_other_drives, unpaired_measures
-from terra.evaluation.plan import DEMO, EvaluationPlan
+from terra.evaluation.plan import EvaluationPlan
 from terra.evaluation.plots import plot_columns, plot_curves, plot_revisits, write_grid
 from terra.evaluation.recovered import action_measures, majority, recovered_line
 from terra.evaluation.remembering import (
@@ -58,6 +58,7 @@ from terra.evaluation.report import print_comparison, print_report, write_compar
 from terra.evaluation.rollouts import KeptRollouts
 from terra.evaluation.scores import GENERATED, PERSISTENCE, RE_ENCODED, TRUE, ClipScores, Scorer
 from terra.evaluation.settings import EvaluationSettings
+from terra.locations import DEMO
 from terra.metrics.networks import load_feature_network
 from terra.metrics.video_networks import load_video_network
 from terra.pipeline import Pipeline

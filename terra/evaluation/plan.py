@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-import terra
 from terra.actions import ActionSpace, Waypoints
 from terra.dataset import Episode, read_split
 from terra.engine.base import EngineSpec
@@ -17,6 +16,7 @@ from terra.evaluation.measures import Bootstrap
 from terra.evaluation.other_drives import OtherDrive, choose_other_drives
 from terra.evaluation.revisits import Revisit, choose_drives, loop_of, returns_of
 from terra.evaluation.settings import EvaluationSettings
+from terra.locations import DEMO
 from terra.memory import memory_frames, memory_in_use
 from terra.metrics.bootstrap import LEVEL
 from terra.pairing import check_pairing
@@ -27,8 +27,6 @@ from tokenizer import LFQTokenizerConfig
 from tokenizer.checkpoint import checkpoint_sha256
 
 logger = logging.getLogger(__name__)
-
-DEMO = Path(terra.__file__).parent / "demo"
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from terra.config.files import choices, compose_groups, model_names
 from terra.errors import TerraError
 from terra.extras import EXTRAS, install_hint
 from terra.info.machine import one_line
+from terra.locations import DEMO, worlds_folder
 from terra.model_facts import ModelFacts, count_weights
-from terra.worlds.places import DEMO, archives_at_hand, unpacked_worlds, worlds_folder
+from terra.worlds.places import archives_at_hand, unpacked_worlds
 
 
 def engines() -> dict[str, Any]:

@@ -15,22 +15,26 @@ from torch import Tensor
 
 from decoder.thread import DecodedFrames
 from decoder.video import Pixels, read_video
+from terra.actions import Waypoints
 from terra.config.spec import PipelineSpec
-from terra.context import context_files, load_context, natural_key
-from terra.engine.base import EngineSpec
-from terra.errors import ConfigError, OutputError
+from terra.context import load_context, natural_key
+from terra.errors import ConfigError, OutputError, TerraError
+from terra.inputs import action_file
 from terra.memory import Poses
 from terra.pipeline import Pipeline
-from terra.place_map import load_map
+from terra.place_map import load_map, map_sha256
 from terra.progress import frames_shown
 from terra.prompt import Actions
+from terra.replay.files import Recorded
+from terra.replay.models import recorded_spec
 from terra.replay.settings import ReplaySettings
 from terra.rollout import (
     PNGS,
     TOKENS,
     VIDEO,
     RolloutWriter,
-    inputs_sha256,
+    context_sha256,
+    files_sha256,
     load_action_file,
     pixels_sha256,
 )
@@ -66,13 +70,10 @@ def make_again(settings: ReplaySettings, record: dict[str, Any], console: Consol
     folder = settings.folder
     try:
         stored = load_file(folder / TOKENS)
-        spec = PipelineSpec.from_provenance(
-            record, engine=settings.engine, device=settings.device, dtype=settings.dtype
-        )
         sampling = SamplingParams(**record["sampling"])
-        _check_weights(spec, record)
-        context, actions = _find_inputs(folder, record, spec.spec, spec.image_size, stored["actions"])
-        place = _find_map(folder, record, spec)
+        spec = recorded_spec(record, settings)
+        context, actions = _find_inputs(settings, record, spec, stored["actions"])
+        place = _find_map(settings, record, spec)
     except (SafetensorError, OSError) as error:
         raise OutputError(f"{folder / TOKENS}: expected the tokens of the rollout, got: {error}") from None
     except (KeyError, TypeError, ValueError) as error:
@@ -109,55 +110,55 @@ async def _make(
     return tokens, np.concatenate(await decoding.finish())
 
 
-def _check_weights(spec: PipelineSpec, record: dict[str, Any]) -> None:
-    for name, sha256 in spec.hashes().items():
-        part = name.removesuffix("_sha256")
-        recorded = (record["adapter"] if part == "adapter" else record["checkpoints"][part])["sha256"]
-        if sha256 != recorded:
-            raise ConfigError(f"{part}: expected the weights {recorded[:12]} of the rollout, got {sha256[:12]}")
-
-
 def _find_inputs(
-    folder: Path, record: dict[str, Any], spec: EngineSpec, image_size: tuple[int, int], stored: Tensor
+    settings: ReplaySettings, record: dict[str, Any], spec: PipelineSpec, stored: Tensor
 ) -> tuple[Frames | None, Actions]:
     """The context frames (None if they came from no file), and the actions."""
     inputs, num_context = record["inputs"], record["num_context"]
-    context = None if inputs["context"] is None else [_find(folder, "context", path) for path in inputs["context"]]
-    trajectory = None if inputs["trajectory"] is None else _find(folder, "trajectory", inputs["trajectory"])
-    found = inputs_sha256(context or [""], num_context, trajectory)
-    for name, source in (("context", context), ("trajectory", trajectory)):
-        expected, got = inputs[f"{name}_sha256"], found.get(f"{name}_sha256")
-        if source is not None and expected != got:
-            at = source[0] if isinstance(source, list) else source
-            raise ConfigError(
-                f"{name} {at}: expected the content that the rollout was made from ({str(expected)[:12]}), "
-                f"got another ({str(got)[:12]})"
-            )
-    frames = None
-    if context is not None:
-        frames = load_context(context, num_frames=num_context, image_size=image_size, fps=spec.fps)
-    if trajectory is None:
-        return frames, stored
-    return frames, load_action_file(trajectory, spec, record["num_frames"], sample_id=inputs["sample_id"])[0]
+    frames, model = None, spec.spec
+    if inputs["context"] is not None:
+        hash_of = lambda paths: context_sha256(paths, num_context)  # noqa: E731
+        context = Recorded("context", inputs["context"], inputs["context_sha256"], hash_of)
+        paths = context.find(settings.folder, settings.context)
+        frames = load_context(paths, num_frames=num_context, image_size=spec.image_size, fps=model.fps)
+    elif settings.context is not None:
+        raise _not_from_a_file("context", settings.context)
+    given = settings.trajectory or settings.actions
+    if given is not None:
+        given = action_file(model.space, trajectory=settings.trajectory, actions=settings.actions)
+    if inputs["trajectory"] is not None:
+        name = "trajectory" if isinstance(model.space, Waypoints) else "actions"
+        track = Recorded(name, [inputs["trajectory"]], inputs["trajectory_sha256"], files_sha256)
+        (path,) = track.find(settings.folder, given)
+        return frames, load_action_file(path, model, record["num_frames"], sample_id=inputs["sample_id"])[0]
+    if given is not None:
+        raise _not_from_a_file("trajectory" if settings.trajectory else "actions", given)
+    return frames, stored
 
 
-def _find_map(folder: Path, record: dict[str, Any], spec: PipelineSpec) -> tuple[Pixels, Poses] | None:
+def _find_map(settings: ReplaySettings, record: dict[str, Any], spec: PipelineSpec) -> tuple[Pixels, Poses] | None:
     """The map's pictures and poses; None for a rollout without a map."""
     recorded = (record.get("memory") or {}).get("map")
     if recorded is None:
+        if settings.map is not None:
+            raise ConfigError(f"map={settings.map}: expected none, as the rollout was made without")
         return None
-    found = load_map(_find(folder, "map", recorded["path"]), spec.image_size, spec.spec.fps)
-    if found.sha256 != recorded["sha256"]:
-        raise ConfigError(f"map {found.source}: expected the content that the rollout was made from, got another")
+    (path,) = Recorded("map", [recorded["path"]], recorded["sha256"], _map_sha256).find(settings.folder, settings.map)
+    found = load_map(path, spec.image_size, spec.spec.fps)
     return found.pixels, found.seen_from(recorded["pose"])
 
 
-def _find(folder: Path, name: str, recorded: str) -> Path:
-    """The path of an input: the recorded one, or beside the record. Raises ConfigError."""
-    for path in (Path(recorded), folder / Path(recorded).name):
-        if path.exists() or (name == "context" and context_files(path, 1)):
-            return path
-    raise ConfigError(f"{name} {recorded}: expected it there or in {folder}, found none")
+def _map_sha256(paths: list[Path]) -> str | None:
+    try:
+        return map_sha256(paths[0])
+    except TerraError:
+        return None
+
+
+def _not_from_a_file(name: str, given: str | Path) -> ConfigError:
+    return ConfigError(
+        f"{name}={given}: expected none: the rollout was made from no file, its {TOKENS} has what it needs"
+    )
 
 
 def _report_pixels(

@@ -43,12 +43,11 @@ def run(settings: BatchSettings) -> int:
         recorded=recorded.get("made_with"),
     )
     cluster = build_part("cluster", settings.cluster)
-    context_root = None if settings.context_root is None else str(settings.context_root)
     score = None if settings.score is None else Score(settings.score)
     check_output(settings.output, needed_bytes=_NEEDED_BYTES, replaced=None)
     tally = Tally(total)
     spec.announce()
-    made_with = {"made_with": {**spec.made_with(), "context_root": context_root}, **_defaults(settings)}
+    made_with = {"made_with": spec.made_with(), **_defaults(settings)}
     metrics = MetricsFile(settings.metrics, tally)
     if settings.metrics is not None and not settings.metrics.absolute().is_relative_to(settings.output.absolute()):
         metrics.write()  # a file that can't be written is said before there is an output folder

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from terra.errors import ConfigError, OutputError
+from terra.locations import with_locations
 from terra.rollout_record import RECORD
 from terra.rollouts.fingerprint import Fingerprints
 from terra.rollouts.locks import Claim, Lock
@@ -99,7 +100,7 @@ class RolloutFolder:
 
         Raises:
             ConfigError: on_change is "refuse", and the rollout was made from another line, other files or settings; or
-                a newer Terra made it.
+                another version of Terra made it.
         """
         path = self.rollout(job.name)
         if not os.path.lexists(path):
@@ -117,7 +118,7 @@ class RolloutFolder:
             # Files that are not there any more say nothing against what was made from them.
             inputs = self.fingerprint(job)
             before = {
-                **(made.inputs or {}),
+                **made.inputs,
                 "map_sha256": ((made.memory or {}).get("map") or {}).get("sha256"),
                 "adapter_sha256": (made.adapter or {}).get("sha256"),
             }
@@ -127,7 +128,9 @@ class RolloutFolder:
                     "made_with": made.batch.made_with,
                     "inputs": {name: before.get(name) for name in inputs},
                 },
-                {"request": job.request, "made_with": self.settings["made_with"], "inputs": inputs},
+                with_locations(
+                    {"request": job.request, "made_with": self.settings["made_with"], "inputs": inputs}, path
+                ),
             )
             if changed and self._on_change == "redo":
                 return False

@@ -1,5 +1,6 @@
-"""Reads the record of a batch's finished rollout, of this version or an earlier one, and finds damage."""
+"""Reads the record of a batch's finished rollout, and finds damage."""
 
+import reprlib
 from pathlib import Path
 from typing import Any
 
@@ -44,23 +45,23 @@ class Made(_Part):
         inputs: hashes of the files that it was made from.
         memory: what it remembered; None for rollouts without memory.
         adapter: what the rollout was made with; None for no adapter.
-        files: sizes and hashes; None in records that were written before they had them.
+        files: sizes and hashes.
     """
 
     seed: Seed
     num_frames: Count
     seconds: dict[str, float]
     batch: _Batch
-    inputs: dict[str, Any] | None = None
+    inputs: dict[str, Any]
     memory: dict[str, Any] | None = None
     adapter: dict[str, Any] | None = None
     score: _Score | None = None
-    files: dict[str, _File] | None = None
+    files: dict[str, _File]
 
     def damage(self, folder: Path, *, verify: bool) -> str | None:
         """What is damaged in the rollout's folder, in one line; None if nothing is."""
         known: dict[str, Any] = {VIDEO: None, TOKENS: None}
-        known |= {name: vars(file) for name, file in (self.files or {}).items()}
+        known |= {name: vars(file) for name, file in self.files.items()}
         return next((f"{name}: {reason}" for name, reason in find_damage(folder, known, verify=verify).items()), None)
 
 
@@ -69,7 +70,7 @@ def read_made(folder: Path) -> Made:
 
     Raises:
         OutputError: the record is missing or damaged; the message names the file and what was expected.
-        ConfigError: a newer Terra wrote it.
+        ConfigError: another version of Terra wrote it.
     """
     path = folder / RECORD
     if not path.is_file():
@@ -78,11 +79,9 @@ def read_made(folder: Path) -> Made:
         record = read_json(path, OutputError)
     except (RecursionError, ValueError) as error:
         raise OutputError(f"{path}: expected JSON, got: {error}") from None
-    version = record.get("version")
-    if record.get("format") == FORMAT and isinstance(version, int) and version > VERSION:
-        raise ConfigError(f"{path}: expected version {VERSION}, got {version}: a newer Terra wrote it")
-    if "batch" not in record:  # a record without a version has the batch's keys at the top level
-        record = record | {"batch": record}
+    if record.get("format") == FORMAT and (version := record.get("version")) != VERSION:
+        got = f"got {reprlib.repr(version)}: another Terra wrote it"
+        raise ConfigError(f"{path}: expected version {VERSION}, {got}: on_change=redo makes it again")
     made = checked(Made, record, str(path), OutputError)
     request = made.batch.request
     for name in ("seed", "num_frames"):

@@ -177,7 +177,8 @@ class RolloutMaker:
             batch={
                 "id": job.name,
                 "sample": job.sample,
-                "manifest": job.where,
+                "manifest": str(self._settings.manifest.absolute()),
+                "line": job.line,
                 "request": job.request,
                 "made_with": self._folder.settings["made_with"],
             },

@@ -37,6 +37,7 @@ from pydantic import Field
 
 from terra.config.groups import FolderName, MapPose, read_sampling
 from terra.errors import ConfigError, TerraError
+from terra.locations import location
 from terra.rollouts.settings import RolloutSettings, Samples
 from terra.sampling import SamplingParams
 from terra.trajectory import Trajectory
@@ -248,18 +249,18 @@ def parse_line(line: Line, settings: RolloutSettings) -> list[Job]:
         raise ConfigError(f"{where}: adapter: expected {known}, got {adapter!r}")
     sampling = _sampling(fields.sampling or {}, settings.sampling, where)
     shared = {
-        "context": list(contexts),
-        "trajectory": actions,
+        "context": [_without_home(context, settings) for context in contexts],
+        "trajectory": actions and _without_home(actions, settings),
         "sample_id": fields.sample_id,
         "paths_sha256": paths_sha256,
         "num_frames": fields.num_frames,
         "num_context": fields.num_context,
         "sampling": vars(sampling),
     }
-    if adapter is not None:  # records from before there were adapters have no such key
+    if adapter is not None:
         shared["adapter"] = adapter
     if fields.map is not None:
-        shared |= {"map": fields.map, "map_pose": list(pose)}
+        shared |= {"map": _without_home(fields.map, settings), "map_pose": list(pose)}
     jobs = []
     for sample in range(fields.num_samples):
         seed = sample_seed(fields.seed, sample)
@@ -285,6 +286,11 @@ def parse_line(line: Line, settings: RolloutSettings) -> list[Job]:
             )
         )
     return jobs
+
+
+def _without_home(path: str, settings: RolloutSettings) -> str:
+    """A path of the manifest as a record has it: an absolute one as a location, see `terra.locations`."""
+    return location(Path(path), settings.manifest.parent) if Path(path).is_absolute() else path
 
 
 def _parse(line: Line, settings: RolloutSettings) -> dict[str, Any]:

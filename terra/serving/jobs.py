@@ -291,7 +291,7 @@ class Jobs:
     async def _generate(self, job: Job, inputs: bytes) -> Callable[[], None]:
         """Generate a job's video; returns the writer of its files."""
         started, tensors, request = time.perf_counter(), load(inputs), job.request
-        adapter = request.get("adapter")  # jobs from before there were adapters have no such key
+        adapter = request["adapter"]
         if adapter is not None and adapter not in self._model.pipeline.engine.adapters:
             served = ", ".join(self._model.names)
             raise EngineError(f"the job's model is not served now: expected one of {served}, got {adapter}")
@@ -310,7 +310,7 @@ class Jobs:
 
         pipeline = self._model.pipeline
         decoding = pipeline.decoding.start(DecodedFrames.pixels, adapter)
-        remembers = request.get("memory", True)  # jobs from before there was a choice have no such key
+        remembers = request["memory"]
         tokens = await pipeline.rollout_tokens(
             context,
             actions,

@@ -16,6 +16,7 @@ import uvicorn
 
 from terra.config.spec import PipelineSpec
 from terra.errors import ConfigError, TerraError
+from terra.locations import DEMO
 from terra.memory import memory_frames
 from terra.pipeline import Pipeline
 from terra.place_map import MapPictures, load_map
@@ -25,7 +26,7 @@ from terra.serving.logs import limited_logs
 from terra.serving.scenes import Scene, load_scenes
 from terra.serving.service import Service, check_names, check_windows
 from terra.serving.settings import LOOPBACK, ServeSettings
-from terra.worlds.places import DEMO, packed_worlds
+from terra.worlds.places import packed_worlds
 
 logger = logging.getLogger(__name__)
 

@@ -131,7 +131,7 @@ class WorldModelTraining(Settings):
 
 
 class TrainWorldModelSettings(WorldModelTraining, LoopConfig):
-    """The whole of conf/train_world_model.yaml.
+    """The whole of conf/train.yaml.
 
     Attributes:
         data: folder of tokens, with one folder for each split.

@@ -26,10 +26,10 @@ from safetensors.torch import load_file
 
 from terra.engine.base import EngineSpec
 from terra.errors import CheckpointError, ConfigError, OutputError
+from terra.locations import DEMO, worlds_folder
 from terra.output import check_output, output_folder
 from terra.pairing import check_pairing
 from terra.world_model import load_config
-from terra.worlds.places import DEMO, worlds_folder
 from terra.worlds.rounding import restored, rounded
 from terra.worlds.settings import PackSettings, UnpackSettings, find_archives
 from tokenizer.checkpoint import (

@@ -1,17 +1,10 @@
 """Finds worlds: the shipped one, those that are unpacked, and the archives of a clone. Imports nothing heavy."""
 
-import os
 from pathlib import Path
 
-DEMO = Path(__file__).parent.parent / "demo"
-"""The folder of what ships with Terra."""
+from terra.locations import worlds_folder
 
 _ARCHIVES = Path(__file__).parent  # of a clone; a wheel has none
-
-
-def worlds_folder() -> Path:
-    """Where worlds that are not in the package are looked for: $TERRA_WORLDS, else ~/.cache/terra/worlds."""
-    return Path(os.environ.get("TERRA_WORLDS") or Path.home() / ".cache" / "terra" / "worlds")
 
 
 def unpacked_worlds() -> dict[str, Path]:

@@ -54,7 +54,10 @@ RECORDS = {
     "deep": lambda path: path.write_text('{"a":' + "[" * 200_000 + "]" * 200_000 + "}"),
     "a long number": lambda path: path.write_text('{"seed": ' + "1" * 6000 + "}"),
     "no UTF-8": lambda path: path.write_bytes(b'{"seed": "\xff"}'),
-    **{f"without {key}": edit(lambda record, key=key: record.pop(key)) for key in ("seed", "num_frames", "batch")},
+    **{
+        f"without {key}": edit(lambda record, key=key: record.pop(key))
+        for key in ("seed", "num_frames", "batch", "files")
+    },
     "without made_with": edit(lambda record: record["batch"].pop("made_with")),
     "another seed": edit(lambda record: record.update(seed=17)),
     "text for seconds": edit(lambda record: record.update(seconds="all")),

@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from safetensors.torch import load_file
 from tiny import COLS, ROWS
 from torch import Tensor
 
+from decoder import FramewiseDecoder
 from terra.config.files import register_resolvers
 from terra.trajectory import save_poses
+from tokenizer import LFQTokenizer
 
 
 class Batch:
@@ -80,6 +83,12 @@ def mean_token(frames: Tensor, tokens: Tensor, actions: Tensor) -> float:
     return float(tokens.double().mean())
 
 
+def own_decoder(tokenizer: LFQTokenizer, notes: str, **_: Any) -> FramewiseDecoder:
+    """A decoder that users wrote, with a path among its settings."""
+    assert Path(notes).is_absolute()
+    return FramewiseDecoder(tokenizer)
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -98,6 +107,19 @@ def told(folder: Path, **changes: Any) -> tuple[int, str]:
     output = io.StringIO()
     settings = read_settings("replay", [f"folder={folder}", *(f"{key}={value}" for key, value in changes.items())])
     return run(settings, Console(file=output, width=200)), output.getvalue()
+
+
+def texts(value: Any) -> Iterator[str]:
+    """All strings in a JSON value, keys among them."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield key
+            yield from texts(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from texts(each)
+    elif isinstance(value, str):
+        yield value
 
 
 def change(folder: Path, **values: Any) -> None:
