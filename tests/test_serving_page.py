@@ -398,7 +398,7 @@ def test_keys_are_played(open_page: Callable[..., Page], worlds: dict[str, Servi
         "back ↓ S",
         "left ← A",
         "right → D",
-        "fire I",
+        "fire Space click",
     ]
 
     page.keyboard.down("w")
@@ -409,13 +409,13 @@ def test_keys_are_played(open_page: Callable[..., Page], worlds: dict[str, Servi
     page.keyboard.up("w")
     wait_until(lambda: actions_made(server)[-1] == ["left"])
     assert lit(page) == ["left"]
-    page.keyboard.press("Space")
+    page.keyboard.press("p")
     wait_for_state(page, "paused")
     page.keyboard.up("ArrowLeft")
     settle(page)
     assert ["forward", "left"] in actions_made(server)
     before = pixel(page, 0.06, 0.08)
-    page.keyboard.press("o")  # without the legend
+    page.keyboard.press("o")  # with the legend
     assert pixel(page, 0.06, 0.08) != before
 
 
@@ -424,7 +424,7 @@ def test_a_short_tap_counts_for_a_frame(open_page: Callable[..., Page], tmp_path
     try:
         page = open_page("#scene=room", server=server)
         wait_for_state(page, "waiting")
-        page.keyboard.press("Space")
+        page.keyboard.press("p")
         wait_for_frame(page, 3)
         page.keyboard.press("i")  # much shorter than a frame takes
         assert lit(page) == ["fire"]
@@ -441,6 +441,7 @@ def test_keys_by_touch_and_recorded(open_page: Callable[..., Page], worlds: dict
     page = open_page("#scene=yard", server=server, **phone)
     wait_for_state(page, "waiting")
     assert page.evaluate("document.documentElement.scrollWidth") == 390
+    page.tap("#overlay")
     page.tap("#record")
     fingers = []
     for name in ("forward", "fire"):
@@ -528,7 +529,8 @@ def test_a_model_is_chosen(open_page: Callable[..., Page], tmp_path: Path) -> No
     try:
         page = open_page(server=server)
         chooser = page.get_by_label("Model")
-        expect(chooser.locator("option")).to_have_text(["as the scene says", "terra-demo", "night", "snow"])
+        page.click("text=Settings of the drive")
+        expect(chooser.locator("option")).to_have_text(["each scene’s own", "terra-demo", "night", "snow"])
         expect(page.locator("[data-scene=snow-road]")).to_contain_text("snow")
         chooser.focus()
         page.keyboard.type("night")
@@ -545,13 +547,14 @@ def test_a_model_is_chosen(open_page: Callable[..., Page], tmp_path: Path) -> No
         with page.expect_download() as saving:
             page.click("text=Save video")
         assert saving.value.suggested_filename.startswith("terra-drive-night-1.")
+        page.click("#saved-close")
         page.click("#fork")
         wait_for_state(page, "waiting")
         expect(page.locator("#badge-model")).to_have_text("night")
         page.keyboard.press("Space")
         wait_until(lambda: opened == ["night", "night"])
         page.click("#leave")
-        chooser.select_option("as the scene says")
+        chooser.select_option("each scene’s own")
         for scene, model in (("snow-road", "snow"), ("day", "terra-demo")):
             page.click(f"[data-scene={scene}]")
             wait_for_state(page, "waiting")
@@ -571,10 +574,10 @@ def test_memory_is_offered_where_a_model_has_it(open_page: Callable[..., Page], 
         server.service.model.pipeline.adapted_memory["night"] = MemoryRule(frames=2)
         page = open_page(server=server)
         chooser = page.get_by_label("Model")
+        page.click("text=Settings of the drive")
         for model, is_hidden in (("terra-demo", True), ("night", False)):
             chooser.select_option(model)
             expect(page.locator("#remembers")).to_have_js_property("hidden", is_hidden)
-        page.click("text=Settings of the drive")
         for remembers, frames in ((True, 2), (False, 0)):
             page.get_by_label("Remember").set_checked(remembers)
             page.click("[data-scene=day]")
@@ -594,6 +597,7 @@ def test_models_on_a_phone_and_one_model_alone(open_page: Callable[..., Page], t
     try:
         phone = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
         page = open_page(server=server, **phone)
+        page.tap("text=Settings of the drive")
         chooser = page.get_by_label("Model")
         chooser.select_option("a-rather-long-name-of-an-adapter-that-has-to-fit")
         box = chooser.bounding_box()
@@ -621,7 +625,7 @@ def test_choices_are_played(open_page: Callable[..., Page], worlds: dict[str, Se
     page.keyboard.up("ArrowUp")
     wait_until(lambda: actions_made(server)[-1] == "noop")
     assert lit(page) == ["noop"]
-    page.keyboard.press("Space")
+    page.keyboard.press("p")
     wait_for_state(page, "paused")
     settle(page)
     before = len(actions_made(server))
@@ -700,9 +704,10 @@ def test_keyboards_for_any_names(open_page: Callable[..., Page]) -> None:
     assert dict(assigned) == {
         **{"KeyX": "x", "ArrowUp": "move_forward", "KeyW": "move_forward", "ArrowLeft": "turn_left"},
         **{"KeyA": "turn_left", "KeyS": "strafe_left", "KeyJ": "jump", "KeyU": "up_right", "KeyI": "fire"},
+        **dict.fromkeys(["Space", "ControlLeft", "ControlRight", "KeyF"], "fire"),
     }
     many = [f"move_{index}" for index in range(60)]
     assigned = page.evaluate(script, many)
-    assert len({code for code, _ in assigned}) == len({name for _, name in assigned}) == 32
-    reserved = {"KeyR", "KeyF", "KeyO", "KeyV", "Space", "Period", "Comma"}
+    assert len({code for code, _ in assigned}) == len({name for _, name in assigned}) == 31
+    reserved = {"KeyR", "KeyB", "KeyO", "KeyP", "KeyV", "Space", "Period", "Comma"}
     assert reserved.isdisjoint(code for code, _ in assigned)

@@ -40,7 +40,8 @@ export function assignKeys(names) {
     for (const code of DIRECTIONS[direction(name)].codes.filter(isFree)) codes.set(code, name);
   }
   for (const name of left((each) => each === trigger(names))) {
-    for (const code of [...TRIGGER.codes.filter(isFree), ...codesOf(name).filter(isFree).slice(0, 1)]) codes.set(code, name);
+    for (const code of TRIGGER.codes.filter(isFree)) codes.set(code, name);
+    give(name, codesOf(name));
   }
   for (const name of left((each) => /\d$/.test(each))) give(name, codesOf(name.slice(-1)));
   for (const name of left(() => true)) give(name, [...codesOf(name), ...DIGITS, ...LETTERS]);
