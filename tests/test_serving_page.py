@@ -4,9 +4,8 @@ import io
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import imageio_ffmpeg
 import numpy as np
@@ -15,8 +14,9 @@ from PIL import Image
 
 pytest.importorskip("fastapi", reason="needs terra's extra serve")
 pytest.importorskip("playwright", reason="needs Playwright for Python, of the dev group")
-from chromium import CHROMIUM, launched
-from playwright.sync_api import Browser, Page, expect
+from chromium import CHROMIUM
+from page_reading import actions_made, last_frame, lit, shown_frame, wait_for_frame, wait_for_state
+from playwright.sync_api import Page, expect
 from serving_fake import SPACES, Serving, fake
 from tiny_serving import wait_until
 from websockets.sync.client import connect
@@ -26,70 +26,11 @@ from decoder.camera import Camera, project
 from terra.actions import Choice
 from terra.memory import MemoryRule, memory_frames
 
+pytest_plugins = ["page_fixtures"]
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (on Debian: apt-get install chromium)"),
 ]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    # Launched once; each test has a context, which is a profile of its own.
-    with launched() as chromium:
-        yield chromium
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    serving = fake(tmp_path_factory.mktemp("serving"))
-    yield serving
-    serving.stop()
-
-
-@pytest.fixture(scope="module")
-def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serving]]:
-    """A server of a world of each kind that is not driven."""
-    servers = {kind: fake(tmp_path_factory.mktemp(kind), space) for kind, space in SPACES.items()}
-    yield servers
-    for serving in servers.values():
-        serving.stop()
-
-
-@pytest.fixture
-def open_page(browser: Browser, server: Serving) -> Iterator[Callable[..., Page]]:
-    contexts, errors = [], []
-
-    def open_at(fragment: str = "", server: Serving = server, script: str = "", **settings: Any) -> Page:
-        context = browser.new_context(**{"viewport": {"width": 1000, "height": 700}, **settings})
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(10_000)
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.add_init_script(script)
-        page.goto(f"http://127.0.0.1:{server.port}/{fragment}")
-        return page
-
-    yield open_at
-    for context in contexts:
-        context.close()
-    assert not errors
-
-
-def wait_for_state(page: Page, state: str) -> None:
-    page.wait_for_selector(f"#stage[data-state={state}]")
-
-
-def wait_for_frame(page: Page, index: int) -> None:
-    # Not by a function in the page: its security policy allows no eval.
-    wait_until(lambda: shown_frame(page) >= index)
-
-
-def shown_frame(page: Page) -> int:
-    return int(page.get_attribute("#stage", "data-frame") or -1)
-
-
-def last_frame(page: Page) -> int:
-    return int(page.get_attribute("#slider", "max") or 0)
 
 
 def view(page: Page) -> np.ndarray:
@@ -357,18 +298,6 @@ def test_keyboard_alone(open_page: Callable[..., Page]) -> None:
     expect(page.locator("#help")).to_be_hidden()
 
 
-def actions_made(server: Serving) -> list[Any]:
-    """The action of each frame that the one session has made, as its space has it in JSON."""
-    (session,) = server.service.sessions.values()
-    space = server.service.model.spec.space
-    made = [moment.action for moment in session.rollout.moments if moment.generated]
-    return [space.to_json(space.values(action[None])[0]) for action in made]  # type: ignore[union-attr]
-
-
-def lit(page: Page) -> list[str]:
-    return page.locator("#panel .lit span").all_inner_texts()
-
-
 def pixel(page: Page, across: float, up: float) -> list[int]:
     """A pixel of the canvas, by its distances from the lower left corner as shares of the height."""
     script = """([across, up]) => {
@@ -530,7 +459,7 @@ def test_a_model_is_chosen(open_page: Callable[..., Page], tmp_path: Path) -> No
         page = open_page(server=server)
         chooser = page.get_by_label("Model")
         page.click("text=Settings of the drive")
-        expect(chooser.locator("option")).to_have_text(["each scene’s own", "terra-demo", "night", "snow"])
+        expect(chooser.locator("option")).to_have_text(["chosen by the scene", "terra-demo", "night", "snow"])
         expect(page.locator("[data-scene=snow-road]")).to_contain_text("snow")
         chooser.focus()
         page.keyboard.type("night")
@@ -554,7 +483,7 @@ def test_a_model_is_chosen(open_page: Callable[..., Page], tmp_path: Path) -> No
         page.keyboard.press("Space")
         wait_until(lambda: opened == ["night", "night"])
         page.click("#leave")
-        chooser.select_option("each scene’s own")
+        chooser.select_option("chosen by the scene")
         for scene, model in (("snow-road", "snow"), ("day", "terra-demo")):
             page.click(f"[data-scene={scene}]")
             wait_for_state(page, "waiting")

@@ -26,7 +26,7 @@ DEMO = Path(__file__).parent.parent / "demo"
 """The folder of what ships with Terra."""
 
 SHIPPED_WORLDS = Path(__file__).parent.parent / "worlds"
-"""The folder of the worlds that ship: archives NAME.zip (a clone has them, a wheel none), and NAME.json for the page."""
+"""The folder of the worlds that ship: NAME.zip (a clone has them, a wheel none), and NAME.json for the page."""
 
 
 def worlds_folder() -> Path:
