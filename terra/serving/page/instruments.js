@@ -94,7 +94,7 @@ export function showPace(rate, fps) {
 /** Says that what has this name is lost; null: nothing is. */
 export function showLost(name) {
   element("lost").hidden = name === null;
-  if (name !== null) element("lost-text").textContent = `${name} is lost: it melted away or left the picture, and may not come back.`;
+  if (name !== null) element("lost-text").textContent = `${name} is lost, and may not come back.`;
 }
 
 function duration(milliseconds) {

@@ -121,7 +121,7 @@ class Presses {
     element("panel").dataset.kind = this.#space.kind;
     wirePedals(element("panel"), () => this, onPress);
     const several = this.#space.kind === "keys" ? "several at once count" : "the last one pressed counts";
-    explain([...this.#space.names.map((name) => [this.#keysOf(name), name]), ["together", several]]);
+    explain([...this.#space.names.map((name) => [this.#keysOf(name), name]), ["these keys", several]]);
     this.#light();
   }
 

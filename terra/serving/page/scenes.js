@@ -4,6 +4,8 @@ import { address, request } from "./api.js";
 import { chosenModel, offerScenesModels } from "./models.js";
 
 const element = (id) => document.getElementById(id);
+const SHAPE = 16 / 9; // of the pictures in the lists
+const NEAR = 1.1; // a shape that differs by less fills the space: hardly anything of it is cut off
 
 /** Fills the lists of scenes, one for each world; `onChoose` gets the id of a scene of this page's world. Throws ApiError. */
 export async function showScenes(onChoose) {
@@ -67,7 +69,12 @@ export const title = (id) => id.charAt(0).toUpperCase() + id.slice(1).replaceAll
 // By fetch, because an <img> sends no API key.
 async function loadImage(image, path) {
   const response = await request(path).catch(() => null);
-  if (response) image.src = URL.createObjectURL(await response.blob());
+  if (!response) return;
+  image.onload = () => {
+    const wider = image.naturalWidth / image.naturalHeight / SHAPE;
+    image.classList.toggle("fills", Math.max(wider, 1 / wider) < NEAR);
+  };
+  image.src = URL.createObjectURL(await response.blob());
 }
 
 /** Uploads files of the picker and of the drop zone; `onContext` gets the server's answer, `onError` an ApiError. */
