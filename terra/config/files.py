@@ -25,8 +25,7 @@ def config_dir() -> Path:
 DEMO = Path(__file__).parent.parent / "demo"
 """The folder of what ships with Terra."""
 
-SHIPPED_WORLDS = Path(__file__).parent.parent / "worlds"
-"""The folder of the worlds that ship: NAME.zip (a clone has them, a wheel none), and NAME.json for the page."""
+_ARCHIVES = Path(__file__).parent.parent / "worlds"  # of a clone; a wheel has none
 
 
 def worlds_folder() -> Path:
@@ -39,7 +38,7 @@ def missing_world(pretrained: str) -> str | None:
     path = Path(pretrained)
     if path.parent != worlds_folder() or path.is_dir():
         return None
-    archive, source = str(SHIPPED_WORLDS / f"{path.name}.zip"), ""
+    archive, source = str(_ARCHIVES / f"{path.name}.zip"), ""
     if not Path(archive).is_file():
         archive, source = f"{path.name}.zip", "; archives are in terra/worlds of Terra's repository"
     return f"model={path.name}: no folder {path}: unpack its archive, once: terra unpack archive={archive}{source}"

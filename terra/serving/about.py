@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from terra.actions import ActionSpace, Choice, Keys, Waypoints
-from terra.config.files import SHIPPED_WORLDS
+from terra.config.files import DEMO
 from terra.config.groups import CheckpointSettings
 from terra.errors import ConfigError
 from tokenizer.files import read_json
@@ -15,6 +15,9 @@ from tokenizer.settings import Count, Positive, Settings, checked, expecting
 
 ABOUT = "page.json"
 """A file of a world's folder, beside tokenizer/ and world_model/."""
+
+SHIPPED_WORLDS = DEMO.parent / "worlds"
+"""The folder with a NAME.json, in place of a page.json, for each world that ships as an archive NAME.zip."""
 
 _MOST_NAMES = 5  # of a vector or of keys, in the line of a world that has none of its own
 
@@ -85,7 +88,13 @@ def general_line(space: ActionSpace) -> str:
     """What one does in a world of that action space."""
     if isinstance(space, Waypoints):
         return "Drive: steer and change the speed."
-    names = ", ".join(space.names[:_MOST_NAMES]) + (" and more" if len(space.names) > _MOST_NAMES else "")
+    names = ", ".join(space.names[:SHIPPED_WORLDS = DEMO.parent / "worlds"
+"""The folder with a NAME.json, in place of a page.json, for each world that ships as an archive NAME.zip."""
+
+_MOST_NAMES]) + (" and more" if len(space.names) > SHIPPED_WORLDS = DEMO.parent / "worlds"
+"""The folder with a NAME.json, in place of a page.json, for each world that ships as an archive NAME.zip."""
+
+_MOST_NAMES else "")
     if isinstance(space, Keys):
         return f"Play with keys, several at once: {names}."
     if isinstance(space, Choice):
