@@ -88,13 +88,7 @@ def general_line(space: ActionSpace) -> str:
     """What one does in a world of that action space."""
     if isinstance(space, Waypoints):
         return "Drive: steer and change the speed."
-    names = ", ".join(space.names[:SHIPPED_WORLDS = DEMO.parent / "worlds"
-"""The folder with a NAME.json, in place of a page.json, for each world that ships as an archive NAME.zip."""
-
-_MOST_NAMES]) + (" and more" if len(space.names) > SHIPPED_WORLDS = DEMO.parent / "worlds"
-"""The folder with a NAME.json, in place of a page.json, for each world that ships as an archive NAME.zip."""
-
-_MOST_NAMES else "")
+    names = ", ".join(space.names[:_MOST_NAMES]) + (" and more" if len(space.names) > _MOST_NAMES else "")
     if isinstance(space, Keys):
         return f"Play with keys, several at once: {names}."
     if isinstance(space, Choice):
