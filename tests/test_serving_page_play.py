@@ -36,6 +36,10 @@ SCREENS = {
     (1280, 800): {},
 }
 CONTROLS = "#pause, #restart, .pedals [data-hold], #panel [data-hold], #panel .pad, #panel input"
+SLOW = """async () => {
+    const { showPace } = await import("/page/instruments.js");
+    for (const rate of [0.1, 99, 0.1]) showPace(rate, 10);
+}"""
 
 Box = tuple[float, float, float, float]
 
@@ -75,6 +79,8 @@ def test_picture_and_controls_are_visible_at_once(
     stage = box(page.locator("#stage"))
     assert (stage[2] - stage[0]) / (stage[3] - stage[1]) == pytest.approx(256 / 144, rel=0.01)
     assert (stage[2] - stage[0]) * (stage[3] - stage[1]) > 0.25 * width * height
+    page.evaluate(SLOW)
+    assert box(page.locator("#stage")) == pytest.approx(stage, abs=0.5)  # whatever is said beside it
     assert box(page.locator("#view")) == pytest.approx(stage, abs=1)
     controls = [each for each in page.locator(CONTROLS).all() if each.is_visible()]
     expected = {"waypoints": 0 if screen == (1280, 800) else 4, "keys": 5, "vector": 3, "choice": 8, "plane": 1}
