@@ -40,6 +40,11 @@ SLOW = """async () => {
     const { showPace } = await import("/page/instruments.js");
     for (const rate of [0.1, 99, 0.1]) showPace(rate, 10);
 }"""
+SQUARE = """() => {
+    const sheet = new CSSStyleSheet();
+    sheet.replaceSync("#drive { --shape: 1 !important }");
+    document.adoptedStyleSheets = [sheet];
+}"""
 
 Box = tuple[float, float, float, float]
 
@@ -82,9 +87,21 @@ def test_picture_and_controls_are_visible_at_once(
     page.evaluate(SLOW)
     assert box(page.locator("#stage")) == pytest.approx(stage, abs=0.5)  # whatever is said beside it
     assert box(page.locator("#view")) == pytest.approx(stage, abs=1)
-    controls = [each for each in page.locator(CONTROLS).all() if each.is_visible()]
     expected = {"waypoints": 0 if screen == (1280, 800) else 4, "keys": 5, "vector": 3, "choice": 8, "plane": 1}
-    assert len(controls) == 2 + expected[kind]
+    check_boxes(page, screen, 2 + expected[kind])
+    # The picture of another world may be a square.
+    page.evaluate(SQUARE)
+    left, top, right, bottom = box(page.locator("#stage"))
+    assert right - left == pytest.approx(bottom - top, abs=0.5)
+    check_boxes(page, screen, 2 + expected[kind])
+
+
+def check_boxes(page: Page, screen: tuple[int, int], count: int) -> None:
+    """Picture and `count` controls are on the screen, none over another, and nothing is said over the picture."""
+    width, height = screen
+    stage = box(page.locator("#stage"))
+    controls = [each for each in page.locator(CONTROLS).all() if each.is_visible()]
+    assert len(controls) == count
     boxes = [box(each) for each in controls]
     for place in (stage, *boxes):
         assert min(place[:2]) >= -0.5
@@ -121,15 +138,18 @@ class Gate:
             route.send(message)
 
 
-@pytest.mark.parametrize("pictures_alone", [False, True])
+@pytest.mark.parametrize(("pictures_alone", "before"), [(False, False), (True, False), (False, True)])
 def test_a_key_that_is_held_while_the_session_opens(
-    open_page: Callable[..., Page], worlds: dict[str, Serving], pictures_alone: bool
+    open_page: Callable[..., Page], worlds: dict[str, Serving], pictures_alone: bool, before: bool
 ) -> None:
     page = open_page(server=worlds["keys"])
     gate = Gate(page, pictures_alone=pictures_alone)
+    if before:
+        page.keyboard.down("ArrowLeft")
     page.click("[data-scene=room]")
     expect(page.locator("#hint")).to_have_text("Opening …")
-    page.keyboard.down("ArrowLeft")  # once, without a keyboard's repetition
+    if not before:
+        page.keyboard.down("ArrowLeft")  # once, without a keyboard's repetition
     page.wait_for_timeout(300)
     assert lit(page) == ["left"]
     wait_for_state(page, "opening")
@@ -167,8 +187,10 @@ def test_a_finger_that_is_held_while_the_session_opens(
     touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
 
 
-def test_a_pad_steers_two_numbers(open_page: Callable[..., Page], tmp_path: Path) -> None:
-    server = fake(tmp_path, SPACES["plane"], about=About(downward=("dy",)))
+@pytest.mark.parametrize("down", [1, -1])
+def test_a_pad_steers_two_numbers(open_page: Callable[..., Page], tmp_path: Path, down: int) -> None:
+    """`down` is the sign of what moves something down in this world."""
+    server = fake(tmp_path, SPACES["plane"], about=About(downward=("dy",) if down > 0 else ()))
     try:
         page = open_page("#scene=room", server=server)
         wait_for_state(page, "waiting")
@@ -177,13 +199,13 @@ def test_a_pad_steers_two_numbers(open_page: Callable[..., Page], tmp_path: Path
         page.mouse.move((left + right) / 2, (top + bottom) / 2)
         page.mouse.down()
         page.mouse.move(left + 0.25 * (right - left), top + 0.75 * (bottom - top))
-        wait_until(lambda: actions_made(server)[-1:] == [pytest.approx({"dx": -0.5, "dy": 0.5}, abs=0.02)])
+        wait_until(lambda: actions_made(server)[-1:] == [pytest.approx({"dx": -0.5, "dy": 0.5 * down}, abs=0.02)])
         page.mouse.move(left - 300, top - 300)  # beyond the pad: as far as it goes
-        wait_until(lambda: actions_made(server)[-1] == {"dx": -1, "dy": -1})
+        wait_until(lambda: actions_made(server)[-1] == {"dx": -1, "dy": -down})
         page.mouse.up()
         wait_until(lambda: actions_made(server)[-1] == {"dx": 0, "dy": 0})
-        page.keyboard.down("ArrowUp")  # up on the picture is less, as this world says
-        wait_until(lambda: actions_made(server)[-1] == {"dx": 0, "dy": -1})
+        page.keyboard.down("ArrowUp")
+        wait_until(lambda: actions_made(server)[-1] == {"dx": 0, "dy": -down})
         page.keyboard.up("ArrowUp")
     finally:
         server.stop()
