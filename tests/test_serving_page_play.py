@@ -33,6 +33,7 @@ SCREENS = {
     (740, 360): PHONE,
     (844, 340): PHONE,
     (390, 844): PHONE,
+    (360, 640): PHONE,
     (1280, 800): {},
 }
 CONTROLS = "#pause, #restart, .pedals [data-hold], #panel [data-hold], #panel .pad, #panel input"
