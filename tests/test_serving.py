@@ -455,6 +455,7 @@ class TestStart:
             other.server.handle_exit(signal.SIGINT, None)
             other.server.handle_exit(signal.SIGINT, None)
         assert other.server.force_exit
+        assert other.server.stopped_by == "Ctrl-C"
         with pytest.raises(RuntimeError, match="after shutdown"):  # of the store's thread
             other.service.store.close()
         assert "CancelledError" not in caplog.text

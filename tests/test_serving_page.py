@@ -4,9 +4,8 @@ import io
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import imageio_ffmpeg
 import numpy as np
@@ -15,8 +14,9 @@ from PIL import Image
 
 pytest.importorskip("fastapi", reason="needs terra's extra serve")
 pytest.importorskip("playwright", reason="needs Playwright for Python, of the dev group")
-from chromium import CHROMIUM, launched
-from playwright.sync_api import Browser, Page, expect
+from chromium import CHROMIUM
+from page_reading import actions_made, last_frame, lit, shown_frame, wait_for_frame, wait_for_state
+from playwright.sync_api import Page, expect
 from serving_fake import SPACES, Serving, fake
 from tiny_serving import wait_until
 from websockets.sync.client import connect
@@ -26,70 +26,11 @@ from decoder.camera import Camera, project
 from terra.actions import Choice
 from terra.memory import MemoryRule, memory_frames
 
+pytest_plugins = ["page_fixtures"]
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (on Debian: apt-get install chromium)"),
 ]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    # Launched once; each test has a context, which is a profile of its own.
-    with launched() as chromium:
-        yield chromium
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    serving = fake(tmp_path_factory.mktemp("serving"))
-    yield serving
-    serving.stop()
-
-
-@pytest.fixture(scope="module")
-def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serving]]:
-    """A server of a world of each kind that is not driven."""
-    servers = {kind: fake(tmp_path_factory.mktemp(kind), space) for kind, space in SPACES.items()}
-    yield servers
-    for serving in servers.values():
-        serving.stop()
-
-
-@pytest.fixture
-def open_page(browser: Browser, server: Serving) -> Iterator[Callable[..., Page]]:
-    contexts, errors = [], []
-
-    def open_at(fragment: str = "", server: Serving = server, script: str = "", **settings: Any) -> Page:
-        context = browser.new_context(**{"viewport": {"width": 1000, "height": 700}, **settings})
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(10_000)
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.add_init_script(script)
-        page.goto(f"http://127.0.0.1:{server.port}/{fragment}")
-        return page
-
-    yield open_at
-    for context in contexts:
-        context.close()
-    assert not errors
-
-
-def wait_for_state(page: Page, state: str) -> None:
-    page.wait_for_selector(f"#stage[data-state={state}]")
-
-
-def wait_for_frame(page: Page, index: int) -> None:
-    # Not by a function in the page: its security policy allows no eval.
-    wait_until(lambda: shown_frame(page) >= index)
-
-
-def shown_frame(page: Page) -> int:
-    return int(page.get_attribute("#stage", "data-frame") or -1)
-
-
-def last_frame(page: Page) -> int:
-    return int(page.get_attribute("#slider", "max") or 0)
 
 
 def view(page: Page) -> np.ndarray:
@@ -357,18 +298,6 @@ def test_keyboard_alone(open_page: Callable[..., Page]) -> None:
     expect(page.locator("#help")).to_be_hidden()
 
 
-def actions_made(server: Serving) -> list[Any]:
-    """The action of each frame that the one session has made, as its space has it in JSON."""
-    (session,) = server.service.sessions.values()
-    space = server.service.model.spec.space
-    made = [moment.action for moment in session.rollout.moments if moment.generated]
-    return [space.to_json(space.values(action[None])[0]) for action in made]  # type: ignore[union-attr]
-
-
-def lit(page: Page) -> list[str]:
-    return page.locator("#panel .lit span").all_inner_texts()
-
-
 def pixel(page: Page, across: float, up: float) -> list[int]:
     """A pixel of the canvas, by its distances from the lower left corner as shares of the height."""
     script = """([across, up]) => {
@@ -398,7 +327,7 @@ def test_keys_are_played(open_page: Callable[..., Page], worlds: dict[str, Servi
         "back ↓ S",
         "left ← A",
         "right → D",
-        "fire I",
+        "fire Space click",
     ]
 
     page.keyboard.down("w")
@@ -409,13 +338,13 @@ def test_keys_are_played(open_page: Callable[..., Page], worlds: dict[str, Servi
     page.keyboard.up("w")
     wait_until(lambda: actions_made(server)[-1] == ["left"])
     assert lit(page) == ["left"]
-    page.keyboard.press("Space")
+    page.keyboard.press("p")
     wait_for_state(page, "paused")
     page.keyboard.up("ArrowLeft")
     settle(page)
     assert ["forward", "left"] in actions_made(server)
     before = pixel(page, 0.06, 0.08)
-    page.keyboard.press("o")  # without the legend
+    page.keyboard.press("o")  # with the legend
     assert pixel(page, 0.06, 0.08) != before
 
 
@@ -424,7 +353,7 @@ def test_a_short_tap_counts_for_a_frame(open_page: Callable[..., Page], tmp_path
     try:
         page = open_page("#scene=room", server=server)
         wait_for_state(page, "waiting")
-        page.keyboard.press("Space")
+        page.keyboard.press("p")
         wait_for_frame(page, 3)
         page.keyboard.press("i")  # much shorter than a frame takes
         assert lit(page) == ["fire"]
@@ -441,6 +370,7 @@ def test_keys_by_touch_and_recorded(open_page: Callable[..., Page], worlds: dict
     page = open_page("#scene=yard", server=server, **phone)
     wait_for_state(page, "waiting")
     assert page.evaluate("document.documentElement.scrollWidth") == 390
+    page.tap("#overlay")
     page.tap("#record")
     fingers = []
     for name in ("forward", "fire"):
@@ -528,7 +458,8 @@ def test_a_model_is_chosen(open_page: Callable[..., Page], tmp_path: Path) -> No
     try:
         page = open_page(server=server)
         chooser = page.get_by_label("Model")
-        expect(chooser.locator("option")).to_have_text(["as the scene says", "terra-demo", "night", "snow"])
+        page.click("text=Settings of the drive")
+        expect(chooser.locator("option")).to_have_text(["chosen by the scene", "terra-demo", "night", "snow"])
         expect(page.locator("[data-scene=snow-road]")).to_contain_text("snow")
         chooser.focus()
         page.keyboard.type("night")
@@ -545,13 +476,14 @@ def test_a_model_is_chosen(open_page: Callable[..., Page], tmp_path: Path) -> No
         with page.expect_download() as saving:
             page.click("text=Save video")
         assert saving.value.suggested_filename.startswith("terra-drive-night-1.")
+        page.click("#saved-close")
         page.click("#fork")
         wait_for_state(page, "waiting")
         expect(page.locator("#badge-model")).to_have_text("night")
         page.keyboard.press("Space")
         wait_until(lambda: opened == ["night", "night"])
         page.click("#leave")
-        chooser.select_option("as the scene says")
+        chooser.select_option("chosen by the scene")
         for scene, model in (("snow-road", "snow"), ("day", "terra-demo")):
             page.click(f"[data-scene={scene}]")
             wait_for_state(page, "waiting")
@@ -571,10 +503,10 @@ def test_memory_is_offered_where_a_model_has_it(open_page: Callable[..., Page], 
         server.service.model.pipeline.adapted_memory["night"] = MemoryRule(frames=2)
         page = open_page(server=server)
         chooser = page.get_by_label("Model")
+        page.click("text=Settings of the drive")
         for model, is_hidden in (("terra-demo", True), ("night", False)):
             chooser.select_option(model)
             expect(page.locator("#remembers")).to_have_js_property("hidden", is_hidden)
-        page.click("text=Settings of the drive")
         for remembers, frames in ((True, 2), (False, 0)):
             page.get_by_label("Remember").set_checked(remembers)
             page.click("[data-scene=day]")
@@ -594,6 +526,7 @@ def test_models_on_a_phone_and_one_model_alone(open_page: Callable[..., Page], t
     try:
         phone = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
         page = open_page(server=server, **phone)
+        page.tap("text=Settings of the drive")
         chooser = page.get_by_label("Model")
         chooser.select_option("a-rather-long-name-of-an-adapter-that-has-to-fit")
         box = chooser.bounding_box()
@@ -621,7 +554,7 @@ def test_choices_are_played(open_page: Callable[..., Page], worlds: dict[str, Se
     page.keyboard.up("ArrowUp")
     wait_until(lambda: actions_made(server)[-1] == "noop")
     assert lit(page) == ["noop"]
-    page.keyboard.press("Space")
+    page.keyboard.press("p")
     wait_for_state(page, "paused")
     settle(page)
     before = len(actions_made(server))
@@ -700,9 +633,10 @@ def test_keyboards_for_any_names(open_page: Callable[..., Page]) -> None:
     assert dict(assigned) == {
         **{"KeyX": "x", "ArrowUp": "move_forward", "KeyW": "move_forward", "ArrowLeft": "turn_left"},
         **{"KeyA": "turn_left", "KeyS": "strafe_left", "KeyJ": "jump", "KeyU": "up_right", "KeyI": "fire"},
+        **dict.fromkeys(["Space", "ControlLeft", "ControlRight", "KeyF"], "fire"),
     }
     many = [f"move_{index}" for index in range(60)]
     assigned = page.evaluate(script, many)
-    assert len({code for code, _ in assigned}) == len({name for _, name in assigned}) == 32
-    reserved = {"KeyR", "KeyF", "KeyO", "KeyV", "Space", "Period", "Comma"}
+    assert len({code for code, _ in assigned}) == len({name for _, name in assigned}) == 31
+    reserved = {"KeyR", "KeyB", "KeyO", "KeyP", "KeyV", "Space", "Period", "Comma"}
     assert reserved.isdisjoint(code for code, _ in assigned)

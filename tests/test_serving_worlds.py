@@ -148,7 +148,9 @@ def test_the_command_serves_two_models(tmp_path):
     overrides = ["model=folder", f"model.path={tmp_path / 'one'}", f"scenes={tmp_path / 'one' / 'contexts'}"]
     overrides += [f"worlds={{two: {tmp_path / 'two'}}}", f"data={tmp_path / 'data'}", f"port={port}"]
     overrides += ["engine=hf", "device=cpu", "uploads.max_frames=4", f"overlap={OVERLAP}"]
-    process = forkserver_with("terra.serving.run", "terra.engine.hf").Process(target=run_and_exit, args=(overrides,))
+    process = forkserver_with("terra.serving.run", "terra.engine.hf").Process(
+        target=run_and_exit, args=(overrides, tmp_path / "said")
+    )
     process.start()
     url = f"http://127.0.0.1:{port}"
     tokens = {}
@@ -164,6 +166,9 @@ def test_the_command_serves_two_models(tmp_path):
         process.terminate()
         process.join(30)
     assert process.exitcode == 0
+    said = (tmp_path / "said").read_text().splitlines()
+    assert [line for line in said if "engine" in line] == ["two: engine hf", "one: engine hf"]
+    assert said[-1] == "stopped by SIGTERM"
     assert not torch.equal(tokens["one"], tokens["two"])
     assert (tmp_path / "data" / "worlds" / "two" / "jobs.sqlite3").exists()
 

@@ -36,6 +36,7 @@ def world(tmp_path):
     (folder / "contexts" / "hall").mkdir(parents=True)
     (folder / "contexts" / "hall" / "frame_0000.png").write_bytes(b"a picture")
     (folder / "README.md").write_text("# A world\n")
+    (folder / "page.json").write_text('{"line": "Look."}\n')
     (folder / "state").mkdir()
     (folder / "state" / "large").write_bytes(bytes(100))
     return folder
@@ -59,6 +60,7 @@ def test_with_16_bits_nothing_changes(world, capsys):
     assert "contexts/hall/frame_0000.png" in files
     assert not [name for name in files if name.startswith("state") or name == "world.json"]
     assert (folder / "README.md").read_text() == "# A world\n"
+    assert (folder / "page.json").read_text() == '{"line": "Look."}\n'
     for name in ("tokenizer", "world_model"):
         before, after = load_tensors(world / name), load_tensors(folder / name)
         assert before.keys() == after.keys()

@@ -188,13 +188,19 @@ class PipelineSpec:
         """How memory frames are chosen; None for rollouts without memory."""
         return memory_in_use(self.spec.memory, self.settings.memory)
 
-    def announce(self) -> None:
-        """Say on stderr which engine engine=auto took, and why, and that engine=graph is slow without a GPU."""
-        if self.engine_choice is not None:
-            print(self.engine_choice, file=sys.stderr)
+    def announce(self, world: str | None = None) -> None:
+        """Say on stderr which engine engine=auto took, and why, and that engine=graph is slow without a GPU.
+
+        With the name of a `world` each line begins with it, and the engine is said, too, where its settings name it.
+        """
         engine = self.settings.engine
+        lines = [] if self.engine_choice is None else [self.engine_choice]
+        if world is not None and not lines:
+            lines = [f"engine: {_by_name('engine', engine)['name']}"]
         if engine["_target_"] == _GRAPH and torch_device(engine["device"]).type == "cpu":
-            print("engine: graph runs its PyTorch reference on a CPU; engine=jacobi is faster there", file=sys.stderr)
+            lines.append("engine: graph runs its PyTorch reference on a CPU; engine=jacobi is faster there")
+        for line in lines:
+            print(line if world is None else f"{world}: {line.replace(': ', ' ', 1)}", file=sys.stderr)
 
     def build(self) -> tuple[LFQTokenizer, Engine, Decoder, dict[str, Decoder]]:
         """Load the weights and start the engine.

@@ -84,9 +84,10 @@ def create_app(service: Service) -> FastAPI:
         await service.close()
 
     paths = {service.settings.model_name: "/"} | {name: f"{WORLDS}/{name}" for name in service.worlds}
-    app = _world_app(service, _urls(paths, "/"), lifespan)
+    services = {service.settings.model_name: service} | service.worlds
+    app = _world_app(service, services, _urls(paths, "/"), lifespan)
     for name, each in service.worlds.items():
-        app.mount(paths[name], _world_app(each, _urls(paths, paths[name])))
+        app.mount(paths[name], _world_app(each, services, _urls(paths, paths[name])))
     app.add_middleware(Guard, settings=service.settings, metrics=service.metrics)
     return app
 
@@ -96,8 +97,13 @@ def _urls(paths: Mapping[str, str], here: str) -> dict[str, str]:
     return {name: f"{posixpath.relpath(path, here)}/" for name, path in paths.items()}
 
 
-def _world_app(service: Service, urls: Mapping[str, str], lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
-    """All routes of one world; `urls` are those of all worlds, relative to its page."""
+def _world_app(
+    service: Service,
+    services: Mapping[str, Service],
+    urls: Mapping[str, str],
+    lifespan: Lifespan[FastAPI] | None = None,
+) -> FastAPI:
+    """All routes of one world; `services` and `urls`, relative to its page, are those of all worlds by name."""
     app = _Application(
         title="Terra",
         description=_ABOUT,
@@ -110,7 +116,7 @@ def _world_app(service: Service, urls: Mapping[str, str], lifespan: Lifespan[Fas
     )
     app.include_router(video_routes(service))
     app.include_router(_model_routes(service))
-    app.include_router(_world_routes(urls))
+    app.include_router(_world_routes(services, urls))
     app.include_router(_server_routes(service))
     app.include_router(page_routes(app))
 
@@ -126,15 +132,28 @@ def _world_app(service: Service, urls: Mapping[str, str], lifespan: Lifespan[Fas
     return app
 
 
-def _world_routes(urls: Mapping[str, str]) -> APIRouter:
+def _world_routes(services: Mapping[str, Service], urls: Mapping[str, str]) -> APIRouter:
     router = APIRouter(tags=["model"])
 
     @router.get("/v1/worlds")
     async def list_worlds() -> schemas.WorldList:
         """The worlds of this server. Each world's routes are below its `url`."""
-        return schemas.WorldList(data=[schemas.World(id=name, url=url) for name, url in urls.items()])
+        return schemas.WorldList(data=[_world(name, url, services[name]) for name, url in urls.items()])
 
     return router
+
+
+def _world(name: str, url: str, service: Service) -> schemas.World:
+    about, space = service.about, service.model.spec.space
+    return schemas.World(
+        id=name,
+        url=url,
+        title=about.title,
+        line=about.line_for(space),
+        kind=space.kind,
+        downward=list(about.downward),
+        subject=about.subject,
+    )
 
 
 def _model_routes(service: Service) -> APIRouter:
@@ -143,6 +162,7 @@ def _model_routes(service: Service) -> APIRouter:
     @router.get("/v1/models")
     async def list_models() -> schemas.ModelList:
         """The models that are served: the base model, and each of its adapters."""
+        space = service.model.spec.space
         base, *adapters = service.model.names
         roots = {name: service.settings.adapters[name].name for name in adapters}
         cards = [
@@ -154,7 +174,8 @@ def _model_routes(service: Service) -> APIRouter:
                 fps=service.model.spec.fps,
                 size=service.model.size,
                 frame_tokens=service.model.spec.layout.image_tokens,
-                action_space=service.model.spec.space.model_dump(mode="json"),
+                action_space=space.model_dump(mode="json"),
+                neutral=None if isinstance(space, Waypoints) else space.to_json(space.neutral),
                 memory=memory_frames(service.model.pipeline.memory_for(name if name in roots else None)),
             )
             for name in service.model.names
@@ -171,6 +192,7 @@ def _model_routes(service: Service) -> APIRouter:
                 schemas.Scene(
                     id=each.id,
                     num_frames=len(each.pictures),
+                    line=service.about.scenes.get(each.id),
                     model=each.adapter,
                     map_pose=None if each.map_pose is None else list(each.map_pose),
                     **{tracks: list(each.tracks)},

@@ -20,6 +20,7 @@ from terra.locations import DEMO
 from terra.memory import memory_frames
 from terra.pipeline import Pipeline
 from terra.place_map import MapPictures, load_map
+from terra.serving.about import About, load_about
 from terra.serving.app import create_app
 from terra.serving.connections import Connections, bounded_protocol
 from terra.serving.logs import limited_logs
@@ -66,7 +67,9 @@ def _run(settings: ServeSettings) -> None:
         # Looking through all modules and weights for garbage would stop the event loop for half a second at a time.
         gc.collect()
         gc.freeze()
-        asyncio.run(Server(service, settings).serve(sockets=[listener]))
+        server = Server(service, settings)
+        asyncio.run(server.serve(sockets=[listener]))
+        logger.info("stopped by %s", server.stopped_by)
 
 
 def _warm_up(service: Service) -> None:
@@ -77,7 +80,13 @@ def _warm_up(service: Service) -> None:
 
 
 class Server(uvicorn.Server):
-    """A uvicorn server that lets the service end its work before connections are closed."""
+    """A uvicorn server that lets the service end its work before connections are closed.
+
+    Attributes:
+        stopped_by: what ended the server, in a word; None while it runs, or when no signal ended it.
+    """
+
+    stopped_by: str | None = None
 
     def __init__(self, service: Service, settings: ServeSettings) -> None:
         super().__init__(
@@ -110,6 +119,7 @@ class Server(uvicorn.Server):
         if self.should_exit and sig == signal.SIGINT:
             self.force_exit = True
         self.should_exit = True
+        self.stopped_by = "Ctrl-C" if sig == signal.SIGINT else signal.Signals(sig).name
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let the service drain, then close connections and end the application. A second SIGINT ends the draining."""
@@ -133,6 +143,7 @@ class Checked(NamedTuple):
     spec: PipelineSpec
     scenes: dict[str, Scene]
     place: MapPictures | None
+    about: About
 
 
 def check(settings: ServeSettings, engines: int = 1) -> Checked:
@@ -161,7 +172,8 @@ def check(settings: ServeSettings, engines: int = 1) -> Checked:
     place = None
     if settings.map is not None:
         place = load_map(settings.map, spec.image_size, spec.spec.fps, settings.limits, at_least=memory)
-    return Checked(settings, spec, scenes, place)
+    about = load_about(settings.world_model, settings.model_name, settings.limits)
+    return Checked(settings, spec, scenes, place, about)
 
 
 def _check_world(settings: ServeSettings, name: str, engines: int) -> Checked:
@@ -177,12 +189,13 @@ def load(checked: Checked, worlds: Mapping[str, Service] | None = None) -> Servi
     Raises:
         TerraError: anything wrong with the weights or the data folder.
     """
-    settings, spec, scenes, place = checked
-    spec.announce()
+    settings, spec, scenes, place, about = checked
+    spec.announce(settings.model_name)
     hashes = [sha256 for name, sha256 in spec.hashes().items() if not name.startswith("adapters.")]
     pipeline = Pipeline.from_spec(spec)
     try:
-        return Service(pipeline, settings, scenes, hashlib.sha256("".join(hashes).encode()).hexdigest(), place, worlds)
+        model_hash = hashlib.sha256("".join(hashes).encode()).hexdigest()
+        return Service(pipeline, settings, scenes, model_hash, place, worlds, about)
     except BaseException:
         pipeline.close()
         raise

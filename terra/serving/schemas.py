@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from terra.serving.about import Subject
 from terra.serving.messages import MAX_SEED, Identifier, MapPose, Remember, Sampling
 
 
@@ -133,7 +134,7 @@ class ModelCard(BaseModel):
         description="what an action is: its kind (waypoints, vector, keys or choice), and names, units, low and high, "
         "or the waypoints' times in seconds"
     )
-
+    neutral: Any = Field(None, description="the action before a client gives one; null where the model is driven")
     memory: int = Field(0, description="earlier frames that each window of a rollout remembers")
 
 
@@ -149,6 +150,11 @@ class World(BaseModel):
 
     id: str = Field(description="the name of the world: that of its base model")
     url: str = Field(description="URL of the world's page, relative to that of the queried world; its routes are below")
+    title: str | None = Field(description="the world's name for people, if it says one")
+    line: str = Field(description="what one does there")
+    kind: str = Field(description="of its action space: waypoints, vector, keys or choice")
+    downward: list[str] = Field(description="numbers of a vector that are positive where something moves down")
+    subject: Subject | None = Field(description="what a player moves and the model may lose, if the world says so")
 
 
 class WorldList(BaseModel):
@@ -163,6 +169,7 @@ class Scene(BaseModel):
 
     id: str
     num_frames: int
+    line: str | None = Field(default=None, description="what one does there, if the world says so")
     model: str | None = Field(default=None, description="the model that the scene is for, where it is an adapter")
     trajectories: list[str] | None = Field(default=None, description="where the model is driven")
     actions: list[str] | None = Field(default=None, description="where the model is not driven")

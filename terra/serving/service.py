@@ -19,6 +19,7 @@ from terra.pipeline import Pipeline
 from terra.place_map import MapPictures, Place
 from terra.prompt import Action, Actions, Layout
 from terra.sampling import SamplingParams
+from terra.serving.about import About
 from terra.serving.contexts import Contexts
 from terra.serving.documents import Fields, Wanted, read_fields
 from terra.serving.errors import ApiError
@@ -76,6 +77,7 @@ class Service:
         model_hash: hash of the weights.
         place: the map that sessions and jobs can remember; None for none.
         worlds: the services of further worlds by name, which start and end with this one.
+        about: what the world says of itself on the page.
 
     Raises:
         ConfigError: see `check_windows` and `check_names`.
@@ -90,9 +92,11 @@ class Service:
         model_hash: str,
         place: MapPictures | None = None,
         worlds: "Mapping[str, Service] | None" = None,
+        about: About | None = None,
     ) -> None:
         self.settings = settings
         self.worlds = dict(worlds or {})
+        self.about = about or About()
         self.model = Model(pipeline, settings.model_name, settings.picture_threads, settings.uploads.at_once)
         memory = memory_frames(pipeline.memory, *pipeline.adapted_memory.values())
         check_windows(settings, self.model.spec.layout, memory)

@@ -4,7 +4,7 @@
       world.json                      format, version, bits, element types of the unpacked weights
       tokenizer/ world_model/         config.json and what else is there; weights.safetensors, in 8 bits or as stored
       estimator/                      if the folder has one, as it is
-      contexts/ README.md             scenes and the card, if the folder has them
+      contexts/ README.md page.json   scenes, the card and what the page says, if the folder has them
 
 A tokenizer that ships with Terra is not stored: world.json has its hash, and the unpacked world gets a copy of it. A
 Terra with another tokenizer refuses such an archive.
@@ -50,6 +50,7 @@ UNPACKED = "unpacked.json"
 PACKED = "weights.safetensors"
 _MODELS = ("tokenizer", "world_model")
 _KEPT = ("estimator", "contexts")
+_LOOSE = ("README.md", "page.json")
 _SHIPPED = DEMO / "tokenizer"
 _MOST_FILES, _MOST_BYTES = 10_000, 4 * 2**30  # of an archive that is unpacked
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -209,9 +210,8 @@ def _pair(folder: Path, *, is_rounded: bool) -> None:
 
 
 def _files(world: Path) -> Iterator[Path]:
-    """The card, and the files of what is kept as it is."""
-    if (world / "README.md").is_file():
-        yield world / "README.md"
+    """The card, what the page says, and the files of what is kept as it is."""
+    yield from filter(Path.is_file, (world / name for name in _LOOSE))
     for name in _KEPT:
         yield from sorted(path for path in (world / name).rglob("*") if path.is_file())
 

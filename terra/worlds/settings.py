@@ -18,7 +18,7 @@ class PackSettings(Settings):
     """The whole of conf/pack.yaml.
 
     Attributes:
-        world: a folder that holds tokenizer/ and world_model/, and may hold estimator/, contexts/ and README.md.
+        world: a folder with tokenizer/ and world_model/, which may have estimator/, contexts/, README.md and page.json.
         output: the archive, NAME.zip.
         bits: of the stored weights; 16 stores them unchanged, whatever their type.
         overwrite: replace an archive that is there.

@@ -1,6 +1,6 @@
 """Serves a world without weights, for tests of the page: mosaics that turn with the actions, at little cost.
 
-`python tests/support/serving_fake.py PORT [keys | vector | choice]` runs the server; without a kind one drives.
+`python tests/support/serving_fake.py PORT [keys | vector | choice | plane]` runs the server; without a kind one drives.
 """
 
 import asyncio
@@ -28,6 +28,7 @@ from terra.engine.base import EngineCounters, EngineSpec
 from terra.pipeline import Pipeline
 from terra.prompt import Action, Actions, FrameTokens, Layout, Prompt
 from terra.sampling import SamplingParams
+from terra.serving.about import About
 from terra.serving.run import Server
 from terra.serving.scenes import load_scenes
 from terra.serving.service import Service
@@ -41,7 +42,8 @@ DRIVING = Waypoints(times=(0.45, 0.95, 1.45, 1.95, 2.45, 2.95))  # seconds, as t
 KEYS = Keys(names=["forward", "back", "left", "right", "fire"])
 VECTOR = Vector(names=["pan", "lift", "grip"], units=["rad", "m", ""], low=[-1.5, 0, 0], high=[1.5, 2, 1])
 CHOICE = Choice(names=["noop", "up", "right", "left", "down", "up_right", "up_left", "fire"])
-SPACES = {"keys": KEYS, "vector": VECTOR, "choice": CHOICE}
+PLANE = Vector(names=["dx", "dy"], units=["", ""], low=[-1, -1], high=[1, 1])
+SPACES = {"keys": KEYS, "vector": VECTOR, "choice": CHOICE, "plane": PLANE}
 _SHIFTS = {"left": (0, 3), "right": (0, -3), "forward": (3, 0), "up": (3, 0), "back": (-3, 0), "down": (-3, 0)}
 
 
@@ -147,9 +149,13 @@ def build_service(
     seconds_a_frame: float = 0.05,
     space: ActionSpace = DRIVING,
     others: Mapping[str, ActionSpace] | None = None,
+    about: About | None = None,
     **changes: Any,
 ) -> tuple[Service, ServeSettings]:
-    """A service that keeps its jobs in `data`, with `others` as further worlds; `changes` are of settings."""
+    """A service that keeps its jobs in `data`, with `others` as further worlds; `changes` are of settings.
+
+    `about` is what the world says of itself on the page.
+    """
     register_resolvers()
     if not isinstance(space, Waypoints):
         changes = {"scenes": scene_folder(data / "scenes", space), **changes}
@@ -165,7 +171,7 @@ def build_service(
         name: build_service(data / name, seconds_a_frame, each, **changes | {"model_name": name})[0]
         for name, each in (others or {}).items()
     }
-    return Service(pipeline, settings, scenes, "0" * 64, worlds=worlds), settings
+    return Service(pipeline, settings, scenes, "0" * 64, worlds=worlds, about=about), settings
 
 
 class Serving:
@@ -206,10 +212,11 @@ def fake(
     space: ActionSpace = DRIVING,
     seconds_a_frame: float = 0.05,
     others: Mapping[str, ActionSpace] | None = None,
+    about: About | None = None,
     **changes: Any,
 ) -> Serving:
     """The server of a world without weights, and of `others`."""
-    return Serving(lambda: build_service(data, seconds_a_frame, space, others, **changes))
+    return Serving(lambda: build_service(data, seconds_a_frame, space, others, about, **changes))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import json
+import logging
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -325,9 +327,12 @@ def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
         time.sleep(0.02)
 
 
-def run_and_exit(overrides: list[str]) -> None:
-    """`terra-serve` in a process of its own."""
+def run_and_exit(overrides: list[str], said: Path | None = None) -> None:
+    """`terra-serve` in a process of its own, which writes what it says to the file `said`."""
     from terra.serving.run import run
 
+    if said is not None:
+        sys.stderr = said.open("w", buffering=1)
+        logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.INFO)
     register_resolvers()
     run(read_settings("serve", overrides))

@@ -5,13 +5,13 @@ import { Cockpit } from "./cockpit.js";
 import { showState } from "./instruments.js";
 import { areSeveral, offerModels } from "./models.js";
 import { askForKey, hush, notify, renotify, say } from "./notice.js";
-import { openingOf, readSettings, showScenes, title, wireUpload } from "./scenes.js";
-import { isDriven, showWorld } from "./world.js";
+import { isHere, openingOf, readSettings, showScenes, title, wireUpload } from "./scenes.js";
+import { isDriven } from "./world.js";
 
 const element = (id) => document.getElementById(id);
 const cockpit = new Cockpit({ onLeave: leave, onEnded: ended, onRestart: open, onOpened: named });
 let waiting = null; // for the server, as in api.js
-let loading = null; // of the models' list
+let loading = null; // of the lists of models and worlds
 
 function leave() {
   location.hash = "";
@@ -51,9 +51,11 @@ function showStart() {
   showState();
 }
 
-function open() {
+async function open() {
   hush();
-  cockpit.open(openingOf(location.hash));
+  const asked = location.hash;
+  await loading; // the world's controls, which may be held from now on
+  if (location.hash === asked) cockpit.open(openingOf(asked));
 }
 
 const begin = (source, id) => {
@@ -72,13 +74,13 @@ async function loadScenes() {
 }
 
 async function loadModel() {
-  const response = await request("v1/models").catch(() => null);
-  const models = response ? (await response.json()).data : [];
+  const lists = await Promise.all(["v1/models", "v1/worlds"].map(async (path) => (await (await request(path)).json()).data)).catch(() => null);
+  if (!lists) return;
+  const [models, worlds] = lists;
   const [model] = models;
-  if (!model) return;
   offerModels(models);
+  cockpit.prepare(model, worlds.find(isHere));
   element("model").textContent = [model.id, model.size?.replace("x", " × ")].filter(Boolean).join(" · ");
-  showWorld(model.action_space);
   if (document.body.dataset.view === "start") showStart();
 }
 

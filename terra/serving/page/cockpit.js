@@ -1,8 +1,9 @@
 /** Whoever drives: keys, pedals, buttons and the slider, what they do to a drive, and its futures side by side. */
 
-import { Controls, focusStage, wireKeys, wirePedals } from "./controls.js";
+import { Controls, focusStage, pressHeldKeys, wireKeys, wirePedals, wirePicture } from "./controls.js";
 import { Drive } from "./drive.js";
-import { letter, showCaptions, showFutures, showGauges, showState, showTools } from "./instruments.js";
+import { letter, showCaptions, showFutures, showGauges, showLost, showPace, showState, showTools } from "./instruments.js";
+import { Lookout } from "./lookout.js";
 import { areSeveral, showModel } from "./models.js";
 import { hush, notify, say } from "./notice.js";
 import { strokeToPath } from "./overlay.js";
@@ -18,12 +19,13 @@ const KEEP_ALIVE = 600_000; // after the last key or touch
 const SLOWEST = 0.02; // pace of the wheel, of a model that takes seconds for a frame
 const UNKNOWN_PACE = 0.1; // until two frames have come
 
+const PACE_EVERY = 250; // milliseconds: the rate falls while no frame comes
+
 const KEYS = {
-  Space: "pause",
+  Space: "pause", // unless a control has it
   Period: "step",
   KeyR: "restart",
-  KeyF: "fork",
-  KeyP: "draw",
+  KeyB: "fork",
   KeyO: "overlay",
   KeyM: "map-mode",
   KeyV: "record",
@@ -35,8 +37,11 @@ export class Cockpit {
   #car = new Controls();
   #controls = this.#car; // until a session says that its actions are others
   #space = null; // of these controls, as text
+  #downward = []; // as in v1/worlds
+  #subject = null; // what may be lost from view, as in v1/worlds
+  #paced = 0; // when the rate was last written
   #callbacks;
-  #recordings = new Recordings(element("recordings"), (text) => say(text));
+  #recordings = new Recordings((text) => say(text));
   #view = new View((stroke, size) => this.#follow(stroke, size));
   #follows = null; // the path message that the car follows, instead of the wheel
   #sent = { order: "", time: 0 };
@@ -51,24 +56,39 @@ export class Cockpit {
     this.#callbacks = callbacks;
     this.#wireButtons();
     wireKeys(() => this.#controls, {
-      isOn: () => this.#drive && !element("help").open,
+      isOn: () => this.#drive && !document.querySelector("dialog[open]"),
       onPress: () => this.#pressed(),
       onKey: (event) => this.#key(event),
     });
     wirePedals(element("drive"), () => this.#controls, () => this.#pressed());
+    wirePicture(element("stage"), () => this.#controls, () => this.#pressed());
     for (const name of ["keydown", "pointerdown"]) window.addEventListener(name, () => (this.#touched = Date.now()), true);
     setInterval(() => this.#keepAlive(), KEEP_ALIVE_EVERY);
     document.addEventListener("visibilitychange", () => document.hidden && this.#drive?.pause());
     requestAnimationFrame((now) => this.#tick(now));
   }
 
+  /** Shows the controls of a world before a session has opened: `model` as in v1/models, `world` as in v1/worlds. */
+  prepare(model, world) {
+    this.#downward = world?.downward ?? [];
+    this.#subject = world?.subject ?? null;
+    this.#meet(model);
+  }
+
+  /** What is held by now counts as soon as the session can be driven. */
   open(opening) {
-    this.close();
+    this.#end();
     this.#show(this.#begin(opening));
+    pressHeldKeys(this.#controls);
     focusStage();
   }
 
   close() {
+    this.#end();
+    this.#controls.releaseAll();
+  }
+
+  #end() {
     this.#recordings.stop();
     this.#setDrawing(false);
     for (const drive of this.#drives) drive.close();
@@ -76,7 +96,7 @@ export class Cockpit {
     this.#drive = null;
     this.#follows = null;
     this.#view.forget();
-    this.#controls.releaseAll();
+    showLost(null);
     this.#refresh();
   }
 
@@ -86,6 +106,7 @@ export class Cockpit {
 
   #begin(opening, past) {
     const drive = new Drive(opening, past);
+    if (this.#subject) drive.lookout = new Lookout(this.#subject);
     drive.addEventListener("change", () => {
       if (drive !== this.#drive) return;
       if (drive.info) this.#meet(drive.info);
@@ -115,7 +136,12 @@ export class Cockpit {
     if (space === this.#space) return;
     this.#space = space;
     showWorld(info.action_space);
-    this.#controls = isDriven() ? this.#car : controlsOf(info, () => this.#pressed());
+    this.#controls.releaseAll();
+    this.#controls = isDriven() ? this.#car : controlsOf(info, this.#downward, () => this.#pressed());
+    element("stage").classList.toggle("pressed", this.#controls.clicked !== null);
+    // The path belongs to the road; a legend would cover what is played.
+    this.#setOverlay(isDriven());
+    pressHeldKeys(this.#controls);
   }
 
   #show(drive) {
@@ -123,6 +149,7 @@ export class Cockpit {
     this.#drive = drive;
     this.#follows = null;
     this.#view.forget({ keepPicture: true });
+    showLost(null);
     this.#controls.reset(drive.frame?.header);
     this.#shown(false);
     this.#refresh();
@@ -154,6 +181,15 @@ export class Cockpit {
     }
     await this.#view.show(frame, drive.info?.size);
     drive.taken(frame.header.index);
+    this.#watch(drive, frame);
+  }
+
+  // Says it where what one plays with has not been seen for some frames.
+  #watch(drive, frame) {
+    if (!this.#subject || drive !== this.#drive || frame !== this.#view.frame || !this.#view.pixels) return;
+    const isLost = drive.lookout.isLost(frame.header.index, this.#view.pixels);
+    if (isLost && element("lost").hidden) say(`${this.#subject.name} is lost.`);
+    showLost(isLost ? this.#subject.name : null);
   }
 
   get #order() {
@@ -205,16 +241,20 @@ export class Cockpit {
       this.#drive.control(this.#controls.order);
     }
     if (this.#drive) this.#paint();
+    if (now - this.#paced >= PACE_EVERY) {
+      this.#paced = now;
+      showPace(state === "driving" ? rate : null, info?.fps);
+    }
     requestAnimationFrame((next) => this.#tick(next));
   }
 
   #paint() {
     const [drive, controls, follows] = [this.#drive, this.#controls, this.#follows];
-    const { state, rate } = drive;
+    const { state } = drive;
     const steers = isDriven() && state === "driving" && drive.atEnd && !follows && Math.abs(controls.steering) > 0.005;
     if (this.#view.paint({ drive, wheel: steers ? controls : null })) {
       const { header, meters } = this.#view.frame;
-      showGauges({ header, meters, state, rate, controls, follows });
+      showGauges({ header, meters, state, controls, follows });
     }
   }
 
@@ -226,6 +266,12 @@ export class Cockpit {
     showTools(drive, this.#recordings);
     showCaptions(drive, { follows: this.#follows, drawing: this.#view.drawing });
     showFutures(this.#drives, drive, (each) => this.#show(each));
+  }
+
+  #setOverlay(on) {
+    this.#view.overlay = on;
+    element("overlay").setAttribute("aria-pressed", on);
+    this.#view.touch();
   }
 
   #setDrawing(on) {
@@ -245,11 +291,7 @@ export class Cockpit {
       if (!this.#view.drawing) this.#drive?.pause();
       this.#setDrawing(!this.#view.drawing);
     },
-    overlay: () => {
-      this.#view.overlay = !this.#view.overlay;
-      element("overlay").setAttribute("aria-pressed", this.#view.overlay);
-      this.#view.touch();
-    },
+    overlay: () => this.#setOverlay(!this.#view.overlay),
     "map-mode": () => {
       this.#view.whole = !this.#view.whole;
       element("map-mode").setAttribute("aria-pressed", this.#view.whole);
@@ -259,6 +301,7 @@ export class Cockpit {
       const fps = this.#drive?.info?.fps ?? 10;
       const [height, width] = this.#drive?.info?.size ?? [144, 256];
       const model = areSeveral() ? this.#drive?.info?.model : null;
+      if (this.#recordings.isRunning) this.#drive?.pause(); // the video is shown over the picture
       this.#recordings.toggle({ fps, size: enlarged(width, height), model });
       this.#refresh();
     },
@@ -277,11 +320,12 @@ export class Cockpit {
     slider.addEventListener("input", () => this.#drive?.look(Number(slider.value)));
     slider.addEventListener("pointerup", () => focusStage());
     element("stage").addEventListener("pointerdown", () => focusStage());
+    element("lost-restart").addEventListener("click", () => this.#callbacks.onRestart());
   }
 
   // A key that is no pedal; true if it means something.
   #key(event) {
-    const action = KEYS[event.code];
+    const action = event.code === "KeyP" ? (isDriven() ? "draw" : "pause") : KEYS[event.code];
     if (event.code === "Escape" && this.#view.drawing) this.#setDrawing(false);
     else if (action) !event.repeat && !element(action).disabled && this.#actions[action]();
     else if (event.code === "Comma" || event.key === ";") this.#drive.look(this.#drive.viewed + (event.key === ";" ? 1 : -1));

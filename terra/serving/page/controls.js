@@ -50,6 +50,9 @@ export class Controls {
     return KEYS[code];
   }
 
+  /** What a press on the picture stands for: nothing, in a car. */
+  clicked = null;
+
   // A frame has come, made with an earlier order.
   took() {}
 
@@ -121,24 +124,60 @@ export function wirePedals(root, controls, onPress) {
   }
 }
 
+/** A press of mouse or finger on the picture, as long as it is held, is what `controls().clicked` says. */
+export function wirePicture(picture, controls, onPress) {
+  picture.addEventListener("pointerdown", (event) => {
+    const pedal = controls().clicked;
+    if (!pedal || event.button !== 0 || event.target.closest("button")) return;
+    picture.setPointerCapture(event.pointerId);
+    controls().press(picture, pedal);
+    onPress();
+  });
+  for (const name of ["pointerup", "pointercancel", "lostpointercapture"]) {
+    picture.addEventListener(name, () => controls().release(picture));
+  }
+}
+
+const down = new Set(); // codes of the keys that are held, whatever they mean
+
+/** Presses what the keys that are held mean to these controls, which were not there when they went down. */
+export function pressHeldKeys(controls) {
+  for (const code of down) if (controls.meaning(code)) controls.press(code, controls.meaning(code));
+}
+
 /**
  * Presses the pedals of `controls()` by keys of the window while `isOn()`: `onPress()` follows. Other keys go to `onKey(event)`, which says
  * whether they mean something. Fields, buttons and sliders keep the keys that they use themselves.
  */
 export function wireKeys(controls, { isOn, onPress, onKey }) {
   window.addEventListener("keydown", (event) => {
-    if (!isOn() || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.metaKey || event.altKey) return;
     const field = event.target.closest("input:not([type=range]), select, textarea");
     const button = event.target.closest("button, a, summary, video");
     const slider = event.target.closest("input[type=range]");
     if (field || (button && event.code === "Space") || (slider && event.code.startsWith("Arrow"))) return;
     const pedal = controls().meaning(event.code);
+    // Ctrl with another key is the browser's, but where Ctrl itself is a control it may be held beside others.
+    if (event.ctrlKey && !(pedal && controls().meaning("ControlLeft"))) return;
+    down.add(event.code);
+    if (!isOn()) return;
     if (pedal) {
       controls().press(event.code, pedal);
       if (!event.repeat) onPress();
     } else if (!onKey(event)) return;
     event.preventDefault();
   });
-  window.addEventListener("keyup", (event) => controls().release(event.code));
-  window.addEventListener("blur", () => controls().releaseAll());
+  window.addEventListener("keyup", (event) => {
+    down.delete(event.code);
+    controls().release(event.code);
+  });
+  window.addEventListener("blur", () => {
+    down.clear();
+    controls().releaseAll();
+  });
+  // Ctrl + W closes a tab, and no page can keep the keys: while Ctrl is a control that is held, the browser asks.
+  window.addEventListener("beforeunload", (event) => {
+    const isHeld = ["ControlLeft", "ControlRight"].some((code) => down.has(code) && controls().meaning(code));
+    if (isOn() && isHeld) event.preventDefault();
+  });
 }

@@ -1,6 +1,7 @@
 /** A drive: a live session with the frames that it has shown, and which of them is looked at. */
 
 import { Live } from "./live.js";
+import { Rate } from "./rate.js";
 
 const KEPT = 6000; // pictures, about 100 MB
 
@@ -16,9 +17,10 @@ export class Drive extends EventTarget {
   frames = []; // {header, picture (a Blob; null of the oldest of many), meters driven}
   viewed = -1;
   info = null; // the server's "opened"
+  lookout = null; // of whoever watches the pictures
   #live;
   #rewinding = null; // what to do once the server has rewound; frames until then are of the past
-  #times = [];
+  #rate = new Rate();
 
   constructor(opening, past = []) {
     super();
@@ -52,12 +54,9 @@ export class Drive extends EventTarget {
     return this.viewed === this.last;
   }
 
-  /** Frames that arrived in a second, of the last two seconds or of the last two frames; null before there are two. */
+  /** Frames that come in a second while one drives; null before the first. */
   get rate() {
-    const since = performance.now() - 2000;
-    this.#times = this.#times.filter((time, index, all) => time > since || index >= all.length - 2);
-    if (this.#times.length < 2) return null;
-    return (1000 * (this.#times.length - 1)) / (this.#times.at(-1) - this.#times[0]);
+    return this.#rate.at(performance.now());
   }
 
   control(order) {
@@ -75,6 +74,7 @@ export class Drive extends EventTarget {
     if (this.base === this.last) go();
     else this.#rewind(go);
     this.viewed = this.base;
+    if (this.state !== "driving") this.#rate.begin(performance.now());
     this.#set("driving");
   }
 
@@ -86,7 +86,7 @@ export class Drive extends EventTarget {
   pause() {
     if (this.state !== "driving") return;
     this.#live.send({ type: "pause" });
-    this.#times = [];
+    this.#rate.end();
     this.#set("paused");
   }
 
@@ -158,7 +158,7 @@ export class Drive extends EventTarget {
     const meters = before && header.pose ? before.meters + distance(before.header.pose, header.pose) : 0;
     this.frames[header.index] = { header, picture, meters };
     if (this.first > 0) this.frames[this.first - 1].picture = null;
-    if (isNew) this.#times.push(performance.now());
+    if (isNew) this.#rate.came(performance.now());
     if (this.state === "opening" && this.info) this.#set("waiting");
     if (follows || this.state === "waiting") this.viewed = this.last;
     if (follows) this.#emit("shown", { isNew });

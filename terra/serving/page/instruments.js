@@ -5,6 +5,7 @@ import { words } from "./legend.js";
 import { isDriven } from "./world.js";
 
 const element = (id) => document.getElementById(id);
+const REAL_TIME = 0.945; // share of the world's rate from which on one does not notice
 const MAX_WHEEL = 0.55; // radians; where the bar ends
 const PLAY = "M7 4.5v15l12-7.5z";
 const PAUSE = "M7 5h3.5v14H7zM13.5 5H17v14h-3.5z";
@@ -29,6 +30,7 @@ export function showTools(drive, recordings) {
   element("stage").dataset.state = state ?? "";
   const isDriving = state === "driving";
   element("pause").querySelector("path").setAttribute("d", isDriving ? PAUSE : PLAY);
+  element("pause").title = isDriven() ? "Drive, pause (Space)" : "Play, pause (P)";
   element("pause").querySelector("span").textContent = isDriving ? "Pause" : isDriven() ? "Drive" : "Play";
   const able = ["waiting", "driving", "paused"].includes(state);
   for (const id of ["pause", "step", "fork"]) element(id).disabled = !able;
@@ -63,9 +65,7 @@ export function showFutures(drives, current, onChoose) {
 export const letter = (index) => String.fromCharCode(65 + (index % 26)) + (index >= 26 ? Math.floor(index / 26) : "");
 
 /** Fills the gauges from a frame's header and from the controls, which are ahead of it while one drives. */
-export function showGauges({ header, meters, state, rate, controls, follows }) {
-  const pace = rate ?? header.frames_per_second;
-  element("rate").textContent = state === "driving" && pace != null ? pace.toFixed(1) : "–";
+export function showGauges({ header, meters, state, controls, follows }) {
   element("latency").textContent = duration(header.latency_ms);
   if (!isDriven()) return;
   const speed = state === "driving" && !follows ? controls.speed : (header.speed ?? 0);
@@ -79,6 +79,22 @@ export function showGauges({ header, meters, state, rate, controls, follows }) {
   bar.width = `${width}%`;
   bar.left = controls.steering > 0 ? `${50 - width}%` : "50%";
   element("driven").textContent = `${Math.round(meters)} m`;
+}
+
+/** Writes the frames that come in a second (null for none), and how much slower than the world's own rate that is. */
+export function showPace(rate, fps) {
+  element("rate").textContent = rate === null ? "–" : rate.toFixed(1);
+  const share = rate === null ? 1 : rate / fps;
+  element("pace").hidden = share > REAL_TIME;
+  if (share > REAL_TIME) return;
+  element("pace").textContent = `${share < 0.095 ? share.toFixed(2) : share.toFixed(1)}× real time`;
+  element("pace").title = `Slower than real time: ${rate.toFixed(1)} of ${fps.toFixed(1)} frames a second.`;
+}
+
+/** Says that what has this name is lost; null: nothing is. */
+export function showLost(name) {
+  element("lost").hidden = name === null;
+  if (name !== null) element("lost-text").textContent = `${name} is lost, and may not come back.`;
 }
 
 function duration(milliseconds) {
@@ -105,16 +121,16 @@ export function showCaptions(drive, { follows, drawing }) {
 
 function hint(drive, drawing) {
   const touch = matchMedia("(pointer: coarse)").matches;
-  const key = touch ? (isDriven() ? "Drive" : "Play") : "Space";
+  const key = touch ? (isDriven() ? "Drive" : "Play") : isDriven() ? "Space" : "P";
   if (drawing) return "Draw on the road, from the bottom up: the car will follow.";
   switch (drive?.state) {
     case "opening":
       return "Opening …";
     case "waiting":
-      if (!isDriven()) return touch ? "Press a control, or Play." : "Use a control to play, or press Space.";
+      if (!isDriven()) return touch ? "Press a control, or Play." : "Use a control to play.";
       return touch ? "Press Gas, or Drive." : "Press ↑ to drive, ← → to steer.";
     case "paused":
-      if (drive.atEnd) return `Paused. ${key} goes on.`;
+      if (drive.atEnd) return "";
       return `${key} ${isDriven() ? "drives" : "goes"} on from here. What comes after is dropped; Fork keeps it.`;
     case "ended":
       return drive.last < 0 ? "" : "Not connected. The frames are still here to look at.";

@@ -31,7 +31,7 @@ export function showModel(name) {
 function fill() {
   const choice = element("model-choice");
   const options = models.map(({ id }) => new Option(id, id));
-  if (scenesHave) options.unshift(new Option("as the scene says", ""));
+  if (scenesHave) options.unshift(new Option("chosen by the scene", ""));
   choice.replaceChildren(...options);
   if (options.some(({ value }) => value === chosen)) choice.value = chosen;
   else chosen = "";

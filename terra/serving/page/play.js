@@ -1,10 +1,11 @@
 /**
- * The controls of worlds that are not driven, with the methods of `Controls`: buttons for keys and choices, sliders for
- * the numbers of a vector. Both show themselves in the panel beside the picture, and tell what they do by an act message.
+ * The controls of worlds that are not driven, with the methods of `Controls`: buttons for keys and choices, a pad for two
+ * numbers of a vector, sliders for more or fewer. They show themselves in the panel beside the picture, and tell what they do by an act
+ * message.
  */
 
 import { focusStage, wirePedals } from "./controls.js";
-import { assignKeys, direction, label } from "./keyboard.js";
+import { assignKeys, direction, label, trigger } from "./keyboard.js";
 import { asText } from "./legend.js";
 
 const LONG = 9; // letters from which on a third of the panel is too narrow for a name
@@ -14,12 +15,18 @@ const STEPS = 200; // of a slider
 
 const element = (id) => document.getElementById(id);
 
-/** The controls of a space, as the server's `opened` tells it; `onPress()` is called when one is used. */
-export const controlsOf = ({ action_space: space, neutral }, onPress) =>
-  space.kind === "vector" ? new Numbers(space, neutral, onPress) : new Presses(space, neutral, onPress);
+const SHOWN_KEYS = 2; // on a button; the help names all
+
+/**
+ * The controls of a space, as the server's `opened` tells it; `onPress()` is called when one is used. `downward` names the
+ * numbers that are positive where something moves down.
+ */
+export const controlsOf = ({ action_space: space, neutral }, downward, onPress) =>
+  space.kind === "vector" ? new Numbers(space, neutral, downward, onPress) : new Presses(space, neutral, onPress);
 
 /** Keys, several of them at once, or a choice, of which the last one pressed counts and else the neutral one. */
 class Presses {
+  clicked; // the name that a press on the picture stands for, or null
   #space;
   #neutral;
   #codes;
@@ -30,6 +37,7 @@ class Presses {
   constructor(space, neutral, onPress) {
     [this.#space, this.#neutral] = [space, neutral];
     this.#codes = assignKeys(space.names);
+    this.clicked = trigger(space.names);
     this.#build(onPress);
   }
 
@@ -95,7 +103,7 @@ class Presses {
     const [arrows, rest] = ["arrows", "others"].map((name) => Object.assign(document.createElement("div"), { className: name }));
     const places = new Set();
     for (const name of this.#space.names) {
-      const keys = [...this.#codes].filter(([, each]) => each === name).map(([code]) => label(code));
+      const keys = this.#keysOf(name).slice(0, SHOWN_KEYS);
       const button = Object.assign(document.createElement("button"), { type: "button", title: name });
       button.dataset.hold = name;
       button.addEventListener("pointerup", focusStage);
@@ -113,24 +121,35 @@ class Presses {
     element("panel").dataset.kind = this.#space.kind;
     wirePedals(element("panel"), () => this, onPress);
     const several = this.#space.kind === "keys" ? "several at once count" : "the last one pressed counts";
-    explain([["the buttons’ keys", several]]);
+    explain([...this.#space.names.map((name) => [this.#keysOf(name), name]), ["these keys", several]]);
     this.#light();
+  }
+
+  // What is printed on the keys of a name.
+  #keysOf(name) {
+    const keys = [...this.#codes].filter(([, each]) => each === name).map(([code]) => label(code));
+    if (name === this.clicked) keys.splice(1, 0, "click");
+    return [...new Set(keys)];
   }
 }
 
-/** A slider for each number. Arrow keys and a gamepad's sticks move the first ones while they are held. */
+/** A pad for two numbers, else a slider for each. Arrow keys and a gamepad's sticks move the first ones while they are held. */
 class Numbers {
+  clicked = null;
   #space;
   #neutral;
+  #signs; // of each number: -1 where it is positive downward
   #set; // what the sliders were left at
   #now;
-  #held = new Map(); // code -> [index, -1 or 1]
+  #held = new Map(); // what is held down -> [index, -1 or 1], or [] for a pad or a slider
   #sticks = []; // indices that a gamepad moves
-  #rows;
+  #rows = [];
+  #pad = null;
   #onPress;
 
-  constructor(space, neutral, onPress) {
+  constructor(space, neutral, downward, onPress) {
     this.#space = space;
+    this.#signs = space.names.map((name) => (downward.includes(name) ? -1 : 1));
     this.#neutral = space.names.map((name) => neutral[name]);
     this.#set = this.#neutral.slice();
     this.#now = this.#neutral.slice();
@@ -148,7 +167,8 @@ class Numbers {
 
   meaning(code) {
     const second = this.#now.length > 1 ? 1 : 0;
-    const meanings = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowUp: [second, 1], ArrowDown: [second, -1] };
+    const up = second ? this.#signs[second] : 1;
+    const meanings = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowUp: [second, up], ArrowDown: [second, -up] };
     return meanings[{ KeyD: "ArrowRight", KeyA: "ArrowLeft", KeyW: "ArrowUp", KeyS: "ArrowDown" }[code] ?? code];
   }
 
@@ -193,7 +213,8 @@ class Numbers {
   // Numbers by index of the axes that are not at rest; up on a stick is more.
   #axes() {
     const pads = [...(navigator.getGamepads?.() ?? [])].filter((each) => each?.connected);
-    const moved = (pads[0]?.axes ?? []).slice(0, this.#now.length).map((value, index) => [index, index % 2 ? -value : value]);
+    const axes = (pads[0]?.axes ?? []).slice(0, this.#now.length);
+    const moved = axes.map((value, index) => [index, index % 2 ? -value * this.#signs[index] : value]);
     const place = ([index, value]) => {
       const end = (value > 0 ? this.#space.high : this.#space.low)[index];
       const share = Math.min(1, (Math.abs(value) - DEAD) / (1 - DEAD));
@@ -215,6 +236,7 @@ class Numbers {
   }
 
   #show() {
+    if (this.#pad) this.#showPad();
     this.#rows.forEach(({ slider, output }, index) => {
       slider.value = this.#now[index];
       slider.style.setProperty("--now", this.#share(index, this.#now[index]));
@@ -223,7 +245,66 @@ class Numbers {
     });
   }
 
+  #showPad() {
+    const [across, up] = this.#now.map((value, index) => this.#share(index, value));
+    this.#pad.style.setProperty("--x", across);
+    this.#pad.style.setProperty("--y", this.#signs[1] < 0 ? up : 1 - up);
+    const text = this.#space.names.map((name, index) => `${name} ${asText(this.#space, index, this.#now[index])}`).join("  ");
+    this.#pad.nextElementSibling.textContent = text;
+    this.#pad.setAttribute("aria-valuetext", text);
+  }
+
   #build() {
+    if (this.#space.names.length === 2) this.#buildPad();
+    else this.#buildSliders();
+    const [first, second] = this.#space.names;
+    const sticks = this.#space.names.slice(0, 4).join(", ");
+    const isUp = !second || this.#signs[1] > 0;
+    explain([
+      [[..."←→AD"], first],
+      [isUp ? [..."↓↑SW"] : [..."↑↓WS"], second ?? first],
+      ["a gamepad’s sticks", sticks],
+    ]);
+    this.#show();
+  }
+
+  // The knob follows a finger or the mouse, and goes back to the middle when it is let go.
+  #buildPad() {
+    const pad = (this.#pad = Object.assign(document.createElement("div"), { className: "pad", tabIndex: 0 }));
+    pad.setAttribute("role", "slider");
+    pad.setAttribute("aria-label", `${this.#space.names.join(" and ")}: drag, or use the arrow keys`);
+    pad.append(document.createElement("i"));
+    const output = Object.assign(document.createElement("output"), { className: "num" });
+    const { low, high } = this.#space;
+    const move = (event) => {
+      const box = pad.getBoundingClientRect();
+      const shares = [(event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height];
+      if (this.#signs[1] > 0) shares[1] = 1 - shares[1];
+      this.#set = shares.map((share, index) => low[index] + Math.max(0, Math.min(1, share)) * (high[index] - low[index]));
+      this.#now = this.#set.slice();
+      this.#show();
+    };
+    pad.addEventListener("pointerdown", (event) => {
+      if (event.button !== 0) return;
+      pad.setPointerCapture(event.pointerId);
+      this.#held.set(pad, []);
+      move(event);
+      this.#onPress();
+    });
+    pad.addEventListener("pointermove", (event) => this.#held.has(pad) && move(event));
+    for (const name of ["pointerup", "pointercancel", "lostpointercapture"]) {
+      pad.addEventListener(name, () => {
+        if (!this.#held.delete(pad)) return;
+        this.#set = this.#neutral.slice(); // where the numbers go back to, in #update
+        focusStage();
+      });
+    }
+    pad.addEventListener("contextmenu", (event) => event.preventDefault());
+    element("panel").replaceChildren(pad, output);
+    element("panel").dataset.kind = "pad";
+  }
+
+  #buildSliders() {
     const { names, low, high } = this.#space;
     this.#rows = names.map((name, index) => {
       const row = Object.assign(document.createElement("label"), { className: "number" });
@@ -240,7 +321,9 @@ class Numbers {
         this.#show();
         this.#onPress();
       });
+      slider.addEventListener("pointerdown", () => this.#held.set(slider, []));
       slider.addEventListener("pointerup", focusStage);
+      for (const name of ["pointerup", "pointercancel"]) slider.addEventListener(name, () => this.#held.delete(slider));
       const head = Object.assign(document.createElement("div"), { className: "head" });
       const [least, most] = [low, high].map((ends) =>
         Object.assign(document.createElement("small"), { textContent: asText({ ...this.#space, units: [] }, index, ends[index]) }),
@@ -256,14 +339,6 @@ class Numbers {
     };
     element("panel").replaceChildren(...this.#rows.map(({ row }) => row), rest);
     element("panel").dataset.kind = "vector";
-    const [first, second] = names;
-    const sticks = names.slice(0, 4).join(", ");
-    explain([
-      [[..."←→AD"], first],
-      [[..."↓↑SW"], second ?? first],
-      ["a gamepad’s sticks", sticks],
-    ]);
-    this.#show();
   }
 }
 

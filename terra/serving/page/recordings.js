@@ -1,4 +1,4 @@
-/** Recordings: one that runs, and those that are finished, each with a preview and a link to save it. */
+/** Recordings: one that runs, and a dialog of those that are finished, each with a preview and a link to save it. */
 
 import { paintLegend } from "./legend.js";
 import { canRecord, writeVideo } from "./record.js";
@@ -7,14 +7,17 @@ import { isDriven } from "./world.js";
 
 export class Recordings {
   isPossible = canRecord();
-  #root;
+  #root = document.getElementById("recordings");
+  #dialog = document.getElementById("saved");
   #say;
   #running = null; // {fps, size, model, frames}
   #count = 0;
 
-  constructor(root, say) {
-    this.#root = root;
+  constructor(say) {
     this.#say = say;
+    for (const button of document.querySelectorAll(".saved-open")) button.onclick = () => this.#dialog.showModal();
+    document.getElementById("saved-close").onclick = () => this.#dialog.close();
+    this.#showCount();
   }
 
   get isRunning() {
@@ -28,7 +31,10 @@ export class Recordings {
 
   /** Begins with {fps, size, model (for the file's name, or null)}, or ends the one that runs. */
   toggle({ fps, size, model }) {
-    if (this.#running) return this.stop();
+    if (this.#running) {
+      if (this.#running.frames.length) this.#dialog.showModal();
+      return this.stop();
+    }
     this.#running = { fps, size, model, frames: [] };
     this.#say("Recording.");
   }
@@ -46,6 +52,7 @@ export class Recordings {
     const card = document.createElement("div");
     card.className = "recording";
     this.#root.prepend(card);
+    this.#showCount();
     const onProgress = (share) => (card.textContent = `Writing the video … ${Math.round(100 * share)} %`);
     onProgress(0);
     try {
@@ -57,6 +64,13 @@ export class Recordings {
     } catch (error) {
       card.textContent = `The video could not be written: ${error.message}`;
       throw error;
+    }
+  }
+
+  #showCount() {
+    for (const button of document.querySelectorAll(".saved-open")) {
+      button.hidden = this.#root.children.length === 0;
+      button.querySelector("span").textContent = `Recordings · ${this.#root.children.length}`;
     }
   }
 
@@ -73,6 +87,8 @@ export class Recordings {
     remove.onclick = () => {
       URL.revokeObjectURL(url);
       card.remove();
+      this.#showCount();
+      if (!this.#root.children.length) this.#dialog.close();
     };
     card.replaceChildren(video, text, link, remove);
   }

@@ -4,6 +4,8 @@ import { address, request } from "./api.js";
 import { chosenModel, offerScenesModels } from "./models.js";
 
 const element = (id) => document.getElementById(id);
+const SHAPE = 16 / 9; // of the pictures in the lists
+const NEAR = 1.1; // a shape that differs by less fills the space: hardly anything of it is cut off
 
 /** Fills the lists of scenes, one for each world; `onChoose` gets the id of a scene of this page's world. Throws ApiError. */
 export async function showScenes(onChoose) {
@@ -11,19 +13,25 @@ export async function showScenes(onChoose) {
   offerScenesModels(data);
   fill(element("scenes"), data, "", onChoose);
   const worlds = (await (await request("v1/worlds")).json()).data;
+  const here = worlds.find(isHere);
+  document.body.dataset.worlds = worlds.length > 1 ? "several" : "one";
   element("world").hidden = worlds.length < 2;
-  element("world").textContent = title(worlds.find(({ url }) => url === "./").id);
-  element("worlds").replaceChildren(...worlds.filter(({ url }) => url !== "./").map(worldOf));
+  element("world").textContent = here.title ?? title(here.id);
+  element("world-line").textContent = here.line;
+  element("worlds").replaceChildren(...worlds.filter((each) => !isHere(each)).map(worldOf));
 }
 
+/** Whether a world of v1/worlds is that of this page. */
+export const isHere = ({ url }) => url === "./";
+
 /** Another world's scenes, each of which leads to its world's page. */
-function worldOf({ id, url }) {
+function worldOf({ id, url, title: name, line }) {
   const section = document.createElement("section");
   section.dataset.name = id;
   const list = Object.assign(document.createElement("ul"), { className: "scenes" });
   const heading = document.createElement("h3");
-  heading.append(Object.assign(document.createElement("a"), { textContent: title(id), href: address(url) }));
-  section.append(heading, list);
+  heading.append(Object.assign(document.createElement("a"), { textContent: name ?? title(id), href: address(url) }));
+  section.append(heading, Object.assign(document.createElement("p"), { className: "line", textContent: line }), list);
   const begin = (scene) => (location.href = address(`${url}#${new URLSearchParams({ scene })}`));
   request(`${url}v1/scenes`)
     .then((response) => response.json())
@@ -43,8 +51,9 @@ function fill(list, scenes, url, onChoose) {
     const image = document.createElement("img");
     image.alt = "";
     const text = document.createElement("span");
-    text.textContent = title(scene.id);
+    text.append(Object.assign(document.createElement("b"), { textContent: title(scene.id) }));
     if (scene.model) text.append(Object.assign(document.createElement("small"), { textContent: scene.model }));
+    if (scene.line) text.append(Object.assign(document.createElement("em"), { textContent: scene.line }));
     button.append(image, text);
     button.onclick = () => onChoose(scene.id);
     item.append(button);
@@ -60,7 +69,12 @@ export const title = (id) => id.charAt(0).toUpperCase() + id.slice(1).replaceAll
 // By fetch, because an <img> sends no API key.
 async function loadImage(image, path) {
   const response = await request(path).catch(() => null);
-  if (response) image.src = URL.createObjectURL(await response.blob());
+  if (!response) return;
+  image.onload = () => {
+    const wider = image.naturalWidth / image.naturalHeight / SHAPE;
+    image.classList.toggle("fills", Math.max(wider, 1 / wider) < NEAR);
+  };
+  image.src = URL.createObjectURL(await response.blob());
 }
 
 /** Uploads files of the picker and of the drop zone; `onContext` gets the server's answer, `onError` an ApiError. */

@@ -64,6 +64,12 @@ export class View {
     this.touch();
   }
 
+  /** The pixels (RGBA) of the picture that is shown; null without one. */
+  get pixels() {
+    const picture = this.#picture;
+    return picture && picture.getContext("2d").getImageData(0, 0, picture.width, picture.height).data;
+  }
+
   get drawing() {
     return this.#drawing;
   }
