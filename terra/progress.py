@@ -18,11 +18,18 @@ class ProgressLine:
     """Shows `done` of `total` with a text; use it as a context manager.
 
     Without a terminal, a line is logged when `every_seconds` have passed since the last one, and at the end.
+
+    Args:
+        task: what is done, or the stage's name.
+        total: how much there is to do, in any unit.
+        every_seconds: least time between two logged lines.
+        done: how much of it was done before.
     """
 
-    def __init__(self, task: str, total: float, every_seconds: float = 10.0):
+    def __init__(self, task: str, total: float, every_seconds: float = 10.0, done: float = 0.0):
         self._task, self._total, self._every_seconds = task, total, every_seconds
         self._last_line = monotonic()
+        self._start = (monotonic(), done)
         self._ended = False
         console = Console(stderr=True)
         self._bar: Progress | None = None
@@ -47,15 +54,26 @@ class ProgressLine:
         if self._bar is not None:
             self._bar.stop()
 
-    def show(self, done: float, text: str, task: str | None = None) -> None:
-        """Move to `done` (in the unit of `total`) and show `text`, and `task` as the task's new name."""
+    def show(self, done: float, text: str, task: str | None = None, seconds_left: float | None = None) -> None:
+        """Move to `done` (in the unit of `total`) and show `text`, and `task` as the task's new name.
+
+        A logged line also says how long the rest takes: `seconds_left`, or as long as what is done suggests.
+        """
         self._task = task or self._task
         if self._bar is not None:
             self._bar.update(self._bar_task, completed=done, text=text, description=self._task)
         elif monotonic() - self._last_line >= self._every_seconds or (done >= self._total and not self._ended):
             self._ended = done >= self._total
             self._last_line = monotonic()
-            logger.info("%s: %.0f %%, %s", self._task, 100 * done / max(self._total, 1e-9), text)
+            left = self._seconds_left(done) if seconds_left is None else seconds_left
+            logger.info("%s: %.0f %%, %s%s", self._task, 100 * done / max(self._total, 1e-9), text, _left(left))
+
+    def _seconds_left(self, done: float) -> float | None:
+        """How long the rest takes at the mean speed since the first call or the start; None if nothing is known."""
+        started, before = self._start
+        if done <= before:
+            return None
+        return (monotonic() - started) / (done - before) * (self._total - done)
 
 
 @contextmanager
@@ -104,9 +122,10 @@ def stage(name: str, console: Console) -> Iterator[None]:
 
 def _frames_text(done: int, num_frames: int, seconds: float) -> str:
     rate = done / max(seconds, 1e-9)
-    left = _left((num_frames - done) / rate) if done else "just begun"
-    return f"{done} of {num_frames} frames, {rate:.{0 if rate >= 10 else 1}f} a second, {left}"
+    return f"{done} of {num_frames} frames, {rate:.{0 if rate >= 10 else 1}f} a second"
 
 
-def _left(seconds: float) -> str:
-    return f"{seconds / 60:.1f} min left" if seconds >= 100 else f"{seconds:.0f} s left"
+def _left(seconds: float | None) -> str:
+    if not seconds:
+        return ""
+    return f", {seconds / 60:.1f} min left" if seconds >= 100 else f", {seconds:.0f} s left"

@@ -71,8 +71,7 @@ def estimate_videos(
                 waypoints.append(estimates.waypoints.numpy())
             done += len(part)
             rate = done / (time.monotonic() - started)
-            left = (len(samples) - done) / rate / 60
-            line.show(done, f"{done} of {len(samples)} videos, {rate:.1f} a second, {left:.1f} min left")
+            line.show(done, f"{done} of {len(samples)} videos, {rate:.1f} a second")
     for why in failed.values():
         logger.warning("left out: %s", why)
     for fps, count in rates.items():

@@ -59,7 +59,8 @@ def run(settings: BatchSettings) -> int:
         with ProgressLine("rollouts", tally.total) as line:
 
             def show() -> None:
-                line.show(tally.ended, _progress(tally, time.monotonic() - started))
+                seconds = time.monotonic() - started
+                line.show(tally.ended, _progress(tally, seconds), seconds_left=_seconds_left(tally, seconds))
                 metrics.update()
 
             try:
@@ -111,13 +112,16 @@ def _named(settings: RolloutSettings) -> Iterator[tuple[str, int]]:
 
 
 def _progress(tally: Tally, seconds: float) -> str:
-    text = f"{tally.ended} of {tally.total} rollouts, {tally.failed} failed, {tally.frames / seconds:.1f} frames/s"
-    if tally.frames:
-        # In rollouts as long as those taken so far; what was there already took no time.
-        per_rollout = tally.frames_due / tally.taken
-        frames_left = (tally.total - tally.reused - tally.failed) * per_rollout - tally.frames
-        text += f", {max(frames_left, 0) * seconds / tally.frames / 60:.1f} min left"
-    return text
+    return f"{tally.ended} of {tally.total} rollouts, {tally.failed} failed, {tally.frames / seconds:.1f} frames/s"
+
+
+def _seconds_left(tally: Tally, seconds: float) -> float | None:
+    """In rollouts as long as those taken so far; what was there already took no time."""
+    if not tally.frames:
+        return None
+    per_rollout = tally.frames_due / tally.taken
+    frames_left = (tally.total - tally.reused - tally.failed) * per_rollout - tally.frames
+    return max(frames_left, 0) * seconds / tally.frames
 
 
 def _report(settings: RolloutSettings, tally: Tally, counts: dict[str, int]) -> None:

@@ -145,7 +145,9 @@ class Trainer:
         with ExitStack() as stack:
             terminated = stack.enter_context(catch_sigterm())
             self._log = stack.enter_context(TrainingLog(self.config.output, self.step, self.accelerator))
-            line = stack.enter_context(ProgressLine("training", total, every_seconds=0.0))
+            line = stack.enter_context(
+                ProgressLine("training", total, every_seconds=0.0, done=total * self._completed())
+            )
             while (decision := self._coordinator.decide(self.step, terminated)).stop is None:
                 if decision.report and self._steps_summed:
                     line.show(total * self._completed(), self._report())
