@@ -7,15 +7,21 @@ import sys
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
+import yaml
+from entry import load_script
 from hydra import compose, initialize_config_dir
+from PIL import Image
 
 import decoder
+import terra
 import tokenizer
-from terra.config.files import config_dir, register_resolvers
+from decoder.video import probe_video, read_video
+from terra.config.files import compose as compose_settings, config_dir, register_resolvers
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
+README, CONTRIBUTING = ((ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md"))
 DECODER_SETTINGS = "".join(path.read_text() for path in (ROOT / "conf/decoder").glob("*.yaml"))
 
 
@@ -29,8 +35,8 @@ def test_packages_are_ours():
     assert Path(decoder.__file__).parent == ROOT / "decoder"
 
 
-def test_readme_file_map_is_the_tree():
-    block = README.split("## The files")[1].split("```")[1]
+def test_file_map_is_the_tree():
+    block = CONTRIBUTING.split("## The files")[1].split("```")[1]
     named, folder = set(), ""
     for line in block.strip().splitlines():
         names = re.split(r" {2,}", line.strip())[0].split()  # two spaces or more stand before the explanation
@@ -45,17 +51,58 @@ def test_readme_file_map_is_the_tree():
 
 
 def test_readme_files_exist():
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
+    targets = [*re.findall(r"\]\((?!http)([^)#]+)\)", README), *re.findall(r'src="([^"]+)"', README)]
+    assert targets
+    for target in targets:
         assert (ROOT / target).exists(), target
+
+
+def test_readme_is_a_page_for_newcomers():
+    lines = README.splitlines()
+    assert len(lines) <= 120
+    assert [line for line in lines if len(line) > 120] == []
+    for command in ("make demo", "make test"):
+        assert any(line.startswith(f"{command} ") for line in lines)
+    subprocess.run([sys.executable, "scripts/readability.py", "README.md"], cwd=ROOT, check=True, timeout=30)
+
+
+def test_sentences_are_counted_as_they_are_read():
+    page = "# Title\n\nOne two. **Three four five.** [Six](a b.md): seven\neight.\n\n- Nine ten\n- Eleven\n\n"
+    page += "| a b | c |\n"
+    page += "\n```sh\nmake demo\n```\n\n![a picture](b.gif)\n\n*Twelve `a.py` is 14.5.*\n"
+    found = [sentence.strip("*") for sentence in load_script("readability").sentences(page)]
+    assert found == [
+        "One two.",
+        "Three four five.",
+        "Six: seven eight.",
+        "Nine ten",
+        "Eleven",
+        "Twelve `a.py` is 14.5.",
+    ]
 
 
 @pytest.mark.slow
 def test_readme_python_runs(tmp_path):
     (snippet,) = (text for text in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "pipeline.generate" in text)
-    assert "actions(24)" in snippet
-    snippet = snippet.replace("actions(24)", "actions(6)")  # 7 frames show the same as 25
+    assert "num_frames=25" in snippet
+    snippet = snippet.replace("num_frames=25", "num_frames=7")  # 7 frames show the same as 25
     subprocess.run([sys.executable, "-c", snippet], cwd=tmp_path, check=True, timeout=300)
-    assert (tmp_path / "right.gif").stat().st_size > 10_000
+    assert probe_video(tmp_path / "right.mp4").num_frames == 7
+
+
+def test_readme_shows_the_video_of_make_demo():
+    shown, made = probe_video(ROOT / "docs" / "first_video.gif"), compose_settings("generate", ["experiment=demo"])
+    assert (shown.num_frames, shown.width, shown.height) == (made.num_frames, 256, 144)
+    assert f"{made.num_frames - made.num_context} are imagined" in README
+    first = Image.open(Path(made.context) / "frame_0000.png").convert("RGB").resize((256, 144))
+    difference = np.abs(read_video(ROOT / "docs" / "first_video.gif", max_frames=1)[0] - np.asarray(first, float))
+    assert difference.mean() < 12  # levels; a frame of another scene differs by 40 and more
+
+
+def test_citation_names_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == terra.__version__
+    assert citation["license"] == "Apache-2.0"
 
 
 def docstrings() -> list[tuple[str, str]]:
