@@ -127,6 +127,7 @@ function hint(drive, drawing) {
     case "opening":
       return "Opening …";
     case "waiting":
+      if (element("panel").dataset.kind === "pad") return touch ? "Drag the knob, or press Play." : "Drag the knob, or use the arrow keys.";
       if (!isDriven()) return touch ? "Press a control, or Play." : "Use a control to play.";
       return touch ? "Press Gas, or Drive." : "Press ↑ to drive, ← → to steer.";
     case "paused":
