@@ -51,8 +51,9 @@ def test_a_rollout_is_context_and_generated_frames(pipeline, tokenizer):
     assert torch.equal(rollout.tokens[:3], tokenizer.encode(wanted.context_frames))
     assert torch.equal(rollout.frames, tokenizer.decode(rollout.tokens))
     assert seen == [(0, frame) for frame in range(3, 18)]
-    assert [index for index, _ in shown] == [0]
-    assert torch.equal(shown[0][1], rollout.frames)
+    assert {index for index, _ in shown} == {0}
+    assert len(shown) > 1  # while the rollout is generated
+    assert torch.equal(torch.cat([frames for _, frames in shown]), rollout.frames)
     assert set(rollout.seconds) == {"encode", "generate", "decode"}
 
 
