@@ -462,7 +462,7 @@ class Pipeline:
             sampling: how tokens are chosen.
             on_frame: see `OnFrame`; called in the pipeline's thread.
             on_pixels: see `OnPixels`.
-            progress: show a bar on a terminal or in a notebook; elsewhere `terra.progress` logs lines.
+            progress: show a bar on a terminal; print a line every ten seconds elsewhere.
         """
 
         async def together(shown: Callable[[int, int], None] | None = None) -> list[Rollout]:

@@ -1,4 +1,4 @@
-"""Progress of a long task: a live bar on a terminal or in a notebook, a log line every few seconds elsewhere."""
+"""Progress of a long task: a live bar on a terminal, a line every few seconds elsewhere."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -17,23 +17,32 @@ logger = logging.getLogger(__name__)
 class ProgressLine:
     """Shows `done` of `total` with a text; use it as a context manager.
 
-    Without a terminal, a line is logged when `every_seconds` have passed since the last one, and at the end.
+    Without a terminal, also in a notebook, a line is logged when `every_seconds` have passed since the last one, and at
+    the end.
 
     Args:
         task: what is done, or the stage's name.
         total: how much there is to do, in any unit.
         every_seconds: least time between two logged lines.
         done: how much of it was done before.
+        say: receives the lines.
     """
 
-    def __init__(self, task: str, total: float, every_seconds: float = 10.0, done: float = 0.0):
-        self._task, self._total, self._every_seconds = task, total, every_seconds
+    def __init__(
+        self,
+        task: str,
+        total: float,
+        every_seconds: float = 10.0,
+        done: float = 0.0,
+        say: Callable[[str], None] = logger.info,
+    ) -> None:
+        self._task, self._total, self._every_seconds, self._say = task, total, every_seconds, say
         self._last_line = monotonic()
         self._start = (monotonic(), done)
         self._ended = False
         console = Console(stderr=True)
         self._bar: Progress | None = None
-        if console.is_terminal or console.is_jupyter:
+        if console.is_terminal:
             columns = (
                 TextColumn("{task.description}"),
                 BarColumn(),
@@ -66,7 +75,7 @@ class ProgressLine:
             self._ended = done >= self._total
             self._last_line = monotonic()
             left = self._seconds_left(done) if seconds_left is None else seconds_left
-            logger.info("%s: %.0f %%, %s%s", self._task, 100 * done / max(self._total, 1e-9), text, _left(left))
+            self._say(f"{self._task}: {100 * done / max(self._total, 1e-9):.0f} %, {text}{_left(left)}")
 
     def _seconds_left(self, done: float) -> float | None:
         """How long the rest takes at the mean speed since the first call or the start; None if nothing is known."""
@@ -88,6 +97,8 @@ def frames_shown(task: str, num_frames: int) -> Iterator[Callable[[int], None]]:
 def rollouts_shown(num_generated: int, num_decoded: int) -> Iterator[Callable[[int, int], None]]:
     """Show the progress of rollouts: "generating" while tokens are missing, then "decoding" while pixels are.
 
+    Away from a terminal the lines are printed.
+
     Call the yielded function with the number of frames that were generated, and that were decoded, since the last
     call; any thread may call it.
 
@@ -96,7 +107,7 @@ def rollouts_shown(num_generated: int, num_decoded: int) -> Iterator[Callable[[i
         num_decoded: frames whose pixels are decoded; context frames are, too.
     """
     start, lock, counts = monotonic(), Lock(), [0, 0]
-    with ProgressLine("generating", num_generated + num_decoded) as line:
+    with ProgressLine("generating", num_generated + num_decoded, say=print) as line:
 
         def show(generated: int, decoded: int) -> None:
             with lock:

@@ -15,13 +15,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_a_line_every_ten_seconds_names_the_stage(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+def test_a_line_every_ten_seconds_names_the_stage(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     with rollouts_shown(num_generated=4, num_decoded=6) as shown:
         for generated, decoded in [(1, 3), (1, 1), (2, 0), (0, 1), (0, 1)]:
             clock[0] += 6
             shown(generated, decoded)
-    assert caplog.messages == [
+    assert capsys.readouterr().out.splitlines() == [
         "generating: 60 %, 2 of 4 frames, 0.2 a second, 8 s left",
         "decoding: 90 %, 5 of 6 frames, 0.2 a second, 3 s left",
         "decoding: 100 %, 6 of 6 frames, 0.2 a second",

@@ -99,15 +99,28 @@ def kill_a_worker_when(batch: Batch, enough: int) -> threading.Thread:
 
 
 def worker_pids() -> list[int]:
+    """Ray's workers that this process has started; other tests may have some, too."""
     pids = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             line = (process / "cmdline").read_bytes()
         except OSError:
             continue
-        if line.startswith(b"ray::Worker"):
+        if line.startswith(b"ray::Worker") and os.getpid() in ancestors(int(process.name)):
             pids.append(int(process.name))
     return sorted(pids)
+
+
+def ancestors(pid: int) -> set[int]:
+    found: set[int] = set()
+    while pid > 1:
+        try:
+            status = Path(f"/proc/{pid}/status").read_text()
+        except OSError:
+            break
+        (pid,) = (int(line.split()[1]) for line in status.splitlines() if line.startswith("PPid:"))
+        found.add(pid)
+    return found
 
 
 def test_one_of_two_workers_is_killed_and_replaced_and_all_is_as_made_alone(batch, alone, tmp_path):

@@ -19,7 +19,8 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDED = Path(__file__).with_name("same_seed.json")
-SETTINGS = ("experiment=demo", "engine=jacobi", "num_frames=8", "seed=0")  # float32 on a CPU
+SCENE = ("context=${terra_demo:contexts/day}", "trajectory=${terra_demo:contexts/day/left.json}")
+SETTINGS = (*SCENE, "engine=jacobi", "num_frames=8", "seed=0")  # float32 on a CPU
 LEAST_EQUAL = 0.99
 
 

@@ -73,7 +73,7 @@ def test_lost_and_repeated_frames_are_seen(faulty):
 
 def test_a_server_that_refuses(server):
     tally = asyncio.run(script.drive_all(script.Target(server.url, "", "none"), 2, 1.0))
-    assert tally.failures == {"expected the id of an existing scene, got another or an expired one": 2}
+    assert tally.failures == {"scene: expected one of day, night": 2}
 
 
 @pytest.mark.parametrize(("slope", "left", "ok"), [(0.0, 0, True), (0.9, 2, True), (1.1, 0, False), (0.0, 3, False)])

@@ -2,8 +2,9 @@
 
 import torch
 
+from terra.noise import vocabulary_noise
 from terra.prompt import Prompt, build_prompt
-from terra.sampling import SamplingParams, vocabulary_noise
+from terra.sampling import SamplingParams
 from terra.world_model import LlamaActionForCausalLM, LlamaActionV2ForCausalLM
 
 

@@ -208,10 +208,11 @@ KILLS = ("in the tensors", "before state.json", "in state.json", "before the old
 
 def train_until_killed(output: Path, moment: str) -> None:
     """Train, save after every step, and die by SIGKILL in the third save; the target of a process of its own."""
-    import tokenizer.checkpoint
+    import safetensors.torch
+
     from terra.training import state
 
-    count, save, write, unlink = iter(range(1_000)), tokenizer.checkpoint.save_file, Path.write_text, Path.unlink
+    count, save, write, unlink = iter(range(1_000)), safetensors.torch.save_file, Path.write_text, Path.unlink
     saving = [0]
 
     def die() -> None:
@@ -241,7 +242,7 @@ def train_until_killed(output: Path, moment: str) -> None:
         unlink(path, missing_ok)
 
     original_json = state.write_json
-    tokenizer.checkpoint.save_file, state.write_json = save_file, write_json  # pyright: ignore[reportAttributeAccessIssue]
+    safetensors.torch.save_file, state.write_json = save_file, write_json  # pyright: ignore[reportAttributeAccessIssue]
     Path.write_text, Path.unlink = write_text, remove  # pyright: ignore[reportAttributeAccessIssue]
     train(OBJECTIVES["numbers"](), config(output, save_every_seconds=1e-9), start_processes("cpu"))
 
