@@ -13,9 +13,12 @@ before `import torch`, it sets GOMP_SPINCOUNT, unless that is set: OpenMP's thre
 they sleep.
 """
 
+import gc
 import importlib
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -62,8 +65,21 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
+    with without_garbage_collection():
+        value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
     return value
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """Collect no garbage within the block: nearly all that an import makes stays, and to look through it takes time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def __dir__() -> list[str]:

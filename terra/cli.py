@@ -10,34 +10,17 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from terra import __version__
+from terra import __version__, without_garbage_collection
 from terra.errors import ConfigError, TerraError
 from terra.extras import extras_named
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Collect no garbage within the block, and later none among the objects that exist by then.
-
-    Nearly all that an import makes stays, and looking through it takes a quarter of a short run's processor time.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.freeze()
-            gc.enable()
 
 
 @dataclass(frozen=True)
@@ -109,8 +92,9 @@ def _imported(path: str) -> Any:
     """What "module:name" names."""
     module, _, name = path.partition(":")
     if module not in sys.modules:
-        with _without_garbage_collection():
+        with without_garbage_collection():
             importlib.import_module(module)
+        gc.freeze()  # a command's imports stay to its end
     return getattr(sys.modules[module], name)
 
 
