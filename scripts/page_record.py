@@ -1,6 +1,6 @@
-"""Records a drive on the page of `terra serve` in a headless Chromium as a GIF: terra/demo/driving_page.gif.
+"""Records a drive on the page of `terra serve` in a headless Chromium as a GIF: docs/page.gif.
 
-    python scripts/page_record.py --output terra/demo/driving_page.gif
+    python scripts/page_record.py --output docs/page.gif
     python scripts/page_record.py --output night.gif --scene night --trip Nothing:5 ArrowRight:20 ArrowUp:10 engine=hf
 
 The script starts a server of its own; further arguments are those of `terra serve`. Each frame of the drive becomes a
