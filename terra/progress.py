@@ -112,10 +112,12 @@ def rollouts_shown(num_generated: int, num_decoded: int) -> Iterator[Callable[[i
         def show(generated: int, decoded: int) -> None:
             with lock:
                 counts[0], counts[1] = counts[0] + generated, counts[1] + decoded
-                task, of, total = "generating", counts[0], num_generated
-                if of >= total:
-                    task, of, total = "decoding", counts[1], num_decoded
-                line.show(sum(counts), _frames_text(of, total, monotonic() - start), task)
+                made, shown = counts
+                seconds = max(monotonic() - start, 1e-9)
+                text = (
+                    f"{made} of {num_generated} frames, {shown} of {num_decoded} decoded, {made / seconds:.1f} a second"
+                )
+                line.show(made + shown, text, "generating" if made < num_generated else "decoding")
 
         yield show
 

@@ -115,7 +115,7 @@ def test_off_a_terminal_each_stage_is_a_line(command, capsys):
     command()
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "loading the model"
-    assert re.fullmatch(r"decoding: 100 %, 12 of 12 frames, \S+ a second", said[-2])
+    assert re.fullmatch(r"decoding: 100 %, 9 of 9 frames, 12 of 12 decoded, \S+ a second", said[-2])
     assert said[-1] == "writing video.gif and overlay.mp4"
 
 

@@ -21,9 +21,9 @@ def test_a_line_every_ten_seconds_names_the_stage(clock: list[float], capsys: py
             clock[0] += 6
             shown(generated, decoded)
     assert capsys.readouterr().out.splitlines() == [
-        "generating: 60 %, 2 of 4 frames, 0.2 a second, 8 s left",
-        "decoding: 90 %, 5 of 6 frames, 0.2 a second, 3 s left",
-        "decoding: 100 %, 6 of 6 frames, 0.2 a second",
+        "generating: 60 %, 2 of 4 frames, 4 of 6 decoded, 0.2 a second, 8 s left",
+        "decoding: 90 %, 4 of 4 frames, 5 of 6 decoded, 0.2 a second, 3 s left",
+        "decoding: 100 %, 4 of 4 frames, 6 of 6 decoded, 0.1 a second",
     ]
 
 

@@ -1,7 +1,8 @@
 """`terra replay`, and the one record of a rollout, whoever wrote it."""
 
-from pathlib import Path
+from pathlib import shutil
 
+import Path
 import pytest
 import torch
 from entry import read_settings
@@ -92,8 +93,18 @@ def test_an_input_that_moved_is_found_beside_the_record(made, batch):
     (batch.folder / "drive.json").rename(made / "drive.json")
     assert told(made)[0] == 0
     (made / "drive.json").unlink()
-    with pytest.raises(ConfigError, match=r"^trajectory: expected it at .*/made/drive.json, found none"):
-        told(made)
+    with pytest.raises(ConfigError, match=r"^trajectory: expected it at .*/gone.json, found none"):
+        told(made, trajectory=made / "gone.json")
+
+
+def test_inputs_that_are_gone_are_said_and_taken_from_the_rollout(made, batch):
+    (batch.folder / "drive.json").unlink()
+    shutil.rmtree(batch.folder / "c0")
+    code, said = told(made)
+    assert code == 0
+    assert "c0 is not here: taken from tokens.safetensors" in said
+    assert "drive.json is not here: taken from tokens.safetensors" in said
+    assert "tokens     the same" in said
 
 
 def test_other_weights_are_refused(made):

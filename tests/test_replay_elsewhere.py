@@ -111,9 +111,14 @@ class TestOfOnesOwnFiles:
         assert "\ntokens     the same\n" in done.stdout
         shutil.move(there / "c0", other_home / "frames")
         done = terra_at(checkout, other_home, "replay", *given)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "context: ../../c0 is not here: taken from tokens.safetensors\n" in done.stdout
+        done = terra_at(checkout, other_home, "replay", *given, "context=gone/*.png")
         assert done.returncode == 2
         assert re.fullmatch(r"error: context: expected it at .*, found none: give context=PATH\n", done.stderr)
-        assert terra_at(checkout, other_home, "replay", *given, "context=frames/*.png").returncode == 0
+        done = terra_at(checkout, other_home, "replay", *given, "context=frames/*.png")
+        assert done.returncode == 0
+        assert "is not here" not in done.stdout
 
     def test_a_tree_that_moves_as_a_whole_needs_no_setting(self, batch, home, other_home, monkeypatch):
         make(batch, home / "outputs/first")
@@ -156,8 +161,9 @@ class TestOfOnesOwnFiles:
         assert record["checkpoints"]["tokenizer"]["folder"] == "mine"
         with pytest.raises(ConfigError, match=r"^tokenizer: expected it at .*: give model.path=DIR"):
             told(made)
-        with pytest.raises(ConfigError, match=r"^context: expected it at .*: give context=PATH"):
-            told(made, **{"model.path": batch.model.parent})
+        code, said = told(made, **{"model.path": batch.model.parent})
+        assert code == 0
+        assert said.count("is not here: taken from tokens.safetensors") == 2
         given = {"model.path": batch.model.parent, "context": home / "c0", "trajectory": home / "drive.json"}
         assert told(made, **given)[0] == 0
 

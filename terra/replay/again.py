@@ -25,7 +25,7 @@ from terra.pipeline import Pipeline
 from terra.place_map import load_map, map_sha256
 from terra.progress import frames_shown
 from terra.prompt import Actions
-from terra.replay.files import Recorded
+from terra.replay.files import MissingError, Recorded
 from terra.replay.models import recorded_spec
 from terra.replay.settings import ReplaySettings
 from terra.rollout import (
@@ -72,7 +72,7 @@ def make_again(settings: ReplaySettings, record: dict[str, Any], console: Consol
         stored = load_file(folder / TOKENS)
         sampling = SamplingParams(**record["sampling"])
         spec = recorded_spec(record, settings)
-        context, actions = _find_inputs(settings, record, spec, stored["actions"])
+        context, actions = _find_inputs(settings, record, spec, stored["actions"], console)
         place = _find_map(settings, record, spec)
     except (SafetensorError, OSError) as error:
         raise OutputError(f"{folder / TOKENS}: expected the tokens of the rollout, got: {error}") from None
@@ -111,16 +111,21 @@ async def _make(
 
 
 def _find_inputs(
-    settings: ReplaySettings, record: dict[str, Any], spec: PipelineSpec, stored: Tensor
+    settings: ReplaySettings, record: dict[str, Any], spec: PipelineSpec, stored: Tensor, console: Console
 ) -> tuple[Frames | None, Actions]:
-    """The context frames (None if they came from no file), and the actions."""
+    """The context frames, and the actions.
+
+    Files that are not there, and for which no setting is given, are said; the rollout's own tokens (None instead of
+    frames) and actions are taken then, as where nothing came from a file.
+    """
     inputs, num_context = record["inputs"], record["num_context"]
     frames, model = None, spec.spec
     if inputs["context"] is not None:
         hash_of = lambda paths: context_sha256(paths, num_context)  # noqa: E731
         context = Recorded("context", inputs["context"], inputs["context_sha256"], hash_of)
-        paths = context.find(settings.folder, settings.context)
-        frames = load_context(paths, num_frames=num_context, image_size=spec.image_size, fps=model.fps)
+        paths = _find(context, settings.folder, settings.context, console)
+        if paths is not None:
+            frames = load_context(paths, num_frames=num_context, image_size=spec.image_size, fps=model.fps)
     elif settings.context is not None:
         raise _not_from_a_file("context", settings.context)
     given = settings.trajectory or settings.actions
@@ -129,11 +134,25 @@ def _find_inputs(
     if inputs["trajectory"] is not None:
         name = "trajectory" if isinstance(model.space, Waypoints) else "actions"
         track = Recorded(name, [inputs["trajectory"]], inputs["trajectory_sha256"], files_sha256)
-        (path,) = track.find(settings.folder, given)
-        return frames, load_action_file(path, model, record["num_frames"], sample_id=inputs["sample_id"])[0]
+        paths = _find(track, settings.folder, given, console)
+        if paths is None:
+            return frames, stored
+        return frames, load_action_file(paths[0], model, record["num_frames"], sample_id=inputs["sample_id"])[0]
     if given is not None:
         raise _not_from_a_file("trajectory" if settings.trajectory else "actions", given)
     return frames, stored
+
+
+def _find(recorded: Recorded, folder: Path, given: str | Path | None, console: Console) -> list[Path] | None:
+    """An input's files; None, and a line that says so, where they are missing and no setting names them."""
+    try:
+        return recorded.find(folder, given)
+    except MissingError:
+        if given is not None:
+            raise
+        name = " ".join(recorded.locations)
+        console.print(f"{recorded.setting}: {name} is not here: taken from {TOKENS}", highlight=False, soft_wrap=True)
+        return None
 
 
 def _find_map(settings: ReplaySettings, record: dict[str, Any], spec: PipelineSpec) -> tuple[Pixels, Poses] | None:

@@ -8,6 +8,10 @@ from terra.errors import ConfigError
 from terra.locations import places_of
 
 
+class MissingError(ConfigError):
+    """A file or folder that a record names is at none of the places where it may be."""
+
+
 @dataclass(frozen=True)
 class Recorded:
     """One input of a rollout, as its record has it.
@@ -32,7 +36,8 @@ class Recorded:
             given: the setting's value; None looks at the recorded location and beside the record.
 
         Raises:
-            ConfigError: nothing there, or other content; one line that names the setting.
+            MissingError: nothing there; one line that names the setting.
+            ConfigError: other content.
         """
         tried = [[Path(given)]] if given is not None else self._places(folder)
         other: tuple[Path, str] | None = None
@@ -52,7 +57,7 @@ class Recorded:
         return [[places[0] for places in each], [places[-1] for places in each]]
 
 
-def missing(setting: str, places: Sequence[Path], remedy: str) -> ConfigError:
+def missing(setting: str, places: Sequence[Path], remedy: str) -> MissingError:
     """The error that an input is at none of several places; `remedy` is the setting that says where it is."""
     looked = " or ".join(dict.fromkeys(map(str, places)))
-    return ConfigError(f"{setting}: expected it at {looked}, found none: give {remedy}")
+    return MissingError(f"{setting}: expected it at {looked}, found none: give {remedy}")
