@@ -1,8 +1,8 @@
 """`terra replay`, and the one record of a rollout, whoever wrote it."""
 
-from pathlib import shutil
+import shutil
+from pathlib import Path
 
-import Path
 import pytest
 import torch
 from entry import read_settings
