@@ -52,7 +52,8 @@ def places_of(location: str, folder: Path) -> list[Path]:
     scheme, _, rest = location.partition(":")
     beside = folder / PurePosixPath(location).name
     if scheme in _roots():
-        return [_roots()[scheme] / rest, beside] if ".." not in PurePosixPath(rest).parts else [beside]
+        leaves = PurePosixPath(rest).is_absolute() or ".." in PurePosixPath(rest).parts
+        return [beside] if leaves else [_roots()[scheme] / rest, beside]
     if Path(location).is_absolute():
         return [beside]
     return list(dict.fromkeys([Path(os.path.normpath(folder.resolve() / location)), beside.absolute()]))

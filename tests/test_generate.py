@@ -111,6 +111,23 @@ def test_from_python_it_is_the_same_video(command, works, tmp_path):
     assert (tmp_path / "python.mp4").read_bytes() == (output / "video.mp4").read_bytes()
 
 
+@pytest.mark.parametrize("model", ["demo", "folder"])
+def test_without_a_context_the_model_s_scenes_are_named(model, works, tmp_path, monkeypatch, capsys):
+    mine = tmp_path / "mine"
+    for part in ("tokenizer", "world_model"):
+        shutil.copytree(works[f"{part}.pretrained"], mine / part)
+    for scenes in [terra.DEMO / "contexts"] if model == "demo" else [None, mine / "contexts"]:
+        if scenes is not None:
+            scenes.mkdir(exist_ok=True)
+        path = [f"model.path={mine}"] if model == "folder" else []
+        monkeypatch.setattr(sys, "argv", ["terra-generate", f"model={model}", *path])
+        with pytest.raises(SystemExit):
+            main()
+        hint = "" if scenes is None else f"; the model's scenes are in {scenes}"
+        wanted = "error: context: expected a value, got nothing: context=... is needed"
+        assert capsys.readouterr().err == f"{wanted}{hint}\n"
+
+
 def test_off_a_terminal_each_stage_is_a_line(command, capsys):
     command()
     said = capsys.readouterr().out.splitlines()

@@ -107,6 +107,34 @@ def test_inputs_that_are_gone_are_said_and_taken_from_the_rollout(made, batch):
     assert "tokens     the same" in said
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_frames", 4),
+        ("num_context", 0),
+        ("num_context", "3"),
+        ("fps", "x"),
+        ("fps", 1e308),
+        ("seed", -1),
+        ("seed", 10**40),
+        ("pixels_sha256", None),
+        ("checkpoints", {"tokenizer": 5, "world_model": None}),
+        ("inputs", {"context": [], "context_sha256": "", "trajectory": 5, "trajectory_sha256": "", "sample_id": None}),
+        ("inputs", {"context": [5], "context_sha256": "", "trajectory": {}, "trajectory_sha256": ""}),
+    ],
+)
+def test_a_record_with_wrong_values_is_refused_before_anything_is_made(made, name, value):
+    change(made, **{name: value})
+    with pytest.raises(OutputError, match=r"rollout\.json: "):
+        told(made)
+
+
+def test_a_rollout_without_its_video_is_refused(made):
+    (made / "video.mp4").unlink()
+    with pytest.raises(OutputError, match=r"video\.mp4: expected the video to compare with"):
+        told(made)
+
+
 def test_other_weights_are_refused(made):
     record = read_record(made)
     record["checkpoints"]["world_model"]["sha256"] = "0" * 64

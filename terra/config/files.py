@@ -164,7 +164,8 @@ def check_paths(config: DictConfig, inputs: Sequence[str], models: Sequence[str]
     """
     if missing := sorted(OmegaConf.missing_keys(config)):
         given = " ".join(f"{name}=..." for name in missing)
-        raise ConfigError(f"{', '.join(missing)}: expected a value, got nothing: {given} is needed")
+        hint = _scenes_hint(config) if "context" in missing else ""
+        raise ConfigError(f"{', '.join(missing)}: expected a value, got nothing: {given} is needed{hint}")
     values: Any = OmegaConf.to_container(config, resolve=True)
     for name, value in _leaves(values):
         is_model = name in models or name.rpartition(".")[2] == "pretrained"
@@ -178,6 +179,15 @@ def check_paths(config: DictConfig, inputs: Sequence[str], models: Sequence[str]
             raise ConfigError(missing_world(value) or nothing)
         if not is_model and not _GLOB.search(value):
             raise ConfigError(f"{name}: expected a file or folder, found nothing at {value}")
+
+
+def _scenes_hint(config: DictConfig) -> str:
+    """Where the model's own scenes are, as the end of a line; empty for a model without any."""
+    pretrained = str(OmegaConf.select(config, "world_model.pretrained"))
+    scenes = Path(_scenes(pretrained))
+    if not scenes.is_dir() or (scenes == DEMO / "contexts" and Path(pretrained) != DEMO / "world_model"):
+        return ""
+    return f"; the model's scenes are in {scenes}"
 
 
 def worlds_to_unpack(config: DictConfig) -> dict[Path, Path]:

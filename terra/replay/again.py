@@ -1,5 +1,6 @@
 """Makes the rollout of a record again, and compares tokens and pixels; the heavy part of `terra replay`."""
 
+import reprlib
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ from terra.sampling import SamplingParams
 from tokenizer import Frames, TokenGrid
 
 SAME, DIFFERENT = 0, 1
+_MOST_FPS = 1000  # of a record that can be replayed
 
 
 @dataclass(frozen=True)
@@ -70,13 +72,14 @@ def make_again(settings: ReplaySettings, record: dict[str, Any], console: Consol
     folder = settings.folder
     try:
         stored = load_file(folder / TOKENS)
+        _check_record(folder, record, stored["tokens"])
         sampling = SamplingParams(**record["sampling"])
         spec = recorded_spec(record, settings)
         context, actions = _find_inputs(settings, record, spec, stored["actions"], console)
         place = _find_map(settings, record, spec)
     except (SafetensorError, OSError) as error:
         raise OutputError(f"{folder / TOKENS}: expected the tokens of the rollout, got: {error}") from None
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise OutputError(f"{folder / RECORD}: expected a whole record, got: {error!r}") from None
     spec.announce()
     with console.status("loading the model"):
@@ -89,6 +92,22 @@ def make_again(settings: ReplaySettings, record: dict[str, Any], console: Consol
     _print(console, "tokens", f"{differing} of {tokens.numel()} differ" if differing else "the same")
     _report_pixels(console, folder, record, pixels, tokens, actions)
     return DIFFERENT if differing else SAME
+
+
+def _check_record(folder: Path, record: dict[str, Any], tokens: TokenGrid) -> None:
+    """Refuse values that would fail after the rollout is made. Raises OutputError, and what a wrong type raises."""
+    fps, seed, pixels = float(record["fps"]), record["seed"], record["pixels_sha256"]
+    for name, value, fits, expected in (
+        ("num_frames", record["num_frames"], record["num_frames"] == len(tokens), f"{len(tokens)}, as in {TOKENS}"),
+        ("num_context", record["num_context"], 1 <= record["num_context"] < len(tokens), f"1 to {len(tokens) - 1}"),
+        ("fps", record["fps"], 0 < fps <= _MOST_FPS, f"above 0, up to {_MOST_FPS}"),
+        ("seed", seed, type(seed) is int and 0 <= seed < 2**63, "0 to 2**63 - 1"),
+        ("pixels_sha256", pixels, isinstance(pixels, str), "a hash"),
+    ):
+        if not fits:
+            raise OutputError(f"{folder / RECORD}: {name}: expected {expected}, got {reprlib.repr(value)}")
+    if not (folder / VIDEO).is_file():
+        raise OutputError(f"{folder / VIDEO}: expected the video to compare with, got no such file")
 
 
 async def _make(
