@@ -271,7 +271,7 @@ class TestLocations:
         assert places_of("terra:demo/contexts/day", home)[0] == path
 
     def test_of_strangers_stay_where_files_may_be(self, home):
-        for text in ("/etc/passwd", "terra:../../etc/passwd", "worlds:../passwd"):
+        for text in ("/etc/passwd", "terra:/etc/passwd", "terra:../../etc/passwd", "worlds:../passwd"):
             assert places_of(text, home) == [home / "passwd"]
 
     def test_stand_for_absolute_paths_alone(self, home):
