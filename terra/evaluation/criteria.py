@@ -54,7 +54,7 @@ class Criterion:
 
 @dataclass(frozen=True)
 class CodebookUse:
-    """Of true clips: the number of their image tokens, that of distinct ids among these, and the codebook's size."""
+    """Count the image tokens of true clips, the distinct ids among these, and the ids of the codebook."""
 
     tokens: int
     distinct: int

@@ -95,7 +95,7 @@ def _facts(state: str, folder: Path) -> dict[str, Any]:
 
 
 def _archived(archive: Path) -> dict[str, Any]:
-    """Of a packed world what its config.json files tell; one without a tokenizer has the shipped one."""
+    """What the config.json files of a packed world tell; one without a tokenizer has the shipped one."""
     with tempfile.TemporaryDirectory() as temporary, zipfile.ZipFile(archive) as packed:
         folder = Path(temporary)
         for part in ("tokenizer", "world_model"):
