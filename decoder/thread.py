@@ -159,7 +159,7 @@ class DecodingThread:
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
         self.beside_engine = decoder.framewise
-        self.warms_up = decoder.framewise and decoder.device.type == "cuda"
+        self.warms_up = self.beside_engine and decoder.device.type == "cuda"
         self._thread = ThreadPoolExecutor(1, "terra-decode", torch.set_num_threads, (1,))
         self._most = frames_at_once(decoder.device) if decoder.framewise else 1
         self._waiting: deque[_Piece] = deque()

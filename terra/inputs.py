@@ -1,6 +1,7 @@
 """Reads the actions of a rollout from a file, at the model's rate; needs no torch."""
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float32, Float64
@@ -20,10 +21,16 @@ Drawn = Paths | list[str]
 """What an overlay shows of each action: its path, or in worlds without poses its words."""
 
 
+def action_field(space: ActionSpace) -> Literal["trajectory", "actions"]:
+    """The name by which settings, requests and errors call the file of a world's actions."""
+    return "trajectory" if isinstance(space, Waypoints) else "actions"
+
+
 def action_file(space: ActionSpace, *, trajectory: Path | None, actions: Path | None) -> Path:
     """The file of the actions, of two settings the one that suits the model's space. Raises ConfigError."""
     given = {"trajectory": trajectory, "actions": actions}
-    wanted, other = ("trajectory", "actions") if isinstance(space, Waypoints) else ("actions", "trajectory")
+    wanted = action_field(space)
+    other = "actions" if wanted == "trajectory" else "trajectory"
     path = given[wanted]
     if path is None or given[other] is not None:
         got = "nothing" if given[other] is None else f"{other}=" if path is None else f"{other}= as well"

@@ -78,7 +78,7 @@ class ProgressLine:
             self._say(f"{self._task}: {100 * done / max(self._total, 1e-9):.0f} %, {text}{_left(left)}")
 
     def _seconds_left(self, done: float) -> float | None:
-        """How long the rest takes at the mean speed since the first call or the start; None if nothing is known."""
+        """How long the rest takes at the mean speed since the start; None where nothing has been done since."""
         started, before = self._start
         if done <= before:
             return None

@@ -123,30 +123,16 @@ def load_action_file(
     sample_id: int | str | None = None,
     limits: Limits = LIMITS,
 ) -> tuple[Actions, Drawn]:
-    """The `num_frames` - 1 actions of a rollout from a file of any rate, and what an overlay shows of them.
+    """The actions of `terra.inputs.read_action_file` as a tensor; arguments and errors are the same.
 
-    Args:
-        path: where actions are waypoints a trajectory, see `terra.trajectory`; else see `terra.actions.files`.
-        spec: the world model's frame rate and action space.
-        num_frames: frames of the rollout.
-        sample_id: which line of a trajectory's .jsonl.
-        limits: bounds on what is read.
-
-    Raises:
-        ActionError: the file can't be read, is too short, or has actions of another space.
-        ConfigError: `num_frames` below 1.
+    `spec` has the world model's frame rate and action space.
     """
     rows, drawn = read_action_file(path, spec.space, spec.fps, num_frames, sample_id=sample_id, limits=limits)
     return torch.from_numpy(rows), drawn
 
 
 def track_actions(track: Trajectory | ActionTrack, num_frames: int, spec: EngineSpec) -> tuple[Actions, Drawn]:
-    """The `num_frames` - 1 actions of a rollout from a trajectory or a track of the world model's action space.
-
-    Raises:
-        ActionError: it is too short, or a trajectory's paths do not cover the model's waypoints.
-        ConfigError: `num_frames` below 1.
-    """
+    """The actions of `terra.inputs.track_rows` as a tensor; arguments and errors are the same."""
     rows, drawn = track_rows(track, num_frames, spec.space, spec.fps)
     return torch.from_numpy(rows), drawn
 

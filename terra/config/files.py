@@ -16,7 +16,6 @@ from terra.worlds.places import archive_of, missing_world, unpacked_worlds
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _FOUND = ("${terra_adapters:", "${terra_worlds:")  # defaults: folders by name, any of them
 _GLOB = re.compile(r"[*?\[]")
-_ARCHIVES = PACKAGE / "worlds"  # of a clone; a wheel has none
 
 
 def config_dir() -> Path:

@@ -16,11 +16,10 @@ from torch import Tensor
 
 from decoder.thread import DecodedFrames
 from decoder.video import Pixels, read_video
-from terra.actions import Waypoints
 from terra.config.spec import PipelineSpec
 from terra.context import load_context, natural_key
 from terra.errors import ConfigError, OutputError, TerraError
-from terra.inputs import action_file
+from terra.inputs import action_field, action_file
 from terra.memory import Poses
 from terra.pipeline import Pipeline
 from terra.place_map import load_map, map_sha256
@@ -42,6 +41,7 @@ from terra.rollout import (
 from terra.rollout_record import RECORD
 from terra.sampling import SamplingParams
 from tokenizer import Frames, TokenGrid
+from tokenizer.settings import MAX_SEED
 
 SAME, DIFFERENT = 0, 1
 _MOST_FPS = 1000  # of a record that can be replayed
@@ -101,7 +101,7 @@ def _check_record(folder: Path, record: dict[str, Any], tokens: TokenGrid) -> No
         ("num_frames", record["num_frames"], record["num_frames"] == len(tokens), f"{len(tokens)}, as in {TOKENS}"),
         ("num_context", record["num_context"], 1 <= record["num_context"] < len(tokens), f"1 to {len(tokens) - 1}"),
         ("fps", record["fps"], 0 < fps <= _MOST_FPS, f"above 0, up to {_MOST_FPS}"),
-        ("seed", seed, type(seed) is int and 0 <= seed < 2**63, "0 to 2**63 - 1"),
+        ("seed", seed, type(seed) is int and 0 <= seed <= MAX_SEED, "0 to 2**63 - 1"),
         ("pixels_sha256", pixels, isinstance(pixels, str), "a hash"),
     ):
         if not fits:
@@ -151,8 +151,7 @@ def _find_inputs(
     if given is not None:
         given = action_file(model.space, trajectory=settings.trajectory, actions=settings.actions)
     if inputs["trajectory"] is not None:
-        name = "trajectory" if isinstance(model.space, Waypoints) else "actions"
-        track = Recorded(name, [inputs["trajectory"]], inputs["trajectory_sha256"], files_sha256)
+        track = Recorded(action_field(model.space), [inputs["trajectory"]], inputs["trajectory_sha256"], files_sha256)
         paths = _find(track, settings.folder, given, console)
         if paths is None:
             return frames, stored

@@ -6,9 +6,9 @@ from typing import Annotated
 from pydantic import Field
 
 from terra.actions import ActionSpace, Choice, Keys, Waypoints
-from terra.config.files import DEMO
 from terra.config.groups import CheckpointSettings
 from terra.errors import ConfigError
+from terra.locations import PACKAGE
 from tokenizer.files import read_json
 from tokenizer.limits import LIMITS, Limits
 from tokenizer.settings import Count, Positive, Settings, checked, expecting
@@ -16,7 +16,7 @@ from tokenizer.settings import Count, Positive, Settings, checked, expecting
 ABOUT = "page.json"
 """A file of a world's folder, beside tokenizer/ and world_model/."""
 
-SHIPPED_WORLDS = DEMO.parent / "worlds"
+SHIPPED_WORLDS = PACKAGE / "worlds"
 """The folder with a NAME.json, in place of a page.json, for each world that ships as an archive NAME.zip."""
 
 _MOST_NAMES = 5  # of a vector or of keys, in the line of a world that has none of its own

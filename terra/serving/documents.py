@@ -11,6 +11,7 @@ from typing import Any
 from terra.actions import ActionSpace, ActionTrack, Waypoints
 from terra.actions.files import parse_document as parse_actions
 from terra.errors import ActionError, ConfigError
+from terra.inputs import action_field
 from terra.serving.errors import ApiError
 from terra.trajectory import Trajectory
 from terra.trajectory.document import parse_document
@@ -66,11 +67,6 @@ def read_fields(content: bytes | Mapping[str, str], wanted: Wanted) -> Fields:
         message = f"expected at most {_REST_BYTES} bytes besides trajectory and actions, got {len(rest)}"
         raise ApiError(400, "invalid_request", message)
     return Fields(rest, track)
-
-
-def action_field(space: ActionSpace) -> str:
-    """Which field tells the actions of a space: `trajectory`, in driving, or `actions`."""
-    return "trajectory" if isinstance(space, Waypoints) else "actions"
 
 
 def parse_track(

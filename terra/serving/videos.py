@@ -12,9 +12,10 @@ from starlette.exceptions import HTTPException
 
 from terra.actions import ActionSpace, ActionTrack
 from terra.errors import ActionError, ConfigError
+from terra.inputs import action_field
 from terra.rollout import track_actions
 from terra.serving import schemas
-from terra.serving.documents import action_field, refused
+from terra.serving.documents import refused
 from terra.serving.errors import ApiError, not_found
 from terra.serving.guard import client_of
 from terra.serving.jobs import VARIANTS, VideoRequest
