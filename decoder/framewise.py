@@ -99,6 +99,8 @@ class FramewiseDecoder:
             return self._decode(tokens)
         # One by one, so that an engine's frames come in between.
         frames = [on_cores(partial(self._decode, one)).result() for one in tokens.split(1)]
+        if len(frames) == 1:  # a turn more would let the decoder fall behind the engine
+            return frames[0]
         return on_cores(partial(torch.cat, frames)).result()
 
     @torch.no_grad()
