@@ -24,7 +24,6 @@ from terra.dataset.importing.lerobot_files import (
     check_camera,
     episode_rows,
     file_of,
-    frame_times,
     number,
     numbers,
     own_frames,
@@ -228,6 +227,7 @@ class LeRobotSource:
         where = f"{data}: {name}"
         rows = episode_rows(data, episode, where)
         times = row_times(rows["timestamp"], number(info, "fps", where), where)
+        left_out: dict[str, int] = {}
         if kind == "image":
             index = int(episode["episode_index"])
 
@@ -235,12 +235,14 @@ class LeRobotSource:
                 return stored_pictures(self.folder, data, camera, index, where)
 
         else:
-            frames = _video_frames(self.folder, camera, episode, len(times), name)
+            frames, num_more = _video_frames(self.folder, camera, episode, len(times), name)
+            if num_more:
+                left_out["frames of the video behind those of the rows"] = num_more
         if isinstance(columns, LeRobotColumns):
             track = _poses(columns, rows, times, info, where)
         else:
             track = _actions(self.space, self._action, rows, times, where)
-        return SourceDrive(name=name, track=track, frame_times=times, frames=frames, intrinsics=None, origin=where)
+        return SourceDrive(name, track, times, frames, intrinsics=None, origin=where, left_out=left_out)
 
 
 @dataclass(frozen=True)
@@ -287,8 +289,11 @@ def _only(folder: Path, setting: str, names: list[str]) -> str:
 
 def _video_frames(
     folder: Path, camera: str, episode: dict[str, Any], num_rows: int, name: str
-) -> Callable[[], Iterator[UInt8[np.ndarray, "height width 3"]]]:
-    """Return what yields an episode's frames, one for each row. Raises DatasetError if it has fewer."""
+) -> tuple[Callable[[], Iterator[UInt8[np.ndarray, "height width 3"]]], int]:
+    """Return what yields an episode's frames, one for each row, and how many more it has. Raises DatasetError.
+
+    Which of its frames are missing can't be told of an episode that has fewer, so that it is refused.
+    """
     video = file_of(folder, "video_path", episode, camera)
     where = f"{video}: {name}"
     if not video.is_file():
@@ -296,9 +301,9 @@ def _video_frames(
     first, count = own_frames(folder, camera, episode, video, where)
     if count < num_rows:
         raise DatasetError(f"{where}: expected a frame for each of its {num_rows} rows, got {max(count, 0)} frames")
-    times = frame_times(video)
+    times = video_facts(video).times
     start = 0.0 if first == 0 else float(times[first - 1] + times[first]) / 2
-    return lambda: islice(stream_video(video, start), num_rows)
+    return lambda: islice(stream_video(video, start), num_rows), count - num_rows
 
 
 def _say_size(folder: Path, camera: str, video: Path) -> None:

@@ -5,7 +5,6 @@ in version 3 of a file that holds several episodes, `from_timestamp` seconds lat
 row, so that row k is the episode's frame k, whatever the rows' time stamps are.
 """
 
-import io
 import math
 import re
 from collections import Counter
@@ -19,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Float, UInt8
 
+from decoder.pictures import read_picture
 from decoder.video import VideoInfo, probe_video
-from terra.dataset.importing.source import read_picture
 from terra.errors import DatasetError
 from tokenizer.files import parse_json, read_json, read_text
 from tokenizer.limits import LIMITS
@@ -253,11 +252,6 @@ def video_facts(path: Path) -> VideoInfo:
     return probe_video(path)
 
 
-def frame_times(path):  # SHIM until VideoInfo.times
-    info = video_facts(path)
-    return np.arange(info.num_frames) / info.fps
-
-
 def own_frames(folder: Path, camera: str, episode: Row, video: Path, where: str) -> tuple[int, int]:
     """The first frame of a video that is an episode's own, and how many are.
 
@@ -269,7 +263,7 @@ def own_frames(folder: Path, camera: str, episode: Row, video: Path, where: str)
         DatasetError: no time stamps.
         VideoError: a video that can't be read.
     """
-    times = frame_times(video)
+    times = video_facts(video).times
     if has_file_each(read_info(folder)):
         return 0, len(times)
     prefix = f"videos/{camera}"
@@ -307,7 +301,8 @@ def stored_pictures(
     """Yield the pictures of an episode that its rows hold, as bytes or as paths within the dataset's folder.
 
     Raises:
-        DatasetError: a row without a picture, or with one that can't be read.
+        DatasetError: a row without a picture.
+        VideoError: a picture that can't be read, or can't be shown rightly.
     """
     file = pq.ParquetFile(data)
     groups, columns = _row_groups(file, episode_index), ["episode_index", camera]
@@ -317,9 +312,9 @@ def stored_pictures(
         for picture in batch[camera].filter(mask).to_pylist():
             named = f"{where}: {camera}: row {row}"
             if not isinstance(picture, dict):
-                picture = {"path" if isinstance(picture, str) else "bytes": picture}
+                picture = {"bytes": picture}
             if picture.get("bytes"):
-                yield read_picture(io.BytesIO(picture["bytes"]))
+                yield read_picture(picture["bytes"], named)
             elif picture.get("path"):
                 yield read_picture(_inside(folder, picture["path"], named))
             else:
