@@ -22,6 +22,7 @@ from terra.dataset.importing.lerobot_files import (
     CAMERAS,
     camera_fault,
     check_camera,
+    check_column,
     episode_rows,
     file_of,
     number,
@@ -229,6 +230,7 @@ class LeRobotSource:
         times = row_times(rows["timestamp"], number(info, "fps", where), where)
         left_out: dict[str, int] = {}
         if kind == "image":
+            check_column(data, camera)
             index = int(episode["episode_index"])
 
             def frames() -> Iterator[UInt8[np.ndarray, "height width 3"]]:

@@ -9,6 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -75,9 +76,7 @@ def read_episodes(folder: Path) -> dict[int, Row]:
     counts = Counter(int(number(row, "episode_index", str(where))) for row in rows)
     twice = [index for index, count in counts.items() if count > 1]
     if twice:
-        raise DatasetError(
-            f"{where}: expected each episode once, got episode_index {twice[0]} in {counts[twice[0]]} rows"
-        )
+        raise DatasetError(f"{where}: expected each episode once, got several rows of episode_index {twice[0]}")
     return {int(row["episode_index"]): row for row in rows}
 
 
@@ -145,8 +144,7 @@ def picture_shape(feature: Row) -> tuple[int | None, int | None, int | None]:
 @lru_cache(maxsize=4)
 def _read_table(path: Path) -> pa.Table:
     """A Parquet file without its pictures, which take much memory, and without the statistics of each feature."""
-    try:
-        file = pq.ParquetFile(path)
+    with _damage_named(path), pq.ParquetFile(path) as file:
         names = [
             field.name
             for field in file.schema_arrow
@@ -154,8 +152,23 @@ def _read_table(path: Path) -> pa.Table:
             and not (pa.types.is_struct(field.type) or pa.types.is_binary(field.type))
         ]
         return file.read(columns=names, use_threads=False)
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    """Raise DatasetError for a Parquet file that can't be read."""
+    try:
+        yield
     except (OSError, pa.ArrowException) as error:
         raise DatasetError(f"{path}: expected a Parquet table, got: {str(error).partition(chr(10))[0]}") from None
+
+
+def check_column(path: Path, name: str) -> None:
+    """Raise DatasetError if a Parquet file has no such column."""
+    with _damage_named(path):
+        names = pq.read_schema(path).names
+    if name not in names:
+        raise DatasetError(f"{path}: expected a column {name}, got {', '.join(names)}")
 
 
 def file_of(folder: Path, template: str, episode: Row, camera: str = "") -> Path:
@@ -304,22 +317,23 @@ def stored_pictures(
         DatasetError: a row without a picture.
         VideoError: a picture that can't be read, or can't be shown rightly.
     """
-    file = pq.ParquetFile(data)
-    groups, columns = _row_groups(file, episode_index), ["episode_index", camera]
     row = 0
-    for batch in file.iter_batches(_PICTURES_AT_ONCE, row_groups=groups, columns=columns, use_threads=False):
-        mask = pa.array(batch["episode_index"].to_numpy() == episode_index)
-        for picture in batch[camera].filter(mask).to_pylist():
-            named = f"{where}: {camera}: row {row}"
-            if not isinstance(picture, dict):
-                picture = {"bytes": picture}
-            if picture.get("bytes"):
-                yield read_picture(picture["bytes"], named)
-            elif picture.get("path"):
-                yield read_picture(_inside(folder, picture["path"], named))
-            else:
-                raise DatasetError(f"{named}: expected a picture, got none")
-            row += 1
+    with _damage_named(data), pq.ParquetFile(data) as file:
+        groups, columns = _row_groups(file, episode_index), ["episode_index", camera]
+        for batch in file.iter_batches(_PICTURES_AT_ONCE, row_groups=groups, columns=columns, use_threads=False):
+            mask = pa.array(batch["episode_index"].to_numpy() == episode_index)
+            for picture in batch[camera].filter(mask).to_pylist():
+                yield _stored_picture(folder, picture, f"{where}: {camera}: row {row}")
+                row += 1
+
+
+def _stored_picture(folder: Path, stored: Any, where: str) -> UInt8[np.ndarray, "height width 3"]:
+    facts = stored if isinstance(stored, dict) else {"bytes": stored}
+    if facts.get("bytes"):
+        return read_picture(facts["bytes"], where)
+    if not facts.get("path"):
+        raise DatasetError(f"{where}: expected a picture, got none")
+    return read_picture(_inside(folder, facts["path"], where))
 
 
 def _row_groups(file: pq.ParquetFile, episode_index: int) -> list[int]:
