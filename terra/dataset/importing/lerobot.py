@@ -178,11 +178,12 @@ class LeRobotSource:
         splits = read_info(self.folder).get("splits")
         spans = {name: _SPAN.fullmatch(str(span)) for name, span in splits.items()} if isinstance(splits, dict) else {}
         found = {int(name.removeprefix(_PREFIX)): name for name in _files(self.folder, self._camera).found}
-        return {
+        drives = {
             name: tuple(drive for index, drive in found.items() if int(span[1]) <= index < int(span[2]))
             for name, span in spans.items()
             if span is not None and name != "train"
         }
+        return {name: each for name, each in drives.items() if each}
 
     @property
     def _camera(self) -> str:
