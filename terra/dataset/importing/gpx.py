@@ -1,14 +1,17 @@
 """A folder of videos, each with the GPS track of the drive: poses for people who have none."""
 
 import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Float64, Int, UInt8
 
 from terra.dataset.importing.gps import load_gps
-from terra.dataset.importing.smoothing import STEP, smooth
-from terra.dataset.importing.source import PoseFiles, SourceDrive, find_pairs, motion, open_footage, say_left_out
+from terra.dataset.importing.smoothing import STEP, States, smooth
+from terra.dataset.importing.source import Break, PoseFiles, SourceDrive, find_pairs, motion, open_footage, say_left_out
 from terra.errors import DatasetError
 from terra.trajectory.checks import MAX_POSE_GAP, MAX_SPEED
 
@@ -56,9 +59,14 @@ class GpxSource(PoseFiles):
         return tuple(pairs)
 
     def open_drive(self, name: str) -> SourceDrive:
-        """Open the video, and make poses of the track over its time."""
+        """Open the video, and make poses of the track over its time.
+
+        The track is smoothed in stretches: a segment, or a part of one, without a gap of more than 3 s. The video's
+        frames between two stretches are left out, and those of a stretch in which the car stands, which has no heading.
+        """
         path, video = find_pairs(self.folder, SUFFIXES, "GPS tracks")[name]
         track, footage = load_gps(path), open_footage(video, self.picture_fps)
+        frame_times = np.arange(footage.num_frames) / footage.fps
         seconds = footage.num_frames / footage.fps
         times = track.times - track.times[0] - self.offset_seconds
         near = (times >= -_MARGIN) & (times <= seconds + _MARGIN)
@@ -67,12 +75,46 @@ class GpxSource(PoseFiles):
             raise DatasetError(
                 f"{path}: expected fixes during the video's {seconds:.1f} s, got {span}: see offset_seconds="
             )
-        if track.num_dropped:
-            logger.warning("%s: %d fixes left out, at the time of the one before", path, track.num_dropped)
+        for reason, count in track.left_out.items():
+            logger.warning("%s: left out: %d %s", path, count, reason)
         if (count := int(near.sum())) + np.ptp(times[near]) / STEP > _MAX_NODES:
             got = f"{count} fixes over {np.ptp(times[near]):.0f} s"
             raise DatasetError(f"{path}: expected a day of fixes at most, or {_MAX_NODES} fixes, got {got}")
-        times, positions = times[near], track.meters(int(np.argmax(near)))[near]
+        times, positions, segment = times[near], track.meters(int(np.argmax(near)))[near], track.segment[near]
+        ends = np.flatnonzero((np.diff(times) > MAX_POSE_GAP) | (np.diff(segment) != 0)) + 1
+        rows = [slice(start, end) for start, end in pairwise([0, *ends.tolist(), len(times)])]
+        stretches = [each for row in rows if (each := self._stretch(times[row], positions[row], path)) is not None]
+        if not stretches:
+            raise DatasetError(
+                f"{path}: expected a car that moves, because its heading is that of the motion, got none"
+            )
+        known, breaks = _known_frames(frame_times, stretches, path)
+        wanted = frozenset(known.tolist())
+        nodes, states = (np.concatenate(parts) for parts in zip(*stretches, strict=True))
+
+        def frames() -> Iterator[UInt8[np.ndarray, "height width 3"]]:
+            return (frame for index, frame in enumerate(footage.frames()) if index in wanted)
+
+        return SourceDrive(
+            name=name,
+            track=motion(nodes, states[:, :2], states[:, 2], speeds=states[:, 3]),
+            frame_times=frame_times[known],
+            frames=frames,
+            intrinsics=None,
+            origin=str(path),
+            breaks=breaks,
+            left_out={"frames without fixes": left} if (left := len(frame_times) - len(known)) else {},
+        )
+
+    def _stretch(
+        self, times: Float64[np.ndarray, " fixes"], positions: Float64[np.ndarray, "fixes 2"], path: Path
+    ) -> tuple[Float64[np.ndarray, " nodes"], States] | None:
+        """The motion through fixes without a gap; None if it has no heading, because the car stands.
+
+        Raises DatasetError if the car would be too fast.
+        """
+        if len(times) < 2:
+            return None
         gaps = np.diff(times)
         speeds = np.hypot(*np.diff(positions, axis=0).T) / gaps
         # Two fixes may be off by some standard deviations to opposite sides.
@@ -80,18 +122,28 @@ class GpxSource(PoseFiles):
             row = int(np.argmax(too_fast))
             got = f"{speeds[row]:.0f} m/s at {times[row]:.1f} s of the video"
             raise DatasetError(f"{path}: expected a car's motion, at most {MAX_SPEED:g} m/s, got {got}")
-        moves = np.ptp(positions, axis=0).max() >= _LEAST_METERS
+        if np.ptp(positions, axis=0).max() < _LEAST_METERS:
+            return None
         nodes, states = smooth(times, positions, self.sigma_meters, MAX_POSE_GAP)
-        if not moves or states[:, 3].max() < _LEAST_SPEED:
-            raise DatasetError(
-                f"{path}: expected a car that moves, because its heading is that of the motion, got none"
-            )
+        return (nodes, states) if states[:, 3].max() >= _LEAST_SPEED else None
 
-        return SourceDrive(
-            name=name,
-            track=motion(nodes, states[:, :2], states[:, 2], speeds=states[:, 3]),
-            frame_times=np.arange(footage.num_frames) / footage.fps,
-            frames=footage.frames,
-            intrinsics=None,
-            origin=str(path),
-        )
+
+def _known_frames(
+    frame_times: Float64[np.ndarray, " frames"],
+    stretches: Sequence[tuple[Float64[np.ndarray, " nodes"], States]],
+    path: Path,
+) -> tuple[Int[np.ndarray, " known"], tuple[Break, ...]]:
+    """The frames that are not between two stretches, and a break where the next stretch begins; the gaps are logged."""
+    known = np.ones(len(frame_times), bool)
+    starts = []
+    for (before, _), (after, _) in pairwise(stretches):
+        lost = (frame_times > before[-1]) & (frame_times < after[0])
+        known &= ~lost
+        starts.append(after[0])
+        gap = f"from {before[-1]:.1f} to {after[0]:.1f} s"
+        logger.warning("%s: no motion is known %s of the video: %d frames left out", path, gap, lost.sum())
+    (rows,) = np.nonzero(known)
+    frames = np.searchsorted(frame_times[rows], starts).tolist()
+    reason = "the GPS track has a gap, or a new segment"
+    # Several stretches may begin between two frames, or before or after all of them.
+    return rows, tuple(Break(frame, reason) for frame in sorted(set(frames)) if 0 < frame < len(rows))

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -35,6 +35,14 @@ class Intrinsics:
         return Intrinsics(self.focal, self.center_x - left, self.center_y - top)
 
 
+@dataclass(frozen=True)
+class Break:
+    """An interruption of a recording before the frame `frame` (an index into the frames' times), and why."""
+
+    frame: int
+    reason: str
+
+
 @dataclass(frozen=True, eq=False)
 class SourceDrive:
     """One drive at the source's own frame rate and size; its values are not checked yet.
@@ -47,6 +55,9 @@ class SourceDrive:
         frames: returns an iterator over all frames, RGB in [0, 255].
         intrinsics: the camera's intrinsics, or None if the source does not give them.
         origin: name of the file with the track, with which error messages begin.
+        breaks: where the recording is interrupted, whatever the times say: a deleted record, a bad picture, the clock
+            set back. Times increase between two breaks, and may go back at one.
+        left_out: reason -> number of the source's frames or records that are not in `frame_times`.
     """
 
     name: str
@@ -55,6 +66,8 @@ class SourceDrive:
     frames: Callable[[], Iterator[UInt8[np.ndarray, "height width 3"]]]
     intrinsics: Intrinsics | None
     origin: str
+    breaks: tuple[Break, ...] = ()
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def poses(self) -> Poses:
