@@ -1,5 +1,6 @@
 """Import of nuScenes (nuscenes.org): the front camera's frames and the car's poses, scene by scene, from its tables."""
 
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Iterator
@@ -12,10 +13,14 @@ from jaxtyping import Float, UInt8
 
 from terra.dataset.format import check_name
 from terra.dataset.importing.nuscenes_tables import Row, Table, read_table
+from terra.dataset.importing.picture_files import picture_size
 from terra.dataset.importing.source import Intrinsics, PoseFiles, SourceDrive, motion, read_picture
 from terra.errors import DatasetError
 
+logger = logging.getLogger(__name__)
+
 CHANNEL = "CAM_FRONT"
+_BAD_PICTURE, _SAME_TIME = "frames with a missing or damaged picture", "frames at the time of the one before"
 
 
 @dataclass(frozen=True)
@@ -42,23 +47,30 @@ class NuScenesSource(PoseFiles):
         return tuple(_read_scenes(_table_folder(self.folder)))
 
     def open_drive(self, name: str) -> SourceDrive:
-        """Open one scene."""
+        """Open one scene; the header and the end of each picture are looked at, and bad ones are left out."""
         folder = _table_folder(self.folder)
         frames, ego_poses, calibrations = _read_frames(folder)
         origin = f"{folder / 'sample_data.json'}: {name}"
-        rows = sorted(frames[_read_scenes(folder)[name].token], key=lambda row: row["timestamp"])
-        pictures = [folder.parent / row["filename"] for row in rows]
-        missing = [picture for picture in pictures if not picture.is_file()]
-        if not rows or missing:
-            got = f"no {missing[0]} ({len(missing)} missing)" if missing else "no row of it"
-            raise DatasetError(f"{origin}: expected the pictures of {CHANNEL}, got {got}")
+        every = sorted(frames[_read_scenes(folder)[name].token], key=lambda row: row["timestamp"])
+        rows = list({row["timestamp"]: row for row in every}.values())
+        if not rows:
+            raise DatasetError(f"{origin}: expected the pictures of {CHANNEL}, got no row of it")
         # Times count from the first frame, because microseconds since 1970 need most of a float64's digits.
         times = np.array([row["timestamp"] - rows[0]["timestamp"] for row in rows]) / 1e6
         poses = [ego_poses[row["ego_pose_token"]] for row in rows]
         ahead = _forward(np.array([pose["rotation"] for pose in poses], np.float64))
+        pictures = [folder.parent / row["filename"] for row in rows]
+        problems = list(map(_problem, pictures))
+        whole = np.array([not problem for problem in problems])
+        if not whole.all():
+            first = next(problem for problem in problems if problem)
+            if not whole.any():
+                raise DatasetError(f"{origin}: expected the pictures of {CHANNEL}, got none that is whole; {first}")
+            logger.warning("%s: left out: %d frames; the first: %s", origin, (~whole).sum(), first)
+        counts = {_BAD_PICTURE: int((~whole).sum()), _SAME_TIME: len(every) - len(rows)}
 
         def pictures_in_order() -> Iterator[UInt8[np.ndarray, "height width 3"]]:
-            return (read_picture(picture) for picture in pictures)
+            return (read_picture(picture) for picture, problem in zip(pictures, problems, strict=True) if not problem)
 
         return SourceDrive(
             name=name,
@@ -68,11 +80,21 @@ class NuScenesSource(PoseFiles):
                 np.arctan2(ahead[:, 1], ahead[:, 0]),
                 np.arcsin(np.clip(ahead[:, 2], -1.0, 1.0)),
             ),
-            frame_times=times,
+            frame_times=times[whole],
             frames=pictures_in_order,
             intrinsics=_intrinsics(calibrations[rows[0]["calibrated_sensor_token"]], calibrations.path),
             origin=origin,
+            left_out={reason: count for reason, count in counts.items() if count},
         )
+
+
+def _problem(picture: Path) -> str:
+    """What is wrong with a picture's file; empty if it seems whole."""
+    try:
+        picture_size(picture)
+    except DatasetError as error:
+        return str(error)
+    return ""
 
 
 @dataclass(frozen=True)
