@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float64, UInt8
 
+from decoder.pictures import picture_problem, picture_size, read_picture
 from terra.actions import ActionTrack, Vector
 from terra.dataset.importing.donkeycar_tubs import MANIFEST, SPACE, Entry, Loss, Record, Tub, is_tub, read_tub
-from terra.dataset.importing.picture_files import picture_size
-from terra.dataset.importing.source import Break, SourceDrive, read_picture
+from terra.dataset.importing.source import Break, SourceDrive
 from terra.errors import DatasetError
 
 logger = logging.getLogger(__name__)
@@ -109,6 +109,7 @@ class DonkeycarSource:
             origin=origin,
             breaks=timeline.breaks,
             left_out=timeline.left_out,
+            clock="" if self.picture_fps is None else f"picture_fps={self.picture_fps:g}, as declared",
         )
 
     def _names(self, folder: Path, *, log: bool = False) -> tuple[str, ...]:
@@ -231,20 +232,22 @@ def _without_time(entry: Entry) -> Entry:
 
 def _without_bad_pictures(entries: list[Entry]) -> list[Entry]:
     """Leave out records whose picture is missing, cut off or of another size than most."""
-    sizes: dict[int, tuple[int, int]] = {}
+    sizes: dict[int, tuple[int, int] | None] = {}
     looked: list[Entry] = []
     for entry in entries:
         if isinstance(entry, Record):
-            try:
-                sizes[entry.number] = picture_size(entry.picture)
-            except DatasetError as error:
-                entry = Loss(entry.number, entry.session, "records with a missing or damaged picture", str(error))
+            problem = picture_problem(entry.picture) if entry.picture.is_file() else "none"
+            if problem is None:
+                sizes[entry.number] = picture_size(entry.picture.read_bytes())
+            else:
+                wrong = f"{entry.picture}: expected a whole picture, got {problem}"
+                entry = Loss(entry.number, entry.session, "records with a missing or damaged picture", wrong)
         looked.append(entry)
     most = Counter(sizes.values()).most_common(1)
     for row, entry in enumerate(looked):
         if isinstance(entry, Record) and sizes[entry.number] != most[0][0]:
-            (height, width), (usual_height, usual_width) = sizes[entry.number], most[0][0]
-            wrong = f"{entry.picture}: expected {usual_width} x {usual_height} pixels, got {width} x {height}"
+            expected, got = (" x ".join(map(str, each or ())) for each in (most[0][0], sizes[entry.number]))
+            wrong = f"{entry.picture}: expected {expected} pixels as in most pictures, got {got}"
             looked[row] = Loss(entry.number, entry.session, "records with a picture of another size", wrong)
     return looked
 

@@ -66,8 +66,7 @@ class GpxSource(PoseFiles):
         """
         path, video = find_pairs(self.folder, SUFFIXES, "GPS tracks")[name]
         track, footage = load_gps(path), open_footage(video, self.picture_fps)
-        frame_times = np.arange(footage.num_frames) / footage.fps
-        seconds = footage.num_frames / footage.fps
+        seconds = float(footage.times[-1])
         times = track.times - track.times[0] - self.offset_seconds
         near = (times >= -_MARGIN) & (times <= seconds + _MARGIN)
         if near.sum() < 2 or times[near][-1] <= 0 or times[near][0] >= seconds:
@@ -88,7 +87,7 @@ class GpxSource(PoseFiles):
             raise DatasetError(
                 f"{path}: expected a car that moves, because its heading is that of the motion, got none"
             )
-        known, breaks = _known_frames(frame_times, stretches, path)
+        known, breaks = _known_frames(footage.times, stretches, path)
         wanted = frozenset(known.tolist())
         nodes, states = (np.concatenate(parts) for parts in zip(*stretches, strict=True))
 
@@ -98,12 +97,13 @@ class GpxSource(PoseFiles):
         return SourceDrive(
             name=name,
             track=motion(nodes, states[:, :2], states[:, 2], speeds=states[:, 3]),
-            frame_times=frame_times[known],
+            frame_times=footage.times[known],
             frames=frames,
             intrinsics=None,
             origin=str(path),
             breaks=breaks,
-            left_out={"frames without fixes": left} if (left := len(frame_times) - len(known)) else {},
+            left_out={"frames without fixes": left} if (left := len(footage.times) - len(known)) else {},
+            clock=footage.clock,
         )
 
     def _stretch(

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, UInt8
 
+from decoder.pictures import picture_problem, read_picture
 from terra.dataset.format import check_name
 from terra.dataset.importing.nuscenes_tables import Row, Table, read_table
-from terra.dataset.importing.picture_files import picture_size
-from terra.dataset.importing.source import Intrinsics, PoseFiles, SourceDrive, motion, read_picture
+from terra.dataset.importing.source import Intrinsics, PoseFiles, SourceDrive, motion
 from terra.errors import DatasetError
 
 logger = logging.getLogger(__name__)
@@ -60,17 +60,18 @@ class NuScenesSource(PoseFiles):
         poses = [ego_poses[row["ego_pose_token"]] for row in rows]
         ahead = _forward(np.array([pose["rotation"] for pose in poses], np.float64))
         pictures = [folder.parent / row["filename"] for row in rows]
-        problems = list(map(_problem, pictures))
-        whole = np.array([not problem for problem in problems])
+        problems = [picture_problem(picture) if picture.is_file() else "none" for picture in pictures]
+        whole = np.array([problem is None for problem in problems])
         if not whole.all():
-            first = next(problem for problem in problems if problem)
+            row = int(np.argmin(whole))
+            first = f"the first: {pictures[row]}: expected a whole picture, got {problems[row]}"
             if not whole.any():
                 raise DatasetError(f"{origin}: expected the pictures of {CHANNEL}, got none that is whole; {first}")
-            logger.warning("%s: left out: %d frames; the first: %s", origin, (~whole).sum(), first)
+            logger.warning("%s: left out: %d frames; %s", origin, (~whole).sum(), first)
         counts = {_BAD_PICTURE: int((~whole).sum()), _SAME_TIME: len(every) - len(rows)}
 
         def pictures_in_order() -> Iterator[UInt8[np.ndarray, "height width 3"]]:
-            return (read_picture(picture) for picture, problem in zip(pictures, problems, strict=True) if not problem)
+            return (read_picture(picture) for picture, is_whole in zip(pictures, whole, strict=True) if is_whole)
 
         return SourceDrive(
             name=name,
@@ -86,15 +87,6 @@ class NuScenesSource(PoseFiles):
             origin=origin,
             left_out={reason: count for reason, count in counts.items() if count},
         )
-
-
-def _problem(picture: Path) -> str:
-    """What is wrong with a picture's file; empty if it seems whole."""
-    try:
-        picture_size(picture)
-    except DatasetError as error:
-        return str(error)
-    return ""
 
 
 @dataclass(frozen=True)
