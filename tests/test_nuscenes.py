@@ -201,7 +201,9 @@ def test_bad_frames_are_left_out_and_the_scene_stays(tmp_path, caplog):
     assert "left out: 3 frames; the first: " in caplog.text
     for picture in pictures.values():
         picture.unlink(missing_ok=True)
-    with pytest.raises(DatasetError, match=r"expected the pictures of CAM_FRONT, got none that is whole; .*-000\.jpg"):
+    with pytest.raises(
+        DatasetError, match=r"expected the pictures of CAM_FRONT, got none that is whole; the first: .*-000\.jpg"
+    ):
         NuScenesSource(root).open_drive("scene-0003")
 
 

@@ -47,9 +47,9 @@ def shown(frame: np.ndarray) -> int:
 
 def write_pictures(folder: Path, records: Iterable[dict[str, Any]]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for index, record in enumerate(records):
-        if isinstance(name := record.get("cam/image_array"), str):
-            picture(record.get("_index", index)).save(folder / Path(name).name, quality=95)
+    for record in records:
+        if isinstance(name := record.get("cam/image_array"), str) and name.endswith(".jpg"):
+            picture(record["_index"]).save(folder / name, quality=95)
 
 
 def write_tub(

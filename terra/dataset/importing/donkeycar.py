@@ -211,7 +211,7 @@ def _arrange(entries: list[Entry], picture_fps: float | None, origin: str) -> _T
             if not reason and step < 0:
                 reason = "the clock was set back"
             if not reason and picture_fps is not None and step > _PAUSE * period:
-                reason = f"no record for {step / 1000:.1f} s"
+                reason = "the recording was paused"
             if reason:
                 breaks.append(Break(len(records), reason))
         elapsed.append(elapsed[-1] + (step if step > 0 else period) if elapsed else 0.0)
