@@ -8,7 +8,7 @@ import pytest
 from entry import read_settings
 from tiny_tubs import START, Records, drive, picture, shift_clock, shown, write_old_tub, write_tub
 
-from terra.dataset import read_split
+from terra.dataset import read_frames, read_split
 from terra.dataset.importing import DonkeycarSource
 from terra.dataset.importing.command import run
 from terra.dataset.importing.source import SourceDrive
@@ -331,17 +331,43 @@ def test_a_tub_without_records_says_why(tmp_path, caplog):
 
 
 def test_a_tub_is_cut_into_sections(tmp_path):
-    folder = write_tub(tmp_path / "tub", drive(41), deleted=[3])
+    folder = write_tub(tmp_path / "tub", drive(161), deleted=[3])
     (folder / "images" / "._0_cam.jpg").write_bytes(b"no frame")
     assert import_tub(folder, tmp_path / "out", "sections=4", "held_out=[tub_03]") == 0
     (held_out,) = read_split(tmp_path / "out", "held_out").episodes
-    assert (held_out.place, held_out.num_frames) == ("tub_03", 5)
-    np.testing.assert_allclose(held_out.actions[:, 0], np.arange(31, 41, 2) / 1000)
+    assert (held_out.place, held_out.num_frames) == ("tub_03", 20)
+    np.testing.assert_allclose(held_out.actions[:, 0], np.arange(121, 161, 2) / 1000)
     assert {episode.place for episode in read_split(tmp_path / "out", "train").episodes} == {
         "tub_00",
         "tub_01",
         "tub_02",
     }
+
+
+@pytest.mark.parametrize("picture_fps", ["null", "20"])
+def test_the_dataset_has_the_stretches_of_the_plan(tmp_path, caplog, picture_fps):
+    caplog.set_level("INFO")
+    records = drive(200, "26-05-01_0") + drive(100, "26-05-02_1", first=200, start=START - 3_600_000)
+    shift_clock(records[:200], 100, 5.0)
+    shift_clock(records, 260, -600.0)
+    for record in records[290:]:
+        record["user/mode"] = "local"
+    folder = write_tub(tmp_path / "tub", records, deleted=[*range(40, 50), 205])
+    (folder / "images" / "150_cam_image_array_.jpg").write_bytes(b"")
+    more = ("fps=20", "held_out=[tub_26-05-02_1]", f"picture_fps={picture_fps}")
+    assert import_tub(folder, tmp_path / "out", *more) == 0
+    found = {split: read_split(tmp_path / "out", split).episodes for split in ("train", "held_out")}
+    for split, stretches in (
+        ("train", [range(40), range(50, 100), range(100, 150), range(151, 200)]),
+        ("held_out", [range(206, 260), range(260, 290)]),
+    ):
+        assert [episode.num_frames for episode in found[split]] == list(map(len, stretches))
+        for episode, stretch in zip(found[split], stretches, strict=True):
+            np.testing.assert_allclose(episode.actions[:, 0], np.array(stretch) / 1000)
+            assert [shown(frame) for frame in read_frames(episode)] == list(stretch)
+    assert f"1 left out: {DAMAGED}" in caplog.text
+    assert f"10 left out: {NOT_STORED}" in caplog.text
+    assert "5 left out: in 1 stretch of fewer than 16 frames" in caplog.text
 
 
 def test_a_manifest_of_another_kind_is_one_line(tmp_path):
