@@ -304,9 +304,11 @@ def test_a_folder_of_tubs_of_both_versions(tmp_path, caplog):
     (tmp_path / "tubs" / "wrong" / "manifest.json").write_text("[]\n[]\n")
     source = DonkeycarSource(tmp_path / "tubs", None)
     assert source.list_drives() == ("new", "new_two_a", "new_two_b", "old", "wrong")
+    (tmp_path / "tubs" / "new" / "manifest.json").unlink()
+    (tmp_path / "tubs" / "new" / "record_1.json").write_text("")  # which leaves nothing that can be read
     assert len(source.open_drive("new_two_b").frame_times) == 20
     assert import_tub(tmp_path / "tubs", tmp_path / "out") == 2
-    assert len(read_split(tmp_path / "out", "train").episodes) == 4
+    assert len(read_split(tmp_path / "out", "train").episodes) == 3
     assert "wrong/manifest.json: line 2" in caplog.text
     with pytest.raises(DatasetError, match=r"expected a donkeycar tub with manifest\.json .*, got none"):
         DonkeycarSource(tmp_path / "out", None).list_drives()

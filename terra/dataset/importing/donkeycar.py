@@ -81,11 +81,9 @@ class DonkeycarSource:
 
     def open_drive(self, name: str) -> SourceDrive:
         """Open a session of a tub, or a section of it; the header and the end of each picture are looked at."""
-        tubs = [tub for tub in self._tubs() if name == _name(tub) or name.startswith(f"{_name(tub)}_")]
-        drives = {each: (tub, entries) for tub in tubs for each, entries in self._cut(read_tub(tub)).items()}
-        tub, entries = drives[name]
-        origin = str(tub) if name == _name(tub) else f"{tub}: {name}"
-        entries = _without_bad_pictures(entries)
+        tub, entries = self._find(name)
+        origin = str(tub.folder) if name == _name(tub.folder) else f"{tub.folder}: {name}"
+        entries = _without_bad_pictures(entries, tub.pictures)
         timeline = _arrange(entries, self.picture_fps, origin)
         records = timeline.records
         if len(records) < 2:
@@ -95,14 +93,14 @@ class DonkeycarSource:
         if by_pilot := sum(record.by_pilot for record in records):
             drove = f"the pilot drove {by_pilot} of {len(records)} records"
             logger.info("%s: %s: the actions are the values that drove the car", origin, drove)
-        paths = [record.picture for record in records]
+        paths = [tub.pictures / record.picture for record in records]
 
         def frames() -> Iterator[UInt8[np.ndarray, "height width 3"]]:
             return map(read_picture, paths)
 
         return SourceDrive(
             name=name,
-            track=ActionTrack(SPACE, timeline.times, np.array([record.values for record in records]), str(tub)),
+            track=ActionTrack(SPACE, timeline.times, np.array([record.values for record in records]), origin),
             frame_times=timeline.times,
             frames=frames,
             intrinsics=None,
@@ -111,6 +109,21 @@ class DonkeycarSource:
             left_out=timeline.left_out,
             clock="" if self.picture_fps is None else f"picture_fps={self.picture_fps:g}, as declared",
         )
+
+    def _find(self, name: str) -> tuple[Tub, list[Entry]]:
+        """The tub of a drive, and its entries of the drive. Raises DatasetError if the tub can't be read."""
+        for folder in self._tubs():
+            if name == _name(folder) or name.startswith(f"{_name(folder)}_"):
+                try:
+                    tub = read_tub(folder)
+                    drives = self._cut(tub)
+                except DatasetError:
+                    if name == _name(folder):
+                        raise
+                    continue  # a drive of another tub, whose name begins with this one's
+                if name in drives:
+                    return tub, drives[name]
+        raise DatasetError(f"{self.folder}: expected a tub with the drive {name}, got none")
 
     def _names(self, folder: Path, *, log: bool = False) -> tuple[str, ...]:
         try:
@@ -230,24 +243,25 @@ def _without_time(entry: Entry) -> Entry:
     return entry
 
 
-def _without_bad_pictures(entries: list[Entry]) -> list[Entry]:
+def _without_bad_pictures(entries: list[Entry], folder: Path) -> list[Entry]:
     """Leave out records whose picture is missing, cut off or of another size than most."""
     sizes: dict[int, tuple[int, int] | None] = {}
     looked: list[Entry] = []
     for entry in entries:
         if isinstance(entry, Record):
-            problem = picture_problem(entry.picture) if entry.picture.is_file() else "none"
+            path = folder / entry.picture
+            problem = picture_problem(path) if path.is_file() else "none"
             if problem is None:
-                sizes[entry.number] = picture_size(entry.picture.read_bytes())
+                sizes[entry.number] = picture_size(path.read_bytes())
             else:
-                wrong = f"{entry.picture}: expected a whole picture, got {problem}"
+                wrong = f"{path}: expected a whole picture, got {problem}"
                 entry = Loss(entry.number, entry.session, "records with a missing or damaged picture", wrong)
         looked.append(entry)
     most = Counter(sizes.values()).most_common(1)
     for row, entry in enumerate(looked):
         if isinstance(entry, Record) and sizes[entry.number] != most[0][0]:
             expected, got = (" x ".join(map(str, each or ())) for each in (most[0][0], sizes[entry.number]))
-            wrong = f"{entry.picture}: expected {expected} pixels as in most pictures, got {got}"
+            wrong = f"{folder / entry.picture}: expected {expected} pixels as in most pictures, got {got}"
             looked[row] = Loss(entry.number, entry.session, "records with a picture of another size", wrong)
     return looked
 

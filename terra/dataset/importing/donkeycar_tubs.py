@@ -47,7 +47,7 @@ class Record:
         number: its place in the order of the tub, counted with those that are left out.
         session: the name of its session; empty where the tub names none.
         milliseconds: its time; None if the tub does not tell.
-        picture: the file of its picture.
+        picture: the file name of its picture.
         values: the steering and throttle that drove the car, each from -1 to 1.
         by_pilot: do some of the values come from a pilot (a model), not from the user?
     """
@@ -55,7 +55,7 @@ class Record:
     number: int
     session: str
     milliseconds: float | None
-    picture: Path
+    picture: str
     values: tuple[float, float]
     by_pilot: bool
 
@@ -85,6 +85,7 @@ class Tub:
 
     Attributes:
         folder: its folder.
+        pictures: the folder of its pictures.
         entries: its records, in order, and those that are left out.
         unused: channels that are recorded and not read.
         shifted: the first record whose `_index` is not the position of its line, though deleted records are counted so;
@@ -92,6 +93,7 @@ class Tub:
     """
 
     folder: Path
+    pictures: Path
     entries: tuple[Entry, ...]
     unused: tuple[str, ...]
     shifted: str = ""
@@ -156,17 +158,17 @@ def _read_version_2(folder: Path) -> Tub:
     for name in catalogs:
         if not isinstance(name, str) or Path(name).name != name:
             raise DatasetError(f"{path}: paths: expected names of files beside it, got {str(name)[:80]!r}")
-        lines_of_catalog = read_bytes(folder / name, DatasetError).split(b"\n")
+        catalog = str(folder / name)
         ended = False
-        for number, line in enumerate(lines_of_catalog, start=1):
+        for number, line in enumerate(read_bytes(folder / name, DatasetError).split(b"\n"), start=1):
             line = line.rstrip(b"\r")
-            where = f"{folder / name}: line {number}"
+            where = f"{catalog}: line {number}"
             if ended and line:
                 entries.append(Loss(len(entries), None, "records after an empty line, which donkeycar does not read"))
             if ended or not line:
                 ended = True
                 continue
-            record = _parse(line, folder / name, number)
+            record = _parse(line, catalog, number)
             is_deleted, position = position in gone, position + 1
             if isinstance(record, str):
                 reason = "deleted records" if is_deleted else "records that can't be read"
@@ -177,12 +179,12 @@ def _read_version_2(folder: Path) -> Tub:
             unused.update(key for key in record if not key.startswith("_") and key not in _USED)
             if isinstance(picture := record.get("cam/image_array"), str):
                 last_with[picture] = len(entries)
-            entries.append(_entry(record, len(entries), folder / "images", where, is_deleted=is_deleted))
+            entries.append(_entry(record, len(entries), where, is_deleted=is_deleted))
     for number, entry in enumerate(entries):
-        if isinstance(entry, Record) and last_with[entry.picture.name] != number:
+        if isinstance(entry, Record) and last_with[entry.picture] != number:
             # Written after a loss of power: the index began again where the manifest had last been saved.
             entries[number] = Loss(number, entry.session, "records whose picture a later record has overwritten")
-    return Tub(folder, tuple(entries), tuple(sorted(unused)), shifted)
+    return Tub(folder, folder / "images", tuple(entries), tuple(sorted(unused)), shifted)
 
 
 def _read_version_1(folder: Path) -> Tub:
@@ -206,8 +208,8 @@ def _read_version_1(folder: Path) -> Tub:
             entries.append(Loss(number, None, "records that can't be read", str(error)))
             continue
         unused.update(key for key in record if not key.startswith("_") and key not in _USED)
-        entries.append(_entry(record, number, folder, str(path), is_deleted=number in gone))
-    return Tub(folder, tuple(entries), tuple(sorted(unused)))
+        entries.append(_entry(record, number, str(path), is_deleted=number in gone))
+    return Tub(folder, folder, tuple(entries), tuple(sorted(unused)))
 
 
 def _dated(record: dict[str, Any]) -> dict[str, Any]:
@@ -222,16 +224,16 @@ def _dated(record: dict[str, Any]) -> dict[str, Any]:
     return {**record, "_timestamp_ms": time, "_session_id": ""}
 
 
-def _parse(line: bytes, path: Path, number: int) -> dict[str, Any] | str:
+def _parse(line: bytes, path: str, number: int) -> dict[str, Any] | str:
     """The object of a file's line, or what is wrong with it."""
     try:
-        text = decode_text(line, str(path), DatasetError, number)
-        return parse_json(text, str(path), DatasetError, first_line=number)
+        text = decode_text(line, path, DatasetError, number)
+        return parse_json(text, path, DatasetError, first_line=number)
     except DatasetError as error:
         return str(error)
 
 
-def _entry(record: Mapping[str, Any], number: int, pictures: Path, where: str, *, is_deleted: bool) -> Entry:
+def _entry(record: Mapping[str, Any], number: int, where: str, *, is_deleted: bool) -> Entry:
     session = record.get("_session_id", "")
     session = session if isinstance(session, str) else None
     if is_deleted:
@@ -251,7 +253,7 @@ def _entry(record: Mapping[str, Any], number: int, pictures: Path, where: str, *
         number=number,
         session=fields.session,
         milliseconds=fields.milliseconds,
-        picture=pictures / fields.image,
+        picture=fields.image,
         values=(steering, throttle),
         by_pilot=fields.mode != "user",
     )
