@@ -188,7 +188,7 @@ def test_gaps_of_a_converted_tub(tmp_path):
         ({"user/throttle": float("nan")}, FIELDS, "line 8: user/throttle: expected a finite number"),
         ({"cam/image_array": "../../../etc/passwd"}, FIELDS, "line 8: cam/image_array: expected"),
         ({"cam/image_array": None}, FIELDS, "line 8: cam/image_array: expected"),
-        ({"cam/image_array": "none.jpg"}, DAMAGED, "none.jpg: expected a whole picture, got none"),
+        ({"cam/image_array": "none.jpg"}, DAMAGED, "none.jpg: expected a picture, got no such file"),
         ({"_timestamp_ms": None}, "records without a time, which picture_fps= would give", ""),
         ({"user/mode": 5}, FIELDS, "line 8: user/mode: expected"),
     ],
@@ -221,9 +221,7 @@ def test_a_battery_was_pulled(tmp_path, caplog):
     size = "records with a picture of another size"
     assert found.left_out == {DAMAGED: 4, size: 1, UNREADABLE: 1}
     assert breaks(found) == [(52, DAMAGED), (93, DAMAGED)]
-    assert (
-        f"left out: 4 {DAMAGED}; the first: {pictures[50]}: expected a whole picture, got an empty file" in caplog.text
-    )
+    assert f"left out: 4 {DAMAGED}; the first: {pictures[50]}: expected a picture, got an empty file" in caplog.text
     assert f"{pictures[92]}: expected 48 x 32 pixels as in most pictures, got 96 x 64" in caplog.text
     assert f"{last}: line 20" in caplog.text
 

@@ -347,6 +347,19 @@ def test_a_tunnel_leaves_out_what_was_filmed_in_it(tmp_path, caplog):
     assert turned[seen[: len(off)]].max() < 2
 
 
+def test_damaged_pictures_beside_a_tunnel(tmp_path):
+    points = track(drive_poses(400), sigma=0.0)
+    write_pictures(tmp_path / "in" / "a", 400)
+    for number in (50, 140, 300):
+        (tmp_path / "in" / "a" / f"{number}.png").write_bytes(b"")
+    (tmp_path / "in" / "a.gpx").write_text(gpx(points[:11] + points[18:]))
+    drive = GpxSource(tmp_path / "in", 10.0, sigma_meters=0.05).open_drive("a")
+    known = [each for each in (*range(0, 101), *range(180, 400)) if each not in (50, 300)]
+    assert [2 * int(frame[0, 0, 0]) for frame in drive.frames()] == [each // 2 * 2 for each in known]
+    assert [known[each.frame] for each in drive.breaks] == [51, 180, 301]
+    assert drive.left_out == {"damaged pictures": 3, "frames without fixes": 78}
+
+
 def test_segments_are_stretches_in_the_order_of_their_times(tmp_path):
     truth = drive_poses(400)
     points = track(truth, sigma=0.0)

@@ -196,14 +196,13 @@ def test_bad_frames_are_left_out_and_the_scene_stays(tmp_path, caplog):
     np.testing.assert_array_equal(found.frame_times, (times[kept] - times[0]) / 1e6)
     shades = [frame.mean() for frame in found.frames()]
     np.testing.assert_allclose(shades, 20 + 3 * np.array(kept), atol=2)
-    assert found.left_out == {"frames with a missing or damaged picture": 3}
+    assert found.left_out == {"damaged pictures": 3}
     np.testing.assert_array_equal(found.poses.x, drive.poses.x)
-    assert "left out: 3 frames; the first: " in caplog.text
+    assert f"{pictures[12]}: left out (and 2 more): no such file" in caplog.text
+    assert found.breaks == ()
     for picture in pictures.values():
         picture.unlink(missing_ok=True)
-    with pytest.raises(
-        DatasetError, match=r"expected the pictures of CAM_FRONT, got none that is whole; the first: .*-000\.jpg"
-    ):
+    with pytest.raises(DatasetError, match=r"expected pictures that can be read, got .*-000\.jpg: no such file"):
         NuScenesSource(root).open_drive("scene-0003")
 
 

@@ -250,11 +250,11 @@ def _without_bad_pictures(entries: list[Entry], folder: Path) -> list[Entry]:
     for entry in entries:
         if isinstance(entry, Record):
             path = folder / entry.picture
-            problem = picture_problem(path) if path.is_file() else "none"
+            problem = picture_problem(path) if path.is_file() else "no such file"
             if problem is None:
                 sizes[entry.number] = picture_size(path.read_bytes())
             else:
-                wrong = f"{path}: expected a whole picture, got {problem}"
+                wrong = f"{path}: expected a picture, got {problem}"
                 entry = Loss(entry.number, entry.session, "records with a missing or damaged picture", wrong)
         looked.append(entry)
     most = Counter(sizes.values()).most_common(1)

@@ -1,6 +1,7 @@
 """A folder of videos, each with the GPS track of the drive: poses for people who have none."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,7 +12,16 @@ from jaxtyping import Float64, Int, UInt8
 
 from terra.dataset.importing.gps import load_gps
 from terra.dataset.importing.smoothing import STEP, States, smooth
-from terra.dataset.importing.source import Break, PoseFiles, SourceDrive, find_pairs, motion, open_footage, say_left_out
+from terra.dataset.importing.source import (
+    Break,
+    Footage,
+    PoseFiles,
+    SourceDrive,
+    find_pairs,
+    motion,
+    open_footage,
+    say_left_out,
+)
 from terra.errors import DatasetError
 from terra.trajectory.checks import MAX_POSE_GAP, MAX_SPEED
 
@@ -20,6 +30,7 @@ logger = logging.getLogger(__name__)
 SUFFIXES = (".gpx", ".csv")
 _MARGIN = 10.0  # s of fixes before and after the video, by which its ends are known better
 _MAX_NODES = 500_000  # of the smoother: they take a gigabyte, and some minutes
+_GAP = "the GPS track has a gap, or a new segment"
 _LEAST_METERS = 10.0
 _LEAST_SPEED = 1.0  # m/s, that must be reached for a heading
 
@@ -87,8 +98,10 @@ class GpxSource(PoseFiles):
             raise DatasetError(
                 f"{path}: expected a car that moves, because its heading is that of the motion, got none"
             )
-        known, breaks = _known_frames(footage.times, stretches, path)
+        known, breaks = _known_frames(footage, stretches, path)
         wanted = frozenset(known.tolist())
+        left_out = Counter(footage.left_out)
+        left_out["frames without fixes"] = len(footage.times) - len(known)
         nodes, states = (np.concatenate(parts) for parts in zip(*stretches, strict=True))
 
         def frames() -> Iterator[UInt8[np.ndarray, "height width 3"]]:
@@ -102,7 +115,7 @@ class GpxSource(PoseFiles):
             intrinsics=None,
             origin=str(path),
             breaks=breaks,
-            left_out={"frames without fixes": left} if (left := len(footage.times) - len(known)) else {},
+            left_out=+left_out,
             clock=footage.clock,
         )
 
@@ -129,11 +142,15 @@ class GpxSource(PoseFiles):
 
 
 def _known_frames(
-    frame_times: Float64[np.ndarray, " frames"],
+    footage: Footage,
     stretches: Sequence[tuple[Float64[np.ndarray, " nodes"], States]],
     path: Path,
 ) -> tuple[Int[np.ndarray, " known"], tuple[Break, ...]]:
-    """The frames that are not between two stretches, and a break where the next stretch begins; the gaps are logged."""
+    """The footage's frames that are not between two stretches, and its breaks with those where the next stretch begins.
+
+    The gaps between the stretches are logged.
+    """
+    frame_times = footage.times
     known = np.ones(len(frame_times), bool)
     starts = []
     for (before, _), (after, _) in pairwise(stretches):
@@ -143,7 +160,7 @@ def _known_frames(
         gap = f"from {before[-1]:.1f} to {after[0]:.1f} s"
         logger.warning("%s: no motion is known %s of the video: %d frames left out", path, gap, lost.sum())
     (rows,) = np.nonzero(known)
-    frames = np.searchsorted(frame_times[rows], starts).tolist()
-    reason = "the GPS track has a gap, or a new segment"
-    # Several stretches may begin between two frames, or before or after all of them.
-    return rows, tuple(Break(frame, reason) for frame in sorted(set(frames)) if 0 < frame < len(rows))
+    reasons = {int(np.searchsorted(frame_times[rows], start)): _GAP for start in starts}
+    reasons |= {int(np.searchsorted(rows, each.frame)): each.reason for each in footage.breaks}
+    # A stretch may begin before or after all frames.
+    return rows, tuple(Break(frame, reasons[frame]) for frame in sorted(reasons) if 0 < frame < len(rows))

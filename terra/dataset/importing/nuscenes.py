@@ -1,26 +1,20 @@
 """Import of nuScenes (nuscenes.org): the front camera's frames and the car's poses, scene by scene, from its tables."""
 
-import logging
 import math
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 
-from decoder.pictures import picture_problem, read_picture
 from terra.dataset.format import check_name
 from terra.dataset.importing.nuscenes_tables import Row, Table, read_table
-from terra.dataset.importing.source import Intrinsics, PoseFiles, SourceDrive, motion
+from terra.dataset.importing.source import Intrinsics, PoseFiles, SourceDrive, motion, picture_footage
 from terra.errors import DatasetError
 
-logger = logging.getLogger(__name__)
-
 CHANNEL = "CAM_FRONT"
-_BAD_PICTURE, _SAME_TIME = "frames with a missing or damaged picture", "frames at the time of the one before"
 
 
 @dataclass(frozen=True)
@@ -59,19 +53,10 @@ class NuScenesSource(PoseFiles):
         times = np.array([row["timestamp"] - rows[0]["timestamp"] for row in rows]) / 1e6
         poses = [ego_poses[row["ego_pose_token"]] for row in rows]
         ahead = _forward(np.array([pose["rotation"] for pose in poses], np.float64))
-        pictures = [folder.parent / row["filename"] for row in rows]
-        problems = [picture_problem(picture) if picture.is_file() else "none" for picture in pictures]
-        whole = np.array([problem is None for problem in problems])
-        if not whole.all():
-            row = int(np.argmin(whole))
-            first = f"the first: {pictures[row]}: expected a whole picture, got {problems[row]}"
-            if not whole.any():
-                raise DatasetError(f"{origin}: expected the pictures of {CHANNEL}, got none that is whole; {first}")
-            logger.warning("%s: left out: %d frames; %s", origin, (~whole).sum(), first)
-        counts = {_BAD_PICTURE: int((~whole).sum()), _SAME_TIME: len(every) - len(rows)}
-
-        def pictures_in_order() -> Iterator[UInt8[np.ndarray, "height width 3"]]:
-            return (read_picture(picture) for picture, is_whole in zip(pictures, whole, strict=True) if is_whole)
+        # A frame that is left out is a gap of the times: the car and its clock went on.
+        footage = picture_footage([folder.parent / row["filename"] for row in rows], times)
+        left_out = Counter(footage.left_out)
+        left_out["frames at the time of the one before"] = len(every) - len(rows)
 
         return SourceDrive(
             name=name,
@@ -81,11 +66,11 @@ class NuScenesSource(PoseFiles):
                 np.arctan2(ahead[:, 1], ahead[:, 0]),
                 np.arcsin(np.clip(ahead[:, 2], -1.0, 1.0)),
             ),
-            frame_times=times[whole],
-            frames=pictures_in_order,
+            frame_times=footage.times,
+            frames=footage.frames,
             intrinsics=_intrinsics(calibrations[rows[0]["calibrated_sensor_token"]], calibrations.path),
             origin=origin,
-            left_out={reason: count for reason, count in counts.items() if count},
+            left_out=+left_out,
         )
 
 
