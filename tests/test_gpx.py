@@ -288,7 +288,7 @@ def test_what_is_no_drive_leaves_nothing(tmp_path, caplog):
     truth = drive_poses(100)
     points = track(truth, sigma=0.0)
     standing = [(time, 48.0, 11.0) for time, _, _ in points]
-    jumping = [(time, lat + (index == 5) * 0.1, lon) for index, (time, lat, lon) in enumerate(points)]
+    jumping = [(time, lat + index % 2 * 0.1, lon) for index, (time, lat, lon) in enumerate(points)]
     for number, (chosen, more, message) in enumerate(
         (
             (standing, (), "expected a car that moves, because its heading is that of the motion"),
@@ -337,7 +337,7 @@ def test_a_tunnel_leaves_out_what_was_filmed_in_it(tmp_path, caplog):
     known = [*range(0, 101), *range(180, 400)]
     np.testing.assert_allclose(drive.frame_times, np.array(known) / 10)
     assert shown == [each // 2 * 2 for each in known]
-    assert drive.breaks == (Break(101, "the GPS track has a gap, or a new segment"),)
+    assert drive.breaks == (Break(101, "the GPS track has a gap, a jump or a new segment"),)
     assert drive.left_out == {"frames without fixes": 79}
     assert "no motion is known from 10.0 to 18.0 s of the video: 79 frames left out" in caplog.text
     # Both stretches are as good as a track without a gap; they share one plane.
@@ -345,6 +345,18 @@ def test_a_tunnel_leaves_out_what_was_filmed_in_it(tmp_path, caplog):
     seen = (truth.time <= 10) | (truth.time >= 18)
     assert off[seen[: len(off)]].max() < 0.15
     assert turned[seen[: len(off)]].max() < 2
+
+
+def test_a_fix_far_off_or_a_jump_cuts_the_track_and_no_more(tmp_path, caplog):
+    points = track(drive_poses(400), sigma=0.0)
+    moved = [(time, lat + (row == 5) * 0.1 + (row >= 20) * 0.1, lon) for row, (time, lat, lon) in enumerate(points)]
+    drive, shown = open_gpx(tmp_path / "one", gpx([*points[:5], moved[5], *points[6:]]))
+    assert shown == [each // 2 * 2 for each in (*range(0, 41), *range(60, 400))]
+    assert [each.frame for each in drive.breaks] == [41]
+    assert "m/s at 4.0 s of the video is no car's motion: cut there, and at 1 more" in caplog.text
+    drive, shown = open_gpx(tmp_path / "two", gpx([*points[:20], *moved[20:]]))
+    assert shown == [each // 2 * 2 for each in (*range(0, 191), *range(200, 400))]
+    assert [each.frame for each in drive.breaks] == [191]
 
 
 def test_damaged_pictures_beside_a_tunnel(tmp_path):

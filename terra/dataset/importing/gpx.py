@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float64, Int, UInt8
+from jaxtyping import Bool, Float64, Int, UInt8
 
 from terra.dataset.importing.gps import load_gps
 from terra.dataset.importing.smoothing import STEP, States, smooth
@@ -30,7 +30,8 @@ logger = logging.getLogger(__name__)
 SUFFIXES = (".gpx", ".csv")
 _MARGIN = 10.0  # s of fixes before and after the video, by which its ends are known better
 _MAX_NODES = 500_000  # of the smoother: they take a gigabyte, and some minutes
-_GAP = "the GPS track has a gap, or a new segment"
+_JUMPS, _JUMPS_PART = 2, 0.01  # steps from fix to fix, that may be too fast for a car: so many, or this part of them
+_GAP = "the GPS track has a gap, a jump or a new segment"
 _LEAST_METERS = 10.0
 _LEAST_SPEED = 1.0  # m/s, that must be reached for a heading
 
@@ -72,8 +73,9 @@ class GpxSource(PoseFiles):
     def open_drive(self, name: str) -> SourceDrive:
         """Open the video, and make poses of the track over its time.
 
-        The track is smoothed in stretches: a segment, or a part of one, without a gap of more than 3 s. The video's
-        frames between two stretches are left out, and those of a stretch in which the car stands, which has no heading.
+        The track is smoothed in stretches: a segment, or a part of one, without a gap of more than 3 s or a jump. The
+        video's frames between two stretches are left out. So are those of a stretch in which the car stands: it has no
+        heading there.
         """
         path, video = find_pairs(self.folder, SUFFIXES, "GPS tracks")[name]
         track, footage = load_gps(path), open_footage(video, self.picture_fps)
@@ -91,9 +93,10 @@ class GpxSource(PoseFiles):
             got = f"{count} fixes over {np.ptp(times[near]):.0f} s"
             raise DatasetError(f"{path}: expected a day of fixes at most, or {_MAX_NODES} fixes, got {got}")
         times, positions, segment = times[near], track.meters(int(np.argmax(near)))[near], track.segment[near]
-        ends = np.flatnonzero((np.diff(times) > MAX_POSE_GAP) | (np.diff(segment) != 0)) + 1
+        ends = (np.diff(times) > MAX_POSE_GAP) | (np.diff(segment) != 0) | self._jumps(times, positions, path)
+        ends = np.flatnonzero(ends) + 1
         rows = [slice(start, end) for start, end in pairwise([0, *ends.tolist(), len(times)])]
-        stretches = [each for row in rows if (each := self._stretch(times[row], positions[row], path)) is not None]
+        stretches = [each for row in rows if (each := self._stretch(times[row], positions[row])) is not None]
         if not stretches:
             raise DatasetError(
                 f"{path}: expected a car that moves, because its heading is that of the motion, got none"
@@ -119,22 +122,31 @@ class GpxSource(PoseFiles):
             clock=footage.clock,
         )
 
-    def _stretch(
+    def _jumps(
         self, times: Float64[np.ndarray, " fixes"], positions: Float64[np.ndarray, "fixes 2"], path: Path
-    ) -> tuple[Float64[np.ndarray, " nodes"], States] | None:
-        """The motion through fixes without a gap; None if it has no heading, because the car stands.
+    ) -> Bool[np.ndarray, " steps"]:
+        """Where no car can come from a fix to the next; a fix far off has such a step before and after it.
 
-        Raises DatasetError if the car would be too fast.
+        Raises DatasetError if these are more than a few: then the track is no car's, or its unit of time is wrong.
         """
-        if len(times) < 2:
-            return None
         gaps = np.diff(times)
         speeds = np.hypot(*np.diff(positions, axis=0).T) / gaps
         # Two fixes may be off by some standard deviations to opposite sides.
-        if (too_fast := speeds > MAX_SPEED + 10 * self.sigma_meters / gaps).any():
+        too_fast = speeds > MAX_SPEED + 10 * self.sigma_meters / gaps
+        if too_fast.any():
             row = int(np.argmax(too_fast))
             got = f"{speeds[row]:.0f} m/s at {times[row]:.1f} s of the video"
-            raise DatasetError(f"{path}: expected a car's motion, at most {MAX_SPEED:g} m/s, got {got}")
+            if too_fast.sum() > max(_JUMPS, _JUMPS_PART * len(too_fast)):
+                raise DatasetError(f"{path}: expected a car's motion, at most {MAX_SPEED:g} m/s, got {got}")
+            logger.warning("%s: %s is no car's motion: cut there, and at %d more", path, got, too_fast.sum() - 1)
+        return too_fast
+
+    def _stretch(
+        self, times: Float64[np.ndarray, " fixes"], positions: Float64[np.ndarray, "fixes 2"]
+    ) -> tuple[Float64[np.ndarray, " nodes"], States] | None:
+        """The motion through fixes without a gap; None if it has no heading: one fix, or a car that stands."""
+        if len(times) < 2:
+            return None
         if np.ptp(positions, axis=0).max() < _LEAST_METERS:
             return None
         nodes, states = smooth(times, positions, self.sigma_meters, MAX_POSE_GAP)
