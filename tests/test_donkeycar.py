@@ -50,13 +50,15 @@ def import_tub(folder: Path, output: Path, *more: str) -> int:
 
 
 @pytest.mark.parametrize("picture_fps", [None, 20.0])
-def test_a_tub_is_a_drive_at_its_own_times(tmp_path, picture_fps):
+def test_a_tub_is_a_drive_at_its_own_times(tmp_path, caplog, picture_fps):
     records = drive(120)
     records[30]["_timestamp_ms"] += 15  # the loop of the car is never quite regular
     found = opened(write_tub(tmp_path / "tub", records), picture_fps)
     assert indexes(found) == list(range(120))
     assert (found.name, found.breaks, dict(found.left_out)) == ("tub", (), {})
     assert found.frame_times[30] - found.frame_times[0] == pytest.approx(1.515 if picture_fps is None else 1.5)
+    warned = "its records have times, one each 50 ms in the median: they are exact without picture_fps="
+    assert (warned in caplog.text) == (picture_fps is not None)
 
 
 def test_each_session_is_a_drive_of_its_own(tmp_path):
@@ -116,7 +118,7 @@ def test_the_clock_may_be_set_back_and_stop(tmp_path, picture_fps):
         np.testing.assert_allclose(found.frame_times, np.arange(120) / 20)
 
 
-def test_times_of_a_conversion_need_a_rate(tmp_path):
+def test_times_of_a_conversion_need_a_rate(tmp_path, caplog):
     records = drive(60)
     for row, record in enumerate(records):
         record["_timestamp_ms"] = START + 3 * row + (100 if row > 20 else 0)
@@ -126,6 +128,7 @@ def test_times_of_a_conversion_need_a_rate(tmp_path):
     found = opened(folder, 20.0)
     assert (indexes(found), found.breaks) == (list(range(60)), ())
     assert found.clock == "picture_fps=20, as declared"
+    assert "its records have times" not in caplog.text
 
 
 def test_two_records_in_one_millisecond(tmp_path):
