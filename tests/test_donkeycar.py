@@ -1,11 +1,14 @@
 """Donkeycar's tubs: which records there are, who drove, what is interrupted, and what is left out with a count."""
 
 import json
+import os
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from entry import read_settings
+from hypothesis import HealthCheck, given, settings, strategies as st
 from tiny_tubs import START, Records, drive, picture, shift_clock, shown, write_old_tub, write_tub
 
 from terra.dataset import read_frames, read_split
@@ -390,3 +393,51 @@ def test_a_manifest_of_another_kind_is_one_line(tmp_path):
         (folder / "manifest.json").write_text(text)
         with pytest.raises(DatasetError, match=message):
             opened(folder)
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path):
+    folder = write_tub(tmp_path / "tub", drive(40))
+    (folder / "images" / "7_cam_image_array_.jpg").unlink()
+    os.mkfifo(folder / "images" / "7_cam_image_array_.jpg")
+    assert opened(folder).left_out == {DAMAGED: 1}
+    (folder / "catalog_0.catalog").unlink()
+    os.mkfifo(folder / "catalog_0.catalog")
+    with pytest.raises(DatasetError, match=r"catalog_0\.catalog: expected a readable file, got a FIFO"):
+        opened(folder)
+    old = write_old_tub(tmp_path / "old", drive(20))
+    os.mkfifo(old / "record_21.json")
+    assert opened(old).left_out == {UNREADABLE: 1}
+
+
+FIRST, RECORD = (json.dumps(record).encode() for record in drive(2, "a"))
+PIECES = [FIRST, RECORD, RECORD[:-9], b"", b" ", b"\0", b"\xff", b"[", b"5", b"null", b"{}", b"[" * 3000]
+PIECES += [b'{"_session_id": 5}', FIRST.replace(b"00000,", b"00020,")]
+PIECES += [RECORD.replace(b'"a"', b'"../up"'), RECORD.replace(b"0.001", b"1e999"), RECORD.replace(b"0.5", b"null")]
+PIECES += [RECORD.replace(b"1_cam_image_array_", b"0_cam_image_array_"), b'{"_index": 1, "_index": 1}']
+PIECES += [RECORD.replace(b"1700000000050", b"-1e308"), RECORD.replace(b"1700000000050", b"9" * 400)]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.sampled_from(PIECES), max_size=12),
+    st.lists(st.one_of(st.integers(-3, 12), st.none(), st.text(max_size=3)), max_size=4),
+    st.sampled_from([None, 20.0]),
+)
+def test_whatever_stands_in_a_catalog_is_read_or_refused_in_one_line(tmp_path, lines, deleted, picture_fps):
+    folder = tmp_path / "tub"
+    if not folder.exists():
+        write_tub(folder, drive(2))
+    (folder / "catalog_0.catalog").write_bytes(b"\n".join(lines))
+    (folder / "manifest.json").write_text(json.dumps({"paths": ["catalog_0.catalog"], "deleted_indexes": deleted}))
+    source = DonkeycarSource(folder, picture_fps)
+    for name in source.list_drives():
+        assert re.fullmatch("[A-Za-z0-9][A-Za-z0-9._-]*", name)
+        try:
+            found, problem = source.open_drive(name), ""
+        except DatasetError as error:
+            found, problem = None, str(error)
+        assert "\n" not in problem
+        if found is not None:
+            assert np.isfinite(found.frame_times).all()
+            assert (np.diff(found.frame_times) > 0).all()
+            assert len(list(found.frames())) == len(found.frame_times) == len(found.track.values)
