@@ -147,6 +147,19 @@ def test_an_episode_that_is_described_twice_is_refused(tmp_path):
         LeRobotSource(root, LeRobotActions()).list_drives()
 
 
+def test_a_recording_that_was_never_ended_is_told(tmp_path, caplog):
+    root = write_dataset(tmp_path / "in")
+    data = root / "data" / "chunk-000" / "file-000.parquet"
+    data.write_bytes(data.read_bytes()[:-100])
+    assert bring_in(root, tmp_path / "out") == 2
+    ended = "cut off, or never ended by LeRobotDataset.finalize()"
+    assert f"{data}: expected a Parquet table, got: a file without its end: {ended}" in caplog.text
+    shutil.rmtree(root / "meta" / "episodes")
+    unended = shutil.copytree(root, tmp_path / "unended")
+    with pytest.raises(DatasetError, match=r"got none: a recording that was not ended by .*\.finalize\(\) has none"):
+        bring_in(unended, tmp_path / "none")
+
+
 # Times
 
 
