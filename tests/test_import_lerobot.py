@@ -169,6 +169,13 @@ def test_rounded_time_stamps_are_those_of_the_rate(tmp_path, since):
     np.testing.assert_array_equal(open_episode(root).frame_times, np.arange(50) / 30)
 
 
+def test_time_stamps_too_coarse_to_tell_are_kept(tmp_path):
+    # Float32 seconds after three days are 1/64 s apart: whether a frame came late can't be told.
+    stamps = np.float32(250_000 + np.arange(9) / 10)
+    root = write_dataset(tmp_path, (9,), times=lambda episode, row: stamps[row])
+    np.testing.assert_array_equal(open_episode(root).frame_times, stamps.astype(float) - float(stamps[0]))
+
+
 def test_time_stamps_that_a_camera_gave_are_kept(tmp_path):
     real = np.cumsum([0.1, 0.13, 0.08, 0.1, 0.1, 0.2, 0.1, 0.1, 0.1])
     root = write_dataset(tmp_path, (9,), times=lambda episode, row: 3 + real[row])
@@ -358,6 +365,9 @@ def test_fewer_episodes_than_declared_are_said(tmp_path, caplog):
         ({"left": ["pan"], "right": ["lift"]}, ("pan", "lift")),
         ({"lift": 1, "pan": 0}, ("pan", "lift")),
         ({"lift": 2, "pan": 0}, ("action_0", "action_1")),
+        (["arm/pan", "arm lift"], ("arm_pan", "arm_lift")),
+        (["arm/pan", "arm pan"], ("action_0", "action_1")),
+        ([0, 1], ("action_0", "action_1")),
         (["pan", "pan"], ("action_0", "action_1")),
         (["pan"], ("action_0", "action_1")),
         (None, ("action_0", "action_1")),
