@@ -86,6 +86,26 @@ def test_frames_behind_those_of_the_rows_belong_to_no_episode(tmp_path, version,
     ]
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_rows_whose_time_stamps_begin_later_have_the_later_frames(tmp_path, version, caplog):
+    # As where rows are cut off at the start and the video is left as it is; LeRobot's own reader goes by the stamps.
+    later = {"times": lambda episode, row: row / 10 + 0.3 * (episode == 1)}
+    later["columns"] = {"action": lambda episode: [[100 * episode + row + 3.0 * (episode == 1)] for row in range(9)]}
+    root = write_dataset(tmp_path / "in", (9, 9, 9), (9, 13, 9), version=version, **later)
+    assert bring_in(root, tmp_path / "out") == 0
+    moved = list(range(103, 112))
+    assert found(tmp_path / "out") == whole((9, 9, 9)) | {1: (moved, moved)}
+    told = "3 left out: frames of the video before those of the rows, 1 left out: frames of the video behind those"
+    assert told in caplog.text
+
+
+@pytest.mark.parametrize("stamp", [lambda row: 50 + row / 10, lambda row: 0.5 + row / 10, lambda row: 0.2 + 0.13 * row])
+def test_rows_whose_time_stamps_are_of_another_clock_have_the_first_frames(tmp_path, stamp):
+    root = write_dataset(tmp_path, (9,), (13,), times=lambda episode, row: stamp(row))
+    frames = np.stack([*open_episode(root).frames()])
+    assert numbers_in(frames) == list(range(9))
+
+
 @pytest.mark.parametrize("factor", [0.97, 1.03])
 def test_frames_are_counted_where_time_stamps_have_drifted_by_more_than_half_a_frame(tmp_path, factor):
     spans = [(start * factor, end * factor) for start, end in ((0.0, 1.2), (1.2, 2.1), (2.1, 3.5))]

@@ -233,9 +233,8 @@ class LeRobotSource:
             check_column(data, camera)
             frames = partial(stored_pictures, self.folder, data, camera, int(episode["episode_index"]), where)
         else:
-            frames, num_more = _video_part(self.folder, camera, episode, len(times), name)
-            if num_more:
-                left_out["frames of the video behind those of the rows"] = num_more
+            stamps = numbers(rows["timestamp"], "timestamp", where)[:, 0]
+            frames, left_out = _video_part(self.folder, camera, episode, stamps, name)
         if isinstance(columns, LeRobotColumns):
             track = _poses(columns, rows, times, info, where)
         else:
@@ -286,11 +285,12 @@ def _only(folder: Path, setting: str, names: list[str]) -> str:
 
 
 def _video_part(
-    folder: Path, camera: str, episode: dict[str, Any], num_rows: int, name: str
-) -> tuple[VideoFrames, int]:
-    """An episode's frames, one for each row, and how many more of its frames its video has.
+    folder: Path, camera: str, episode: dict[str, Any], stamps: Float[np.ndarray, " rows"], name: str
+) -> tuple[VideoFrames, dict[str, int]]:
+    """An episode's frames, one for each row, and how many frames of its video are left out, by where they are.
 
-    Which of its frames are missing can't be told of an episode that has fewer, so that it is refused.
+    Which of its frames are missing can't be told of an episode that has fewer, so that it is refused. One that has
+    more begins with its first frame, or at the time stamp of its first row, where LeRobot's own reader begins.
 
     Raises:
         DatasetError: no such video, or fewer frames than rows.
@@ -301,11 +301,20 @@ def _video_part(
     if not video.is_file():
         raise DatasetError(f"{where}: expected the video of {camera}, got no file")
     first, count = own_frames(folder, camera, episode, video, where)
-    if count < num_rows:
-        raise DatasetError(f"{where}: expected a frame for each of its {num_rows} rows, got {max(count, 0)} frames")
+    more = count - len(stamps)
+    if more < 0:
+        raise DatasetError(f"{where}: expected a frame for each of its {len(stamps)} rows, got {max(count, 0)} frames")
     times, display = video_frames(video).seconds, video_frames(video).display
-    start = 0.0 if first == 0 else float(times[first - 1] + times[first]) / 2
-    return VideoFrames(video, display, start, 0, num_rows), count - num_rows
+    skipped = 0
+    if more:
+        own = times[first : first + count] - times[first]
+        nearest = np.searchsorted(own, stamps - float(np.median(np.diff(own))) / 2)
+        if nearest[-1] < count and (np.diff(nearest) == 1).all():
+            skipped = int(nearest[0])
+    start = 0.0 if first + skipped == 0 else float(times[first + skipped - 1 : first + skipped + 1].mean())
+    parts = {"before": skipped, "behind": more - skipped}
+    left_out = {f"frames of the video {part} those of the rows": number for part, number in parts.items() if number}
+    return VideoFrames(video, display, start, 0, len(stamps)), left_out
 
 
 def _say_size(folder: Path, camera: str, video: Path) -> None:
