@@ -4,18 +4,21 @@ import logging
 import math
 import re
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field as item
-from functools import cached_property
+from functools import partial
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from jaxtyping import Float64, UInt8
+from jaxtyping import Float64, Int64, UInt8
 from pydantic import Field
 
 from terra.actions import ActionTrack, TableSpace, Vector
-from terra.dataset.importing.bag_clock import Clock, Stamps, Stretches, Times, choose_clocks, in_order
+from terra.dataset.importing.bag_clock import Clock, Stamps, Times, choose_clocks, in_order
 from terra.dataset.importing.bag_files import (
     Lost,
     Message,
@@ -31,7 +34,6 @@ from terra.dataset.importing.bag_pictures import PICTURE_TYPES, VIDEO_TYPES, Sti
 from terra.dataset.importing.bag_video import UnitChecker, check_codec, stream_units
 from terra.dataset.importing.source import Break, SourceDrive
 from terra.errors import ConfigError, DatasetError
-from terra.tables import bytes_text
 from tokenizer.settings import Settings, Text, checked, expected_names
 
 logger = logging.getLogger(__name__)
@@ -39,6 +41,8 @@ logger = logging.getLogger(__name__)
 _PART = re.compile(r"\.?([A-Za-z_]\w*)|\[([^\[\]]+)\]")
 _SET_BACK = 60.0  # s between two stretches of a drive, in its own times, so that nothing is interpolated across
 _SILENT_PERIODS, _SILENT_SECONDS = 10, 1.0  # a field that says nothing for longer than both is silent
+_DAMAGED = "pictures that can't be decoded"
+_EDGE = 8  # messages of an earlier clock that may stand behind pictures of a later one
 _UNITS = {
     "geometry_msgs/Twist": {"linear": "m/s", "angular": "rad/s"},
     "geometry_msgs/TwistStamped": {"twist.linear": "m/s", "twist.angular": "rad/s"},
@@ -170,8 +174,7 @@ class BagSource:
     def open_drive(self, name: str) -> SourceDrive:
         """Open one bag; each of its pictures is decoded once, to know which can be shown."""
         recording = next(each for each in find_recordings(self.folder) if each.name == name)
-        reading = _read(recording, self.video, self.columns)
-        return _Drive(self, recording, reading).opened()
+        return _Opening(self, recording, _read(recording, self.video, self.columns)).drive()
 
 
 @dataclass(frozen=True)
@@ -241,10 +244,8 @@ def _scan(recording: Recording, specs: Sequence[str]) -> _Scan:
         if count is None:
             count = counts[channel.topic] = _Count(channel.type, time, time)
             if channel.type in PICTURE_TYPES:
-                try:
+                with suppress(UndecodableMessage):
                     count.picture_size = message_size(channel.type, channel.decode(message.data))
-                except UndecodableMessage:
-                    pass
             readers[channel.topic] = [
                 _FieldReader(spec, channel.topic, channel.type, str(recording.path))
                 for spec in specs
@@ -360,7 +361,7 @@ def _only_video(folder: Path, scans: Sequence[tuple[Topic, ...]], wanted: str | 
         for topic in topics:
             (pictures if topic.is_picture else others).setdefault(topic.name, topic)
     shown = ", ".join(
-        f"{each.name} ({each.count} of {each.picture_size or each.type}, {bytes_text(each.bytes)})"
+        f"{each.name} ({each.count} of {each.picture_size or each.type}, {each.bytes / 1e6:.1f} MB)"
         for each in pictures.values()
     )
     if wanted is None and len(pictures) == 1:
@@ -432,9 +433,6 @@ class _Reading:
     lost: list[tuple[int, str]] = item(default_factory=list)
 
 
-_DAMAGED = "pictures that can't be decoded"
-
-
 def _read(recording: Recording, video: str, columns: Sequence[Column]) -> _Reading:
     """Read times and actions of a bag, and decode every picture to see whether it can be shown. Raises DatasetError."""
     reading = _Reading("")
@@ -494,3 +492,188 @@ def _read(recording: Recording, video: str, columns: Sequence[Column]) -> _Readi
 def _note(reading: _Reading, number: int, reason: str) -> None:
     reading.problems[number] = _DAMAGED
     reading.first_problem = reading.first_problem or reason
+
+
+class _Opening:
+    """Makes a drive of what was read of a bag."""
+
+    def __init__(self, source: BagSource, recording: Recording, reading: _Reading) -> None:
+        self._source, self._recording, self._reading = source, recording, reading
+        self._where = str(recording.path)
+        self._stamps = {topic: np.array(each, np.int64).reshape(-1, 3) for topic, each in reading.stamps.items()}
+
+    def drive(self) -> SourceDrive:
+        """The drive. Raises DatasetError."""
+        source, reading, video = self._source, self._reading, self._source.video
+        for topic in (video, *(column.topic for column in source.columns)):
+            if topic not in self._stamps:
+                raise DatasetError(f"{self._where}: expected messages of {topic}, got none")
+        times, words = choose_clocks(
+            {
+                topic: Stamps(each[:, 1], np.maximum(each[:, 2], 0), bool((each[:, 2] >= 0).any()))
+                for topic, each in self._stamps.items()
+            },
+            source.clock,
+            self._where,
+        )
+        problems = dict(reading.problems)
+        for number in np.flatnonzero(times[video] <= 0).tolist():
+            problems.setdefault(number, "pictures without a time")
+        good = np.array([number for number in range(len(times[video])) if number not in problems], np.int64)
+        if len(good) < 2:
+            first = reading.first_problem or next(iter(problems.values()), "")
+            got = f"{len(good)} of {len(times[video])}{f', the first problem being: {first}' if first else ''}"
+            raise DatasetError(f"{self._where}: {video}: expected 2 or more pictures that can be shown, got {got}")
+        ordered = in_order(times[video][good])
+        parts = [good[part] for part in ordered.parts]
+        if ordered.num_late:
+            words += f"; {ordered.num_late} pictures that came late are in their place"
+        clocks = _Parts(parts, times[video], self._stamps[video][:, 0])
+        left_out = dict(Counter(problems.values()))
+        if ordered.repeated:
+            left_out["pictures with the time of another one"] = len(ordered.repeated)
+        for _, reason in dict.fromkeys(reading.lost):
+            logger.warning("%s: %s: what could be read is imported", self._where, reason)
+        return SourceDrive(
+            name=self._recording.name,
+            track=self._track(times, clocks),
+            frame_times=np.concatenate([clocks.seconds(times[video][part], k) for k, part in enumerate(parts)]),
+            frames=partial(self._frames, {int(number): frame for frame, number in enumerate(np.concatenate(parts))}),
+            intrinsics=None,
+            origin=self._where,
+            breaks=_breaks(parts, problems, reading.lost),
+            left_out=left_out,
+            clock=words,
+        )
+
+    def _track(self, times: Mapping[str, Times], clocks: "_Parts") -> ActionTrack:
+        """The actions of all columns, at every time at which one of them was told. Raises DatasetError."""
+        space, named = self._source.space, [f"{each.spec}{each.entry}" for each in self._source.columns]
+        series = []
+        for column, name in zip(self._source.columns, named, strict=True):
+            rows = self._reading.series.get(column)
+            count = len(self._stamps[column.topic])
+            if rows is None:
+                raise DatasetError(f"{self._where}: expected {name} in {count} messages, got none")
+            messages, values = np.array(rows.messages, np.int64), np.array(rows.values)
+            told = times[column.topic][messages]
+            known = np.isfinite(values) & (told > 0)
+            if not known.all():
+                words = "without a finite number or a time are left out"
+                logger.warning("%s: %s: %d of %d messages %s", self._where, name, (~known).sum(), count, words)
+            places = self._stamps[column.topic][messages, 0]
+            at, kept = clocks.rows(told[known], places[known], f"{self._where}: {name}")
+            series.append((at, values[known][kept]))
+        at, rows = _joined(series, isinstance(space, Vector), self._where)
+        for row, problem in enumerate(map(space.problem, rows)):
+            if problem is not None:
+                raise DatasetError(f"{self._where}: {at[row]:.3f} s: {problem}")
+        return ActionTrack(space, at, rows, self._where)
+
+    def _frames(self, order: Mapping[int, int]) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
+        """Yield the pictures of some messages, by their numbers, in the order of their times."""
+        waiting: dict[int, np.ndarray] = {}
+        due = 0
+        for number, picture in zip(*self._shown(), strict=True):
+            if number in order:
+                waiting[order[number]] = picture
+            while due in waiting:
+                yield waiting.pop(due)
+                due += 1
+
+    def _shown(self) -> tuple[Iterator[int], Iterator[UInt8[np.ndarray, "height width 3"]]]:
+        """The numbers of all messages that can be shown, and their pictures, in the bag's order."""
+        problems, video = self._reading.problems, self._source.video
+        numbers = [number for number in range(len(self._stamps[video])) if number not in problems]
+        where = f"{self._where}: {video}"
+
+        def decoded() -> Iterator[Any]:
+            messages = (each for each in self._recording.messages({video}) if isinstance(each, Message))
+            for number, message in enumerate(messages):
+                if number not in problems:
+                    yield message.channel.decode(message.data)
+
+        if self._reading.codec:
+            return iter(numbers), stream_units(self._reading.codec, map(binary, decoded()), where)
+        return iter(numbers), map(Still(self._reading.kind, where).read, decoded())
+
+
+class _Parts:
+    """The times of a drive whose clock may have been set back: its parts follow each other with a minute between."""
+
+    def __init__(self, parts: Sequence[np.ndarray], times: Times, places: Times) -> None:
+        self._first = [int(times[part[0]]) for part in parts]
+        self._last = [int(times[part[-1]]) for part in parts]
+        self._places = [int(places[part].min()) for part in parts]
+        lengths = [(last - first) / 1e9 + _SET_BACK for first, last in zip(self._first, self._last, strict=True)]
+        self._starts = [0.0, *accumulate(lengths)][: len(parts)]
+
+    def seconds(self, times: Times, part: int) -> Float64[np.ndarray, " times"]:
+        """Times of a part by the drive's own clock, which begins with 0 at its first picture."""
+        return (times - self._first[part]) / 1e9 + self._starts[part]
+
+    def rows(
+        self, times: Times, places: Times, where: str
+    ) -> tuple[Float64[np.ndarray, " rows"], Int64[np.ndarray, " rows"]]:
+        """Put rows in order: their times by the drive's clock, and which rows they are. Raises DatasetError."""
+        if len(self._first) == 1:
+            ordered = in_order(times)
+            if len(ordered.parts) != 1:
+                at = (int(times[ordered.parts[1][0]]) - self._first[0]) / 1e9 if len(ordered.parts) > 1 else 0.0
+                got = f"times that go back to {at:.3f} s, where those of the pictures don't" if len(times) else "none"
+                raise DatasetError(f"{where}: expected values at increasing times, got {got}; bags.clock= may help")
+            kept = np.array(ordered.parts[0])
+            return self.seconds(times[kept], 0), kept
+        bounds = [np.iinfo(np.int64).min, *self._places[1:], np.iinfo(np.int64).max]
+        at, kept = [], []
+        for part, (first, end) in enumerate(pairwise(bounds)):
+            inside = np.flatnonzero((places >= first) & (places < end))
+            pieces = in_order(times[inside]).parts
+            if sum(len(piece) > _EDGE for piece in pieces) > 1:
+                raise DatasetError(f"{where}: expected times that go back where those of the pictures do, got others")
+            rows = inside[max(pieces, key=len)] if pieces else inside
+            near = (times[rows] >= self._first[part] - _SET_BACK / 3 * 1e9) & (
+                times[rows] <= self._last[part] + _SET_BACK / 3 * 1e9
+            )
+            kept.append(rows[near])
+            at.append(self.seconds(times[rows[near]], part))
+        return np.concatenate(at), np.concatenate(kept)
+
+
+def _breaks(
+    parts: Sequence[np.ndarray], problems: Mapping[int, str], lost: Sequence[tuple[int, str]]
+) -> tuple[Break, ...]:
+    """Where a drive is interrupted: behind pictures that are left out, where messages are lost, at a clock set back."""
+    numbers = np.maximum.accumulate(np.concatenate(parts))
+    found: dict[int, str] = {}
+    for number, reason in sorted([*problems.items(), *((before - 1, reason) for before, reason in lost)]):
+        found.setdefault(int(np.searchsorted(numbers, number, side="right")), reason)
+    for start in accumulate(len(part) for part in parts[:-1]):
+        found[start] = "the clock was set back"
+    return tuple(Break(frame, found[frame]) for frame in sorted(found) if 0 < frame < len(numbers))
+
+
+def _joined(
+    series: Sequence[tuple[np.ndarray, np.ndarray]], is_linear: bool, where: str
+) -> tuple[Float64[np.ndarray, " rows"], Float64[np.ndarray, "rows columns"]]:
+    """Columns of different topics as rows: at each time at which a column was told, and none is silent.
+
+    Between its own times a column is interpolated, or held. Raises DatasetError if no time has all columns.
+    """
+    first = series[0][0]
+    if all(len(at) == len(first) and (at == first).all() for at, _ in series):
+        return first, np.column_stack([values for _, values in series])
+    at = np.unique(np.concatenate([at for at, _ in series]))
+    at = at[(at >= max(each[0] for each, _ in series)) & (at <= min(each[-1] for each, _ in series))]
+    for times, _ in series:
+        steps = np.diff(times)
+        longest = max(_SILENT_SECONDS, _SILENT_PERIODS * float(np.median(steps))) if len(steps) else 0.0
+        for row in np.flatnonzero(steps > longest).tolist():
+            at = at[(at <= times[row]) | (at >= times[row + 1])]
+    if not len(at):
+        spans = ", ".join(f"{times[0]:.1f} to {times[-1]:.1f} s" for times, _ in series)
+        raise DatasetError(f"{where}: expected times at which all fields of bags.action are told, got {spans[:200]}")
+    if is_linear:
+        return at, np.column_stack([np.interp(at, times, values) for times, values in series])
+    held = [values[np.searchsorted(times, at, side="right") - 1] for times, values in series]
+    return at, np.column_stack(held)
