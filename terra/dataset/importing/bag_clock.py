@@ -69,7 +69,9 @@ def choose_clocks(stamps: Mapping[str, Stamps], clock: Clock, where: str) -> tup
             by_header, by_log = [], topics
             reason = f", because headers tell times {apart / 1e9:.3g} s apart"
     times = {topic: stamps[topic].header if topic in by_header else stamps[topic].log for topic in stamps}
-    words = [f"{name} of {', '.join(part)}" for name, part in (("header.stamp", by_header), ("log time", by_log)) if part]
+    words = [
+        f"{name} of {', '.join(part)}" for name, part in (("header.stamp", by_header), ("log time", by_log)) if part
+    ]
     return times, "times are " + " and ".join(words) + reason
 
 
@@ -111,7 +113,9 @@ def in_order(times: Times) -> Stretches:
                 end += 1
             ends_here = end < len(times) and times[end] <= times[part[-1]]
             late = list(range(at, end))
-            merged = None if ends_here else _merged([(int(times[i]), i) for i in part[-_LOOKED_AT:]], late, times, usual)
+            merged = (
+                None if ends_here else _merged([(int(times[i]), i) for i in part[-_LOOKED_AT:]], late, times, usual)
+            )
             if merged is None:
                 parts.append([at])
             else:

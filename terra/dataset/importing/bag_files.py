@@ -13,6 +13,7 @@ import logging
 import re
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -221,6 +222,7 @@ def _mcap_messages(path: Path, topics: Collection[str] | None) -> Iterator[Messa
     schemas: dict[int, Any] = {}
     channels: dict[int, Channel] = {}
     with open_regular(path, DatasetError, "an MCAP file") as file:
+
         def read_on(*, skip_magic: bool) -> Iterator[Any]:
             whole: Any = _WholeReads(file)
             return StreamReader(whole, skip_magic, emit_chunks=True, record_size_limit=LIMITS.bag_record_bytes).records
@@ -352,10 +354,12 @@ def _ros_messages(path: Path, topics: Collection[str] | None) -> Iterator[Messag
         reader.open()
     except Exception as error:  # of rosbags, SQLite and the parsers of definitions
         raise DatasetError(f"{path}: expected a ROS bag, got: {_reason(error)}") from None
-    with reader:
+    with closing(reader):
         channels = {
             id(each): Channel(
-                each.topic, each.msgtype.replace("/msg/", "/"), partial(_guarded, partial(_ros_read, reader, each.msgtype))
+                each.topic,
+                each.msgtype.replace("/msg/", "/"),
+                partial(_guarded, partial(_ros_read, reader, each.msgtype)),
             )
             for each in reader.connections
             if topics is None or each.topic in topics

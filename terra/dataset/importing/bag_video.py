@@ -2,12 +2,15 @@
 
 A decoder says nothing of some losses: after a lost H.264 picture it shows as many pictures as it was given, smeared.
 So decoding begins at key frames, H.264's frame numbers are followed (ITU-T H.264, 7.3.2.1.1 and 7.3.3), and a group of
-pictures counts only if as many frames come out of it as went in.
+pictures counts only if as many frames come out of it as went in. VP9 and AV1 have no such numbers: where their units
+lie farther apart than usual, one may be lost.
 """
 
+import math
 import re
 import struct
 import tempfile
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,11 +27,14 @@ _FOURCC = {"h264": b"H264", "vp9": b"VP90", "av1": b"AV01"}  # in IVF, in which 
 _DELIMITER = b"\x00\x00\x00\x01\x46\x01\x50"  # H.265's access unit delimiter, by which its files are known
 _START = re.compile(rb"\x00\x00\x01")
 _BATCH = 64  # units that are decoded by one process, which takes 0.1 s to start
+_GAP = 1.5  # of the usual time between two units
+_STEPS = 32  # by which that is known
 _SEQUENCE_HEADER = 1  # AV1's OBU before a key frame
 _WITH_CHROMA = (100, 110, 122, 244, 44, 83, 86, 118, 128, 138, 139, 134, 135)  # H.264 profiles whose SPS tells it
 
 BEFORE_KEY_FRAME = "pictures before a key frame"
 BEHIND_A_LOST_ONE = "pictures behind a lost one, up to the next key frame"
+BEHIND_A_GAP = "pictures of vp9 or av1 behind a gap in time, up to the next key frame"
 UNDECODABLE = "pictures that can't be decoded, and those up to the next key frame"
 
 
@@ -66,9 +72,13 @@ class UnitChecker:
         self._waits_for: str | None = BEFORE_KEY_FRAME
         self._numbers = _FrameNumbers()
         self._bytes = 0
+        self._last_time: int | None = None
+        self._steps: deque[int] = deque(maxlen=_STEPS)
 
-    def add(self, index: int, unit: bytes) -> None:
-        """Take the next unit. Raises DatasetError if key frames lie too far apart to be held in memory."""
+    def add(self, index: int, unit: bytes, time: int) -> None:
+        """Take the next unit, of a time in ns. Raises DatasetError if key frames lie too far apart to be held."""
+        if self.codec in ("vp9", "av1") and self._is_behind_gap(time) and self._waits_for is None:
+            self._waits_for = BEHIND_A_GAP
         is_key = is_key_frame(self.codec, unit)
         is_next = self.codec != "h264" or self._numbers.is_next(unit, is_key)
         if is_key:
@@ -94,6 +104,14 @@ class UnitChecker:
     def finish(self) -> None:
         """Decode what is left."""
         self._decode()
+
+    def _is_behind_gap(self, time: int) -> bool:
+        last, self._last_time = self._last_time, time
+        if last is None:
+            return False
+        usual = float(np.median(self._steps)) if self._steps else math.inf
+        self._steps.append(time - last)
+        return time - last > _GAP * usual
 
     def _decode(self) -> None:
         groups, self._groups, self._bytes = [group for group in self._groups if group], [], 0

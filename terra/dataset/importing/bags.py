@@ -132,12 +132,16 @@ class BagSource:
         """
         if not bags.action:
             raise ConfigError("bags.action: expected fields such as [/cmd_vel.linear.x,/cmd_vel.angular.z], got none")
-        scans = []
+        scans: list[_Scan] = []
+        failures: list[DatasetError] = []
         for recording in find_recordings(folder):
             try:
                 scans.append(_scan(recording, bags.action))
             except DatasetError as error:
                 logger.warning("%s", error)
+                failures.append(error)
+        if not scans:
+            raise failures[0]
         video = _only_video(folder, [each.topics for each in scans], bags.video)
         reaches: dict[Column, _Reach] = {}
         for scan in scans:
@@ -468,7 +472,7 @@ def _read(recording: Recording, video: str, columns: Sequence[Column]) -> _Readi
             if kind in VIDEO_TYPES:
                 reading.codec = check_codec(str(field(decoded, "format")), where)
                 checker = checker or UnitChecker(reading.codec, where, reading.problems)
-                checker.add(count, binary(decoded))
+                checker.add(count, binary(decoded), stamp or message.log_time)
             else:
                 try:
                     still = still or Still(kind, where)
@@ -505,13 +509,14 @@ class _Opening:
     def drive(self) -> SourceDrive:
         """The drive. Raises DatasetError."""
         source, reading, video = self._source, self._reading, self._source.video
-        for topic in (video, *(column.topic for column in source.columns)):
+        topics = dict.fromkeys((video, *(column.topic for column in source.columns)))
+        for topic in topics:
             if topic not in self._stamps:
                 raise DatasetError(f"{self._where}: expected messages of {topic}, got none")
         times, words = choose_clocks(
             {
                 topic: Stamps(each[:, 1], np.maximum(each[:, 2], 0), bool((each[:, 2] >= 0).any()))
-                for topic, each in self._stamps.items()
+                for topic, each in ((topic, self._stamps[topic]) for topic in topics)
             },
             source.clock,
             self._where,
@@ -525,7 +530,7 @@ class _Opening:
             got = f"{len(good)} of {len(times[video])}{f', the first problem being: {first}' if first else ''}"
             raise DatasetError(f"{self._where}: {video}: expected 2 or more pictures that can be shown, got {got}")
         ordered = in_order(times[video][good])
-        parts = [good[part] for part in ordered.parts]
+        parts = self._parts([good[part] for part in ordered.parts], times)
         if ordered.num_late:
             words += f"; {ordered.num_late} pictures that came late are in their place"
         clocks = _Parts(parts, times[video], self._stamps[video][:, 0])
@@ -545,6 +550,23 @@ class _Opening:
             left_out=left_out,
             clock=words,
         )
+
+    def _parts(self, parts: list[np.ndarray], times: Mapping[str, Times]) -> list[np.ndarray]:
+        """Cut the pictures also where the clock of actions was set back while there were no pictures."""
+        places = self._stamps[self._source.video][:, 0]
+        for topic in dict.fromkeys(column.topic for column in self._source.columns):
+            known = np.flatnonzero(times[topic] > 0)
+            rows = self._stamps[topic][known, 0]
+            for part in in_order(times[topic][known]).parts[1:]:
+                before, after = rows[part[0] - 1], rows[part[0]]
+                # Pictures whose clock was set back between the same two messages tell of it themselves.
+                if any(
+                    places[later].min() > before and places[earlier].max() < after for earlier, later in pairwise(parts)
+                ):
+                    continue
+                halves = [(each[places[each] < after], each[places[each] >= after]) for each in parts]
+                parts = [half for pair in halves for half in pair if len(half)]
+        return parts
 
     def _track(self, times: Mapping[str, Times], clocks: "_Parts") -> ActionTrack:
         """The actions of all columns, at every time at which one of them was told. Raises DatasetError."""
@@ -604,7 +626,7 @@ class _Parts:
     def __init__(self, parts: Sequence[np.ndarray], times: Times, places: Times) -> None:
         self._first = [int(times[part[0]]) for part in parts]
         self._last = [int(times[part[-1]]) for part in parts]
-        self._places = [int(places[part].min()) for part in parts]
+        self._places = [(int(places[part].min()), int(places[part].max())) for part in parts]
         lengths = [(last - first) / 1e9 + _SET_BACK for first, last in zip(self._first, self._last, strict=True)]
         self._starts = [0.0, *accumulate(lengths)][: len(parts)]
 
@@ -616,27 +638,26 @@ class _Parts:
         self, times: Times, places: Times, where: str
     ) -> tuple[Float64[np.ndarray, " rows"], Int64[np.ndarray, " rows"]]:
         """Put rows in order: their times by the drive's clock, and which rows they are. Raises DatasetError."""
-        if len(self._first) == 1:
-            ordered = in_order(times)
-            if len(ordered.parts) != 1:
-                at = (int(times[ordered.parts[1][0]]) - self._first[0]) / 1e9 if len(ordered.parts) > 1 else 0.0
-                got = f"times that go back to {at:.3f} s, where those of the pictures don't" if len(times) else "none"
-                raise DatasetError(f"{where}: expected values at increasing times, got {got}; bags.clock= may help")
-            kept = np.array(ordered.parts[0])
-            return self.seconds(times[kept], 0), kept
-        bounds = [np.iinfo(np.int64).min, *self._places[1:], np.iinfo(np.int64).max]
         at, kept = [], []
-        for part, (first, end) in enumerate(pairwise(bounds)):
-            inside = np.flatnonzero((places >= first) & (places < end))
-            pieces = in_order(times[inside]).parts
-            if sum(len(piece) > _EDGE for piece in pieces) > 1:
-                raise DatasetError(f"{where}: expected times that go back where those of the pictures do, got others")
-            rows = inside[max(pieces, key=len)] if pieces else inside
-            near = (times[rows] >= self._first[part] - _SET_BACK / 3 * 1e9) & (
-                times[rows] <= self._last[part] + _SET_BACK / 3 * 1e9
-            )
-            kept.append(rows[near])
-            at.append(self.seconds(times[rows[near]], part))
+        for part, (begin, end) in enumerate(self._places):
+            # Those between two parts belong to the one by whose clock they go on.
+            after = self._places[part - 1][1] if part else -1
+            before = self._places[part + 1][0] if part + 1 < len(self._places) else np.iinfo(np.int64).max
+            near = np.flatnonzero((places > after) & (places < before))
+            pieces = [near[piece] for piece in in_order(times[near]).parts]
+            within = [int(((places[piece] >= begin) & (places[piece] <= end)).sum()) for piece in pieces]
+            if (len(self._places) == 1 and len(pieces) > 1) or sum(count > _EDGE for count in within) > 1:
+                got = f"times that go back {len(pieces) - 1} times within those of the pictures"
+                raise DatasetError(f"{where}: expected values at increasing times, got {got}; bags.clock= may help")
+            if not pieces:
+                continue
+            rows = pieces[max(range(len(pieces)), key=lambda number: (within[number], len(pieces[number])))]
+            reach = int(_SET_BACK / 3 * 1e9) if len(self._places) > 1 else np.iinfo(np.int64).max // 2
+            rows = rows[(times[rows] >= self._first[part] - reach) & (times[rows] <= self._last[part] + reach)]
+            kept.append(rows)
+            at.append(self.seconds(times[rows], part))
+        if not sum(map(len, kept)):
+            raise DatasetError(f"{where}: expected values near the pictures, got none")
         return np.concatenate(at), np.concatenate(kept)
 
 

@@ -73,7 +73,11 @@ def open_source(
         "mcap": {"action_space", "bags"},
     }.get(kind, set())
     used = {"action_space"} if has_actions else used
-    given: dict[str, Any] = {"action_space": action_space, "picture_fps": picture_fps, "sections": None if sections == 1 else sections}
+    given: dict[str, Any] = {
+        "action_space": action_space,
+        "picture_fps": picture_fps,
+        "sections": None if sections == 1 else sections,
+    }
     given |= {"gps": None if gps in (None, Gps()) else gps, "bags": None if bags in (None, Bags()) else bags}
     for name, value in given.items():
         if value is not None and name not in used:
