@@ -158,39 +158,17 @@ def in_json(name: str, ns: int, **values: Any) -> tuple[str, dict[str, Any]]:
 def access_units(codec: str, count: int, group: int = 10, size: int = 4) -> tuple[bytes, ...]:
     """Pictures 0, 1, ... as access units without B-frames, with a key frame each `group`."""
     encoders = {
-        "h264": ("libx264", "-bf", "0", "-sc_threshold", "0", "-bsf:v", "h264_metadata=aud=insert", "-f", "h264"),
-        "h265": ("libx265", "-x265-params", "log-level=none:bframes=0:scenecut=0", "-bsf:v", "hevc_metadata=aud=insert", "-f", "hevc"),
-        "vp9": ("libvpx-vp9", "-deadline", "realtime", "-lag-in-frames", "0", "-f", "ivf"),
-        "av1": ("libaom-av1", "-usage", "realtime", "-cpu-used", "8", "-lag-in-frames", "0", "-f", "ivf"),
-    }  # fmt: skip
-    name, *options = encoders[codec]
+        "h264": "libx264 -bf 0 -sc_threshold 0 -bsf:v h264_metadata=aud=insert -f h264",
+        "h265": "libx265 -x265-params log-level=none:bframes=0:scenecut=0 -bsf:v hevc_metadata=aud=insert -f hevc",
+        "vp9": "libvpx-vp9 -deadline realtime -lag-in-frames 0 -f ivf",
+        "av1": "libaom-av1 -usage realtime -cpu-used 8 -lag-in-frames 0 -f ivf",
+    }
     large = [np.kron(coded(each), np.ones((size, size, 1), np.uint8)) for each in range(count)]
-    source = (
-        "-f",
-        "rawvideo",
-        "-pix_fmt",
-        "rgb24",
-        "-s",
-        f"{WIDTH * size}x{HEIGHT * size}",
-        "-r",
-        "20",
-        "-i",
-        "pipe:0",
-    )
-    command = [
-        imageio_ffmpeg.get_ffmpeg_exe(),
-        "-v",
-        "error",
-        *source,
-        "-c:v",
-        name,
-        "-pix_fmt",
-        "yuv420p",
-        "-g",
-        str(group),
-    ]
+    source = f"-v error -f rawvideo -pix_fmt rgb24 -s {WIDTH * size}x{HEIGHT * size} -r 20 -i pipe:0"
+    options = f"{source} -pix_fmt yuv420p -g {group} -c:v {encoders[codec]} pipe:1"
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), *options.split()]
     raw = b"".join(each.tobytes() for each in large)
-    data = subprocess.run([*command, *options, "pipe:1"], input=raw, stdout=subprocess.PIPE, check=True).stdout
+    data = subprocess.run(command, input=raw, stdout=subprocess.PIPE, check=True).stdout
     if codec in ("vp9", "av1"):
         units, at = [], 32
         while at < len(data):

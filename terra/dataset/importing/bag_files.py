@@ -36,8 +36,8 @@ _HEADER = 9  # bytes of an MCAP record before its content: code, length
 _NAME_RULE = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
-class UndecodableMessage(Exception):
-    """A message that is not as its schema says; the reason is one line."""
+class UndecodableError(Exception):
+    """The error of a message that is not as its schema says; the reason is one line."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class Channel:
     Attributes:
         topic: its name, such as "/camera/image".
         type: its messages' type, such as "sensor_msgs/Image" (of ROS 1 and ROS 2) or "foxglove.RawImage".
-        decode: makes an object with attributes, or a dict, of a message's bytes. Raises UndecodableMessage, and
+        decode: makes an object with attributes, or a dict, of a message's bytes. Raises UndecodableError, and
             DatasetError if no message of the channel can be decoded.
     """
 
@@ -112,9 +112,9 @@ def find_recordings(folder: Path) -> tuple[Recording, ...]:
     roots = [path.parent for path in sorted(folder.rglob(_METADATA)) if not _hidden(path, folder)]
     found = [_ros2_recording(folder, root) for root in roots]
     for path in sorted(folder.rglob("*")):
-        if path.suffix.lower() in SUFFIXES and path.is_file() and not _hidden(path, folder):
-            if not any(root in path.parents for root in roots):
-                found.append(Recording(_name(path.relative_to(folder).with_suffix("")), path, (path,)))
+        is_bag = path.suffix.lower() in SUFFIXES and path.is_file() and not _hidden(path, folder)
+        if is_bag and not any(root in path.parents for root in roots):
+            found.append(Recording(_name(path.relative_to(folder).with_suffix("")), path, (path,)))
     if not found:
         raise DatasetError(f"{folder}: expected bags ({', '.join(SUFFIXES)}, or folders with {_METADATA}), got none")
     by_name: dict[str, Recording] = {}
@@ -145,14 +145,14 @@ def fields(message: Any) -> tuple[str, ...]:
 
 
 def binary(message: Any, name: str = "data") -> bytes:
-    """A field that holds bytes, which JSON has in base64. Raises UndecodableMessage."""
+    """A field that holds bytes, which JSON has in base64. Raises UndecodableError."""
     data = field(message, name)
     if not isinstance(data, str):
         return bytes(data)
     try:
         return base64.b64decode(data, validate=True)
     except binascii.Error as error:
-        raise UndecodableMessage(f"{name}: expected base64: {error}") from None
+        raise UndecodableError(f"{name}: expected base64: {error}") from None
 
 
 def header_time(message: Any) -> int | None:
@@ -293,7 +293,7 @@ def _unpacked(chunk: Any) -> list[Any]:
 
 
 def _mcap_channel(path: Path, topic: str, encoding: str, schema: Any) -> Channel:
-    name = re.sub("/msg/", "/", schema.name) if schema is not None else ""
+    name = schema.name.replace("/msg/", "/") if schema is not None else ""
     decoders: list[Callable[[bytes], Any]] = []
 
     def decode(data: bytes) -> Any:
@@ -318,7 +318,7 @@ def _mcap_decoder(where: str, encoding: str, schema: Any) -> Callable[[bytes], A
         if kinds in (("cdr", "ros2msg"), ("cdr", "ros2idl"), ("ros1", "ros1msg")):
             return _ros_decoder(encoding, schema)
     except Exception as error:  # of parsers of three languages
-        raise DatasetError(f"{where}: expected a definition of {schema.name}, got: {_reason(error)}") from None
+        raise DatasetError(f"{where}: expected a definition of its messages, got: {_reason(error)}") from None
     raise DatasetError(
         f"{where}: expected messages in CDR (schema ros2msg or ros2idl), ROS 1, protobuf or JSON, got "
         f"{encoding or 'no encoding'} (schema {kinds[1] or 'none'})"
@@ -388,7 +388,7 @@ def _guarded(decode: Callable[[bytes], Any], data: bytes) -> Any:
     try:
         return decode(data)
     except Exception as error:  # of generated code over the bytes of others
-        raise UndecodableMessage(_reason(error)) from None
+        raise UndecodableError(_reason(error)) from None
 
 
 def _kind(file: BinaryIO) -> str:

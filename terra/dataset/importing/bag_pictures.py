@@ -1,4 +1,4 @@
-"""Pictures in messages: compressed ones, raw pixels and access units, of ROS (sensor_msgs) and of Foxglove's schemas."""
+"""Pictures in messages: compressed ones and pixels, of ROS (sensor_msgs) and of Foxglove's schemas."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from decoder.pictures import picture_size, read_picture
-from terra.dataset.importing.bag_files import UndecodableMessage, binary, field
+from terra.dataset.importing.bag_files import UndecodableError, binary, field
 from terra.errors import DatasetError, VideoError
 from tokenizer.limits import LIMITS
 
@@ -57,7 +57,7 @@ class Still:
         """The picture of a decoded message, RGB in [0, 255].
 
         Raises:
-            UndecodableMessage: this picture is damaged.
+            UndecodableError: this picture is damaged.
             DatasetError: the topic's pictures are of a kind that can't be shown rightly.
         """
         try:
@@ -74,7 +74,7 @@ class Still:
         try:
             return read_picture(binary(message), "picture")
         except VideoError as error:
-            raise UndecodableMessage(str(error)) from None
+            raise UndecodableError(str(error)) from None
 
     def _from_pixels(self, message: Any) -> Pixels:
         encoding = str(field(message, "encoding"))
@@ -87,9 +87,9 @@ class Still:
             raise DatasetError(f"{self.where}: expected pixels of {known}, got {kind} of {encoding[:40]!r}{hint}")
         data = np.frombuffer(binary(message), np.uint8)
         if not (0 < width * height <= LIMITS.picture_pixels and step >= width * size and len(data) >= step * height):
-            raise UndecodableMessage(f"{width}x{height} pixels, {step} bytes a row, and {len(data)} bytes in all")
+            raise UndecodableError(f"{width}x{height} pixels, {step} bytes a row, and {len(data)} bytes in all")
         if encoding in _PAIRS and width % 2:
-            raise UndecodableMessage(f"an odd width of {width} pixels, and {encoding} has pairs")
+            raise UndecodableError(f"an odd width of {width} pixels, and {encoding} has pairs")
         rows = data[: step * height].reshape(height, step)[:, : width * size]
         if encoding in _PAIRS:
             return _from_pairs(rows.reshape(height, width // 2, 4), _PAIRS[encoding])
@@ -105,7 +105,7 @@ def message_size(kind: str, message: Any) -> str | None:
             size = int(field(message, "width")), int(field(message, "height"))
         else:
             return None
-    except (AttributeError, UndecodableMessage, TypeError, ValueError):
+    except (AttributeError, UndecodableError, TypeError, ValueError):
         return None
     return None if size is None else f"{size[0]}x{size[1]}"
 

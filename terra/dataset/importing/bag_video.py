@@ -12,6 +12,7 @@ import struct
 import tempfile
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +30,7 @@ _START = re.compile(rb"\x00\x00\x01")
 _BATCH = 64  # units that are decoded by one process, which takes 0.1 s to start
 _GAP = 1.5  # of the usual time between two units
 _STEPS = 32  # by which that is known
+_HEAD = 1024  # bytes of an H.264 NAL unit in which its numbers stand
 _SEQUENCE_HEADER = 1  # AV1's OBU before a key frame
 _WITH_CHROMA = (100, 110, 122, 244, 44, 83, 86, 118, 128, 138, 139, 134, 135)  # H.264 profiles whose SPS tells it
 
@@ -139,7 +141,7 @@ def is_key_frame(codec: str, unit: bytes) -> bool:
     if codec == "h265":
         return any(16 <= nal[0] >> 1 & 63 <= 23 for nal in _nal_units(unit))
     if codec == "vp9":
-        # frame_marker (2 bits), profile (2), show_existing_frame, frame_type: 0 is a key frame. Profile 3 has a bit more.
+        # frame_marker (2 bits), profile (2, in profile 3 a third), show_existing_frame, frame_type (0: a key frame).
         shift = 1 if unit[:1] and unit[0] & 0x30 == 0x30 else 0
         return bool(unit) and unit[0] >> (3 - shift) & 1 == 0 and unit[0] >> (2 - shift) & 1 == 0
     return _SEQUENCE_HEADER in _obu_types(unit)
@@ -196,25 +198,24 @@ class _FrameNumbers:
 
     def is_next(self, unit: bytes, is_key: bool) -> bool:
         """Whether no picture is missing before an access unit, as far as its numbers tell."""
-        result = True
         for nal in _nal_units(unit):
             kind, is_reference = nal[0] & 31, bool(nal[0] >> 5 & 3)
-            bits = _Bits(nal[1:256])
-            try:
+            with suppress(IndexError):  # of a NAL unit that was cut off, of which the decoder tells
                 if kind == 7:
-                    self._read_sequence(bits)
+                    self._bits = 0
+                    self._read_sequence(_Bits(nal[1:_HEAD]))
                 elif kind in (1, 5) and self._bits:
-                    bits.golomb(), bits.golomb(), bits.golomb()  # first_mb_in_slice, slice_type, pps id
-                    bits.take(2 if self._has_planes else 0)
-                    number = bits.take(self._bits)
-                    if not is_key and self._last is not None:
-                        result &= number in (self._last, (self._last + 1) % (1 << self._bits))
-                    if is_reference:
-                        self._last = number
-                    return result
-            except IndexError:
-                return False
-        return result
+                    return self._follows(_Bits(nal[1:_HEAD]), is_key, is_reference)
+        return True
+
+    def _follows(self, bits: "_Bits", is_key: bool, is_reference: bool) -> bool:
+        for _ in ("first_mb_in_slice", "slice_type", "pic_parameter_set_id"):
+            bits.golomb()
+        bits.take(2 if self._has_planes else 0)
+        last, number = self._last, bits.take(self._bits)
+        if is_reference:
+            self._last = number
+        return is_key or last is None or number in (last, (last + 1) % (1 << self._bits))
 
     def _read_sequence(self, bits: "_Bits") -> None:
         profile = bits.take(8)
@@ -224,7 +225,9 @@ class _FrameNumbers:
         if profile in _WITH_CHROMA:
             chroma = bits.golomb()
             self._has_planes = chroma == 3 and bool(bits.take(1))
-            bits.golomb(), bits.golomb(), bits.take(1)
+            for _ in ("bit_depth_luma", "bit_depth_chroma"):
+                bits.golomb()
+            bits.take(1)
             for size in ([16] * 6 + [64] * (6 if chroma == 3 else 2)) if bits.take(1) else ():
                 if bits.take(1):
                     last = following = 8
@@ -236,8 +239,10 @@ class _FrameNumbers:
         if order == 0:
             bits.golomb()
         elif order == 1:
-            bits.take(1), bits.golomb(), bits.golomb()
-            for _ in range(bits.golomb()):
+            bits.take(1)
+            for _ in ("offset_for_non_ref_pic", "offset_for_top_to_bottom_field"):
+                bits.golomb()
+            for _ in range(min(bits.golomb(), 255)):
                 bits.golomb()
         bits.golomb()
         self._bits = 0 if bits.take(1) else length

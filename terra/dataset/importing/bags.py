@@ -23,7 +23,7 @@ from terra.dataset.importing.bag_files import (
     Lost,
     Message,
     Recording,
-    UndecodableMessage,
+    UndecodableError,
     binary,
     field,
     fields,
@@ -248,7 +248,7 @@ def _scan(recording: Recording, specs: Sequence[str]) -> _Scan:
         if count is None:
             count = counts[channel.topic] = _Count(channel.type, time, time)
             if channel.type in PICTURE_TYPES:
-                with suppress(UndecodableMessage):
+                with suppress(UndecodableError):
                     count.picture_size = message_size(channel.type, channel.decode(message.data))
             readers[channel.topic] = [
                 _FieldReader(spec, channel.topic, channel.type, str(recording.path))
@@ -272,7 +272,7 @@ def _values(readers: "Sequence[_FieldReader]", message: Message) -> Iterator[tup
         return
     try:
         decoded = message.channel.decode(message.data)
-    except UndecodableMessage:
+    except UndecodableError:
         return
     for reader in readers:
         yield from reader.read(decoded)
@@ -284,7 +284,7 @@ class _FieldReader:
     def __init__(self, spec: str, topic: str, kind: str, where: str) -> None:
         self._spec, self._where = spec, f"bags.action: {spec}"
         path = spec[len(topic) :]
-        parts = [match for match in _PART.finditer(path)]
+        parts = list(_PART.finditer(path))
         if "".join(match[0] for match in parts) != path:
             raise ConfigError(f"{self._where}: expected a field such as {topic}.linear.x or {topic}.position[3]")
         self._parts = [(match[1], match[2]) for match in parts]
@@ -457,7 +457,7 @@ def _read(recording: Recording, video: str, columns: Sequence[Column]) -> _Readi
         try:
             decoded = message.channel.decode(message.data)
             stamp = header_time(decoded)
-        except UndecodableMessage as error:
+        except UndecodableError as error:
             stamp = 0
             if topic == video:
                 _note(reading, count, str(error))
@@ -477,7 +477,7 @@ def _read(recording: Recording, video: str, columns: Sequence[Column]) -> _Readi
                 try:
                     still = still or Still(kind, where)
                     still.read(decoded)
-                except UndecodableMessage as error:
+                except UndecodableError as error:
                     _note(reading, count, str(error))
         if topic not in readers:
             specs = dict.fromkeys(column.spec for column in columns if column.topic == topic)

@@ -49,7 +49,7 @@ def open_source(
         kind: one of `KINDS`.
         folder: its folder.
         lerobot: the columns of a LeRobot dataset, see `LeRobotColumns`; with `action` those of `LeRobotActions`.
-        action_space: what the actions of video_actions, of a LeRobot dataset or of bags mean, see `terra.actions.space`.
+        action_space: what the actions of video_actions, LeRobot datasets and bags mean, see `terra.actions.space`.
         picture_fps: pictures a second, where files don't tell: of folders of pictures, and of donkeycar.
         sections: into how many drives each tub of donkeycar is cut.
         gps: the clock and the noise of a GPS track, see `GpxSource`.
