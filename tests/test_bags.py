@@ -127,6 +127,20 @@ def test_video_begins_with_a_key_frame(tmp_path):
     assert drive.breaks == ()
 
 
+def test_units_that_are_none_are_left_out(tmp_path):
+    units = dict(enumerate(access_units("h264", 30))) | {4: b"", 15: b"no unit", 16: b"\x00\x00\x01"}
+    _write_units(tmp_path / "a.mcap", "h264", units)
+    drive = opened(tmp_path).open_drive("a")
+    assert numbers(drive) == [*range(4), *range(10, 15), *range(20, 30)]
+
+
+@pytest.mark.parametrize(("codec", "got"), [("h263", "'h263'"), ("", "''")])
+def test_a_codec_that_is_not_read(tmp_path, codec, got):
+    _write_units(tmp_path / "a.mcap", codec, dict(enumerate(access_units("h264", 30)[:5])))
+    with pytest.raises(DatasetError, match=f"expected video of h264, h265, vp9 or av1, got {got}"):
+        opened(tmp_path).open_drive("a")
+
+
 def _write_units(path, codec, units):
     messages = [
         (CAMERA, EPOCH + each * 50 * MS, protobuf("CompressedVideo", EPOCH + each * 50 * MS, format=codec, data=unit))

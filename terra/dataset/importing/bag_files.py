@@ -200,25 +200,9 @@ def _ros2_recording(folder: Path, root: Path) -> Recording:
     return Recording(name, root, (root,))  # rosbags reads the folder
 
 
-class _WholeReads:
-    """A file of which a read gives all bytes asked for or fails; `mcap` takes fewer bytes for a shorter message."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-
-    def read(self, size: int = -1) -> bytes:
-        """Read exactly `size` bytes. Raises EOFError, ValueError."""
-        if size > LIMITS.bag_record_bytes:
-            raise ValueError(f"expected at most {LIMITS.bag_record_bytes} bytes, got {size}")
-        data = self._file.read(size)
-        if len(data) < size:
-            raise EOFError
-        return data
-
-
 def _mcap_messages(path: Path, topics: Collection[str] | None) -> Iterator[Message | Lost]:
     with extras_named("kind=mcap"):
-        from mcap.exceptions import RecordLengthLimitExceeded
+        from mcap.exceptions import EndOfFile, RecordLengthLimitExceeded
         from mcap.records import Channel as McapChannel, Chunk, DataEnd, Message as McapMessage, Schema
         from mcap.stream_reader import StreamReader
 
@@ -227,8 +211,7 @@ def _mcap_messages(path: Path, topics: Collection[str] | None) -> Iterator[Messa
     with open_regular(path, DatasetError, "an MCAP file") as file:
 
         def read_on(*, skip_magic: bool) -> Iterator[Any]:
-            whole: Any = _WholeReads(file)
-            return StreamReader(whole, skip_magic, emit_chunks=True, record_size_limit=LIMITS.bag_record_bytes).records
+            return StreamReader(file, skip_magic, emit_chunks=True, record_size_limit=LIMITS.bag_record_bytes).records
 
         size = path.stat().st_size
         records, begun = read_on(skip_magic=False), False
@@ -248,7 +231,7 @@ def _mcap_messages(path: Path, topics: Collection[str] | None) -> Iterator[Messa
             except Exception as error:  # of a reader that trusts lengths
                 if not begun:
                     raise DatasetError(f"{path}: expected an MCAP file, got {_kind(file)}") from None
-                is_cut = isinstance(error, EOFError | StopIteration)
+                is_cut = isinstance(error, EndOfFile | StopIteration)
                 yield Lost(_CUT_OFF if is_cut else f"the file is damaged: {_reason(error)}")
                 return
             begun = True
