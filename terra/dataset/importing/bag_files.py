@@ -33,6 +33,7 @@ SUFFIXES = (".bag", ".db3", ".mcap")
 _METADATA = "metadata.yaml"  # of a ROS 2 bag, which is a folder
 _ATTACHMENT = 9  # MCAP's code of a record that holds a file
 _CUT_OFF = "the file is cut off"
+_LATEST = 1 << 62  # ns
 _HEADER = 9  # bytes of an MCAP record before its content: code, length
 _NAME_RULE = re.compile(r"[^A-Za-z0-9_.-]+")
 
@@ -59,7 +60,7 @@ class Channel:
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """A message as a bag has it: when it was logged (ns, by the recorder's clock), and its bytes."""
+    """A message as a bag has it: when it was logged (ns, by the recorder's clock; 0: unknown), and its bytes."""
 
     channel: Channel
     log_time: int
@@ -166,10 +167,15 @@ def header_time(message: Any) -> int | None:
             known = fields(stamp)
             seconds = next(name for name in ("sec", "seconds", "secs") if name in known)
             rest = next(name for name in ("nanosec", "nsec", "nanos", "nsecs") if name in known)
-            return int(field(stamp, seconds)) * 10**9 + int(field(stamp, rest))
+            return _known(int(field(stamp, seconds)) * 10**9 + int(field(stamp, rest)))
         except (AttributeError, StopIteration, TypeError, ValueError):
             continue
     return None
+
+
+def _known(time: int) -> int:
+    """A time (ns) before the year 2116, else 0."""
+    return time if 0 <= time < _LATEST else 0
 
 
 def _hidden(path: Path, folder: Path) -> bool:
@@ -251,7 +257,7 @@ def _mcap_messages(path: Path, topics: Collection[str] | None) -> Iterator[Messa
                 elif isinstance(each, McapMessage) and each.channel_id in channels:
                     channel = channels[each.channel_id]
                     if topics is None or channel.topic in topics:
-                        yield Message(channel, each.log_time, each.data)
+                        yield Message(channel, _known(each.log_time), each.data)
 
 
 def _next_record(file: BinaryIO) -> tuple[int, int]:
@@ -368,7 +374,7 @@ def _ros_messages(path: Path, topics: Collection[str] | None) -> Iterator[Messag
                 yield Lost(f"a message of {len(data)} bytes, more than {LIMITS.bag_record_bytes}")
                 continue
             if id(connection) in channels:
-                yield Message(channels[id(connection)], log_time, data)
+                yield Message(channels[id(connection)], _known(log_time), data)
 
 
 def _ros_read(reader: Any, kind: str, data: bytes) -> Any:
