@@ -1,4 +1,5 @@
 import json
+import shutil
 import struct
 from dataclasses import replace
 
@@ -665,6 +666,11 @@ def test_folders_of_ros_2(tmp_path, storage, packed_by):
             if topic not in connections:
                 connections[topic] = writer.add_connection(topic, kind, typestore=ros())
             writer.write(connections[topic], time, ros().serialize_cdr(message, kind))
+    if packed_by is None and storage == StoragePlugin.SQLITE3:
+        (tmp_path / "alone").mkdir()
+        shutil.copy(tmp_path / "tuesday" / "tuesday.db3", tmp_path / "alone" / "monday.db3")
+        assert numbers(opened(tmp_path / "alone").open_drive("monday")) == list(range(40))
+        shutil.rmtree(tmp_path / "alone")
     source = opened(tmp_path)
     assert source.list_drives() == ("tuesday",)
     drive = source.open_drive("tuesday")
@@ -726,6 +732,30 @@ def test_settings_that_do_not_fit(tmp_path):
     with pytest.raises(ConfigError, match=r"bags: expected none with kind=donkeycar"):
         _import(tmp_path / "bags", tmp_path / "data", "kind=donkeycar")
     assert not (tmp_path / "data").exists()
+
+
+def test_what_is_no_bag_is_named(tmp_path, caplog):
+    write_mcap(tmp_path / "a.mcap", drive_messages(5))
+    write_mcap(tmp_path / "sub" / "b.mcap", drive_messages(5))
+    for name in ("c.bag.active", "notes.txt"):
+        (tmp_path / name).write_text("x")
+    assert opened(tmp_path).list_drives() == ("a", "sub_b")
+    assert f"{tmp_path}: not used as bags: c.bag.active, notes.txt" in caplog.text
+
+
+def test_a_topic_of_two_types_is_refused(tmp_path):
+    messages = drive_messages(5)
+    write_mcap(tmp_path / "bag" / "bag_0.mcap", messages)
+    other = [
+        (CAMERA, EPOCH + 10**9 + each, image(EPOCH + 10**9 + each, "mono8", bytes(WIDTH * HEIGHT), WIDTH))
+        for each in range(3)
+    ]
+    write_mcap(tmp_path / "bag" / "bag_1.mcap", other)
+    facts = {"relative_file_paths": ["bag_0.mcap", "bag_1.mcap"]}
+    (tmp_path / "bag" / "metadata.yaml").write_text(json.dumps({"rosbag2_bagfile_information": facts}))
+    message = r"expected messages of one type, got sensor_msgs/CompressedImage and sensor_msgs/Image"
+    with pytest.raises(DatasetError, match=message):
+        opened(tmp_path).open_drive("bag")
 
 
 def test_two_bags_of_one_name(tmp_path):
