@@ -1,4 +1,5 @@
 import json
+import math
 import shutil
 import struct
 from dataclasses import replace
@@ -756,6 +757,46 @@ def test_a_topic_of_two_types_is_refused(tmp_path):
     message = r"expected messages of one type, got sensor_msgs/CompressedImage and sensor_msgs/Image"
     with pytest.raises(DatasetError, match=message):
         opened(tmp_path).open_drive("bag")
+
+
+def test_a_message_that_is_none_interrupts_video(tmp_path):
+    # VP9 itself doesn't tell that a unit is missing, and time goes on as ever.
+    units = access_units("vp9", 30)
+    messages = []
+    for each, unit in enumerate(units):
+        time = EPOCH + each * 50 * MS
+        messages.append((CAMERA, time, protobuf("CompressedVideo", time, format="vp9", data=unit)))
+    messages += [(SPEED, EPOCH + each * 50 * MS, twist(each / 20)) for each in range(31)]
+    path = write_mcap(tmp_path / "a.mcap", messages, use_chunking=False)
+    # Its first byte is the tag of the field `timestamp`, 0 is none.
+    content = protobuf("CompressedVideo", EPOCH + 13 * 50 * MS, format="vp9", data=units[13]).SerializeToString()
+    path.write_bytes(path.read_bytes().replace(content, b"\0" + content[1:]))
+    drive = opened(tmp_path).open_drive("a")
+    assert numbers(drive) == [*range(13), *range(20, 30)]
+    assert sum(drive.left_out.values()) == 7
+    assert [each.frame for each in drive.breaks] == [13]
+
+
+def test_numbers_that_are_none_are_left_out(tmp_path, caplog):
+    messages = [each for each in drive_messages(20) if each[0] == CAMERA]
+    for tick in range(40):
+        messages.append((SPEED, EPOCH + tick * 50 * MS, twist(math.nan if tick == 7 else tick / 20, math.inf)))
+    write_mcap(tmp_path / "a.mcap", messages)
+    drive = opened(tmp_path).open_drive("a")
+    assert np.isfinite(drive.track.values).all()
+    assert len(drive.track.times) == 39
+    assert "/cmd_vel.linear.x: 1 of 40 messages without a finite number or a time are left out" in caplog.text
+    with pytest.raises(ConfigError, match=r"bags.action: /cmd_vel.angular.z: expected finite numbers, got none"):
+        opened(tmp_path, (f"{SPEED}.angular.z",))
+
+
+def test_arrays_without_names_have_one_length(tmp_path):
+    messages = [each for each in drive_messages(20) if each[0] == CAMERA]
+    messages += [("/w", EPOCH + tick * 50 * MS, ("car.W", {"all": [1.0] * (2 + tick // 20)})) for tick in range(40)]
+    write_mcap(tmp_path / "a.mcap", messages)
+    with pytest.raises(ConfigError, match=r"/w.all: .*expected as many numbers in each message, got 2 and 3; name one"):
+        opened(tmp_path, ("/w.all",))
+    assert opened(tmp_path, ("/w.all[1]",)).space.names == ("w.all.1",)
 
 
 def test_two_bags_of_one_name(tmp_path):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
 from terra.actions import TableSpace, Vector
 from terra.dataset.checks import Names
 from terra.dataset.importing.bag_clock import Clock
