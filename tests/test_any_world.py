@@ -247,7 +247,6 @@ def test_from_a_bag_to_a_video(tmp_path):
         f"output={tmp_path}/data",
         "kind=mcap",
         "held_out=[b]",
-        "workers=0",
         f"fps={FPS}",
     ]
     given += ["workers=0", "bags.action=[/cmd_vel.linear.x,/cmd_vel.angular.z]", f"image_size=[{SIZE[0]},{SIZE[1]}]"]
@@ -270,56 +269,3 @@ def test_from_a_bag_to_a_video(tmp_path):
     made = load_file(video / "tokens.safetensors")
     np.testing.assert_allclose(made["actions"], space.rows(np.array([[0.5, 0.25]] * 8)), atol=1e-6)
     assert probe_video(video / "overlay.mp4").num_frames == 9
-
-
-def write_tub(folder: Path, count: int = 40, **changes: object) -> Path:
-    (folder / "images").mkdir(parents=True)
-    lines = []
-    for index in range(count):
-        Image.new("RGB", (64, 48), (index * 5, 0, 0)).save(folder / "images" / f"{index}_cam.jpg")
-        record = {"_index": index, "_timestamp_ms": 1000 + 50 * index, "cam/image_array": f"{index}_cam.jpg"}
-        record |= {"user/angle": index / count, "user/throttle": 0.5, "user/mode": "user"}
-        lines.append(json.dumps(record | (changes if index == 7 else {})))
-    (folder / "catalog_0.catalog").write_text("\n".join(lines) + "\n")
-    last = {"paths": ["catalog_0.catalog"], "current_index": count, "deleted_indexes": [3]}
-    (folder / "manifest.json").write_text("\n".join(["[]", "[]", "{}", "{}", json.dumps(last)]))
-    return folder
-
-
-def import_tub(folder: Path, output: Path, *more: str) -> int:
-    given = [
-        f"input={folder}",
-        f"output={output}",
-        "kind=donkeycar",
-        "fps=10",
-        "image_size=[32,48]",
-        "workers=0",
-        *more,
-    ]
-    return import_recordings(read_settings("import", given))
-
-
-def test_a_tub_is_cut_into_sections(tmp_path):
-    folder = write_tub(tmp_path / "tub")
-    (folder / "images" / "._0_cam.jpg").write_bytes(b"no frame")
-    assert import_tub(folder, tmp_path / "out", "sections=4", "held_out=[tub_03]") == 0
-    (held_out,) = read_split(tmp_path / "out", "held_out").episodes
-    assert (held_out.place, held_out.num_frames) == ("tub_03", 5)
-    assert held_out.actions is not None
-    np.testing.assert_allclose(held_out.actions[:, 0], np.arange(30, 40, 2) / 40)
-    assert len(read_split(tmp_path / "out", "train").episodes) == 3
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"user/angle": 1.5}, "record 7: steering: expected -1 to 1, got 1.5"),
-        ({"user/angle": "left"}, "user/angle: expected a number, got 'left'"),
-        ({"cam/image_array": "../../../etc/passwd"}, "cam/image_array: expected"),
-        ({"cam/image_array": "none.jpg"}, "none.jpg: expected a whole PNG, JPEG or WebP picture"),
-        ({"_timestamp_ms": 0}, "expected _timestamp_ms that increase; or give picture_fps="),
-    ],
-)
-def test_a_bad_tub_is_one_line(tmp_path, caplog, changes, message):
-    assert import_tub(write_tub(tmp_path / "tub", **changes), tmp_path / "out") == 2
-    assert message in caplog.text

@@ -738,6 +738,8 @@ def test_settings_that_do_not_fit(tmp_path):
 def test_what_is_no_bag_is_named(tmp_path, caplog):
     write_mcap(tmp_path / "a.mcap", drive_messages(5))
     write_mcap(tmp_path / "sub" / "b.mcap", drive_messages(5))
+    write_mcap(tmp_path / ".trash" / "d.mcap", drive_messages(5))
+    (tmp_path / "._a.mcap").write_text("x")
     for name in ("c.bag.active", "notes.txt"):
         (tmp_path / name).write_text("x")
     assert opened(tmp_path).list_drives() == ("a", "sub_b")
@@ -797,6 +799,42 @@ def test_arrays_without_names_have_one_length(tmp_path):
     with pytest.raises(ConfigError, match=r"/w.all: .*expected as many numbers in each message, got 2 and 3; name one"):
         opened(tmp_path, ("/w.all",))
     assert opened(tmp_path, ("/w.all[1]",)).space.names == ("w.all.1",)
+
+
+def test_actions_behind_all_pictures_tell_of_no_clock_that_was_set_back(tmp_path):
+    # A converter wrote one topic after another: which actions belong to which setting of the clock is not known.
+    told = [EPOCH + tick * 100 * MS - (2 * 10**9 if tick >= 20 else 0) for tick in range(40)]
+    messages = [(CAMERA, time, compressed(time, packed(coded(number_)))) for number_, time in enumerate(told)]
+    write_mcap(tmp_path / "a.mcap", messages + [(SPEED, time, twist(0.0)) for time in told])
+    with pytest.raises(DatasetError, match=r"a.mcap: expected times at which all of bags.action are told, got none"):
+        opened(tmp_path).open_drive("a")
+
+
+def test_a_chunk_of_another_size_than_it_says(tmp_path, caplog):
+    path = write_mcap(tmp_path / "a.mcap", drive_messages(), enable_crcs=False, chunk_size=4000)
+    data = bytearray(path.read_bytes())
+    place = 8 + 9 + struct.unpack_from("<Q", data, 9)[0]
+    assert data[place] == 6
+    size = place + 9 + 16
+    struct.pack_into("<Q", data, size, struct.unpack_from("<Q", data, size)[0] + 1)
+    path.write_bytes(data)
+    shown = numbers(opened(tmp_path).open_drive("a"))
+    assert shown == list(range(shown[0], 40))
+    assert shown[0] > 0
+    assert "a damaged chunk: expected" in caplog.text
+
+
+def test_a_log_time_that_no_clock_has(tmp_path):
+    messages = drive_messages(20)
+    messages[5] = messages[5][0], 2**63 + 1, messages[5][2]
+    write_mcap(tmp_path / "a.mcap", messages)
+    assert numbers(opened(tmp_path).open_drive("a")) == list(range(20))
+
+
+def test_rows_of_fewer_bytes_than_pixels_are_damage(tmp_path):
+    _write_with(tmp_path / "a.mcap", lambda ns: image(ns, "rgb8", bytes(WIDTH * HEIGHT * 3), WIDTH * 3 - 1))
+    with pytest.raises(DatasetError, match=r"got 0 of 3, the first problem being: 64x32 pixels, 191 bytes a row"):
+        opened(tmp_path).open_drive("a")
 
 
 def test_two_bags_of_one_name(tmp_path):

@@ -298,6 +298,8 @@ class _Bag:
                 raise DatasetError(f"{self._where}: {column.name}: expected increasing times, got {got}")
             best = max(range(len(pieces)), key=lambda piece: (within[piece], len(pieces[piece])), default=None)
             rows = near if best is None else pieces[best]
+            if len(laps) > 1 and (best is None or not within[best]):
+                return None  # they do not stand among the pictures: it is not known by which clock they are
             if len(laps) > 1:
                 first, last = times[laps[lap]][[0, -1]]
                 rows = rows[(column.times[rows] >= first - _NEAR) & (column.times[rows] <= last + _NEAR)]

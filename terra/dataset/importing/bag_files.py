@@ -13,7 +13,7 @@ import logging
 import re
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -209,16 +209,30 @@ def _ros2_recording(folder: Path, root: Path) -> Recording:
 def _mcap_messages(path: Path, topics: Collection[str] | None) -> Iterator[Message | Lost]:
     with extras_named("kind=mcap"):
         from mcap.exceptions import EndOfFile, RecordLengthLimitExceeded
+        from mcap.reader import make_reader
         from mcap.records import Channel as McapChannel, Chunk, DataEnd, Message as McapMessage, Schema
         from mcap.stream_reader import StreamReader
 
     schemas: dict[int, Any] = {}
     channels: dict[int, Channel] = {}
+    unknown: set[int] = set()
     with open_regular(path, DatasetError, "an MCAP file") as file:
 
         def read_on(*, skip_magic: bool) -> Iterator[Any]:
             return StreamReader(file, skip_magic, emit_chunks=True, record_size_limit=LIMITS.bag_record_bytes).records
 
+        def take(schema_or_channel: Any) -> None:
+            if isinstance(schema_or_channel, Schema):
+                schemas[schema_or_channel.id] = schema_or_channel
+            elif isinstance(schema_or_channel, McapChannel) and schema_or_channel.id not in channels:
+                channels[schema_or_channel.id] = _mcap_channel(path, schema_or_channel, schemas)
+
+        # A whole file repeats them at its end: so no message is lost with a damaged chunk that described it.
+        with suppress(Exception):
+            summary = make_reader(file).get_summary()
+            for each in [*summary.schemas.values(), *summary.channels.values()] if summary is not None else ():
+                take(each)
+        file.seek(0)
         size = path.stat().st_size
         records, begun = read_on(skip_magic=False), False
         while True:
@@ -249,15 +263,16 @@ def _mcap_messages(path: Path, topics: Collection[str] | None) -> Iterator[Messa
                 yield Lost(f"a damaged chunk: {_reason(error)}")
                 continue
             for each in inner:
-                if isinstance(each, Schema):
-                    schemas[each.id] = each
-                elif isinstance(each, McapChannel):
-                    schema = schemas.get(each.schema_id)
-                    channels[each.id] = _mcap_channel(path, each.topic, each.message_encoding, schema)
-                elif isinstance(each, McapMessage) and each.channel_id in channels:
-                    channel = channels[each.channel_id]
-                    if topics is None or channel.topic in topics:
-                        yield Message(channel, _known(each.log_time), each.data)
+                take(each)
+                if not isinstance(each, McapMessage):
+                    continue
+                channel = channels.get(each.channel_id)
+                if channel is None:
+                    if each.channel_id not in unknown:
+                        yield Lost(f"messages of channel {each.channel_id}, which the file doesn't describe")
+                    unknown.add(each.channel_id)
+                elif topics is None or channel.topic in topics:
+                    yield Message(channel, _known(each.log_time), each.data)
 
 
 def _next_record(file: BinaryIO) -> tuple[int, int]:
@@ -288,16 +303,16 @@ def _unpacked(chunk: Any) -> list[Any]:
     return breakup_chunk(chunk, validate_crc=True)
 
 
-def _mcap_channel(path: Path, topic: str, encoding: str, schema: Any) -> Channel:
-    name = schema.name.replace("/msg/", "/") if schema is not None else ""
+def _mcap_channel(path: Path, channel: Any, schemas: Mapping[int, Any]) -> Channel:
+    schema = schemas.get(channel.schema_id)
     decoders: list[Callable[[bytes], Any]] = []
 
     def decode(data: bytes) -> Any:
         if not decoders:
-            decoders.append(_mcap_decoder(f"{path}: {topic}", encoding, schema))
+            decoders.append(_mcap_decoder(f"{path}: {channel.topic}", channel.message_encoding, schema))
         return _guarded(decoders[0], data)
 
-    return Channel(topic, name, decode)
+    return Channel(channel.topic, schema.name.replace("/msg/", "/") if schema is not None else "", decode)
 
 
 def _mcap_decoder(where: str, encoding: str, schema: Any) -> Callable[[bytes], Any]:
