@@ -39,7 +39,7 @@ _SET_BACK = "the clock was set back"
 
 
 @dataclass(frozen=True)
-class Choice:
+class Selection:
     """What of a bag becomes a drive: the topic with the pictures, the columns of actions, their space, the clock."""
 
     video: str
@@ -53,9 +53,9 @@ class Choice:
         return frozenset((self.video, *(column.topic for column in self.columns)))
 
 
-def open_bag(recording: Recording, choice: Choice) -> SourceDrive:
+def open_bag(recording: Recording, selection: Selection) -> SourceDrive:
     """Open a bag as a drive; each of its pictures is decoded once, to know which can be shown. Raises DatasetError."""
-    return _Bag(recording, choice, _read(recording, choice)).drive()
+    return _Bag(recording, selection, _read(recording, selection)).drive()
 
 
 @dataclass
@@ -133,15 +133,15 @@ class _PictureChecker:
             self._units.finish()
 
 
-def _read(recording: Recording, choice: Choice) -> _Reading:
+def _read(recording: Recording, selection: Selection) -> _Reading:
     """Read the times and the actions of a bag, and see which pictures can be shown. Raises DatasetError."""
-    reading, video = _Reading(), choice.video
+    reading, video = _Reading(), selection.video
     checker = _PictureChecker(reading, f"{recording.path}: {video}")
-    specs = dict.fromkeys(column.spec for column in choice.columns)
+    specs = dict.fromkeys(column.spec for column in selection.columns)
     readers: dict[str, list[FieldReader]] = {}
-    wanted = frozenset(choice.columns)
+    wanted = frozenset(selection.columns)
     number = 0
-    for place, message in enumerate(recording.messages(choice.topics)):
+    for place, message in enumerate(recording.messages(selection.topics)):
         if isinstance(message, Lost):
             reading.lost.append((number, message.reason))
             checker.lose()
@@ -186,10 +186,10 @@ class _Told:
 class _Bag:
     """A bag's messages, which become a drive."""
 
-    def __init__(self, recording: Recording, choice: Choice, reading: _Reading) -> None:
-        self._recording, self._choice, self._reading = recording, choice, reading
+    def __init__(self, recording: Recording, selection: Selection, reading: _Reading) -> None:
+        self._recording, self._selection, self._reading = recording, selection, reading
         self._where = str(recording.path)
-        topics = list(dict.fromkeys((choice.video, *(column.topic for column in choice.columns))))
+        topics = list(dict.fromkeys((selection.video, *(column.topic for column in selection.columns))))
         for topic in topics:
             if topic not in reading.stamps:
                 raise DatasetError(f"{self._where}: expected messages of {topic}, got none")
@@ -199,11 +199,11 @@ class _Bag:
             topic: Stamps(each[:, 1], np.maximum(each[:, 2], 0), bool((each[:, 2] >= 0).any()))
             for topic, each in table.items()
         }
-        self._times, self._clock = choose_clocks(told, choice.clock, self._where)
+        self._times, self._clock = choose_clocks(told, selection.clock, self._where)
 
     def drive(self) -> SourceDrive:
         """The drive. Raises DatasetError."""
-        times, problems = self._times[self._choice.video], dict(self._reading.problems)
+        times, problems = self._times[self._selection.video], dict(self._reading.problems)
         for number in np.flatnonzero(times <= 0).tolist():
             problems.setdefault(number, _UNTIMED)
         good = np.array([number for number in range(len(times)) if number not in problems], np.int64)
@@ -211,7 +211,7 @@ class _Bag:
             first = self._reading.first_problem or next(iter(problems.values()), "")
             got = f"{len(good)} of {len(times)}{f', the first problem being: {first}' if first else ''}"
             expected = "expected 2 or more pictures that can be shown"
-            raise DatasetError(f"{self._where}: {self._choice.video}: {expected}, got {got}")
+            raise DatasetError(f"{self._where}: {self._selection.video}: {expected}, got {got}")
         ordered = in_order(times[good])
         columns = self._columns()
         laps = self._laps([good[part] for part in ordered.parts], columns)
@@ -249,13 +249,13 @@ class _Bag:
 
     def _seconds(self, times: Times) -> Float64[np.ndarray, " messages"]:
         """Seconds after the first picture of the bag."""
-        known = self._times[self._choice.video]
+        known = self._times[self._selection.video]
         return (times - known[known > 0][0]) / 1e9
 
     def _columns(self) -> list[_Told]:
         """The columns' values. Raises DatasetError if a column has none."""
         columns = []
-        for column in self._choice.columns:
+        for column in self._selection.columns:
             name, count = f"{column.spec}{column.entry}", len(self._times[column.topic])
             series = self._reading.series.get(column, _Series())
             messages, values = np.array(series.messages, np.int64), np.array(series.values)
@@ -271,7 +271,7 @@ class _Bag:
 
     def _laps(self, laps: list[Numbers], columns: Sequence[_Told]) -> list[Numbers]:
         """Cut the pictures also where the clock of actions was set back while there were no pictures."""
-        places = self._places[self._choice.video]
+        places = self._places[self._selection.video]
         for column in columns:
             for lap in in_order(column.times).parts[1:]:
                 before, after = column.places[lap[0] - 1], column.places[lap[0]]
@@ -283,7 +283,7 @@ class _Bag:
 
     def _track(self, columns: Sequence[_Told], laps: Sequence[Numbers], lap: int) -> Rows | None:
         """The actions near the pictures of a lap; None if some column has none. Raises DatasetError."""
-        places, times = self._places[self._choice.video], self._times[self._choice.video]
+        places, times = self._places[self._selection.video], self._times[self._selection.video]
         begin, end = places[laps[lap]].min(), places[laps[lap]].max()
         # Those between two laps belong to the one by whose clock they go on.
         after = places[laps[lap - 1]].max() if lap else -1
@@ -306,7 +306,7 @@ class _Bag:
             if not len(rows):
                 return None
             series.append((self._seconds(column.times[rows]), column.values[rows]))
-        return _joined(series, isinstance(self._choice.space, Vector))
+        return _joined(series, isinstance(self._selection.space, Vector))
 
     def _heard(self, lap: Numbers, columns: Sequence[_Told], problems: dict[int, str]) -> Numbers:
         """The pictures at which no column is silent that is told regularly; the others become problems.
@@ -316,7 +316,7 @@ class _Bag:
         """
         if all(np.array_equal(columns[0].places, column.places) for column in columns[1:]):
             return lap
-        times = self._times[self._choice.video]
+        times = self._times[self._selection.video]
         period = float(np.median(np.diff(times[lap]))) if len(lap) > 1 else 0.0
         for column in columns:
             steps = np.diff(column.times)
@@ -331,7 +331,7 @@ class _Bag:
         return lap
 
     def _checked(self, at: Float64[np.ndarray, " rows"], values: Float64[np.ndarray, "rows columns"]) -> ActionTrack:
-        space = self._choice.space
+        space = self._selection.space
         for row, problem in enumerate(map(space.problem, values)):
             if problem is not None:
                 raise DatasetError(f"{self._where}: {at[row]:.3f} s: {problem}")
@@ -350,14 +350,14 @@ class _Bag:
 
     def _shown(self) -> tuple[Iterator[int], Iterator[UInt8[np.ndarray, "height width 3"]]]:
         """The numbers of all messages that can be shown, and their pictures, in the bag's order."""
-        problems, video = self._reading.problems, self._choice.video
+        problems, video = self._reading.problems, self._selection.video
         numbers = (number for number in range(len(self._times[video])) if number not in problems)
         where = f"{self._where}: {video}"
 
         def decoded() -> Iterator[Any]:
             # The same topics as before: a reader of a damaged bag stops where it can't read one of them.
             number = 0
-            for message in self._recording.messages(self._choice.topics):
+            for message in self._recording.messages(self._selection.topics):
                 if isinstance(message, Message) and message.channel.topic == video:
                     if number not in problems:
                         yield message.channel.decode(message.data)

@@ -10,7 +10,7 @@ from pathlib import Path
 from terra.actions import TableSpace, Vector
 from terra.dataset.checks import Names
 from terra.dataset.importing.bag_clock import Clock
-from terra.dataset.importing.bag_drive import Choice, open_bag
+from terra.dataset.importing.bag_drive import Selection, open_bag
 from terra.dataset.importing.bag_fields import Column, FieldReader, field_readers
 from terra.dataset.importing.bag_files import Lost, Recording, UndecodableError, find_recordings
 from terra.dataset.importing.bag_pictures import PICTURE_TYPES, message_size
@@ -155,7 +155,7 @@ class BagSource:
     def open_drive(self, name: str) -> SourceDrive:
         """Open one bag; each of its pictures is decoded once, to know which can be shown."""
         recording = next(each for each in find_recordings(self.folder) if each.name == name)
-        return open_bag(recording, Choice(self.video, self.columns, self.space, self.clock))
+        return open_bag(recording, Selection(self.video, self.columns, self.space, self.clock))
 
 
 class _Reach:
