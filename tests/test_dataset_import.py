@@ -17,7 +17,7 @@ from tiny_driving import drive_poses
 from decoder.camera import project
 from decoder.pictures import read_picture
 from decoder.video import VideoWriter
-from terra.actions import Keys, Vector
+from terra.actions import Keys, Vector, load_actions
 from terra.dataset import Poses, read_frames, read_split
 from terra.dataset.checks import Names
 from terra.dataset.importing import (
@@ -37,7 +37,7 @@ from terra.dataset.importing.kinds import open_source
 from terra.dataset.importing.source import Intrinsics, motion
 from terra.dataset.importing.video_actions import VideoActionsSource
 from terra.dataset.inspect import inspect_source
-from terra.errors import ConfigError, DatasetError, TrajectoryError, VideoError
+from terra.errors import ActionError, ConfigError, DatasetError, TrajectoryError, VideoError
 from terra.trajectory import save_poses
 from tokenizer.settings import checked
 
@@ -168,7 +168,7 @@ def test_one_line_tells_what_was_kept_of_all_drives(tmp_path, caplog, workers):
     source = VideoActionsSource(tmp_path / "in", Keys(names=["go"]), None)
     outcome = import_drives(settings_for(source, tmp_path / "out"), workers=workers)
     assert sorted((losses.read, losses.kept) for losses in outcome.results) == [(30, 20), (30, 30), (30, 30)]
-    assert "test: at 10 frames a second: 90 frames read, 80 kept (8.0 s)" in caplog.text
+    assert "test: at 10 frames a second: 90 frames read of 3 drives, 80 kept (8.0 s)" in caplog.text
     lines = [line for line in caplog.text.splitlines() if " 30 frames read" in line and "left out" in line]
     assert len(lines) == (1 if workers == 0 else 0)  # other drives are whole; the log of a process is not captured
     for line in lines:
@@ -527,7 +527,7 @@ def test_what_lerobot_does_not_declare_is_not_guessed(tmp_path):
         ({"heading": "action[0]"}, r"expected a column action\[0\], got timestamp, "),
         (
             {"video": "observation.images.rear"},
-            r"rear, got the videos observation\.images\.front",
+            r"expected observation\.images\.rear among the features with pictures .*, got observation\.images\.front",
         ),
     ):
         with pytest.raises(DatasetError, match=message):
@@ -600,7 +600,7 @@ def test_actions_of_version_3_and_a_declared_space(tmp_path):
     assert read_split(tmp_path / "own", "train").episodes[0].space.units == ("m", "m", "rad", "km/h")
     narrow = declared.replace("high:[99,99,9,50]", "high:[99,99,9,20]")
     assert import_lerobot(root, tmp_path / "narrow", given[0], f"action_space={narrow}") == 2
-    with pytest.raises(DatasetError, match=r"info\.json: expected a feature action, got observation\.state, "):
+    with pytest.raises(DatasetError, match=r"expected a feature for lerobot\.action, got observation\.state, "):
         import_lerobot(root, tmp_path / "none")
     other = write_lerobot(tmp_path / "other")
     with pytest.raises(DatasetError, match="expected statistics that hold the range of observation"):
@@ -608,8 +608,8 @@ def test_actions_of_version_3_and_a_declared_space(tmp_path):
     (other / "meta" / "stats.json").write_text(json.dumps({"observation.state": {"min": [0, "a"]}}))
     with pytest.raises(DatasetError, match="expected min and max of each number, got none; declare one with action_sp"):
         import_lerobot(other, tmp_path / "none", given[0])
-    with pytest.raises(ConfigError, match=r"lerobot\.video: expected the name of a feature, got None"):
-        import_lerobot(root, tmp_path / "none", "lerobot.video=null")
+    with pytest.raises(ConfigError, match=r"lerobot\.video: expected the name of a feature, got 3"):
+        import_lerobot(root, tmp_path / "none", "lerobot.video=3")
     assert not (tmp_path / "none").exists()
 
 
@@ -664,3 +664,42 @@ def test_a_damaged_picture_is_left_out_and_cuts_there(tmp_path, caplog):
         [*range(27, 40)],
         [*range(41, 60)],
     ]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".npz"])
+def test_rows_of_a_log_without_a_value_are_left_out(tmp_path, caplog, suffix):
+    write_mp4(tmp_path / "in" / "a.mp4", numbered(60), 10.0)
+    times, go = np.arange(60) / 10, np.arange(60.0)
+    go[20:30] = np.nan
+    times[41] = times[40]
+    if suffix == ".npz":
+        np.savez(tmp_path / "in" / "a.npz", time_s=times, go=go)
+    else:
+        cells = ["" if value != value else str(value) for value in go]
+        lines = [f"{time},{cell}" for time, cell in zip(times, cells, strict=True)]
+        (tmp_path / "in" / "a.csv").write_text("\n".join(["time_s,go", *lines, "6.0"]))
+    source = VideoActionsSource(tmp_path / "in", Vector(names=["go"], units=[""], low=[0], high=[99]), None)
+    import_drives(settings_for(source, tmp_path / "out"), workers=0)
+    assert (
+        f"a{suffix}: {11 if suffix == '.npz' else 12} of {60 if suffix == '.npz' else 61} rows left out" in caplog.text
+    )
+    first, second = read_split(tmp_path / "out", "train").episodes
+    for episode, start in ((first, 0), (second, 30)):
+        shown = numbers_of(read_frames(episode))
+        assert shown[0] == start
+        np.testing.assert_allclose(episode.actions[:-1, 0], shown[:-1], atol=0.5 if start else 1e-9)
+    assert first.num_frames == 21
+    with pytest.raises(ActionError, match=r"line 22|row 20"):
+        load_actions(tmp_path / "in" / f"a{suffix}", source.space)
+
+
+def test_poses_of_a_log_without_a_value_are_left_out(tmp_path, caplog):
+    write_mp4(tmp_path / "in" / "a.mp4", numbered(45), 10.0)
+    rows = [f"{k / 10},{0.6 * k},0,0" for k in range(45)]
+    rows[9] = "0.9,nan,nan,nan"
+    (tmp_path / "in" / "a.csv").write_text("\n".join(["# fps: 10", "time_s,x_m,y_m,heading_rad", *rows, "4.5,27"]))
+    assert import_drives(settings_for(VideoPosesSource(tmp_path / "in"), tmp_path / "out"), workers=0).num_done == 1
+    assert "a.csv: 2 of 46 rows left out, which lack a value or repeat a time, such as line 12" in caplog.text
+    (episode,) = read_split(tmp_path / "out", "train").episodes
+    assert episode.num_frames == 15
+    np.testing.assert_allclose(episode.poses.x[:15], 0.6 * np.arange(15), atol=1e-6)
