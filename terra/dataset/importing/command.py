@@ -7,6 +7,7 @@ from pydantic import Field
 
 from terra.dataset.checks import ImageSize, Names, Seconds, Workers
 from terra.dataset.format import FramesASecond
+from terra.dataset.importing.bags import Bags
 from terra.dataset.importing.kinds import Gps, open_source
 from terra.dataset.importing.run import Crop, ImportSettings, Mount, import_drives
 from tokenizer.settings import Count, FilePath, NonNegative, Positive, Settings, Text
@@ -21,13 +22,13 @@ class ImportCommand(Settings):
         kind: kind of source.
         input: folder of the source.
         lerobot: the columns of a LeRobot dataset, see `terra.dataset.importing.lerobot.LeRobotColumns`.
-        action_space, picture_fps, sections, gps: see `open_source`.
+        action_space, picture_fps, sections, gps, bags: see `open_source`.
         camera: `ImportSettings.mount`.
         workers: processes; 0 imports in this one.
         max_seconds: no drive is begun after so long; None for no limit.
     """
 
-    kind: Literal["video_poses", "video_actions", "lerobot", "kitti", "nuscenes", "donkeycar", "gpx"]
+    kind: Literal["video_poses", "video_actions", "lerobot", "kitti", "nuscenes", "donkeycar", "gpx", "mcap"]
     input: FilePath
     output: FilePath
     name: Text
@@ -47,6 +48,7 @@ class ImportCommand(Settings):
     picture_fps: Positive | None
     sections: Annotated[int, Field(ge=1, le=1000)]
     gps: Gps
+    bags: Bags
     workers: Workers
     max_seconds: Seconds | None
 
@@ -69,6 +71,7 @@ def run(settings: ImportCommand) -> int:
             picture_fps=settings.picture_fps,
             sections=settings.sections,
             gps=settings.gps,
+            bags=settings.bags,
         ),
         name=settings.name,
         output=settings.output,

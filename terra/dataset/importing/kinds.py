@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from terra.actions import parse_space, require_table
+from terra.dataset.importing.bags import Bags, BagSource
 from terra.dataset.importing.donkeycar import DonkeycarSource
 from terra.dataset.importing.gpx import GpxSource
 from terra.dataset.importing.kitti import KittiSource
@@ -21,7 +22,7 @@ _EXAMPLES = (
     "'{kind:keys,names:[forward,left,right]}' or "
     "'{kind:vector,names:[steering,throttle],units:[rad,\"\"],low:[-1,0],high:[1,1]}'"
 )
-KINDS = ("video_poses", "video_actions", "lerobot", "kitti", "nuscenes", "donkeycar", "gpx")
+KINDS = ("video_poses", "video_actions", "lerobot", "kitti", "nuscenes", "donkeycar", "gpx", "mcap")
 
 
 class Gps(Settings):
@@ -40,6 +41,7 @@ def open_source(
     picture_fps: float | None = None,
     sections: int = 1,
     gps: Gps | None = None,
+    bags: Bags | None = None,
 ) -> DriveSource:
     """Open the source of a kind in a folder.
 
@@ -47,10 +49,11 @@ def open_source(
         kind: one of `KINDS`.
         folder: its folder.
         lerobot: the columns of a LeRobot dataset, see `LeRobotColumns`; with `action` those of `LeRobotActions`.
-        action_space: what the actions of video_actions, or of a LeRobot dataset, mean, see `terra.actions.space`.
+        action_space: what the actions of video_actions, LeRobot datasets and bags mean, see `terra.actions.space`.
         picture_fps: pictures a second, where files don't tell: of folders of pictures, and of donkeycar.
         sections: into how many drives each session of a donkeycar tub is cut.
         gps: the clock and the noise of a GPS track, see `GpxSource`.
+        bags: topics, fields and clock of bags.
 
     Raises:
         ConfigError: an unknown kind, or a setting that the kind needs or doesn't have.
@@ -67,10 +70,15 @@ def open_source(
         "video_actions": {"action_space", "picture_fps"},
         "donkeycar": {"picture_fps", "sections"},
         "gpx": {"picture_fps", "gps"},
+        "mcap": {"action_space", "bags"},
     }.get(kind, set())
     used = {"action_space"} if has_actions else used
-    given = {"action_space": action_space, "picture_fps": picture_fps, "sections": None if sections == 1 else sections}
-    given["gps"] = None if gps in (None, Gps()) else gps
+    given: dict[str, Any] = {
+        "action_space": action_space,
+        "picture_fps": picture_fps,
+        "sections": None if sections == 1 else sections,
+    }
+    given |= {"gps": None if gps in (None, Gps()) else gps, "bags": None if bags in (None, Bags()) else bags}
     for name, value in given.items():
         if value is not None and name not in used:
             raise ConfigError(f"{name}: expected none with kind={kind}, got {value}")
@@ -80,6 +88,8 @@ def open_source(
     if kind == "lerobot":
         columns = LeRobotActions.from_dict(lerobot or {}) if has_actions else LeRobotColumns.from_dict(lerobot)
         return LeRobotSource(folder, columns, space)
+    if kind == "mcap":
+        return BagSource.open(folder, bags or Bags(), space)
     if kind == "gpx":
         gps = gps or Gps()
         return GpxSource(folder, picture_fps, gps.offset_seconds, gps.sigma_meters)

@@ -1,0 +1,269 @@
+"""Import of bags: MCAP, ROS 1 and ROS 2, with pictures of one topic, and fields of any topics as actions."""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from terra.actions import TableSpace, Vector
+from terra.dataset.checks import Names
+from terra.dataset.importing.bag_clock import Clock
+from terra.dataset.importing.bag_drive import Selection, open_bag
+from terra.dataset.importing.bag_fields import Column, FieldReader, field_readers
+from terra.dataset.importing.bag_files import Lost, Recording, UndecodableError, find_recordings
+from terra.dataset.importing.bag_pictures import PICTURE_TYPES, message_size
+from terra.dataset.importing.source import SourceDrive, say_left_out
+from terra.errors import ConfigError, DatasetError
+from tokenizer.settings import Settings, Text, checked, expected_names
+
+logger = logging.getLogger(__name__)
+
+
+class Bags(Settings):
+    """What of a bag is imported.
+
+    Attributes:
+        video: the topic with the pictures; None takes the only one.
+        action: fields, such as "/cmd_vel.linear.x", "/joint_states.position[3]", "/joint_states.position[elbow]" by the
+            message's `name`, or "/joint_states.position" for all its numbers.
+        clock: "header" takes messages' own times, "log" the recorder's, "auto" their own where they are set.
+    """
+
+    video: Text | None = None
+    action: Names = ()
+    clock: Clock = "auto"
+
+
+@dataclass(frozen=True)
+class Topic:
+    """What a recording has of a topic.
+
+    Attributes:
+        name: the topic.
+        type: its messages' type.
+        count: how many.
+        bytes: their size, all together.
+        seconds: from the first to the last, by the log.
+        picture_size: "640x480" if the first message is a picture whose size can be told, else None.
+    """
+
+    name: str
+    type: str
+    count: int
+    bytes: int
+    seconds: float
+    picture_size: str | None
+
+    @property
+    def rate(self) -> float:
+        """Messages a second; 0 if there is one."""
+        return (self.count - 1) / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def is_picture(self) -> bool:
+        """Whether its messages hold pictures that can be imported."""
+        return self.type in PICTURE_TYPES
+
+
+def list_topics(folder: Path) -> dict[str, tuple[Topic, ...]]:
+    """The topics of each recording in a folder, by the recordings' and the topics' names; every bag is read through.
+
+    Raises:
+        DatasetError: no bags, or a file that is none.
+    """
+    return {recording.name: _scan(recording, ()).topics for recording in find_recordings(folder)}
+
+
+@dataclass(frozen=True)
+class BagSource:
+    """Bags in a folder; each is a drive.
+
+    Attributes:
+        folder: the folder.
+        video: the topic with the pictures.
+        columns: the fields that are the actions, in the order of the space's columns.
+        clock: see `Bags`.
+        space: what the actions mean.
+    """
+
+    folder: Path
+    video: str
+    columns: tuple[Column, ...]
+    clock: Clock
+    space: TableSpace
+
+    @classmethod
+    def open(cls, folder: Path, bags: Bags, space: TableSpace | None) -> "BagSource":
+        """Find topics and columns, and without a `space` the range of each column, over all bags of a folder.
+
+        Raises:
+            ConfigError: no fields, or a topic or a field that is not there.
+            DatasetError: no bags, no pictures, or several topics with pictures.
+        """
+        if not bags.action:
+            raise ConfigError("bags.action: expected fields such as [/cmd_vel.linear.x,/cmd_vel.angular.z], got none")
+        scans: list[_Scan] = []
+        failures: list[DatasetError] = []
+        for recording in find_recordings(folder):
+            try:
+                scans.append(_scan(recording, bags.action))
+            except DatasetError as error:
+                logger.warning("%s", error)
+                failures.append(error)
+        if not scans:
+            raise failures[0]
+        video = _only_video(folder, [each.topics for each in scans], bags.video)
+        reaches: dict[Column, _Reach] = {}
+        for scan in scans:
+            for column, reach in scan.reaches.items():
+                reaches.setdefault(column, _Reach()).join(reach)
+        columns: list[Column] = []
+        for spec in bags.action:
+            found = [column for column in reaches if column.spec == spec]
+            if not found:
+                raise ConfigError(f"bags.action: {_missing(spec, scans)}")
+            columns += found
+        if space is None:
+            space = _found_space(columns, reaches)
+        elif len(space.columns) != len(columns):
+            got = f"{len(columns)}: {', '.join(column.name for column in columns)[:200]}"
+            raise ConfigError(f"bags.action: expected {len(space.columns)} fields, as action_space has, got {got}")
+        return cls(folder, video, tuple(columns), bags.clock, space)
+
+    @property
+    def declared(self) -> dict[str, str | None]:
+        """The topic, the fields and the clock."""
+        fields = ", ".join(f"{column.spec}{column.entry}" for column in self.columns)
+        return {"video": self.video, "action": fields, "clock": self.clock}
+
+    @property
+    def recordings(self) -> dict[str, tuple[str, ...]]:
+        """Return {}: each drive is a recording of its own."""
+        return {}
+
+    def list_drives(self) -> tuple[str, ...]:
+        """The names of the bags. Raises DatasetError if there are none."""
+        recordings = find_recordings(self.folder)
+        parts = (recording.path.relative_to(self.folder).parts for recording in recordings)
+        used = [self.folder / first for first, *_ in filter(None, parts)]
+        if self.folder not in (recording.path for recording in recordings):
+            say_left_out(self.folder, used, "bags")
+        return tuple(recording.name for recording in recordings)
+
+    def open_drive(self, name: str) -> SourceDrive:
+        """Open one bag; each of its pictures is decoded once, to know which can be shown."""
+        recording = next(each for each in find_recordings(self.folder) if each.name == name)
+        return open_bag(recording, Selection(self.video, self.columns, self.space, self.clock))
+
+
+class _Reach:
+    """The least and the greatest of a column's finite values."""
+
+    def __init__(self) -> None:
+        self.low, self.high = math.inf, -math.inf
+
+    def add(self, value: float) -> None:
+        if math.isfinite(value):
+            self.low, self.high = min(self.low, value), max(self.high, value)
+
+    def join(self, other: "_Reach") -> None:
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+
+
+@dataclass(frozen=True, eq=False)
+class _Scan:
+    recording: Recording
+    topics: tuple[Topic, ...]
+    reaches: dict[Column, _Reach]
+
+
+@dataclass
+class _Count:
+    type: str
+    first: int
+    last: int
+    count: int = 0
+    bytes: int = 0
+    picture_size: str | None = None
+
+
+def _scan(recording: Recording, specs: Sequence[str]) -> _Scan:
+    """Read a bag through for its topics and the values of some fields. Raises DatasetError, ConfigError."""
+    counts: dict[str, _Count] = {}
+    reaches: dict[Column, _Reach] = {}
+    readers: dict[str, list[FieldReader]] = {}
+    for message in recording.messages():
+        if isinstance(message, Lost):
+            continue
+        channel, time = message.channel, message.log_time
+        count = counts.get(channel.topic)
+        if count is None:
+            count = counts[channel.topic] = _Count(channel.type, time, time)
+            if channel.type in PICTURE_TYPES:
+                with suppress(UndecodableError):
+                    count.picture_size = message_size(channel.type, channel.decode(message.data))
+            readers[channel.topic] = field_readers(specs, channel.topic, channel.type, str(recording.path))
+        count.count += 1
+        count.bytes += len(message.data)
+        count.first, count.last = min(count.first, time), max(count.last, time)
+        with suppress(UndecodableError):
+            decoded = channel.decode(message.data) if readers[channel.topic] else None
+            for reader in readers[channel.topic]:
+                for column, value in reader.read(decoded):
+                    reaches.setdefault(column, _Reach()).add(value)
+    topics = tuple(
+        Topic(name, each.type, each.count, each.bytes, (each.last - each.first) / 1e9, each.picture_size)
+        for name, each in sorted(counts.items())
+    )
+    return _Scan(recording, topics, reaches)
+
+
+def _only_video(folder: Path, scans: Sequence[tuple[Topic, ...]], wanted: str | None) -> str:
+    """The topic with the pictures. Raises ConfigError if it is not clear which."""
+    pictures: dict[str, Topic] = {}
+    others: dict[str, Topic] = {}
+    for topics in scans:
+        for topic in topics:
+            (pictures if topic.is_picture else others).setdefault(topic.name, topic)
+    shown = ", ".join(
+        f"{each.name} ({each.count} of {each.picture_size or each.type}, {each.bytes / 1e6:.1f} MB)"
+        for each in pictures.values()
+    )
+    if wanted is None and len(pictures) == 1:
+        return next(iter(pictures))
+    if wanted in pictures:
+        assert wanted is not None
+        return wanted
+    if wanted in others:
+        raise ConfigError(f"bags.video: expected a topic of {', '.join(PICTURE_TYPES)}, got {others[wanted].type}")
+    if not pictures:
+        got = ", ".join(f"{each.name} ({each.type})" for each in others.values()) or "no messages"
+        raise DatasetError(f"{folder}: expected a topic of {', '.join(PICTURE_TYPES)}, got {got[:500]}")
+    got = "none" if wanted is None else wanted
+    raise ConfigError(f"bags.video: expected one of {shown}, got {got}")
+
+
+def _missing(spec: str, scans: "Sequence[_Scan]") -> str:
+    topics = {topic.name: topic for scan in scans for topic in scan.topics}
+    for name, topic in topics.items():
+        if spec.startswith(f"{name}."):
+            return f"{spec}: expected numbers, got {topic.count} messages of {topic.type} without"
+    return f"{spec}: {expected_names(sorted(topics), spec.partition('.')[0], 'a field of')}"
+
+
+def _found_space(columns: Sequence[Column], reaches: "Mapping[Column, _Reach]") -> Vector:
+    """A vector of the columns, from the least to the greatest value of each. Raises ConfigError."""
+    low, high = [], []
+    for column in columns:
+        reach = reaches[column]
+        if reach.low > reach.high:
+            raise ConfigError(f"bags.action: {column.spec}{column.entry}: expected finite numbers, got none")
+        is_still = reach.low == reach.high
+        if is_still:
+            logger.warning("%s is always %g: its range is taken to be 1 below to 1 above", column.name, reach.low)
+        low.append(reach.low - is_still)
+        high.append(reach.high + is_still)
+    values = {"names": [each.name for each in columns], "units": [each.unit for each in columns]}
+    return checked(Vector, {**values, "low": low, "high": high}, "bags.action", ConfigError)
