@@ -118,6 +118,14 @@ class Context(BaseModel):
     warning: str | None = Field(description="one line if that is far below the tokenizer's held-out frames, else null")
 
 
+class CameraViews(BaseModel):
+    """The cameras that share each picture of a world, and the part that shows each."""
+
+    image_size: list[int] = Field(description="height and width of a picture in pixels")
+    names: list[str]
+    boxes: list[list[int]] = Field(description="left, top, right and bottom of each, in pixels")
+
+
 class ModelCard(BaseModel):
     """A model that is served: the base model, or one of its adapters."""
 
@@ -136,6 +144,7 @@ class ModelCard(BaseModel):
     )
     neutral: Any = Field(None, description="the action before a client gives one; null where the model is driven")
     memory: int = Field(0, description="earlier frames that each window of a rollout remembers")
+    views: CameraViews | None = Field(None, description="the cameras that share a picture; null for one camera")
 
 
 class ModelList(BaseModel):
