@@ -434,7 +434,7 @@ class Pipeline:
 
     def reconstruction(self, decoded: Frames, truth: Frames) -> Reconstruction:
         """How well decoded context frames show the frames that were encoded, both in [-1, 1]."""
-        return Reconstruction.of(decoded, truth, self.expected_psnr)
+        return Reconstruction.of(decoded, truth, self.expected_psnr, self.engine.spec.views)
 
     async def encode(self, frames: Frames) -> TokenGrid:
         """The tokens of frames in [-1, 1], on the CPU."""

@@ -39,7 +39,7 @@ no absolute path: files are named by locations, see `terra.locations`, and known
     score                of `terra rollout`: function and value
     files                of each other file in the folder, by name: bytes and sha256, see `terra.rollout_files`
     reconstruction       psnr of the decoded context frames, and expected, that of the tokenizer's held-out frames
-                         (dB), see `terra.reconstruction`
+                         (dB), see `terra.reconstruction`; of several cameras also by_view
 """
 
 import hashlib
@@ -342,7 +342,7 @@ def rollout_record(
         "seconds": {name: round(value, 4) for name, value in seconds.items()},
         "batch": batch,
         "score": score,
-        "reconstruction": None if reconstruction is None else vars(reconstruction),
+        "reconstruction": None if reconstruction is None else reconstruction.describe(),
     }
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from entry import read_settings
 from hypothesis import given, strategies as st
 from PIL import Image
@@ -22,6 +23,7 @@ from terra.generate import run as generate
 from terra.generate_settings import check_inputs
 from terra.model_facts import ModelFacts
 from terra.pairing import check_pairing
+from terra.reconstruction import Reconstruction
 from terra.replay import run as replay
 from terra.views import Views
 from terra.world_model import load_config
@@ -243,3 +245,15 @@ def test_a_rollout_has_a_video_of_each_view(world, tmp_path):
     save(tmp_path / "moved/wrist/1.png", fronts[0])
     with pytest.raises(ConfigError, match="expected the content that the rollout was made from"):
         replay(settings, Console(quiet=True))
+
+
+def test_each_view_has_its_own_psnr():
+    truth = -torch.ones(3, 3, *SIZE)
+    decoded = truth.clone()
+    decoded[..., VIEWS.areas()["wrist"][1]] += 2 * 51 / 255  # a fifth of the range: -20 log10(0.2)
+    found = Reconstruction.of(decoded, truth, 30.0, VIEWS)
+    assert found.by_view == {"front": 100.0, "wrist": pytest.approx(13.98, abs=0.01)}
+    assert found.line.endswith("(held-out frames: 30.0 dB, front: 100.0 dB, wrist: 14.0 dB)")
+    enlarged = Reconstruction.of(decoded.repeat_interleave(2, -1).repeat_interleave(2, -2), truth, 30.0, VIEWS)
+    assert enlarged.by_view == found.by_view
+    assert Reconstruction.of(decoded, truth, 30.0).describe().keys() == {"psnr", "expected"}

@@ -250,6 +250,7 @@ def _model_routes(service: Service) -> APIRouter:
             num_frames=len(context.pictures),
             expires_at=int(context.expires_at),
             psnr=context.reconstruction.psnr,
+            psnr_by_view=context.reconstruction.by_view,
             warning=context.reconstruction.warning,
         )
 

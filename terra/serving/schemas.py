@@ -115,6 +115,7 @@ class Context(BaseModel):
     num_frames: int
     expires_at: int
     psnr: float = Field(description="mean PSNR in dB of the context's frames after encoding and decoding")
+    psnr_by_view: dict[str, float] | None = Field(None, description="that of each view; null for one camera")
     warning: str | None = Field(description="one line if that is far below the tokenizer's held-out frames, else null")
 
 
