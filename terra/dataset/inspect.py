@@ -15,7 +15,7 @@ from terra.dataset.action_pictures import Curve, draw_curves
 from terra.dataset.card import draw_actions, save_pictures
 from terra.dataset.checks import Workers
 from terra.dataset.format import DATASET_FILE, dataset_views, read_dataset
-from terra.dataset.importing.alignment import fit_picture
+from terra.dataset.importing.fitting import fit_picture
 from terra.dataset.importing.kinds import open_source
 from terra.dataset.importing.source import DriveSource, SourceDrive
 from terra.dataset.motion import MotionReport, check_motion

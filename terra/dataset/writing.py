@@ -122,6 +122,7 @@ class ShardWriter:
         space: ActionSpace | None = None,
         preset: str = "medium",
         views: Views | None = None,
+        losses: Mapping[str, Any] | None = None,
     ) -> None:
         """Check the names; nothing is written yet.
 
@@ -138,6 +139,7 @@ class ShardWriter:
             space: what the actions mean; None for driving.
             preset: x264's, see `decoder.video.VideoWriter`.
             views: the cameras in the picture, those of the dataset; None for one.
+            losses: what an import kept of its source, and what it didn't, as JSON for shard.json.
 
         Raises:
             DatasetError: an unknown split, or a name with characters that are not allowed.
@@ -155,6 +157,7 @@ class ShardWriter:
         if views is not None:
             self._facts["views"] = views.describe()
         self._recipe = dict(recipe or {})
+        self._losses = {} if losses is None else {"losses": dict(losses)}
         self._episodes: list[dict[str, Any]] = []
         self._poses: dict[str, Poses] = {}
         self._actions: dict[str, Values] = {}
@@ -305,6 +308,7 @@ class ShardWriter:
         others = sorted(path for path in self._unfinished.rglob("*") if path.is_file() and path.suffix != ".mp4")
         hashes = {path.relative_to(self._unfinished).as_posix(): file_sha256(path, DatasetError) for path in others}
         facts = self._facts | {"fps": self._fps, "image_size": list(self._image_size), "recipe": self._recipe}
+        facts |= self._losses
         write_json(self._unfinished / SHARD_FILE, facts | {"sha256": hashes, "episodes": self._episodes})
         try:
             self._unfinished.rename(self.folder)

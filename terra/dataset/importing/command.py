@@ -40,6 +40,8 @@ class ImportCommand(Settings):
     crop: Crop
     start: NonNegative
     end: Positive | None
+    gap_seconds: Positive | None
+    min_frames: Count
     lerobot: dict[str, Any] | None
     action_space: dict[str, Any] | None
     picture_fps: Positive | None
@@ -79,6 +81,8 @@ def run(settings: ImportCommand) -> int:
         crop=settings.crop,
         start=settings.start,
         end=settings.end,
+        gap_seconds=settings.gap_seconds,
+        min_frames=settings.min_frames,
     )
     try:
         outcome = import_drives(what, workers=settings.workers, max_seconds=settings.max_seconds)
