@@ -9,6 +9,7 @@ from terra.dataset.checks import ImageSize, Names, Seconds, Workers
 from terra.dataset.format import FramesASecond
 from terra.dataset.importing.kinds import Gps, open_source
 from terra.dataset.importing.run import Crop, ImportSettings, Mount, import_drives
+from terra.views import ViewNames
 from tokenizer.settings import Count, FilePath, NonNegative, Positive, Settings, Text
 
 logger = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ class ImportCommand(Settings):
         kind: kind of source.
         input: folder of the source.
         lerobot: the columns of a LeRobot dataset, see `terra.dataset.importing.lerobot.LeRobotColumns`.
-        action_space, picture_fps, sections, gps: see `open_source`.
+        action_space, picture_fps, sections, gps, views: see `open_source`.
         camera: `ImportSettings.mount`.
         workers: processes; 0 imports in this one.
         max_seconds: no drive is begun after so long; None for no limit.
@@ -47,6 +48,7 @@ class ImportCommand(Settings):
     picture_fps: Positive | None
     sections: Annotated[int, Field(ge=1, le=1000)]
     gps: Gps
+    views: ViewNames | None
     workers: Workers
     max_seconds: Seconds | None
 
@@ -69,6 +71,7 @@ def run(settings: ImportCommand) -> int:
             picture_fps=settings.picture_fps,
             sections=settings.sections,
             gps=settings.gps,
+            views=settings.views,
         ),
         name=settings.name,
         output=settings.output,

@@ -40,6 +40,7 @@ def open_source(
     picture_fps: float | None = None,
     sections: int = 1,
     gps: Gps | None = None,
+    views: tuple[str, ...] | None = None,
 ) -> DriveSource:
     """Open the source of a kind in a folder.
 
@@ -51,6 +52,7 @@ def open_source(
         picture_fps: pictures a second, where files don't tell: of folders of pictures, and of donkeycar.
         sections: into how many drives each tub of donkeycar is cut.
         gps: the clock and the noise of a GPS track, see `GpxSource`.
+        views: the names of several cameras of video_actions, the main one first.
 
     Raises:
         ConfigError: an unknown kind, or a setting that the kind needs or doesn't have.
@@ -64,13 +66,13 @@ def open_source(
         )
     has_actions = kind == "lerobot" and lerobot is not None and "action" in lerobot
     used = {
-        "video_actions": {"action_space", "picture_fps"},
+        "video_actions": {"action_space", "picture_fps", "views"},
         "donkeycar": {"picture_fps", "sections"},
         "gpx": {"picture_fps", "gps"},
     }.get(kind, set())
     used = {"action_space"} if has_actions else used
     given = {"action_space": action_space, "picture_fps": picture_fps, "sections": None if sections == 1 else sections}
-    given["gps"] = None if gps in (None, Gps()) else gps
+    given |= {"gps": None if gps in (None, Gps()) else gps, "views": None if views is None else list(views)}
     for name, value in given.items():
         if value is not None and name not in used:
             raise ConfigError(f"{name}: expected none with kind={kind}, got {value}")
@@ -88,6 +90,6 @@ def open_source(
     if kind == "video_actions":
         if space is None:
             raise ConfigError(f"action_space: expected what the columns of actions mean, such as {_EXAMPLES}, got null")
-        return VideoActionsSource(folder, space, picture_fps)
+        return VideoActionsSource(folder, space, picture_fps, views or ())
     sources = {"video_poses": VideoPosesSource, "kitti": KittiSource, "nuscenes": NuScenesSource}
     return sources[kind](folder)

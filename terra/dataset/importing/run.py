@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from itertools import chain, islice
 from typing import Annotated, Any, Self
 
@@ -16,14 +17,16 @@ from decoder.camera import Camera, FieldOfView, Height, Pitch
 from terra.actions import Waypoints
 from terra.dataset.card import write_card
 from terra.dataset.checks import ImageSize, check_workload
-from terra.dataset.format import FramesASecond, check_name
+from terra.dataset.format import DATASET_FILE, FramesASecond, check_name, dataset_views, read_dataset
 from terra.dataset.importing.alignment import MIN_FRAMES, Alignment, Losses, align, cut, shorten
+from terra.dataset.importing.cameras import align_cameras, alone, chosen_of, lay_out
 from terra.dataset.importing.fitting import check_crop, fit_picture, fitted_camera, kept_box
-from terra.dataset.importing.source import DriveSource, Intrinsics, SourceDrive
+from terra.dataset.importing.source import DriveSource, Intrinsics, SourceDrive, views_of
 from terra.dataset.workers import Outcome, run_jobs
 from terra.dataset.writing import ShardWriter, create_dataset
 from terra.errors import ConfigError, DatasetError
 from terra.progress import ProgressLine
+from terra.views import Views
 from tokenizer.settings import Count, FilePath, NonNegative, Positive, Settings, expected_names
 
 logger = logging.getLogger(__name__)
@@ -65,6 +68,7 @@ class ImportSettings(Settings):
         crop: what of the source's pictures is kept, before they are cropped to the aspect ratio of `image_size`.
         start, end: the part of each drive to import, in seconds after its first frame; None: to its end.
         gap_seconds, min_frames: where a drive is cut, see `terra.dataset.importing.alignment.align`.
+        views: the part of each of several cameras in a picture; None: as `import_drives` lays them out.
 
     Raises:
         ConfigError: a value out of range.
@@ -86,6 +90,7 @@ class ImportSettings(Settings):
     end: Positive | None = None
     gap_seconds: Positive | None = None
     min_frames: Count = MIN_FRAMES
+    views: Views | None = None
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -123,9 +128,10 @@ def import_drives(settings: ImportSettings, *, workers: int, max_seconds: float 
     for name, drives in recordings.items():
         if 0 < len(set(drives) & set(settings.held_out)) < len(drives):
             logger.warning("%s: some of its drives are held out, others are not: the splits share places", name)
+    settings = settings.replace(views=_views(settings))
     space = settings.source.space
     notice = _NOTICE.format("poses" if isinstance(space, Waypoints) else "actions")
-    create_dataset(settings.output, settings.fps, settings.image_size, settings.name, notice, space)
+    create_dataset(settings.output, settings.fps, settings.image_size, settings.name, notice, space, settings.views)
     jobs = [_Drive(settings, name) for name in wanted if not _writer(settings, name).is_complete()]
     logger.info("%s: %d drives to import, %d complete already", settings.output, len(jobs), len(wanted) - len(jobs))
     with ProgressLine("importing", len(jobs)) as line:
@@ -163,7 +169,8 @@ def import_drive(job: _Drive, worker: int, advance: Callable[[int], None]) -> Lo
     drive = settings.source.open_drive(job.name)
     if settings.start or settings.end is not None:
         drive = shorten(drive, settings.start, settings.end)
-    alignment = align(drive, settings.fps, gap_seconds=settings.gap_seconds, min_frames=settings.min_frames)
+    limits = {"gap_seconds": settings.gap_seconds, "min_frames": settings.min_frames}
+    alignment = align_cameras(drive, align(drive, settings.fps, **limits), settings.fps, **limits)
     losses = alignment.losses
     name = drive.origin if drive.name in drive.origin else f"{drive.origin}: {drive.name}"
     logger.log(logging.INFO if losses.is_clean else logging.WARNING, "%s: %s", name, losses)
@@ -176,8 +183,12 @@ def import_drive(job: _Drive, worker: int, advance: Callable[[int], None]) -> Lo
         logger.info("%s: pictures cropped to %s", drive.origin, [left, top, right, bottom])
         intrinsics = None if intrinsics is None else intrinsics.moved(left, top)
     kept = (frame[top:bottom, left:right] for frame in chain([first], frames))
-    camera = _camera(settings, intrinsics, first[top:bottom, left:right])
-    fitted = (fit_picture(frame, settings.image_size, intrinsics) for frame in kept)
+    views = settings.views
+    size = settings.image_size if views is None else views.tile_size(views.names[0])
+    camera = _camera(settings, size, intrinsics, first[top:bottom, left:right])
+    fitted = (fit_picture(frame, size, intrinsics) for frame in kept)
+    if views is not None:
+        fitted = _tiled(drive, alignment, views, fitted)
     episodes = [
         episode
         for part in alignment.parts
@@ -189,6 +200,49 @@ def import_drive(job: _Drive, worker: int, advance: Callable[[int], None]) -> Lo
         for _ in fitted:  # to the end, so that frames which the source didn't tell of are seen
             raise DatasetError(f"{drive.origin}: expected {len(alignment.frame_index)} chosen frames, got more")
     return losses
+
+
+def _views(settings: ImportSettings) -> Views | None:
+    """The views of the source's cameras: as the dataset has them already, else as they are laid out.
+
+    Raises:
+        ConfigError: a crop of several cameras, or a picture that can't be divided.
+    """
+    names = views_of(settings.source)
+    if len(names) < 2:
+        return None
+    if settings.crop is not None:
+        got = list(settings.crop) if isinstance(settings.crop, tuple) else settings.crop
+        raise ConfigError(f"crop: expected none with several cameras ({', '.join(names)}), got {got}")
+    path = settings.output / DATASET_FILE
+    present = dataset_views(read_dataset(settings.output), path) if path.is_file() else None
+    if present is not None and (present.names, present.image_size) == (names, settings.image_size):
+        return present
+    views = lay_out(settings.source, settings.image_size)
+    if views is not None:
+        logger.info("%s: views: %s", settings.name, views.sizes)
+        views.say_cut_patches("image_size")
+    return views
+
+
+def _tiled(
+    drive: SourceDrive, alignment: Alignment, views: Views, fitted: Iterator[UInt8[np.ndarray, "rows cols 3"]]
+) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
+    """The pictures of all cameras together; `fitted` are those of the first.
+
+    Raises:
+        DatasetError: other cameras than the source says; see also `chosen_frames`.
+    """
+    first, *others = views.names
+    if tuple(drive.others) != tuple(others):
+        got = ", ".join(drive.others) or "none"
+        raise DatasetError(f"{drive.origin}: expected the cameras {', '.join(others)} beside {first}, got {got}")
+    cameras = {first: fitted}
+    for name in others:
+        frames = chosen_frames(alone(drive, name), chosen_of(alignment, name))
+        cameras[name] = map(partial(fit_picture, image_size=views.tile_size(name), intrinsics=None), frames)
+    for pictures in zip(*cameras.values(), strict=True):
+        yield views.tile(dict(zip(cameras, pictures, strict=True)))
 
 
 def chosen_frames(drive: SourceDrive, alignment: Alignment) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
@@ -237,14 +291,17 @@ def _intrinsics(drive: SourceDrive, mount: Mount, picture: UInt8[np.ndarray, "he
 
 
 def _camera(
-    settings: ImportSettings, intrinsics: Intrinsics | None, picture: UInt8[np.ndarray, "height width 3"]
+    settings: ImportSettings,
+    image_size: tuple[int, int],
+    intrinsics: Intrinsics | None,
+    picture: UInt8[np.ndarray, "height width 3"],
 ) -> Camera | None:
     mount = settings.mount
     if intrinsics is None or mount.height_meters is None:
         return None
     return fitted_camera(
         (picture.shape[0], picture.shape[1]),
-        settings.image_size,
+        image_size,
         intrinsics,
         height_meters=mount.height_meters,
         pitch_radians=mount.pitch_radians,
@@ -277,4 +334,5 @@ def _writer(
         },
         space=settings.source.space,
         losses=None if losses is None else losses.to_json(),
+        views=settings.views,
     )
