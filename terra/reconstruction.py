@@ -58,9 +58,10 @@ class Reconstruction:
     @property
     def line(self) -> str:
         """One line for the user."""
-        parts = [] if self.expected is None else [f"held-out frames: {self.expected:.1f} dB"]
-        parts += [f"{name}: {value:.1f} dB" for name, value in (self.by_view or {}).items()]
-        beside = f" ({', '.join(parts)})" if parts else ""
+        views = ", ".join(f"{name} {value:.1f}" for name, value in (self.by_view or {}).items())
+        parts = [views] if views else []
+        parts += [] if self.expected is None else [f"held-out frames: {self.expected:.1f} dB"]
+        beside = f" ({'; '.join(parts)})" if parts else ""
         return f"the model shows the context at {self.psnr:.1f} dB PSNR{beside}"
 
     def describe(self) -> dict[str, Any]:

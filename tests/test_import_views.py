@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import lerobot_data
 import numpy as np
 import pytest
 from coded_pictures import coded, number_in
 from entry import read_settings
+from lerobot_data import CAMERA, read_episodes, write_dataset, write_episodes, write_video
 from PIL import Image
 
 from decoder.video import VideoWriter
@@ -212,3 +214,43 @@ def test_views_are_of_video_actions(tmp_path):
         run(read_settings("import", [f"input={tmp_path}", f"output={tmp_path}/o", "kind=kitti", "views=[front,wrist]"]))
     with pytest.raises(ConfigError, match="views: expected 1 to 4 different names of cameras, got a, a"):
         read_settings("import", [f"input={tmp_path}", f"output={tmp_path}/o", "kind=kitti", "views=[a,a]"])
+
+
+def add_camera(root: Path, camera: str, rows: tuple[int, ...]) -> None:
+    """Add a camera to a LeRobot dataset, whose pictures have the numbers of the first one's and 5 more."""
+    info = json.loads((root / "meta" / "info.json").read_text())
+    info["features"][camera] = info["features"][CAMERA]
+    (root / "meta" / "info.json").write_text(json.dumps(info))
+    shown = [[lerobot_data.coded(100 * each + row + 5) for row in range(count)] for each, count in enumerate(rows)]
+    if info["codebase_version"].startswith("v3"):
+        episodes = read_episodes(root)
+        for episode in episodes:
+            episode |= {
+                name.replace(CAMERA, camera): value for name, value in episode.items() if name.startswith("videos/")
+            }
+        write_episodes(root, episodes)
+        shown = [[frame for episode in shown for frame in episode]]
+    for number, frames in enumerate(shown):
+        place = {"episode_chunk": 0, "episode_index": number, "chunk_index": 0, "file_index": 0}
+        write_video(root / info["video_path"].format(video_key=camera, **place), frames, 10.0)
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_cameras_of_lerobot(tmp_path, version):
+    rows, wrist = (12, 9, 14), "observation.images.wrist"
+    add_camera(write_dataset(tmp_path / "in", rows, version=version), wrist, rows)
+    given = [f"input={tmp_path}/in", f"output={tmp_path}/out", "kind=lerobot", "lerobot=actions", "image_size=[32,96]"]
+    given += [f"lerobot.video=[{CAMERA},{wrist}]", "lerobot.action=action", "fps=10", "workers=0"]
+    assert run(read_settings("import", given)) == 0
+    episodes = read_split(tmp_path / "out", "train").episodes
+    assert [episode.num_frames for episode in episodes] == list(rows)
+    for index, episode in enumerate(episodes):
+        parts = episode.views.split(read_frames(episode))
+        numbers = [100 * index + row for row in range(rows[index])]
+        assert lerobot_data.numbers_in(parts["front"]) == numbers
+        assert lerobot_data.numbers_in(parts["wrist"]) == [number + 5 for number in numbers]
+        assert episode.actions[:, 0].tolist() == numbers
+    with pytest.raises(ConfigError, match=r"lerobot\.video: expected names of features, got \(\)"):
+        run(read_settings("import", [*given, "lerobot.video=[]"]))
+    with pytest.raises(DatasetError, match=r"expected observation\.images\.top among the features with pictures"):
+        run(read_settings("import", [*given, f"lerobot.video=[{CAMERA},observation.images.top]"]))

@@ -253,7 +253,7 @@ def test_each_view_has_its_own_psnr():
     decoded[..., VIEWS.areas()["wrist"][1]] += 2 * 51 / 255  # a fifth of the range: -20 log10(0.2)
     found = Reconstruction.of(decoded, truth, 30.0, VIEWS)
     assert found.by_view == {"front": 100.0, "wrist": pytest.approx(13.98, abs=0.01)}
-    assert found.line.endswith("(held-out frames: 30.0 dB, front: 100.0 dB, wrist: 14.0 dB)")
+    assert found.line.endswith("(front 100.0, wrist 14.0; held-out frames: 30.0 dB)")
     enlarged = Reconstruction.of(decoded.repeat_interleave(2, -1).repeat_interleave(2, -2), truth, 30.0, VIEWS)
     assert enlarged.by_view == found.by_view
     assert Reconstruction.of(decoded, truth, 30.0).describe().keys() == {"psnr", "expected"}
