@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from tokenizer.errors import VideoError
+from tokenizer.files import open_regular
 
 _MAX_BOXES = 1 << 16  # of an MP4; a fragmented one has two for each fragment
 _RIFF, _EBML, _SEGMENT, _TS_PACKET = b"RIFF", b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67", 188
@@ -16,7 +17,7 @@ def find_demuxer(path: Path) -> str:
     """
     try:
         size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_regular(path, VideoError, "a video") as file:
             head = file.read(3 * _TS_PACKET)
             if head.startswith(b"GIF8"):
                 file.seek(-1, 2)
@@ -72,7 +73,7 @@ def check_boxes(path: Path) -> None:
     size = path.stat().st_size
     kinds: list[bytes] = []
     start = 0
-    with path.open("rb") as file:
+    with open_regular(path, VideoError, "a video") as file:
         while start < size:
             file.seek(start)
             header = file.read(16)

@@ -115,8 +115,7 @@ def align_cameras(
         raise DatasetError(f"{drive.origin}: expected {expected}, got at most {most}")
     times = {name: camera.drive.frame_times for name, camera in cameras.items()}
     kept = sum(len(part.frame_index) for part in parts)
-    losses = replace(
-        alignment.losses,
+    losses = alignment.losses.replace(
         kept=kept,
         parts=len(parts),
         seconds=kept / fps,

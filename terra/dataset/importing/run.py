@@ -18,10 +18,11 @@ from terra.actions import Waypoints
 from terra.dataset.card import write_card
 from terra.dataset.checks import ImageSize, check_workload
 from terra.dataset.format import DATASET_FILE, FramesASecond, check_name, dataset_views, read_dataset
-from terra.dataset.importing.alignment import MIN_FRAMES, Alignment, Losses, align, cut, shorten
+from terra.dataset.importing.alignment import MIN_FRAMES, Alignment, align, cut, shorten
 from terra.dataset.importing.cameras import align_cameras, alone, chosen_of, lay_out
 from terra.dataset.importing.fitting import check_crop, crop_box, fit_picture, fitted_camera, kept_box
 from terra.dataset.importing.source import DriveSource, Intrinsics, SourceDrive, VideoFrames, views_of
+from terra.dataset.losses import Losses
 from terra.dataset.workers import Outcome, run_jobs
 from terra.dataset.writing import ShardWriter, create_dataset
 from terra.errors import ConfigError, DatasetError
@@ -129,7 +130,9 @@ def import_drives(settings: ImportSettings, *, workers: int, max_seconds: float 
         raise ConfigError(f"{setting}: {expected_names([*recordings, *known], unknown[0], 'drives of')}")
     for name, drives in recordings.items():
         if 0 < len(set(drives) & set(settings.held_out)) < len(drives):
-            logger.warning("%s: some of its drives are held out, others are not: the splits share places", name)
+            logger.warning(
+                "%s: some of its drives are held out, others are not: what both show is in both splits", name
+            )
     settings = settings.replace(views=_views(settings))
     space = settings.source.space
     notice = _NOTICE.format("poses" if isinstance(space, Waypoints) else "actions")
