@@ -160,6 +160,12 @@ def test_a_layout_stays_as_it_is(tmp_path):
     tall = Cameras({"front": front, "wrist": front}, shape=(160, 40))
     import_drives(settings_for(tall, tmp_path, name="other", **changes), workers=0)
     assert json.loads((tmp_path / "dataset.json").read_text())["views"]["boxes"] == above
+    shard = next(tmp_path.glob("train/other_*/shard.json"))
+    facts = json.loads(shard.read_text())
+    facts["views"]["boxes"].reverse()
+    shard.write_text(json.dumps(facts))
+    (damage,) = read_split(tmp_path, "train").damaged
+    assert f"{shard}: views: expected" in damage
 
 
 def write_recording(folder: Path, name: str, views: Mapping[str, float]) -> None:
