@@ -51,7 +51,7 @@ class VideoActionsSource:
         footage, *others = (open_footage(video, self.picture_fps) for video in videos)
         return SourceDrive(
             name=name,
-            track=load_actions(path, self.space),
+            track=load_actions(path, self.space, as_logged=True),
             frame_times=footage.times,
             frames=footage.frames,
             intrinsics=None,
