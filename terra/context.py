@@ -108,7 +108,11 @@ def view_sources(source: Source, views: Views | None) -> Source:
         ContextError: a view that is missing, unknown or there twice.
     """
     if isinstance(source, Mapping):
-        expected = "one source" if views is None else f"one source for each of {', '.join(views.names)}"
+        expected = (
+            "one source, for the model's one camera"
+            if views is None
+            else f"one source for each of {', '.join(views.names)}"
+        )
         if views is None or set(source) != set(views.names):
             raise ContextError(f"context: expected {expected}, got those of {', '.join(map(str, source)) or 'nothing'}")
         return source

@@ -166,7 +166,11 @@ def test_each_view_is_cropped_to_its_part_and_taken_at_the_models_rate(tmp_path)
         (["front.png", "wrist.png", "wrist.jpg"], VIEWS, "of the view wrist, got wrist.jpg and wrist.png"),
         ({"front": "front.png"}, VIEWS, "context: expected one source for each of front, wrist, got those of front$"),
         ({"front": "a", "left": "b"}, VIEWS, "one source for each of front, wrist, got those of front, left$"),
-        ({"front": "a", "wrist": "b"}, None, "context: expected one source, got those of front, wrist$"),
+        (
+            {"front": "a", "wrist": "b"},
+            None,
+            "context: expected one source, for the model's one camera, got those of front, wrist$",
+        ),
     ],
 )
 def test_a_wrong_view_of_a_context_is_one_line(tmp_path, files, views, message):

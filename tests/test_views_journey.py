@@ -23,7 +23,7 @@ from terra.training.tokenize import run as tokenize
 from terra.training.tokenizer import run as train_tokenizer
 from terra.training.world_model import run as train
 from terra.views import Views
-from terra.world_model import load_config
+from terra.world_model import load_adapter, load_config
 
 pytestmark = pytest.mark.slow
 
@@ -82,6 +82,8 @@ def test_two_cameras_from_recordings_to_videos(tmp_path, caplog):
     more = [*MODEL[5:], f"data={tmp_path}/tokens", f"output={trained}/more", f"init_from={trained}/one"]
     train(read_settings("train", more))
     assert load_config(trained / "more" / "world_model").camera_views == VIEWS
+    train(read_settings("train", [*more[:-2], f"output={trained}/lora", more[-1], "adapter.rank=2"]))
+    assert load_adapter(trained / "lora" / "adapter", trained / "one").config.camera_views == VIEWS
 
     parts = [f"tokenizer.pretrained={trained}/t/tokenizer", f"world_model.pretrained={model}", "engine=hf", "overlap=2"]
     parts += ["device=cpu", "dtype=float32"]
