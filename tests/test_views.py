@@ -13,6 +13,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 from tiny_worlds import KEYS, SIZE, make_models
 
+from decoder.overlay import Camera, compose_rollout
 from decoder.video import VideoWriter, read_video, write_video
 from terra.actions import save_actions
 from terra.config.files import register_resolvers
@@ -25,6 +26,7 @@ from terra.model_facts import ModelFacts
 from terra.pairing import check_pairing
 from terra.reconstruction import Reconstruction
 from terra.replay import run as replay
+from terra.rollout import RolloutWriter
 from terra.views import Views
 from terra.world_model import load_config
 
@@ -261,3 +263,20 @@ def test_each_view_has_its_own_psnr():
     enlarged = Reconstruction.of(decoded.repeat_interleave(2, -1).repeat_interleave(2, -2), truth, 30.0, VIEWS)
     assert enlarged.by_view == found.by_view
     assert Reconstruction.of(decoded, truth, 30.0).describe().keys() == {"psnr", "expected"}
+
+
+def test_a_path_is_drawn_into_the_first_views_part(tmp_path):
+    frames = np.stack([picture(index, *SIZE) for index in range(3)])
+    camera = Camera(fov_degrees=80.0, height_meters=1.4, pitch_radians=0.0, x_forward_meters=0.0)
+    paths = np.stack([np.stack([np.linspace(1, 20, 30), np.zeros(30)], axis=1)] * 2)
+    for name, views in (("whole", None), ("both", VIEWS)):
+        (tmp_path / name).mkdir()
+        record = {"num_context": 1, **({} if views is None else {"views": views.describe()})}
+        with RolloutWriter(tmp_path / name, 10.0, camera=camera) as writer:
+            writer.extend(frames)
+            writer.finish(torch.zeros(3, 8, 12), torch.zeros(2, 1, 1), record, paths)
+    expected = compose_rollout(frames[:, :, :24], np.concatenate([paths, paths[-1:]]), camera, 1, 10.0)
+    write_video(expected, tmp_path / "expected.mp4", 10.0)
+    overlays = [read_video(tmp_path / path) for path in ("both/overlay.mp4", "expected.mp4", "whole/overlay.mp4")]
+    np.testing.assert_array_equal(overlays[0], overlays[1])
+    assert overlays[0].shape != overlays[2].shape
