@@ -7,6 +7,7 @@ ffmpeg turns a frame as the file's display matrix says. The rest is up to a filt
     no color matrix, HD          BT.709, as players take it; ffmpeg would take BT.601
     interlaced                   the lines of the other field are interpolated, one frame for each stored one
     Dolby Vision, profile 5      refused: its colors are in a space that ffmpeg can't convert
+    gray of more than 8 bits     refused: it is depth, which is no picture
 """
 
 import re
@@ -131,6 +132,9 @@ def display_filters(display: Display, where: str, limits: Limits) -> str:
         raise VideoError(
             f"{where}: expected colors that can be shown, got Dolby Vision of profile 5: re-encode it as SDR"
         )
+    if display.pixel_format.startswith("gray") and display.pixel_format != "gray":
+        got = f"gray of more than 8 bits ({display.pixel_format}): depth is no picture"
+        raise VideoError(f"{where}: expected colors, or gray of 8 bits, got {got}")
     filters = []
     if display.is_interlaced:
         filters.append("bwdif=mode=send_frame:deint=interlaced")

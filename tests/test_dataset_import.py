@@ -168,7 +168,7 @@ def test_one_line_tells_what_was_kept_of_all_drives(tmp_path, caplog, workers):
     source = VideoActionsSource(tmp_path / "in", Keys(names=["go"]), None)
     outcome = import_drives(settings_for(source, tmp_path / "out"), workers=workers)
     assert sorted((losses.read, losses.kept) for losses in outcome.results) == [(30, 20), (30, 30), (30, 30)]
-    assert "test: at 10 frames a second: 90 frames read, 80 kept (8.0 s)" in caplog.text
+    assert "test: at 10 frames a second: 90 frames read of 3 drives, 80 kept (8.0 s)" in caplog.text
     lines = [line for line in caplog.text.splitlines() if " 30 frames read" in line and "left out" in line]
     assert len(lines) == (1 if workers == 0 else 0)  # other drives are whole; the log of a process is not captured
     for line in lines:

@@ -86,6 +86,26 @@ def test_frames_behind_those_of_the_rows_belong_to_no_episode(tmp_path, version,
     ]
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_rows_whose_time_stamps_begin_later_have_the_later_frames(tmp_path, version, caplog):
+    # As where rows are cut off at the start and the video is left as it is; LeRobot's own reader goes by the stamps.
+    later = {"times": lambda episode, row: row / 10 + 0.3 * (episode == 1)}
+    later["columns"] = {"action": lambda episode: [[100 * episode + row + 3.0 * (episode == 1)] for row in range(9)]}
+    root = write_dataset(tmp_path / "in", (9, 9, 9), (9, 13, 9), version=version, **later)
+    assert bring_in(root, tmp_path / "out") == 0
+    moved = list(range(103, 112))
+    assert found(tmp_path / "out") == whole((9, 9, 9)) | {1: (moved, moved)}
+    told = "3 left out: frames of the video before those of the rows, 1 left out: frames of the video behind those"
+    assert told in caplog.text
+
+
+@pytest.mark.parametrize("stamp", [lambda row: 50 + row / 10, lambda row: 0.5 + row / 10, lambda row: 0.2 + 0.13 * row])
+def test_rows_whose_time_stamps_are_of_another_clock_have_the_first_frames(tmp_path, stamp):
+    root = write_dataset(tmp_path, (9,), (13,), times=lambda episode, row: stamp(row))
+    frames = np.stack([*open_episode(root).frames()])
+    assert numbers_in(frames) == list(range(9))
+
+
 @pytest.mark.parametrize("factor", [0.97, 1.03])
 def test_frames_are_counted_where_time_stamps_have_drifted_by_more_than_half_a_frame(tmp_path, factor):
     spans = [(start * factor, end * factor) for start, end in ((0.0, 1.2), (1.2, 2.1), (2.1, 3.5))]
@@ -147,6 +167,19 @@ def test_an_episode_that_is_described_twice_is_refused(tmp_path):
         LeRobotSource(root, LeRobotActions()).list_drives()
 
 
+def test_a_recording_that_was_never_ended_is_told(tmp_path, caplog):
+    root = write_dataset(tmp_path / "in")
+    data = root / "data" / "chunk-000" / "file-000.parquet"
+    data.write_bytes(data.read_bytes()[:-100])
+    assert bring_in(root, tmp_path / "out") == 2
+    ended = "cut off, or never ended by LeRobotDataset.finalize()"
+    assert f"{data}: expected a Parquet table, got: a file without its end: {ended}" in caplog.text
+    shutil.rmtree(root / "meta" / "episodes")
+    unended = shutil.copytree(root, tmp_path / "unended")
+    with pytest.raises(DatasetError, match=r"got none: a recording that was not ended by .*\.finalize\(\) has none"):
+        bring_in(unended, tmp_path / "none")
+
+
 # Times
 
 
@@ -154,6 +187,13 @@ def test_an_episode_that_is_described_twice_is_refused(tmp_path):
 def test_rounded_time_stamps_are_those_of_the_rate(tmp_path, since):
     root = write_dataset(tmp_path, (50,), fps=30.0, times=lambda episode, row: since + row / 30)
     np.testing.assert_array_equal(open_episode(root).frame_times, np.arange(50) / 30)
+
+
+def test_time_stamps_too_coarse_to_tell_are_kept(tmp_path):
+    # Float32 seconds after three days are 1/64 s apart: whether a frame came late can't be told.
+    stamps = np.float32(250_000 + np.arange(9) / 10)
+    root = write_dataset(tmp_path, (9,), times=lambda episode, row: stamps[row])
+    np.testing.assert_array_equal(open_episode(root).frame_times, stamps.astype(float) - float(stamps[0]))
 
 
 def test_time_stamps_that_a_camera_gave_are_kept(tmp_path):
@@ -345,6 +385,9 @@ def test_fewer_episodes_than_declared_are_said(tmp_path, caplog):
         ({"left": ["pan"], "right": ["lift"]}, ("pan", "lift")),
         ({"lift": 1, "pan": 0}, ("pan", "lift")),
         ({"lift": 2, "pan": 0}, ("action_0", "action_1")),
+        (["arm/pan", "arm lift"], ("arm_pan", "arm_lift")),
+        (["arm/pan", "arm pan"], ("action_0", "action_1")),
+        ([0, 1], ("action_0", "action_1")),
         (["pan", "pan"], ("action_0", "action_1")),
         (["pan"], ("action_0", "action_1")),
         (None, ("action_0", "action_1")),

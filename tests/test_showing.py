@@ -186,6 +186,17 @@ def test_dolby_vision_of_profile_5_is_refused():
         display_filters(display, "a.mp4", LIMITS)
 
 
+def test_depth_is_refused_by_name(tmp_path):
+    path = tmp_path / "depth.mkv"
+    ffmpeg("-c:v", "ffv1", "-pix_fmt", "gray12le", path, frames=numbered(3))
+    with pytest.raises(
+        VideoError, match=r"depth\.mkv: .* got gray of more than 8 bits \(gray12le\): depth is no picture"
+    ):
+        read_video(path)
+    ffmpeg("-c:v", "ffv1", "-pix_fmt", "gray", path, frames=numbered(3))
+    assert numbers_of(read_video(path)) == [0, 1, 2]
+
+
 def test_ffmpegs_words_are_read():
     colors = "yuv420p10le(tv, bt2020nc/bt2020/arib-std-b67)"
     line = f"[info]   Stream #0:1[0x2](eng): Video: hevc (hvc1 / 0x31), {colors}, 1920x1080 [SAR 4:3 DAR 16:9], 3 kb/s"

@@ -16,6 +16,7 @@ class Losses(Settings):
         read: frames that the source has, also those that it can't give.
         kept: frames of the dataset.
         parts: the parts into which the drive was cut, without those that are left out.
+        drives: 1; more for several drives together.
         seconds: the time that the kept frames span.
         repeated: kept frames that show the same frame of the source as the one before.
         moved_seconds: largest time between a kept frame and the instant that it stands for.
@@ -35,16 +36,18 @@ class Losses(Settings):
     longest_gap: float = 0.0
     left_out: dict[str, int] = Field(default_factory=dict)
     clock: str = ""
+    drives: int = 1
 
     @property
     def is_clean(self) -> bool:
         """Whether nothing was left out, shown twice or cut."""
-        return not (self.repeated or self.gaps or self.left_out or self.parts > 1)
+        return not (self.repeated or self.gaps or self.left_out or self.parts > self.drives)
 
     def __str__(self) -> str:
         """One line."""
-        facts = [f"{self.read} frames read", f"{self.kept} kept ({self.seconds:.1f} s)"]
-        if self.parts > 1:
+        of_drives = "" if self.drives == 1 else f" of {self.drives} drives"
+        facts = [f"{self.read} frames read{of_drives}", f"{self.kept} kept ({self.seconds:.1f} s)"]
+        if self.parts > self.drives:
             facts[-1] += f" in {self.parts} stretches"
         if self.gaps:
             facts.append(f"{count_of(self.gaps, 'gap')} cut out, the longest of {self.longest_gap:.2f} s")
@@ -74,6 +77,7 @@ class Losses(Settings):
             longest_gap=max(losses.longest_gap for losses in each),
             left_out=left_out,
             clock=", ".join(dict.fromkeys(losses.clock for losses in each if losses.clock)),
+            drives=sum(losses.drives for losses in each),
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -52,6 +52,7 @@ SPEED_UNITS = {"m/s": 1.0, "km/h": 1 / 3.6}
 _SHOWN = 3  # names in a line
 _RANGE_TOLERANCE = 1e-5  # of a range: statistics are rounded to float32 by some writers
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
+_OTHER_CHARACTER = re.compile(r"[^A-Za-z0-9_.-]")
 _DECLARE = "declare one with action_space='{kind:vector,names:[a],units:[rad],low:[-1],high:[1]}'"
 _ACTION = re.compile(r"actions?([._].*)?")
 _PREFIX = "episode_"
@@ -247,7 +248,8 @@ class LeRobotSource:
         where = f"{data}: {name}"
         rows = episode_rows(data, episode, where)
         times = row_times(rows["timestamp"], number(info, "fps", where), where)
-        footage = [self._footage(camera, episode, times, where) for camera in self._cameras]
+        stamps = numbers(rows["timestamp"], "timestamp", where)[:, 0]
+        footage = [self._footage(camera, episode, times, stamps, where) for camera in self._cameras]
         cameras = dict(zip(self.views, footage, strict=True))
         first, *others = cameras
         if isinstance(columns, LeRobotColumns):
@@ -265,18 +267,22 @@ class LeRobotSource:
             others={view: cameras[view] for view in others},
         )
 
-    def _footage(self, camera: str, episode: Row, times: Float[np.ndarray, " rows"], where: str) -> Footage:
-        """A camera's frames of an episode, one for each row."""
+    def _footage(
+        self,
+        camera: str,
+        episode: Row,
+        times: Float[np.ndarray, " rows"],
+        stamps: Float[np.ndarray, " rows"],
+        where: str,
+    ) -> Footage:
+        """A camera's frames of an episode, one for each row, whose times have been taken from its time stamps."""
+        index = int(episode["episode_index"])
         if check_camera(self.folder, camera) == "image":
             data = file_of(self.folder, "data_path", episode)
             check_column(data, camera)
-            index = int(episode["episode_index"])
             return Footage(times, partial(stored_pictures, self.folder, data, camera, index, where))
-        name = f"{_PREFIX}{int(episode['episode_index']):06d}"
-        frames, num_more = _video_part(self.folder, camera, episode, len(times), name)
-        return Footage(
-            times, frames, left_out={"frames of the video behind those of the rows": num_more} if num_more else {}
-        )
+        frames, left_out = _video_part(self.folder, camera, episode, stamps, f"{_PREFIX}{index:06d}")
+        return Footage(times, frames, left_out=left_out)
 
 
 @dataclass(frozen=True)
@@ -324,11 +330,12 @@ def _only(folder: Path, setting: str, names: list[str]) -> str:
 
 
 def _video_part(
-    folder: Path, camera: str, episode: dict[str, Any], num_rows: int, name: str
-) -> tuple[VideoFrames, int]:
-    """An episode's frames, one for each row, and how many more of its frames its video has.
+    folder: Path, camera: str, episode: dict[str, Any], stamps: Float[np.ndarray, " rows"], name: str
+) -> tuple[VideoFrames, dict[str, int]]:
+    """An episode's frames, one for each row, and how many frames of its video are left out, by where they are.
 
-    Which of its frames are missing can't be told of an episode that has fewer, so that it is refused.
+    Which of its frames are missing can't be told of an episode that has fewer, so that it is refused. One that has
+    more begins with its first frame, or at the time stamp of its first row, where LeRobot's own reader begins.
 
     Raises:
         DatasetError: no such video, or fewer frames than rows.
@@ -339,11 +346,20 @@ def _video_part(
     if not video.is_file():
         raise DatasetError(f"{where}: expected the video of {camera}, got no file")
     first, count = own_frames(folder, camera, episode, video, where)
-    if count < num_rows:
-        raise DatasetError(f"{where}: expected a frame for each of its {num_rows} rows, got {max(count, 0)} frames")
+    more = count - len(stamps)
+    if more < 0:
+        raise DatasetError(f"{where}: expected a frame for each of its {len(stamps)} rows, got {max(count, 0)} frames")
     times, display = video_frames(video).seconds, video_frames(video).display
-    start = 0.0 if first == 0 else float(times[first - 1] + times[first]) / 2
-    return VideoFrames(video, display, start, 0, num_rows), count - num_rows
+    skipped = 0
+    if more:
+        own = times[first : first + count] - times[first]
+        nearest = np.searchsorted(own, stamps - float(np.median(np.diff(own))) / 2)
+        if nearest[-1] < count and (np.diff(nearest) == 1).all():
+            skipped = int(nearest[0])
+    start = 0.0 if first + skipped == 0 else float(times[first + skipped - 1 : first + skipped + 1].mean())
+    parts = {"before": skipped, "behind": more - skipped}
+    left_out = {f"frames of the video {part} those of the rows": number for part, number in parts.items() if number}
+    return VideoFrames(video, display, start, 0, len(stamps)), left_out
 
 
 def _say_size(folder: Path, camera: str, video: Path) -> None:
@@ -427,12 +443,16 @@ def _stated_space(folder: Path, feature: str) -> Vector:
     if facts is None:
         raise DatasetError(f"{path}: expected a feature {feature}, got {', '.join(info['features'])}")
     low, high = _stated_range(folder, feature)
-    names = _entry_names(facts.get("names"))
+    said = _entry_names(facts.get("names"))
+    names = [_OTHER_CHARACTER.sub("_", name) for name in said]
     if len(names) != len(low) or len(set(names)) < len(names) or not all(map(_NAME.fullmatch, names)):
-        names = [f"{re.sub(r'[^A-Za-z0-9_.-]', '_', feature)}_{index}" for index in range(len(low))]
+        names = [f"{_OTHER_CHARACTER.sub('_', feature)}_{index}" for index in range(len(low))]
         logger.warning(
             "%s: %s has no %d names of its own that can be taken: %s, ...", path, feature, len(low), names[0]
         )
+    elif names != said:
+        old, new = next(pair for pair in zip(said, names, strict=True) if pair[0] != pair[1])
+        logger.warning("%s: %s: names are taken with _ for other characters: %s for %r", path, feature, new, old)
     still = [name for name, least, most in zip(names, low, high, strict=True) if least == most]
     if still:
         logger.warning("%s: always the same: %s; its range is taken to be 1 below to 1 above", path, ", ".join(still))
