@@ -18,6 +18,7 @@ class Losses(Settings):
         parts: the parts into which the drive was cut, without those that are left out.
         drives: 1; more for several drives together.
         seconds: the time that the kept frames span.
+        read_fps: the source's frames a second, in the median; 0 for drives of several rates.
         repeated: kept frames that show the same frame of the source as the one before.
         moved_seconds: largest time between a kept frame and the instant that it stands for.
         gaps: how many gaps were cut out; the longest one's seconds.
@@ -30,6 +31,7 @@ class Losses(Settings):
     kept: int
     parts: int
     seconds: float
+    read_fps: float = 0.0
     repeated: int = 0
     moved_seconds: float = 0.0
     gaps: int = 0
@@ -45,8 +47,10 @@ class Losses(Settings):
 
     def __str__(self) -> str:
         """One line."""
+        fps = self.kept / self.seconds if self.seconds else 0.0
+        thinned = f", {fps:.4g} of {self.read_fps:.4g} a second" if self.read_fps > 1.05 * fps > 0 else ""
         of_drives = "" if self.drives == 1 else f" of {self.drives} drives"
-        facts = [f"{self.read} frames read{of_drives}", f"{self.kept} kept ({self.seconds:.1f} s)"]
+        facts = [f"{self.read} frames read{of_drives}", f"{self.kept} kept ({self.seconds:.1f} s{thinned})"]
         if self.parts > self.drives:
             facts[-1] += f" in {self.parts} stretches"
         if self.gaps:
@@ -71,6 +75,7 @@ class Losses(Settings):
             kept=sum(losses.kept for losses in each),
             parts=sum(losses.parts for losses in each),
             seconds=sum(losses.seconds for losses in each),
+            read_fps=each[0].read_fps if len({round(losses.read_fps, 1) for losses in each}) == 1 else 0.0,
             repeated=sum(losses.repeated for losses in each),
             moved_seconds=max(losses.moved_seconds for losses in each),
             gaps=sum(losses.gaps for losses in each),

@@ -140,6 +140,7 @@ def align(
         kept=sum(len(part.frame_index) for part in parts),
         parts=len(parts),
         seconds=sum(len(part.frame_index) for part in parts) / fps,
+        read_fps=1 / period,
         repeated=sum(int((np.diff(part.frame_index) == 0).sum()) for part in parts),
         moved_seconds=max(float(np.abs(times[part.frame_index] - part.instants).max()) for part in parts),
         gaps=len(gaps),
