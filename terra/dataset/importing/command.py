@@ -10,6 +10,7 @@ from terra.dataset.format import FramesASecond
 from terra.dataset.importing.bags import Bags
 from terra.dataset.importing.kinds import Gps, open_source
 from terra.dataset.importing.run import Crop, ImportSettings, Mount, import_drives
+from terra.views import ViewNames
 from tokenizer.settings import Count, FilePath, NonNegative, Positive, Settings, Text
 
 logger = logging.getLogger(__name__)
@@ -22,7 +23,7 @@ class ImportCommand(Settings):
         kind: kind of source.
         input: folder of the source.
         lerobot: the columns of a LeRobot dataset, see `terra.dataset.importing.lerobot.LeRobotColumns`.
-        action_space, picture_fps, sections, gps, bags: see `open_source`.
+        action_space, picture_fps, sections, gps, bags, views: see `open_source`.
         camera: `ImportSettings.mount`.
         workers: processes; 0 imports in this one.
         max_seconds: no drive is begun after so long; None for no limit.
@@ -49,6 +50,7 @@ class ImportCommand(Settings):
     sections: Annotated[int, Field(ge=1, le=1000)]
     gps: Gps
     bags: Bags
+    views: ViewNames | None
     workers: Workers
     max_seconds: Seconds | None
 
@@ -72,6 +74,7 @@ def run(settings: ImportCommand) -> int:
             sections=settings.sections,
             gps=settings.gps,
             bags=settings.bags,
+            views=settings.views,
         ),
         name=settings.name,
         output=settings.output,

@@ -42,6 +42,7 @@ def open_source(
     sections: int = 1,
     gps: Gps | None = None,
     bags: Bags | None = None,
+    views: tuple[str, ...] | None = None,
 ) -> DriveSource:
     """Open the source of a kind in a folder.
 
@@ -54,6 +55,7 @@ def open_source(
         sections: into how many drives each session of a donkeycar tub is cut.
         gps: the clock and the noise of a GPS track, see `GpxSource`.
         bags: topics, fields and clock of bags.
+        views: the names of several cameras of video_actions, the main one first.
 
     Raises:
         ConfigError: an unknown kind, or a setting that the kind needs or doesn't have.
@@ -67,7 +69,7 @@ def open_source(
         )
     has_actions = kind == "lerobot" and lerobot is not None and "action" in lerobot
     used = {
-        "video_actions": {"action_space", "picture_fps"},
+        "video_actions": {"action_space", "picture_fps", "views"},
         "donkeycar": {"picture_fps", "sections"},
         "gpx": {"picture_fps", "gps"},
         "mcap": {"action_space", "bags"},
@@ -79,6 +81,7 @@ def open_source(
         "sections": None if sections == 1 else sections,
     }
     given |= {"gps": None if gps in (None, Gps()) else gps, "bags": None if bags in (None, Bags()) else bags}
+    given["views"] = None if views is None else list(views)
     for name, value in given.items():
         if value is not None and name not in used:
             raise ConfigError(f"{name}: expected none with kind={kind}, got {value}")
@@ -98,6 +101,6 @@ def open_source(
     if kind == "video_actions":
         if space is None:
             raise ConfigError(f"action_space: expected what the columns of actions mean, such as {_EXAMPLES}, got null")
-        return VideoActionsSource(folder, space, picture_fps)
+        return VideoActionsSource(folder, space, picture_fps, views or ())
     sources = {"video_poses": VideoPosesSource, "kitti": KittiSource, "nuscenes": NuScenesSource}
     return sources[kind](folder)
