@@ -92,6 +92,17 @@ def test_a_key_that_is_logged_when_it_changes_holds():
     assert part.track[:, 0].tolist() == down.astype(float).tolist()
 
 
+def test_numbers_that_are_logged_when_they_change_hold():
+    times, changes = np.arange(100) / 10, np.array([0.0, 0.31, 4.0, 4.12, 9.0])
+    space = Vector(names=["speed"], units=["m/s"], low=[0], high=[9])
+    track = ActionTrack(space, changes, np.array([[0.0], [1.0], [2.0], [3.0], [4.0]]), "d.csv")
+    for gap in (None, 1.0):
+        (part,) = align(replace(played(times), track=track), 10.0, gap_seconds=gap).parts
+        expected = np.searchsorted(changes, times[: len(part.track)] + 1e-9, side="right") - 1
+        assert part.track[:, 0].tolist() == expected.tolist()
+        assert len(part.track) > 90
+
+
 @settings(max_examples=60)
 @given(count=st.integers(2, 900), fps=st.sampled_from([5.0, 10.0, 15.0, 24.0, 25.0, 29.97, 30.0, 50.0, 60.0]))
 def test_rounded_times_cost_no_frame(count, fps):

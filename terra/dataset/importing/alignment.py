@@ -18,7 +18,7 @@ from itertools import islice, pairwise
 import numpy as np
 from jaxtyping import Bool, Float64, Int
 
-from terra.actions import ActionTrack
+from terra.actions import ActionTrack, Vector
 from terra.actions.space import ROUNDING, Values
 from terra.dataset.format import FUTURE_SECONDS, num_future_poses
 from terra.dataset.importing.source import SourceDrive, VideoFrames
@@ -85,12 +85,13 @@ class _Stretch:
 
 @dataclass(frozen=True, eq=False)
 class _Piece:
-    """A track without a gap, and from when to when a frame can have it."""
+    """A track without a gap, from when to when a frame can have it, and whether it is logged at a rate."""
 
     track: Poses | ActionTrack
     start: float
     end: float
     lap: int
+    is_regular: bool = True
 
 
 def align(
@@ -99,7 +100,8 @@ def align(
     """Cut a drive where it is interrupted, and take the nearest frame each 1 / fps s, with its pose or its action.
 
     Poses are interpolated linearly between those of the source, and a frame needs those of the next 3 s. Actions are
-    resampled as their space has it (`terra.actions.space`); the last frame needs none.
+    resampled as their space has it (`terra.actions.space`), but numbers that are logged only when they change hold until
+    then; the last frame needs none.
 
     Args:
         drive: the drive.
@@ -117,7 +119,7 @@ def align(
     gap = gap_of(period, fps, gap_seconds)
     left_out = Counter(drive.left_out)
     stretches = stretches_of(drive, gap, left_out)
-    pieces = _pieces(drive, fps, gap, gap_seconds is not None)
+    pieces = _pieces(drive, fps, gap)
     if stretches[-1].lap != pieces[-1].lap:
         got = f"{stretches[-1].lap} and {pieces[-1].lap} times"
         raise DatasetError(
@@ -258,7 +260,7 @@ def stretches_of(drive: SourceDrive, gap: float, left_out: Counter[str]) -> list
     return stretches
 
 
-def _pieces(drive: SourceDrive, fps: float, gap: float, is_given: bool) -> list[_Piece]:
+def _pieces(drive: SourceDrive, fps: float, gap: float) -> list[_Piece]:
     """The track between its gaps, and where the clock goes back. Raises TrajectoryError."""
     track = drive.track
     times = track.time if isinstance(track, Poses) else track.times
@@ -267,9 +269,10 @@ def _pieces(drive: SourceDrive, fps: float, gap: float, is_given: bool) -> list[
     period = float(np.median(steps[steps > 0])) if (steps > 0).any() else math.inf
     if isinstance(track, Poses):
         ends = ends | (steps > MAX_POSE_GAP) | _jumps(track, drive.origin)
-    elif is_given or (np.abs(steps - period) < period / 2).mean() > _REGULAR:
-        # A log that is written when something changes has no gaps: what holds, holds on.
-        ends = ends | (steps > (gap if is_given else max(gap, _GAP_FRAMES * period)) + _INSTANT)
+    # A log that is written when something changes has no gaps: what holds, holds on.
+    is_regular = len(steps) == 0 or bool((np.abs(steps - period) < period / 2).mean() > _REGULAR)
+    if not isinstance(track, Poses) and is_regular:
+        ends = ends | (steps > max(gap, _GAP_FRAMES * period) + _INSTANT)
     bounds = [0, *(np.flatnonzero(ends) + 1).tolist(), len(times)]
     laps = np.append(0, np.cumsum(steps < 0)).tolist()
     future = num_future_poses(fps) / fps
@@ -284,7 +287,7 @@ def _pieces(drive: SourceDrive, fps: float, gap: float, is_given: bool) -> list[
                 if last == len(times) or laps[last] != laps[first]
                 else min(end + period, float(times[last]))
             )
-            pieces.append(_Piece(part, start, until, laps[first]))
+            pieces.append(_Piece(part, start, until, laps[first], is_regular))
         elif last - first > 1:
             poses = Poses(**{name: values[first:last] for name, values in vars(track).items()})
             rows = stack_poses(poses.time, np.column_stack([poses.x, poses.y]), poses.heading, drive.origin)
@@ -328,10 +331,13 @@ def _part(stretch: _Stretch, piece: _Piece, period: float, fps: float) -> Part |
         return None
     instants = start + np.arange(num_frames) / fps
     index = nearest(times, instants)
-    return Part(stretch.index[index], _resampled(piece.track, instants, fps), instants)
+    return Part(stretch.index[index], _resampled(piece, instants, fps), instants)
 
 
-def _resampled(track: Poses | ActionTrack, instants: Float64[np.ndarray, " frames"], fps: float) -> Poses | Values:
+def _resampled(piece: _Piece, instants: Float64[np.ndarray, " frames"], fps: float) -> Poses | Values:
+    track = piece.track
+    if isinstance(track, ActionTrack) and isinstance(track.space, Vector) and not piece.is_regular:
+        return track.values[np.maximum(np.searchsorted(track.times, instants + _INSTANT, side="right") - 1, 0)]
     if isinstance(track, ActionTrack):
         return track.space.resampled(track.times, track.values, instants, float(instants[-1]) + 1 / fps)
     known = instants[0] + np.arange(len(instants) + num_future_poses(fps)) / fps
