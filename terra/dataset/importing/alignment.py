@@ -100,8 +100,8 @@ def align(
     """Cut a drive where it is interrupted, and take the nearest frame each 1 / fps s, with its pose or its action.
 
     Poses are interpolated linearly between those of the source, and a frame needs those of the next 3 s. Actions are
-    resampled as their space has it (`terra.actions.space`), but numbers that are logged only when they change hold until
-    then; the last frame needs none.
+    resampled as their space has it (`terra.actions.space`). Numbers that are logged only when they change hold until
+    the next row. The last frame needs no action.
 
     Args:
         drive: the drive.
