@@ -1,0 +1,134 @@
+"""What `terra inspect` proposes for an import: frame rate, picture size, held-out drives, and the command to copy."""
+
+import math
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from terra.dataset.format import MAX_FPS, MIN_FPS
+from terra.dataset.importing.alignment import RATE_TOLERANCE
+
+DRIVING_FPS = 10.0  # frames a second of the worlds that are driven by poses
+_MOST_FPS = 30.0
+_PIXELS = 144 * 256  # of the shipped models' pictures
+_SIDE = 16  # pixels that a token's side is a multiple of
+_SIDES = range(_SIDE, 513, _SIDE)
+_LISTED = 3  # drives that are held out by their full names
+_PLAIN = re.compile(r"[A-Za-z_/.~][\w/.~@:+*?-]*|0|[1-9]\d*|0\d+|\d+\.\d+")
+_WORDS = {"null", "true", "false", "yes", "no", "on", "off", "inf", "nan"}  # that YAML or Hydra takes for values
+_LINE = 100  # characters
+
+
+def propose_fps(rates: Sequence[float], *, driving: bool) -> float:
+    """Frames a second that all drives have: the slowest drive's own rate, rounded; of driving 10 at most.
+
+    Args:
+        rates: the drives' frames a second.
+        driving: whether the drives have poses.
+    """
+    slowest = min(rates, default=DRIVING_FPS)
+    if driving and slowest * RATE_TOLERANCE >= DRIVING_FPS:
+        return DRIVING_FPS
+    fps = float(round(slowest)) if round(slowest) <= slowest * RATE_TOLERANCE else math.floor(slowest)
+    while fps > _MOST_FPS:
+        fps /= 2
+    return min(max(fps or round(slowest, 2), MIN_FPS), MAX_FPS)
+
+
+def propose_size(picture_size: tuple[int, int]) -> tuple[int, int]:
+    """A (height, width) for pictures of this size: multiples of 16 of nearly its aspect, no larger, not many pixels."""
+    height, width = picture_size
+
+    def cost(size: tuple[int, int]) -> float:
+        ratio = size[1] / size[0] / (width / height)
+        cropped = 1 - min(ratio, 1 / ratio)
+        return cropped + 0.1 * abs(math.log(size[0] * size[1] / min(_PIXELS, height * width)))
+
+    sizes = [
+        (up, across) for up in _SIDES for across in _SIDES if up <= max(height, _SIDE) and across <= max(width, _SIDE)
+    ]
+    return min(sizes, key=cost)
+
+
+def propose_held_out(
+    drives: Sequence[str], recordings: Mapping[str, Sequence[str]], declared: Sequence[str] = ()
+) -> list[str]:
+    """Names or patterns of the drives to hold out: those that the source declares, else the last tenth.
+
+    Drives of one recording stay together. Nothing is held out of a single drive.
+    """
+    wanted = [name for name in drives if name in set(declared)]
+    if not wanted and len(recordings) > 1:
+        count = 0
+        for name in reversed(list(recordings)):
+            wanted.insert(0, name)
+            count += len(recordings[name])
+            if count >= len(drives) / 10:
+                return wanted
+    if not wanted and len(drives) > 1:
+        wanted = list(drives[-max(1, round(len(drives) / 10)) :])
+    if len(wanted) <= _LISTED:
+        return wanted
+    return _pattern(drives, wanted) or wanted
+
+
+def _pattern(drives: Sequence[str], wanted: Sequence[str]) -> list[str] | None:
+    """One pattern for about these drives, such as episode_009* or scene-0[89]*; None if no beginning of a name fits."""
+    last = wanted[-1]
+    fits: dict[str, float] = {}
+    for length in range(1, len(last)):
+        digits = "0123456789"[: int(last[length]) + 1] if last[length] in "0123456789" else ""
+        for first in [None, *digits]:
+            begin = last[:length]
+            inner = "" if first is None else f"[{first}-{last[length]}]"
+            count = sum(
+                name.startswith(begin) and (first is None or first <= name[length : length + 1] <= last[length])
+                for name in drives
+            )
+            fits[f"{begin}{inner}*"] = abs(math.log(count / len(wanted)))
+    best = min(fits, key=lambda pattern: (round(fits[pattern], 6), len(pattern)), default=None)
+    return [best] if best is not None and fits[best] < math.log(1.5) else None
+
+
+def command_line(arguments: Mapping[str, Any]) -> str:
+    """`terra import` with settings by name, quoted for Hydra and for a POSIX shell; long ones take several lines."""
+    words = ["terra import", *(shell_quoted(f"{name}={_value(value)}") for name, value in arguments.items())]
+    lines = [words[0]]
+    for word in words[1:]:
+        if len(lines[-1]) + 1 + len(word) > _LINE:
+            lines.append("   ")
+        lines[-1] += f" {word}"
+    return " \\\n".join(lines)
+
+
+def shell_quoted(word: str) -> str:
+    """A word for a POSIX shell, in double quotes where these do, else in single ones."""
+    if shlex.quote(word) == word:
+        return word
+    return f'"{word}"' if not set(word) & set('"$`\\!\n') else shlex.quote(word)
+
+
+def _value(value: object) -> str:
+    """A value as Hydra's command line has it."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return f"{value:.12g}"
+        case Mapping():
+            return "{" + ",".join(f"{name}:{_value(each)}" for name, each in value.items()) + "}"
+        case list() | tuple():
+            return "[" + ",".join(map(_value, value)) + "]"
+        case Path():
+            return _value(str(value))
+    text = str(value)
+    if _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
+        return text
+    if not text:
+        return '""'
+    escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
+    return "'" + re.sub(r"(\\+)$", r"\1\1", escaped) + "'"

@@ -1,0 +1,197 @@
+"""What `terra inspect` says of a source: short aligned lines, and the command that imports it."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from terra.actions import ActionSpace, Choice, Keys, Vector
+from terra.dataset.importing.outlook import Outlook
+from terra.dataset.importing.proposal import command_line, propose_held_out, propose_size
+from terra.dataset.importing.recognize.found import Camera, Found, counted, some
+from terra.dataset.importing.settings import UNSET, SourceSettings
+from terra.dataset.importing.source import DriveSource
+from terra.dataset.importing.survey import Survey, Timing, spans
+
+_LABEL = 10  # characters
+_SHOWN_NUMBERS = 12
+_LEAST_TUB = 200  # records of a lone tub that is worth cutting
+_SECTIONS = 10
+_Line = tuple[str, str]
+
+
+def describe(seen: Survey, outlook: Outlook, sizes: Sequence[tuple[int, int]], found: Found | None) -> list[str]:
+    """The lines on a source: what was found, cameras, drives, rates, gaps, actions, and what an import keeps.
+
+    Args:
+        seen: the look at its drives.
+        outlook: what an import would keep.
+        sizes: (height, width) of the pictures that were read.
+        found: what the folder was recognized as; None leaves this out.
+    """
+    lines: list[_Line] = []
+    if found is not None:
+        lines = [("found", f"{found.title} (kind={found.kind})"), ("in", str(found.folder)), *found.facts]
+    cameras = found.cameras if found is not None and found.cameras else (Camera("", None),)
+    lines += _cameras(cameras, sizes)
+    lines += [("drives", _drives(seen)), ("rate", _rates(seen.timings)), ("gaps", _gaps(seen))]
+    lines += _actions(seen)
+    lines += _kept(outlook, seen)
+    return aligned(lines)
+
+
+def aligned(lines: Sequence[tuple[str, str]]) -> list[str]:
+    """Lines of text behind their labels, of which the same one is said once."""
+    labels = [label for label, _ in lines]
+    return [
+        f"{'' if at and labels[at - 1] == label else label:{_LABEL}} {text}".rstrip()
+        for at, (label, text) in enumerate(lines)
+    ]
+
+
+def import_command(
+    found: Found,
+    settings: SourceSettings,
+    source: DriveSource,
+    seen: Survey,
+    fps: float,
+    sizes: Sequence[tuple[int, int]],
+) -> str:
+    """The command that imports a source, ready to be copied, after lines of comments on what else could be chosen."""
+    comments = list(found.comments)
+    arguments: dict[str, Any] = {"kind": found.kind, **_given(found, settings)}
+    arguments |= {"input": found.folder, "output": Path("data") / _output_name(found.folder)}
+    size = Counter(sizes).most_common(1)[0][0] if sizes else None
+    arguments["fps"] = fps
+    if size is not None:
+        arguments["image_size"] = list(propose_size(size))
+    held_out = propose_held_out(seen.names, source.recordings, found.held_out)
+    if found.kind == "donkeycar" and len(seen.names) == 1 and seen.timings[0].num_frames >= _LEAST_TUB:
+        arguments["sections"] = _SECTIONS
+        held_out = [f"{seen.names[0]}_{_SECTIONS - 1:02d}"]
+        comments.append("sections: one tub is cut into ten drives, so that the last one can be held out")
+    elif not held_out:
+        comments.append("held_out: there is one drive alone, so nothing is held out to measure with")
+    if held_out:
+        arguments["held_out"] = held_out
+    return "\n".join(["to import it:", *(f"# {line}" for line in comments), command_line(arguments)])
+
+
+def _given(found: Found, settings: SourceSettings) -> dict[str, Any]:
+    """What a source was opened with, as the command line has it."""
+    given = {name: getattr(settings, name) for name in SourceSettings.model_fields}
+    given = {name: value for name, value in given.items() if value != getattr(UNSET, name)}
+    columns = given.pop("lerobot", None)
+    if columns is not None and columns == found.settings.get("lerobot"):
+        given = {**found.arguments, **given}
+    elif columns is not None and found.kind == "lerobot":
+        base = "actions" if "action" in columns else "state"
+        given = {"lerobot": base, **{f"lerobot.{name}": value for name, value in columns.items()}, **given}
+    gps = given.pop("gps", None)
+    return given if gps is None else given | {f"gps.{name}": value for name, value in gps.model_dump().items()}
+
+
+def _output_name(folder: Path) -> str:
+    return folder.resolve().name or "recordings"
+
+
+def _cameras(cameras: Sequence[Camera], sizes: Sequence[tuple[int, int]]) -> list[_Line]:
+    read = Counter(sizes)
+    shown = ", ".join(
+        f"{width} x {height}" + (f" ({count} of {len(sizes)} drives)" if len(read) > 1 else "")
+        for (height, width), count in read.most_common(3)
+    )
+    lines = []
+    for camera in cameras:
+        size = shown if camera.is_taken and shown else f"{camera.size[1]} x {camera.size[0]}" if camera.size else ""
+        words = [camera.name, size, camera.note, "not taken" if not camera.is_taken else ""]
+        lines.append(
+            ("camera" if len(cameras) == 1 else "cameras", ", ".join(word for word in words if word) or "unread")
+        )
+    return lines
+
+
+def _drives(seen: Survey) -> str:
+    frames = [timing.num_frames for timing in seen.timings]
+    seconds = sum(timing.seconds for timing in seen.timings)
+    hours = f"{seconds / 3600:.2f} h" if seconds >= 360 else f"{seconds:.1f} s"
+    total = len(seen.names)
+    words = f"{len(seen.drives)} of {counted(total, 'drive')}" if len(seen.drives) < total else counted(total, "drive")
+    if seen.num_tried < total:
+        words = f"{total:,} drives, of which {seen.num_tried:,} were looked at, evenly spread (max_seconds=)"
+        if seen.problems:
+            words += f", and {len(seen.drives):,} can be read"
+    each = f", {min(frames):,} to {max(frames):,} each" if min(frames) < max(frames) else ""
+    return f"{words}: {counted(sum(frames), 'frame')}, {hours}{each}"
+
+
+def _rates(timings: Sequence[Timing]) -> str:
+    timed = [timing for timing in timings if timing.rate > 0]
+    if not timed:
+        return "unknown: no drive has two frames"
+    means = [timing.mean_rate for timing in timed]
+    low, high = min(means), max(means)
+    text = f"{_short(low)} frames a second in the mean" if high - low < 0.01 * high else ""
+    text = text or f"{_short(low)} to {_short(high)} frames a second in the mean of a drive"
+    variable = sum(timing.is_variable for timing in timed)
+    return f"{text}, {f'variable in {variable} of {len(timed)} drives' if variable else 'even'}"
+
+
+def _gaps(seen: Survey) -> str:
+    found = []
+    for drive, timing in zip(seen.drives, seen.timings, strict=True):
+        steps = np.diff(drive.frame_times)
+        if timing.rate > 0 and (wide := steps[steps > 2.5 / timing.rate]).size:
+            found.append((drive.name, len(wide), float(wide.max())))
+    if not found:
+        return "none"
+    name, _, longest = max(found, key=lambda each: each[2])
+    count = sum(each[1] for each in found)
+    return f"{count:,} in {counted(len(found), 'drive')}, the longest {longest:.2f} s in {name}"
+
+
+def _actions(seen: Survey) -> list[_Line]:
+    played = [track for _, track in seen.played]
+    if not played:
+        return [("actions", "the path of a vehicle: poses")] if seen.driven else []
+    space: ActionSpace = played[0].space
+    low, high = spans([track.values for track in played])
+    if isinstance(space, Vector):
+        rows = [
+            (name, f"{least:.3g} to {most:.3g}{f' {unit}' if unit else ''}")
+            for name, unit, least, most in zip(space.names, space.units, low, high, strict=True)
+        ]
+        head = [("actions", f"{counted(len(rows), 'number')} ({_units(space)})")]
+        width = max(len(name) for name, _ in rows[:_SHOWN_NUMBERS])
+        lines = [("actions", f"  {name:{width}}  {text}") for name, text in rows[:_SHOWN_NUMBERS]]
+        more = len(rows) - _SHOWN_NUMBERS
+        return [*head, *lines, *([("actions", f"  and {more} more")] if more > 0 else [])]
+    values = np.concatenate([track.values for track in played])
+    shares = space.rows(values)[:, 0].mean(axis=0)
+    what = {Keys: "keys, and how often each is pressed", Choice: "choices, and how often each is made"}[type(space)]
+    text = some([f"{name} {share:.0%}" for name, share in zip(space.names, shares, strict=True)], _SHOWN_NUMBERS)
+    return [("actions", f"{len(space.names)} {what}: {text}")]
+
+
+def _units(space: Vector) -> str:
+    units = list(dict.fromkeys(unit for unit in space.units if unit))
+    return f"units: {some(units)}" if units else "no units are told"
+
+
+def _kept(outlook: Outlook, seen: Survey) -> list[_Line]:
+    total = sum(timing.num_frames for timing in seen.timings)
+    kept = f"{counted(outlook.num_frames, 'frame')} ({outlook.num_frames / outlook.fps:.1f} s)"
+    of = f"{counted(total, 'frame')}, {counted(outlook.num_drives, 'drive')}"
+    lines = [f"at {outlook.fps:g} frames a second keeps {kept} of {of}"]
+    lines += [f"leaves out {counted(count, 'frame')} {reason}" for reason, count in outlook.left_out.items() if count]
+    if outlook.num_repeated:
+        lines.append(f"shows {counted(outlook.num_repeated, 'frame')} twice")
+    if outlook.failed:
+        lines.append(f"fails for {counted(len(outlook.failed), 'drive')}: see the doubts")
+    return [("import", line) for line in lines]
+
+
+def _short(rate: float) -> str:
+    return f"{rate:.2f}".rstrip("0").rstrip(".")
