@@ -116,7 +116,7 @@ def draw_curves(curves: Sequence[Curve]) -> Picture:
             low = top + index * heights
             if isinstance(space, Vector):
                 unit = f" ({space.units[index]})" if space.units[index] else ""
-                label = f"{name}{unit}\nrange {space.low[index]:g} to {space.high[index]:g}"
+                label = f"{name}{unit}\nrange {space.low[index]:.3g} to {space.high[index]:.3g}"
                 _plot(draw, low, curve, rows[:, index], ranges[index], seconds, label)
             else:
                 _bar(draw, low, curve, rows[:, index], seconds, name, index)

@@ -204,7 +204,8 @@ def inspect_source(
         pictures[PATHS_NAME] = draw_paths([drive.poses for drive in seen.driven if len(drive.poses.time)])
     if seen.played:
         pictures[ACTIONS_NAME] = draw_curves([Curve.of_track(name, track) for name, track in seen.played])
-    lines = describe(seen, outlook, sizes, found) + (summarize(reports) if reports else [])
+    lines = describe(seen, outlook, sizes, found)
+    lines += aligned([("path", line) for line in (summarize(reports) if reports else [])])
     command = "" if found is None else import_command(found, settings, source, seen, fps, sizes)
     return Inspection(tuple(lines), tuple(once_each(problems)), pictures, command)
 

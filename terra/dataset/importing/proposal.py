@@ -16,7 +16,7 @@ _PIXELS = 144 * 256  # of the shipped models' pictures
 _SIDE = 16  # pixels that a token's side is a multiple of
 _SIDES = range(_SIDE, 513, _SIDE)
 _LISTED = 3  # drives that are held out by their full names
-_PLAIN = re.compile(r"[A-Za-z_/.~][\w/.~@:+*?-]*|0|[1-9]\d*|0\d+|\d+\.\d+")
+_PLAIN = re.compile(r"[A-Za-z_/.][A-Za-z0-9_/.@*?-]*|0|[1-9][0-9]*|0[0-9]+")
 _WORDS = {"null", "true", "false", "yes", "no", "on", "off", "inf", "nan"}  # that YAML or Hydra takes for values
 _LINE = 100  # characters
 
@@ -89,7 +89,7 @@ def _pattern(drives: Sequence[str], wanted: Sequence[str]) -> list[str] | None:
             )
             fits[f"{begin}{inner}*"] = abs(math.log(count / len(wanted)))
     best = min(fits, key=lambda pattern: (round(fits[pattern], 6), len(pattern)), default=None)
-    return [best] if best is not None and fits[best] < math.log(1.5) else None
+    return [best] if best is not None and fits[best] < math.log(1.7) else None
 
 
 def command_line(arguments: Mapping[str, Any]) -> str:
@@ -107,7 +107,8 @@ def shell_quoted(word: str) -> str:
     """A word for a POSIX shell, in double quotes where these do, else in single ones."""
     if shlex.quote(word) == word:
         return word
-    return f'"{word}"' if not set(word) & set('"$`\\!\n') else shlex.quote(word)
+    is_literal = not set(word) & set('"$`!\n') and "\\\\" not in word and not word.endswith("\\")
+    return f'"{word}"' if is_literal else shlex.quote(word)
 
 
 def _value(value: object) -> str:
@@ -130,5 +131,5 @@ def _value(value: object) -> str:
         return text
     if not text:
         return '""'
-    escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
+    escaped = re.sub(r"(\\*)'", r"\1\1\\'", re.sub(r"(\\*)\$\{", r"\1\1\\${", text))
     return "'" + re.sub(r"(\\+)$", r"\1\1", escaped) + "'"

@@ -1,5 +1,6 @@
 """What `terra inspect` says of a source: short aligned lines, and the command that imports it."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -94,7 +95,7 @@ def _given(found: Found, settings: SourceSettings) -> dict[str, Any]:
 
 
 def _output_name(folder: Path) -> str:
-    return folder.resolve().name or "recordings"
+    return re.sub(r"[^\w.-]+", "_", folder.resolve().name).strip("_") or "recordings"
 
 
 def _cameras(cameras: Sequence[Camera], sizes: Sequence[tuple[int, int]]) -> list[_Line]:
@@ -124,7 +125,7 @@ def _drives(seen: Survey) -> str:
         if seen.problems:
             words += f", and {len(seen.drives):,} can be read"
     each = f", {min(frames):,} to {max(frames):,} each" if min(frames) < max(frames) else ""
-    return f"{words}: {counted(sum(frames), 'frame')}, {hours}{each}"
+    return f"{words} ({some(seen.names, 3)}): {counted(sum(frames), 'frame')}, {hours}{each}"
 
 
 def _rates(timings: Sequence[Timing]) -> str:

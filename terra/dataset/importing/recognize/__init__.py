@@ -4,6 +4,7 @@ One module for each kind has a function `recognize(Listing) -> Found | None`; `R
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from terra.dataset.format import DATASET_FILE
@@ -56,11 +57,11 @@ def recognize(path: Path) -> Found:
         else:
             inside += [] if each is None else [each]
     if len(inside) == 1:
-        return inside[0]
+        return replace(inside[0], facts=(("", f"one folder deeper than {path}"), *inside[0].facts))
     if inside:
         seen = some(f"{each.folder.name}/ ({each.title})" for each in inside)
         raise DatasetError(f"{path}: expected one source, got {len(inside)}: {seen}: give one, data={inside[0].folder}")
-    for parent in list(path.resolve().parents)[:2]:
+    for parent in list(path.resolve().parents)[:3]:
         if (above := _above(parent)) is not None:
             raise DatasetError(f"{path}: expected a whole source, got a part of {above.title}: give data={parent}")
     if reasons:

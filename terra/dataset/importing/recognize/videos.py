@@ -6,7 +6,7 @@ from time import monotonic
 from typing import Any
 
 from terra.dataset.importing.recognize.columns import Columns, propose_space, read_columns
-from terra.dataset.importing.recognize.found import Found, Listing, counted, some
+from terra.dataset.importing.recognize.found import Found, Listing, counted
 from terra.errors import DatasetError, TerraError
 
 _SUFFIXES = (".csv", ".json", ".npz", ".gpx")
@@ -39,8 +39,8 @@ def recognize(listing: Listing) -> Found | None:
     folders = sum(name in listing.folders for name in footage)
     what = [counted(len(footage) - folders, "video")] if folders < len(footage) else []
     what += [counted(folders, "folder of pictures", "folders of pictures")] if folders else []
-    facts = [("tables", some(sorted({PurePath(name).suffix.lower().lstrip(".") for name in of_kind})))]
-    facts += [("not used", f"{other}: {each.kind}") for other, each in tables.items() if each.kind != kind][:3]
+    formats = ", ".join(sorted({PurePath(name).suffix.lstrip(".").upper() for name in of_kind}))
+    facts = [("not used", f"{other}: {each.kind}") for other, each in tables.items() if each.kind != kind][:3]
     comments: list[str] = []
     settings: dict[str, Any] = {}
     if kind == "video_actions":
@@ -55,7 +55,7 @@ def recognize(listing: Listing) -> Found | None:
             comments.append("picture_fps: nothing tells how many pictures were taken a second; 10 is a guess")
     return Found(
         kind=kind,
-        title=f"{' and '.join(what)} with {_WORDS[kind]}",
+        title=f"{' and '.join(what)} with {_WORDS[kind]} ({formats})",
         folder=listing.folder,
         settings=settings,
         facts=tuple(facts),
