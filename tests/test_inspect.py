@@ -480,7 +480,7 @@ def test_about_a_tenth_is_held_out_and_some_is_left(count):
     drives = [f"episode_{index:06d}" for index in range(count)]
     patterns = propose_held_out(drives, {})
     held_out = [name for name in drives if any(fnmatchcase(name, pattern) for pattern in patterns)]
-    assert len(patterns) <= max(3, count // 20)
+    assert len(patterns) <= 8
     if count == 1:
         assert not held_out
     else:
