@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import imageio.v3 as iio
 import numpy as np
 from einops import rearrange
-from jaxtyping import UInt8
+from jaxtyping import Float64, UInt8
 
+from decoder.frames import list_frames, stream_frames
 from decoder.gif import GifSink
-from decoder.mp4 import Mp4Sink, count_frames, stream_frames
+from decoder.mp4 import Mp4Sink
 from tokenizer.errors import OutputError, VideoError
 from tokenizer.files import temporary_name
 from tokenizer.limits import LIMITS, Limits
@@ -31,25 +32,37 @@ _WRITABLE = (".mp4", ".gif")
 _GIF_MAX_FPS = 50.0  # browsers show a GIF frame of less than 20 ms for 100 ms
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class VideoInfo:
-    """Facts about a video file: the number of frames, their mean rate (frames per second) and their size in pixels."""
+    """Facts about a video file.
 
-    num_frames: int
+    Attributes:
+        times: when each frame is shown, in seconds after the first.
+        fps: the frames' mean rate, in frames a second.
+        width, height: of a frame as it is shown, in pixels.
+    """
+
+    times: Float64[np.ndarray, " frames"]
     fps: float
     width: int
     height: int
 
+    @property
+    def num_frames(self) -> int:
+        """How many frames are shown."""
+        return len(self.times)
 
-def probe_video(path: Path | str, limits: Limits = LIMITS) -> VideoInfo:
-    """Count the frames of a video and find their rate and size; only the first frame is decoded.
 
-    Raises `VideoError` when the file is missing, cut off, not such a video, or larger than the bounds.
+def probe_video(path: Path | str, limits: Limits = LIMITS, seconds: float | None = None) -> VideoInfo:
+    """Find the times of a video's frames, their rate and size; of most kinds only the first frame is decoded.
+
+    With `seconds`, it may take so long. Raises `VideoError` when the file is missing, cut off, not such a video, larger
+    than the bounds, or when it takes longer.
     """
     path = _existing(path)
-    num_frames, fps = count_frames(path, limits)
+    listing = list_frames(path, limits, seconds)
     frame = read_video(path, max_frames=1, limits=limits)[0]
-    return VideoInfo(num_frames, fps, width=frame.shape[1], height=frame.shape[0])
+    return VideoInfo(listing.seconds, listing.fps, width=frame.shape[1], height=frame.shape[0])
 
 
 def read_video(

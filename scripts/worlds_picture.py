@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageOps
 
-from decoder.mp4 import stream_frames
+from decoder.frames import stream_frames
 from decoder.video import write_video
 
 SIZE = (144, 256)  # pixels of a panel, height and width

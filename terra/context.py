@@ -3,45 +3,27 @@
 import glob
 import math
 import re
-import struct
-import warnings
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import UInt8
-from PIL import Image, ImageOps
+from jaxtyping import Float64, UInt8
+from PIL import Image
 
+from decoder.pictures import IMAGE_SUFFIXES, is_picture, read_picture
 from decoder.video import VIDEO_SUFFIXES, Pixels, probe_video, stream_video, to_frames
-from terra.errors import ConfigError, ContextError
+from terra.errors import ConfigError, ContextError, VideoError
 from tokenizer.limits import LIMITS, Limits
 
 if TYPE_CHECKING:
     # Inputs are checked, and recordings imported, without torch.
     from tokenizer.types import Frames
 
-IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
-
-_SCAN, _CHUNK = b"\xff\xda", 1 << 20  # the marker before each scan of a JPEG, which nothing else in it contains
 ASPECT_TOLERANCE = 0.02  # stretching by more than this is seen, and no camera the model knows
 RATE_TOLERANCE = 0.01  # 29.97 counts as 30
-
-# What Pillow raises for damaged files, by decoder; each ends as a ContextError that names the file.
-DAMAGED_IMAGE = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    struct.error,
-    zlib.error,
-    Image.DecompressionBombError,
-    Image.DecompressionBombWarning,
-)
-
-# The limit of Terra's own refuses a large picture in one line; Pillow's warning would be two more.
-warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+_OFFSET_TOLERANCE = 0.6  # parts of a frame between a video's frame and the instant it stands for
+_TIE = 1e-6  # s
 
 
 def load_context(
@@ -54,7 +36,7 @@ def load_context(
 ) -> "Frames":
     """Load the first `num_frames` frames of a folder, a glob, a video or a list of pictures.
 
-    Pictures (PNG and JPEG, RGB, turned as their EXIF says) are taken in natural order of their names, frame_2 before
+    Pictures (PNG and JPEG, shown as `decoder.pictures` says) are taken in natural order of their names, frame_2 before
     frame_10, and are assumed to be 1 / fps seconds apart, because a picture has no time. A video is sampled at `fps`
     from its first frame on, each time at its nearest frame. Frames of another size are resized bicubically.
 
@@ -70,9 +52,9 @@ def load_context(
         `num_frames` frames in [-1, 1] of the given size.
 
     Raises:
-        ContextError: nothing found, too few frames, a picture that is damaged, not RGB, larger than the bounds,
-            smaller than half of `image_size`, of another aspect ratio (by more than 2 %) or size than the first; a
-            video slower than `fps`.
+        ContextError: nothing found, too few frames, a picture that is damaged, can't be shown, is larger than the
+            bounds or smaller than half of `image_size`, of another aspect ratio (by more than 2 %), of another size
+            than the first; a video slower than `fps`, or whose rate varies too much for it.
         VideoError: a video that can't be read, or is larger than the bounds.
         ConfigError: num_frames, image_size or fps not positive.
     """
@@ -138,20 +120,40 @@ def context_files(source: str | Path | Sequence[str | Path], num_frames: int) ->
     return _pictures(map(Path, glob.glob(str(source))))[:num_frames] if "**" not in str(source) else []  # noqa: PTH207
 
 
-def nearest_frames(video_fps: float, fps: float, num_frames: int) -> list[int] | None:
-    """Indices of the video frames nearest to frames of rate `fps`, from the first on; None if the video is slower.
+def nearest_frames(
+    times: Float64[np.ndarray, " frames"], video_fps: float, fps: float, num_frames: int, where: str
+) -> list[int]:
+    """Indices of a video's frames nearest to 0, 1 / fps, ... seconds after the first one.
 
-    Rates within 1 % of each other count as the same.
+    Rates within 1 % of each other count as the same. Halfway between two frames the later one is taken.
+
+    Args:
+        times: when the video's frames are shown, in seconds after the first.
+        video_fps: their mean rate.
+        fps: the rate of the frames to choose.
+        num_frames: how many to choose.
+        where: the beginning of a message.
+
+    Raises:
+        ContextError: a video that is slower than `fps`, somewhere or in the mean, or too short.
     """
-    if not 0 < video_fps < math.inf or video_fps < fps * (1 - RATE_TOLERANCE):
-        return None
-    ratio = video_fps / fps if abs(video_fps / fps - 1) > RATE_TOLERANCE else 1.0
-    return [math.floor(index * ratio + 0.5) for index in range(num_frames)]
-
-
-def is_picture(path: Path) -> bool:
-    """Whether a file in a folder counts as a frame: PNG or JPEG by its name, and not hidden."""
-    return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".") and path.is_file()
+    if video_fps < fps * (1 - RATE_TOLERANCE):
+        raise ContextError(f"{where}: expected a video of {fps:g} or more frames a second, got {video_fps:g}")
+    rate = fps if abs(video_fps / fps - 1) > RATE_TOLERANCE else video_fps
+    instants = np.arange(num_frames) / rate
+    available = int((instants < times[-1] + 0.5 / video_fps - _TIE).sum())
+    if available < num_frames:
+        raise ContextError(f"{where}: expected {num_frames} or more frames at {fps:g} fps, got {available}")
+    index = np.searchsorted((times[1:] + times[:-1]) / 2, instants + _TIE, side="right")
+    offsets = np.abs(times[index] - instants)
+    bad = (offsets > _OFFSET_TOLERANCE / rate) | np.append(False, np.diff(index) == 0)
+    if bad.any():
+        first = int(np.argmax(bad))
+        expected = f"a frame each {1 / fps:.3g} s"
+        raise ContextError(
+            f"{where}: expected {expected}, got none of its own at {instants[first]:.2f} s: the video's rate varies"
+        )
+    return index.tolist()
 
 
 def natural_key(path: Path) -> tuple[list[tuple[int, str]], str]:
@@ -196,42 +198,13 @@ def _load_pictures(
 
 
 def _read_picture(path: Path, image_size: tuple[int, int], limits: Limits) -> Image.Image:
+    def check_size(size: tuple[int, int]) -> None:
+        _check_size(size, image_size, str(path))
+
     try:
-        with Image.open(path, formats=("PNG", "JPEG")) as picture:
-            _check_pixels(picture.size, str(path), limits)
-            check_scans(picture, limits)
-            if picture.mode != "RGB":
-                raise ContextError(f"{path}: expected an RGB picture, got mode {picture.mode!r}")
-            upright = ImageOps.exif_transpose(picture)
-            upright.load()
-    except DAMAGED_IMAGE as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ContextError(f"{path}: expected a whole PNG or JPEG picture, got: {reason}") from error
-    _check_size(upright.size, image_size, str(path))
-    return upright
-
-
-def check_scans(picture: Image.Image, limits: Limits) -> None:
-    """Raise ValueError for a JPEG of more scans than the bounds allow: some kilobytes of them take minutes."""
-    file = getattr(picture, "fp", None)
-    if picture.format != "JPEG" or file is None:
-        return
-    at, count, tail = file.tell(), 0, b""
-    file.seek(0)
-    while chunk := file.read(_CHUNK):
-        count += (tail + chunk).count(_SCAN)
-        tail = chunk[-1:] if not chunk.endswith(_SCAN) else b""
-    file.seek(at)
-    if count > limits.jpeg_scans:
-        raise ValueError(f"a JPEG of {count} scans, above the {limits.jpeg_scans} that are read")
-
-
-def _check_pixels(size: tuple[int, int], source: str, limits: Limits) -> None:
-    if size[0] * size[1] > limits.picture_pixels:
-        got = f"{_size_text(size)} = {size[0] * size[1] / 1e6:.0f}"
-        raise ContextError(
-            f"{source}: expected at most {limits.picture_pixels / 1e6:g} megapixels, got {got} megapixels"
-        )
+        return Image.fromarray(read_picture(path, limits=limits, check_size=check_size))
+    except VideoError as error:
+        raise ContextError(str(error)) from None
 
 
 def _check_size(size: tuple[int, int], image_size: tuple[int, int], source: str) -> None:
@@ -270,7 +243,7 @@ def sample_video(
 ) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
     """Yield the first `num_frames` frames of a video at `fps`, each time the nearest one, as RGB in [0, 255].
 
-    One frame is in memory at a time.
+    Frames are chosen by the times at which the video shows them. One frame is in memory at a time.
 
     Args:
         path: an MP4 or a GIF.
@@ -280,18 +253,12 @@ def sample_video(
         limits: bounds on the video, and on the time that reading takes.
 
     Raises:
-        ContextError: a video slower than `fps`, or too short.
+        ContextError: a video slower than `fps`, somewhere or in the mean, or too short.
         VideoError: a video that can't be read, or is larger than the bounds.
     """
-    info = probe_video(path, limits)
+    info = probe_video(path, limits, seconds=limits.context_seconds)
     check_size((info.width, info.height))
-    wanted = nearest_frames(info.fps, fps, num_frames)
-    if wanted is None:
-        raise ContextError(f"{path}: expected a video of {fps:g} or more frames a second, got {info.fps:g}")
-    if info.num_frames <= wanted[-1]:
-        available = sum(index < info.num_frames for index in wanted)
-        raise ContextError(f"{path}: expected {num_frames} or more frames at {fps:g} fps, got {available}")
-    left = set(wanted)
+    left = set(nearest_frames(info.times, info.fps, fps, num_frames, str(path)))
     for index, frame in enumerate(stream_video(path, limits=limits, seconds=limits.context_seconds)):
         if index in left:
             yield frame

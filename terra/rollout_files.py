@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from decoder.mp4 import check_boxes
+from decoder.containers import check_boxes
 from terra.errors import CheckpointError, OutputError, VideoError
 from tokenizer.checkpoint import read_header
 from tokenizer.files import file_sha256

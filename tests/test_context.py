@@ -159,7 +159,7 @@ class TestPictureErrors:
         for damaged in (b"", content[:8], content[: len(content) // 2], b"text" + content):
             path.write_bytes(damaged)
             message = refused(tmp_path, image_size=(180, 320))
-            assert message.startswith(f"{path}: expected a whole PNG or JPEG picture")
+            assert message.startswith(f"{path}: expected a whole PNG, JPEG or WebP picture")
 
     @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
     @given(data=st.data())
@@ -182,10 +182,20 @@ class TestPictureErrors:
         else:
             assert frames.shape == (1, 3, *SIZE)
 
-    @pytest.mark.parametrize("mode", ["L", "P", "RGBA", "1", "I;16", "LA"])
-    def test_modes_other_than_rgb(self, tmp_path, mode):
-        Image.new(mode, (32, 18)).save(tmp_path / "a.png")
-        assert f"a.png: expected an RGB picture, got mode '{mode}'" in refused(tmp_path)
+    def test_gray_and_opaque_pictures_become_rgb(self, tmp_path):
+        gray = pixels()[..., 0]
+        picture = Image.fromarray(gray)
+        expected = np.stack([gray] * 3)[None] / 127.5 - 1
+        opaque = Image.merge("LA", [picture, Image.new("L", picture.size, 255)])
+        for name, shown in {"gray": picture, "opaque": opaque, "colors": opaque.convert("RGBA")}.items():
+            shown.save(tmp_path / f"{name}.png")
+            np.testing.assert_allclose(load(tmp_path / f"{name}.png").numpy(), expected, atol=1e-6, err_msg=name)
+
+    def test_what_can_not_be_shown_rightly(self, tmp_path):
+        cases = {"I;16": "depth is no picture", "LA": "transparent pixels", "RGBA": "transparent pixels"}
+        for mode, reason in cases.items():
+            Image.new(mode, (32, 18)).save(tmp_path / "a.png")
+            assert reason in refused(tmp_path)
 
     def test_cmyk(self, tmp_path):
         Image.new("CMYK", (32, 18)).save(tmp_path / "a.jpg")
@@ -193,7 +203,7 @@ class TestPictureErrors:
 
     def test_another_format_under_the_name(self, tmp_path):
         Image.fromarray(pixels()).save(tmp_path / "a.png", format="GIF")
-        assert "expected a whole PNG or JPEG picture" in refused(tmp_path)
+        assert "expected a whole PNG, JPEG or WebP picture" in refused(tmp_path)
 
     def test_sizes_that_differ(self, tmp_path):
         save(tmp_path / "a.png", pixels())

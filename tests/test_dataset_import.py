@@ -15,6 +15,7 @@ from PIL import Image
 from tiny_driving import drive_poses
 
 from decoder.camera import project
+from decoder.pictures import read_picture
 from decoder.video import VideoWriter
 from terra.actions import Keys, Vector
 from terra.dataset import Poses, read_frames, read_split
@@ -32,10 +33,10 @@ from terra.dataset.importing import (
 from terra.dataset.importing.alignment import align, crop_box, cut, fit_picture, fitted_camera
 from terra.dataset.importing.command import run
 from terra.dataset.importing.kinds import open_source
-from terra.dataset.importing.source import Intrinsics, motion, read_picture
+from terra.dataset.importing.source import Intrinsics, motion
 from terra.dataset.importing.video_actions import VideoActionsSource
 from terra.dataset.inspect import inspect_source
-from terra.errors import ConfigError, DatasetError, TrajectoryError
+from terra.errors import ConfigError, DatasetError, TrajectoryError, VideoError
 from terra.trajectory import save_poses
 from tokenizer.settings import checked
 
@@ -234,10 +235,10 @@ def test_a_part_of_a_drive_and_of_its_pictures(tmp_path, caplog):
 
 def test_a_picture_that_would_take_gigabytes_is_refused_before_it_is_unpacked(tmp_path):
     Image.new("1", (8_500, 8_500)).save(tmp_path / "large.png")
-    with pytest.raises(DatasetError, match="expected at most 64000000 pixels, got 8500 x 8500"):
+    with pytest.raises(VideoError, match="expected at most 64 megapixels, got 8500x8500 = 72 megapixels"):
         read_picture(tmp_path / "large.png")
     (tmp_path / "text.png").write_text("text")
-    with pytest.raises(DatasetError, match="expected a PNG or JPEG picture, got: cannot identify"):
+    with pytest.raises(VideoError, match="expected a whole PNG, JPEG or WebP picture, got: cannot identify"):
         read_picture(tmp_path / "text.png")
 
 

@@ -293,7 +293,7 @@ def test_what_is_no_drive_leaves_nothing(tmp_path, caplog):
             (standing, (), "expected a car that moves, because its heading is that of the motion"),
             (jumping, (), "expected a car's motion, at most 80 m/s, got"),
             (lost, (), "expected at most 3 s after the pose before, got 6 s"),
-            (points, ("gps.offset_seconds=1000",), "expected fixes during the video's 13.0 s, got"),
+            (points, ("gps.offset_seconds=1000",), "expected fixes during the video's 12.9 s, got"),
         )
     ):
         caplog.clear()

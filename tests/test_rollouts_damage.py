@@ -8,7 +8,7 @@ import pytest
 from rollout_damage import ANY, DAMAGE, FILES, RECORDS, cut, edit, overwrite
 from tiny_rollouts import Batch
 
-from decoder.mp4 import check_boxes
+from decoder.containers import check_boxes
 from terra.errors import VideoError
 from terra.rollout_record import VERSION
 from terra.rollouts.folder import RolloutFolder

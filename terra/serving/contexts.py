@@ -4,13 +4,11 @@ A client's file names are not used, and the size of a picture is known before th
 is reduced to the model's size before the next one is decompressed, and a bounded number of uploads is read at a time.
 """
 
-import io
 import secrets
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +16,8 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageOps
 
-from terra.context import DAMAGED_IMAGE, check_scans, sample_video
+from decoder.pictures import picture_size, read_picture
+from terra.context import sample_video
 from terra.errors import ContextError, VideoError
 from terra.reconstruction import Reconstruction
 from terra.serving.errors import ApiError, not_found
@@ -27,7 +26,6 @@ from terra.serving.settings import UploadSettings
 from tokenizer import TokenGrid
 from tokenizer.limits import LIMITS, Limits
 
-_PICTURES = ("PNG", "JPEG", "WEBP")
 _MIN_SIDE = 8
 
 
@@ -125,20 +123,17 @@ class Contexts:
         """Refuse pictures that are large together, by their headers; a header that can't be read counts as nothing."""
         pixels, most = 0, self._settings.max_pixels_in_all
         for number, data in enumerate(files, 1):
-            with suppress(*DAMAGED_IMAGE), Image.open(io.BytesIO(data), formats=_PICTURES) as picture:
-                self._check_size(picture.size, f"file {number}")
-                pixels += picture.width * picture.height
+            if (size := picture_size(data)) is not None:
+                self._check_size(size, f"file {number}")
+                pixels += size[0] * size[1]
         if pixels > most:
             raise _refused(f"expected pictures of at most {most} pixels together, got {pixels}")
 
     def _read_picture(self, data: bytes, where: str) -> UInt8[np.ndarray, "height width 3"]:
         try:
-            with Image.open(io.BytesIO(data), formats=_PICTURES) as picture:
-                check_scans(picture, self._limits)
-                ImageOps.exif_transpose(picture, in_place=True)
-                return self._fit(picture if picture.mode == "RGB" else picture.convert("RGB"))
-        except DAMAGED_IMAGE:
-            raise _refused(f"{where}: expected a whole PNG, JPEG or WebP picture, an MP4 or a GIF") from None
+            return self._fit(Image.fromarray(read_picture(data, where, limits=self._limits)))
+        except VideoError as error:
+            raise _refused(str(error)) from None
 
     def _read_video(self, data: bytes, suffix: str) -> Pictures:
         with tempfile.TemporaryDirectory(prefix="terra-upload-") as folder:

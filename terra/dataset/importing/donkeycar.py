@@ -15,8 +15,9 @@ import numpy as np
 from jaxtyping import UInt8
 from pydantic import ConfigDict, Field
 
+from decoder.pictures import read_picture
 from terra.actions import ActionTrack, Vector
-from terra.dataset.importing.source import SourceDrive, read_picture
+from terra.dataset.importing.source import SourceDrive
 from terra.errors import DatasetError
 from tokenizer.files import parse_json, read_text
 from tokenizer.limits import LIMITS

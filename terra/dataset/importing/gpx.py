@@ -59,7 +59,7 @@ class GpxSource(PoseFiles):
         """Open the video, and make poses of the track over its time."""
         path, video = find_pairs(self.folder, SUFFIXES, "GPS tracks")[name]
         track, footage = load_gps(path), open_footage(video, self.picture_fps)
-        seconds = footage.num_frames / footage.fps
+        seconds = float(footage.times[-1])
         times = track.times - track.times[0] - self.offset_seconds
         near = (times >= -_MARGIN) & (times <= seconds + _MARGIN)
         if near.sum() < 2 or times[near][-1] <= 0 or times[near][0] >= seconds:
@@ -90,8 +90,9 @@ class GpxSource(PoseFiles):
         return SourceDrive(
             name=name,
             track=motion(nodes, states[:, :2], states[:, 2], speeds=states[:, 3]),
-            frame_times=np.arange(footage.num_frames) / footage.fps,
+            frame_times=footage.times,
             frames=footage.frames,
             intrinsics=None,
             origin=str(path),
+            clock=footage.clock,
         )

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from terra.dataset.importing.source import Intrinsics, PoseFiles, SourceDrive, motion, read_picture, say_left_out
+from decoder.pictures import is_picture, read_picture
+from terra.dataset.importing.source import Intrinsics, PoseFiles, SourceDrive, motion, say_left_out
 from terra.errors import DatasetError
 
 PICTURES = "image_2"  # the left color camera
@@ -15,7 +16,7 @@ PICTURES = "image_2"  # the left color camera
 
 @dataclass(frozen=True)
 class KittiSource(PoseFiles):
-    """ROOT/poses/NN.txt, and for each ROOT/sequences/NN/{image_2/*.png, times.txt, calib.txt}.
+    """ROOT/poses/NN.txt, and for each ROOT/sequences/NN/{image_2/*.png or *.jpg, times.txt, calib.txt}.
 
     A line of poses is a 3x4 matrix [R | t], row by row: the camera's position in the frame of the first camera, whose
     axes are x right, y down, z forward. The import converts positions to x forward, y left, z up; heading and pitch are
@@ -40,7 +41,7 @@ class KittiSource(PoseFiles):
         path, sequence = self.folder / "poses" / f"{name}.txt", self.folder / "sequences" / name
         matrices = _read_numbers(path, 12).reshape(-1, 3, 4)
         times = _read_numbers(sequence / "times.txt", 1)[:, 0]
-        pictures = sorted((sequence / PICTURES).glob("[!.]*.png"))
+        pictures = sorted(filter(is_picture, (sequence / PICTURES).glob("*")))
         if not len(matrices) == len(times) == len(pictures):
             counts = f"{len(matrices)} poses, {len(times)} times and {len(pictures)} pictures"
             raise DatasetError(f"{sequence}: expected as many poses as times and pictures in {PICTURES}, got {counts}")

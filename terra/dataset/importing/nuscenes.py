@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, UInt8
 
+from decoder.pictures import read_picture
 from terra.dataset.format import check_name
 from terra.dataset.importing.nuscenes_tables import Row, Table, read_table
-from terra.dataset.importing.source import Intrinsics, PoseFiles, SourceDrive, motion, read_picture
+from terra.dataset.importing.source import Intrinsics, PoseFiles, SourceDrive, motion
 from terra.errors import DatasetError
 
 CHANNEL = "CAM_FRONT"

@@ -2,20 +2,19 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float, UInt8
-from PIL import Image
 
+from decoder.pictures import is_picture, read_picture
 from decoder.video import VIDEO_SUFFIXES, probe_video, stream_video
 from terra.actions import ActionSpace, ActionTrack, Waypoints
-from terra.context import DAMAGED_IMAGE, check_scans, is_picture, natural_key
+from terra.context import natural_key
 from terra.dataset.poses import Poses
 from terra.errors import ConfigError, DatasetError
-from tokenizer.limits import LIMITS, Limits
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +34,19 @@ class Intrinsics:
         return Intrinsics(self.focal, self.center_x - left, self.center_y - top)
 
 
+@dataclass(frozen=True)
+class Break:
+    """A place where a recording is interrupted, whatever its times say: a deleted record, a clock that was set back.
+
+    Attributes:
+        frame: index of the first frame after it.
+        reason: what happened, such as "deleted records".
+    """
+
+    frame: int
+    reason: str
+
+
 @dataclass(frozen=True, eq=False)
 class SourceDrive:
     """One drive at the source's own frame rate and size; its values are not checked yet.
@@ -43,10 +55,13 @@ class SourceDrive:
         name: letters, digits, '.', '_' and '-'.
         track: poses at the source's times, in the axes and units of `terra.dataset.format`, with the speed along the
             heading; or actions, in worlds that are not driven by poses.
-        frame_times: time of each frame in seconds, by the same clock as the poses.
+        frame_times: time of each frame in seconds, by the same clock as the track; they increase between two breaks.
         frames: returns an iterator over all frames, RGB in [0, 255].
         intrinsics: the camera's intrinsics, or None if the source does not give them.
         origin: name of the file with the track, with which error messages begin.
+        breaks: where the recording is interrupted; the import cuts there. Times and track may go back at a break.
+        left_out: how many of the source's frames are not among these, by the reason.
+        clock: what is to be said about the times, such as a rate that the user declared; "" for times from the source.
     """
 
     name: str
@@ -55,6 +70,9 @@ class SourceDrive:
     frames: Callable[[], Iterator[UInt8[np.ndarray, "height width 3"]]]
     intrinsics: Intrinsics | None
     origin: str
+    breaks: tuple[Break, ...] = ()
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    clock: str = ""
 
     @property
     def poses(self) -> Poses:
@@ -128,33 +146,19 @@ def motion(
     return Poses(times, x, y, z, headings, pitches, speeds)
 
 
-def read_picture(path: Path, limits: Limits = LIMITS) -> UInt8[np.ndarray, "height width 3"]:
-    """Read a PNG or JPEG picture as RGB in [0, 255]; its size is checked before it is unpacked. Raises DatasetError."""
-    try:
-        with Image.open(path, formats=("PNG", "JPEG")) as picture:
-            width, height = picture.size
-            if width * height > limits.picture_pixels:
-                raise DatasetError(f"{path}: expected at most {limits.picture_pixels} pixels, got {width} x {height}")
-            check_scans(picture, limits)
-            return np.asarray(picture.convert("RGB"))
-    except DAMAGED_IMAGE as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise DatasetError(f"{path}: expected a PNG or JPEG picture, got: {reason}") from None
-
-
 @dataclass(frozen=True, eq=False)
 class Footage:
     """The frames of a video or of a folder of pictures.
 
     Attributes:
-        num_frames: how many there are.
-        fps: frames a second.
+        times: when each was taken, in seconds after the first.
         frames: returns an iterator over them, RGB in [0, 255].
+        clock: what the times are, where no file tells them; "" for a video's own.
     """
 
-    num_frames: int
-    fps: float
+    times: Float[np.ndarray, " frames"]
     frames: Callable[[], Iterator[UInt8[np.ndarray, "height width 3"]]]
+    clock: str = ""
 
 
 def open_footage(path: Path, picture_fps: float | None) -> Footage:
@@ -162,23 +166,25 @@ def open_footage(path: Path, picture_fps: float | None) -> Footage:
 
     Args:
         path: the video or the folder.
-        picture_fps: pictures a second of a folder; a video has its own rate.
+        picture_fps: pictures a second of a folder; the frames of a video have times of their own.
 
     Raises:
         ConfigError: a folder, and no `picture_fps`.
         VideoError: a video that can't be read.
     """
     if not path.is_dir():
-        info = probe_video(path)
-        return Footage(info.num_frames, info.fps, lambda: stream_video(path))
+        return Footage(probe_video(path).times, lambda: stream_video(path))
     if picture_fps is None:
         raise ConfigError(f"picture_fps: expected how many pictures a second {path} has, got null")
     pictures = sorted(filter(is_picture, path.iterdir()), key=natural_key)
-    return Footage(len(pictures), picture_fps, lambda: map(read_picture, pictures))
+    times = np.arange(len(pictures)) / picture_fps
+    return Footage(times, lambda: map(read_picture, pictures), f"picture_fps={picture_fps:g}, as declared")
 
 
 def find_pairs(folder: Path, suffixes: Sequence[str], what: str) -> dict[str, tuple[Path, Path]]:
     """The files of a folder that lie beside footage of the same name: (file, video or folder of pictures) by the name.
+
+    Suffixes count in any case: cameras write .MP4, spreadsheets .CSV.
 
     Args:
         folder: the folder.
@@ -188,25 +194,30 @@ def find_pairs(folder: Path, suffixes: Sequence[str], what: str) -> dict[str, tu
     Raises:
         DatasetError: no pair, or two files or two videos of one name.
     """
-    pairs: dict[str, tuple[Path, Path]] = {}
+    tables, footage = list_by_stem(folder, suffixes), list_by_stem(folder, VIDEO_SUFFIXES)
     for path in sorted(folder.iterdir()):
-        if path.suffix.lower() not in suffixes or path.name.startswith(".") or not path.is_file():
-            continue
-        footage = [video for video in map(path.with_suffix, VIDEO_SUFFIXES) if video.is_file()]
-        pictures = path.with_suffix("")
-        if pictures.is_dir() and any(map(is_picture, pictures.iterdir())):
-            footage.append(pictures)
-        if len(footage) > 1:
-            got = " and ".join(each.name for each in footage)
-            raise DatasetError(f"{path}: expected one video or folder of its name, got {got}")
-        if footage and path.stem in pairs:
-            raise DatasetError(f"{path}: expected one file of {what}, got {pairs[path.stem][0].name} beside it")
-        if footage:
-            pairs[path.stem] = path, footage[0]
+        if path.is_dir() and not path.name.startswith(".") and any(map(is_picture, path.iterdir())):
+            footage.setdefault(path.name, []).append(path)
+    pairs: dict[str, tuple[Path, Path]] = {}
+    for name in tables.keys() & footage.keys():
+        for found, kind in ((footage[name], "video or folder"), (tables[name], f"file of {what}")):
+            if len(found) > 1:
+                got = " and ".join(each.name for each in found)
+                raise DatasetError(f"{folder / name}: expected one {kind} of its name, got {got}")
+        pairs[name] = tables[name][0], footage[name][0]
     if not pairs:
         kinds = f"{', '.join(VIDEO_SUFFIXES)} or a folder of pictures"
         raise DatasetError(f"{folder}: expected NAME{' or '.join(suffixes)} beside NAME ({kinds}), got none")
-    return pairs
+    return dict(sorted(pairs.items()))
+
+
+def list_by_stem(folder: Path, suffixes: Sequence[str]) -> dict[str, list[Path]]:
+    """The files of a folder that end in one of the suffixes, in any case, by their names without it; none hidden."""
+    files: dict[str, list[Path]] = {}
+    for path in sorted(folder.iterdir()):
+        if path.suffix.lower() in suffixes and not path.name.startswith(".") and path.is_file():
+            files.setdefault(path.stem, []).append(path)
+    return files
 
 
 def say_left_out(folder: Path, used: Iterable[Path], purpose: str) -> None:

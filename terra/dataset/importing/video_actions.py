@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from terra.actions import TableSpace, load_actions
 from terra.actions.files import SUFFIXES
 from terra.dataset.importing.source import SourceDrive, find_pairs, open_footage, say_left_out
@@ -14,7 +12,8 @@ from terra.dataset.importing.source import SourceDrive, find_pairs, open_footage
 class VideoActionsSource:
     """FOLDER/NAME.mp4 (or another video), or pictures in FOLDER/NAME/, beside FOLDER/NAME.csv, .json or .npz.
 
-    Frame k was taken k / fps seconds after time 0 of the actions. A video has its own fps; of pictures it is given.
+    A video's first frame was taken at time 0 of the actions, and the others when the video shows them. Of pictures the
+    rate is given.
 
     Attributes:
         folder: FOLDER.
@@ -49,8 +48,9 @@ class VideoActionsSource:
         return SourceDrive(
             name=name,
             track=load_actions(path, self.space),
-            frame_times=np.arange(footage.num_frames) / footage.fps,
+            frame_times=footage.times,
             frames=footage.frames,
             intrinsics=None,
             origin=str(path),
+            clock=footage.clock,
         )

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from decoder.video import VIDEO_SUFFIXES, probe_video, stream_video
-from terra.dataset.importing.source import PoseFiles, SourceDrive, motion, say_left_out
+from terra.dataset.importing.source import PoseFiles, SourceDrive, list_by_stem, motion, say_left_out
 from terra.errors import DatasetError
 from terra.trajectory import load_poses
 
@@ -20,7 +20,8 @@ _POSES = (".csv", ".json")
 class VideoPosesSource(PoseFiles):
     """FOLDER/drive.mp4 (or another video) beside FOLDER/drive.csv or drive.json, see `terra.trajectory.load_poses`.
 
-    Frame k was taken k / fps seconds after the first pose; the fps that the poses declare must be the video's.
+    The video's first frame was taken at the time of the first pose, and the others when the video shows them. The rate
+    that the poses declare must be the video's mean rate.
     """
 
     folder: Path
@@ -28,14 +29,14 @@ class VideoPosesSource(PoseFiles):
     def list_drives(self) -> tuple[str, ...]:
         """The stems of the videos. Raises DatasetError if there are no videos, or two of one stem."""
         videos = self._videos()
-        poses = [video.with_suffix(suffix) for video in videos.values() for suffix in _POSES]
+        tables = list_by_stem(self.folder, _POSES)
+        poses = [path for name in videos for path in tables.get(name, [])]
         say_left_out(self.folder, [*videos.values(), *poses], "videos or their poses (.csv, .json)")
         return tuple(videos)
 
     def open_drive(self, name: str) -> SourceDrive:
         """Open the video and the poses of one stem."""
-        video = self._videos()[name]
-        found = [path for path in map(video.with_suffix, _POSES) if path.is_file()]
+        video, found = self._videos()[name], list_by_stem(self.folder, _POSES).get(name, [])
         if len(found) != 1:
             raise DatasetError(f"{video}: expected {name}.csv or {name}.json beside it, got {len(found)} of them")
         table, info = load_poses(found[0]), probe_video(video)
@@ -51,21 +52,18 @@ class VideoPosesSource(PoseFiles):
         return SourceDrive(
             name=name,
             track=motion(times, poses[:, 1:3], poses[:, 3]),
-            frame_times=np.arange(info.num_frames) / table.fps,
+            frame_times=info.times,
             frames=frames,
             intrinsics=None,
             origin=str(found[0]),
         )
 
     def _videos(self) -> dict[str, Path]:
-        videos: dict[str, Path] = {}
-        for path in sorted(self.folder.iterdir()):
-            if path.suffix.lower() not in VIDEO_SUFFIXES or path.name.startswith(".") or not path.is_file():
-                continue
-            if path.stem in videos:
-                got = f"{videos[path.stem].name} and {path.name}"
+        videos = list_by_stem(self.folder, VIDEO_SUFFIXES)
+        for files in videos.values():
+            if len(files) > 1:
+                got = " and ".join(file.name for file in files)
                 raise DatasetError(f"{self.folder}: expected one video of a name, got {got}")
-            videos[path.stem] = path
         if not videos:
             raise DatasetError(f"{self.folder}: expected a folder with videos ({', '.join(VIDEO_SUFFIXES)}), got none")
-        return videos
+        return {name: files[0] for name, files in videos.items()}

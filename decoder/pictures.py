@@ -1,0 +1,166 @@
+"""The one reader of pictures: PNG, JPEG and WebP become RGB as a viewer shows them, or are refused by name.
+
+    EXIF orientation         the picture is turned
+    gray, palette            become RGB
+    an opaque alpha channel  is dropped; a picture with transparent pixels is refused: what lies behind it is unknown
+    16 bits a channel        color is reduced to 8 bits; gray is refused, because most of it is depth, not brightness
+    another color profile    is converted to sRGB; CMYK, whose colors depend on ink, is refused
+
+A picture's size is known, and checked, before it is unpacked.
+"""
+
+import io
+import struct
+import warnings
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image, ImageCms, ImageOps
+
+from tokenizer.errors import VideoError
+from tokenizer.limits import LIMITS, Limits
+
+IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
+
+_FORMATS = ("PNG", "JPEG", "WEBP")
+_SCAN, _CHUNK = b"\xff\xda", 1 << 20  # the marker before each scan of a JPEG, which nothing else in it contains
+_ENDS = {".png": b"IEND\xaeB\x60\x82", ".jpg": b"\xff\xd9", ".jpeg": b"\xff\xd9"}
+_TAIL_BYTES = 1 << 16  # behind a JPEG's end some cameras append a second picture, or zeros
+_EIGHT_BITS = ("1", "L", "P", "RGB", "LA", "PA", "RGBA", "RGBX", "La", "RGBa")
+
+# What Pillow raises for damaged files, by decoder.
+_DAMAGED = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+    Image.DecompressionBombWarning,
+)
+
+# The limit of Terra's own refuses a large picture in one line; Pillow's warning would be two more.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+
+def read_picture(
+    source: Path | bytes,
+    name: str | None = None,
+    *,
+    limits: Limits = LIMITS,
+    check_size: Callable[[tuple[int, int]], None] | None = None,
+) -> UInt8[np.ndarray, "height width 3"]:
+    """Read a picture as RGB in [0, 255], upright.
+
+    Args:
+        source: a file, or its bytes.
+        name: how messages call it; None: by its path.
+        limits: bounds on its pixels, and on the scans of a JPEG.
+        check_size: is called with (width, height) before the picture is unpacked, and raises an error if it isn't
+            wanted.
+
+    Raises:
+        VideoError: a damaged file, one of another kind, a larger one, or one that can't be shown rightly.
+    """
+    name = name or (str(source) if isinstance(source, Path) else "picture")
+    try:
+        with _open(source) as file, Image.open(file, formats=_FORMATS) as picture:
+            width, height = picture.size
+            if width * height > limits.picture_pixels:
+                got = f"{width}x{height} = {width * height / 1e6:.0f} megapixels"
+                raise VideoError(f"{name}: expected at most {limits.picture_pixels / 1e6:g} megapixels, got {got}")
+            if check_size is not None:
+                check_size(_upright_size(picture))
+            _check_scans(picture, limits)
+            return np.asarray(_as_shown(picture, name))
+    except _DAMAGED as error:
+        reason = (str(error).splitlines() or [""])[0].replace(repr(source), name) or type(error).__name__
+        raise VideoError(f"{name}: expected a whole PNG, JPEG or WebP picture, got: {reason}") from None
+
+
+def picture_size(data: bytes) -> tuple[int, int] | None:
+    """The (width, height) that a picture's header tells; None if it can't be read."""
+    with suppress(*_DAMAGED), Image.open(io.BytesIO(data), formats=_FORMATS) as picture:
+        return picture.size
+    return None
+
+
+def picture_problem(path: Path, limits: Limits = LIMITS) -> str | None:
+    """What can be told of a damaged picture without unpacking it: missing, empty, cut off; None if nothing is wrong."""
+    try:
+        with path.open("rb") as file:
+            end = _ENDS.get(path.suffix.lower())
+            size = file.seek(0, io.SEEK_END)
+            if not size:
+                return "an empty file"
+            file.seek(max(0, size - _TAIL_BYTES))
+            if end is not None and end not in file.read(_TAIL_BYTES):
+                return "a file that was cut off"
+            file.seek(0)
+            with Image.open(file, formats=_FORMATS) as picture:
+                if picture.width * picture.height > limits.picture_pixels:
+                    return f"{picture.width}x{picture.height} pixels"
+    except _DAMAGED as error:
+        return (str(error).splitlines() or [""])[0].partition(": ")[0] or type(error).__name__
+    return None
+
+
+def is_picture(path: Path) -> bool:
+    """Whether a file has a picture's suffix, in any case, and is not hidden."""
+    return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".") and path.is_file()
+
+
+def _open(source: Path | bytes) -> IO[bytes]:
+    return io.BytesIO(source) if isinstance(source, bytes) else source.open("rb")
+
+
+def _upright_size(picture: Image.Image) -> tuple[int, int]:
+    turned = picture.getexif().get(0x0112) in (5, 6, 7, 8)
+    return (picture.height, picture.width) if turned else picture.size
+
+
+def _as_shown(picture: Image.Image, name: str) -> Image.Image:
+    if picture.mode not in _EIGHT_BITS:
+        hint = ": depth is no picture" if picture.mode.startswith(("I", "F")) else ": convert it to RGB first"
+        raise VideoError(f"{name}: expected RGB or gray of 8 bits, got mode {picture.mode!r}{hint}")
+    profile = picture.info.get("icc_profile")
+    picture = ImageOps.exif_transpose(picture)
+    if picture.has_transparency_data:
+        picture = picture.convert("RGBA")
+        if np.asarray(picture.getchannel("A")).min() < 255:
+            raise VideoError(f"{name}: expected an opaque picture, got one with transparent pixels: flatten it first")
+    picture = picture.convert("RGB")
+    return picture if profile is None else _in_srgb(picture, profile, name)
+
+
+def _in_srgb(picture: Image.Image, profile: bytes, name: str) -> Image.Image:
+    try:
+        source = ImageCms.getOpenProfile(io.BytesIO(profile))
+        if profile[16:20] != b"RGB " or "srgb" in ImageCms.getProfileDescription(source).lower():
+            return picture
+        shown = ImageCms.profileToProfile(picture, source, ImageCms.createProfile("sRGB"))
+    except (ImageCms.PyCMSError, OSError) as error:
+        raise VideoError(f"{name}: expected a color profile that can be read, got: {error}") from None
+    assert shown is not None
+    return shown
+
+
+def _check_scans(picture: Image.Image, limits: Limits) -> None:
+    """Raise ValueError for a JPEG of more scans than the bounds allow: some kilobytes of them take minutes."""
+    file = getattr(picture, "fp", None)
+    if picture.format not in ("JPEG", "MPO") or file is None:
+        return
+    at, count, tail = file.tell(), 0, b""
+    file.seek(0)
+    while chunk := file.read(_CHUNK):
+        count += (tail + chunk).count(_SCAN)
+        tail = chunk[-1:] if not chunk.endswith(_SCAN) else b""
+    file.seek(at)
+    if count > limits.jpeg_scans:
+        raise ValueError(f"a JPEG of {count} scans, above the {limits.jpeg_scans} that are read")

@@ -1,0 +1,135 @@
+"""How a video is to be shown, from what it says of itself: shape of a pixel, color matrix, HDR, interlacing.
+
+ffmpeg turns a frame as the file's display matrix says. The rest is up to a filter graph, which `display_filters` gives:
+
+    pixels that are not square   the frame is widened, or made higher, until they are
+    BT.2020, HLG, PQ             mapped to BT.709; a white of 203 nits (ITU-R BT.2408) becomes white
+    no color matrix, HD          BT.709, as players take it; ffmpeg would take BT.601
+    interlaced                   the lines of the other field are interpolated, one frame for each stored one
+    Dolby Vision, profile 5      refused: its colors are in a space that ffmpeg can't convert
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tokenizer.errors import VideoError
+from tokenizer.limits import Limits
+
+_STREAM = re.compile(r"Stream #0:\d+.*?: Video: (?P<rest>.*)")
+_SIZE = re.compile(r", (\d+)x(\d+)\b")
+_PIXEL_ASPECT = re.compile(r"\bSAR (\d+):(\d+)")
+_PIXELS = re.compile(r", (?P<format>[a-z0-9]+)(\((?P<facts>[^()]*)\))?(?=, \d+x\d+)")
+_COLORS = re.compile(r"[a-z0-9.-]+(/[a-z0-9.-]+/[a-z0-9.-]+)?")
+_HDR = {"smpte2084": "PQ", "arib-std-b67": "HLG"}
+_HD_HEIGHT, _HD_WIDTH = 720, 1280
+_SAME = "bicubic+accurate_rnd+full_chroma_int"
+
+# To linear light of which 1 is a white of 203 nits, then the smaller gamut; what is brighter than 0.8 is compressed.
+_TO_SDR = (
+    "zscale=t=linear:npl=203,format=gbrpf32le,zscale=p=bt709,tonemap=tonemap=mobius:param=0.8:desat=0,"
+    "zscale=t=bt709:m=bt709:r=tv,format=yuv444p"
+)
+_TO_BT709 = "zscale=p=bt709:t=bt709:m=bt709:r=tv,format=yuv444p"
+_TO_SQUARE = f"scale=w='if(gt(sar,1),round(iw*sar),iw)':h='if(lt(sar,1),round(ih/sar),ih)':flags={_SAME},setsar=1"
+
+
+@dataclass(frozen=True)
+class Display:
+    """What a video says of its showing.
+
+    Attributes:
+        width, height: of the stored frame, in pixels.
+        pixel_aspect: width of a pixel over its height; 1 where nothing is said.
+        matrix, primaries, transfer: by ffmpeg's names; "unknown" where nothing is said.
+        is_yuv: whether colors are stored as luma and chroma.
+        is_interlaced: whether a frame holds two fields.
+        is_dolby_vision_5: whether its colors are Dolby's own.
+    """
+
+    width: int
+    height: int
+    pixel_aspect: float = 1.0
+    matrix: str = "unknown"
+    primaries: str = "unknown"
+    transfer: str = "unknown"
+    is_yuv: bool = True
+    is_interlaced: bool = False
+    is_dolby_vision_5: bool = False
+
+    @property
+    def hdr(self) -> str | None:
+        """HLG or PQ, where the video is of a high dynamic range."""
+        return _HDR.get(self.transfer)
+
+
+def parse_display(description: Sequence[str]) -> Display | None:
+    """Read ffmpeg's lines on its input; None if they tell of no video stream."""
+    chosen: str | None = None
+    profile_5 = False
+    for line in description:
+        match = _STREAM.search(line)
+        if match and "(attached pic)" not in line and chosen is None:
+            chosen = match["rest"]
+        elif "Stream #0:" in line and chosen is not None:
+            break
+        elif chosen is not None and "DOVI configuration record" in line:
+            profile_5 = bool(re.search(r"\bprofile: 5\b", line))
+    size = None if chosen is None else _SIZE.search(chosen)
+    if chosen is None or size is None:
+        return None
+    pixels = _PIXELS.search(chosen)
+    facts = [] if pixels is None or pixels["facts"] is None else [fact.strip() for fact in pixels["facts"].split(",")]
+    words = ("tv", "pc", "progressive", "top first", "bottom first", "gray")
+    named = next((fact for fact in facts if fact not in words and _COLORS.fullmatch(fact)), "unknown")
+    matrix, primaries, transfer = named.split("/") if "/" in named else [named] * 3
+    aspect = _PIXEL_ASPECT.search(chosen)
+    across, up = (int(aspect[1]), int(aspect[2])) if aspect else (1, 1)
+    return Display(
+        width=int(size[1]),
+        height=int(size[2]),
+        pixel_aspect=across / up if across and up else 1.0,
+        matrix=matrix,
+        primaries=primaries,
+        transfer=transfer,
+        is_yuv=pixels is not None and pixels["format"].startswith(("yuv", "nv", "p0")),
+        is_interlaced=any("first" in fact for fact in facts),
+        is_dolby_vision_5=profile_5,
+    )
+
+
+def display_filters(display: Display, where: str, limits: Limits) -> str:
+    """The filter graph that shows a video rightly; "" if its frames are right as ffmpeg gives them.
+
+    Args:
+        display: what the video says.
+        where: the video's name, for a message.
+        limits: bounds on the pixels of a frame as it is shown.
+
+    Raises:
+        VideoError: a video that can't be shown rightly, or whose frames become larger than the bounds.
+    """
+    if display.is_dolby_vision_5:
+        raise VideoError(
+            f"{where}: expected colors that can be shown, got Dolby Vision of profile 5: re-encode it as SDR"
+        )
+    filters = []
+    if display.is_interlaced:
+        filters.append("bwdif=mode=send_frame:deint=interlaced")
+    if display.hdr is not None:
+        filters.append(_TO_SDR)
+    elif display.primaries == "bt2020":
+        filters.append(_TO_BT709)
+    elif display.is_yuv and display.matrix == "unknown" and _is_hd(display):
+        filters.append("setparams=colorspace=bt709")
+    if display.pixel_aspect != 1.0:
+        filters.append(_TO_SQUARE)
+        pixels = display.width * display.height * max(display.pixel_aspect, 1 / display.pixel_aspect)
+        if pixels > limits.video_pixels:
+            got = f"{pixels:.0f} with pixels of an aspect of {display.pixel_aspect:g}"
+            raise VideoError(f"{where}: expected shown frames of at most {limits.video_pixels} pixels, got {got}")
+    return ",".join(filters)
+
+
+def _is_hd(display: Display) -> bool:
+    return display.height >= _HD_HEIGHT or display.width >= _HD_WIDTH
