@@ -18,6 +18,7 @@ from terra.dataset.importing.survey import Survey, Timing, spans
 
 _LABEL = 10  # characters
 _SHOWN_NUMBERS = 12
+_GAP = 2.5  # periods between two frames
 _LEAST_TUB = 200  # records of a lone tub that is worth cutting
 _SECTIONS = 10
 _Line = tuple[str, str]
@@ -38,6 +39,8 @@ def describe(seen: Survey, outlook: Outlook, sizes: Sequence[tuple[int, int]], f
     cameras = found.cameras if found is not None and found.cameras else (Camera("", None),)
     lines += _cameras(cameras, sizes)
     lines += [("drives", _drives(seen)), ("rate", _rates(seen.timings)), ("gaps", _gaps(seen))]
+    lines += [("clock", line) for line in dict.fromkeys(drive.clock for drive in seen.drives if drive.clock)]
+    lines += _breaks(seen)
     lines += _actions(seen)
     lines += _kept(outlook, seen)
     return aligned(lines)
@@ -144,13 +147,23 @@ def _gaps(seen: Survey) -> str:
     found = []
     for drive, timing in zip(seen.drives, seen.timings, strict=True):
         steps = np.diff(drive.frame_times)
-        if timing.rate > 0 and (wide := steps[steps > 2.5 / timing.rate]).size:
+        if timing.rate > 0 and (wide := steps[steps > _GAP / timing.rate]).size:
             found.append((drive.name, len(wide), float(wide.max())))
     if not found:
         return "none"
     name, _, longest = max(found, key=lambda each: each[2])
     count = sum(each[1] for each in found)
     return f"{count:,} in {counted(len(found), 'drive')}, the longest {longest:.2f} s in {name}"
+
+
+def _breaks(seen: Survey) -> list[_Line]:
+    """Where the recordings are interrupted, and what their sources leave out of them."""
+    breaks = Counter(each.reason for drive in seen.drives for each in drive.breaks)
+    left_out = Counter[str]()
+    for drive in seen.drives:
+        left_out.update(drive.left_out)
+    lines = [("breaks", f"{count:,} by {reason}") for reason, count in breaks.items()]
+    return lines + [("unusable", f"{count:,} {reason}") for reason, count in left_out.items() if count]
 
 
 def _actions(seen: Survey) -> list[_Line]:

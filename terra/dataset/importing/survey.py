@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 import numpy as np
-from jaxtyping import Float
 
 from terra.actions import ActionTrack
 from terra.dataset.importing.recognize.found import some
@@ -28,7 +27,7 @@ class Timing:
 
     Attributes:
         num_frames: how many there are.
-        seconds: from the first to the last.
+        seconds: from the first to the last, without the time in its breaks.
         rate: frames a second, in the median.
         mean_rate: frames a second, in the mean.
         is_variable: whether more than a tenth of the intervals are off the median by a fifth or more.
@@ -41,9 +40,10 @@ class Timing:
     is_variable: bool
 
     @classmethod
-    def of(cls, times: Float[np.ndarray, " frames"]) -> "Timing":
-        """The timing of frames at these times (seconds)."""
-        steps = np.diff(times)
+    def of(cls, drive: SourceDrive) -> "Timing":
+        """The timing of a drive's frames, without the steps over its breaks."""
+        times = drive.frame_times
+        steps = np.delete(np.diff(times), [each.frame - 1 for each in drive.breaks if 0 < each.frame < len(times)])
         steps = steps[steps > 0]
         if not len(steps):
             return cls(len(times), 0.0, math.nan, math.nan, False)
@@ -110,7 +110,7 @@ def survey(source: DriveSource, max_seconds: float) -> Survey:
     place = {name: index for index, name in enumerate(names)}
     seen.drives.sort(key=lambda drive: place[drive.name])
     seen.problems.sort(key=lambda problem: place[problem[0]])
-    seen.timings = [Timing.of(drive.frame_times) for drive in seen.drives]
+    seen.timings = [Timing.of(drive) for drive in seen.drives]
     return seen
 
 

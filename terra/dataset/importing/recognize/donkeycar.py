@@ -13,7 +13,7 @@ from tokenizer.files import open_regular
 
 _RECORD = re.compile(r"record_\d+\.json")
 _LOOP_HZ = 20.0  # of donkeycar's own configuration
-_RATES = (2.0, 66.0)  # a second: what a car's times may plausibly say
+_RATES = (2.0, 100.0)  # a second: what a car's times may plausibly say
 _HEAD = 1 << 18  # bytes of a catalog that are looked at
 _MOST_TUBS = 200  # that are looked into
 
