@@ -106,7 +106,8 @@ def survey(source: DriveSource, max_seconds: float) -> Survey:
             else:
                 seen.drives.append(drive)
                 numbers += len(drive.frame_times) + _numbers(drive)
-            line.show(seen.num_tried, f"{seen.num_tried} of {len(names)} drives")
+            if seen.num_tried < len(names):
+                line.show(seen.num_tried, f"{seen.num_tried} of {len(names)} drives")
     place = {name: index for index, name in enumerate(names)}
     seen.drives.sort(key=lambda drive: place[drive.name])
     seen.problems.sort(key=lambda problem: place[problem[0]])
