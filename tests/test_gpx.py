@@ -292,7 +292,7 @@ def test_what_is_no_drive_leaves_nothing(tmp_path, caplog):
         (
             (standing, (), "expected a car that moves, because its heading is that of the motion"),
             (jumping, (), "expected a car's motion, at most 80 m/s, got"),
-            (lost, (), "expected at most 3 s after the pose before, got 6 s"),
+            (lost, (), "expected a stretch of min_frames=16 or more, got at most 11 frames between interruptions"),
             (points, ("gps.offset_seconds=1000",), "expected fixes during the video's 12.9 s, got"),
         )
     ):

@@ -33,6 +33,9 @@ TIME_COLUMN = "time_s"
 CHOICE_COLUMN = "action"
 MOST_NAMES = 256
 _SHOWN = 4  # names in a title
+_ROUNDED = 0.00075  # s
+ROUNDING = 0.35
+"""The part of a frame by which the time of a logged row may be off."""
 
 Name = Annotated[
     str,
@@ -212,7 +215,8 @@ class Keys(_Columns):
 
         A key is held until the next row says otherwise.
         """
-        first, last = _held(times, at), _held(times, np.append(at[1:], until), side="left")
+        off = _rounding(times, at, until)
+        first, last = _held(times, at, off), _held(times, np.append(at[1:], until), off, side="left")
         return np.stack([values[a : max(b, a) + 1].max(axis=0) for a, b in zip(first, last, strict=True)])
 
     def text(self, values: Float64[np.ndarray, " columns"]) -> str:
@@ -268,8 +272,8 @@ class Choice(_Columns):
     def resampled(
         self, times: Float64[np.ndarray, " rows"], values: Values, at: Float64[np.ndarray, " frames"], until: float
     ) -> Values:
-        """The action that holds at each instant. `until` is of no use here."""
-        return values[_held(times, at)]
+        """The action that holds at each instant."""
+        return values[_held(times, at, _rounding(times, at, until))]
 
     def text(self, values: Float64[np.ndarray, " columns"]) -> str:
         """The action's name."""
@@ -335,10 +339,26 @@ def require_table(space: ActionSpace, purpose: str) -> TableSpace:
     return space
 
 
-def _held(times: np.ndarray, at: np.ndarray, side: Literal["left", "right"] = "right") -> np.ndarray:
-    """For each instant the row that holds then: the last one that is not later (left: that is earlier)."""
-    tolerance = 1e-6 if side == "right" else -1e-6
-    return np.clip(np.searchsorted(times, at + tolerance, side=side) - 1, 0, len(times) - 1)
+def _rounding(times: np.ndarray, at: np.ndarray, until: float) -> float:
+    """By how much (s) the time of a row may be off, early or late, from the instant that it means.
+
+    Loggers round: to float32, to 1 ms, to 10 ms at 60 rows a second. Where there is a row for each frame, a row means
+    the frame that is nearest. Otherwise it means its own time, to 0.75 ms.
+    """
+    period = (until - at[0]) / len(at)
+    steps = np.diff(times)
+    if not len(steps):
+        return min(_ROUNDED, ROUNDING * period)
+    steady = steps[steps <= 2.5 * np.median(steps)].mean()
+    return ROUNDING * period if abs(steady / period - 1) < 0.02 else min(_ROUNDED, 0.1 * steady, 0.1 * period)
+
+
+def _held(times: np.ndarray, at: np.ndarray, off: float, side: Literal["left", "right"] = "right") -> np.ndarray:
+    """For each instant the row that holds then: the last one that is not later (left: that is earlier).
+
+    A row that is not further than `off` from an instant counts as a row of that instant.
+    """
+    return np.clip(np.searchsorted(times, at + (off if side == "right" else -off), side=side) - 1, 0, len(times) - 1)
 
 
 def _by_name(values: Sequence[object], names: Sequence[str], where: str) -> dict[str, object]:

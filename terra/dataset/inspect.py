@@ -13,7 +13,7 @@ from terra.dataset.action_pictures import Curve, draw_curves
 from terra.dataset.card import draw_actions, save_pictures
 from terra.dataset.checks import Seconds, Workers
 from terra.dataset.format import read_dataset
-from terra.dataset.importing.alignment import fit_picture
+from terra.dataset.importing.fitting import fit_picture
 from terra.dataset.importing.kinds import open_source
 from terra.dataset.importing.outlook import foresee
 from terra.dataset.importing.proposal import propose_fps

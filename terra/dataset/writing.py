@@ -110,6 +110,7 @@ class ShardWriter:
         recipe: Mapping[str, Any] | None = None,
         space: ActionSpace | None = None,
         preset: str = "medium",
+        losses: Mapping[str, Any] | None = None,
     ) -> None:
         """Check the names; nothing is written yet.
 
@@ -125,6 +126,7 @@ class ShardWriter:
             recipe: the settings that make the shard, as JSON; `is_complete` compares them.
             space: what the actions mean; None for driving.
             preset: x264's, see `decoder.video.VideoWriter`.
+            losses: what an import kept of its source, and what it didn't, as JSON for shard.json.
 
         Raises:
             DatasetError: an unknown split, or a name with characters that are not allowed.
@@ -140,6 +142,7 @@ class ShardWriter:
         kind, version = shard_format_of(self._space)
         self._facts = {"format": kind, "version": version, "split": split, "source": source, "place": place}
         self._recipe = dict(recipe or {})
+        self._losses = {} if losses is None else {"losses": dict(losses)}
         self._episodes: list[dict[str, Any]] = []
         self._poses: dict[str, Poses] = {}
         self._actions: dict[str, Values] = {}
@@ -290,6 +293,7 @@ class ShardWriter:
         others = sorted(path for path in self._unfinished.rglob("*") if path.is_file() and path.suffix != ".mp4")
         hashes = {path.relative_to(self._unfinished).as_posix(): file_sha256(path, DatasetError) for path in others}
         facts = self._facts | {"fps": self._fps, "image_size": list(self._image_size), "recipe": self._recipe}
+        facts |= self._losses
         write_json(self._unfinished / SHARD_FILE, facts | {"sha256": hashes, "episodes": self._episodes})
         try:
             self._unfinished.rename(self.folder)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from decoder.video import to_unit_range
 from terra.actions.space import Values
-from terra.dataset.importing.alignment import fit_picture
+from terra.dataset.importing.fitting import fit_picture
 from terra.errors import ConfigError
 from terra.planning.planner import Plan, Planner, Problem
 

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from terra.actions import TableSpace
 from terra.dataset.format import FramesASecond
-from terra.dataset.importing.alignment import crop_box, fit_picture
+from terra.dataset.importing.fitting import crop_box, fit_picture
 from terra.dataset.writing import ShardWriter, create_dataset
 from terra.recording.gym_world import GymWorld, Play, load_policy
 from terra.recording.record import MAX_EPISODES, Recording

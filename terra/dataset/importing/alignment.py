@@ -1,99 +1,255 @@
-"""Alignment of a source's drive to the dataset's frame rate and image size: choice of frames, actions and crop."""
+"""Alignment of a drive to the dataset's frame rate: it is cut where it is interrupted, and frames are chosen by time.
+
+    frames of the source   | | | |   | | |      | | | | | |     |: a frame at its own time
+                           `stretch' `---'  gap `---------'     a break, a gap, a clock that goes back: a cut
+    instants of the dataset|   |       |        |   |   |       each 1 / fps s: the nearest frame, and the action then
+                           `--- part ---'       `- part -'      each part becomes one or more episodes
+
+Where the track has a gap (poses, or actions that are logged at a rate), a part ends, too.
+"""
 
 import logging
 import math
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int, UInt8
-from PIL import Image
+from jaxtyping import Bool, Float64, Int
 
-from decoder.camera import Camera
 from terra.actions import ActionTrack
-from terra.actions.space import Values
+from terra.actions.space import ROUNDING, Values
 from terra.dataset.format import FUTURE_SECONDS, num_future_poses
-from terra.dataset.importing.source import Intrinsics, SourceDrive
+from terra.dataset.importing.source import SourceDrive
 from terra.dataset.poses import Poses
 from terra.errors import DatasetError
-from terra.trajectory.checks import check_poses, stack_poses
+from terra.trajectory.checks import MAX_HEADING_JUMP, MAX_POSE_GAP, MAX_SPEED, check_poses, stack_poses
 
 logger = logging.getLogger(__name__)
 
 _INSTANT = 1e-6  # s
-_ASPECT = re.compile(r"([1-9]\d{0,3}):([1-9]\d{0,3})")
+_POSE_TOLERANCE = 0.02  # of a frame: poses are not known any longer
+_GAP_FRAMES = 2.5  # without a gap_seconds=, a gap is longer than so many frames, of the source or of the dataset
+_REGULAR = 0.9  # of the steps of a log that has a row each period, are near it
+_JUMPS = 0.01  # of the poses; if more of them jump, their units or axes are wrong
+MIN_FRAMES = 16
+"""Stretches of a drive that was cut are left out if they have fewer frames, unless an import says otherwise."""
 
 # A drive may have up to this factor fewer frames per second than the dataset; some of its frames are then used twice.
 # KITTI, for example, has 9.6 frames per second and is used at 10.
 RATE_TOLERANCE = 1.05
 
 
+@dataclass(frozen=True)
+class Losses:
+    """What of a drive an import keeps, and what it doesn't.
+
+    Attributes:
+        read: frames that the source has, also those that it can't give.
+        kept: frames of the dataset.
+        parts: the parts into which the drive was cut, without those that are left out.
+        seconds: the time that the kept frames span.
+        repeated: kept frames that show the same frame of the source as the one before.
+        moved_seconds: largest time between a kept frame and the instant that it stands for.
+        gaps: how many gaps were cut out; the longest one's seconds.
+        longest_gap: in seconds.
+        left_out: frames of the source that are left out, by the reason.
+        clock: what is to be said about the times.
+    """
+
+    read: int
+    kept: int
+    parts: int
+    seconds: float
+    repeated: int = 0
+    moved_seconds: float = 0.0
+    gaps: int = 0
+    longest_gap: float = 0.0
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    clock: str = ""
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing was left out, shown twice or cut."""
+        return not (self.repeated or self.gaps or self.left_out or self.parts > 1)
+
+    def __str__(self) -> str:
+        """One line."""
+        facts = [f"{self.read} frames read", f"{self.kept} kept ({self.seconds:.1f} s)"]
+        if self.parts > 1:
+            facts[-1] += f" in {self.parts} stretches"
+        if self.gaps:
+            facts.append(f"{_count(self.gaps, 'gap')} cut out, the longest of {self.longest_gap:.2f} s")
+        if self.repeated:
+            facts.append(f"{self.repeated} of these shown twice")
+        if self.moved_seconds >= 0.0005:
+            facts.append(f"moved by at most {1000 * self.moved_seconds:.0f} ms")
+        facts += [f"{count} left out: {reason}" for reason, count in self.left_out.items()]
+        if self.clock:
+            facts.append(f"times by {self.clock}")
+        return ", ".join(facts)
+
+    @classmethod
+    def of_all(cls, each: Sequence["Losses"]) -> "Losses":
+        """The losses of several drives together."""
+        left_out: Counter[str] = Counter()
+        for losses in each:
+            left_out.update(losses.left_out)
+        return cls(
+            read=sum(losses.read for losses in each),
+            kept=sum(losses.kept for losses in each),
+            parts=sum(losses.parts for losses in each),
+            seconds=sum(losses.seconds for losses in each),
+            repeated=sum(losses.repeated for losses in each),
+            moved_seconds=max(losses.moved_seconds for losses in each),
+            gaps=sum(losses.gaps for losses in each),
+            longest_gap=max(losses.longest_gap for losses in each),
+            left_out=left_out,
+            clock=", ".join(dict.fromkeys(losses.clock for losses in each if losses.clock)),
+        )
+
+    @classmethod
+    def from_json(cls, facts: Mapping[str, Any]) -> "Losses":
+        """What `to_json` gave."""
+        return cls(**facts)
+
+    def to_json(self) -> dict[str, object]:
+        """For shard.json."""
+        return {
+            "read": self.read,
+            "kept": self.kept,
+            "parts": self.parts,
+            "seconds": round(self.seconds, 6),
+            "repeated": self.repeated,
+            "moved_seconds": round(self.moved_seconds, 6),
+            "gaps": self.gaps,
+            "longest_gap": round(self.longest_gap, 6),
+            "left_out": dict(self.left_out),
+            "clock": self.clock,
+        }
+
+
 @dataclass(frozen=True, eq=False)
-class Alignment:
-    """A drive's frames and its poses or actions at the dataset's frame rate.
+class Part:
+    """Frames of a drive without an interruption, at the dataset's frame rate.
 
     Attributes:
         frame_index: index of the source's frame for each frame of the dataset.
         track: the pose at each frame of the dataset and for 3 s after the last frame; or the values of the action
             space at each frame.
-        num_repeated: number of frames that repeat the previous frame of the source.
-        num_before: number of the source's frames at its start that have no pose or action.
-        num_after: number of its frames at its end that are left out, because nothing is known of what follows.
-        largest_offset: largest time, in seconds, between a frame and the instant that it stands for.
+        instants: the time that each frame stands for, by the source's clock.
     """
 
     frame_index: Int[np.ndarray, " frames"]
     track: Poses | Values
-    num_repeated: int
-    num_before: int
-    num_after: int
-    largest_offset: float
+    instants: Float64[np.ndarray, " frames"]
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment:
+    """A drive at the dataset's frame rate: its parts, and what was lost."""
+
+    parts: tuple[Part, ...]
+    losses: Losses
 
     @property
-    def poses(self) -> Poses:
-        """The poses of a drive that has them."""
-        assert isinstance(self.track, Poses)
-        return self.track
+    def frame_index(self) -> Int[np.ndarray, " frames"]:
+        """The source's frames of all parts, in order."""
+        return np.concatenate([part.frame_index for part in self.parts])
 
 
-def align(drive: SourceDrive, fps: float) -> Alignment:
-    """Take a drive's nearest frame each 1 / fps s, with its pose or its action.
+@dataclass(frozen=True, eq=False)
+class _Stretch:
+    """Frames of the source (their indices) at increasing times, between two cuts; `lap` counts how often the clock went
+    back before."""
+
+    index: Int[np.ndarray, " frames"]
+    times: Float64[np.ndarray, " frames"]
+    lap: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Piece:
+    """A track without a gap, and from when to when a frame can have it."""
+
+    track: Poses | ActionTrack
+    start: float
+    end: float
+    lap: int
+
+
+def align(
+    drive: SourceDrive, fps: float, *, gap_seconds: float | None = None, min_frames: int = MIN_FRAMES
+) -> Alignment:
+    """Cut a drive where it is interrupted, and take the nearest frame each 1 / fps s, with its pose or its action.
 
     Poses are interpolated linearly between those of the source, and a frame needs those of the next 3 s. Actions are
     resampled as their space has it (`terra.actions.space`); the last frame needs none.
 
+    Args:
+        drive: the drive.
+        fps: frames a second of the dataset.
+        gap_seconds: two frames that lie further apart, or two rows of the track, are a gap; None: 2.5 of the source's
+            frames, or of the dataset's, if these lie further apart. Poses may lie 3 s apart, and an action that is
+            logged only when it changes holds.
+        min_frames: a drive that is cut leaves out stretches of fewer frames.
+
     Raises:
         TrajectoryError: the poses are not the motion of a vehicle.
-        DatasetError: the drive is too short, has fewer frames per second than `fps`, or lacks frames in between.
+        DatasetError: the drive is too short, has fewer frames per second than `fps`, or only short stretches.
     """
     period = _period(drive, fps)
-    if isinstance(drive.track, ActionTrack):
-        track = drive.track
-        instants = _instants(drive, fps, float(track.times[0]), track.end, "two frames with an action between them", 2)
-        values = track.space.resampled(track.times, track.values, instants, float(instants[-1]) + 1 / fps)
-        return _aligned(drive, instants, period, fps, values)
-    poses = drive.track
-    rows = stack_poses(poses.time, np.column_stack([poses.x, poses.y]), poses.heading, drive.origin)
-    check_poses(rows, drive.origin, lambda row: f"{drive.origin}: pose {row}")
-    num_future = num_future_poses(fps)
-    end = float(poses.time[-1]) - num_future / fps
-    instants = _instants(drive, fps, float(poses.time[0]), end, "frames with 3 s of poses after them", 1)
-    num_frames = len(instants)
-    known = instants[0] + np.arange(num_frames + num_future) / fps
-    columns = {name: np.interp(known, poses.time, values) for name, values in vars(poses).items()}
-    columns["time"] = np.arange(len(known)) / fps
-    return _aligned(drive, instants, period, fps, Poses(**columns))
+    gap = _GAP_FRAMES * max(period, 1 / fps) if gap_seconds is None else gap_seconds
+    left_out = Counter(drive.left_out)
+    stretches = _stretches(drive, gap, left_out)
+    pieces = _pieces(drive, fps, gap, gap_seconds is not None)
+    if stretches[-1].lap != pieces[-1].lap:
+        got = f"{stretches[-1].lap} and {pieces[-1].lap} times"
+        raise DatasetError(
+            f"{drive.origin}: expected frames and {_kind(drive)} whose clocks go back together, got {got}"
+        )
+    found: list[Part] = []
+    for stretch in stretches:
+        parts = [part for piece in pieces if piece.lap == stretch.lap and (part := _part(stretch, piece, period, fps))]
+        _count_unknown(drive, stretch, parts, period, fps, left_out)
+        found += parts
+    parts = found if len(stretches) == len(pieces) == 1 else [p for p in found if len(p.frame_index) >= min_frames]
+    short = [part for part in found if len(part.frame_index) < min_frames]
+    if len(parts) < len(found):
+        reason = f"in {_count(len(short), 'stretch', 'es')} of fewer than {min_frames} frames"
+        left_out[reason] += sum(len(np.unique(part.frame_index)) for part in short)
+    if not parts:
+        raise DatasetError(f"{drive.origin}: {_too_short(drive, found, min_frames)}")
+    gaps = [
+        b.times[0] - a.times[-1] for a, b in pairwise(stretches) if a.lap == b.lap and b.times[0] - a.times[-1] > gap
+    ]
+    times = drive.frame_times
+    losses = Losses(
+        read=len(times) + sum(drive.left_out.values()),
+        kept=sum(len(part.frame_index) for part in parts),
+        parts=len(parts),
+        seconds=sum(len(part.frame_index) for part in parts) / fps,
+        repeated=sum(int((np.diff(part.frame_index) == 0).sum()) for part in parts),
+        moved_seconds=max(float(np.abs(times[part.frame_index] - part.instants).max()) for part in parts),
+        gaps=len(gaps),
+        longest_gap=float(max(gaps, default=0.0)),
+        left_out={reason: count for reason, count in left_out.items() if count},
+        clock=drive.clock,
+    )
+    return Alignment(tuple(parts), losses)
 
 
 def shorten(drive: SourceDrive, start: float, end: float | None) -> SourceDrive:
     """The part of a drive from `start` to `end`, in seconds after its first frame; the poses go on for 3 s more.
 
     Raises:
-        DatasetError: fewer than two frames in this part.
+        DatasetError: fewer than two frames in this part, or a drive whose clock goes back.
     """
     times = drive.frame_times
+    if (np.diff(times) < 0).any():
+        raise DatasetError(f"{drive.origin}: expected no start= or end= for a drive whose clock goes back, got one")
     first = int(np.searchsorted(times, times[0] + start - _INSTANT))
     last = len(times) if end is None else int(np.searchsorted(times, times[0] + end + _INSTANT, side="right"))
     if last - first < 2:
@@ -106,7 +262,11 @@ def shorten(drive: SourceDrive, start: float, end: float | None) -> SourceDrive:
         until = int(np.searchsorted(track.time, times[last - 1] + FUTURE_SECONDS + 1)) + 1
         track = Poses(**{name: values[since:until] for name, values in vars(track).items()})
     return replace(
-        drive, track=track, frame_times=times[first:last], frames=lambda: islice(drive.frames(), first, last)
+        drive,
+        track=track,
+        frame_times=times[first:last],
+        frames=lambda: islice(drive.frames(), first, last),
+        breaks=tuple(replace(each, frame=each.frame - first) for each in drive.breaks if first < each.frame < last),
     )
 
 
@@ -129,124 +289,164 @@ def cut(track: Poses | Values, num_frames: int, fps: float, most: int) -> list[t
 
 def _period(drive: SourceDrive, fps: float) -> float:
     """Seconds between two frames of the source, in the median. Raises DatasetError if these are too many."""
-    times = drive.frame_times
-    if len(times) < 2 or (np.diff(times) <= 0).any():
-        raise DatasetError(f"{drive.origin}: expected 2 or more frames at increasing times, got {len(times)}")
-    period = float(np.median(np.diff(times)))
+    steps = np.diff(drive.frame_times)
+    if not (steps > 0).any():
+        raise DatasetError(
+            f"{drive.origin}: expected 2 or more frames at increasing times, got {len(drive.frame_times)}"
+        )
+    period = float(np.median(steps[steps > 0]))
     if fps > RATE_TOLERANCE / period:
         raise DatasetError(f"{drive.origin}: expected fps of at most its frames' rate, {1 / period:.2f}, got {fps:g}")
     return period
 
 
-def _instants(
-    drive: SourceDrive, fps: float, known_from: float, known_until: float, expected: str, fewest: int
-) -> Float64[np.ndarray, " frames"]:
-    """The instants of the dataset's frames: from the first that the source has frames and a track of, to the last."""
+def _stretches(drive: SourceDrive, gap: float, left_out: Counter[str]) -> list[_Stretch]:
+    """The frames between breaks, gaps and a clock that goes back; a frame at the time of the one before is left out."""
     times = drive.frame_times
-    start, end = max(float(times[0]), known_from), min(float(times[-1]), known_until)
-    num_frames = math.floor((end - start) * fps + 1e-6) + 1
-    if num_frames < fewest:
-        kind = "poses" if isinstance(drive.track, Poses) else "actions"
-        track_times = drive.track.time if isinstance(drive.track, Poses) else drive.track.times
-        covers = f"{times[-1] - times[0]:.1f} s of frames, {track_times[-1] - track_times[0]:.1f} s of {kind}"
-        raise DatasetError(f"{drive.origin}: expected {expected}, got {covers}")
-    return start + np.arange(num_frames) / fps
+    breaks = {each.frame for each in drive.breaks}
+    stretches: list[_Stretch] = []
+    kept: list[int] = []
+    lap = 0
+
+    def close() -> None:
+        if kept:
+            index = np.array(kept)
+            stretches.append(_Stretch(index, times[index], lap))
+            kept.clear()
+
+    for frame in range(len(times)):
+        if kept:
+            step = times[frame] - times[kept[-1]]
+            if step == 0 and frame not in breaks:
+                left_out["frames at the time of the one before"] += 1
+                continue
+            if frame in breaks or step <= 0 or step > gap + _INSTANT:
+                close()
+                lap += step < 0
+        kept.append(frame)
+    close()
+    return stretches
 
 
-def _aligned(
-    drive: SourceDrive, instants: Float64[np.ndarray, " frames"], period: float, fps: float, track: Poses | Values
-) -> Alignment:
-    times = drive.frame_times
-    index = _nearest(times, instants)
-    offsets = np.abs(times[index] - instants)
-    if offsets.max() > 1.5 * period:
-        missing = instants[int(np.argmax(offsets))] - times[0]
-        raise DatasetError(f"{drive.origin}: expected a frame each {period:.3g} s, got none at {missing:.2f} s")
-    repeated = int((np.diff(index) == 0).sum())
-    before, after = int(index[0]), int((times > instants[-1] + 1 / fps - period / 2).sum())
-    return Alignment(index, track, repeated, before, after, float(offsets.max()))
+def _pieces(drive: SourceDrive, fps: float, gap: float, is_given: bool) -> list[_Piece]:
+    """The track between its gaps, and where the clock goes back. Raises TrajectoryError."""
+    track = drive.track
+    times = track.time if isinstance(track, Poses) else track.times
+    steps = np.diff(times)
+    ends = steps < 0
+    period = float(np.median(steps[steps > 0])) if (steps > 0).any() else math.inf
+    if isinstance(track, Poses):
+        ends = ends | (steps > MAX_POSE_GAP) | _jumps(track, drive.origin)
+    elif is_given or (np.abs(steps - period) < period / 2).mean() > _REGULAR:
+        # A log that is written when something changes has no gaps: what holds, holds on.
+        ends = ends | (steps > (gap if is_given else max(gap, _GAP_FRAMES * period)) + _INSTANT)
+    bounds = [0, *(np.flatnonzero(ends) + 1).tolist(), len(times)]
+    laps = np.append(0, np.cumsum(steps < 0)).tolist()
+    future = num_future_poses(fps) / fps
+    pieces: list[_Piece] = []
+    for first, last in pairwise(bounds):
+        start, end = float(times[first]), float(times[last - 1])
+        if not isinstance(track, Poses):
+            part = replace(track, times=times[first:last], values=track.values[first:last])
+            # The last row holds as long as rows do, unless the next one comes before.
+            until = (
+                end + period
+                if last == len(times) or laps[last] != laps[first]
+                else min(end + period, float(times[last]))
+            )
+            pieces.append(_Piece(part, start, until, laps[first]))
+        elif last - first > 1:
+            poses = Poses(**{name: values[first:last] for name, values in vars(track).items()})
+            rows = stack_poses(poses.time, np.column_stack([poses.x, poses.y]), poses.heading, drive.origin)
+            check_poses(rows, drive.origin, _locate(drive.origin, first))
+            pieces.append(_Piece(poses, start, end - future, laps[first]))
+    if not pieces:
+        raise DatasetError(f"{drive.origin}: expected 2 or more poses within {MAX_POSE_GAP:g} s, got none")
+    return pieces
 
 
-def check_crop(value: object) -> object:
-    """Return a crop as `kept_box` takes it. Raises ValueError."""
-    if value is None or (isinstance(value, str) and _ASPECT.fullmatch(value)):
-        return value
-    if isinstance(value, Sequence) and len(value) == 4 and all(type(edge) is int and edge >= 0 for edge in value):
-        left, top, right, bottom = value
-        if left < right and top < bottom:
-            return left, top, right, bottom
-    raise ValueError(f"expected [left,top,right,bottom] in pixels, or an aspect such as 16:9, got {value!r}")
-
-
-def kept_box(
-    picture_size: tuple[int, int], crop: tuple[int, int, int, int] | str, where: str
-) -> tuple[int, int, int, int]:
-    """The part of a picture that a crop keeps, as (left, top, right, bottom) in pixels.
-
-    Args:
-        picture_size: (height, width).
-        crop: such a box, or an aspect such as "16:9", of which the largest centered box is taken.
-        where: the beginning of a message.
-
-    Raises:
-        DatasetError: a box that is not within the picture.
-    """
-    height, width = picture_size
-    if isinstance(crop, str):
-        across, up = map(int, crop.split(":"))
-        box_width = min(width, max(1, round(height * across / up)))
-        box_height = min(height, max(1, round(width * up / across)))
-        left, top = (width - box_width) // 2, (height - box_height) // 2
-        return left, top, left + box_width, top + box_height
-    if crop[2] > width or crop[3] > height:
-        raise DatasetError(f"{where}: expected a crop within {width} x {height} pixels, got {list(crop)}")
-    return crop
-
-
-def crop_box(
-    picture_size: tuple[int, int], image_size: tuple[int, int], intrinsics: Intrinsics | None
-) -> tuple[float, float, float, float]:
-    """The largest crop of a picture with the dataset's aspect ratio, as (left, top, right, bottom) in pixels.
-
-    The crop is centered on the picture or, if the intrinsics are known, as near as possible on the principal point.
-    Sizes are (height, width).
-    """
-    (height, width), aspect = picture_size, image_size[1] / image_size[0]
-    box_width, box_height = min(float(width), height * aspect), min(float(height), width / aspect)
-    center = width / 2 if intrinsics is None else intrinsics.center_x
-    left = min(max(center - box_width / 2, 0.0), width - box_width)
-    top = (height - box_height) / 2
-    return left, top, left + box_width, top + box_height
-
-
-def fit_picture(
-    picture: UInt8[np.ndarray, "height width 3"], image_size: tuple[int, int], intrinsics: Intrinsics | None
-) -> UInt8[np.ndarray, "rows cols 3"]:
-    """Crop a picture to the aspect ratio of `image_size` and resize it (bicubic, antialiased)."""
-    box = crop_box((picture.shape[0], picture.shape[1]), image_size, intrinsics)
-    size = (image_size[1], image_size[0])
-    return np.asarray(Image.fromarray(picture).resize(size, Image.Resampling.BICUBIC, box=box, reducing_gap=3.0))
-
-
-def fitted_camera(
-    picture_size: tuple[int, int],
-    image_size: tuple[int, int],
-    intrinsics: Intrinsics,
-    *,
-    height_meters: float,
-    pitch_radians: float,
-    x_forward_meters: float,
-) -> Camera:
-    """The camera of the fitted pictures; a horizon that is not half way up becomes the pitch of the camera."""
-    left, top, right, bottom = crop_box(picture_size, image_size, intrinsics)
-    tilt = math.atan((intrinsics.center_y - (top + bottom) / 2) / intrinsics.focal)
-    fov = 2 * math.atan((right - left) / 2 / intrinsics.focal)
-    return Camera(
-        fov_degrees=math.degrees(fov),
-        height_meters=height_meters,
-        pitch_radians=pitch_radians + tilt,
-        x_forward_meters=x_forward_meters,
+def _jumps(poses: Poses, origin: str) -> Bool[np.ndarray, " steps"]:
+    """Where a pose can't follow the one before; nowhere, if there is more than a few: then the poses are wrong."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        speeds = np.hypot(np.diff(poses.x), np.diff(poses.y)) / np.diff(poses.time)
+        turns = np.abs(np.mod(np.diff(poses.heading) + math.pi, math.tau) - math.pi)
+        jumps = (speeds > MAX_SPEED) | (turns > MAX_HEADING_JUMP)
+    if not 0 < jumps.sum() <= max(2, _JUMPS * len(jumps)):
+        return np.zeros_like(jumps)
+    row = int(np.argmax(jumps))
+    logger.warning(
+        "%s: pose %d: %.0f m/s and %.0f degrees from the one before, no car's motion: cut there%s",
+        *(origin, row + 1, speeds[row], math.degrees(turns[row])),
+        "" if jumps.sum() == 1 else f" and at {jumps.sum() - 1} more",
     )
+    return jumps
+
+
+def _locate(origin: str, first: int) -> Callable[[int], str]:
+    return lambda row: f"{origin}: pose {first + row}"
+
+
+def _part(stretch: _Stretch, piece: _Piece, period: float, fps: float) -> Part | None:
+    """The frames of a stretch that have a track; None if these are too few."""
+    is_driven = isinstance(piece.track, Poses)
+    tolerance = _POSE_TOLERANCE / fps if is_driven else ROUNDING * min(period, 1 / fps)
+    times = stretch.times
+    start = float(times[0]) if piece.start - times[0] < tolerance else piece.start
+    end = min(float(times[-1]), piece.end)
+    num_frames = math.floor((end + tolerance - start) * fps) + 1
+    if len(times) < 2 or num_frames < (1 if is_driven else 2) or start > times[-1]:
+        return None
+    instants = start + np.arange(num_frames) / fps
+    index = _nearest(times, instants)
+    return Part(stretch.index[index], _resampled(piece.track, instants, fps), instants)
+
+
+def _resampled(track: Poses | ActionTrack, instants: Float64[np.ndarray, " frames"], fps: float) -> Poses | Values:
+    if isinstance(track, ActionTrack):
+        return track.space.resampled(track.times, track.values, instants, float(instants[-1]) + 1 / fps)
+    known = instants[0] + np.arange(len(instants) + num_future_poses(fps)) / fps
+    columns = {name: np.interp(known, track.time, values) for name, values in vars(track).items()}
+    columns["time"] = np.arange(len(known)) / fps
+    return Poses(**columns)
+
+
+def _count_unknown(
+    drive: SourceDrive, stretch: _Stretch, parts: list[Part], period: float, fps: float, left_out: Counter[str]
+) -> None:
+    """Count the frames of a stretch that no part reaches, because nothing is known of what moved there."""
+    kind = _kind(drive)
+    after = f"less than {FUTURE_SECONDS:g} s of poses follow" if kind == "poses" else "after the last action"
+    if not parts:
+        left_out[f"without {kind}"] += len(stretch.times)
+        return
+    left_out[f"before the first {kind[:-1]}"] += int((stretch.times < parts[0].instants[0] - period / 2).sum())
+    for part, later in [*pairwise(parts), (parts[-1], None)]:
+        unreached = stretch.times > part.instants[-1] + 1 / fps - period / 2
+        if later is None:
+            left_out[after] += int(unreached.sum())
+        else:
+            left_out[f"without {kind}"] += int((unreached & (stretch.times < later.instants[0] - period / 2)).sum())
+
+
+def _kind(drive: SourceDrive) -> str:
+    return "poses" if isinstance(drive.track, Poses) else "actions"
+
+
+def _too_short(drive: SourceDrive, found: list[Part], min_frames: int) -> str:
+    if found:
+        most = max(len(part.frame_index) for part in found)
+        return f"expected a stretch of min_frames={min_frames} or more, got at most {most} frames between interruptions"
+    times = drive.frame_times
+    expected = "frames with 3 s of poses after them"
+    known = drive.track.time if isinstance(drive.track, Poses) else drive.track.times
+    if not isinstance(drive.track, Poses):
+        expected = "two frames with an action between them"
+    covers = f"{np.ptp(times):.1f} s of frames, {np.ptp(known):.1f} s of {_kind(drive)}"
+    return f"expected {expected}, got {covers}"
+
+
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}{'' if number == 1 else plural}"
 
 
 def _nearest(times: np.ndarray, instants: np.ndarray) -> Int[np.ndarray, " instants"]:

@@ -37,6 +37,8 @@ class ImportCommand(SourceSettings):
     crop: Crop
     start: NonNegative
     end: Positive | None
+    gap_seconds: Positive | None
+    min_frames: Count
     workers: Workers
     max_seconds: Seconds | None
 
@@ -63,6 +65,8 @@ def run(settings: ImportCommand) -> int:
         crop=settings.crop,
         start=settings.start,
         end=settings.end,
+        gap_seconds=settings.gap_seconds,
+        min_frames=settings.min_frames,
     )
     try:
         outcome = import_drives(what, workers=settings.workers, max_seconds=settings.max_seconds)

@@ -19,6 +19,7 @@ from terra.dataset.importing.survey import Survey, Timing, spans
 _LABEL = 10  # characters
 _SHOWN_NUMBERS = 12
 _GAP = 2.5  # periods between two frames
+_MOVED = 0.0005  # s
 _LEAST_TUB = 200  # records of a lone tub that is worth cutting
 _SECTIONS = 10
 _Line = tuple[str, str]
@@ -42,7 +43,7 @@ def describe(seen: Survey, outlook: Outlook, sizes: Sequence[tuple[int, int]], f
     lines += [("clock", line) for line in dict.fromkeys(drive.clock for drive in seen.drives if drive.clock)]
     lines += _breaks(seen)
     lines += _actions(seen)
-    lines += _kept(outlook, seen)
+    lines += _kept(outlook)
     return aligned(lines)
 
 
@@ -157,13 +158,8 @@ def _gaps(seen: Survey) -> str:
 
 
 def _breaks(seen: Survey) -> list[_Line]:
-    """Where the recordings are interrupted, and what their sources leave out of them."""
     breaks = Counter(each.reason for drive in seen.drives for each in drive.breaks)
-    left_out = Counter[str]()
-    for drive in seen.drives:
-        left_out.update(drive.left_out)
-    lines = [("breaks", f"{count:,} by {reason}") for reason, count in breaks.items()]
-    return lines + [("unusable", f"{count:,} {reason}") for reason, count in left_out.items() if count]
+    return [("breaks", f"{count:,} by {reason}") for reason, count in breaks.items()]
 
 
 def _actions(seen: Survey) -> list[_Line]:
@@ -194,14 +190,21 @@ def _units(space: Vector) -> str:
     return f"units: {some(units)}" if units else "no units are told"
 
 
-def _kept(outlook: Outlook, seen: Survey) -> list[_Line]:
-    total = sum(timing.num_frames for timing in seen.timings)
-    kept = f"{counted(outlook.num_frames, 'frame')} ({outlook.num_frames / outlook.fps:.1f} s)"
-    of = f"{counted(total, 'frame')}, {counted(outlook.num_drives, 'drive')}"
-    lines = [f"at {outlook.fps:g} frames a second keeps {kept} of {of}"]
-    lines += [f"leaves out {counted(count, 'frame')} {reason}" for reason, count in outlook.left_out.items() if count]
-    if outlook.num_repeated:
-        lines.append(f"shows {counted(outlook.num_repeated, 'frame')} twice")
+def _kept(outlook: Outlook) -> list[_Line]:
+    lines = []
+    if (losses := outlook.losses) is not None:
+        of = f"{counted(losses.read, 'frame')} of {counted(outlook.num_drives, 'drive')}"
+        kept = f"{counted(losses.kept, 'frame')} ({losses.seconds:.1f} s)"
+        lines.append(f"at {outlook.fps:g} frames a second keeps {kept} of {of}")
+        if losses.parts > outlook.num_drives:
+            lines.append(f"cuts these into {losses.parts:,} stretches without interruption")
+        if losses.gaps:
+            lines.append(f"cuts out {counted(losses.gaps, 'gap')}, the longest of {losses.longest_gap:.2f} s")
+        if losses.repeated:
+            lines.append(f"shows {counted(losses.repeated, 'frame')} twice")
+        if losses.moved_seconds >= _MOVED:
+            lines.append(f"moves frames by at most {1000 * losses.moved_seconds:.0f} ms")
+        lines += [f"leaves out {count:,}: {reason}" for reason, count in losses.left_out.items()]
     if outlook.failed:
         lines.append(f"fails for {counted(len(outlook.failed), 'drive')}: see the doubts")
     return [("import", line) for line in lines]

@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from itertools import chain, islice
 from typing import Annotated, Any, Self
 
@@ -15,27 +16,19 @@ from decoder.camera import Camera, FieldOfView, Height, Pitch
 from terra.actions import Waypoints
 from terra.dataset.card import write_card
 from terra.dataset.checks import ImageSize, check_workload
-from terra.dataset.format import FUTURE_SECONDS, FramesASecond, check_name
-from terra.dataset.importing.alignment import (
-    Alignment,
-    align,
-    check_crop,
-    cut,
-    fit_picture,
-    fitted_camera,
-    kept_box,
-    shorten,
-)
+from terra.dataset.format import FramesASecond, check_name
+from terra.dataset.importing.alignment import MIN_FRAMES, Alignment, Losses, align, cut, shorten
+from terra.dataset.importing.fitting import check_crop, fit_picture, fitted_camera, kept_box
 from terra.dataset.importing.source import DriveSource, Intrinsics, SourceDrive
-from terra.dataset.poses import Poses
 from terra.dataset.workers import Outcome, run_jobs
 from terra.dataset.writing import ShardWriter, create_dataset
 from terra.errors import ConfigError, DatasetError
 from terra.progress import ProgressLine
-from tokenizer.settings import FilePath, NonNegative, Positive, Settings, expected_names
+from tokenizer.settings import Count, FilePath, NonNegative, Positive, Settings, expected_names
 
 logger = logging.getLogger(__name__)
 
+_REST = 64  # frames behind the last chosen one that are still read, to see that there are as many as times
 _NOTICE = "imported; the terms of the source's makers go for its frames and {}"
 
 Crop = Annotated[tuple[int, int, int, int] | str | None, BeforeValidator(check_crop)]
@@ -66,10 +59,12 @@ class ImportSettings(Settings):
         image_size: (height, width), both even; pictures are cropped to this aspect ratio and resized.
         frames_per_episode: most frames of an episode; longer drives are cut.
         held_out: drives, or recordings with all their drives, of the split held_out; all others are of the split train.
-        drives: the drives or recordings to import; None imports all.
+            A name may be a pattern, such as "*_05-0[12]*".
+        drives: the drives or recordings to import, likewise; None imports all.
         mount: the camera's field of view and mounting position.
         crop: what of the source's pictures is kept, before they are cropped to the aspect ratio of `image_size`.
         start, end: the part of each drive to import, in seconds after its first frame; None: to its end.
+        gap_seconds, min_frames: where a drive is cut, see `terra.dataset.importing.alignment.align`.
 
     Raises:
         ConfigError: a value out of range.
@@ -89,6 +84,8 @@ class ImportSettings(Settings):
     crop: Crop = None
     start: NonNegative = 0.0
     end: Positive | None = None
+    gap_seconds: Positive | None = None
+    min_frames: Count = MIN_FRAMES
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -115,8 +112,8 @@ def import_drives(settings: ImportSettings, *, workers: int, max_seconds: float 
     check_workload(workers, max_seconds)
     known = settings.source.list_drives()
     recordings = settings.source.recordings
-    settings = settings.replace(held_out=_expand(settings.held_out, recordings))
-    wanted = known if settings.drives is None else _expand(settings.drives, recordings)
+    settings = settings.replace(held_out=_expand(settings.held_out, recordings, known))
+    wanted = known if settings.drives is None else _expand(settings.drives, recordings, known)
     unknown = sorted({*wanted, *settings.held_out} - set(known))
     if not wanted:
         raise ConfigError("drives: expected one or more, or null for all, got none")
@@ -129,7 +126,7 @@ def import_drives(settings: ImportSettings, *, workers: int, max_seconds: float 
     space = settings.source.space
     notice = _NOTICE.format("poses" if isinstance(space, Waypoints) else "actions")
     create_dataset(settings.output, settings.fps, settings.image_size, settings.name, notice, space)
-    jobs = [_Drive(settings, name) for name in wanted if not _writer(settings, name, None).is_complete()]
+    jobs = [_Drive(settings, name) for name in wanted if not _writer(settings, name).is_complete()]
     logger.info("%s: %d drives to import, %d complete already", settings.output, len(jobs), len(wanted) - len(jobs))
     with ProgressLine("importing", len(jobs)) as line:
         outcome = run_jobs(
@@ -141,8 +138,7 @@ def import_drives(settings: ImportSettings, *, workers: int, max_seconds: float 
             describe=lambda job: job.name,
         )
     if outcome.num_done:
-        read, kept = np.sum(outcome.results, axis=0)
-        logger.info("%s: %d frames read, %d kept at %g frames a second", settings.name, read, kept, settings.fps)
+        logger.info("%s: at %g frames a second: %s", settings.name, settings.fps, Losses.of_all(outcome.results))
         write_card(settings.output)
     logger.info(
         "%s: %d drives imported, %d failed, %d left for another time",
@@ -157,19 +153,20 @@ class _Drive:
     name: str
 
 
-def import_drive(job: _Drive, worker: int, advance: Callable[[int], None]) -> tuple[int, int]:
+def import_drive(job: _Drive, worker: int, advance: Callable[[int], None]) -> Losses:
     """Import one drive; call `advance` with the number of frames of each episode written.
 
     Returns:
-        The number of frames that were read, and that of frames that were kept.
+        What was kept of it, and what wasn't.
     """
     settings = job.settings
     drive = settings.source.open_drive(job.name)
     if settings.start or settings.end is not None:
         drive = shorten(drive, settings.start, settings.end)
-    alignment = align(drive, settings.fps)
-    _say_losses(drive, alignment)
-    parts = cut(alignment.track, len(alignment.frame_index), settings.fps, settings.frames_per_episode)
+    alignment = align(drive, settings.fps, gap_seconds=settings.gap_seconds, min_frames=settings.min_frames)
+    losses = alignment.losses
+    name = drive.origin if drive.name in drive.origin else f"{drive.origin}: {drive.name}"
+    logger.log(logging.INFO if losses.is_clean else logging.WARNING, "%s: %s", name, losses)
     frames = chosen_frames(drive, alignment)
     first = next(frames)
     intrinsics = _intrinsics(drive, settings.mount, first)
@@ -181,43 +178,52 @@ def import_drive(job: _Drive, worker: int, advance: Callable[[int], None]) -> tu
     kept = (frame[top:bottom, left:right] for frame in chain([first], frames))
     camera = _camera(settings, intrinsics, first[top:bottom, left:right])
     fitted = (fit_picture(frame, settings.image_size, intrinsics) for frame in kept)
-    with _writer(settings, job.name, camera) as writer:
-        for number, (num_frames, track) in enumerate(parts):
+    episodes = [
+        episode
+        for part in alignment.parts
+        for episode in cut(part.track, len(part.frame_index), settings.fps, settings.frames_per_episode)
+    ]
+    with _writer(settings, job.name, camera, losses) as writer:
+        for number, (num_frames, track) in enumerate(episodes):
             advance(writer.add(f"{writer.name_prefix}_{number:03d}", islice(fitted, num_frames), track))
-    return len(drive.frame_times), len(alignment.frame_index)
-
-
-def _say_losses(drive: SourceDrive, alignment: Alignment) -> None:
-    """Say in one line which frames of a drive are shown twice or left out; nothing if all are as they should be."""
-    facts = [f"{len(drive.frame_times)} frames read", f"{len(alignment.frame_index)} kept"]
-    if alignment.num_repeated:
-        facts.append(f"{alignment.num_repeated} of these shown twice")
-    if alignment.num_before:
-        facts.append(f"{alignment.num_before} left out at the start, of which no pose or action is known")
-    if alignment.num_after:
-        needed = f"less than {FUTURE_SECONDS:g} s of poses follow" if isinstance(drive.track, Poses) else "no action is"
-        facts.append(f"{alignment.num_after} left out at the end, where {needed}")
-    if len(facts) > 2:
-        name = drive.origin if drive.name in drive.origin else f"{drive.origin}: {drive.name}"
-        logger.log(logging.WARNING if alignment.num_repeated else logging.INFO, "%s: %s", name, ", ".join(facts))
+        for _ in fitted:  # to the end, so that frames which the source didn't tell of are seen
+            raise DatasetError(f"{drive.origin}: expected {len(alignment.frame_index)} chosen frames, got more")
+    return losses
 
 
 def chosen_frames(drive: SourceDrive, alignment: Alignment) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
-    """Yield the frames that the alignment takes from a drive, in order. Raises DatasetError if the drive has fewer."""
+    """Yield the frames that the alignment takes from a drive, in order.
+
+    Raises:
+        DatasetError: the drive has fewer frames than times, or, where it is read to its end, more.
+    """
     wanted = iter(alignment.frame_index.tolist())
-    index = next(wanted, None)
+    index, count = next(wanted, None), len(drive.frame_times)
     for number, frame in enumerate(drive.frames()):
+        if number >= count:
+            raise DatasetError(f"{drive.origin}: expected {count} frames, as many as times, got more")
         while index == number:
             yield frame
             index = next(wanted, None)
-        if index is None:
+        if index is None and number < count - _REST:
             return
-    raise DatasetError(f"{drive.origin}: expected a frame number {index}, got fewer frames")
+    if index is not None:
+        raise DatasetError(f"{drive.origin}: expected {count} frames, as many as times, got fewer")
 
 
-def _expand(names: tuple[str, ...], recordings: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Replace the names of recordings by those of their drives, each drive once."""
-    return tuple(dict.fromkeys(drive for name in names for drive in recordings.get(name, (name,))))
+def _expand(
+    names: tuple[str, ...], recordings: Mapping[str, tuple[str, ...]], known: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Replace the names of recordings, and patterns, by the drives that they mean, each drive once."""
+    drives: dict[str, None] = {}
+    for name in names:
+        if name in recordings or name in known:
+            matches = [name]
+        else:
+            matches = [each for each in (*recordings, *known) if fnmatchcase(each, name)] or [name]
+        for match in matches:
+            drives |= dict.fromkeys(recordings.get(match, (match,)))
+    return tuple(drives)
 
 
 def _intrinsics(drive: SourceDrive, mount: Mount, picture: UInt8[np.ndarray, "height width 3"]) -> Intrinsics | None:
@@ -246,9 +252,13 @@ def _camera(
     )
 
 
-def _writer(settings: ImportSettings, drive: str, camera: Camera | None) -> ShardWriter:
+def _writer(
+    settings: ImportSettings, drive: str, camera: Camera | None = None, losses: Losses | None = None
+) -> ShardWriter:
     # Only what is given, so that shards of earlier versions are known again.
     parts: dict[str, Any] = {"crop": settings.crop, "start": settings.start or None, "end": settings.end}
+    parts["gap_seconds"] = settings.gap_seconds
+    parts["min_frames"] = None if settings.min_frames == MIN_FRAMES else settings.min_frames
     if isinstance(settings.crop, tuple):
         parts["crop"] = list(settings.crop)
     return ShardWriter(
@@ -266,4 +276,5 @@ def _writer(settings: ImportSettings, drive: str, camera: Camera | None) -> Shar
             **{name: value for name, value in parts.items() if value is not None},
         },
         space=settings.source.space,
+        losses=None if losses is None else losses.to_json(),
     )
