@@ -156,7 +156,7 @@ def test_a_folder_is_recognized_and_its_printed_command_imports_it(name, tmp_pat
     assert re.fullmatch(rf"found +.*{re.escape(title)}.* \(kind={kind}\)", lines[0])
     assert lines[1] == f"in         {folder}"
     assert f"drives     {num_drives} drive" in said
-    assert f" keeps {num_frames} frames (" in said
+    assert re.search(rf" keeps {num_frames} of [\d,]+ frames of {num_drives} drives?: ", said)
     assert "0 doubts; pictures in" in said
     command = command[command.index("terra import") :]
     program, subcommand, *arguments = shell_words(command)

@@ -193,9 +193,8 @@ def _units(space: Vector) -> str:
 def _kept(outlook: Outlook) -> list[_Line]:
     lines = []
     if (losses := outlook.losses) is not None:
-        of = f"{counted(losses.read, 'frame')} of {counted(outlook.num_drives, 'drive')}"
-        kept = f"{counted(losses.kept, 'frame')} ({losses.seconds:.1f} s)"
-        lines.append(f"at {outlook.fps:g} frames a second keeps {kept} of {of}")
+        kept = f"{losses.kept:,} of {counted(losses.read, 'frame')} of {counted(outlook.num_drives, 'drive')}"
+        lines.append(f"at {outlook.fps:g} frames a second keeps {kept}: {losses.seconds:.1f} s")
         if losses.parts > outlook.num_drives:
             lines.append(f"cuts these into {losses.parts:,} stretches without interruption")
         if losses.gaps:
