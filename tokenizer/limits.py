@@ -38,6 +38,8 @@ class Limits(Settings):
         video_frames: frames of a video.
         video_fps: frames a second of a video.
         map_frames: frames of a map.
+        bag_record_bytes: a chunk of an MCAP file, packed or unpacked, a message of any bag, and the access units from
+            one key frame of its video to the next.
         context_seconds: how long the frames of a context may take to be read from a video.
     """
 
@@ -60,6 +62,7 @@ class Limits(Settings):
     video_frames: Bound = 1_000_000
     video_fps: Annotated[float, Field(gt=0, le=1e6)] = 1000.0
     map_frames: Bound = 1000  # in 8 bits, as they are held, 110 MB of the shipped model's size
+    bag_record_bytes: Bound = 256 << 20
     context_seconds: Annotated[float, Field(gt=0, le=86_400)] = 15.0
 
 

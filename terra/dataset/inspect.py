@@ -57,7 +57,10 @@ class InspectSettings(SourceSettings):
     """
 
     data: FilePath
-    kind: Literal["dataset", "video_poses", "video_actions", "gpx", "lerobot", "kitti", "nuscenes", "donkeycar"] | None
+    kind: (
+        Literal["dataset", "video_poses", "video_actions", "gpx", "lerobot", "kitti", "nuscenes", "donkeycar", "mcap"]
+        | None
+    )
     output: FilePath
     verify: bool
     workers: Workers

@@ -24,7 +24,7 @@ class ImportCommand(SourceSettings):
         max_seconds: no drive is begun after so long; None for no limit.
     """
 
-    kind: Literal["video_poses", "video_actions", "lerobot", "kitti", "nuscenes", "donkeycar", "gpx"]
+    kind: Literal["video_poses", "video_actions", "lerobot", "kitti", "nuscenes", "donkeycar", "gpx", "mcap"]
     input: FilePath
     output: FilePath
     name: Text

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from terra.actions import parse_space, require_table
+from terra.dataset.importing.bags import BagSource
 from terra.dataset.importing.donkeycar import DonkeycarSource
 from terra.dataset.importing.gpx import GpxSource
 from terra.dataset.importing.kitti import KittiSource
@@ -18,7 +19,7 @@ _EXAMPLES = (
     "'{kind:keys,names:[forward,left,right]}' or "
     "'{kind:vector,names:[steering,throttle],units:[rad,\"\"],low:[-1,0],high:[1,1]}'"
 )
-KINDS = ("video_poses", "video_actions", "lerobot", "kitti", "nuscenes", "donkeycar", "gpx")
+KINDS = ("video_poses", "video_actions", "lerobot", "kitti", "nuscenes", "donkeycar", "gpx", "mcap")
 
 
 def open_source(kind: str, folder: Path, settings: SourceSettings = UNSET) -> DriveSource:
@@ -44,9 +45,10 @@ def open_source(kind: str, folder: Path, settings: SourceSettings = UNSET) -> Dr
         "video_actions": {"action_space", "picture_fps"},
         "donkeycar": {"picture_fps", "sections"},
         "gpx": {"picture_fps", "gps"},
+        "mcap": {"action_space", "bags"},
     }.get(kind, set())
     used = {"action_space"} if has_actions else used
-    for name in ("action_space", "picture_fps", "sections", "gps"):
+    for name in ("action_space", "picture_fps", "sections", "gps", "bags"):
         value = getattr(settings, name)
         if value != getattr(UNSET, name) and name not in used:
             raise ConfigError(f"{name}: expected none with kind={kind}, got {value}")
@@ -57,6 +59,8 @@ def open_source(kind: str, folder: Path, settings: SourceSettings = UNSET) -> Dr
         columns = settings.lerobot
         named = LeRobotActions.from_dict(columns or {}) if has_actions else LeRobotColumns.from_dict(columns)
         return LeRobotSource(folder, named, space)
+    if kind == "mcap":
+        return BagSource.open(folder, settings.bags, space)
     if kind == "gpx":
         return GpxSource(folder, settings.picture_fps, settings.gps.offset_seconds, settings.gps.sigma_meters)
     if kind == "donkeycar":

@@ -15,6 +15,7 @@ from terra.dataset.importing.recognize.found import Camera, Found, counted, some
 from terra.dataset.importing.settings import UNSET, SourceSettings
 from terra.dataset.importing.source import DriveSource
 from terra.dataset.importing.survey import Survey, Timing, spans
+from tokenizer.settings import Settings
 
 _LABEL = 10  # characters
 _SHOWN_NUMBERS = 12
@@ -94,8 +95,15 @@ def _given(found: Found, settings: SourceSettings) -> dict[str, Any]:
     elif columns is not None and found.kind == "lerobot":
         base = "actions" if "action" in columns else "state"
         given = {"lerobot": base, **{f"lerobot.{name}": value for name, value in columns.items()}, **given}
-    gps = given.pop("gps", None)
-    return given if gps is None else given | {f"gps.{name}": value for name, value in gps.model_dump().items()}
+    arguments: dict[str, Any] = {}
+    for name, value in given.items():
+        if isinstance(value, Settings):
+            unset = type(value)()
+            parts = {part: getattr(value, part) for part in type(value).model_fields}
+            arguments |= {f"{name}.{part}": each for part, each in parts.items() if each != getattr(unset, part)}
+        else:
+            arguments[name] = value
+    return arguments
 
 
 def _output_name(folder: Path) -> str:

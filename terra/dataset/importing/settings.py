@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from terra.dataset.importing.bags import Bags
 from tokenizer.settings import Positive, Settings
 
 
@@ -19,10 +20,11 @@ class SourceSettings(Settings):
 
     Attributes:
         lerobot: the columns of a LeRobot dataset, see `LeRobotColumns`; with `action` those of `LeRobotActions`.
-        action_space: what the actions of video_actions, or of a LeRobot dataset, mean, see `terra.actions.space`.
+        action_space: what the actions of video_actions, LeRobot datasets and bags mean, see `terra.actions.space`.
         picture_fps: pictures a second, where files don't tell: of folders of pictures, and of donkeycar.
         sections: into how many drives each tub of donkeycar is cut.
         gps: the clock and the noise of a GPS track, see `GpxSource`.
+        bags: topics, fields and clock of bags.
     """
 
     lerobot: dict[str, Any] | None = None
@@ -30,6 +32,7 @@ class SourceSettings(Settings):
     picture_fps: Positive | None = None
     sections: Annotated[int, Field(ge=1, le=1000)] = 1
     gps: Gps = Gps()
+    bags: Bags = Bags()
 
 
 UNSET = SourceSettings()

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from terra.dataset.format import DATASET_FILE
-from terra.dataset.importing.recognize import donkeycar, kitti, lerobot, nuscenes, videos
+from terra.dataset.importing.recognize import bags, donkeycar, kitti, lerobot, nuscenes, videos
 from terra.dataset.importing.recognize.found import Camera, Found, Listing, some
 from terra.dataset.importing.recognize.unreadable import explain, explain_file
 from terra.errors import DatasetError, TerraError
@@ -31,6 +31,7 @@ RECOGNIZERS: dict[str, Callable[[Listing], Found | None]] = {
     "nuscenes": nuscenes.recognize,
     "kitti": kitti.recognize,
     "donkeycar": donkeycar.recognize,
+    "mcap": bags.recognize,
     "video_poses, video_actions, gpx": videos.recognize,
 }
 """What recognizes each kind, in the order in which they are asked."""
