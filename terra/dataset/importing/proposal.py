@@ -3,6 +3,7 @@
 import math
 import re
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ _MOST_FPS = 30.0
 _PIXELS = 144 * 256  # of the shipped models' pictures
 _SIDE = 16  # pixels that a token's side is a multiple of
 _SIDES = range(_SIDE, 513, _SIDE)
-_LISTED = 3  # drives that are held out by their full names
+_LISTED, _MOST_PATTERNS = 5, 12  # names, and patterns, of drives to hold out
 _PLAIN = re.compile(r"[A-Za-z_/.][A-Za-z0-9_/.@*?-]*|0|[1-9][0-9]*|0[0-9]+")
 _WORDS = {"null", "true", "false", "yes", "no", "on", "off", "inf", "nan"}  # that YAML or Hydra takes for values
 _LINE = 100  # characters
@@ -69,27 +70,25 @@ def propose_held_out(
                 return wanted
     if not wanted and len(drives) > 1:
         wanted = list(drives[-max(1, round(len(drives) / 10)) :])
-    if len(wanted) <= _LISTED:
-        return wanted
-    return _pattern(drives, wanted) or wanted
+    return wanted if len(wanted) <= _LISTED else _patterns(drives, len(wanted)) or wanted
 
 
-def _pattern(drives: Sequence[str], wanted: Sequence[str]) -> list[str] | None:
-    """One pattern for about these drives, such as episode_009* or scene-0[89]*; None if no beginning of a name fits."""
-    last = wanted[-1]
-    fits: dict[str, float] = {}
-    for length in range(1, len(last)):
-        digits = "0123456789"[: int(last[length]) + 1] if last[length] in "0123456789" else ""
-        for first in [None, *digits]:
-            begin = last[:length]
-            inner = "" if first is None else f"[{first}-{last[length]}]"
-            count = sum(
-                name.startswith(begin) and (first is None or first <= name[length : length + 1] <= last[length])
-                for name in drives
-            )
-            fits[f"{begin}{inner}*"] = abs(math.log(count / len(wanted)))
-    best = min(fits, key=lambda pattern: (round(fits[pattern], 6), len(pattern)), default=None)
-    return [best] if best is not None and fits[best] < math.log(1.7) else None
+def _patterns(drives: Sequence[str], wanted: int) -> list[str] | None:
+    """The fewest patterns such as episode_009* for so many of the last drives, or up to twice as many; None: there are
+    none, because the names don't count on."""
+    fewest: list[str] | None = None
+    for dropped in range(1, max(map(len, drives))):
+        groups = Counter(name[:-dropped] for name in drives if len(name) > dropped)
+        patterns: list[str] = []
+        count = 0
+        for begin in dict.fromkeys(name[:-dropped] for name in reversed(drives) if len(name) > dropped):
+            patterns.insert(0, f"{begin}*")
+            count += groups[begin]
+            if count >= wanted or len(patterns) == _MOST_PATTERNS:
+                break
+        if wanted <= count <= 2 * wanted and (fewest is None or len(patterns) < len(fewest)):
+            fewest = patterns
+    return fewest
 
 
 def command_line(arguments: Mapping[str, Any]) -> str:
