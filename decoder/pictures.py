@@ -29,7 +29,7 @@ IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
 
 _FORMATS = ("PNG", "JPEG", "WEBP")
 _SCAN, _CHUNK = b"\xff\xda", 1 << 20  # the marker before each scan of a JPEG, which nothing else in it contains
-_ENDS = {".png": b"IEND\xaeB\x60\x82", ".jpg": b"\xff\xd9", ".jpeg": b"\xff\xd9"}
+_ENDS = {"PNG": b"IEND\xaeB\x60\x82", "JPEG": b"\xff\xd9"}
 _TAIL_BYTES = 1 << 16  # behind a JPEG's end some cameras append a second picture, or zeros
 _EIGHT_BITS = ("1", "L", "P", "RGB", "LA", "PA", "RGBA", "RGBX", "La", "RGBa")
 
@@ -92,22 +92,29 @@ def picture_size(data: bytes) -> tuple[int, int] | None:
 
 
 def picture_problem(path: Path, limits: Limits = LIMITS) -> str | None:
-    """What can be told of a damaged picture without unpacking it: missing, empty, cut off; None if nothing is wrong."""
+    """What is wrong with a picture, told without unpacking it: missing, empty, cut off, larger than the bounds.
+
+    None if nothing is; what only unpacking shows stays unknown.
+    """
     try:
         with path.open("rb") as file:
-            end = _ENDS.get(path.suffix.lower())
             size = file.seek(0, io.SEEK_END)
             if not size:
                 return "an empty file"
             file.seek(max(0, size - _TAIL_BYTES))
-            if end is not None and end not in file.read(_TAIL_BYTES):
-                return "a file that was cut off"
+            tail = file.read(_TAIL_BYTES)
             file.seek(0)
             with Image.open(file, formats=_FORMATS) as picture:
                 if picture.width * picture.height > limits.picture_pixels:
                     return f"{picture.width}x{picture.height} pixels"
+                if picture.format in _ENDS and _ENDS[picture.format] not in tail:
+                    # Some cameras append a film to a picture; only unpacking tells.
+                    picture.load()
+    except FileNotFoundError:
+        return "no such file"
     except _DAMAGED as error:
-        return (str(error).splitlines() or [""])[0].partition(": ")[0] or type(error).__name__
+        reason = (str(error).splitlines() or [""])[0]
+        return "no PNG, JPEG or WebP picture" if "cannot identify" in reason else reason or type(error).__name__
     return None
 
 

@@ -276,7 +276,7 @@ def test_a_tub_is_cut_into_sections(tmp_path):
         ({"user/angle": 1.5}, "record 7: steering: expected -1 to 1, got 1.5"),
         ({"user/angle": "left"}, "user/angle: expected a number, got 'left'"),
         ({"cam/image_array": "../../../etc/passwd"}, "cam/image_array: expected"),
-        ({"cam/image_array": "none.jpg"}, "none.jpg: expected a PNG or JPEG picture"),
+        ({"cam/image_array": "none.jpg"}, "none.jpg: expected a whole PNG, JPEG or WebP picture"),
         ({"_timestamp_ms": 0}, "expected _timestamp_ms that increase; or give picture_fps="),
     ],
 )

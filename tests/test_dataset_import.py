@@ -284,13 +284,13 @@ def test_each_frame_is_the_nearest_and_each_pose_is_of_its_instant(source_fps, f
     count = len(aligned.frame_index)
     instants = start + np.arange(count) / fps
     nearest = np.abs(frame_times - instants[:, None]).min(axis=1)
-    np.testing.assert_allclose(np.abs(frame_times[aligned.frame_index] - instants), nearest, atol=1e-6)
-    assert aligned.losses.moved_seconds <= 0.5 / source_fps + 1e-6
+    np.testing.assert_allclose(np.abs(frame_times[aligned.frame_index] - instants), nearest, atol=0.05 / fps)
+    assert aligned.losses.moved_seconds <= 0.5 / source_fps + 0.02 / fps
     assert aligned.losses.repeated == 0 or fps > 0.95 * source_fps
     (part,) = aligned.parts
     assert isinstance(part.track, Poses)
     assert len(part.track.time) == count + math.ceil(3 * fps - 1e-9)
-    np.testing.assert_allclose(part.track.heading, 0.2 * (part.track.time + start - time[0]), atol=0.005 / fps)
+    np.testing.assert_allclose(part.track.heading, 0.2 * (part.track.time + start - time[0]), atol=0.004 / fps)
     np.testing.assert_allclose(np.diff(part.track.time), 1 / fps)
     # Not a frame more would have its path.
     assert start + count / fps + 3 > min(time[-1], frame_times[-1] + 3) - 2 / fps
@@ -427,7 +427,7 @@ def test_kitti_is_imported_with_its_camera(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("sequences/04/times.txt", "0\n0.1\n", "got 60 poses, 2 times and 60 pictures"),
+        ("sequences/04/times.txt", "0\n0.1\n", "expected as many poses as times, got 60 and 2"),
         ("sequences/04/times.txt", "zero\n", r"times\.txt: line 1: expected 1 numbers"),
         ("poses/04.txt", "1 2 3\n", r"04\.txt: line 1: expected 12 finite numbers, got 3"),
         ("sequences/04/calib.txt", "P0: 1\n", "expected a line 'P2: '"),
@@ -637,3 +637,26 @@ def test_the_command_and_its_configuration_agree(tmp_path):
         open_source("rosbag", tmp_path)
     with pytest.raises(DatasetError, match="expected a folder with recordings, got nothing"):
         open_source("kitti", tmp_path / "nowhere")
+
+
+def test_a_damaged_picture_is_left_out_and_cuts_there(tmp_path, caplog):
+    folder = tmp_path / "in" / "drive"
+    folder.mkdir(parents=True)
+    for index, frame in enumerate(numbered(60)):
+        Image.fromarray(frame).save(folder / f"{index}.png")
+    whole = (folder / "25.png").read_bytes()
+    for index, content in {25: b"", 26: whole[:-40], 40: b"no picture"}.items():
+        (folder / f"{index}.png").write_bytes(content)
+    (tmp_path / "in" / "drive.csv").write_text("time_s,go\n" + "".join(f"{k / 10},1\n" for k in range(60)))
+    source = VideoActionsSource(tmp_path / "in", Keys(names=["go"]), 10.0)
+    settings_ = settings_for(source, tmp_path / "out").replace(min_frames=5)
+    (losses,) = import_drives(settings_, workers=0).results
+    assert losses.left_out == {"damaged pictures": 3}
+    assert "25.png: left out (and 2 more): an empty file" in caplog.text
+    assert "picture_fps=10, as declared" in str(losses)
+    episodes = read_split(tmp_path / "out", "train").episodes
+    assert [numbers_of(read_frames(each)) for each in episodes] == [
+        [*range(25)],
+        [*range(27, 40)],
+        [*range(41, 60)],
+    ]

@@ -95,4 +95,6 @@ class GpxSource(PoseFiles):
             intrinsics=None,
             origin=str(path),
             clock=footage.clock,
+            breaks=footage.breaks,
+            left_out=footage.left_out,
         )

@@ -1,14 +1,21 @@
 """KITTI's odometry benchmark (cvlibs.net/datasets/kitti/eval_odometry.php): pictures, camera poses, calibration."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 
-from decoder.pictures import is_picture, read_picture
-from terra.dataset.importing.source import Intrinsics, PoseFiles, SourceDrive, motion, say_left_out
+from decoder.pictures import is_picture
+from terra.dataset.importing.source import (
+    Footage,
+    Intrinsics,
+    PoseFiles,
+    SourceDrive,
+    motion,
+    picture_footage,
+    say_left_out,
+)
 from terra.errors import DatasetError
 
 PICTURES = "image_2"  # the left color camera
@@ -41,10 +48,9 @@ class KittiSource(PoseFiles):
         path, sequence = self.folder / "poses" / f"{name}.txt", self.folder / "sequences" / name
         matrices = _read_numbers(path, 12).reshape(-1, 3, 4)
         times = _read_numbers(sequence / "times.txt", 1)[:, 0]
-        pictures = sorted(filter(is_picture, (sequence / PICTURES).glob("*")))
-        if not len(matrices) == len(times) == len(pictures):
-            counts = f"{len(matrices)} poses, {len(times)} times and {len(pictures)} pictures"
-            raise DatasetError(f"{sequence}: expected as many poses as times and pictures in {PICTURES}, got {counts}")
+        if len(matrices) != len(times):
+            raise DatasetError(f"{sequence}: expected as many poses as times, got {len(matrices)} and {len(times)}")
+        footage = _pictures(sequence / PICTURES, times)
         place, ahead = matrices[:, :, 3], matrices[:, :, 2]
         poses = motion(
             times,
@@ -53,17 +59,29 @@ class KittiSource(PoseFiles):
             np.arcsin(np.clip(-ahead[:, 1], -1.0, 1.0)),
         )
 
-        def frames() -> Iterator[UInt8[np.ndarray, "height width 3"]]:
-            return (read_picture(picture) for picture in pictures)
-
         return SourceDrive(
             name=name,
             track=poses,
-            frame_times=times,
-            frames=frames,
+            frame_times=footage.times,
+            frames=footage.frames,
             intrinsics=_read_intrinsics(sequence / "calib.txt"),
             origin=str(path),
+            breaks=footage.breaks,
+            left_out=footage.left_out,
         )
+
+
+def _pictures(folder: Path, times: Float[np.ndarray, " frames"]) -> Footage:
+    """The pictures 000000.png (or .jpg), 000001.png, ..., each of the line of its number. Raises DatasetError."""
+    found = {path.stem: path for path in filter(is_picture, folder.glob("*"))}
+    numbered = {int(stem): path for stem, path in found.items() if stem.isdecimal()}
+    if len(numbered) < len(found) or (numbered and max(numbered) >= len(times)):
+        got = f"{len(found)} from {min(found)} to {max(found)}"
+        raise DatasetError(f"{folder}: expected pictures 000000 to {len(times) - 1:06d}, as many as times, got {got}")
+    if not numbered:
+        raise DatasetError(f"{folder}: expected pictures (.png, .jpg), as many as the {len(times)} times, got none")
+    # A picture that is not there counts as a damaged one.
+    return picture_footage([numbered.get(index, folder / f"{index:06d}.png") for index in range(len(times))], times)
 
 
 def _read_intrinsics(path: Path) -> Intrinsics | None:

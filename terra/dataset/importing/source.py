@@ -3,13 +3,14 @@
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from decoder.pictures import is_picture, read_picture
+from decoder.pictures import is_picture, picture_problem, read_picture
 from decoder.video import VIDEO_SUFFIXES, probe_video, stream_video
 from terra.actions import ActionSpace, ActionTrack, Waypoints
 from terra.context import natural_key
@@ -19,6 +20,7 @@ from terra.errors import ConfigError, DatasetError
 logger = logging.getLogger(__name__)
 
 _NAMED = 5  # files named in a line
+_DAMAGED = "damaged pictures"
 
 
 @dataclass(frozen=True)
@@ -154,11 +156,14 @@ class Footage:
         times: when each was taken, in seconds after the first.
         frames: returns an iterator over them, RGB in [0, 255].
         clock: what the times are, where no file tells them; "" for a video's own.
+        breaks, left_out: of pictures that can't be read, see `SourceDrive`.
     """
 
     times: Float[np.ndarray, " frames"]
     frames: Callable[[], Iterator[UInt8[np.ndarray, "height width 3"]]]
     clock: str = ""
+    breaks: tuple[Break, ...] = ()
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 def open_footage(path: Path, picture_fps: float | None) -> Footage:
@@ -178,7 +183,37 @@ def open_footage(path: Path, picture_fps: float | None) -> Footage:
         raise ConfigError(f"picture_fps: expected how many pictures a second {path} has, got null")
     pictures = sorted(filter(is_picture, path.iterdir()), key=natural_key)
     times = np.arange(len(pictures)) / picture_fps
-    return Footage(times, lambda: map(read_picture, pictures), f"picture_fps={picture_fps:g}, as declared")
+    return picture_footage(pictures, times, f"picture_fps={picture_fps:g}, as declared")
+
+
+def picture_footage(paths: Sequence[Path], times: Float[np.ndarray, " frames"], clock: str = "") -> Footage:
+    """The frames that are stored as pictures; one that is missing, empty or cut off is left out, and a break.
+
+    Args:
+        paths: the pictures.
+        times: when each was taken, in seconds.
+        clock: see `Footage`.
+
+    Raises:
+        DatasetError: none of them can be read.
+    """
+    problems = {index: problem for index, path in enumerate(paths) if (problem := picture_problem(path)) is not None}
+    kept = [index for index in range(len(paths)) if index not in problems]
+    if not kept:
+        first = next(iter(problems.items()), None)
+        got = "none" if first is None else f"{paths[first[0]]}: {first[1]}"
+        raise DatasetError(f"{paths[0].parent if paths else 'pictures'}: expected pictures that can be read, got {got}")
+    for index, problem in list(problems.items())[:1]:
+        more = "" if len(problems) == 1 else f" (and {len(problems) - 1} more)"
+        logger.warning("%s: left out%s: %s", paths[index], more, problem)
+    pictures = [paths[index] for index in kept]
+    return Footage(
+        times[kept],
+        lambda: map(read_picture, pictures),
+        clock,
+        tuple(Break(new, _DAMAGED) for new, (a, b) in enumerate(pairwise(kept), start=1) if b - a > 1),
+        {_DAMAGED: len(problems)} if problems else {},
+    )
 
 
 def find_pairs(folder: Path, suffixes: Sequence[str], what: str) -> dict[str, tuple[Path, Path]]:

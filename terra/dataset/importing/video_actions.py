@@ -53,4 +53,6 @@ class VideoActionsSource:
             intrinsics=None,
             origin=str(path),
             clock=footage.clock,
+            breaks=footage.breaks,
+            left_out=footage.left_out,
         )
