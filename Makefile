@@ -6,7 +6,7 @@ VENV := .venv
 UV := $(VENV)/bin/uv
 READY := $(VENV)/.ready
 
-.PHONY: help demo test types all-tests test-fast test-hostile coverage clean
+.PHONY: help demo test types all-tests test-fast test-hostile test-lerobot coverage clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/' | expand -t 14
@@ -33,6 +33,16 @@ test-fast: $(READY)  ## the tests without vLLM, browser, training and notebooks:
 
 test-hostile: $(READY)  ## the long attacks, soaks and kills, which make test leaves out
 	$(VENV)/bin/pytest -m hostile
+
+# 0.4.4 writes and edits version 3.0 of LeRobot's format, 0.3.3 writes version 2.1.
+test-lerobot: $(READY)  ## datasets that the lerobot package writes, imported; installs it beside Terra
+	for version in 0.3.3 0.4.4; do \
+		$(UV) venv --quiet --allow-existing --python $(VENV)/bin/python $(VENV)/lerobot/$$version && \
+		$(UV) pip install --quiet --python $(VENV)/lerobot/$$version/bin/python --override tests/real/overrides.txt \
+			"lerobot==$$version" || exit 1; \
+	done
+	TERRA_LEROBOT=$(VENV)/lerobot/0.4.4/bin/python TERRA_LEROBOT_21=$(VENV)/lerobot/0.3.3/bin/python \
+		$(VENV)/bin/pytest tests/real/check_lerobot.py
 
 coverage: $(READY)  ## the tests again, and the lines that they reach; slower
 	$(VENV)/bin/pytest -m "not hostile" --cov --cov-report=term:skip-covered

@@ -6,7 +6,7 @@ Version 2 has a file of rows and a video for each episode; version 3 has several
 import logging
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from itertools import islice
@@ -14,17 +14,32 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from jaxtyping import Float, UInt8
 
 from decoder.video import stream_video
 from terra.actions import ActionSpace, ActionTrack, TableSpace, Vector, Waypoints
+from terra.dataset.importing.lerobot_files import (
+    CAMERAS,
+    camera_fault,
+    check_camera,
+    check_column,
+    episode_rows,
+    file_of,
+    number,
+    numbers,
+    own_frames,
+    picture_shape,
+    read_episodes,
+    read_info,
+    read_lines,
+    row_times,
+    stored_pictures,
+    video_facts,
+)
 from terra.dataset.importing.source import SourceDrive, motion
 from terra.dataset.poses import Poses
-from terra.errors import ConfigError, DatasetError
-from tokenizer.files import parse_json, read_json, read_text
-from tokenizer.limits import LIMITS
+from terra.errors import ConfigError, DatasetError, TerraError
+from tokenizer.files import read_json
 from tokenizer.settings import checked
 
 logger = logging.getLogger(__name__)
@@ -35,9 +50,13 @@ HEADING_UNITS = {"rad": 1.0, "deg": math.pi / 180}
 HEADINGS_FROM = ("x_ccw", "north_cw")
 SPEED_UNITS = {"m/s": 1.0, "km/h": 1 / 3.6}
 
+_SHOWN = 3  # names in a line
 _RANGE_TOLERANCE = 1e-5  # of a range: statistics are rounded to float32 by some writers
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 _DECLARE = "declare one with action_space='{kind:vector,names:[a],units:[rad],low:[-1],high:[1]}'"
+_ACTION = re.compile(r"actions?([._].*)?")
+_PREFIX = "episode_"
+_SPAN = re.compile(r"(\d{1,9}):(\d{1,9})")
 _COLUMN = re.compile(r"(?P<feature>[^\[\]]+)(\[(?P<entry>[^\[\]]+)\])?")
 
 
@@ -97,19 +116,19 @@ class LeRobotActions:
     """The features that hold the frames and the actions of a world that is no driving.
 
     Attributes:
-        video: the feature with the frames, such as "observation.images.front".
-        action: the feature with the actions, such as "action"; all its numbers are taken.
+        video: the feature with the frames, such as "observation.images.front"; None takes the only one.
+        action: the feature with the actions, such as "action"; all its numbers are taken. None takes the only one.
 
     Raises:
         ConfigError: no names of features.
     """
 
-    video: str
-    action: str
+    video: str | None = None
+    action: str | None = None
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if not isinstance(value, str):
+            if not isinstance(value, str | None):
                 raise ConfigError(f"lerobot.{name}: expected the name of a feature, got {value!r}")
 
     @classmethod
@@ -140,51 +159,166 @@ class LeRobotSource:
         """Waypoints, which are made of poses; or what the actions mean. Raises DatasetError."""
         if isinstance(self.columns, LeRobotColumns):
             return Waypoints()
-        return self.action_space or _stated_space(self.folder, self.columns.action)
+        return self.action_space or _stated_space(self.folder, self._action)
 
     @property
     def declared(self) -> dict[str, str | None]:
-        """Return the declared columns."""
-        return asdict(self.columns)
+        """Return the declared columns, or the features that are taken."""
+        if isinstance(self.columns, LeRobotColumns):
+            return asdict(self.columns)
+        return {"video": self._camera, "action": self._action}
 
     @property
     def recordings(self) -> dict[str, tuple[str, ...]]:
-        """Return {}: each drive is a recording of its own."""
-        return {}
+        """The episodes of each of the dataset's `splits` but "train"; else each drive is a recording of its own.
+
+        Raises:
+            DatasetError: an invalid info.json.
+        """
+        splits = read_info(self.folder).get("splits")
+        spans = {name: _SPAN.fullmatch(str(span)) for name, span in splits.items()} if isinstance(splits, dict) else {}
+        found = {int(name.removeprefix(_PREFIX)): name for name in _files(self.folder, self._camera).found}
+        drives = {
+            name: tuple(drive for index, drive in found.items() if int(span[1]) <= index < int(span[2]))
+            for name, span in spans.items()
+            if span is not None and name != "train"
+        }
+        return {name: each for name, each in drives.items() if each}
+
+    @property
+    def _camera(self) -> str:
+        if self.columns.video is not None:
+            return self.columns.video
+        features = read_info(self.folder)["features"]
+        cameras = {name: feature for name, feature in features.items() if feature.get("dtype") in CAMERAS}
+        shown = [name for name, feature in cameras.items() if camera_fault(feature) is None]
+        return _only(self.folder, "video", shown or list(cameras))
+
+    @property
+    def _action(self) -> str:
+        assert isinstance(self.columns, LeRobotActions)
+        if self.columns.action is not None:
+            return self.columns.action
+        features = read_info(self.folder)["features"].items()
+        numeric = [name for name, feature in features if str(feature.get("dtype")).startswith(("float", "int", "uint"))]
+        return _only(self.folder, "action", list(filter(_ACTION.fullmatch, numeric)))
 
     def list_drives(self) -> tuple[str, ...]:
-        """The episodes' names, such as episode_000012."""
-        return tuple(f"episode_{index:06d}" for index in sorted(_read_episodes(self.folder)))
+        """The names of the episodes whose files are there, such as episode_000012; a line names the others."""
+        info, camera = read_info(self.folder), self._camera
+        num_episodes, declared = len(read_episodes(self.folder)), info.get("total_episodes")
+        if declared is not None and declared != num_episodes:
+            logger.warning("%s: expected %s episodes (total_episodes), got %d", self.folder, declared, num_episodes)
+        files = _files(self.folder, camera)
+        for what, (path, *names) in files.missing.items():
+            more = "" if len(names) <= _SHOWN else f" and {len(names) - _SHOWN} more"
+            line = f"{self.folder}: {len(names)} of {num_episodes} episodes have no {what}, such as {path}"
+            if not files.found:
+                raise DatasetError(line)
+            logger.warning("%s; left out: %s%s", line, ", ".join(names[:_SHOWN]), more)
+        if check_camera(self.folder, camera) == "video":
+            _say_size(self.folder, camera, next(iter(files.found.values())))
+        return tuple(files.found)
 
     def open_drive(self, name: str) -> SourceDrive:
         """Open one episode."""
-        info, columns = _read_info(self.folder), self.columns
-        if columns.video not in info["features"]:
-            known = [key for key, value in info["features"].items() if value.get("dtype") == "video"]
-            got = f"the videos {', '.join(known)}" if known else "no video"
-            raise DatasetError(f"{self.folder / 'meta' / 'info.json'}: expected a feature {columns.video}, got {got}")
-        episode = _read_episodes(self.folder)[int(name.removeprefix("episode_"))]
-        data = self.folder / _fill(info, "data_path", episode, "data")
+        info, camera, columns = read_info(self.folder), self._camera, self.columns
+        kind = check_camera(self.folder, camera)
+        episode = read_episodes(self.folder)[int(name.removeprefix(_PREFIX))]
+        data = file_of(self.folder, "data_path", episode)
         where = f"{data}: {name}"
-        rows = _episode_rows(data, int(episode["episode_index"]))
-        if len(rows["timestamp"]) != episode["length"]:
-            raise DatasetError(f"{where}: expected {episode['length']} rows, got {len(rows['timestamp'])}")
-        times = np.asarray(rows["timestamp"], np.float64)
-        video = self.folder / _fill(info, "video_path", episode, f"videos/{columns.video}", columns.video)
-        if not video.is_file():
-            raise DatasetError(f"{video}: expected the video of {columns.video}, got no file")
-        has_file_each = info["codebase_version"].startswith("v2.")
-        start = 0.0 if has_file_each else _number(episode, f"videos/{columns.video}/from_timestamp", where)
+        rows = episode_rows(data, episode, where)
+        times = row_times(rows["timestamp"], number(info, "fps", where), where)
+        left_out: dict[str, int] = {}
+        if kind == "image":
+            check_column(data, camera)
+            index = int(episode["episode_index"])
 
-        def frames() -> Iterator[UInt8[np.ndarray, "height width 3"]]:
-            # Seek half a frame early, because time stamps in the file are rounded.
-            return islice(stream_video(video, start - 0.5 / float(info["fps"])), len(times))
+            def frames() -> Iterator[UInt8[np.ndarray, "height width 3"]]:
+                return stored_pictures(self.folder, data, camera, index, where)
 
+        else:
+            frames, num_more = _video_frames(self.folder, camera, episode, len(times), name)
+            if num_more:
+                left_out["frames of the video behind those of the rows"] = num_more
         if isinstance(columns, LeRobotColumns):
             track = _poses(columns, rows, times, info, where)
         else:
-            track = _actions(self.space, columns.action, rows, times, where)
-        return SourceDrive(name=name, track=track, frame_times=times, frames=frames, intrinsics=None, origin=where)
+            track = _actions(self.space, self._action, rows, times, where)
+        return SourceDrive(name, track, times, frames, intrinsics=None, origin=where, left_out=left_out)
+
+
+@dataclass(frozen=True)
+class _Files:
+    """Which episodes have their files.
+
+    Attributes:
+        found: the file with the frames of each episode that has all of its files, by the episode's name.
+        missing: what the others lack: for each kind of file the first path, then the names of the episodes.
+    """
+
+    found: Mapping[str, Path]
+    missing: Mapping[str, list[str]]
+
+
+@lru_cache(maxsize=4)
+def _files(folder: Path, camera: str) -> _Files:
+    wanted = {"file of rows": ("data_path", "")}
+    if check_camera(folder, camera) == "video":
+        wanted[f"video of {camera}"] = ("video_path", camera)
+    found: dict[str, Path] = {}
+    missing: dict[str, list[str]] = {}
+    for index, episode in sorted(read_episodes(folder).items()):
+        name = f"{_PREFIX}{index:06d}"
+        for what, (template, key) in wanted.items():
+            path = file_of(folder, template, episode, key)
+            if not path.is_file():
+                missing.setdefault(what, [str(path)]).append(name)
+                found.pop(name, None)
+                break
+            found[name] = path
+    return _Files(found, missing)
+
+
+def _only(folder: Path, setting: str, names: list[str]) -> str:
+    """The only one of the features that fit. Raises DatasetError if there is none, and ConfigError for several."""
+    if not names:
+        path, features = folder / "meta" / "info.json", read_info(folder)["features"]
+        raise DatasetError(f"{path}: expected a feature for lerobot.{setting}, got {', '.join(features) or 'none'}")
+    if len(names) > 1:
+        raise ConfigError(f"lerobot.{setting}: expected one of {', '.join(names)}, got null")
+    return names[0]
+
+
+def _video_frames(
+    folder: Path, camera: str, episode: dict[str, Any], num_rows: int, name: str
+) -> tuple[Callable[[], Iterator[UInt8[np.ndarray, "height width 3"]]], int]:
+    """Return what yields an episode's frames, one for each row, and how many more it has. Raises DatasetError.
+
+    Which of its frames are missing can't be told of an episode that has fewer, so that it is refused.
+    """
+    video = file_of(folder, "video_path", episode, camera)
+    where = f"{video}: {name}"
+    if not video.is_file():
+        raise DatasetError(f"{where}: expected the video of {camera}, got no file")
+    first, count = own_frames(folder, camera, episode, video, where)
+    if count < num_rows:
+        raise DatasetError(f"{where}: expected a frame for each of its {num_rows} rows, got {max(count, 0)} frames")
+    times = video_facts(video).times
+    start = 0.0 if first == 0 else float(times[first - 1] + times[first]) / 2
+    return lambda: islice(stream_video(video, start), num_rows), count - num_rows
+
+
+def _say_size(folder: Path, camera: str, video: Path) -> None:
+    """Say in a line that a video has another size than info.json says. A video that can't be read is told later."""
+    height, width, _ = picture_shape(read_info(folder)["features"][camera])
+    try:
+        facts = video_facts(video)
+    except TerraError:
+        return
+    if None not in (height, width) and (height, width) != (facts.height, facts.width):
+        said, got = f"{width} x {height}", f"{facts.width} x {facts.height}"
+        logger.warning("%s: info.json says %s pixels of %s, got %s: taken as they are", folder, said, camera, got)
 
 
 def _poses(
@@ -231,7 +365,7 @@ def _actions(
     assert not isinstance(space, Waypoints)
     if feature not in rows:
         raise DatasetError(f"{where}: expected a column {feature}, got {', '.join(rows)}")
-    values = _numbers(rows[feature], feature, where)
+    values = numbers(rows[feature], feature, where)
     if values.shape[1:] != (len(space.columns),):
         raise DatasetError(f"{where}: {feature}: expected {len(space.columns)} numbers, got {values.shape[1:]}")
     if isinstance(space, Vector):
@@ -251,12 +385,12 @@ def _stated_space(folder: Path, feature: str) -> Vector:
     Raises:
         DatasetError: no such feature, or no statistics of it.
     """
-    info, path = _read_info(folder), folder / "meta" / "info.json"
+    info, path = read_info(folder), folder / "meta" / "info.json"
     facts = info["features"].get(feature)
     if facts is None:
         raise DatasetError(f"{path}: expected a feature {feature}, got {', '.join(info['features'])}")
     low, high = _stated_range(folder, feature)
-    names = _entry_names(facts)
+    names = _entry_names(facts.get("names"))
     if len(names) != len(low) or len(set(names)) < len(names) or not all(map(_NAME.fullmatch, names)):
         names = [f"{re.sub(r'[^A-Za-z0-9_.-]', '_', feature)}_{index}" for index in range(len(low))]
         logger.warning(
@@ -282,7 +416,7 @@ def _stated_range(folder: Path, feature: str) -> tuple[list[float], list[float]]
     """Least and greatest values of a feature's numbers by meta/stats.json, or by meta/episodes_stats.jsonl (v2.1)."""
     each = folder / "meta" / "episodes_stats.jsonl"
     if each.is_file():
-        where, parts = each, [line.get("stats") for line in _read_lines(each)]
+        where, parts = each, [line.get("stats") for line in read_lines(each)]
     else:
         where = folder / "meta" / "stats.json"
         parts = [read_json(where, DatasetError, f"statistics that hold the range of {feature}; else {_DECLARE}")]
@@ -298,109 +432,17 @@ def _stated_range(folder: Path, feature: str) -> tuple[list[float], list[float]]
     return least.tolist(), most.tolist()
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file of JSON lines. Raises DatasetError."""
-    lines = read_text(path, DatasetError, max_bytes=LIMITS.json_bytes).splitlines()
-    return [
-        parse_json(line, str(path), DatasetError, first_line=number)
-        for number, line in enumerate(lines, start=1)
-        if line.strip()
-    ]
-
-
-@lru_cache(maxsize=4)
-def _read_info(folder: Path) -> dict[str, Any]:
-    info = read_json(folder / "meta" / "info.json", DatasetError, "a LeRobot dataset")
-    version = info.get("codebase_version")
-    if not isinstance(version, str) or not version.startswith(("v2.", "v3.")):
-        raise DatasetError(f"{folder / 'meta' / 'info.json'}: codebase_version: expected v2.x or v3.x, got {version!r}")
-    types = {"data_path": (str, "text"), "video_path": (str, "text"), "fps": (int | float, "a number")}
-    for name, (kind, words) in {**types, "features": (dict, "an object")}.items():
-        if not isinstance(info.get(name), kind):
-            raise DatasetError(f"{folder / 'meta' / 'info.json'}: {name}: expected {words}, got {info.get(name)!r}")
-    for name, feature in info["features"].items():
-        if not isinstance(feature, dict):
-            raise DatasetError(f"{folder / 'meta' / 'info.json'}: {name}: expected an object, got {feature!r}")
-    return info
-
-
-@lru_cache(maxsize=4)
-def _read_episodes(folder: Path) -> dict[int, dict[str, Any]]:
-    """The rows of meta/episodes (v3) or meta/episodes.jsonl (v2) by episode_index."""
-    where = folder / "meta" / "episodes"
-    if _read_info(folder)["codebase_version"].startswith("v2."):
-        where = where.with_suffix(".jsonl")
-        rows = _read_lines(where)
-    else:
-        paths = sorted(where.glob("chunk-*/file-*.parquet"))
-        rows = [row for path in paths for row in _without_statistics(_read_table(path)).to_pylist()]
-    if not rows:
-        raise DatasetError(f"{where}: expected episodes in chunk-*/file-*.parquet or a .jsonl, got none")
-    for row in rows:
-        for name in ("episode_index", "length"):
-            _number(row, name, str(where))
-    return {int(row["episode_index"]): row for row in rows}
-
-
-def _without_statistics(table: pa.Table) -> pa.Table:
-    # Most columns are statistics of each feature, which the import does not need.
-    return table.select([name for name in table.column_names if not name.startswith("stats/")])
-
-
-@lru_cache(maxsize=2)
-def _read_table(path: Path) -> pa.Table:
-    try:
-        return pq.read_table(path, use_threads=False)
-    except (OSError, pa.ArrowException) as error:
-        raise DatasetError(f"{path}: expected a Parquet table, got: {str(error).partition(chr(10))[0]}") from None
-
-
-def _episode_rows(path: Path, episode_index: int) -> dict[str, Any]:
-    table = _read_table(path)
-    for name in ("episode_index", "timestamp"):
-        if name not in table.column_names:
-            raise DatasetError(f"{path}: expected a column {name}, got {', '.join(table.column_names)}")
-    mask = table["episode_index"].to_numpy() == episode_index
-    return {name: table[name].filter(pa.array(mask)) for name in table.column_names}
-
-
-def _fill(info: dict[str, Any], template: str, episode: dict[str, Any], prefix: str, video_key: str = "") -> str:
-    """Fill the episode's chunk and file into a path template of info.json."""
-    if info["codebase_version"].startswith("v2."):
-        index = int(episode["episode_index"])
-        numbers = {
-            "episode_index": index,
-            "episode_chunk": index // max(1, int(_number(info, "chunks_size", "info.json"))),
-        }
-    else:
-        names = ("chunk_index", "file_index")
-        numbers = {name: int(_number(episode, f"{prefix}/{name}", "meta/episodes")) for name in names}
-    try:
-        return info[template].format(video_key=video_key, **numbers)
-    except (KeyError, IndexError, ValueError) as error:
-        raise DatasetError(
-            f"meta/info.json: {template}: expected a path of {info['codebase_version']}, got {info[template]!r}"
-        ) from error
-
-
-def _number(row: dict[str, Any], name: str, where: str) -> float:
-    value = row.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise DatasetError(f"{where}: {name}: expected a number, got {value!r}")
-    return float(value)
-
-
 def _column(rows: dict[str, Any], name: str, info: dict[str, Any], where: str) -> Float[np.ndarray, " rows"]:
     """Read one column of numbers by "feature", "feature[3]" or "feature[name]"."""
     match = _COLUMN.fullmatch(name)
     if match is None or match["feature"] not in rows:
         raise DatasetError(f"{where}: expected a column {name}, got {', '.join(rows)}")
     feature, entry = match["feature"], match["entry"]
-    values = _numbers(rows[feature], name, where)
+    values = numbers(rows[feature], name, where)
     if entry is None:
         index = 0 if values.shape[1] == 1 else -1
     else:
-        names = _entry_names(info["features"].get(feature, {}))
+        names = _entry_names(info["features"].get(feature, {}).get("names"))
         index = int(entry) if entry.isdecimal() else names.index(entry) if entry in names else -1
     if values.ndim != 2 or not 0 <= index < values.shape[1]:
         raise DatasetError(f"{where}: {name}: expected one of the {values.shape[1]} numbers of {feature}")
@@ -409,18 +451,13 @@ def _column(rows: dict[str, Any], name: str, info: dict[str, Any], where: str) -
     return values[:, index]
 
 
-def _numbers(column: pa.ChunkedArray, name: str, where: str) -> Float[np.ndarray, "rows entries"]:
-    """A column as float64, one row of numbers for each row. Raises DatasetError."""
-    try:
-        values = np.array(column.to_pylist(), dtype=np.float64)
-    except (TypeError, ValueError):
-        raise DatasetError(f"{where}: {name}: expected numbers, as many in each row, got {column.type}") from None
-    return values[:, None] if values.ndim == 1 else values
-
-
-def _entry_names(feature: dict[str, Any]) -> list[str]:
-    """A feature's `names`: a list, or an object of one list ({"motors": [...]})."""
-    names = feature.get("names")
+def _entry_names(names: Any) -> list[str]:
+    """A feature's `names` in a list: nested lists, an object of lists ({"motors": [...]}), or of each name's index."""
     if isinstance(names, dict):
-        names = next(iter(names.values()), None)
-    return [str(name) for name in names] if isinstance(names, list) else []
+        places = list(names.values())
+        if all(type(place) is int for place in places):
+            return sorted(names, key=lambda name: names[name]) if sorted(places) == list(range(len(places))) else []
+        names = places
+    if isinstance(names, list):
+        return [name for part in names for name in _entry_names(part)]
+    return [] if names is None else [str(names)]
