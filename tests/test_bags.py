@@ -27,6 +27,7 @@ from tiny_bags import (
 )
 
 from terra.actions import Keys, Vector
+from terra.dataset.importing.alignment import align
 from terra.dataset.importing.bags import Bags, BagSource, list_topics
 from terra.errors import ConfigError, DatasetError
 from tokenizer.limits import LIMITS
@@ -48,6 +49,12 @@ def drive_messages(count=40, step=100 * MS, action_step=50 * MS, begin=EPOCH, fi
 
 def opened(folder, action=(f"{SPEED}.linear.x",), space=None, **settings):
     return BagSource.open(folder, Bags(action=action, **settings), space)
+
+
+def matched(drive, fps):
+    """The numbers of the pictures that an import takes of each stretch, and the actions that it gives them."""
+    shown = numbers(drive)
+    return [([shown[frame] for frame in part.frame_index], part.track[:, 0]) for part in align(drive, fps).parts]
 
 
 def numbers(drive):
@@ -263,10 +270,37 @@ def test_where_the_clock_is_set_back_the_drive_is_interrupted(tmp_path, back):
     shown = [each for each in range(40) if each != 20 or back != 0.1]
     assert numbers(drive) == shown
     assert [(each.frame, each.reason) for each in drive.breaks] == [(20, "the clock was set back")]
-    values = drive.track.space.resampled(drive.track.times, drive.track.values, drive.frame_times, 0)[:, 0]
-    # At the very end of a stretch an action may be held for want of a later one.
-    np.testing.assert_allclose(values, np.array(shown) / 10, atol=0.011)
-    assert (np.diff(drive.track.times) > 0).all()
+    for pictures, values in matched(drive, 10):
+        np.testing.assert_allclose(values, np.array(pictures) / 10, atol=0.011)  # the last row of a stretch is held
+    assert sum(len(pictures) for pictures, _ in matched(drive, 10)) >= 38
+
+
+def test_a_clock_that_is_set_back_while_there_are_no_pictures(tmp_path):
+    # The camera pauses for 2 s, within which the clock is set back by 1 s: the pictures' own times go on.
+    messages = []
+    for tick in range(600):
+        told = EPOCH + tick * 10 * MS - (10**9 if tick >= 300 else 0)
+        if tick % 10 == 0 and not 200 < tick < 400:
+            messages.append((CAMERA, told, compressed(told, packed(coded(tick // 10)))))
+        messages.append((SPEED, told, twist(tick / 100)))
+    write_mcap(tmp_path / "a.mcap", messages)
+    drive = opened(tmp_path).open_drive("a")
+    assert [(each.frame, each.reason) for each in drive.breaks] == [(21, "the clock was set back")]
+    stretches = matched(drive, 10)
+    assert [pictures for pictures, _ in stretches] == [list(range(21)), list(range(40, 60))]
+    for pictures, values in stretches:
+        np.testing.assert_allclose(values, np.array(pictures) / 10, atol=1e-6)
+
+
+def test_a_clock_of_actions_alone_that_is_set_back_is_refused(tmp_path):
+    messages = [each for each in drive_messages(40) if each[0] == CAMERA]
+    back = [EPOCH + tick * 10 * MS - (10**9 if tick >= 200 else 0) for tick in range(400)]
+    messages += [(SPEED, told, twist(0.0)) for told in back]
+    write_mcap(tmp_path / "a.mcap", messages)
+    with pytest.raises(
+        DatasetError, match=r"a.mcap: /cmd_vel.linear.x: expected increasing times, got some that go back"
+    ):
+        opened(tmp_path).open_drive("a")
 
 
 def test_every_compression_and_none(tmp_path):
@@ -494,9 +528,14 @@ def test_a_silent_topic_is_not_bridged(tmp_path):
     times = [EPOCH + tick * 50 * MS for tick in range(100) if not 1 < tick / 20 < 3]
     messages += [("/joint_states", time, joints(time, ["a"], [(time - EPOCH) / 1e9])) for time in times]
     write_mcap(tmp_path / "a.mcap", sorted(messages, key=lambda each: each[1]))
-    track = opened(tmp_path, (f"{SPEED}.linear.x", "/joint_states.position[a]")).open_drive("a").track
-    assert not ((track.times > 1.0001) & (track.times < 2.9999)).any()
-    np.testing.assert_allclose(track.values[:, 0], track.values[:, 1], atol=1e-9)
+    drive = opened(tmp_path, (f"{SPEED}.linear.x", "/joint_states.position[a]")).open_drive("a")
+    assert numbers(drive) == [*range(11), *range(30, 50)]
+    assert drive.left_out == {"pictures while /joint_states.position[a] is silent": 19}
+    assert [each.frame for each in drive.breaks] == [11]
+    for pictures, values in matched(drive, 10):
+        np.testing.assert_allclose(values, np.array(pictures) / 10, atol=1e-6)
+    joints_alone = opened(tmp_path, ("/joint_states.position[a]",)).open_drive("a")
+    assert [pictures for pictures, _ in matched(joints_alone, 10)] == [list(range(11)), list(range(30, 50))]
 
 
 def test_ranges_are_those_of_all_bags_and_can_be_declared(tmp_path):
