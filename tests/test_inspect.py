@@ -127,7 +127,7 @@ SOURCES: dict[str, tuple[Callable[[Path], Path], str, str, int, int, tuple[str, 
         "version 3.0",
         3,
         90,
-        ("held_out=[episode_000000]",),
+        ("held_out=[val]", "low:[-0.081,-0.883],high:[1,1]"),
     ),
     "keys": (
         lambda folder: write_actions(folder, KEYS),
@@ -394,21 +394,22 @@ def test_one_folder_deeper_or_higher(tmp_path, capsys):
 
 
 def test_the_same_problem_is_told_once(tmp_path, capsys):
-    folder = write_lerobot(tmp_path / "arm", num_episodes=6)
-    videos = sorted(folder.glob("videos/*/*/*.mp4"))
-    for path in videos[:4]:
-        path.unlink()
-    videos[4].write_bytes(videos[4].read_bytes()[:100])
+    names = [f"drive_{number}" for number in range(6)]
+    folder = write_actions(tmp_path / "game", KEYS, names=names)
+    for name in names[:4]:
+        path = folder / f"{name}.mp4"
+        path.write_bytes(path.read_bytes()[:-500])
     assert inspect(folder) == 2
     said = capsys.readouterr().out
-    doubts = [line for line in said.splitlines() if line.startswith("doubt: ")]
-    missing = [line for line in doubts if "got no file" in line]
-    assert len(missing) == 1
-    assert missing[0].endswith("(so in 3 more: episode_000001, episode_000002, episode_000003)")
-    assert f"{len(doubts)} doubts; pictures in" in said
-    for path in videos[4:]:
-        path.unlink()
-    with pytest.raises(DatasetError, match=r"expected a drive that can be read, got 6 damaged: .* \(so in 5 more: "):
+    (doubt,) = [line for line in said.splitlines() if line.startswith("doubt: ")]
+    assert "drive_0.mp4: " in doubt
+    assert doubt.endswith("(so in 3 more: drive_1, drive_2, drive_3)")
+    assert "1 doubts; pictures in" in said
+    assert "drives     2 of 6 drives (" in said
+    assert "keeps 60 of 60 frames of 2 drives" in said
+    for name in names[4:]:
+        (folder / f"{name}.mp4").write_bytes(b"")
+    with pytest.raises(DatasetError, match=r"expected a drive that can be read, got 6 damaged: .* \(so in 3 more: "):
         inspect(folder)
 
 
@@ -514,7 +515,7 @@ def test_recordings_are_held_out_whole_and_declared_splits_first():
     recordings = {"log-a": ("s1", "s2"), "log-b": ("s3",), "log-c": ("s4",)}
     drives = ("s1", "s2", "s3", "s4")
     assert propose_held_out(drives, recordings) == ["log-c"]
-    assert propose_held_out(drives, {}, declared=("s2", "s9")) == ["s2"]
+    assert propose_held_out(drives, {"test": ("s1",)}, declared=("val", "test")) == ["test"]
 
 
 @given(

@@ -56,19 +56,21 @@ def propose_size(picture_size: tuple[int, int]) -> tuple[int, int]:
 def propose_held_out(
     drives: Sequence[str], recordings: Mapping[str, Sequence[str]], declared: Sequence[str] = ()
 ) -> list[str]:
-    """Names or patterns of the drives to hold out: those that the source declares, else the last tenth.
+    """Names or patterns of the drives to hold out: recordings that the source declares, else the last tenth.
 
     Drives of one recording stay together. Nothing is held out of a single drive.
     """
-    wanted = [name for name in drives if name in set(declared)]
-    if not wanted and len(recordings) > 1:
+    wanted = [name for name in declared if name in recordings]
+    if wanted:
+        return wanted
+    if len(recordings) > 1:
         count = 0
         for name in reversed(list(recordings)):
             wanted.insert(0, name)
             count += len(recordings[name])
             if count >= len(drives) / 10:
                 return wanted
-    if not wanted and len(drives) > 1:
+    if len(drives) > 1:
         wanted = list(drives[-max(1, round(len(drives) / 10)) :])
     return wanted if len(wanted) <= _LISTED else _patterns(drives, len(wanted)) or wanted
 

@@ -45,7 +45,7 @@ class Found:
         cameras: all of them, the taken one included; empty where only frames tell.
         facts: further lines: (label, text).
         comments: lines beside the proposed command: what else could be chosen.
-        held_out: drives that the source itself declares as no training data.
+        held_out: recordings of the source (`DriveSource.recordings`) that it declares to be no training data.
         driving: whether the drives have poses of a vehicle.
     """
 

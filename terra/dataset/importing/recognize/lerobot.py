@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from terra.dataset.importing.lerobot import LeRobotActions, LeRobotSource
+from terra.dataset.importing.lerobot import LeRobotActions, LeRobotSource, entry_names
+from terra.dataset.importing.lerobot_files import CAMERAS, camera_fault, picture_shape, read_info
 from terra.dataset.importing.recognize.columns import vector_of
 from terra.dataset.importing.recognize.found import Camera, Found, Listing, counted, some
 from terra.errors import DatasetError, TerraError
@@ -16,6 +17,7 @@ from tokenizer.files import read_json
 
 _NUMBERS = ("float", "int", "uint", "bool")
 _MOST_FILES = 50  # of which ranges are read where the dataset has no statistics
+_ACTION = re.compile(r"actions?([._].*)?")
 _AXES = {
     "x": re.compile(r"(pos(ition)?_?)?x(_m)?|pos(ition)?\.x", re.IGNORECASE),
     "y": re.compile(r"(pos(ition)?_?)?y(_m)?|pos(ition)?\.y", re.IGNORECASE),
@@ -42,23 +44,26 @@ def recognize(listing: Listing) -> Found | None:
     path = listing.folder / "meta" / "info.json"
     if not path.is_file():
         return None
-    info = read_json(path, DatasetError, "the metadata of a LeRobot dataset")
-    version, features = info.get("codebase_version"), info.get("features")
-    if version is None and features is None:
+    stated = read_json(path, DatasetError, "the metadata of a LeRobot dataset")
+    version = stated.get("codebase_version")
+    if version is None and "features" not in stated:
         return None
     if not isinstance(version, str) or not version.startswith(("v2.", "v3.")):
         raise DatasetError(f"{path}: {_convert(str(version).removeprefix('v'))}")
-    if not isinstance(features, dict) or not all(isinstance(each, dict) for each in features.values()):
-        raise DatasetError(f"{path}: features: expected an object of objects, got {str(features)[:80]}")
-    videos = {name: each for name, each in features.items() if each.get("dtype") in ("video", "image")}
-    if not videos:
+    info = read_info(listing.folder)
+    if not isinstance(info.get("splits"), dict | None):
+        raise DatasetError(f"{path}: splits: expected an object, got {str(info['splits'])[:80]}")
+    features = info["features"]
+    videos = {name: each for name, each in features.items() if each.get("dtype") in CAMERAS}
+    shown = [name for name, each in videos.items() if camera_fault(each) is None]
+    if not shown:
         raise DatasetError(f"{path}: expected a feature with pictures (dtype video or image), got {some(features)}")
-    taken = next((name for name, each in videos.items() if not _is_depth(each)), next(iter(videos)))
+    taken = shown[0]
     settings, arguments, comments = _columns(listing.folder, features, taken)
-    if len(videos) > 1 and settings["lerobot"].get("video") == taken:
-        comments = (f"other cameras: lerobot.video={' | '.join(name for name in videos if name != taken)}", *comments)
-    fps = info.get("fps")
-    note = f"{fps:g} frames a second" if isinstance(fps, int | float) else ""
+    if len(shown) > 1:
+        others = [name for name in shown if name != settings["lerobot"]["video"]]
+        comments = (f"other cameras: lerobot.video={' | '.join(others)}", *comments)
+    rate = f"{info['fps']:g} frames a second"
     return Found(
         kind="lerobot",
         title=f"LeRobot dataset, version {version.removeprefix('v')}",
@@ -66,12 +71,12 @@ def recognize(listing: Listing) -> Found | None:
         settings=settings,
         arguments=arguments,
         cameras=tuple(
-            Camera(name, _size(each), _camera_note(each, note), name == settings["lerobot"]["video"])
+            Camera(name, _size(each), _camera_note(each, rate), name == settings["lerobot"]["video"])
             for name, each in videos.items()
         ),
         facts=_facts(info),
         comments=comments,
-        held_out=_held_out(info.get("splits")),
+        held_out=tuple(name for name in info.get("splits") or () if name != "train"),
         driving="action" not in settings["lerobot"],
     )
 
@@ -87,7 +92,7 @@ def _columns(
     if "observation.state.vehicle" in features and L2D["video"] in features:
         return {"lerobot": L2D}, {"lerobot": "l2d"}, ("any actions instead: lerobot=actions",)
     numbers = [name for name, each in features.items() if str(each.get("dtype", "")).startswith(_NUMBERS)]
-    actions = [name for name in numbers if name.partition(".")[0] in ("action", "actions")]
+    actions = list(filter(_ACTION.fullmatch, numbers))
     state = _state(features)
     if not actions and state is not None:
         columns = {**L2D, **state, "video": video, "heading_unit": "rad", "heading_from": "x_ccw", "speed": None}
@@ -123,19 +128,11 @@ def _state(features: dict[str, dict[str, Any]]) -> dict[str, str] | None:
     for feature, facts in features.items():
         if not feature.startswith("observation.state"):
             continue
-        names = _names(facts)
+        names = entry_names(facts.get("names"))
         found = {axis: [name for name in names if pattern.fullmatch(name)] for axis, pattern in _AXES.items()}
         if all(len(each) == 1 for each in found.values()):
             return {axis: f"{feature}[{each[0]}]" for axis, each in found.items()}
     return None
-
-
-def _names(facts: dict[str, Any]) -> list[str]:
-    """The names of a feature's numbers, however deep they lie in lists and objects."""
-    names = facts.get("names")
-    while isinstance(names, dict | list) and len(names) == 1:
-        names = next(iter(names.values())) if isinstance(names, dict) else names[0]
-    return [str(name) for name in names] if isinstance(names, list) else [names] if isinstance(names, str) else []
 
 
 def _missing_space(folder: Path, columns: dict[str, str], facts: dict[str, Any]) -> dict[str, Any] | None:
@@ -158,25 +155,18 @@ def _missing_space(folder: Path, columns: dict[str, str], facts: dict[str, Any])
             high = values.max(axis=0) if high is None else np.maximum(high, values.max(axis=0))
         if low is None or high is None or not np.isfinite([low, high]).all():
             return None
-        return vector_of(_names(facts), low, high)
+        return vector_of(entry_names(facts.get("names")), low, high)
     return None
 
 
-def _is_depth(facts: dict[str, Any]) -> bool:
-    info = facts.get("info") or facts.get("video_info")
-    return isinstance(info, dict) and any("depth" in key and value is True for key, value in info.items())
-
-
 def _camera_note(facts: dict[str, Any], rate: str) -> str:
-    words = [rate, "pictures in the tables" if facts.get("dtype") == "image" else ""]
-    return ", ".join(word for word in [*words, "depth" if _is_depth(facts) else ""] if word)
+    words = [rate, "pictures in the tables" if facts["dtype"] == "image" else "", camera_fault(facts)]
+    return ", ".join(word for word in words if word)
 
 
 def _size(facts: dict[str, Any]) -> tuple[int, int] | None:
-    shape = facts.get("shape")
-    if not isinstance(shape, list) or len(shape) != 3 or not all(type(side) is int for side in shape):
-        return None
-    return (shape[1], shape[2]) if shape[0] in (1, 3, 4) and shape[2] not in (1, 3, 4) else (shape[0], shape[1])
+    height, width, _ = picture_shape(facts)
+    return (height, width) if type(height) is int and type(width) is int else None
 
 
 def _facts(info: dict[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -190,15 +180,3 @@ def _facts(info: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     if isinstance(splits := info.get("splits"), dict) and splits:
         lines.append(("splits", ", ".join(f"{name} {value}" for name, value in splits.items())[:120]))
     return tuple(lines)
-
-
-def _held_out(splits: object) -> tuple[str, ...]:
-    """The episodes of declared splits that are not for training, at most 1000 of them."""
-    names: list[str] = []
-    for name, span in splits.items() if isinstance(splits, dict) else ():
-        match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", span) if isinstance(span, str) else None
-        if match is not None and name != "train":
-            names += [
-                f"episode_{index:06d}" for index in range(int(match[1]), min(int(match[2]), int(match[1]) + 1000))
-            ]
-    return tuple(names)
