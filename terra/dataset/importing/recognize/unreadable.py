@@ -38,12 +38,13 @@ def explain_file(path: Path) -> str:
         return f"a picture: give a folder that has a folder of pictures, and {_BESIDE}"
     looks: dict[tuple[str, ...], str] = {
         (".h5", ".hdf5"): "an HDF5 file, which is not read",
+        (".mcap", ".bag", ".db3"): f"a bag: give its folder, data={path.parent}",
         (".tfrecord",): "a TFRecord file, which is not read",
         _TABLES: "a table: give its folder, with a video of its name beside it",
     }
     for suffixes, words in looks.items():
         if name.endswith(suffixes):
-            return words if suffixes == _TABLES else f"{words}: {_CONVERT}"
+            return f"{words}: {_CONVERT}" if words.endswith("not read") else words
     return f"a file: give the folder of the recordings, perhaps data={path.parent}"
 
 
