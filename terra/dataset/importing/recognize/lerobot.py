@@ -171,9 +171,9 @@ def _size(facts: dict[str, Any]) -> tuple[int, int] | None:
 
 def _facts(info: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     lines = []
-    totals = [info.get(name) for name in ("total_episodes", "total_frames")]
+    totals: list[Any] = [info.get(name) for name in ("total_episodes", "total_frames")]
     if all(type(total) is int for total in totals):
-        words = (counted(total, word) for total, word in zip(totals, ("episode", "frame"), strict=True))
+        words = [counted(total, word) for total, word in zip(totals, ("episode", "frame"), strict=True)]
         lines.append(("stated", ", ".join(words)))
     if isinstance(info.get("robot_type"), str):
         lines.append(("robot", info["robot_type"][:80]))
