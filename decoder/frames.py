@@ -1,16 +1,18 @@
 """The frames of a video and their times, by ffmpeg: each shown frame is read once, and damaged files are refused."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from fractions import Fraction
+from io import BufferedReader
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Float64, UInt8
 
 from decoder.containers import find_demuxer
 from decoder.ffmpeg import MAX_THREADS, Reading, read_with_ffmpeg, widen
-from decoder.showing import display_filters, parse_display
+from decoder.showing import Display, display_filters, parse_display, planes_filters
 from tokenizer.errors import VideoError
 from tokenizer.limits import LIMITS, Limits
 
@@ -20,6 +22,7 @@ _AS_PICTURES = (
     *(*_STREAM, "-fps_mode", "passthrough", "-sws_flags", "bicubic+accurate_rnd+full_chroma_int"),
     *("-pix_fmt", "rgb24", "-c:v", "ppm", "-f", "image2pipe"),
 )
+_AS_PLANES = (*_STREAM, "-fps_mode", "passthrough", "-f", "rawvideo")
 _AS_PACKETS = (*_STREAM, "-c", "copy", "-f", "framecrc")
 _AS_TIMES = (*_STREAM, "-fps_mode", "passthrough", "-c:v", "wrapped_avframe", "-f", "framecrc")
 _DISCARDED = 4  # packet flag of a frame that an edit list removes
@@ -39,10 +42,12 @@ class FrameTimes:
     Attributes:
         seconds: the time of each shown frame after the first, in the order in which they are shown.
         fps: their mean rate, frames a second.
+        display: what the video says of its showing.
     """
 
     seconds: Float64[np.ndarray, " frames"]
     fps: float
+    display: Display
 
 
 def stream_frames(
@@ -68,31 +73,104 @@ def stream_frames(
         VideoError: the file is damaged within what is read, is no such video, can't be shown rightly (see
             `decoder.showing`), is larger than the bounds, or takes longer.
     """
-    seek = ("-ss", f"{start_seconds:.6f}") if start_seconds > 0 else ()
-    limit = () if max_frames is None else ("-frames:v", str(max_frames))
-    graph: tuple[str, ...] = ()
+    run = _Run(path, start_seconds, max_frames, threads, limits, seconds)
+    return _stream(run, _AS_PICTURES, None, _read_picture)
+
+
+def stream_planes(
+    path: Path,
+    display: Display,
+    box: tuple[float, float, float, float],
+    size: tuple[int, int],
+    *,
+    start_seconds: float = 0.0,
+    limits: Limits = LIMITS,
+) -> Iterator[UInt8[np.ndarray, "rows width"]]:
+    """Yield the frames of a plain video, cropped and resized by ffmpeg, as BT.709 YUV 4:2:0 (`decoder.mp4`'s own).
+
+    From one video to another a frame is never converted to RGB, which takes half of the time.
+
+    Args:
+        path: the file.
+        display: what `list_frames` found, which must be plain.
+        box: (left, top, right, bottom) of what is kept of a frame, in pixels; taken to even ones.
+        size: (height, width) of the frames, both even.
+        start_seconds, limits: see `stream_frames`; one thread decodes.
+
+    Yields:
+        The planes Y (height rows), and U and V (a quarter of its bytes each), below one another.
+
+    Raises:
+        VideoError: see `stream_frames`.
+    """
+    height, width = size
+
+    def read(pipe: BufferedReader) -> UInt8[np.ndarray, "rows width"] | None:
+        planes = np.empty((height * 3 // 2, width), np.uint8)
+        count = pipe.readinto(planes.data.cast("B"))
+        if 0 < count < planes.size:
+            raise EOFError
+        return planes if count else None
+
+    run = _Run(path, start_seconds, None, 1, limits, None)
+    return _stream(run, _AS_PLANES, planes_filters(display, box, size), read)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What of a video is read, and within which bounds."""
+
+    path: Path
+    start_seconds: float
+    max_frames: int | None
+    threads: int
+    limits: Limits
+    seconds: float | None
+
+
+_Frame = TypeVar("_Frame")
+
+
+def _stream(
+    run: _Run, output: tuple[str, ...], graph: str | None, read: Callable[[BufferedReader], _Frame | None]
+) -> Iterator[_Frame]:
+    """The frames that `read` takes from ffmpeg's output behind a filter graph; None: the one that the video needs."""
+    before = ("-ss", f"{run.start_seconds:.6f}") if run.start_seconds > 0 else ()
+    limit = () if run.max_frames is None else ("-frames:v", str(run.max_frames))
+    filters = graph
     while True:
+        arguments = (*limit, *(("-vf", filters) if filters else ()), *output)
         with read_with_ffmpeg(
-            path, *limit, *graph, *_AS_PICTURES, before=seek, threads=threads, limits=limits, seconds=seconds
+            run.path, *arguments, before=before, threads=run.threads, limits=run.limits, seconds=run.seconds
         ) as reading:
             widen(reading.pipe)
-            header = reading.pipe.readline()
-            if not graph and header and (filters := _filters(reading, path, limits)):
+            frame = _read(run, read, reading.pipe)
+            if filters is None and frame is not None and (filters := _filters(reading, run)):
                 # Few videos need it. They are begun again, so that the others take one process.
-                graph = ("-vf", filters)
                 reading.is_abandoned = True
                 continue
-            while header == b"P6\n":
-                width, height = (int(side) for side in reading.pipe.readline().split())
-                reading.pipe.readline()
-                pixels = np.empty((height, width, 3), np.uint8)
-                if reading.pipe.readinto(pixels.data.cast("B")) < pixels.size:
-                    break
-                yield pixels
-                header = reading.pipe.readline()
-        if header:
-            raise VideoError(f"{path}: expected a readable video, got one that ends within a frame")
+            while frame is not None:
+                yield frame
+                frame = _read(run, read, reading.pipe)
         return
+
+
+def _read(run: _Run, read: Callable[[BufferedReader], _Frame | None], pipe: BufferedReader) -> _Frame | None:
+    try:
+        return read(pipe)
+    except EOFError:
+        raise VideoError(f"{run.path}: expected a readable video, got one that ends within a frame") from None
+
+
+def _read_picture(pipe: BufferedReader) -> UInt8[np.ndarray, "height width 3"] | None:
+    if pipe.readline() != b"P6\n":
+        return None
+    width, height = (int(side) for side in pipe.readline().split())
+    pipe.readline()
+    pixels = np.empty((height, width, 3), np.uint8)
+    if pipe.readinto(pixels.data.cast("B")) < pixels.size:
+        raise EOFError
+    return pixels
 
 
 def list_frames(path: Path, limits: Limits = LIMITS, seconds: float | None = None) -> FrameTimes:
@@ -130,7 +208,7 @@ def list_frames(path: Path, limits: Limits = LIMITS, seconds: float | None = Non
     fps = float(count / (span * listing.time_base))
     if fps > limits.video_fps:
         raise VideoError(f"{path}: expected at most {limits.video_fps:g} frames a second, got {fps:g}")
-    return FrameTimes((ticks - ticks[0]) * float(listing.time_base), fps)
+    return FrameTimes((ticks - ticks[0]) * float(listing.time_base), fps, listing.display)
 
 
 @dataclass
@@ -141,6 +219,7 @@ class _Listing:
     durations: list[int]
     time_base: Fraction | None = None
     tells_frames: bool = True
+    display: Display = field(default_factory=lambda: Display(0, 0))
 
 
 def _list(path: Path, arguments: tuple[str, ...], limits: Limits, seconds: float | None) -> _Listing:
@@ -171,12 +250,13 @@ def _list(path: Path, arguments: tuple[str, ...], limits: Limits, seconds: float
                 listing.durations.append(int(packet[3]))
                 if len(listing.ticks) > limits.video_frames:
                     raise VideoError(f"{path}: expected at most {limits.video_frames} frames, got more")
+        listing.display = parse_display(reading.description()) or listing.display
     return listing
 
 
-def _filters(reading: Reading, path: Path, limits: Limits) -> str:
+def _filters(reading: Reading, run: _Run) -> str:
     display = parse_display(reading.description())
-    return "" if display is None else display_filters(display, str(path), limits)
+    return "" if display is None else display_filters(display, str(run.path), run.limits)
 
 
 def _packet_flags(packet: list[str]) -> int:

@@ -10,20 +10,28 @@ from jaxtyping import UInt8
 
 from decoder.ffmpeg import ffmpeg_program, first_complaint, start_ffmpeg, widen
 
+_FROM_RGB = ("-vf", "scale=out_color_matrix=bt709:out_range=tv:flags=bicubic+accurate_rnd+full_chroma_inp")
+_AS_BT709 = "setparams=colorspace=bt709:color_primaries=bt709:color_trc=bt709:range=tv"
+
 
 class Mp4Sink:
     """Encodes frames as they come; `finish` completes the file, `close` ends the encoder, also after a failure.
 
     The video is H.264 with 4:2:0 chroma (which browsers and QuickTime play), BT.709 colors, and its index first, for
-    streaming.
+    streaming. With `planes` the frames come as BT.709 YUV 4:2:0 of limited range, else as RGB.
     """
 
-    def __init__(self, path: Path, fps: float, size: tuple[int, int], crf: int, preset: str, threads: int) -> None:
+    def __init__(
+        self, path: Path, fps: float, size: tuple[int, int], crf: int, preset: str, threads: int, planes: bool = False
+    ) -> None:
         rate = str(Fraction(fps).limit_denominator(1001))
+        pixels, filters = "rgb24", _FROM_RGB
+        if planes:
+            pixels, filters = "yuv420p", ("-vf", _AS_BT709)
         command = [
             *(ffmpeg_program(), "-v", "error", "-y", "-filter_threads", str(threads)),
-            *("-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{size[0]}x{size[1]}", "-r", rate, "-i", "pipe:0"),
-            *("-vf", "scale=out_color_matrix=bt709:out_range=tv:flags=bicubic+accurate_rnd+full_chroma_inp"),
+            *("-f", "rawvideo", "-pix_fmt", pixels, "-s", f"{size[0]}x{size[1]}", "-r", rate, "-i", "pipe:0"),
+            *filters,
             *("-c:v", "libx264", "-pix_fmt", "yuv420p", "-crf", str(crf), "-preset", preset, "-threads", str(threads)),
             *("-colorspace", "bt709", "-color_primaries", "bt709", "-color_trc", "bt709", "-color_range", "tv"),
             *("-movflags", "+faststart", "-f", "mp4", str(path.absolute())),
@@ -34,8 +42,11 @@ class Mp4Sink:
         self._pipe = self._process.stdin
         widen(self._pipe)
 
-    def append(self, frame: UInt8[np.ndarray, "height width 3"]) -> None:
-        """Encode one frame. Raises `OSError` with ffmpeg's reason if ffmpeg has exited."""
+    def append(self, frame: UInt8[np.ndarray, "..."]) -> None:
+        """Encode one frame, RGB (height, width, 3) or planes (3/2 height, width).
+
+        Raises `OSError` with ffmpeg's reason if ffmpeg has exited.
+        """
         rest = np.ascontiguousarray(frame).data.cast("B")
         try:
             while rest:

@@ -20,8 +20,10 @@ _STREAM = re.compile(r"Stream #0:\d+.*?: Video: (?P<rest>.*)")
 _SIZE = re.compile(r", (\d+)x(\d+)\b")
 _PIXEL_ASPECT = re.compile(r"\bSAR (\d+):(\d+)")
 _PIXELS = re.compile(r", (?P<format>[a-z0-9]+)(\((?P<facts>[^()]*)\))?(?=, \d+x\d+)")
+_ROTATION = re.compile(r"rotation of (-?\d+(\.\d+)?) degrees")
 _COLORS = re.compile(r"[a-z0-9.-]+(/[a-z0-9.-]+/[a-z0-9.-]+)?")
 _HDR = {"smpte2084": "PQ", "arib-std-b67": "HLG"}
+_EIGHT_BITS = ("yuv420p", "yuvj420p", "yuv422p", "yuvj422p", "yuv444p", "yuvj444p")
 _HD_HEIGHT, _HD_WIDTH = 720, 1280
 _SAME = "bicubic+accurate_rnd+full_chroma_int"
 
@@ -42,7 +44,8 @@ class Display:
         width, height: of the stored frame, in pixels.
         pixel_aspect: width of a pixel over its height; 1 where nothing is said.
         matrix, primaries, transfer: by ffmpeg's names; "unknown" where nothing is said.
-        is_yuv: whether colors are stored as luma and chroma.
+        pixel_format: by ffmpeg's name.
+        turns_sides: whether the frame is shown turned by a quarter, so that width and height change places.
         is_interlaced: whether a frame holds two fields.
         is_dolby_vision_5: whether its colors are Dolby's own.
     """
@@ -53,9 +56,21 @@ class Display:
     matrix: str = "unknown"
     primaries: str = "unknown"
     transfer: str = "unknown"
-    is_yuv: bool = True
+    pixel_format: str = "unknown"
+    turns_sides: bool = False
     is_interlaced: bool = False
     is_dolby_vision_5: bool = False
+
+    @property
+    def is_yuv(self) -> bool:
+        """Whether colors are stored as luma and chroma."""
+        return self.pixel_format.startswith(("yuv", "nv", "p0"))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether frames are of 8 bits and square pixels, upright, whole, and of luma and chroma."""
+        others = self.is_interlaced or self.hdr or self.primaries == "bt2020" or self.pixel_aspect != 1.0
+        return self.pixel_format in _EIGHT_BITS and not (others or self.turns_sides or self.is_dolby_vision_5)
 
     @property
     def hdr(self) -> str | None:
@@ -66,7 +81,7 @@ class Display:
 def parse_display(description: Sequence[str]) -> Display | None:
     """Read ffmpeg's lines on its input; None if they tell of no video stream."""
     chosen: str | None = None
-    profile_5 = False
+    profile_5 = turns = False
     for line in description:
         match = _STREAM.search(line)
         if match and "(attached pic)" not in line and chosen is None:
@@ -75,6 +90,8 @@ def parse_display(description: Sequence[str]) -> Display | None:
             break
         elif chosen is not None and "DOVI configuration record" in line:
             profile_5 = bool(re.search(r"\bprofile: 5\b", line))
+        elif chosen is not None and (turn := _ROTATION.search(line)):
+            turns = abs(round(float(turn[1]) / 90)) % 2 == 1
     size = None if chosen is None else _SIZE.search(chosen)
     if chosen is None or size is None:
         return None
@@ -92,7 +109,8 @@ def parse_display(description: Sequence[str]) -> Display | None:
         matrix=matrix,
         primaries=primaries,
         transfer=transfer,
-        is_yuv=pixels is not None and pixels["format"].startswith(("yuv", "nv", "p0")),
+        pixel_format="unknown" if pixels is None else pixels["format"],
+        turns_sides=turns,
         is_interlaced=any("first" in fact for fact in facts),
         is_dolby_vision_5=profile_5,
     )
@@ -129,6 +147,27 @@ def display_filters(display: Display, where: str, limits: Limits) -> str:
             got = f"{pixels:.0f} with pixels of an aspect of {display.pixel_aspect:g}"
             raise VideoError(f"{where}: expected shown frames of at most {limits.video_pixels} pixels, got {got}")
     return ",".join(filters)
+
+
+def planes_filters(display: Display, box: tuple[float, float, float, float], size: tuple[int, int]) -> str:
+    """The filter graph that crops and resizes a plain video's frames, and makes them BT.709 YUV 4:2:0.
+
+    Args:
+        display: what the video says; it must be plain.
+        box: (left, top, right, bottom) of what is kept of a frame, in pixels; taken to even ones.
+        size: (height, width).
+    """
+    left, top = (2 * round(edge / 2) for edge in box[:2])
+    right, bottom = (
+        2 * min(round(edge / 2), most // 2) for edge, most in zip(box[2:], (display.width, display.height), strict=True)
+    )
+    matrix = display.matrix
+    if matrix == "unknown":
+        matrix = "bt709" if _is_hd(display) else "smpte170m"
+    return (
+        f"crop={right - left}:{bottom - top}:{left}:{top},setparams=colorspace={matrix},"
+        f"zscale=w={size[1]}:h={size[0]}:f=bicubic:m=bt709:r=limited:d=none,format=yuv420p"
+    )
 
 
 def _is_hd(display: Display) -> bool:

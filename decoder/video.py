@@ -176,19 +176,21 @@ class VideoWriter:
         crf: int = 18,
         preset: str = "medium",
         threads: int = 0,
+        planes: bool = False,
     ) -> None:
         """Check that a video of this rate and size (width, height) can be stored in `path`; else `VideoError`.
 
         `crf` is H.264's constant rate factor, from 0 (lossless) over 18 (visually so,
         trac.ffmpeg.org/wiki/Encode/H.264) to 51; GIF has none. `preset` is x264's, from "ultrafast" to "veryslow".
         `threads` is the number of encoding threads; 0 lets ffmpeg choose by the number of cores, on which the file's
-        bytes then depend.
+        bytes then depend. `planes`: the frames come as `decoder.frames.stream_planes` yields them, for an MP4.
         """
         self._path = Path(path)
         self._fps = float(fps)
         self._size = size
         self._crf, self._preset = crf, preset
         self._threads = threads
+        self._planes = planes
         self._num_frames = 0
         self._sink: Mp4Sink | GifSink | None = None
         self._temporary_path = temporary_name(self._path)
@@ -200,16 +202,19 @@ class VideoWriter:
         if self._path.suffix.lower() == ".gif":
             self._sink = GifSink(self._temporary_path, self._fps)
         else:
-            self._sink = Mp4Sink(self._temporary_path, self._fps, self._size, self._crf, self._preset, self._threads)
+            self._sink = Mp4Sink(
+                self._temporary_path, self._fps, self._size, self._crf, self._preset, self._threads, self._planes
+            )
         return self
 
-    def append(self, frame: UInt8[np.ndarray, "height width 3"]) -> None:
-        """Add one RGB frame in [0, 255]. Raises `VideoError` for another type or size than the video's."""
+    def append(self, frame: UInt8[np.ndarray, "..."]) -> None:
+        """Add one frame: RGB in [0, 255], or planes. Raises `VideoError` for another type or size than the video's."""
         if self._sink is None:
             raise VideoError(f"{self._path}: expected append inside the writer's with statement")
         width, height = self._size
-        if frame.dtype != np.uint8 or frame.shape != (height, width, 3):
-            expected, got = f"uint8 {(height, width, 3)}", f"{frame.dtype} {frame.shape}"
+        shape = (height * 3 // 2, width) if self._planes else (height, width, 3)
+        if frame.dtype != np.uint8 or frame.shape != shape:
+            expected, got = f"uint8 {shape}", f"{frame.dtype} {frame.shape}"
             raise VideoError(f"{self._path}: expected {expected} for frame {self._num_frames}, got {got}")
         try:
             self._sink.append(frame)
@@ -217,7 +222,7 @@ class VideoWriter:
             raise self._output_error(error) from error
         self._num_frames += 1
 
-    def extend(self, frames: Iterable[UInt8[np.ndarray, "height width 3"]]) -> None:
+    def extend(self, frames: Iterable[UInt8[np.ndarray, "..."]]) -> None:
         """Add frames, see `append`."""
         for frame in frames:
             self.append(frame)

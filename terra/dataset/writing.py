@@ -111,6 +111,7 @@ class ShardWriter:
         space: ActionSpace | None = None,
         preset: str = "medium",
         losses: Mapping[str, Any] | None = None,
+        planes: bool = False,
     ) -> None:
         """Check the names; nothing is written yet.
 
@@ -127,6 +128,7 @@ class ShardWriter:
             space: what the actions mean; None for driving.
             preset: x264's, see `decoder.video.VideoWriter`.
             losses: what an import kept of its source, and what it didn't, as JSON for shard.json.
+            planes: whether frames come as planes of YUV instead of RGB, see `decoder.frames.stream_planes`.
 
         Raises:
             DatasetError: an unknown split, or a name with characters that are not allowed.
@@ -138,7 +140,8 @@ class ShardWriter:
         self.folder = folder / split / shard_name(source, place, futures=futures)
         self._unfinished = self.folder.with_name(f".{self.folder.name}.tmp")
         self._fps, self._image_size, self._camera = fps, image_size, camera
-        self._space, self._preset = space or Waypoints(), preset
+        self._space = space or Waypoints()
+        self._encoding: dict[str, Any] = {"crf": CRF, "preset": preset, "threads": 1, "planes": planes}
         kind, version = shard_format_of(self._space)
         self._facts = {"format": kind, "version": version, "split": split, "source": source, "place": place}
         self._recipe = dict(recipe or {})
@@ -223,7 +226,7 @@ class ShardWriter:
         height, width = self._image_size
         num_frames, context = 0, []
         # One thread, because shards are written in parallel, and so that the bytes don't depend on the number of cores.
-        with VideoWriter(video, fps=self._fps, size=(width, height), crf=CRF, preset=self._preset, threads=1) as writer:
+        with VideoWriter(video, fps=self._fps, size=(width, height), **self._encoding) as writer:
             for frame in frames:
                 writer.append(frame)
                 if num_frames < num_context:

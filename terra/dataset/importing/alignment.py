@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float64, Int
 from terra.actions import ActionTrack
 from terra.actions.space import ROUNDING, Values
 from terra.dataset.format import FUTURE_SECONDS, num_future_poses
-from terra.dataset.importing.source import SourceDrive
+from terra.dataset.importing.source import SourceDrive, VideoFrames
 from terra.dataset.poses import Poses
 from terra.errors import DatasetError
 from terra.trajectory.checks import MAX_HEADING_JUMP, MAX_POSE_GAP, MAX_SPEED, check_poses, stack_poses
@@ -261,11 +261,12 @@ def shorten(drive: SourceDrive, start: float, end: float | None) -> SourceDrive:
         since = max(int(np.searchsorted(track.time, times[first], side="right")) - 1, 0)
         until = int(np.searchsorted(track.time, times[last - 1] + FUTURE_SECONDS + 1)) + 1
         track = Poses(**{name: values[since:until] for name, values in vars(track).items()})
+    frames = drive.frames
     return replace(
         drive,
         track=track,
         frame_times=times[first:last],
-        frames=lambda: islice(drive.frames(), first, last),
+        frames=frames.part(first, last) if isinstance(frames, VideoFrames) else lambda: islice(frames(), first, last),
         breaks=tuple(replace(each, frame=each.frame - first) for each in drive.breaks if first < each.frame < last),
     )
 

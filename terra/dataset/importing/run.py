@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import chain, islice
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
 import numpy as np
 from jaxtyping import UInt8
@@ -18,8 +18,8 @@ from terra.dataset.card import write_card
 from terra.dataset.checks import ImageSize, check_workload
 from terra.dataset.format import FramesASecond, check_name
 from terra.dataset.importing.alignment import MIN_FRAMES, Alignment, Losses, align, cut, shorten
-from terra.dataset.importing.fitting import check_crop, fit_picture, fitted_camera, kept_box
-from terra.dataset.importing.source import DriveSource, Intrinsics, SourceDrive
+from terra.dataset.importing.fitting import check_crop, crop_box, fit_picture, fitted_camera, kept_box
+from terra.dataset.importing.source import DriveSource, Intrinsics, SourceDrive, VideoFrames
 from terra.dataset.workers import Outcome, run_jobs
 from terra.dataset.writing import ShardWriter, create_dataset
 from terra.errors import ConfigError, DatasetError
@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 _REST = 64  # frames behind the last chosen one that are still read, to see that there are as many as times
 _NOTICE = "imported; the terms of the source's makers go for its frames and {}"
+
+_Frame = TypeVar("_Frame")
 
 Crop = Annotated[tuple[int, int, int, int] | str | None, BeforeValidator(check_crop)]
 """The part of the source's pictures to keep, see `kept_box`; None keeps all."""
@@ -167,23 +169,13 @@ def import_drive(job: _Drive, worker: int, advance: Callable[[int], None]) -> Lo
     losses = alignment.losses
     name = drive.origin if drive.name in drive.origin else f"{drive.origin}: {drive.name}"
     logger.log(logging.INFO if losses.is_clean else logging.WARNING, "%s: %s", name, losses)
-    frames = chosen_frames(drive, alignment)
-    first = next(frames)
-    intrinsics = _intrinsics(drive, settings.mount, first)
-    left, top, right, bottom = 0, 0, first.shape[1], first.shape[0]
-    if settings.crop is not None:
-        left, top, right, bottom = kept_box((first.shape[0], first.shape[1]), settings.crop, drive.origin)
-        logger.info("%s: pictures cropped to %s", drive.origin, [left, top, right, bottom])
-        intrinsics = None if intrinsics is None else intrinsics.moved(left, top)
-    kept = (frame[top:bottom, left:right] for frame in chain([first], frames))
-    camera = _camera(settings, intrinsics, first[top:bottom, left:right])
-    fitted = (fit_picture(frame, settings.image_size, intrinsics) for frame in kept)
+    fitted, camera, planes = _fitted(drive, alignment, settings)
     episodes = [
         episode
         for part in alignment.parts
         for episode in cut(part.track, len(part.frame_index), settings.fps, settings.frames_per_episode)
     ]
-    with _writer(settings, job.name, camera, losses) as writer:
+    with _writer(settings, job.name, camera, losses, planes) as writer:
         for number, (num_frames, track) in enumerate(episodes):
             advance(writer.add(f"{writer.name_prefix}_{number:03d}", islice(fitted, num_frames), track))
         for _ in fitted:  # to the end, so that frames which the source didn't tell of are seen
@@ -191,15 +183,47 @@ def import_drive(job: _Drive, worker: int, advance: Callable[[int], None]) -> Lo
     return losses
 
 
-def chosen_frames(drive: SourceDrive, alignment: Alignment) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
-    """Yield the frames that the alignment takes from a drive, in order.
+def _fitted(
+    drive: SourceDrive, alignment: Alignment, settings: ImportSettings
+) -> tuple[Iterator[UInt8[np.ndarray, "..."]], Camera | None, bool]:
+    """The chosen frames at the dataset's size, the camera, and whether frames are planes instead of RGB."""
+    frames = drive.frames
+    if isinstance(frames, VideoFrames) and frames.display.is_plain:
+        size = frames.display.height, frames.display.width
+        (left, top, right, bottom), intrinsics = _kept(drive, settings, size)
+        inner = crop_box((bottom - top, right - left), settings.image_size, intrinsics)
+        box = left + inner[0], top + inner[1], left + inner[2], top + inner[3]
+        planes = chosen_frames(drive, alignment, frames.planes(box, settings.image_size))
+        return planes, _camera(settings, intrinsics, (bottom - top, right - left)), True
+    chosen = chosen_frames(drive, alignment, frames())
+    first = next(chosen)
+    (left, top, right, bottom), intrinsics = _kept(drive, settings, (first.shape[0], first.shape[1]))
+    cropped = (frame[top:bottom, left:right] for frame in chain([first], chosen))
+    fitted = (fit_picture(frame, settings.image_size, intrinsics) for frame in cropped)
+    return fitted, _camera(settings, intrinsics, (bottom - top, right - left)), False
+
+
+def _kept(
+    drive: SourceDrive, settings: ImportSettings, size: tuple[int, int]
+) -> tuple[tuple[int, int, int, int], Intrinsics | None]:
+    """What `crop` keeps of pictures of (height, width), and the intrinsics of that."""
+    intrinsics = _intrinsics(drive, settings.mount, size)
+    if settings.crop is None:
+        return (0, 0, size[1], size[0]), intrinsics
+    box = kept_box(size, settings.crop, drive.origin)
+    logger.info("%s: pictures cropped to %s", drive.origin, list(box))
+    return box, None if intrinsics is None else intrinsics.moved(box[0], box[1])
+
+
+def chosen_frames(drive: SourceDrive, alignment: Alignment, frames: Iterator[_Frame]) -> Iterator[_Frame]:
+    """Yield those of a drive's frames that the alignment takes, in order.
 
     Raises:
         DatasetError: the drive has fewer frames than times, or, where it is read to its end, more.
     """
     wanted = iter(alignment.frame_index.tolist())
     index, count = next(wanted, None), len(drive.frame_times)
-    for number, frame in enumerate(drive.frames()):
+    for number, frame in enumerate(frames):
         if number >= count:
             raise DatasetError(f"{drive.origin}: expected {count} frames, as many as times, got more")
         while index == number:
@@ -226,24 +250,22 @@ def _expand(
     return tuple(drives)
 
 
-def _intrinsics(drive: SourceDrive, mount: Mount, picture: UInt8[np.ndarray, "height width 3"]) -> Intrinsics | None:
+def _intrinsics(drive: SourceDrive, mount: Mount, size: tuple[int, int]) -> Intrinsics | None:
     """The source's own calibration, or one from the user's field of view."""
     if mount.fov_degrees is None:
         return drive.intrinsics
     if drive.intrinsics is not None:
         raise ConfigError(f"{drive.origin}: expected no camera.fov_degrees beside the source's own calibration")
-    height, width = picture.shape[:2]
+    height, width = size
     return Intrinsics(width / 2 / math.tan(math.radians(mount.fov_degrees) / 2), width / 2, height / 2)
 
 
-def _camera(
-    settings: ImportSettings, intrinsics: Intrinsics | None, picture: UInt8[np.ndarray, "height width 3"]
-) -> Camera | None:
+def _camera(settings: ImportSettings, intrinsics: Intrinsics | None, size: tuple[int, int]) -> Camera | None:
     mount = settings.mount
     if intrinsics is None or mount.height_meters is None:
         return None
     return fitted_camera(
-        (picture.shape[0], picture.shape[1]),
+        size,
         settings.image_size,
         intrinsics,
         height_meters=mount.height_meters,
@@ -253,7 +275,11 @@ def _camera(
 
 
 def _writer(
-    settings: ImportSettings, drive: str, camera: Camera | None = None, losses: Losses | None = None
+    settings: ImportSettings,
+    drive: str,
+    camera: Camera | None = None,
+    losses: Losses | None = None,
+    planes: bool = False,
 ) -> ShardWriter:
     # Only what is given, so that shards of earlier versions are known again.
     parts: dict[str, Any] = {"crop": settings.crop, "start": settings.start or None, "end": settings.end}
@@ -277,4 +303,5 @@ def _writer(
         },
         space=settings.source.space,
         losses=None if losses is None else losses.to_json(),
+        planes=planes,
     )

@@ -2,16 +2,18 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 from jaxtyping import Float, UInt8
 
+from decoder.frames import list_frames, stream_planes
 from decoder.pictures import is_picture, picture_problem, read_picture
-from decoder.video import VIDEO_SUFFIXES, probe_video, stream_video
+from decoder.showing import Display
+from decoder.video import VIDEO_SUFFIXES, stream_video
 from terra.actions import ActionSpace, ActionTrack, Waypoints
 from terra.context import natural_key
 from terra.dataset.poses import Poses
@@ -21,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 _NAMED = 5  # files named in a line
 _DAMAGED = "damaged pictures"
+
+
+_Frame = TypeVar("_Frame")
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,41 @@ class Break:
 
     frame: int
     reason: str
+
+
+@dataclass(frozen=True)
+class VideoFrames:
+    """The frames of a video, or some of them, as `SourceDrive.frames`; a video goes to a video without becoming RGB.
+
+    Attributes:
+        path: the video.
+        display: what `decoder.frames.list_frames` found of its showing.
+        start_seconds: from where on it is read.
+        first, count: which frames behind that; None: all.
+    """
+
+    path: Path
+    display: Display
+    start_seconds: float = 0.0
+    first: int = 0
+    count: int | None = None
+
+    def __call__(self) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
+        """An iterator over the frames, RGB in [0, 255]."""
+        return self._some(stream_video(self.path, self.start_seconds))
+
+    def planes(
+        self, box: tuple[float, float, float, float], size: tuple[int, int]
+    ) -> Iterator[UInt8[np.ndarray, "rows width"]]:
+        """An iterator over the frames as `decoder.frames.stream_planes` has them; the video must be plain."""
+        return self._some(stream_planes(self.path, self.display, box, size, start_seconds=self.start_seconds))
+
+    def part(self, first: int, last: int) -> "VideoFrames":
+        """The frames from `first` on, before `last`."""
+        return replace(self, first=self.first + first, count=last - first)
+
+    def _some(self, frames: Iterator[_Frame]) -> Iterator[_Frame]:
+        return islice(frames, self.first, None if self.count is None else self.first + self.count)
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +218,8 @@ def open_footage(path: Path, picture_fps: float | None) -> Footage:
         VideoError: a video that can't be read.
     """
     if not path.is_dir():
-        return Footage(probe_video(path).times, lambda: stream_video(path))
+        listing = list_frames(path)
+        return Footage(listing.seconds, VideoFrames(path, listing.display))
     if picture_fps is None:
         raise ConfigError(f"picture_fps: expected how many pictures a second {path} has, got null")
     pictures = sorted(filter(is_picture, path.iterdir()), key=natural_key)

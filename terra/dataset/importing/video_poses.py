@@ -1,14 +1,11 @@
 """A folder of videos, each with a file of poses of the same stem."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from jaxtyping import UInt8
-
-from decoder.video import VIDEO_SUFFIXES, probe_video, stream_video
-from terra.dataset.importing.source import PoseFiles, SourceDrive, list_by_stem, motion, say_left_out
+from decoder.frames import list_frames
+from decoder.video import VIDEO_SUFFIXES
+from terra.dataset.importing.source import PoseFiles, SourceDrive, VideoFrames, list_by_stem, motion, say_left_out
 from terra.errors import DatasetError
 from terra.trajectory import load_poses
 
@@ -39,21 +36,18 @@ class VideoPosesSource(PoseFiles):
         video, found = self._videos()[name], list_by_stem(self.folder, _POSES).get(name, [])
         if len(found) != 1:
             raise DatasetError(f"{video}: expected {name}.csv or {name}.json beside it, got {len(found)} of them")
-        table, info = load_poses(found[0]), probe_video(video)
+        table, info = load_poses(found[0]), list_frames(video)
         if abs(info.fps - table.fps) > _RATE_TOLERANCE * table.fps:
             raise DatasetError(
                 f"{video}: expected {table.fps:g} frames a second as {found[0].name} declares, got {info.fps:g}"
             )
         times, poses = table.poses[:, 0] - table.poses[0, 0], table.poses
 
-        def frames() -> Iterator[UInt8[np.ndarray, "height width 3"]]:
-            return stream_video(video)
-
         return SourceDrive(
             name=name,
             track=motion(times, poses[:, 1:3], poses[:, 3]),
-            frame_times=info.times,
-            frames=frames,
+            frame_times=info.seconds,
+            frames=VideoFrames(video, info.display),
             intrinsics=None,
             origin=str(found[0]),
         )
