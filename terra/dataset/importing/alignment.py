@@ -338,7 +338,7 @@ def _pieces(drive: SourceDrive, fps: float, gap: float, is_given: bool) -> list[
     period = float(np.median(steps[steps > 0])) if (steps > 0).any() else math.inf
     if isinstance(track, Poses):
         ends = ends | (steps > MAX_POSE_GAP) | _jumps(track, drive.origin)
-    elif is_given or (np.abs(steps - period) < period / 2).mean() > _REGULAR:
+    elif is_given or (len(steps) and (np.abs(steps - period) < period / 2).mean() > _REGULAR):
         # A log that is written when something changes has no gaps: what holds, holds on.
         ends = ends | (steps > (gap if is_given else max(gap, _GAP_FRAMES * period)) + _INSTANT)
     bounds = [0, *(np.flatnonzero(ends) + 1).tolist(), len(times)]
