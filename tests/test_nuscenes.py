@@ -164,7 +164,6 @@ def test_one_of_several_folders_of_tables_is_named(tmp_path):
         ("sample_data", {"timestamp": "soon"}, r"data\.json: row 0: timestamp: expected a whole number, got 'soon'"),
         ("sample_data", {"sample_token": "gone"}, r"sample\.json: expected a row with the token 'gone', got none"),
         ("sample_data", {"ego_pose_token": "gone"}, r"ego_pose\.json: expected a row with the token 'gone'"),
-        ("sample_data", {"filename": "gone.jpg"}, r"scene-0003: expected the pictures of CAM_.*, got no .*gone\.jpg"),
         ("ego_pose", {"rotation": [1, 1, 0, 0]}, r"row 0: rotation: expected a unit quaternion .*, got \[1, 1, 0, 0\]"),
         ("ego_pose", {"translation": [1, 2, float("nan")]}, r"translation: expected 3 numbers"),
         ("ego_pose", {"token": "pose-CAM_FRONT-scene-0001-1"}, r"row 2: token: expected one of its own"),
@@ -182,6 +181,40 @@ def test_a_bad_row_is_one_line(tmp_path, table, values, message):
     with pytest.raises(DatasetError, match=message) as caught:
         NuScenesSource(root).open_drive("scene-0003")
     assert "\n" not in str(caught.value)
+
+
+def test_bad_frames_are_left_out_and_the_scene_stays(tmp_path, caplog):
+    root = write_nuscenes(tmp_path)
+    times, drive = scene_times(2), NuScenesSource(root).open_drive("scene-0003")
+    pictures = {each: root / ("samples" if each % 6 == 0 else "sweeps") / "CAM_FRONT" for each in range(len(times))}
+    pictures = {each: folder / f"scene-0003-{each:03d}.jpg" for each, folder in pictures.items()}
+    pictures[12].unlink()
+    pictures[20].write_bytes(b"")
+    pictures[33].write_bytes(pictures[33].read_bytes()[:-60])
+    found = NuScenesSource(root).open_drive("scene-0003")
+    kept = [each for each in range(len(times)) if each not in (12, 20, 33)]
+    np.testing.assert_array_equal(found.frame_times, (times[kept] - times[0]) / 1e6)
+    shades = [frame.mean() for frame in found.frames()]
+    np.testing.assert_allclose(shades, 20 + 3 * np.array(kept), atol=2)
+    assert found.left_out == {"damaged pictures": 3}
+    np.testing.assert_array_equal(found.poses.x, drive.poses.x)
+    assert f"{pictures[12]}: left out (and 2 more): no such file" in caplog.text
+    assert found.breaks == ()
+    for picture in pictures.values():
+        picture.unlink(missing_ok=True)
+    with pytest.raises(DatasetError, match=r"expected pictures that can be read, got .*-000\.jpg: no such file"):
+        NuScenesSource(root).open_drive("scene-0003")
+
+
+def test_of_two_frames_at_one_time_one_is_left_out(tmp_path):
+    root = write_nuscenes(tmp_path)
+    rows = json.loads((root / "v1.0-mini" / "sample_data.json").read_text())
+    (first, second) = [row for row in rows if "CAM_FRONT-scene-0001" in row["token"]][:2]
+    change(root, "sample_data", rows.index(first), timestamp=second["timestamp"])
+    drive = NuScenesSource(root).open_drive("scene-0001")
+    assert drive.left_out == {"frames at the time of the one before": 1}
+    assert len(list(drive.frames())) == len(drive.frame_times) == len(scene_times(0)) - 1
+    assert (np.diff(drive.poses.time) > 0).all()
 
 
 @pytest.mark.parametrize(

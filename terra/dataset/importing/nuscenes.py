@@ -1,19 +1,17 @@
 """Import of nuScenes (nuscenes.org): the front camera's frames and the car's poses, scene by scene, from its tables."""
 
 import math
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 
-from decoder.pictures import read_picture
 from terra.dataset.format import check_name
 from terra.dataset.importing.nuscenes_tables import Row, Table, read_table
-from terra.dataset.importing.source import Intrinsics, PoseFiles, SourceDrive, motion
+from terra.dataset.importing.source import Intrinsics, PoseFiles, SourceDrive, motion, picture_footage
 from terra.errors import DatasetError
 
 CHANNEL = "CAM_FRONT"
@@ -43,23 +41,22 @@ class NuScenesSource(PoseFiles):
         return tuple(_read_scenes(_table_folder(self.folder)))
 
     def open_drive(self, name: str) -> SourceDrive:
-        """Open one scene."""
+        """Open one scene; the header and the end of each picture are looked at, and bad ones are left out."""
         folder = _table_folder(self.folder)
         frames, ego_poses, calibrations = _read_frames(folder)
         origin = f"{folder / 'sample_data.json'}: {name}"
-        rows = sorted(frames[_read_scenes(folder)[name].token], key=lambda row: row["timestamp"])
-        pictures = [folder.parent / row["filename"] for row in rows]
-        missing = [picture for picture in pictures if not picture.is_file()]
-        if not rows or missing:
-            got = f"no {missing[0]} ({len(missing)} missing)" if missing else "no row of it"
-            raise DatasetError(f"{origin}: expected the pictures of {CHANNEL}, got {got}")
+        every = sorted(frames[_read_scenes(folder)[name].token], key=lambda row: row["timestamp"])
+        rows = list({row["timestamp"]: row for row in every}.values())
+        if not rows:
+            raise DatasetError(f"{origin}: expected the pictures of {CHANNEL}, got no row of it")
         # Times count from the first frame, because microseconds since 1970 need most of a float64's digits.
         times = np.array([row["timestamp"] - rows[0]["timestamp"] for row in rows]) / 1e6
         poses = [ego_poses[row["ego_pose_token"]] for row in rows]
         ahead = _forward(np.array([pose["rotation"] for pose in poses], np.float64))
-
-        def pictures_in_order() -> Iterator[UInt8[np.ndarray, "height width 3"]]:
-            return (read_picture(picture) for picture in pictures)
+        # A frame that is left out is a gap of the times: the car and its clock went on.
+        footage = picture_footage([folder.parent / row["filename"] for row in rows], times)
+        left_out = Counter(footage.left_out)
+        left_out["frames at the time of the one before"] = len(every) - len(rows)
 
         return SourceDrive(
             name=name,
@@ -69,10 +66,11 @@ class NuScenesSource(PoseFiles):
                 np.arctan2(ahead[:, 1], ahead[:, 0]),
                 np.arcsin(np.clip(ahead[:, 2], -1.0, 1.0)),
             ),
-            frame_times=times,
-            frames=pictures_in_order,
+            frame_times=footage.times,
+            frames=footage.frames,
             intrinsics=_intrinsics(calibrations[rows[0]["calibrated_sensor_token"]], calibrations.path),
             origin=origin,
+            left_out=+left_out,
         )
 
 

@@ -22,7 +22,7 @@ class SourceSettings(Settings):
         lerobot: the columns of a LeRobot dataset, see `LeRobotColumns`; with `action` those of `LeRobotActions`.
         action_space: what the actions of video_actions, LeRobot datasets and bags mean, see `terra.actions.space`.
         picture_fps: pictures a second, where files don't tell: of folders of pictures, and of donkeycar.
-        sections: into how many drives each tub of donkeycar is cut.
+        sections: into how many drives each session of a donkeycar tub is cut.
         gps: the clock and the noise of a GPS track, see `GpxSource`.
         bags: topics, fields and clock of bags.
     """
