@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from entry import read_settings
 from mcap.writer import CompressionType
 from rosbags.rosbag1 import Writer as Writer1
 from rosbags.rosbag2 import CompressionFormat, CompressionMode, StoragePlugin, Writer as Writer2
@@ -27,9 +28,11 @@ from tiny_bags import (
 )
 
 from terra.actions import Keys, Vector
+from terra.dataset import read_frames, read_split
 from terra.dataset.importing.alignment import align
 from terra.dataset.importing.bags import Bags, BagSource, list_topics
-from terra.errors import ConfigError, DatasetError
+from terra.dataset.importing.command import run as import_recordings
+from terra.errors import ConfigError, DatasetError, TerraError
 from tokenizer.limits import LIMITS
 
 CAMERA, SPEED = "/camera/image/compressed", "/cmd_vel"
@@ -54,7 +57,10 @@ def opened(folder, action=(f"{SPEED}.linear.x",), space=None, **settings):
 def matched(drive, fps):
     """The numbers of the pictures that an import takes of each stretch, and the actions that it gives them."""
     shown = numbers(drive)
-    return [([shown[frame] for frame in part.frame_index], part.track[:, 0]) for part in align(drive, fps).parts]
+    return [
+        ([shown[frame] for frame in part.frame_index], part.track[:, 0])
+        for part in align(drive, fps, min_frames=2).parts
+    ]
 
 
 def numbers(drive):
@@ -387,7 +393,7 @@ def test_clocks(tmp_path, caplog):
         drive = opened(tmp_path, clock=clock).open_drive("a")
         value = drive.track.space.resampled(drive.track.times, drive.track.values, drive.frame_times[:1], 0)
         np.testing.assert_allclose(value, first, atol=1e-9)
-    assert drive.clock == "times are log time of /camera/image/compressed, /cmd_vel"
+    assert drive.clock == "log time of /camera/image/compressed, /cmd_vel"
     with pytest.raises(DatasetError, match=r"bags.clock=header: expected header.stamp in /cmd_vel, got a type without"):
         opened(tmp_path, clock="header").open_drive("a")
 
@@ -400,7 +406,7 @@ def test_headers_of_another_clock_than_the_log_are_not_mixed_with_it(tmp_path):
     ]
     write_mcap(tmp_path / "a.mcap", messages)
     drive = opened(tmp_path).open_drive("a")
-    assert drive.clock.startswith("times are log time of /camera/image/compressed, /cmd_vel, because headers tell")
+    assert drive.clock.startswith("log time of /camera/image/compressed, /cmd_vel, because headers tell")
     value = drive.track.space.resampled(drive.track.times, drive.track.values, drive.frame_times, 0)[:, 0]
     np.testing.assert_allclose(value, np.minimum(np.arange(10) / 10 + 0.005, 0.95), atol=1e-6)
 
@@ -600,14 +606,18 @@ def _ros1(message):
     return replace(message, header=kind(seq=0, stamp=message.header.stamp, frame_id=""))
 
 
-def test_bags_of_ros_1(tmp_path):
-    with Writer1(tmp_path / "old.bag") as writer:
+def _write_ros1(path, messages):
+    with Writer1(path) as writer:
         connections = {}
-        for topic, time, message in drive_messages():
+        for topic, time, message in messages:
             kind = message.__msgtype__
             if topic not in connections:
                 connections[topic] = writer.add_connection(topic, kind, typestore=ros(ros1=True))
             writer.write(connections[topic], time, ros(ros1=True).serialize_ros1(_ros1(message), kind))
+
+
+def test_bags_of_ros_1(tmp_path):
+    _write_ros1(tmp_path / "old.bag", drive_messages())
     source = opened(tmp_path)
     assert source.list_drives() == ("old",)
     drive = source.open_drive("old")
@@ -657,6 +667,53 @@ def test_messages_of_an_encoding_that_is_not_read(tmp_path):
         opened(tmp_path)
 
 
+def _import(folder, output, *more):
+    given = [f"input={folder}", f"output={output}", "kind=mcap", "workers=0", "fps=10", "image_size=[32,64]"]
+    return import_recordings(read_settings("import", [*given, f"bags.action=[{SPEED}.linear.x]", *more]))
+
+
+def test_bags_become_a_dataset(tmp_path, caplog):
+    # b misses pictures 20 to 24, and says so.
+    write_mcap(tmp_path / "bags" / "a.mcap", drive_messages())
+    messages = drive_messages(50, first=100, begin=EPOCH + 10**11)
+    missing = [(CAMERA, EPOCH + 10**11 + each * 100 * MS + 5 * MS) for each in range(20, 25)]
+    write_mcap(tmp_path / "bags" / "b.mcap", [each for each in messages if each[:2] not in missing])
+    with caplog.at_level("INFO"):
+        assert _import(tmp_path / "bags", tmp_path / "data", "held_out=[b]") == 0
+    assert "a.mcap: 40 frames read, 40 kept (4.0 s), times by header.stamp of /camera/image/compr" in caplog.text
+    assert "b.mcap: 45 frames read, 45 kept (4.5 s) in 2 stretches, 1 gap cut out, the longest of 0.60 s" in caplog.text
+    episodes = [each for split in ("train", "held_out") for each in read_split(tmp_path / "data", split).episodes]
+    found = [([number(frame) for frame in read_frames(each)], each.actions[:, 0]) for each in episodes]
+    assert [pictures for pictures, _ in found] == [list(range(40)), list(range(100, 120)), list(range(125, 150))]
+    for pictures, values in found:
+        shown = np.array(pictures)
+        times = np.where(shown < 100, shown / 10, 100 + (shown - 100) / 10)
+        np.testing.assert_allclose(values[:-1], times[:-1], atol=1e-4)
+    facts = json.loads((tmp_path / "data" / "dataset.json").read_text())
+    assert facts["action_space"]["units"] == ["m/s"]
+
+
+def test_a_bag_that_fails_leaves_nothing_behind(tmp_path, caplog):
+    write_mcap(tmp_path / "bags" / "a.mcap", drive_messages())
+    _write_with(tmp_path / "bags" / "b.mcap", lambda ns: image(ns, "32FC1", bytes(HEIGHT * WIDTH * 4), WIDTH * 4))
+    (tmp_path / "bags" / "c.mcap").write_bytes(b"no bag")
+    assert _import(tmp_path / "bags", tmp_path / "data") == 2
+    assert "expected pixels of rgb8" in caplog.text
+    assert "c.mcap: expected an MCAP file" in caplog.text
+    assert [each.name for each in (tmp_path / "data" / "train").iterdir()] == ["mcap_a"]
+
+
+def test_settings_that_do_not_fit(tmp_path):
+    write_mcap(tmp_path / "bags" / "a.mcap", drive_messages(5))
+    with pytest.raises(ConfigError, match=r"bags.clock: expected one of auto, header, log, got 'heder'"):
+        _import(tmp_path / "bags", tmp_path / "data", "bags.clock=heder")
+    with pytest.raises(ConfigError, match=r"picture_fps: expected none with kind=mcap, got 20.0"):
+        _import(tmp_path / "bags", tmp_path / "data", "picture_fps=20")
+    with pytest.raises(ConfigError, match=r"bags: expected none with kind=donkeycar"):
+        _import(tmp_path / "bags", tmp_path / "data", "kind=donkeycar")
+    assert not (tmp_path / "data").exists()
+
+
 def test_two_bags_of_one_name(tmp_path):
     write_mcap(tmp_path / "a b.mcap", drive_messages(5))
     write_mcap(tmp_path / "a" / "b.mcap", drive_messages(5))
@@ -669,3 +726,30 @@ def test_two_bags_of_one_name(tmp_path):
         DatasetError, match=r"expected bags \(.bag, .db3, .mcap, or folders with metadata.yaml\), got none"
     ):
         list_topics(tmp_path / "none")
+
+
+@pytest.mark.parametrize("kind", ["mcap", "loose", "bag"])
+def test_damage_anywhere_is_told_in_one_line(tmp_path, kind):
+    path = tmp_path / f"a.{'bag' if kind == 'bag' else 'mcap'}"
+    if kind == "bag":
+        _write_ros1(path, drive_messages(12))
+    else:
+        write_mcap(path, drive_messages(12), use_chunking=kind == "mcap", chunk_size=2000)
+    whole, random = path.read_bytes(), np.random.default_rng(0)
+    read, refused = 0, []
+    for _ in range(40):
+        data = bytearray(whole)
+        for _ in range(random.choice([1, 3, 20])):
+            place = int(random.integers(len(data)))
+            words = [bytes(random.bytes(1)), b"\xff" * 4, bytes(8), b"\xff\xff\xff\x7f"]
+            data[place : place + 4] = words[random.integers(len(words))]
+        path.write_bytes(data)
+        try:
+            drive = opened(tmp_path).open_drive("a")
+            assert len(numbers(drive)) == len(drive.frame_times)
+            read += 1
+        except TerraError as error:
+            refused.append(str(error))
+    assert read
+    assert refused
+    assert not any("\n" in line for line in refused)

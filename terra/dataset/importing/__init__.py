@@ -1,9 +1,10 @@
 """Import of recordings from other formats: each source opens its drives, and `run` writes them in Terra's format.
 
-{VideoPoses, VideoActions, Gpx, Donkeycar, Kitti, LeRobot, NuScenes}Source --open_drive--> SourceDrive
+{VideoPoses, VideoActions, Bag, Gpx, Donkeycar, Kitti, LeRobot, NuScenes}Source --open_drive--> SourceDrive
                                                                       --align, fit_picture--> ShardWriter
 """
 
+from terra.dataset.importing.bags import Bags, BagSource
 from terra.dataset.importing.donkeycar import DonkeycarSource
 from terra.dataset.importing.gpx import GpxSource
 from terra.dataset.importing.kitti import KittiSource
@@ -15,6 +16,8 @@ from terra.dataset.importing.video_actions import VideoActionsSource
 from terra.dataset.importing.video_poses import VideoPosesSource
 
 __all__ = [
+    "BagSource",
+    "Bags",
     "DonkeycarSource",
     "DriveSource",
     "GpxSource",

@@ -72,7 +72,7 @@ def choose_clocks(stamps: Mapping[str, Stamps], clock: Clock, where: str) -> tup
     words = [
         f"{name} of {', '.join(part)}" for name, part in (("header.stamp", by_header), ("log time", by_log)) if part
     ]
-    return times, "times are " + " and ".join(words) + reason
+    return times, " and ".join(words) + reason
 
 
 @dataclass(frozen=True)

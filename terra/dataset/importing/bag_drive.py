@@ -47,6 +47,11 @@ class Choice:
     space: TableSpace
     clock: Clock
 
+    @property
+    def topics(self) -> frozenset[str]:
+        """All topics that are read."""
+        return frozenset((self.video, *(column.topic for column in self.columns)))
+
 
 def open_bag(recording: Recording, choice: Choice) -> SourceDrive:
     """Open a bag as a drive; each of its pictures is decoded once, to know which can be shown. Raises DatasetError."""
@@ -133,7 +138,7 @@ def _read(recording: Recording, choice: Choice) -> _Reading:
     readers: dict[str, list[FieldReader]] = {}
     wanted = frozenset(choice.columns)
     number = 0
-    for place, message in enumerate(recording.messages({video, *(column.topic for column in choice.columns)})):
+    for place, message in enumerate(recording.messages(choice.topics)):
         if isinstance(message, Lost):
             reading.lost.append((number, message.reason))
             checker.lose()
@@ -288,11 +293,8 @@ class _Bag:
             if (len(laps) == 1 and len(pieces) > 1) or sum(count > _EDGE for count in within) > 1:
                 got = "some that go back where those of the pictures don't; bags.clock= may help"
                 raise DatasetError(f"{self._where}: {column.name}: expected increasing times, got {got}")
-            rows = (
-                max(zip(within, map(len, pieces), pieces, strict=True), key=lambda each: each[:2])[2]
-                if pieces
-                else near
-            )
+            best = max(range(len(pieces)), key=lambda piece: (within[piece], len(pieces[piece])), default=None)
+            rows = near if best is None else pieces[best]
             if len(laps) > 1:
                 first, last = times[laps[lap]][[0, -1]]
                 rows = rows[(column.times[rows] >= first - _NEAR) & (column.times[rows] <= last + _NEAR)]
@@ -348,10 +350,13 @@ class _Bag:
         where = f"{self._where}: {video}"
 
         def decoded() -> Iterator[Any]:
-            messages = (each for each in self._recording.messages({video}) if isinstance(each, Message))
-            for number, message in enumerate(messages):
-                if number not in problems:
-                    yield message.channel.decode(message.data)
+            # The same topics as before: a reader of a damaged bag stops where it can't read one of them.
+            number = 0
+            for message in self._recording.messages(self._choice.topics):
+                if isinstance(message, Message) and message.channel.topic == video:
+                    if number not in problems:
+                        yield message.channel.decode(message.data)
+                    number += 1
 
         if self._reading.codec:
             return numbers, stream_units(self._reading.codec, map(binary, decoded()), where)

@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 SUFFIXES = (".bag", ".db3", ".mcap")
 _METADATA = "metadata.yaml"  # of a ROS 2 bag, which is a folder
 _ATTACHMENT = 9  # MCAP's code of a record that holds a file
+_CUT_OFF = "the file is cut off"
 _HEADER = 9  # bytes of an MCAP record before its content: code, length
 _NAME_RULE = re.compile(r"[^A-Za-z0-9_.-]+")
 
@@ -206,7 +207,9 @@ class _WholeReads:
         self._file = file
 
     def read(self, size: int = -1) -> bytes:
-        """Read exactly `size` bytes. Raises EOFError."""
+        """Read exactly `size` bytes. Raises EOFError, ValueError."""
+        if size > LIMITS.bag_record_bytes:
+            raise ValueError(f"expected at most {LIMITS.bag_record_bytes} bytes, got {size}")
         data = self._file.read(size)
         if len(data) < size:
             raise EOFError
@@ -215,7 +218,7 @@ class _WholeReads:
 
 def _mcap_messages(path: Path, topics: Collection[str] | None) -> Iterator[Message | Lost]:
     with extras_named("kind=mcap"):
-        from mcap.exceptions import McapError, RecordLengthLimitExceeded
+        from mcap.exceptions import RecordLengthLimitExceeded
         from mcap.records import Channel as McapChannel, Chunk, DataEnd, Message as McapMessage, Schema
         from mcap.stream_reader import StreamReader
 
@@ -227,20 +230,26 @@ def _mcap_messages(path: Path, topics: Collection[str] | None) -> Iterator[Messa
             whole: Any = _WholeReads(file)
             return StreamReader(whole, skip_magic, emit_chunks=True, record_size_limit=LIMITS.bag_record_bytes).records
 
+        size = path.stat().st_size
         records, begun = read_on(skip_magic=False), False
         while True:
             try:
                 record = next(records)
             except RecordLengthLimitExceeded:
-                if reason := _skip_record(file):
-                    yield Lost(reason)
+                code, length = _next_record(file)
+                if file.tell() + length > size:
+                    yield Lost(_CUT_OFF)
+                    return
+                file.seek(length, 1)
+                if code != _ATTACHMENT:
+                    yield Lost(f"a record of {length} bytes, more than {LIMITS.bag_record_bytes}")
                 records = read_on(skip_magic=True)
                 continue
-            except (StopIteration, EOFError, McapError, struct.error, UnicodeDecodeError, ValueError) as error:
+            except Exception as error:  # of a reader that trusts lengths
                 if not begun:
                     raise DatasetError(f"{path}: expected an MCAP file, got {_kind(file)}") from None
-                cut = isinstance(error, EOFError | StopIteration)
-                yield Lost("the file is cut off" if cut else f"the file is damaged: {_reason(error)}")
+                is_cut = isinstance(error, EOFError | StopIteration)
+                yield Lost(_CUT_OFF if is_cut else f"the file is damaged: {_reason(error)}")
                 return
             begun = True
             if isinstance(record, DataEnd):
@@ -262,12 +271,10 @@ def _mcap_messages(path: Path, topics: Collection[str] | None) -> Iterator[Messa
                         yield Message(channel, each.log_time, each.data)
 
 
-def _skip_record(file: BinaryIO) -> str | None:
-    """Pass over a record of which the first nine bytes were read; what is lost, if it held messages."""
+def _next_record(file: BinaryIO) -> tuple[int, int]:
+    """Code and length of a record whose first bytes were just read."""
     file.seek(-_HEADER, 1)
-    code, length = struct.unpack("<BQ", file.read(_HEADER))
-    file.seek(length, 1)
-    return None if code == _ATTACHMENT else f"a record of {length} bytes, more than {LIMITS.bag_record_bytes}"
+    return struct.unpack("<BQ", file.read(_HEADER))
 
 
 def _unpacked(chunk: Any) -> list[Any]:
@@ -377,7 +384,8 @@ def _ros_messages(path: Path, topics: Collection[str] | None) -> Iterator[Messag
             if len(data) > LIMITS.bag_record_bytes:
                 yield Lost(f"a message of {len(data)} bytes, more than {LIMITS.bag_record_bytes}")
                 continue
-            yield Message(channels[id(connection)], log_time, data)
+            if id(connection) in channels:
+                yield Message(channels[id(connection)], log_time, data)
 
 
 def _ros_read(reader: Any, kind: str, data: bytes) -> Any:
