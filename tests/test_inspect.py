@@ -28,6 +28,7 @@ from tiny_sources import (
     write_video,
     write_video_poses,
 )
+from tiny_tubs import START, drive as tubs_drive, write_old_tub, write_tub as write_plan
 
 import terra.dataset.importing.survey as looking
 from terra.actions import parse_space
@@ -84,6 +85,12 @@ def write_bags(folder: Path) -> Path:
     return folder
 
 
+def write_sessions(folder: Path) -> Path:
+    """A tub of two sessions of 50 records, of which ten of the first are deleted."""
+    records = [*tubs_drive(50), *tubs_drive(50, "26-05-02_1", first=50, start=START + 86_400_000)]
+    return write_plan(folder, records, deleted=range(20, 30))
+
+
 def write_json_keys(folder: Path) -> Path:
     for name in ("monday", "sunday"):
         write_video(folder / f"{name}.mp4", 30)
@@ -111,6 +118,22 @@ SOURCES: dict[str, tuple[Callable[[Path], Path], str, str, int, int, tuple[str, 
         1,
         300,
         ("picture_fps=20", "sections=10", "held_out=[long_tub_09]"),
+    ),
+    "old_tub": (
+        lambda folder: write_old_tub(folder, tubs_drive(40, None)),
+        "donkeycar",
+        "donkeycar tub, version 1",
+        1,
+        40,
+        ("fps=20",),
+    ),
+    "sessions": (
+        lambda folder: write_sessions(folder),
+        "donkeycar",
+        "donkeycar tub, version 2",
+        2,
+        90,
+        ("held_out=[sessions_26-05-02_1]", "fps=20"),
     ),
     "lerobot_2.0": (
         lambda folder: write_lerobot(folder, "v2.0"),
@@ -190,7 +213,7 @@ def test_a_folder_is_recognized_and_its_printed_command_imports_it(name, tmp_pat
     assert sum(episode.num_frames for episodes in splits.values() for episode in episodes) == num_frames
     # Something is held out wherever there is more than one drive, and where a lone one was cut.
     held_out = any("held_out=" in argument for argument in arguments)
-    assert held_out == (name != "tub")
+    assert held_out == (name not in ("tub", "old_tub"))
     assert splits.keys() == ({"train", "held_out"} if held_out else {"train"})
     size = next(argument for argument in arguments if argument.startswith("image_size="))
     assert all(int(side) % MULTIPLE == 0 for side in re.findall(r"\d+", size))

@@ -1,21 +1,20 @@
 """Recognition of donkeycar's tubs: version 2 by manifest.json and catalogs, version 1 by record_N.json."""
 
-import json
 import math
 import re
 from pathlib import Path
 
 import numpy as np
 
+from terra.dataset.importing.donkeycar_tubs import Record, read_tub
 from terra.dataset.importing.recognize.found import Found, Listing, counted
 from terra.errors import DatasetError
-from tokenizer.files import open_regular
 
 _RECORD = re.compile(r"record_\d+\.json")
 _LOOP_HZ = 20.0  # of donkeycar's own configuration
 _RATES = (2.0, 100.0)  # a second: what a car's times may plausibly say
-_HEAD = 1 << 18  # bytes of a catalog that are looked at
-_MOST_TUBS = 200  # that are looked into
+_LOOKED_AT = 2000  # records whose times are looked at
+_MOST_TUBS, _MOST_READ = 200, 20  # that are listed, and whose records are read
 
 
 def recognize(listing: Listing) -> Found | None:
@@ -30,7 +29,7 @@ def recognize(listing: Listing) -> Found | None:
         return None
     version = " and ".join(str(each) for each in sorted(set(versions)))
     what = "donkeycar tub" if tubs[0] is listing else f"{counted(len(tubs), 'donkeycar tub')}"
-    rates = [_rate(tub.folder) for tub, version in zip(tubs, versions, strict=True) if version == 2]
+    rates = [_rate(tub.folder) for tub in tubs[:_MOST_READ]]
     settings, comments = {}, ()
     if wrong := [rate for rate in rates if not _RATES[0] <= rate <= _RATES[1]]:
         said = "no times" if math.isnan(wrong[0]) else f"{wrong[0]:.3g} records a second"
@@ -45,15 +44,12 @@ def _version(listing: Listing) -> int | None:
     return 1 if any(map(_RECORD.fullmatch, listing.files)) else None
 
 
-def _rate(tub: Path) -> float:
-    """Records a second by the times of the first ones; NaN where they do not tell."""
-    catalogs = sorted(path for path in tub.glob("*.catalog") if not path.name.startswith("."))
-    times: list[float] = []
+def _rate(folder: Path) -> float:
+    """Records a second by the times of a tub's first ones; NaN where they do not tell."""
     try:
-        with open_regular(catalogs[0], DatasetError) as file:
-            for line in file.read(_HEAD).splitlines()[:-1]:
-                times.append(float(json.loads(line)["_timestamp_ms"]) / 1000)
-    except (IndexError, KeyError, TypeError, ValueError, RecursionError, DatasetError):
-        pass  # what is damaged is said when the tub is opened
-    steps = np.diff(times)
-    return float(1 / np.median(steps)) if len(steps) and (steps > 0).mean() > 0.9 else math.nan
+        entries = read_tub(folder).entries[:_LOOKED_AT]
+    except DatasetError:
+        return _LOOP_HZ  # what is damaged is said when the tub is opened
+    times = [entry.milliseconds for entry in entries if isinstance(entry, Record) and entry.milliseconds is not None]
+    steps = np.diff(times) / 1000
+    return float(1 / np.median(steps[steps > 0])) if (steps > 0).any() else math.nan
