@@ -428,7 +428,11 @@ def test_the_same_problem_is_told_once(tmp_path, capsys):
     assert "drive_0.mp4: " in doubt
     assert doubt.endswith("(so in 3 more: drive_1, drive_2, drive_3)")
     assert "1 doubts; pictures in" in said
-    assert "drives     2 of 6 drives (" in said
+    assert "drives     2 of 6 drives can be read: drive_0, drive_1, drive_2 and 3 more\n" in said
+    assert "\n           60 frames, 5.8 s\n" in said
+        "drives     2 of 6 drives can be read: drive_0, drive_1, drive_2 and 3 more\n           60 frames, 5.8 s\n"
+        in said
+    )
     assert "keeps 60 of 60 frames of 2 drives" in said
     for name in names[4:]:
         (folder / f"{name}.mp4").write_bytes(b"")
@@ -454,7 +458,7 @@ def test_of_many_drives_a_spread_sample_is_looked_at(tmp_path, capsys, monkeypat
     monkeypatch.setattr(looking, "_MOST_NUMBERS", 4 * 90 - 1)  # of 30 times and 60 actions each
     assert run(settings) == 0
     said = capsys.readouterr().out
-    assert "16 drives, of which 4 were looked at, evenly spread (max_seconds=)" in said
+    assert "           120 frames, 11.6 s in 4 of them, evenly spread: there was no more time (max_seconds=)" in said
     # All tables are read for the action space, whatever is opened.
     assert "action_space={kind:keys,names:[forward,left]}" in said
     assert "held_out=[drive_14,drive_15]" in said

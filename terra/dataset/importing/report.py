@@ -40,7 +40,7 @@ def describe(seen: Survey, outlook: Outlook, sizes: Sequence[tuple[int, int]], f
         lines = [("found", f"{found.title} (kind={found.kind})"), ("in", str(found.folder)), *found.facts]
     cameras = found.cameras if found is not None and found.cameras else (Camera("", None),)
     lines += _cameras(cameras, sizes)
-    lines += [("drives", _drives(seen)), ("rate", _rates(seen.timings)), ("gaps", _gaps(seen))]
+    lines += [*_drives(seen), ("rate", _rates(seen.timings)), ("gaps", _gaps(seen))]
     lines += [("clock", line) for line in dict.fromkeys(drive.clock for drive in seen.drives if drive.clock)]
     lines += _breaks(seen)
     lines += _actions(seen)
@@ -126,18 +126,18 @@ def _cameras(cameras: Sequence[Camera], sizes: Sequence[tuple[int, int]]) -> lis
     return lines
 
 
-def _drives(seen: Survey) -> str:
+def _drives(seen: Survey) -> list[_Line]:
     frames = [timing.num_frames for timing in seen.timings]
     seconds = sum(timing.seconds for timing in seen.timings)
     hours = f"{seconds / 3600:.2f} h" if seconds >= 360 else f"{seconds:.1f} s"
-    total = len(seen.names)
-    words = f"{len(seen.drives)} of {counted(total, 'drive')}" if len(seen.drives) < total else counted(total, "drive")
-    if seen.num_tried < total:
-        words = f"{total:,} drives, of which {seen.num_tried:,} were looked at, evenly spread (max_seconds=)"
-        if seen.problems:
-            words += f", and {len(seen.drives):,} can be read"
     each = f", {min(frames):,} to {max(frames):,} each" if min(frames) < max(frames) else ""
-    return f"{words} ({some(seen.names, 3)}): {counted(sum(frames), 'frame')}, {hours}{each}"
+    words = f"{counted(sum(frames), 'frame')}, {hours}{each}"
+    total, readable = len(seen.names), f"{len(seen.drives):,} of {counted(seen.num_tried, 'drive')} can be read"
+    if seen.num_tried < total:
+        words += f" in {seen.num_tried:,} of them, evenly spread: there was no more time (max_seconds=)"
+        words = f"{readable}; {words}" if seen.problems else words
+    first = readable if seen.problems and seen.num_tried == total else counted(total, "drive")
+    return [("drives", f"{first}: {some(seen.names, 3)}"), ("drives", words)]
 
 
 def _rates(timings: Sequence[Timing]) -> str:
@@ -156,6 +156,7 @@ def _gaps(seen: Survey) -> str:
     found = []
     for drive, timing in zip(seen.drives, seen.timings, strict=True):
         steps = np.diff(drive.frame_times)
+        steps = np.delete(steps, [each.frame - 1 for each in drive.breaks if 0 < each.frame <= len(steps)])
         if timing.rate > 0 and (wide := steps[steps > _GAP / timing.rate]).size:
             found.append((drive.name, len(wide), float(wide.max())))
     if not found:

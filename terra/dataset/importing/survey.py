@@ -93,7 +93,8 @@ def survey(source: DriveSource, max_seconds: float) -> Survey:
     """
     names = source.list_drives()
     seen = Survey(names)
-    until, numbers = monotonic() + max_seconds, 0
+    started, numbers = monotonic(), 0
+    until = started + max_seconds
     with ProgressLine("looking", len(names)) as line:
         for index in _evenly(len(names)):
             if seen.num_tried and (monotonic() > until or numbers > _MOST_NUMBERS):
@@ -107,7 +108,9 @@ def survey(source: DriveSource, max_seconds: float) -> Survey:
                 seen.drives.append(drive)
                 numbers += len(drive.frame_times) + _numbers(drive)
             if seen.num_tried < len(names):
-                line.show(seen.num_tried, f"{seen.num_tried} of {len(names)} drives")
+                left = (monotonic() - started) / seen.num_tried * (len(names) - seen.num_tried)
+                words = f"{seen.num_tried} of {len(names)} drives"
+                line.show(seen.num_tried, words, seconds_left=min(left, max(until - monotonic(), 0.0)))
     place = {name: index for index, name in enumerate(names)}
     seen.drives.sort(key=lambda drive: place[drive.name])
     seen.problems.sort(key=lambda problem: place[problem[0]])
