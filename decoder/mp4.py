@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from decoder.ffmpeg import ffmpeg_program, first_complaint, start_ffmpeg, widen
+from tokenizer.errors import VideoError
 
 _FROM_RGB = ("-vf", "scale=out_color_matrix=bt709:out_range=tv:flags=bicubic+accurate_rnd+full_chroma_inp")
 _AS_BT709 = "setparams=colorspace=bt709:color_primaries=bt709:color_trc=bt709:range=tv"
@@ -37,7 +38,12 @@ class Mp4Sink:
             *("-movflags", "+faststart", "-f", "mp4", str(path.absolute())),
         ]
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close())
-        self._process = start_ffmpeg(command, self._log, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, bufsize=0)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL}
+        try:
+            self._process = start_ffmpeg(command, self._log, **pipes, bufsize=0)
+        except VideoError:
+            self._log.close()
+            raise
         assert self._process.stdin is not None
         self._pipe = self._process.stdin
         widen(self._pipe)

@@ -19,7 +19,7 @@ from tokenizer.limits import Limits
 _STREAM = re.compile(r"Stream #0:\d+.*?: Video: (?P<rest>.*)")
 _SIZE = re.compile(r", (\d+)x(\d+)\b")
 _PIXEL_ASPECT = re.compile(r"\bSAR (\d+):(\d+)")
-_PIXELS = re.compile(r", (?P<format>[a-z0-9]+)(\((?P<facts>[^()]*)\))?(?=, \d+x\d+)")
+_PIXELS = re.compile(r", (?P<format>[a-z0-9]+)(\((?P<facts>[^,()].*?)\))?(?=, \d+x\d+)")
 _ROTATION = re.compile(r"rotation of (-?\d+(\.\d+)?) degrees")
 _COLORS = re.compile(r"[a-z0-9.-]+(/[a-z0-9.-]+/[a-z0-9.-]+)?")
 _HDR = {"smpte2084": "PQ", "arib-std-b67": "HLG"}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tiny_adapter import change_header, change_tensors, save_adapter
 from terra.errors import CheckpointError, TerraError
 from terra.world_model import LlamaActionV2ForCausalLM, load_adapter, load_world_model
 from terra.world_model.adapter import adapter_sha256, decoder_of
+from terra.world_model.peft_config import IGNORED, AdapterConfig
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 LAYER = "model.layers.0.self_attn.q_proj"
@@ -125,6 +127,150 @@ def test_a_weight_is_adapted_or_replaced(copy, base):
         copy / WEIGHTS, lambda tensors: tensors.update({f"base_model.model.{LAYER}.weight": torch.zeros(128, 128)})
     )
     refused(copy, base, rf"{LAYER}\.weight: expected LoRA factors or a tensor in its place, got both")
+
+
+def settle(folder: Path, **keys) -> None:
+    config = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps(config | keys))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("bias", "all"),
+        ("bias", "lora_only"),
+        ("use_dora", True),
+        ("use_rslora", True),
+        ("use_qalora", True),
+        ("lora_bias", True),
+        ("fan_in_fan_out", True),
+        ("ensure_weight_tying", True),
+        ("rank_pattern", {"q_proj": 8}),
+        ("alpha_pattern", {"q_proj": 8}),
+        ("megatron_config", {"tensor_model_parallel_size": 2}),
+        ("layer_replication", [[0, 1], [0, 2]]),
+        ("target_parameters", ["experts.gate_up_proj"]),
+        ("trainable_token_indices", [0, 1]),
+        ("alora_invocation_tokens", [1, 2]),
+        ("velora_config", {"num_groups": 64}),
+        ("kasa_config", {"beta": 0.1}),
+        ("monteclora_config", {"num_samples": 8}),
+        ("use_bdlora", {"nblocks": 2}),
+        ("arrow_config", {"top_k": 3}),
+        ("a_key_of_a_later_version", True),
+        ("a_key_of_a_later_version", 0),
+        ("a_key_of_a_later_version", "none"),
+        ("a_key_of_a_later_version", {"x": None}),
+    ],
+)
+def test_what_plain_lora_has_not_is_refused_by_name(copy, base, key, value):
+    settle(copy, **{key: value})
+    shown = re.escape(json.dumps(value))
+    refused(copy, base, f"{CONFIG}: {key}: expected .*null.*, for a plain LoRA adapter, got {shown}$")
+
+
+def test_a_key_of_several_lines_is_one_line(copy, base):
+    settle(copy, **{"a\nb": 1, "long": "x" * 500})
+    refused(copy, base, r'adapter_config.json: "a\\nb": expected null, false or empty')
+
+
+@pytest.mark.parametrize("value", ["pissa", "pissa_niter_16", "olora", "OLoRA", "corda", "loftq", "lora_ga", "newer"])
+def test_factors_that_are_taken_out_of_the_base_are_refused(copy, base, value):
+    settle(copy, init_lora_weights=value)
+    refused(copy, base, f'init_lora_weights: expected true, false, gaussian, .*, got "{value}", which may take .* out')
+
+
+@pytest.mark.parametrize("value", [True, False, None, "gaussian", "Gaussian", "eva", "orthogonal", "mica"])
+def test_other_initializations_are_taken(copy, base, value):
+    expected = load_world_model(base, adapter=copy).state_dict()
+    settle(copy, init_lora_weights=value)
+    assert_equal(load_world_model(base, adapter=copy).state_dict(), expected)
+
+
+def assert_equal(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert got.keys() == expected.keys()
+    for name, tensor in got.items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+@pytest.mark.parametrize("value", [None, False, [], {}, ""])
+def test_what_is_off_is_taken(copy, base, value):
+    settle(copy, a_key_of_a_later_version=value, bias=value, use_dora=value, rank_pattern=value)
+    load_adapter(copy, base)
+
+
+def test_a_module_to_save_is_in_the_file(copy, base):
+    settle(copy, modules_to_save=[PROJECTION, "lm_head"])
+    refused(copy, base, f"{WEIGHTS}: expected tensors of 'lm_head', as modules_to_save of {CONFIG} says, got none")
+
+
+def convert(model, folder: Path) -> None:
+    """Write an adapter to `folder`/made as plain LoRA; `folder`/first holds the factors before training."""
+    first = str(folder / "first")
+    model.save_pretrained(folder / "made", path_initial_model_for_weight_conversion=first, save_embedding_layers=False)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:peft")
+class TestPeft:
+    """Adapters that PEFT itself writes, compared with PEFT's own sums."""
+
+    @pytest.fixture
+    def make(self, base, tmp_path):
+        from peft import LoraConfig, get_peft_model
+
+        def made(train: bool = True, **options):
+            torch.manual_seed(0)
+            targets = ["q_proj", "v_proj", "down_proj"]
+            lora = LoraConfig(r=4, lora_alpha=8, target_modules=targets, task_type="CAUSAL_LM", **options)
+            model = get_peft_model(load_world_model(base), lora)
+            model.save_pretrained(tmp_path / "first", save_embedding_layers=False)
+            for name, parameter in model.named_parameters():
+                if train and "lora_B" in name:
+                    parameter.data += 0.05 * torch.randn_like(parameter)
+            return model
+
+        return made
+
+    def test_every_field_of_peft_is_read_ignored_or_refused_and_its_defaults_pass(self, copy, base):
+        from peft import LoraConfig
+
+        refused_fields = set(LoraConfig().to_dict()) - IGNORED.keys() - AdapterConfig.model_fields.keys()
+        # A new field of PEFT must be decided: does it change what the factors mean?
+        assert refused_fields == {
+            *("alora_invocation_tokens", "alpha_pattern", "arrow_config", "bias", "ensure_weight_tying"),
+            *("fan_in_fan_out", "kasa_config", "layer_replication", "lora_bias", "megatron_config"),
+            *("monteclora_config", "rank_pattern", "target_parameters", "trainable_token_indices", "use_bdlora"),
+            *("use_dora", "use_qalora", "use_rslora", "velora_config"),
+        }
+        (copy / CONFIG).write_text(json.dumps(LoraConfig().to_dict() | {"r": 4}))
+        load_adapter(copy, base)
+
+    @pytest.mark.parametrize("kind", [True, "gaussian", "orthogonal", "mica", "eva"])
+    def test_plain_lora_is_what_peft_merges(self, make, base, tmp_path, kind):
+        from peft import EvaConfig
+
+        model = make(init_lora_weights=kind, **({"eva_config": EvaConfig()} if kind == "eva" else {}))
+        model.save_pretrained(tmp_path / "made", save_embedding_layers=False)
+        got = load_world_model(base, adapter=tmp_path / "made").state_dict()
+        for name, tensor in model.merge_and_unload().state_dict().items():
+            assert torch.allclose(got[name], tensor, atol=1e-5), name
+
+    @pytest.mark.parametrize("kind", ["pissa", "olora"])
+    def test_factors_out_of_the_base_are_refused_until_peft_converts_them(self, make, base, tmp_path, kind):
+        model = make(init_lora_weights=kind)
+        refused(tmp_path / "first", base, f'init_lora_weights: .* got "{kind}"')
+        convert(model, tmp_path)
+        got = load_world_model(base, adapter=tmp_path / "made").state_dict()
+        before = load_world_model(base).state_dict()
+        merged = model.merge_and_unload().state_dict()
+        for name, tensor in merged.items():
+            assert torch.allclose(got[name], tensor, atol=1e-4), name
+        assert any(not torch.equal(got[name], before[name]) for name in got)
+
+    def test_modules_that_peft_s_conversion_drops_are_missed(self, make, base, tmp_path):
+        model = make(init_lora_weights="pissa", modules_to_save=["lm_head"])
+        convert(model, tmp_path)
+        refused(tmp_path / "made", base, "expected tensors of 'lm_head', as modules_to_save")
 
 
 @pytest.mark.parametrize(

@@ -64,12 +64,25 @@ def test_a_wad_lists_its_lumps():
 
 
 @pytest.fixture
-def doom():
+def make_doom():
     import gymnasium
 
-    env = gymnasium.make("terra.recording.doom:Doom-v0", render_mode="rgb_array", disable_env_checker=True)
-    yield env
-    env.close()
+    made = []
+
+    def make(**options):
+        made.append(
+            gymnasium.make("terra.recording.doom:Doom-v0", render_mode="rgb_array", disable_env_checker=True, **options)
+        )
+        return made[-1]
+
+    yield make
+    for env in made:
+        env.close()
+
+
+@pytest.fixture
+def doom(make_doom):
+    return make_doom()
 
 
 @needs_vizdoom
@@ -162,15 +175,81 @@ def test_doom_is_recorded_with_its_state(tmp_path):
 
 
 @needs_vizdoom
-def test_a_map_of_vizdoom():
-    import gymnasium
-
-    env = gymnasium.make(
-        "terra.recording.doom:Doom-v0", render_mode="rgb_array", disable_env_checker=True, scenario="my_way_home"
-    )
+def test_a_map_of_vizdoom(make_doom):
+    env = make_doom(scenario="my_way_home")
     env.reset(seed=0)
     first = env.render()
     env.reset(seed=1)
     assert first.std() > 5
     assert not np.array_equal(first, env.render())
-    env.close()
+
+
+@needs_vizdoom
+def test_the_end_of_a_map_ends_the_episode(tmp_path, caplog):
+    """The monster of "basic" is shot, or its time is over: the map ends, and its last picture is the one before."""
+    from terra.dataset import episode_state, read_frames, read_split
+    from terra.recording.run import run
+
+    given = [f"output={tmp_path}", "source=gym", "env=terra.recording.doom:Doom-v0", "env_options={scenario:basic}"]
+    more = ["seeds=1", "episodes_per_place=2", "image_size=[112,192]", "frames_per_episode=300", "workers=0"]
+    caplog.set_level("INFO")
+    assert run(read_settings("record", [*given, *more])) == 0
+    for episode in read_split(tmp_path, "train").episodes:
+        assert 2 <= episode.num_frames < 300
+        assert read_frames(episode)[-1].std() > 5
+        assert len(episode_state(episode)["depth_0"]) == episode.num_frames
+    assert "the last step of 2 of 2 episodes is left out" in caplog.text
+
+
+@needs_vizdoom
+def test_after_the_end_of_a_map_there_is_the_last_observation_and_no_picture(make_doom):
+    env = make_doom(scenario="basic")
+    last, ends = env.reset(seed=0)[0], False
+    for number in range(900):  # the player turns and fires
+        observation, _, ends, _, _ = env.step(np.array([0, 0, 1, 0, number % 2], np.int8))
+        if ends:
+            break
+        last = observation
+    assert ends
+    np.testing.assert_array_equal(observation, last)
+    with pytest.raises(RuntimeError, match="no picture after its end"):
+        env.render()
+    assert env.reset(seed=0)[0].shape == last.shape
+    assert env.render().std() > 5
+
+
+@needs_vizdoom
+@pytest.mark.parametrize("scenario", ["cig", "multi_duel"])
+def test_a_map_for_several_players_is_refused(tmp_path, scenario):
+    from terra.errors import ConfigError
+    from terra.recording.run import run
+
+    given = [
+        f"output={tmp_path}",
+        "source=gym",
+        "env=terra.recording.doom:Doom-v0",
+        f"env_options={{scenario:{scenario}}}",
+    ]
+    with pytest.raises(ConfigError, match=f"scenario: expected a map with a start for one player, got {scenario}"):
+        run(read_settings("record", given))
+
+
+@needs_vizdoom
+def test_depths_are_distances_along_the_view(doom):
+    from terra.recording.doom.environment import DEPTH_UNITS, DEPTHS, MAX_DEPTH, OBSERVATION
+
+    steps = np.arange(0.0, 1200.0, 0.5)  # along the view
+    errors, seen = [], []
+    for seed in range(0, 1500, 100):
+        told = dict(zip(OBSERVATION, doom.reset(seed=seed)[0].astype(float), strict=True))
+        cells, angle = plan_level(seed // 100).cells, np.radians(told["angle"])
+        ahead, right = np.array([np.cos(angle), np.sin(angle)]), np.array([np.sin(angle), -np.cos(angle)])
+        across = (np.arange(256) + 0.5) / 128 - 1  # of the picture, whose half is 4/3 of its distance wide
+        for k, stripe in enumerate(across.reshape(DEPTHS, -1) * 4 / 3):
+            points = np.array([told["x"], told["y"]]) + steps[:, None, None] * (ahead + stripe[:, None] * right)
+            x, y = (points // CELL).astype(int).clip(0, len(cells) - 1).transpose(2, 0, 1)
+            distance = steps[(cells[x, y] < 0).any(axis=1).argmax()]  # of the nearest rock
+            errors.append(told[f"depth_{k}"] - min(distance // DEPTH_UNITS, MAX_DEPTH))
+            seen.append(told[f"depth_{k}"])
+    assert np.mean(np.abs(errors) <= 1) > 0.85  # elsewhere something stands in the room
+    assert max(seen) == MAX_DEPTH == 76

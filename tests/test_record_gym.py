@@ -80,6 +80,51 @@ def test_splits_have_different_seeds_and_an_episode_ends_where_the_environment_s
     assert green == [0, 1, 100, 101, 90_000_000, 90_000_001, 90_000_100, 90_000_101]
 
 
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("after", ["whole", "black", "error", "none", "gray"])
+def test_no_picture_is_kept_that_the_environment_does_not_have_after_its_end(tmp_path, caplog, after, cut):
+    caplog.set_level("INFO")
+    assert (
+        record(tmp_path, "Keys-v0", "frames_per_episode=30", f"env_options={{after:{after},cut:{str(cut).lower()}}}")
+        == 0
+    )
+    assert verify_dataset(tmp_path) == ()
+    length = 6 if after == "whole" else 5
+    for episode in read_split(tmp_path, "train").episodes:
+        frames, state = read_frames(episode), episode_state(episode)
+        assert len(frames) == episode.num_frames == length
+        assert episode.actions is not None
+        assert len(episode.actions) == length
+        assert (frames[:, -4:, -4:] > 200).all()  # the white corner
+        np.testing.assert_allclose(frames[:, :4, :4].mean(axis=(1, 2))[:, 0], np.arange(length) * 50, atol=8)
+        np.testing.assert_array_equal(state["observation_0"], range(length))
+        np.testing.assert_array_equal(episode.actions[-1], 0)
+        assert state["terminated"].sum() == (after == "whole" and not cut)
+    assert caplog.text.count("the last step of 2 of 2 episodes is left out") == (0 if after == "whole" else 2)
+
+
+def test_an_episode_without_a_picture_after_its_first_step_is_one_frame(tmp_path):
+    assert record(tmp_path, "Keys-v0", "env_options={steps:1,after:black}") == 0
+    assert verify_dataset(tmp_path) == ()
+    assert [each.num_frames for each in read_split(tmp_path, "train").episodes] == [1] * 4
+
+
+def test_a_picture_of_one_color_is_kept_where_all_are_so(tmp_path):
+    assert record(tmp_path, "Keys-v0", "frames_per_episode=30") == 0
+    assert [each.num_frames for each in read_split(tmp_path, "train").episodes] == [6] * 4
+
+
+def test_a_rate_that_nothing_tells_is_said_and_overruled(tmp_path, caplog):
+    caplog.set_level("INFO")
+    assert record(tmp_path / "a", "Pad-v0") == 0
+    assert "tiny_gym:Pad-v0: 20 frames/s, as render_fps=20 says. That is the rate of showing" in caplog.text
+    assert "fps= sets another" in caplog.text
+    caplog.clear()
+    assert record(tmp_path / "b", "Pad-v0", "fps=7") == 0
+    assert "frames/s, as" not in caplog.text
+    assert {each.fps for each in read_split(tmp_path / "b", "train").episodes} == {7.0}
+
+
 def test_a_policy_of_ones_own_and_a_declared_range(tmp_path):
     names = "action_names=[wait,shoot,go]"
     assert record(tmp_path / "a", "Pad-v0", "policy=tiny_gym:always_last", names, "fps=5") == 0
@@ -130,6 +175,8 @@ def test_sticky_actions_last(tmp_path):
         (["towns=3"], "towns: expected none with source=gym, got 3"),
         (["source=town"], "seeds: expected none with source=town, got 2"),
         (["kind=counterfactuals"], "kind: expected drives with source=gym, got counterfactuals"),
+        (["env_options={rate:null}"], "fps: env=tiny_gym:Pad-v0 has steps by render_fps=None; fps=: expected a number"),
+        (["env_options={rate:125}"], "has steps by render_fps=125; fps=: expected a number from 1 to 100, got 125"),
         (["fps=1000"], "fps: expected a number from 1 to 100 or null, got 1000"),
         (["seeds=0"], "seeds: expected"),
     ],

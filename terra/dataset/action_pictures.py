@@ -35,7 +35,7 @@ class Curve:
     Attributes:
         name: the recording's.
         space: what the values mean.
-        times: seconds from the recording's start, one for each row of values; each row holds until the next one.
+        times: seconds from the recording's start at which each row of values begins, and the end of the last one.
         values: the rows, (times, columns).
         fps: frames a second of `frames`.
         frames: returns an iterator over the frames from the start; None draws none.
@@ -53,12 +53,11 @@ class Curve:
         """The actions of an episode, without the last one, which leads nowhere, and its frames."""
         assert episode.actions is not None
         space = require_table(episode.space, "a picture of actions")
-        times = np.arange(episode.num_frames) / episode.fps
-        count = max(episode.num_frames - 1, 1)
+        count = max(episode.num_frames - 1, 1)  # one frame alone is drawn with its action
         return cls(
             episode.id,
             space,
-            times[: count + 1],
+            np.arange(count + 1) / episode.fps,
             episode.actions[:count],
             episode.fps,
             lambda: stream_video(episode.video),

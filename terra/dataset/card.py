@@ -1,6 +1,8 @@
 """A dataset's card: README.md with statistics, a contact sheet of frames, and a picture of the paths or actions."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,14 @@ from PIL import Image
 from terra.actions import Waypoints, read_space
 from terra.dataset.action_pictures import Curve, draw_curves
 from terra.dataset.episode import Episode, Split
-from terra.dataset.format import read_dataset
+from terra.dataset.format import SHARD_FILE, SPLITS, list_shards, read_dataset
+from terra.dataset.losses import Losses
 from terra.dataset.pictures import ACTIONS_NAME, PATHS_NAME, SHEET_NAME, contact_sheet, draw_paths
 from terra.dataset.reading import read_splits
 from terra.dataset.statistics import split_statistics, tabulate
 from terra.errors import DatasetError
-from tokenizer.files import make_folder, replacing
+from tokenizer.files import make_folder, read_json, replacing
+from tokenizer.settings import checked
 
 
 def write_card(folder: Path) -> None:
@@ -31,8 +35,20 @@ def write_card(folder: Path) -> None:
     sheet, unshown = contact_sheet(episodes)
     save_pictures(folder, {SHEET_NAME: sheet} | draw_actions(episodes))
     damaged = [line for split in splits.values() for line in split.damaged] + unshown
+    lines = _lines(facts, splits, damaged, _read_losses(folder))
     with replacing(folder / "README.md") as temporary:
-        temporary.write_text("\n".join(_lines(facts, splits, damaged)) + "\n", encoding="utf-8")
+        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _read_losses(folder: Path) -> dict[str, Losses]:
+    """What imports kept of each source's recordings; nothing for a source that was recorded here."""
+    found: dict[str, list[Losses]] = defaultdict(list)
+    for shard in (shard for split in SPLITS for shard in list_shards(folder, split)):
+        with suppress(DatasetError):  # a damaged shard is named elsewhere
+            facts = read_json(shard / SHARD_FILE, DatasetError)
+            if facts.get("losses") is not None:
+                found[str(facts.get("source"))].append(checked(Losses, facts["losses"], "", DatasetError))
+    return {source: Losses.of_all(losses) for source, losses in found.items()}
 
 
 def draw_actions(episodes: Sequence[Episode]) -> dict[str, UInt8[np.ndarray, "height width 3"]]:
@@ -50,7 +66,9 @@ def save_pictures(folder: Path, pictures: Mapping[str, UInt8[np.ndarray, "height
             Image.fromarray(picture).save(temporary, format="PNG")
 
 
-def _lines(facts: Mapping[str, Any], splits: Mapping[str, Split], damaged: list[str]) -> list[str]:
+def _lines(
+    facts: Mapping[str, Any], splits: Mapping[str, Split], damaged: list[str], losses: Mapping[str, Losses]
+) -> list[str]:
     height, width = facts["image_size"]
     rows = tabulate({name: split_statistics(split.episodes) for name, split in splits.items()})
     table = [f"| | {' | '.join(splits)} |", f"|---|{'---:|' * len(splits)}"]
@@ -85,6 +103,9 @@ def _lines(facts: Mapping[str, Any], splits: Mapping[str, Split], damaged: list[
         "",
         f"![{caption}]({drawn})",
         "",
+        *(["## What was kept of the recordings", ""] if losses else []),
+        *(f"- {source}: {each}." for source, each in losses.items()),
+        *([""] if losses else []),
         "## Terms",
         "",
         *notices,

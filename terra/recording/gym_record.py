@@ -13,6 +13,7 @@ from terra.dataset.importing.fitting import crop_box, fit_picture
 from terra.dataset.writing import ShardWriter, create_dataset
 from terra.recording.gym_world import GymWorld, Play, load_policy
 from terra.recording.record import MAX_EPISODES, Recording
+from terra.recording.step_rate import StepRate
 from tokenizer.settings import Text, checked
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ class GymSettings(Recording):
         env, env_options: the environment, see `GymWorld`.
         policy: what acts, see `load_policy`.
         space: what the actions mean.
-        fps: pictures a second.
+        fps: pictures a second, one for each step.
     """
 
     env: Text
@@ -48,9 +49,11 @@ class GymSettings(Recording):
     ) -> Self:
         """Settings with the space and the rate of the environment itself, of which one frame is tried.
 
+        A line says what the rate was taken from.
+
         Args:
             action_names, action_space: see `GymWorld`.
-            fps: pictures a second; None takes the environment's own (metadata's render_fps).
+            fps: pictures a second; None takes the environment's steps a second (`terra.recording.step_rate`).
             values: the other fields.
 
         Raises:
@@ -59,17 +62,18 @@ class GymSettings(Recording):
         load_policy(values["policy"])
         world = GymWorld(values["env"], values["env_options"], action_names, action_space)
         try:
-            size = world.picture_size
+            size, steps = world.picture_size, world.step_rate
         finally:
             world.close()
-        where = f"fps: env={values['env']} declares render_fps={world.fps!r}; fps="
-        rate = fps if fps is not None else checked(FramesASecond, world.fps, where)
+        where = f"fps: env={values['env']} has steps by {steps.told_by}; fps="
+        rate = fps if fps is not None else checked(FramesASecond, steps.per_second, where)
         settings = cls(**values, space=world.space, fps=float(rate))
         left, top, right, bottom = crop_box(size, settings.image_size, None)
         logger.info(
             "%s: %s; pictures of %d x %d pixels, of which %.0f x %.0f about the middle are kept",
             *(settings.env, settings.space.title, size[1], size[0], right - left, bottom - top),
         )
+        _say_rate(settings.env, settings.fps, steps, is_given=fps is not None)
         return settings
 
     @property
@@ -109,11 +113,35 @@ class GymSettings(Recording):
         world = GymWorld(self.env, self.env_options, action_space=self.space.model_dump(mode="json"))
         try:
             with self.writer(place) as writer:
+                left_out = 0
                 for number in range(self.episodes_per_place):
                     seed = int(place) * MAX_EPISODES + number
                     play = Play(world, policy, held_frames, seed, self.frames_per_episode)
                     frames = (fit_picture(frame, self.image_size, None) for frame in play.frames())
                     name = f"{writer.name_prefix}_{number:02d}"
                     advance(writer.add(name, frames, play.actions, state=play.state))
+                    left_out += play.left_out
+                if left_out:
+                    logger.info(
+                        "%s: the last step of %d of %d episodes is left out: there is no picture after their end",
+                        *(writer.name_prefix, left_out, self.episodes_per_place),
+                    )
         finally:
             world.close()
+
+
+def _say_rate(env: str, fps: float, steps: StepRate, *, is_given: bool) -> None:
+    """Say in one line which rate the frames have, what it was taken from, and how to set another."""
+    if not is_given and steps.is_known:
+        logger.info("%s: %g frames/s, one a step: %s; fps= sets another", env, fps, steps.told_by)
+    elif not is_given:
+        logger.warning(
+            "%s: %g frames/s, as %s says. That is the rate of showing, and nothing tells the rate of steps; "
+            "fps= sets another",
+            *(env, fps, steps.told_by),
+        )
+    elif steps.is_known and abs(steps.per_second - fps) > 1e-3 * fps:
+        logger.warning(
+            "%s: %g frames/s, as fps= says; by %s there are %g steps/s",
+            *(env, fps, steps.told_by, steps.per_second),
+        )

@@ -12,6 +12,7 @@ from terra.actions import Choice, Keys, TableSpace, Vector, parse_space, require
 from terra.actions.space import Values
 from terra.errors import ConfigError, TerraError
 from terra.extras import extras_named
+from terra.recording.step_rate import StepRate, step_rate
 from tokenizer.limits import LIMITS
 from tokenizer.settings import checked
 
@@ -56,9 +57,9 @@ class GymWorld:
         self.space = _declared(self._env, name, action_names, action_space)
 
     @property
-    def fps(self) -> object:
-        """The pictures a second that the environment declares; None if it doesn't."""
-        return self._env.metadata.get("render_fps")
+    def step_rate(self) -> StepRate:
+        """The steps a second of the environment, and what tells them."""
+        return step_rate(self._env)
 
     @property
     def picture_size(self) -> tuple[int, int]:
@@ -92,6 +93,21 @@ class GymWorld:
             got = f"{picture.shape[1]} x {picture.shape[0]}"
             raise ConfigError(f"{self.name}: expected pictures of at most {LIMITS.video_pixels} pixels, got {got}")
         return picture
+
+    def render_last(self, was_blank: bool) -> Picture | None:
+        """The picture after an episode's end; None if the environment has none.
+
+        An environment may have nothing to show once an episode is over: `render` then raises, returns no picture, or,
+        as VizDoom's does, a black one. A picture of one color is taken for none, unless the one before it was so, too.
+
+        Args:
+            was_blank: whether the picture before has one color.
+        """
+        try:
+            picture = self.render()
+        except ConfigError:
+            return None
+        return None if not was_blank and is_blank(picture) else picture
 
     def asked(self, policy: Policy, observation: Any, random: np.random.Generator) -> Float64[np.ndarray, " columns"]:
         """The values of the action that a policy takes. Raises ConfigError for one outside the space."""
@@ -149,7 +165,11 @@ class GymWorld:
 
 
 class Play:
-    """One episode: `frames` plays it; `actions` and `state` are whole when it has ended."""
+    """One episode: `frames` plays it; `actions`, `state` and `left_out` are whole when it has ended.
+
+    Attributes:
+        left_out: whether the last step is left out, because the environment has no picture after its end.
+    """
 
     def __init__(self, world: GymWorld, policy: Policy | None, held_frames: int, seed: int, num_frames: int) -> None:
         """Note what to play.
@@ -165,24 +185,32 @@ class Play:
         self._seed, self._num_frames = seed, num_frames
         self._actions: list[np.ndarray] = []
         self._state: list[dict[str, float]] = []
+        self.left_out = False
 
     def frames(self) -> Iterator[Picture]:
         """Yield the picture before the first step and after each one, until the episode ends. Raises ConfigError."""
         world, random = self._world, np.random.default_rng(self._seed)
         observation, values = world.reset(self._seed), None
         self._state.append({"reward": 0.0, "terminated": 0.0} | world.numbers(observation))
-        yield world.render()
+        picture = world.render()
+        yield picture
         while len(self._state) < self._num_frames:
             if self._policy is not None:
                 values = world.asked(self._policy, observation, random)
             elif values is None or random.random() * self._held_frames < 1:
                 values = world.drawn(random)
+            was_blank = is_blank(picture)  # before the step: an environment may draw into the same array
             observation, reward, terminated, truncated = world.step(values)
+            ends = terminated or truncated
+            picture = world.render_last(was_blank) if ends else world.render()
+            if picture is None:
+                self.left_out = True
+                return
             self._actions.append(values)
             told = {"reward": reward, "terminated": float(terminated)}
             self._state.append(told | world.numbers(observation))
-            yield world.render()
-            if terminated or truncated:
+            yield picture
+            if ends:
                 return
 
     def actions(self) -> Values:
@@ -192,6 +220,12 @@ class Play:
     def state(self) -> dict[str, Float64[np.ndarray, " frames"]]:
         """What the environment tells at each frame: reward and terminated of the step before, and the observation."""
         return {name: np.array([row[name] for row in self._state]) for name in self._state[0]}
+
+
+def is_blank(picture: Picture) -> bool:
+    """Whether a picture has one color."""
+    first = picture[0, 0]
+    return bool((picture[0] == first).all() and (picture == first).all())
 
 
 def load_policy(name: str) -> tuple[Policy | None, int]:

@@ -21,14 +21,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import ConfigDict, Field
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from terra.errors import CheckpointError
 from terra.world_model.config import LlamaActionConfig
+from terra.world_model.peft_config import read_adapter_config
 from terra.world_model.values import WorldModelValues
 from tokenizer.checkpoint import (
     CONFIG_NAME,
@@ -38,10 +38,8 @@ from tokenizer.checkpoint import (
     checkpoint_sha256,
     read_config,
     read_header,
-    read_json,
 )
 from tokenizer.files import file_sha256
-from tokenizer.settings import Positive, Settings, checked
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 DECODER_FOLDER = "decoder"
@@ -63,26 +61,6 @@ _OWN_KEYS = frozenset(
 _FACTOR = re.compile(
     r"(?P<weight>model\.layers\.\d+\.(?:self_attn\.[qkvo]|mlp\.(?:gate|up|down))_proj)\.lora_(?P<factor>[AB])\.weight"
 )
-
-
-class _AdapterConfig(Settings):
-    """The keys of PEFT's adapter_config.json that change what the tensors mean; other keys are not read."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    peft_type: Literal["LORA"]
-    r: Annotated[int, Field(ge=1, le=512)]
-    lora_alpha: Positive
-    bias: Literal["none"] = "none"
-    use_dora: Literal[False] = False
-    use_rslora: Literal[False] = False
-    lora_bias: Literal[False] = False
-    fan_in_fan_out: Literal[False] = False
-    rank_pattern: Annotated[dict[str, int], Field(max_length=0)] | None = None
-    alpha_pattern: Annotated[dict[str, float], Field(max_length=0)] | None = None
-    layer_replication: None = None
-    target_parameters: None = None
-    trainable_token_indices: None = None
 
 
 @dataclass(frozen=True)
@@ -117,18 +95,23 @@ class Adapter:
             layout_of: gives the names and shapes of a model's tensors by its configuration.
 
         Raises:
-            CheckpointError: a file is missing or damaged; another kind of adapter than LoRA; a rank, name, shape or
-                dtype that does not fit; a tensor of the new actions that is missing; or an adapter of another base
-                model.
+            CheckpointError: a file is missing or damaged; another kind of adapter than plain LoRA (see
+                `read_adapter_config`); a rank, name, shape or dtype that does not fit; a tensor of the new actions or
+                of modules_to_save that is missing; or an adapter of another base model.
         """
         where = folder / ADAPTER_CONFIG
         if not where.exists() and (own := folder / "adapter" / ADAPTER_CONFIG).exists():
             raise CheckpointError(f"{where}: expected a readable file, got none: the adapter's folder is {own.parent}")
-        settings = checked(_AdapterConfig, read_json(where), str(where), CheckpointError)
+        settings = read_adapter_config(where)
         config = _adapted_config(folder, base_config)
         path = folder / ADAPTER_WEIGHTS
         layout = read_header(path, FLOATS)
         factors, replaced = _names(path, layout)
+        for module in settings.modules_to_save or ():
+            if not any(f".{module}." in f".{name}" for name in replaced):
+                raise CheckpointError(
+                    f"{path}: expected tensors of {module!r:.80}, as modules_to_save of {ADAPTER_CONFIG} says, got none"
+                )
         adapted = layout_of(config)
         expected: dict[str, tuple[int, ...]] = {}
         for name, (first, second) in factors.items():

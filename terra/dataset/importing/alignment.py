@@ -11,10 +11,9 @@ Where the track has a gap (poses, or actions that are logged at a rate), a part 
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import islice, pairwise
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int
@@ -23,6 +22,7 @@ from terra.actions import ActionTrack
 from terra.actions.space import ROUNDING, Values
 from terra.dataset.format import FUTURE_SECONDS, num_future_poses
 from terra.dataset.importing.source import SourceDrive, VideoFrames
+from terra.dataset.losses import Losses, count_of
 from terra.dataset.poses import Poses
 from terra.errors import DatasetError
 from terra.trajectory.checks import MAX_HEADING_JUMP, MAX_POSE_GAP, MAX_SPEED, check_poses, stack_poses
@@ -40,95 +40,6 @@ MIN_FRAMES = 16
 # A drive may have up to this factor fewer frames per second than the dataset; some of its frames are then used twice.
 # KITTI, for example, has 9.6 frames per second and is used at 10.
 RATE_TOLERANCE = 1.05
-
-
-@dataclass(frozen=True)
-class Losses:
-    """What of a drive an import keeps, and what it doesn't.
-
-    Attributes:
-        read: frames that the source has, also those that it can't give.
-        kept: frames of the dataset.
-        parts: the parts into which the drive was cut, without those that are left out.
-        seconds: the time that the kept frames span.
-        repeated: kept frames that show the same frame of the source as the one before.
-        moved_seconds: largest time between a kept frame and the instant that it stands for.
-        gaps: how many gaps were cut out; the longest one's seconds.
-        longest_gap: in seconds.
-        left_out: frames of the source that are left out, by the reason.
-        clock: what is to be said about the times.
-    """
-
-    read: int
-    kept: int
-    parts: int
-    seconds: float
-    repeated: int = 0
-    moved_seconds: float = 0.0
-    gaps: int = 0
-    longest_gap: float = 0.0
-    left_out: Mapping[str, int] = field(default_factory=dict)
-    clock: str = ""
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether nothing was left out, shown twice or cut."""
-        return not (self.repeated or self.gaps or self.left_out or self.parts > 1)
-
-    def __str__(self) -> str:
-        """One line."""
-        facts = [f"{self.read} frames read", f"{self.kept} kept ({self.seconds:.1f} s)"]
-        if self.parts > 1:
-            facts[-1] += f" in {self.parts} stretches"
-        if self.gaps:
-            facts.append(f"{_count(self.gaps, 'gap')} cut out, the longest of {self.longest_gap:.2f} s")
-        if self.repeated:
-            facts.append(f"{self.repeated} of these shown twice")
-        if self.moved_seconds >= 0.0005:
-            facts.append(f"moved by at most {1000 * self.moved_seconds:.0f} ms")
-        facts += [f"{count} left out: {reason}" for reason, count in self.left_out.items()]
-        if self.clock:
-            facts.append(f"times by {self.clock}")
-        return ", ".join(facts)
-
-    @classmethod
-    def of_all(cls, each: Sequence["Losses"]) -> "Losses":
-        """The losses of several drives together."""
-        left_out: Counter[str] = Counter()
-        for losses in each:
-            left_out.update(losses.left_out)
-        return cls(
-            read=sum(losses.read for losses in each),
-            kept=sum(losses.kept for losses in each),
-            parts=sum(losses.parts for losses in each),
-            seconds=sum(losses.seconds for losses in each),
-            repeated=sum(losses.repeated for losses in each),
-            moved_seconds=max(losses.moved_seconds for losses in each),
-            gaps=sum(losses.gaps for losses in each),
-            longest_gap=max(losses.longest_gap for losses in each),
-            left_out=left_out,
-            clock=", ".join(dict.fromkeys(losses.clock for losses in each if losses.clock)),
-        )
-
-    @classmethod
-    def from_json(cls, facts: Mapping[str, Any]) -> "Losses":
-        """What `to_json` gave."""
-        return cls(**facts)
-
-    def to_json(self) -> dict[str, object]:
-        """For shard.json."""
-        return {
-            "read": self.read,
-            "kept": self.kept,
-            "parts": self.parts,
-            "seconds": round(self.seconds, 6),
-            "repeated": self.repeated,
-            "moved_seconds": round(self.moved_seconds, 6),
-            "gaps": self.gaps,
-            "longest_gap": round(self.longest_gap, 6),
-            "left_out": dict(self.left_out),
-            "clock": self.clock,
-        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,7 +129,7 @@ def align(
     parts = found if len(stretches) == len(pieces) == 1 else [p for p in found if len(p.frame_index) >= min_frames]
     short = [part for part in found if len(part.frame_index) < min_frames]
     if len(parts) < len(found):
-        reason = f"in {_count(len(short), 'stretch', 'es')} of fewer than {min_frames} frames"
+        reason = f"in {count_of(len(short), 'stretch', 'es')} of fewer than {min_frames} frames"
         left_out[reason] += sum(len(np.unique(part.frame_index)) for part in short)
     if not parts:
         raise DatasetError(f"{drive.origin}: {_too_short(drive, found, min_frames)}")
@@ -444,10 +355,6 @@ def _too_short(drive: SourceDrive, found: list[Part], min_frames: int) -> str:
         expected = "two frames with an action between them"
     covers = f"{np.ptp(times):.1f} s of frames, {np.ptp(known):.1f} s of {_kind(drive)}"
     return f"expected {expected}, got {covers}"
-
-
-def _count(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number} {noun}{'' if number == 1 else plural}"
 
 
 def _nearest(times: np.ndarray, instants: np.ndarray) -> Int[np.ndarray, " instants"]:

@@ -17,9 +17,10 @@ from terra.actions import Waypoints
 from terra.dataset.card import write_card
 from terra.dataset.checks import ImageSize, check_workload
 from terra.dataset.format import FramesASecond, check_name
-from terra.dataset.importing.alignment import MIN_FRAMES, Alignment, Losses, align, cut, shorten
+from terra.dataset.importing.alignment import MIN_FRAMES, Alignment, align, cut, shorten
 from terra.dataset.importing.fitting import check_crop, crop_box, fit_picture, fitted_camera, kept_box
 from terra.dataset.importing.source import DriveSource, Intrinsics, SourceDrive, VideoFrames
+from terra.dataset.losses import Losses
 from terra.dataset.workers import Outcome, run_jobs
 from terra.dataset.writing import ShardWriter, create_dataset
 from terra.errors import ConfigError, DatasetError

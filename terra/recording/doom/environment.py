@@ -20,6 +20,10 @@ TICS = 35  # a second, Doom's clock
 SEEDS_A_LEVEL = 100  # seeds that share a level, as many as `terra record` gives to a place
 KEYS = ("forward", "backward", "left", "right", "fire")
 DEPTHS = 16  # distances that the observation has, from the picture's left edge to its right
+DEPTH_UNITS = 7.16  # map units of a step of the depth buffer: (120,000,000 - 358,000) / 255 / 65,536 in VizDoom
+# Of walls, some 545 map units: VizDoom cuts their depth off at 255 of a picture that is 480 pixels high, and in
+# proportion at less in a lower one.
+MAX_DEPTH = 255 * 144 // 480
 NO_TARGET = 2.0  # the observation's `target` where no monster is in sight
 
 _BUTTONS = (
@@ -38,6 +42,8 @@ _VARIABLES = {
     "health": vizdoom.GameVariable.HEALTH,
     "kills": vizdoom.GameVariable.KILLCOUNT,
 }
+_FOR_SEVERAL = frozenset(("cig", "cig_with_unknown", "multi_duel"))
+"""VizDoom's maps without a start for a single player, on which VizDoom ends the whole process."""
 _MONSTERS = frozenset(("Zombieman", "Demon", "DoomImp", "ShotgunGuy", "ChaingunGuy", "MarineChainsawVzd"))
 
 OBSERVATION = (*_VARIABLES, *(f"held_{key}" for key in KEYS), "target", *(f"depth_{k}" for k in range(DEPTHS)))
@@ -45,13 +51,14 @@ OBSERVATION = (*_VARIABLES, *(f"held_{key}" for key in KEYS), "target", *(f"dept
 
 Position and velocity are in map units (a second's walk is about 290) and map units a tic, the angle is in degrees (0
 is east, 90 north). `held_KEY` is 1 for the keys of the last action. `target` is where the nearest monster stands in
-the picture, -1 at its left edge to 1 at its right, and `NO_TARGET` where none is. `depth_K` is what Doom's depth buffer
-has at the picture's middle row, 0 at the eye to 255 far away, the least of each of `DEPTHS` stripes.
+the picture, -1 at its left edge to 1 at its right, and `NO_TARGET` where none is. `depth_K` is what VizDoom's depth
+buffer has in the picture's eight middle rows, the least of each of `DEPTHS` stripes: the distance along the view, in
+steps of about `DEPTH_UNITS` map units, at most `MAX_DEPTH`.
 """
 
 
 class Doom(gymnasium.Env[Float32[np.ndarray, " numbers"], np.ndarray]):
-    """A walk through a level, in which the player can't be hurt; it never ends by itself.
+    """A walk through a level, in which the player can't be hurt; it never ends by itself, as a map of VizDoom's may.
 
     Seed s has the level of s // 100 and a start of its own, so that the episodes of one place of `terra record` share
     a level.
@@ -62,6 +69,9 @@ class Doom(gymnasium.Env[Float32[np.ndarray, " numbers"], np.ndarray]):
         monsters: how many a level has.
         scenario: name of one of VizDoom's own maps, such as "my_way_home", which all seeds then share; None for levels
             of `terra.recording.doom.level`.
+
+    Raises:
+        ValueError: a map for several players.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012, as Gymnasium declares it
@@ -73,6 +83,8 @@ class Doom(gymnasium.Env[Float32[np.ndarray, " numbers"], np.ndarray]):
         monsters: int = 4,
         scenario: str | None = None,
     ) -> None:
+        if scenario in _FOR_SEVERAL:
+            raise ValueError(f"scenario: expected a map with a start for one player, got {scenario}")
         self.metadata = {**self.metadata, "render_fps": TICS / frame_skip}
         self.render_mode = render_mode
         self.action_space = spaces.MultiBinary(len(KEYS))
@@ -81,6 +93,7 @@ class Doom(gymnasium.Env[Float32[np.ndarray, " numbers"], np.ndarray]):
         self._folder = tempfile.TemporaryDirectory(prefix="terra_doom_")
         self._game = vizdoom.DoomGame()
         self._held = np.zeros(len(KEYS))
+        self._last = np.zeros(len(OBSERVATION), np.float32)
 
     def get_action_meanings(self) -> list[str]:
         """The names of the keys."""
@@ -103,17 +116,31 @@ class Doom(gymnasium.Env[Float32[np.ndarray, " numbers"], np.ndarray]):
         self._held = np.zeros(len(KEYS))
         # The weapon rises, and Doom's first tics fall to the floor.
         self._game.make_action([0] * len(KEYS), TICS // 2)
-        return self._observed(), {}
+        self._last = self._observed()
+        return self._last, {}
 
     def step(self, action: np.ndarray) -> tuple[Float32[np.ndarray, " numbers"], float, bool, bool, dict[str, Any]]:
-        """Hold the keys for `frame_skip` tics. The reward is 0."""
+        """Hold the keys for `frame_skip` tics. The reward is 0.
+
+        Where a map's episode ends, VizDoom tells nothing more: the observation is then the one before.
+        """
         self._held = np.asarray(action, np.float64)
         self._game.make_action([int(key) for key in action], self._frame_skip)
-        return self._observed(), 0.0, self._game.is_episode_finished(), False, {}
+        ends = self._game.is_episode_finished()
+        if not ends:
+            self._last = self._observed()
+        return self._last, 0.0, ends, False, {}
 
     def render(self) -> UInt8[np.ndarray, "height width 3"]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The picture before the player, RGB of 144 x 256 pixels, without the status bar."""
-        return self._game.get_state().screen_buffer.copy()
+        """The picture before the player, RGB of 144 x 256 pixels, without the status bar.
+
+        Raises:
+            RuntimeError: the episode has ended, after which there is none.
+        """
+        state = self._game.get_state()
+        if state is None:
+            raise RuntimeError("expected an episode that goes on: VizDoom has no picture after its end")
+        return state.screen_buffer.copy()
 
     def close(self) -> None:
         """End the game."""
