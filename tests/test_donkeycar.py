@@ -1,11 +1,14 @@
 """Donkeycar's tubs: which records there are, who drove, what is interrupted, and what is left out with a count."""
 
 import json
+import os
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from entry import read_settings
+from hypothesis import HealthCheck, given, settings, strategies as st
 from tiny_tubs import START, Records, drive, picture, shift_clock, shown, write_old_tub, write_tub
 
 from terra.dataset import read_frames, read_split
@@ -50,13 +53,15 @@ def import_tub(folder: Path, output: Path, *more: str) -> int:
 
 
 @pytest.mark.parametrize("picture_fps", [None, 20.0])
-def test_a_tub_is_a_drive_at_its_own_times(tmp_path, picture_fps):
+def test_a_tub_is_a_drive_at_its_own_times(tmp_path, caplog, picture_fps):
     records = drive(120)
     records[30]["_timestamp_ms"] += 15  # the loop of the car is never quite regular
     found = opened(write_tub(tmp_path / "tub", records), picture_fps)
     assert indexes(found) == list(range(120))
     assert (found.name, found.breaks, dict(found.left_out)) == ("tub", (), {})
     assert found.frame_times[30] - found.frame_times[0] == pytest.approx(1.515 if picture_fps is None else 1.5)
+    warned = "its records have times, one each 50 ms in the median: they are exact without picture_fps="
+    assert (warned in caplog.text) == (picture_fps is not None)
 
 
 def test_each_session_is_a_drive_of_its_own(tmp_path):
@@ -116,7 +121,7 @@ def test_the_clock_may_be_set_back_and_stop(tmp_path, picture_fps):
         np.testing.assert_allclose(found.frame_times, np.arange(120) / 20)
 
 
-def test_times_of_a_conversion_need_a_rate(tmp_path):
+def test_times_of_a_conversion_need_a_rate(tmp_path, caplog):
     records = drive(60)
     for row, record in enumerate(records):
         record["_timestamp_ms"] = START + 3 * row + (100 if row > 20 else 0)
@@ -126,6 +131,7 @@ def test_times_of_a_conversion_need_a_rate(tmp_path):
     found = opened(folder, 20.0)
     assert (indexes(found), found.breaks) == (list(range(60)), ())
     assert found.clock == "picture_fps=20, as declared"
+    assert "its records have times" not in caplog.text
 
 
 def test_two_records_in_one_millisecond(tmp_path):
@@ -387,3 +393,51 @@ def test_a_manifest_of_another_kind_is_one_line(tmp_path):
         (folder / "manifest.json").write_text(text)
         with pytest.raises(DatasetError, match=message):
             opened(folder)
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path):
+    folder = write_tub(tmp_path / "tub", drive(40))
+    (folder / "images" / "7_cam_image_array_.jpg").unlink()
+    os.mkfifo(folder / "images" / "7_cam_image_array_.jpg")
+    assert opened(folder).left_out == {DAMAGED: 1}
+    (folder / "catalog_0.catalog").unlink()
+    os.mkfifo(folder / "catalog_0.catalog")
+    with pytest.raises(DatasetError, match=r"catalog_0\.catalog: expected a readable file, got a FIFO"):
+        opened(folder)
+    old = write_old_tub(tmp_path / "old", drive(20))
+    os.mkfifo(old / "record_21.json")
+    assert opened(old).left_out == {UNREADABLE: 1}
+
+
+FIRST, RECORD = (json.dumps(record).encode() for record in drive(2, "a"))
+PIECES = [FIRST, RECORD, RECORD[:-9], b"", b" ", b"\0", b"\xff", b"[", b"5", b"null", b"{}", b"[" * 3000]
+PIECES += [b'{"_session_id": 5}', FIRST.replace(b"00000,", b"00020,")]
+PIECES += [RECORD.replace(b'"a"', b'"../up"'), RECORD.replace(b"0.001", b"1e999"), RECORD.replace(b"0.5", b"null")]
+PIECES += [RECORD.replace(b"1_cam_image_array_", b"0_cam_image_array_"), b'{"_index": 1, "_index": 1}']
+PIECES += [RECORD.replace(b"1700000000050", b"-1e308"), RECORD.replace(b"1700000000050", b"9" * 400)]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.sampled_from(PIECES), max_size=12),
+    st.lists(st.one_of(st.integers(-3, 12), st.none(), st.text(max_size=3)), max_size=4),
+    st.sampled_from([None, 20.0]),
+)
+def test_whatever_stands_in_a_catalog_is_read_or_refused_in_one_line(tmp_path, lines, deleted, picture_fps):
+    folder = tmp_path / "tub"
+    if not folder.exists():
+        write_tub(folder, drive(2))
+    (folder / "catalog_0.catalog").write_bytes(b"\n".join(lines))
+    (folder / "manifest.json").write_text(json.dumps({"paths": ["catalog_0.catalog"], "deleted_indexes": deleted}))
+    source = DonkeycarSource(folder, picture_fps)
+    for name in source.list_drives():
+        assert re.fullmatch("[A-Za-z0-9][A-Za-z0-9._-]*", name)
+        try:
+            found, problem = source.open_drive(name), ""
+        except DatasetError as error:
+            found, problem = None, str(error)
+        assert "\n" not in problem
+        if found is not None:
+            assert np.isfinite(found.frame_times).all()
+            assert (np.diff(found.frame_times) > 0).all()
+            assert len(list(found.frames())) == len(found.frame_times) == len(found.track.values)

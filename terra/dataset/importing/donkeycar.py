@@ -201,6 +201,9 @@ def _arrange(entries: list[Entry], picture_fps: float | None, origin: str) -> _T
     if picture_fps is None and len(clock) > 1 and period < _SHORTEST:
         got = f"one each {period:g} ms, as a copy or a conversion leaves them: give picture_fps=, such as 20"
         raise DatasetError(f"{origin}: expected times of at most {1000 / _SHORTEST:g} records a second, got {got}")
+    if picture_fps is not None and has_clock:
+        got = f"one each {period:g} ms in the median"
+        logger.warning("%s: its records have times, %s: they are exact without picture_fps=", origin, got)
     records: list[Record] = []
     elapsed: list[float] = []
     breaks: list[Break] = []

@@ -117,7 +117,7 @@ class _Fields(Settings):
     mode: Annotated[str, Field(alias="user/mode")] = "user"
     pilot_steering: Annotated[float | None, Field(alias="pilot/angle")] = None
     pilot_throttle: Annotated[float | None, Field(alias="pilot/throttle")] = None
-    milliseconds: Annotated[float | None, Field(alias="_timestamp_ms")] = None
+    milliseconds: Annotated[float | None, Field(alias="_timestamp_ms", ge=-1e15, le=1e15)] = None
     session: Annotated[str, Field(alias="_session_id", max_length=100)] = ""
 
     def driving(self) -> tuple[float | None, float | None]:
