@@ -4,20 +4,25 @@
 
 The folder is a LeRobot dataset of version 2, which has a video for each episode. `terra import` runs with
 `--workers` processes. ffmpeg runs once for each episode, in as many processes at a time as there are workers, each with
-one thread to decode and one to encode, as Terra's own: where there are as many cores, this is the fastest way.
-Both are measured in each round, one after the other. The memory is the most that all of Terra's processes have
-together, each page that they share counted once.
+one thread to decode and one to encode, as Terra's own: where there are as many cores, this is the fastest way. It runs
+once with the scaling and the colors that Terra has, once with ffmpeg's quick scaling and the source's own colors. All
+are measured in each round, one after the other. Where other processes use the cores, too, processor seconds tell more
+than seconds. The memory is the most that all of Terra's processes have together, each page that they share counted
+once. Linux only.
 """
 
 import argparse
-import shutil
+import ctypes
+import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -26,9 +31,14 @@ from rich.table import Table
 from decoder.ffmpeg import ffmpeg_program
 from decoder.video import probe_video
 from terra.dataset.importing import LeRobotActions, LeRobotSource
-from terra.dataset.importing.alignment import crop_box
+from terra.dataset.importing.fitting import crop_box
 from terra.dataset.writing import CRF
 from terra.tables import print_table
+
+Spent = tuple[float, float]
+"""Seconds, and those of processors."""
+
+_CHILD_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
 
 
 def main() -> None:
@@ -45,51 +55,66 @@ def main() -> None:
     videos = [next(arguments.folder.glob(f"videos/*/*/{name}.mp4")) for name in names]
     facts = [probe_video(video) for video in videos]
     fps, frames = round(facts[0].fps), sum(each.num_frames for each in facts)
-    scale = scale_filter((facts[0].height, facts[0].width), tuple(arguments.size))
-    ours: list[tuple[float, float]] = []
-    alone: list[float] = []
+    crops = scale_filters((facts[0].height, facts[0].width), tuple(arguments.size))
+    spent: dict[str, list[Spent]] = {name: [] for name in ("terra import", *crops)}
+    # Processes whose parent has ended become children of this one, so that their time is counted.
+    ctypes.CDLL(None).prctl(_CHILD_SUBREAPER, 1, 0, 0, 0)
+    most = 0.0
     for _ in range(arguments.rounds):
         with tempfile.TemporaryDirectory() as folder:
-            alone.append(run_ffmpeg(videos, Path(folder), scale, arguments.workers))
-            ours.append(run_terra(arguments, names, fps, Path(folder) / "dataset"))
-    print_rows(frames, ours, alone)
-
-
-def print_rows(frames: int, ours: list[tuple[float, float]], alone: list[float]) -> None:
-    """Print the medians, and the ratio of each round."""
-    ratios = [seconds / base for (seconds, _), base in zip(ours, alone, strict=True)]
-    table = Table("", "s", "frames/s", "memory (MB)", "times ffmpeg alone")
-    terra_seconds = statistics.median(seconds for seconds, _ in ours)
-    spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-    memory = f"{max(megabytes for _, megabytes in ours):.0f}"
-    table.add_row("terra import", f"{terra_seconds:.1f}", f"{frames / terra_seconds:.0f}", memory, spread)
-    base = statistics.median(alone)
-    table.add_row("ffmpeg alone", f"{base:.1f}", f"{frames / base:.0f}", "", "1")
+            for name, crop in crops.items():
+                with measured(spent[name]):
+                    run_ffmpeg(videos, Path(folder), crop, arguments.workers)
+            with measured(spent["terra import"]):
+                most = max(most, run_terra(arguments, names, fps, Path(folder) / "dataset"))
+    table = Table("", "s", "processor s", "frames/s", "terra import / this: s", "processor s")
+    for name, each in spent.items():
+        ratios = [
+            [ours[kind] / theirs[kind] for ours, theirs in zip(spent["terra import"], each, strict=True)]
+            for kind in (0, 1)
+        ]
+        seconds, processor = (statistics.median(one[kind] for one in each) for kind in (0, 1))
+        spreads = [f"{statistics.median(one):.2f} ({min(one):.2f} to {max(one):.2f})" for one in ratios]
+        table.add_row(name, f"{seconds:.1f}", f"{processor:.1f}", f"{frames / seconds:.0f}", *spreads)
     print_table(Console(), table)
+    print(f"{frames} frames of {len(names)} episodes, {arguments.rounds} rounds, memory of terra import: {most:.0f} MB")
 
 
-def scale_filter(picture_size: tuple[int, int], size: tuple[int, int]) -> str:
-    """ffmpeg's filters for the crop and the size that the import gives pictures."""
+@contextmanager
+def measured(spent: list[Spent]) -> Iterator[None]:
+    """Add the seconds that the block takes, and those of processors in all processes that it starts."""
+    start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    yield
+    seconds = time.perf_counter() - start
+    with suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent.append((seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime))
+
+
+def scale_filters(picture_size: tuple[int, int], size: tuple[int, int]) -> dict[str, str]:
+    """ffmpeg's filters for the crop and the size that the import gives pictures: as Terra scales, and quick."""
     left, top, right, bottom = map(round, crop_box(picture_size, size, None))
-    return f"crop={right - left}:{bottom - top}:{left}:{top},scale={size[1]}:{size[0]}:flags=bicubic"
+    scale = f"crop={right - left}:{bottom - top}:{left}:{top},scale={size[1]}:{size[0]}:flags=bicubic"
+    same = f"{scale}+accurate_rnd+full_chroma_int+full_chroma_inp:out_color_matrix=bt709:out_range=tv"
+    return {"ffmpeg alone": same, "ffmpeg alone, quick scaling": scale}
 
 
-def run_ffmpeg(videos: list[Path], folder: Path, scale: str, processes: int) -> float:
-    """Seconds that ffmpeg takes for all videos."""
+def run_ffmpeg(videos: list[Path], folder: Path, scale: str, processes: int) -> None:
+    """Let ffmpeg convert all videos."""
 
     def convert(video: Path) -> None:
         encoder = ("-c:v", "libx264", "-pix_fmt", "yuv420p", "-crf", str(CRF), "-preset", "medium", "-threads", "1")
         command = [ffmpeg_program(), "-v", "error", "-nostdin", "-filter_threads", "1", "-threads", "1", "-i", video]
-        subprocess.run([*command, "-vf", scale, *encoder, "-an", folder / video.name], check=True)
+        subprocess.run([*command, "-vf", scale, *encoder, "-an", "-y", folder / video.name], check=True)
 
-    start = time.perf_counter()
     with ThreadPoolExecutor(processes) as pool:
         list(pool.map(convert, videos))
-    return time.perf_counter() - start
 
 
-def run_terra(arguments: argparse.Namespace, names: tuple[str, ...], fps: int, output: Path) -> tuple[float, float]:
-    """Seconds and megabytes that `terra import` takes."""
+def run_terra(arguments: argparse.Namespace, names: tuple[str, ...], fps: int, output: Path) -> float:
+    """Import the episodes; returns the most megabytes of memory."""
     given = {
         "kind": "lerobot",
         "lerobot": "actions",
@@ -101,24 +126,14 @@ def run_terra(arguments: argparse.Namespace, names: tuple[str, ...], fps: int, o
         "workers": arguments.workers,
     }
     command = [sys.executable, "-m", "terra", "import", *(f"{name}={value}" for name, value in given.items())]
-    most, ended = [0.0], threading.Event()
-    start = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-
-    def watch() -> None:
-        while not ended.wait(0.2):
-            most[0] = max(most[0], memory_of(process.pid))
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    status = process.wait()
-    seconds = time.perf_counter() - start
-    ended.set()
-    watcher.join()
-    if status:
-        raise SystemExit(f"terra import ended with {status}")
-    shutil.rmtree(output)
-    return seconds, most[0]
+    most = 0.0
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            most = max(most, memory_of(process.pid))
+            time.sleep(0.2)
+    if process.returncode:
+        raise SystemExit(f"terra import ended with {process.returncode}")
+    return most
 
 
 def memory_of(process: int) -> float:

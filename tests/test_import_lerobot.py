@@ -1,6 +1,8 @@
 import json
 import shutil
+import subprocess
 
+import imageio_ffmpeg
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -239,6 +241,27 @@ def test_depths_are_no_pictures(tmp_path, camera, message, kind):
         with pytest.raises(DatasetError, match=f"info.json: {CAMERA}: expected pictures, {message}"):
             bring_in(root, tmp_path / "out", *more)
     assert not (tmp_path / "out").exists()
+
+
+def test_depths_that_info_does_not_tell_of_are_no_pictures_either(tmp_path, caplog):
+    root = write_dataset(tmp_path / "in", (9,))
+    video = root / "videos" / CAMERA / "chunk-000" / "file-000.mp4"
+    command = [
+        imageio_ffmpeg.get_ffmpeg_exe(),
+        "-v",
+        "error",
+        "-y",
+        "-i",
+        video,
+        "-pix_fmt",
+        "gray12le",
+        "-c:v",
+        "ffv1",
+    ]
+    subprocess.run([*command, tmp_path / "depth.mkv"], check=True)
+    (tmp_path / "depth.mkv").replace(video)
+    assert bring_in(root, tmp_path / "out") == 2
+    assert f"{video}: expected pictures, got numbers of more than 8 bits (gray12le)" in caplog.text
 
 
 def test_the_only_camera_and_the_only_action_are_taken(tmp_path):

@@ -6,17 +6,15 @@ Version 2 has a file of rows and a video for each episode; version 3 has several
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from functools import lru_cache
-from itertools import islice
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 
-from decoder.video import stream_video
 from terra.actions import ActionSpace, ActionTrack, TableSpace, Vector, Waypoints
 from terra.dataset.importing.lerobot_files import (
     CAMERAS,
@@ -34,9 +32,9 @@ from terra.dataset.importing.lerobot_files import (
     read_lines,
     row_times,
     stored_pictures,
-    video_facts,
+    video_frames,
 )
-from terra.dataset.importing.source import SourceDrive, motion
+from terra.dataset.importing.source import SourceDrive, VideoFrames, motion
 from terra.dataset.poses import Poses
 from terra.errors import ConfigError, DatasetError, TerraError
 from tokenizer.files import read_json
@@ -232,13 +230,9 @@ class LeRobotSource:
         left_out: dict[str, int] = {}
         if kind == "image":
             check_column(data, camera)
-            index = int(episode["episode_index"])
-
-            def frames() -> Iterator[UInt8[np.ndarray, "height width 3"]]:
-                return stored_pictures(self.folder, data, camera, index, where)
-
+            frames = partial(stored_pictures, self.folder, data, camera, int(episode["episode_index"]), where)
         else:
-            frames, num_more = _video_frames(self.folder, camera, episode, len(times), name)
+            frames, num_more = _video_part(self.folder, camera, episode, len(times), name)
             if num_more:
                 left_out["frames of the video behind those of the rows"] = num_more
         if isinstance(columns, LeRobotColumns):
@@ -290,12 +284,16 @@ def _only(folder: Path, setting: str, names: list[str]) -> str:
     return names[0]
 
 
-def _video_frames(
+def _video_part(
     folder: Path, camera: str, episode: dict[str, Any], num_rows: int, name: str
-) -> tuple[Callable[[], Iterator[UInt8[np.ndarray, "height width 3"]]], int]:
-    """Return what yields an episode's frames, one for each row, and how many more it has. Raises DatasetError.
+) -> tuple[VideoFrames, int]:
+    """An episode's frames, one for each row, and how many more of its frames its video has.
 
     Which of its frames are missing can't be told of an episode that has fewer, so that it is refused.
+
+    Raises:
+        DatasetError: no such video, or fewer frames than rows.
+        VideoError: a video that can't be read.
     """
     video = file_of(folder, "video_path", episode, camera)
     where = f"{video}: {name}"
@@ -304,20 +302,20 @@ def _video_frames(
     first, count = own_frames(folder, camera, episode, video, where)
     if count < num_rows:
         raise DatasetError(f"{where}: expected a frame for each of its {num_rows} rows, got {max(count, 0)} frames")
-    times = video_facts(video).times
+    times, display = video_frames(video).seconds, video_frames(video).display
     start = 0.0 if first == 0 else float(times[first - 1] + times[first]) / 2
-    return lambda: islice(stream_video(video, start), num_rows), count - num_rows
+    return VideoFrames(video, display, start, 0, num_rows), count - num_rows
 
 
 def _say_size(folder: Path, camera: str, video: Path) -> None:
     """Say in a line that a video has another size than info.json says. A video that can't be read is told later."""
     height, width, _ = picture_shape(read_info(folder)["features"][camera])
     try:
-        facts = video_facts(video)
+        display = video_frames(video).display
     except TerraError:
         return
-    if None not in (height, width) and (height, width) != (facts.height, facts.width):
-        said, got = f"{width} x {height}", f"{facts.width} x {facts.height}"
+    if None not in (height, width) and {height, width} != {display.height, display.width}:
+        said, got = f"{width} x {height}", f"{display.width} x {display.height}"
         logger.warning("%s: info.json says %s pixels of %s, got %s: taken as they are", folder, said, camera, got)
 
 

@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Float, UInt8
 
+from decoder.frames import FrameTimes, list_frames
 from decoder.pictures import read_picture
-from decoder.video import VideoInfo, probe_video
 from terra.errors import DatasetError
 from tokenizer.files import parse_json, read_json, read_text
 from tokenizer.limits import LIMITS
@@ -260,9 +260,19 @@ def numbers(column: pa.ChunkedArray, name: str, where: str) -> Float[np.ndarray,
 
 
 @lru_cache(maxsize=16)
-def video_facts(path: Path) -> VideoInfo:
-    """The facts of a video, which several episodes may share. Raises VideoError."""
-    return probe_video(path)
+def video_frames(path: Path) -> FrameTimes:
+    """The times of a video's frames, and how they are shown; several episodes may share a video.
+
+    Raises:
+        DatasetError: a video of numbers that are no colors.
+        VideoError: a video that can't be read.
+    """
+    frames = list_frames(path)
+    if _DEEP_GRAY.match(frames.display.pixel_format):
+        raise DatasetError(
+            f"{path}: expected pictures, got numbers of more than 8 bits ({frames.display.pixel_format})"
+        )
+    return frames
 
 
 def own_frames(folder: Path, camera: str, episode: Row, video: Path, where: str) -> tuple[int, int]:
@@ -276,7 +286,7 @@ def own_frames(folder: Path, camera: str, episode: Row, video: Path, where: str)
         DatasetError: no time stamps.
         VideoError: a video that can't be read.
     """
-    times = video_facts(video).times
+    times = video_frames(video).seconds
     if has_file_each(read_info(folder)):
         return 0, len(times)
     prefix = f"videos/{camera}"
