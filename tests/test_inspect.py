@@ -430,9 +430,6 @@ def test_the_same_problem_is_told_once(tmp_path, capsys):
     assert "1 doubts; pictures in" in said
     assert "drives     2 of 6 drives can be read: drive_0, drive_1, drive_2 and 3 more\n" in said
     assert "\n           60 frames, 5.8 s\n" in said
-        "drives     2 of 6 drives can be read: drive_0, drive_1, drive_2 and 3 more\n           60 frames, 5.8 s\n"
-        in said
-    )
     assert "keeps 60 of 60 frames of 2 drives" in said
     for name in names[4:]:
         (folder / f"{name}.mp4").write_bytes(b"")
