@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from entry import compose, read_settings
 from hypothesis import given, strategies as st
+from missing import run_without
 from omegaconf import OmegaConf
 from PIL import Image
 from tiny_bags import EPOCH, coded, compressed, joints, packed, twist, write_mcap
@@ -487,6 +489,61 @@ def test_pictures_of_what_was_found(tmp_path):
     assert pixels.shape[1] >= 2 * 192
     inspect(write_kitti(tmp_path / "road"))
     assert (tmp_path / "look" / "paths.png").is_file()
+
+
+def test_bags_without_their_extra(tmp_path):
+    write_bags(tmp_path / "in")
+    given = ["terra", "inspect", f"data={tmp_path / 'in'}", f"output={tmp_path / 'look'}"]
+    code, said = run_without("mcap", f"import sys; sys.argv = {given!r}; from terra.cli import main; main()", tmp_path)
+    assert code == 2
+    (line,) = said
+    assert line.startswith(f"error: {tmp_path / 'in'}: MCAP bags: kind=mcap needs the package mcap: pip install ")
+
+
+def damages(path: Path) -> list[bytes]:
+    """What may stand in a file instead of what should."""
+    content = path.read_bytes()
+    found = [
+        b"",
+        b"{}",
+        b"[]",
+        b"5",
+        b"\xff\xfe\x00",
+        b'{"a": {"b": []}}',
+        b"\n\n",
+        b",,,\n1,2,3\n",
+        content[: len(content) // 2],
+    ]
+    if path.suffix == ".json" and content.startswith(b"{"):
+        document = json.loads(content)
+        for key in document:
+            found += [json.dumps({**document, key: value}).encode() for value in (None, -1, "x", [], {"a": [None]})]
+            found.append(json.dumps({name: each for name, each in document.items() if name != key}).encode())
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["poses", "fixes", "kitti", "nuscenes", "tub", "lerobot_2.1", "lerobot_3.0", "arrays", "bags"]
+)
+def test_damage_is_told_in_one_line(name, tmp_path):
+    folder = SOURCES[name][0](tmp_path / "whole")
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix not in (".jpg", ".png")]
+    # One file of each kind and depth: those of one kind are read alike.
+    chosen = {path.suffix + str(len(path.relative_to(folder).parts)): path for path in reversed(files)}
+    told = 0
+    for path in chosen.values():
+        for number, damage in enumerate(damages(path)):
+            # A folder of its own, because sources keep what they have read of a folder.
+            other = shutil.copytree(folder, tmp_path / f"{path.name}_{number}" / "in")
+            (other / path.relative_to(folder)).write_bytes(damage)
+            try:
+                told += inspect(other, "max_seconds=1") == 2
+            except TerraError as error:
+                assert "\n" not in str(error)  # noqa: PT017
+                told += 1
+            shutil.rmtree(other)
+    assert told > len(chosen)
 
 
 # What is proposed

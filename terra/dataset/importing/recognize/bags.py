@@ -5,8 +5,7 @@ from typing import Any
 
 from terra.dataset.importing.bags import Topic, list_topics
 from terra.dataset.importing.recognize.found import Camera, Found, Listing, counted, some
-from terra.errors import DatasetError
-from terra.extras import extras_named
+from terra.errors import ConfigError, DatasetError
 
 _SUFFIXES = (".mcap", ".bag", ".db3")
 _NAMES = {".mcap": "MCAP", ".bag": "ROS 1", ".db3": "ROS 2"}
@@ -32,8 +31,10 @@ def recognize(listing: Listing) -> Found | None:
         return None
     inside = [file for name in folders for file in listing.inside(name).with_suffix(_SUFFIXES)]
     kinds = Counter(_NAMES[f".{name.lower().rpartition('.')[2]}"] for name in [*files, *inside])
-    with extras_named(f"{listing.folder}: {' and '.join(kinds)} bags, terra inspect"):
+    try:
         recordings = list_topics(listing.folder)
+    except ConfigError as error:  # the extra is missing
+        raise ConfigError(f"{listing.folder}: {' and '.join(kinds)} bags: {error}") from None
     topics: dict[str, Topic] = {}
     counts: Counter[str] = Counter()
     for each in recordings.values():
