@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from tokenizer.errors import VideoError
+from tokenizer.files import open_regular
 
 _MAX_BOXES = 1 << 16  # of an MP4; a fragmented one has two for each fragment
 _IVF, _HEVC_DELIMITER = b"DKIF", b"\x00\x00\x00\x01\x46\x01"  # access units, as Terra writes them of messages
@@ -17,7 +18,7 @@ def find_demuxer(path: Path) -> str:
     """
     try:
         size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_regular(path, VideoError, "a video") as file:
             head = file.read(3 * _TS_PACKET)
             if head.startswith(b"GIF8"):
                 file.seek(-1, 2)
@@ -77,7 +78,7 @@ def check_boxes(path: Path) -> None:
     size = path.stat().st_size
     kinds: list[bytes] = []
     start = 0
-    with path.open("rb") as file:
+    with open_regular(path, VideoError, "a video") as file:
         while start < size:
             file.seek(start)
             header = file.read(16)

@@ -14,7 +14,7 @@ import struct
 import warnings
 import zlib
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -23,10 +23,12 @@ from jaxtyping import UInt8
 from PIL import Image, ImageCms, ImageOps
 
 from tokenizer.errors import VideoError
+from tokenizer.files import open_regular
 from tokenizer.limits import LIMITS, Limits
 
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
 
+_EXPECTED = "a whole PNG, JPEG or WebP picture"
 _FORMATS = ("PNG", "JPEG", "WEBP")
 _SCAN, _CHUNK = b"\xff\xda", 1 << 20  # the marker before each scan of a JPEG, which nothing else in it contains
 _ENDS = {"PNG": b"IEND\xaeB\x60\x82", "JPEG": b"\xff\xd9"}
@@ -69,19 +71,19 @@ def read_picture(
         VideoError: a damaged file, one of another kind, a larger one, or one that can't be shown rightly.
     """
     name = name or (str(source) if isinstance(source, Path) else "picture")
-    try:
-        with _open(source) as file, Image.open(file, formats=_FORMATS) as picture:
-            width, height = picture.size
-            if width * height > limits.picture_pixels:
-                got = f"{width}x{height} = {width * height / 1e6:.0f} megapixels"
-                raise VideoError(f"{name}: expected at most {limits.picture_pixels / 1e6:g} megapixels, got {got}")
-            if check_size is not None:
-                check_size(_upright_size(picture))
-            _check_scans(picture, limits)
-            return np.asarray(_as_shown(picture, name))
-    except _DAMAGED as error:
-        reason = (str(error).splitlines() or [""])[0].replace(repr(source), name) or type(error).__name__
-        raise VideoError(f"{name}: expected a whole PNG, JPEG or WebP picture, got: {reason}") from None
+    with _open(source) as file:
+        try:
+            with Image.open(file, formats=_FORMATS) as picture:
+                width, height = picture.size
+                if width * height > limits.picture_pixels:
+                    got = f"{width}x{height} = {width * height / 1e6:.0f} megapixels"
+                    raise VideoError(f"{name}: expected at most {limits.picture_pixels / 1e6:g} megapixels, got {got}")
+                if check_size is not None:
+                    check_size(_upright_size(picture))
+                _check_scans(picture, limits)
+                return np.asarray(_as_shown(picture, name))
+        except _DAMAGED as error:
+            raise VideoError(f"{name}: expected {_EXPECTED}, got: {_reason(error)}") from None
 
 
 def picture_size(data: bytes) -> tuple[int, int] | None:
@@ -97,25 +99,34 @@ def picture_problem(path: Path, limits: Limits = LIMITS) -> str | None:
     None if nothing is; what only unpacking shows stays unknown.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path, VideoError, _EXPECTED) as file:
             size = file.seek(0, io.SEEK_END)
             if not size:
                 return "an empty file"
             file.seek(max(0, size - _TAIL_BYTES))
             tail = file.read(_TAIL_BYTES)
             file.seek(0)
-            with Image.open(file, formats=_FORMATS) as picture:
-                if picture.width * picture.height > limits.picture_pixels:
-                    return f"{picture.width}x{picture.height} pixels"
-                if picture.format in _ENDS and _ENDS[picture.format] not in tail:
-                    # Some cameras append a film to a picture; only unpacking tells.
-                    picture.load()
-    except FileNotFoundError:
-        return "no such file"
+            return _header_problem(file, tail, limits)
+    except VideoError as error:
+        return str(error).partition("got ")[2] or str(error).partition("got: ")[2]
+
+
+def _header_problem(file: IO[bytes], tail: bytes, limits: Limits) -> str | None:
+    try:
+        with Image.open(file, formats=_FORMATS) as picture:
+            if picture.width * picture.height > limits.picture_pixels:
+                return f"{picture.width}x{picture.height} pixels"
+            if picture.format in _ENDS and _ENDS[picture.format] not in tail:
+                # Some cameras append a film to a picture; only unpacking tells.
+                picture.load()
     except _DAMAGED as error:
-        reason = (str(error).splitlines() or [""])[0]
-        return "no PNG, JPEG or WebP picture" if "cannot identify" in reason else reason or type(error).__name__
+        return _reason(error)
     return None
+
+
+def _reason(error: Exception) -> str:
+    """What Pillow says, without an object's address."""
+    return (str(error).splitlines() or [""])[0].partition(" <")[0] or type(error).__name__
 
 
 def is_picture(path: Path) -> bool:
@@ -123,8 +134,8 @@ def is_picture(path: Path) -> bool:
     return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".") and path.is_file()
 
 
-def _open(source: Path | bytes) -> IO[bytes]:
-    return io.BytesIO(source) if isinstance(source, bytes) else source.open("rb")
+def _open(source: Path | bytes) -> AbstractContextManager[IO[bytes]]:
+    return io.BytesIO(source) if isinstance(source, bytes) else open_regular(source, VideoError, _EXPECTED)
 
 
 def _upright_size(picture: Image.Image) -> tuple[int, int]:

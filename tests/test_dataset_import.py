@@ -655,7 +655,8 @@ def test_a_damaged_picture_is_left_out_and_cuts_there(tmp_path, caplog):
     assert "25.png: left out (and 2 more): an empty file" in caplog.text
     card = (tmp_path / "out" / "README.md").read_text()
     assert f"- test: {losses}." in card
-    assert "60 frames read, 57 kept (5.7 s) in 3 stretches, 3 left out: damaged pictures" in card
+    assert "60 frames read, 57 kept (5.7 s) in 3 stretches, 1 gap cut out, the longest of 0.30 s" in card
+    assert "3 left out: damaged pictures" in card
     assert "picture_fps=10, as declared" in str(losses)
     episodes = read_split(tmp_path / "out", "train").episodes
     assert [numbers_of(read_frames(each)) for each in episodes] == [

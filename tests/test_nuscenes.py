@@ -198,7 +198,7 @@ def test_bad_frames_are_left_out_and_the_scene_stays(tmp_path, caplog):
     np.testing.assert_allclose(shades, 20 + 3 * np.array(kept), atol=2)
     assert found.left_out == {"damaged pictures": 3}
     np.testing.assert_array_equal(found.poses.x, drive.poses.x)
-    assert f"{pictures[12]}: left out (and 2 more): no such file" in caplog.text
+    assert f"{pictures[12]}: left out (and 2 more): No such file or directory" in caplog.text
     assert found.breaks == ()
     for picture in pictures.values():
         picture.unlink(missing_ok=True)

@@ -287,7 +287,7 @@ def test_a_damaged_picture_is_known_without_unpacking_it(tmp_path: Path):
         # A film of some megabytes behind the picture, as phones append it.
         path.write_bytes(data + b"\0" * (1 << 17))
         assert picture_problem(path) is None
-        for damaged, reason in ((b"", "empty"), (b"text", "no PNG"), (data[: len(data) // 2], "")):
+        for damaged, reason in ((b"", "empty"), (b"text", "cannot identify image file"), (data[: len(data) // 2], "")):
             path.write_bytes(damaged)
             assert reason in str(picture_problem(path))
-    assert picture_problem(tmp_path / "none.png") == "no such file"
+    assert "No such file" in str(picture_problem(tmp_path / "none.png"))

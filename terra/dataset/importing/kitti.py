@@ -17,6 +17,8 @@ from terra.dataset.importing.source import (
     say_left_out,
 )
 from terra.errors import DatasetError
+from tokenizer.files import read_text
+from tokenizer.limits import LIMITS
 
 PICTURES = "image_2"  # the left color camera
 
@@ -108,12 +110,7 @@ def _read_numbers(path: Path, columns: int) -> Float[np.ndarray, "rows columns"]
 
 
 def _read_lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise DatasetError(f"{path}: expected a file of KITTI odometry, got: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise DatasetError(f"{path}: expected UTF-8 text, got another byte at offset {error.start}") from None
+    return read_text(path, DatasetError, "a file of KITTI odometry", max_bytes=LIMITS.table_bytes).splitlines()
 
 
 def _parse_numbers(text: str, count: int, where: str) -> Float[np.ndarray, " numbers"]:

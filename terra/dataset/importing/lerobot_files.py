@@ -131,7 +131,7 @@ def camera_fault(feature: Row) -> str | None:
 def picture_shape(feature: Row) -> tuple[int | None, int | None, int | None]:
     """(height, width, channels) that info.json gives for a feature with pictures; None where it doesn't."""
     shape, names = feature.get("shape"), feature.get("names")
-    if not isinstance(shape, list) or len(shape) != 3:
+    if not isinstance(shape, list) or len(shape) != 3 or not all(type(side) is int for side in shape):
         return None, None, None
     if isinstance(names, list) and len(names) == 3:
         first = str(names[0]).startswith("channel")
