@@ -209,7 +209,7 @@ def inspect_source(
         pictures[ACTIONS_NAME] = draw_curves([Curve.of_track(name, track) for name, track in seen.played])
     lines = describe(seen, outlook, sizes, found)
     lines += aligned([("path", line) for line in (summarize(reports) if reports else [])])
-    command = "" if found is None else import_command(found, settings, source, seen, fps, sizes)
+    command = "" if found is None else import_command(found, settings, seen, fps, sizes)
     return Inspection(tuple(lines), tuple(once_each(problems)), pictures, command)
 
 

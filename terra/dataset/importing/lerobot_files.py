@@ -159,7 +159,7 @@ def _damage_named(path: Path) -> Iterator[None]:
     """Raise DatasetError for a Parquet file that can't be read."""
     try:
         yield
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise DatasetError(f"{path}: expected a Parquet table, got: {str(error).partition(chr(10))[0]}") from None
 
 

@@ -13,7 +13,6 @@ from terra.dataset.importing.outlook import Outlook
 from terra.dataset.importing.proposal import command_line, propose_held_out, propose_size
 from terra.dataset.importing.recognize.found import Camera, Found, counted, some
 from terra.dataset.importing.settings import UNSET, SourceSettings
-from terra.dataset.importing.source import DriveSource
 from terra.dataset.importing.survey import Survey, Timing, spans
 from tokenizer.settings import Settings
 
@@ -40,7 +39,11 @@ def describe(seen: Survey, outlook: Outlook, sizes: Sequence[tuple[int, int]], f
         lines = [("found", f"{found.title} (kind={found.kind})"), ("in", str(found.folder)), *found.facts]
     cameras = found.cameras if found is not None and found.cameras else (Camera("", None),)
     lines += _cameras(cameras, sizes)
-    lines += [*_drives(seen), ("rate", _rates(seen.timings)), ("gaps", _gaps(seen))]
+    lines += _drives(seen)
+    if seen.recordings:
+        stated = [f"{name} ({counted(len(drives), 'drive')})" for name, drives in seen.recordings.items()]
+        lines.append(("recordings", f"held_out= takes these as a whole, too: {some(stated, 3)}"))
+    lines += [("rate", _rates(seen.timings)), ("gaps", _gaps(seen))]
     lines += [("clock", line) for line in dict.fromkeys(drive.clock for drive in seen.drives if drive.clock)]
     lines += _breaks(seen)
     lines += _actions(seen)
@@ -60,7 +63,6 @@ def aligned(lines: Sequence[tuple[str, str]]) -> list[str]:
 def import_command(
     found: Found,
     settings: SourceSettings,
-    source: DriveSource,
     seen: Survey,
     fps: float,
     sizes: Sequence[tuple[int, int]],
@@ -73,7 +75,7 @@ def import_command(
     arguments["fps"] = fps
     if size is not None:
         arguments["image_size"] = list(propose_size(size))
-    held_out = propose_held_out(seen.names, source.recordings, found.held_out)
+    held_out = propose_held_out(seen.names, seen.recordings, found.held_out)
     if found.kind == "donkeycar" and len(seen.names) == 1 and seen.timings[0].num_frames >= _LEAST_TUB:
         arguments["sections"] = _SECTIONS
         held_out = [f"{seen.names[0]}_{_SECTIONS - 1:02d}"]

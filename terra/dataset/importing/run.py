@@ -125,7 +125,9 @@ def import_drives(settings: ImportSettings, *, workers: int, max_seconds: float 
         raise ConfigError(f"{setting}: {expected_names([*recordings, *known], unknown[0], 'drives of')}")
     for name, drives in recordings.items():
         if 0 < len(set(drives) & set(settings.held_out)) < len(drives):
-            logger.warning("%s: some of its drives are held out, others are not: what both show is in both splits", name)
+            logger.warning(
+                "%s: some of its drives are held out, others are not: what both show is in both splits", name
+            )
     space = settings.source.space
     notice = _NOTICE.format("poses" if isinstance(space, Waypoints) else "actions")
     create_dataset(settings.output, settings.fps, settings.image_size, settings.name, notice, space)

@@ -3,7 +3,7 @@
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
@@ -58,6 +58,7 @@ class Survey:
 
     Attributes:
         names: all drives, by name.
+        recordings: which drives were cut from one recording, see `DriveSource.recordings`.
         drives: those that were opened, in the order of `names`.
         timings: the timing of each of `drives`.
         num_tried: how many were tried within the time; the others were not looked at.
@@ -65,6 +66,7 @@ class Survey:
     """
 
     names: tuple[str, ...]
+    recordings: Mapping[str, tuple[str, ...]]
     drives: list[SourceDrive] = field(default_factory=list)
     timings: list[Timing] = field(default_factory=list)
     num_tried: int = 0
@@ -92,7 +94,7 @@ def survey(source: DriveSource, max_seconds: float) -> Survey:
         TerraError: the source is invalid.
     """
     names = source.list_drives()
-    seen = Survey(names)
+    seen = Survey(names, source.recordings)
     started, numbers = monotonic(), 0
     until = started + max_seconds
     with ProgressLine("looking", len(names)) as line:
