@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import UInt8
 
+from terra.actions import ActionTrack
 from terra.dataset.action_pictures import Curve, draw_curves
 from terra.dataset.card import draw_actions, save_pictures
 from terra.dataset.checks import Seconds, Workers
@@ -41,7 +42,7 @@ from tokenizer.settings import FilePath
 
 _SHEET_AREA = 90 * 160  # pixels of a picture in the contact sheet
 _LONGEST_LOOK = 60.0  # s
-_MOST_PATHS = 60
+_MOST_CURVES = 4  # whose frames must be decoded
 
 
 class InspectSettings(SourceSettings):
@@ -206,7 +207,7 @@ def inspect_source(
     if seen.driven:
         pictures[PATHS_NAME] = draw_paths([drive.poses for drive in seen.driven if len(drive.poses.time)])
     if seen.played:
-        pictures[ACTIONS_NAME] = draw_curves([Curve.of_track(name, track) for name, track in seen.played])
+        pictures[ACTIONS_NAME] = draw_curves(_curves(seen.drives))
     lines = describe(seen, outlook, sizes, found)
     lines += aligned([("path", line) for line in (summarize(reports) if reports else [])])
     command = "" if found is None else import_command(found, settings, seen, fps, sizes)
@@ -230,6 +231,15 @@ def summarize(reports: Sequence[MotionReport]) -> list[str]:
             low, middle, high = np.quantile(values, [0, 0.5, 1])
             lines.append(f"{label}: {low:{style}} / {middle:{style}} / {high:{style}} (least / median / most)")
     return lines
+
+
+def _curves(drives: Sequence[SourceDrive]) -> list[Curve]:
+    """The actions of a few drives, with their frames."""
+    return [
+        Curve.of_track(drive.name, drive.track, drive.frames, drive.frame_times)
+        for drive in spread(drives, _MOST_CURVES)
+        if isinstance(drive.track, ActionTrack)
+    ]
 
 
 def _sheet(labeled: Sequence[tuple[str, UInt8[np.ndarray, "height width 3"] | None]]) -> UInt8[np.ndarray, "_ _ 3"]:
