@@ -22,7 +22,7 @@ from terra.dataset.importing.recognize import Found, recognize, recognize_as
 from terra.dataset.importing.report import aligned, describe, import_command
 from terra.dataset.importing.settings import UNSET, SourceSettings
 from terra.dataset.importing.source import DriveSource, SourceDrive
-from terra.dataset.importing.survey import once_each, said, survey
+from terra.dataset.importing.survey import Notes, once_each, survey
 from terra.dataset.motion import MotionReport, check_motion
 from terra.dataset.pictures import (
     ACTIONS_NAME,
@@ -80,7 +80,8 @@ def run(settings: InspectSettings) -> int:
         OutputError: the pictures can't be written.
     """
     data, output = settings.data, settings.output
-    with said() as notes:
+    notes = Notes()
+    with notes.taken():
         found = _find(settings.kind, data)
         if found.kind != "dataset" and settings.verify:
             got = f"kind={found.kind}: a source is checked by its import"
@@ -90,7 +91,7 @@ def run(settings: InspectSettings) -> int:
         else:
             inspection = inspect_found(found, settings, max_seconds=settings.max_seconds)
     inspection.save(output)
-    print("\n".join([*inspection.lines, *aligned([("note", line) for line in once_each(notes)])]))
+    print("\n".join([*inspection.lines, *aligned([("note", line) for line in notes.lines()])]))
     doubts = list(inspection.doubts)
     if settings.verify:
         doubts = list(dict.fromkeys([*doubts, *verify_dataset(found.folder, workers=settings.workers)]))

@@ -153,23 +153,33 @@ def _evenly(count: int) -> list[int]:
     return [number for number in backwards if number < count]
 
 
-class _Notes(logging.Handler):
+class Notes(logging.Handler):
+    """What sources say while a block looks at them; nothing of it is printed meanwhile."""
+
     def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[tuple[str, str]] = []
+        super().__init__(logging.INFO)
+        self._by_kind: dict[str, list[str]] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(("", record.getMessage()))
+        """Keep a line."""
+        self._by_kind.setdefault(str(record.msg), []).append(record.getMessage())
 
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Take what is said within the block."""
+        logger = logging.getLogger("terra.dataset.importing")
+        propagates, level = logger.propagate, logger.level
+        logger.propagate = False
+        logger.setLevel(logging.INFO)
+        logger.addHandler(self)
+        try:
+            yield
+        finally:
+            logger.removeHandler(self)
+            logger.propagate = propagates
+            logger.setLevel(level)
 
-@contextmanager
-def said() -> Iterator[list[tuple[str, str]]]:
-    """Collect what sources warn of, so that it can be said once; nothing of it is printed meanwhile."""
-    logger, handler = logging.getLogger("terra.dataset.importing"), _Notes()
-    propagates, logger.propagate = logger.propagate, False
-    logger.addHandler(handler)
-    try:
-        yield handler.lines
-    finally:
-        logger.removeHandler(handler)
-        logger.propagate = propagates
+    def lines(self) -> list[str]:
+        """One line for each kind of note: the first one, and how many others there are."""
+        kinds = [list(dict.fromkeys(each)) for each in self._by_kind.values()]
+        return [each[0] + (f" (and {len(each) - 1} more such lines)" if len(each) > 1 else "") for each in kinds]

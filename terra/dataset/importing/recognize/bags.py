@@ -6,8 +6,10 @@ from typing import Any
 from terra.dataset.importing.bags import Topic, list_topics
 from terra.dataset.importing.recognize.found import Camera, Found, Listing, counted, some
 from terra.errors import ConfigError, DatasetError
+from terra.progress import ProgressLine
 
 _SUFFIXES = (".mcap", ".bag", ".db3")
+_LARGE = 1.0  # GB, beyond which it is said at once how much is read
 _NAMES = {".mcap": "MCAP", ".bag": "ROS 1", ".db3": "ROS 2"}
 _FIELDS = {
     "ackermann_msgs/AckermannDriveStamped": (".drive.steering_angle", ".drive.speed"),
@@ -29,10 +31,14 @@ def recognize(listing: Listing) -> Found | None:
     folders = [name for name in listing.folders if listing.inside(name).with_suffix(_SUFFIXES)]
     if not files and not folders:
         return None
-    inside = [file for name in folders for file in listing.inside(name).with_suffix(_SUFFIXES)]
-    kinds = Counter(_NAMES[f".{name.lower().rpartition('.')[2]}"] for name in [*files, *inside])
+    paths = [listing.folder / name for name in files]
+    paths += [listing.folder / name / file for name in folders for file in listing.inside(name).with_suffix(_SUFFIXES)]
+    kinds = Counter(_NAMES[path.suffix.lower()] for path in paths)
+    size = sum(path.stat().st_size for path in paths) / 1e9
     try:
-        recordings = list_topics(listing.folder)
+        with ProgressLine("reading bags", 1.0, every_seconds=10.0 if size < _LARGE else 0.0) as line:
+            line.show(0.0, f"{size:.1f} GB: each bag is read through")
+            recordings = list_topics(listing.folder)
     except ConfigError as error:  # the extra is missing
         raise ConfigError(f"{listing.folder}: {' and '.join(kinds)} bags: {error}") from None
     topics: dict[str, Topic] = {}

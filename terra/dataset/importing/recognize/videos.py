@@ -53,6 +53,8 @@ def recognize(listing: Listing) -> Found | None:
         settings["picture_fps"], tells = _picture_fps(listing, of_kind, pairs)
         if not tells:
             comments.append("picture_fps: nothing tells how many pictures were taken a second; 10 is a guess")
+    if kind != "video_actions":
+        comments.append("camera.fov_degrees= and camera.height_meters= place the path in overlays")
     return Found(
         kind=kind,
         title=f"{' and '.join(what)} with {_WORDS[kind]} ({formats})",
