@@ -58,13 +58,15 @@ def shell_words(command: str) -> list[str]:
     return shlex.split(command.replace("\\\n", ""))
 
 
-def write_actions(folder: Path, columns: dict, *, pictures: bool = False, names=("monday", "sunday")) -> Path:
+def write_actions(
+    folder: Path, columns: dict, *, pictures: bool = False, names=("monday", "sunday"), fps: float = 10.0
+) -> Path:
     for name in names:
         if pictures:
             write_pictures(folder / name, 30)
         else:
             write_video(folder / f"{name}.mp4", 30)
-        write_table(folder / f"{name}.csv", columns)
+        write_table(folder / f"{name}.csv", columns, fps)
     return folder
 
 
@@ -171,12 +173,12 @@ SOURCES: dict[str, tuple[Callable[[Path], Path], str, str, int, int, tuple[str, 
         ("action_space={kind:choice,names:[jump,noop]}", "output=data/choices_it_s"),
     ),
     "numbers": (
-        lambda folder: write_actions(folder, NUMBERS, pictures=True),
+        lambda folder: write_actions(folder, NUMBERS, pictures=True, fps=20.0),
         "video_actions",
         "2 folders of pictures with actions (CSV)",
         2,
         60,
-        ("picture_fps=10", 'units:["",""],low:[-0.124,0],high:[0.3,12.4]}'),
+        ("picture_fps=20", "fps=20", 'units:["",""],low:[-0.124,0],high:[0.3,12.4]}'),
     ),
     "arrays": (write_npz, "video_actions", "2 videos with actions (NPZ)", 2, 60, ("low:[-0.25],high:[0.5]",)),
     "bags": (
@@ -440,11 +442,11 @@ def test_the_same_problem_is_told_once(tmp_path, capsys):
 
 
 def test_lines_that_differ_in_drive_and_numbers_alone_are_one():
-    problems = [(f"d{number}", f"/data/d{number}.csv: row {number}: expected 3, got {number}.5") for number in range(9)]
-    other = ("d1", "/data/d1.csv: expected a column")
+    problems = [(name, f"/data/{name}.csv: row {row}: expected 3, got {row}.5") for row, name in enumerate("abcde")]
+    other = ("b", "/data/b.csv: expected a column")
     assert once_each([*problems, other]) == [
-        "/data/d0.csv: row 0: expected 3, got 0.5 (so in 8 more: d1, d2, d3 and 5 more)",
-        "/data/d1.csv: expected a column",
+        "/data/a.csv: row 0: expected 3, got 0.5 (so in 4 more: b, c, d and 1 more)",
+        "/data/b.csv: expected a column",
     ]
 
 
@@ -455,6 +457,7 @@ def test_of_many_drives_a_spread_sample_is_looked_at(tmp_path, capsys, monkeypat
     source = open_source(found.kind, folder, SourceSettings(**found.settings))
     assert survey(source, 0.0).num_tried == 1  # the first drive is opened, however little time there is
     monkeypatch.setattr(looking, "_MOST_NUMBERS", 4 * 90 - 1)  # of 30 times and 60 actions each
+    assert [drive.name for drive in survey(source, 60.0).drives] == ["drive_00", "drive_04", "drive_08", "drive_12"]
     assert run(settings) == 0
     said = capsys.readouterr().out
     assert "           120 frames, 11.6 s in 4 of them, evenly spread: there was no more time (max_seconds=)" in said
@@ -479,6 +482,45 @@ def test_gaps_and_rates_that_vary_are_told(tmp_path, capsys):
     (folder / "catalog_0.catalog").write_text("\n".join(map(json.dumps, records)) + "\n")
     inspect(folder)
     assert "variable in 1 of 1 drives" in capsys.readouterr().out
+
+
+def test_a_break_is_no_gap_and_what_is_left_out_is_told(tmp_path, capsys):
+    assert inspect(write_sessions(tmp_path / "tub")) == 0
+    said = capsys.readouterr().out
+    assert "\ngaps       none\n" in said
+    assert "\nbreaks     1 by deleted records\n" in said
+    assert "\n           leaves out 10: deleted records\n" in said
+    assert "\n           cuts these into 3 stretches without interruption\n" in said
+
+
+def test_a_drive_that_an_import_would_refuse_is_a_doubt(tmp_path, capsys):
+    folder = write_video_poses(tmp_path / "road", ["long", "short"])
+    lines = json.loads((folder / "short.json").read_text())
+    (folder / "short.json").write_text(json.dumps({**lines, "poses": lines["poses"][:20]}))
+    assert inspect(folder) == 2
+    said = capsys.readouterr().out
+    assert "at 10 frames a second keeps 30 of 60 frames of 1 drive: 3.0 s" in said
+    assert "fails for 1 drive: see the doubts" in said
+    assert re.search(r"\ndoubt: .*short\.json: expected frames with 3 s of poses after them", said)
+
+
+def test_cameras_that_are_not_taken_are_told(tmp_path, capsys):
+    inspect(write_kitti(tmp_path / "kitti"))
+    assert (
+        "\ncameras    image_2, 64 x 48, left, color\n           image_3, right, color, not taken\n"
+        in capsys.readouterr().out
+    )
+    inspect(write_bags(tmp_path / "bags"))
+    said = capsys.readouterr().out
+    kind = "10 pictures a second, sensor_msgs/CompressedImage"
+    assert f"\ncameras    /front, 64 x 32, {kind}\n           /rear, 64 x 32, {kind}, not taken\n" in said
+
+
+def test_pictures_without_a_rate_are_given_a_guess_that_is_told(tmp_path):
+    folder = write_actions(tmp_path / "in", {"gas": [0.5] * 12}, pictures=True)
+    found = recognize(folder)
+    assert found.settings["picture_fps"] == 10
+    assert any(line.startswith("picture_fps: nothing tells how many pictures") for line in found.comments)
 
 
 def test_pictures_of_what_was_found(tmp_path):

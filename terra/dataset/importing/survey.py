@@ -127,12 +127,11 @@ def once_each(problems: Iterable[tuple[str, str]]) -> list[str]:
     """
     groups: dict[str, list[tuple[str, str]]] = {}
     for name, line in problems:
-        groups.setdefault(re.sub(r"\d+(\.\d+)?", "0", line.replace(name, "*") if name else line), []).append(
-            (name, line)
-        )
+        kind = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "*", line)
+        groups.setdefault(re.sub(r"\d+(\.\d+)?", "0", kind), []).append((name, line))
     lines = []
     for group in groups.values():
-        others = list(dict.fromkeys(name for name, _ in group[1:] if name and name != group[0][0]))
+        others = list(dict.fromkeys(name for name, _ in group[1:] if name != group[0][0]))
         lines.append(group[0][1] + (f" (so in {len(others)} more: {some(others, 3)})" if others else ""))
     return lines
 
