@@ -17,7 +17,7 @@ from tiny_driving import drive_poses
 from decoder.camera import project
 from decoder.pictures import read_picture
 from decoder.video import VideoWriter
-from terra.actions import Keys, Vector
+from terra.actions import Keys, Vector, load_actions
 from terra.dataset import Poses, read_frames, read_split
 from terra.dataset.checks import Names
 from terra.dataset.importing import (
@@ -37,7 +37,7 @@ from terra.dataset.importing.kinds import open_source
 from terra.dataset.importing.source import Intrinsics, motion
 from terra.dataset.importing.video_actions import VideoActionsSource
 from terra.dataset.inspect import inspect_source
-from terra.errors import ConfigError, DatasetError, TrajectoryError, VideoError
+from terra.errors import ActionError, ConfigError, DatasetError, TrajectoryError, VideoError
 from terra.trajectory import save_poses
 from tokenizer.settings import checked
 
@@ -664,3 +664,42 @@ def test_a_damaged_picture_is_left_out_and_cuts_there(tmp_path, caplog):
         [*range(27, 40)],
         [*range(41, 60)],
     ]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".npz"])
+def test_rows_of_a_log_without_a_value_are_left_out(tmp_path, caplog, suffix):
+    write_mp4(tmp_path / "in" / "a.mp4", numbered(60), 10.0)
+    times, go = np.arange(60) / 10, np.arange(60.0)
+    go[20:30] = np.nan
+    times[41] = times[40]
+    if suffix == ".npz":
+        np.savez(tmp_path / "in" / "a.npz", time_s=times, go=go)
+    else:
+        cells = ["" if value != value else str(value) for value in go]
+        lines = [f"{time},{cell}" for time, cell in zip(times, cells, strict=True)]
+        (tmp_path / "in" / "a.csv").write_text("\n".join(["time_s,go", *lines, "6.0"]))
+    source = VideoActionsSource(tmp_path / "in", Vector(names=["go"], units=[""], low=[0], high=[99]), None)
+    import_drives(settings_for(source, tmp_path / "out"), workers=0)
+    assert (
+        f"a{suffix}: {11 if suffix == '.npz' else 12} of {60 if suffix == '.npz' else 61} rows left out" in caplog.text
+    )
+    first, second = read_split(tmp_path / "out", "train").episodes
+    for episode, start in ((first, 0), (second, 30)):
+        shown = numbers_of(read_frames(episode))
+        assert shown[0] == start
+        np.testing.assert_allclose(episode.actions[:-1, 0], shown[:-1], atol=0.5 if start else 1e-9)
+    assert first.num_frames == 21
+    with pytest.raises(ActionError, match=r"line 22|row 20"):
+        load_actions(tmp_path / "in" / f"a{suffix}", source.space)
+
+
+def test_poses_of_a_log_without_a_value_are_left_out(tmp_path, caplog):
+    write_mp4(tmp_path / "in" / "a.mp4", numbered(45), 10.0)
+    rows = [f"{k / 10},{0.6 * k},0,0" for k in range(45)]
+    rows[9] = "0.9,nan,nan,nan"
+    (tmp_path / "in" / "a.csv").write_text("\n".join(["# fps: 10", "time_s,x_m,y_m,heading_rad", *rows, "4.5,27"]))
+    assert import_drives(settings_for(VideoPosesSource(tmp_path / "in"), tmp_path / "out"), workers=0).num_done == 1
+    assert "a.csv: 2 of 46 rows left out, which lack a value or repeat a time, such as line 12" in caplog.text
+    (episode,) = read_split(tmp_path / "out", "train").episodes
+    assert episode.num_frames == 15
+    np.testing.assert_allclose(episode.poses.x[:15], 0.6 * np.arange(15), atol=1e-6)

@@ -12,6 +12,7 @@ A row holds from its time on until the next row's. The first row is that of a ro
 """
 
 import csv
+import logging
 import math
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,9 @@ from tokenizer.limits import LIMITS, Limits
 FORMAT, VERSION = "terra-actions", 1
 SUFFIXES = (".csv", ".json", ".npz")
 _TOLERANCE = 1e-5  # s
+_MISSING = ("", "nan")  # cells without a value, as loggers write them
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,12 +82,16 @@ class ActionTrack:
         return self.space.rows(self.at_rate(fps, num_actions))
 
 
-def load_actions(path: str | Path, space: TableSpace, *, limits: Limits = LIMITS) -> ActionTrack:
+def load_actions(
+    path: str | Path, space: TableSpace, *, as_logged: bool = False, limits: Limits = LIMITS
+) -> ActionTrack:
     """Load a file of actions.
 
     Args:
         path: the file; its suffix says which format it has.
         space: the world model's action space: which columns there must be, and what values.
+        as_logged: of a recording: rows of a CSV or NPZ that lack a value (an empty cell, NaN), or have the time of the
+            row before, are left out with a warning instead of refused.
         limits: bounds on what is read.
 
     Raises:
@@ -94,7 +102,19 @@ def load_actions(path: str | Path, space: TableSpace, *, limits: Limits = LIMITS
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise ActionError(f"{path}: expected actions in a file that ends in .csv, .json or .npz, got {path.suffix!r}")
-    return _track(space, reader(path, space, limits), str(path))
+    times, values, locate, skipped = reader(path, space, limits, as_logged)
+    if as_logged and len(times):
+        repeated = np.append(False, np.diff(times) == 0)
+        skipped = [*skipped, *map(locate, np.flatnonzero(repeated).tolist())]
+        rows = np.flatnonzero(~repeated)
+        first, of_all = locate, rows.tolist()
+        times, values, locate = times[rows], values[rows], lambda row: first(of_all[row])
+    if skipped:
+        logger.warning(
+            "%s: %d of %d rows left out, which lack a value or repeat a time, such as %s",
+            *(path, len(skipped), len(skipped) + len(times), skipped[0].removeprefix(f"{path}: ")),
+        )
+    return _track(space, (times, values, locate, []), str(path))
 
 
 def parse_document(
@@ -125,11 +145,12 @@ def save_actions(path: Path, space: TableSpace, fps: float, values: Values) -> N
 
 
 _Cell = TypeVar("_Cell")
-_Read = tuple[Float64[np.ndarray, " rows"], Values, Callable[[int], str]]
+# The times and the values, what messages call a row, and so the rows that were left out.
+_Read = tuple[Float64[np.ndarray, " rows"], Values, Callable[[int], str], list[str]]
 
 
 def _track(space: TableSpace, read: _Read, source: str) -> ActionTrack:
-    times, values, locate = read
+    times, values, locate, _ = read
     if not len(times):
         raise ActionError(f"{source}: expected rows of actions, got none")
     if len(times) > 1:
@@ -137,7 +158,7 @@ def _track(space: TableSpace, read: _Read, source: str) -> ActionTrack:
     return ActionTrack(space, times, values, source)
 
 
-def _read_csv(path: Path, space: TableSpace, limits: Limits) -> _Read:
+def _read_csv(path: Path, space: TableSpace, limits: Limits, as_logged: bool) -> _Read:
     lines = read_text(path, ActionError, max_bytes=limits.table_bytes).splitlines()
     if len(lines) > limits.table_lines:
         raise ActionError(f"{path}: expected at most {limits.table_lines} lines, got {len(lines)}")
@@ -145,6 +166,7 @@ def _read_csv(path: Path, space: TableSpace, limits: Limits) -> _Read:
     numbers: list[int] = []
     times: list[float] = []
     values: list[np.ndarray] = []
+    skipped: list[str] = []
     for number, line in enumerate(lines, start=1):
         where = f"{path}: line {number}"
         if len(line) > limits.line_chars * (1 + len(space.columns) // 32):
@@ -159,18 +181,24 @@ def _read_csv(path: Path, space: TableSpace, limits: Limits) -> _Read:
             header = cells
             _check_columns(header, space, where)
             continue
+        if as_logged and len(cells) < len(header) and number == len(lines):  # cut off with the power
+            skipped.append(where)
+            continue
         if len(cells) != len(header):
             raise ActionError(f"{where}: expected {len(header)} columns ({', '.join(header)}), got {len(cells)}")
+        if as_logged and any(cell.lower() in _MISSING for cell in cells):
+            skipped.append(where)
+            continue
         row = dict(zip(header, cells, strict=True))
         times.append(_cell(row[TIME_COLUMN], f"{where}: {TIME_COLUMN}"))
         values.append(_row_values(row, space, where, _cell))
         numbers.append(number)
     if header is None:
         raise ActionError(f"{path}: expected a header with {_expected(space)}, got an empty file")
-    return np.array(times), np.array(values), lambda row: f"{path}: line {numbers[row]}"
+    return np.array(times), np.array(values), lambda row: f"{path}: line {numbers[row]}", skipped
 
 
-def _read_json(path: Path, space: TableSpace, limits: Limits) -> _Read:
+def _read_json(path: Path, space: TableSpace, limits: Limits, as_logged: bool) -> _Read:
     text = read_text(path, ActionError, max_bytes=limits.json_bytes)
     document = parse_json(text, str(path), ActionError, limits=limits)
     return _read_document(document, space, str(path), limits)
@@ -204,10 +232,10 @@ def _read_document(document: Mapping[str, Any], space: TableSpace, source: str, 
             raise ActionError(f"{source}: times_s: expected {len(actions)} numbers, as many as actions, got {got}")
         times = np.array([_number(time, f"{source}: times_s[{index}]") for index, time in enumerate(given)])
     rows = [space.from_json(action, f"{source}: actions[{index}]") for index, action in enumerate(actions)]
-    return times, np.array(rows), lambda row: f"{source}: times_s[{row}]"
+    return times, np.array(rows), lambda row: f"{source}: times_s[{row}]", []
 
 
-def _read_npz(path: Path, space: TableSpace, limits: Limits) -> _Read:
+def _read_npz(path: Path, space: TableSpace, limits: Limits, as_logged: bool) -> _Read:
     try:
         arrays = read_arrays(path, limits)
     except TrajectoryError as error:
@@ -223,11 +251,15 @@ def _read_npz(path: Path, space: TableSpace, limits: Limits) -> _Read:
     lists = [(array + 0 if array.dtype == bool else array).tolist() for array in columns.values()]
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True)]
     where = [f"{path}: row {index}" for index in range(len(rows))]
+    skipped = [index for index, row in enumerate(rows) if as_logged and any(each != each for each in row.values())]
+    for index in reversed(skipped):
+        del rows[index]
+    left_out = [where.pop(index) for index in reversed(skipped)][::-1]
     times = np.array(
         [_number(row[TIME_COLUMN], f"{place}: {TIME_COLUMN}") for row, place in zip(rows, where, strict=True)]
     )
     values = np.array([_row_values(row, space, place, _number) for row, place in zip(rows, where, strict=True)])
-    return times, values, lambda row: where[row]
+    return times, values, lambda row: where[row], left_out
 
 
 def _check_columns(header: Sequence[str], space: TableSpace, where: str) -> None:

@@ -52,14 +52,18 @@ def load_trajectory(
         raise TrajectoryError(f"{path}: expected a file that can be read, got: {error.strerror or error}") from error
 
 
-def load_poses(path: str | Path, *, limits: Limits = LIMITS) -> PoseTable:
+def load_poses(path: str | Path, *, as_logged: bool = False, limits: Limits = LIMITS) -> PoseTable:
     """Read a vehicle's poses from JSON or CSV, without cutting future paths out of them.
+
+    `as_logged`: of a recording, see `terra.trajectory.pose_table.read_csv`.
 
     Raises:
         TrajectoryError: the file is missing, malformed, does not declare its units, or holds paths instead of poses.
     """
     path = Path(path)
-    reader = POSE_READERS.get(path.suffix.lower())
-    if reader is None:
+    suffix = path.suffix.lower()
+    if suffix not in POSE_READERS:
         raise TrajectoryError(f"{path}: expected poses in a file that ends in .json or .csv, got {path.suffix!r}")
-    return reader(path, limits)
+    if suffix == ".csv":
+        return read_csv(path, limits, as_logged=as_logged)
+    return POSE_READERS[suffix](path, limits)

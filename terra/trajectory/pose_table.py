@@ -1,5 +1,6 @@
 """Poses from CSV: the column names declare units, a comment declares the frame rate, nothing is guessed."""
 
+import logging
 import math
 import re
 from pathlib import Path
@@ -13,15 +14,21 @@ from terra.trajectory.model import PoseTable
 from tokenizer.files import read_text
 from tokenizer.limits import LIMITS, Limits
 
+logger = logging.getLogger(__name__)
+
+_MISSING = ("", "nan")  # cells without a value, as loggers write them
 COLUMN_UNITS = {"time": TIME_UNITS, "x": POSITION_UNITS, "y": POSITION_UNITS, "heading": ANGLE_UNITS}
 FPS_COMMENT = re.compile(r"#\s*fps\s*:\s*(?P<fps>.*?)\s*")
 
 
-def read_csv(path: Path, limits: Limits = LIMITS) -> PoseTable:
+def read_csv(path: Path, limits: Limits = LIMITS, *, as_logged: bool = False) -> PoseTable:
     """Read poses in one fixed frame from CSV.
 
     A header names the columns time_s (or time_ms), x_m, y_m and heading_rad (or heading_deg), in any order; headings
     are counter-clockwise from +x. Lines that begin with # are comments, and one of them is "# fps: 10".
+
+    With `as_logged`, of a recording, rows that lack a value (an empty cell, NaN), or have the time of the row before,
+    are left out with a warning instead of refused.
 
     Raises:
         TrajectoryError: a column missing, unknown or without its unit, no frame rate, bad numbers, too long a file.
@@ -37,6 +44,7 @@ def read_csv(path: Path, limits: Limits = LIMITS) -> PoseTable:
     scales: dict[str, float] | None = None
     rows: list[list[float]] = []
     lines: list[int] = []
+    skipped: list[int] = []
     for number, line in enumerate(table, start=1):
         where = f"{path}: line {number}"
         if len(line) > limits.line_chars:
@@ -52,6 +60,10 @@ def read_csv(path: Path, limits: Limits = LIMITS) -> PoseTable:
             if scales is None:
                 header = cells
                 scales = _column_scales(header, where)
+            elif as_logged and (
+                any(cell.lower() in _MISSING for cell in cells) or (len(cells) < len(header) and number == len(table))
+            ):
+                skipped.append(number)
             else:
                 rows.append(_parse_row(cells, header, where))
                 lines.append(number)
@@ -61,6 +73,16 @@ def read_csv(path: Path, limits: Limits = LIMITS) -> PoseTable:
         raise TrajectoryError(f"{path}: expected a header and rows of poses, got {len(rows)} rows")
     order = [list(scales).index(name) for name in POSE_COLUMNS]
     poses = (np.array(rows) / list(scales.values()))[:, order]
+    if as_logged:
+        repeated = np.append(False, np.diff(poses[:, 0]) == 0)
+        skipped += [line for line, again in zip(lines, repeated, strict=True) if again]
+        lines = [line for line, again in zip(lines, repeated, strict=True) if not again]
+        poses = poses[~repeated]
+    if skipped:
+        logger.warning(
+            "%s: %d of %d rows left out, which lack a value or repeat a time, such as line %d",
+            *(path, len(skipped), len(skipped) + len(poses), skipped[0]),
+        )
     return PoseTable(poses, fps, str(path), locate=lambda row: f"{path}: line {lines[row]}")
 
 

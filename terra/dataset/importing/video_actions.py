@@ -47,7 +47,7 @@ class VideoActionsSource:
         footage = open_footage(video, self.picture_fps)
         return SourceDrive(
             name=name,
-            track=load_actions(path, self.space),
+            track=load_actions(path, self.space, as_logged=True),
             frame_times=footage.times,
             frames=footage.frames,
             intrinsics=None,

@@ -36,7 +36,7 @@ class VideoPosesSource(PoseFiles):
         video, found = self._videos()[name], list_by_stem(self.folder, _POSES).get(name, [])
         if len(found) != 1:
             raise DatasetError(f"{video}: expected {name}.csv or {name}.json beside it, got {len(found)} of them")
-        table, info = load_poses(found[0]), list_frames(video)
+        table, info = load_poses(found[0], as_logged=True), list_frames(video)
         if abs(info.fps - table.fps) > _RATE_TOLERANCE * table.fps:
             raise DatasetError(
                 f"{video}: expected {table.fps:g} frames a second as {found[0].name} declares, got {info.fps:g}"
