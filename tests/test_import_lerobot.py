@@ -147,6 +147,19 @@ def test_an_episode_that_is_described_twice_is_refused(tmp_path):
         LeRobotSource(root, LeRobotActions()).list_drives()
 
 
+def test_a_recording_that_was_never_ended_is_told(tmp_path, caplog):
+    root = write_dataset(tmp_path / "in")
+    data = root / "data" / "chunk-000" / "file-000.parquet"
+    data.write_bytes(data.read_bytes()[:-100])
+    assert bring_in(root, tmp_path / "out") == 2
+    ended = "cut off, or never ended by LeRobotDataset.finalize()"
+    assert f"{data}: expected a Parquet table, got: a file without its end: {ended}" in caplog.text
+    shutil.rmtree(root / "meta" / "episodes")
+    unended = shutil.copytree(root, tmp_path / "unended")
+    with pytest.raises(DatasetError, match=r"got none: a recording that was not ended by .*\.finalize\(\) has none"):
+        bring_in(unended, tmp_path / "none")
+
+
 # Times
 
 
@@ -154,6 +167,13 @@ def test_an_episode_that_is_described_twice_is_refused(tmp_path):
 def test_rounded_time_stamps_are_those_of_the_rate(tmp_path, since):
     root = write_dataset(tmp_path, (50,), fps=30.0, times=lambda episode, row: since + row / 30)
     np.testing.assert_array_equal(open_episode(root).frame_times, np.arange(50) / 30)
+
+
+def test_time_stamps_too_coarse_to_tell_are_kept(tmp_path):
+    # Float32 seconds after three days are 1/64 s apart: whether a frame came late can't be told.
+    stamps = np.float32(250_000 + np.arange(9) / 10)
+    root = write_dataset(tmp_path, (9,), times=lambda episode, row: stamps[row])
+    np.testing.assert_array_equal(open_episode(root).frame_times, stamps.astype(float) - float(stamps[0]))
 
 
 def test_time_stamps_that_a_camera_gave_are_kept(tmp_path):
@@ -345,6 +365,9 @@ def test_fewer_episodes_than_declared_are_said(tmp_path, caplog):
         ({"left": ["pan"], "right": ["lift"]}, ("pan", "lift")),
         ({"lift": 1, "pan": 0}, ("pan", "lift")),
         ({"lift": 2, "pan": 0}, ("action_0", "action_1")),
+        (["arm/pan", "arm lift"], ("arm_pan", "arm_lift")),
+        (["arm/pan", "arm pan"], ("action_0", "action_1")),
+        ([0, 1], ("action_0", "action_1")),
         (["pan", "pan"], ("action_0", "action_1")),
         (["pan"], ("action_0", "action_1")),
         (None, ("action_0", "action_1")),

@@ -88,9 +88,11 @@ def write_new(folder: Path) -> dict[str, list[list[int]]]:
     }.items():
         record(folder, name, every, **more)
         expected[name] = every
-    # Files of two or three episodes each.
-    small = {"video_files_size_in_mb": 0.04, "data_files_size_in_mb": 0.01}
+    # Files of few episodes each.
+    small = {"video_files_size_in_mb": 0.008, "data_files_size_in_mb": 0.008}
     files = record(folder, "many_files", every, settings=small)
+    for kind in ("videos/*", "data"):
+        assert 1 < len([*(folder / "many_files").glob(f"{kind}/*/file-*")]) < len(every), kind
     expected["many_files"] = every
     more = numbers((0, 1), (30, 45), first=5)
     shutil.copytree(folder / "video", folder / "resumed")

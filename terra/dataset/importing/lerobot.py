@@ -51,6 +51,7 @@ SPEED_UNITS = {"m/s": 1.0, "km/h": 1 / 3.6}
 _SHOWN = 3  # names in a line
 _RANGE_TOLERANCE = 1e-5  # of a range: statistics are rounded to float32 by some writers
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
+_OTHER_CHARACTER = re.compile(r"[^A-Za-z0-9_.-]")
 _DECLARE = "declare one with action_space='{kind:vector,names:[a],units:[rad],low:[-1],high:[1]}'"
 _ACTION = re.compile(r"actions?([._].*)?")
 _PREFIX = "episode_"
@@ -388,12 +389,16 @@ def _stated_space(folder: Path, feature: str) -> Vector:
     if facts is None:
         raise DatasetError(f"{path}: expected a feature {feature}, got {', '.join(info['features'])}")
     low, high = _stated_range(folder, feature)
-    names = entry_names(facts.get("names"))
+    said = entry_names(facts.get("names"))
+    names = [_OTHER_CHARACTER.sub("_", name) for name in said]
     if len(names) != len(low) or len(set(names)) < len(names) or not all(map(_NAME.fullmatch, names)):
-        names = [f"{re.sub(r'[^A-Za-z0-9_.-]', '_', feature)}_{index}" for index in range(len(low))]
+        names = [f"{_OTHER_CHARACTER.sub('_', feature)}_{index}" for index in range(len(low))]
         logger.warning(
             "%s: %s has no %d names of its own that can be taken: %s, ...", path, feature, len(low), names[0]
         )
+    elif names != said:
+        old, new = next(pair for pair in zip(said, names, strict=True) if pair[0] != pair[1])
+        logger.warning("%s: %s: names are taken with _ for other characters: %s for %r", path, feature, new, old)
     still = [name for name, least, most in zip(names, low, high, strict=True) if least == most]
     if still:
         logger.warning("%s: always the same: %s; its range is taken to be 1 below to 1 above", path, ", ".join(still))

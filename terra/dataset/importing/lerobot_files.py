@@ -72,7 +72,8 @@ def read_episodes(folder: Path) -> dict[int, Row]:
         paths = sorted(where.glob("chunk-*/file-*.parquet"))
         rows = [row for path in paths for row in _read_table(path).to_pylist()]
     if not rows:
-        raise DatasetError(f"{where}: expected episodes in chunk-*/file-*.parquet or a .jsonl, got none")
+        hint = ": a recording that was not ended by LeRobotDataset.finalize() has none"
+        raise DatasetError(f"{where}: expected episodes in chunk-*/file-*.parquet or a .jsonl, got none{hint}")
     counts = Counter(int(number(row, "episode_index", str(where))) for row in rows)
     twice = [index for index, count in counts.items() if count > 1]
     if twice:
@@ -160,7 +161,10 @@ def _damage_named(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        raise DatasetError(f"{path}: expected a Parquet table, got: {str(error).partition(chr(10))[0]}") from None
+        reason = str(error).partition("\n")[0]
+        if "magic bytes not found in footer" in reason:
+            reason = "a file without its end: cut off, or never ended by LeRobotDataset.finalize()"
+        raise DatasetError(f"{path}: expected a Parquet table, got: {reason}") from None
 
 
 def check_column(path: Path, name: str) -> None:

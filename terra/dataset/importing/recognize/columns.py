@@ -95,6 +95,7 @@ def vector_of(names: Sequence[str], low: Iterable[float], high: Iterable[float])
     """A vector of ranges that were read, made a little wider so that few digits tell them; no units are known."""
     bounds = [_widened(float(least), float(most)) for least, most in zip(low, high, strict=True)]
     count = len(bounds)
+    names = [re.sub(r"[^A-Za-z0-9_.-]", "_", name) for name in names]
     if len(names) != count or len(set(names)) < count or not all(map(_NAME.fullmatch, names)):
         names = [f"action_{index}" for index in range(count)]
     lows, highs = ([bound[end] for bound in bounds] for end in (0, 1))
