@@ -12,6 +12,7 @@ from PIL import Image
 from rich.console import Console
 from safetensors.torch import load_file
 from serving_fake import Serving
+from tiny_bags import EPOCH, coded, compressed, packed, twist, write_mcap
 from tiny_rollouts import read_lines, run as run_batch
 from tiny_serving import wait_until
 
@@ -230,3 +231,42 @@ def test_from_recordings_to_videos(tmp_path, space):
     (told,) = read_lines(tmp_path / "batch_of_other" / "index.jsonl")
     assert told["status"] == "failed"
     assert "expected actions of the model's" in told["reason"]
+
+
+def test_from_a_bag_to_a_video(tmp_path):
+    register_resolvers()
+    for number, name in enumerate(("a", "b")):
+        messages = []
+        for tick in range(NUM_FRAMES):
+            time = EPOCH + tick * 200_000_000
+            messages.append(("/camera", time, compressed(time, packed(coded(tick)))))
+            messages.append(("/cmd_vel", time, twist(tick / 10, number - tick / 10)))
+        write_mcap(tmp_path / "bags" / f"{name}.mcap", messages)
+    given = [
+        f"input={tmp_path}/bags",
+        f"output={tmp_path}/data",
+        "kind=mcap",
+        "held_out=[b]",
+        "workers=0",
+        f"fps={FPS}",
+    ]
+    given += ["workers=0", "bags.action=[/cmd_vel.linear.x,/cmd_vel.angular.z]", f"image_size=[{SIZE[0]},{SIZE[1]}]"]
+    assert import_recordings(read_settings("import", given)) == 0
+    trained = tmp_path / "trained"
+    data = f"data={tmp_path}/data"
+    train_tokenizer(read_settings("train_tokenizer", [*SMALL, data, f"output={trained}/t", "device=cpu"]))
+    given = [data, f"checkpoint={trained}/t/tokenizer", f"output={tmp_path}/tokens", "workers=0"]
+    tokenize(read_settings("tokenize", given))
+    train(read_settings("train", [*MODEL, f"data={tmp_path}/tokens", f"output={trained}/w", "device=cpu"]))
+    space = load_config(trained / "w" / "world_model").space
+    assert space.names == ("cmd_vel.linear.x", "cmd_vel.angular.z")
+    assert space.low == (0.0, -1.5)
+    (tmp_path / "left.csv").write_text("time_s,cmd_vel.linear.x,cmd_vel.angular.z\n0,0.5,0.25\n")
+    (context,) = (tmp_path / "data" / "held_out").glob("*/*.mp4")
+    given = [f"tokenizer.pretrained={trained}/t/tokenizer", f"world_model.pretrained={trained}/w/world_model"]
+    given += ["engine=hf", "overlap=2", f"context={context}", "num_context=2", "num_frames=9", "device=cpu"]
+    given += ["dtype=float32", f"actions={tmp_path}/left.csv", f"output={tmp_path}/video"]
+    video = generate(read_settings("generate", given), Console(quiet=True))
+    made = load_file(video / "tokens.safetensors")
+    np.testing.assert_allclose(made["actions"], space.rows(np.array([[0.5, 0.25]] * 8)), atol=1e-6)
+    assert probe_video(video / "overlay.mp4").num_frames == 9

@@ -1,4 +1,6 @@
 import json
+import math
+import shutil
 import struct
 from dataclasses import replace
 
@@ -125,6 +127,20 @@ def test_video_begins_with_a_key_frame(tmp_path):
     assert numbers(drive) == list(range(10, 30))
     assert drive.left_out == {"pictures before a key frame": 6}
     assert drive.breaks == ()
+
+
+def test_units_that_are_none_are_left_out(tmp_path):
+    units = dict(enumerate(access_units("h264", 30))) | {4: b"", 15: b"no unit", 16: b"\x00\x00\x01"}
+    _write_units(tmp_path / "a.mcap", "h264", units)
+    drive = opened(tmp_path).open_drive("a")
+    assert numbers(drive) == [*range(4), *range(10, 15), *range(20, 30)]
+
+
+@pytest.mark.parametrize(("codec", "got"), [("h263", "'h263'"), ("", "''")])
+def test_a_codec_that_is_not_read(tmp_path, codec, got):
+    _write_units(tmp_path / "a.mcap", codec, dict(enumerate(access_units("h264", 30)[:5])))
+    with pytest.raises(DatasetError, match=f"expected video of h264, h265, vp9 or av1, got {got}"):
+        opened(tmp_path).open_drive("a")
 
 
 def _write_units(path, codec, units):
@@ -651,6 +667,11 @@ def test_folders_of_ros_2(tmp_path, storage, packed_by):
             if topic not in connections:
                 connections[topic] = writer.add_connection(topic, kind, typestore=ros())
             writer.write(connections[topic], time, ros().serialize_cdr(message, kind))
+    if packed_by is None and storage == StoragePlugin.SQLITE3:
+        (tmp_path / "alone").mkdir()
+        shutil.copy(tmp_path / "tuesday" / "tuesday.db3", tmp_path / "alone" / "monday.db3")
+        assert numbers(opened(tmp_path / "alone").open_drive("monday")) == list(range(40))
+        shutil.rmtree(tmp_path / "alone")
     source = opened(tmp_path)
     assert source.list_drives() == ("tuesday",)
     drive = source.open_drive("tuesday")
@@ -712,6 +733,70 @@ def test_settings_that_do_not_fit(tmp_path):
     with pytest.raises(ConfigError, match=r"bags: expected none with kind=donkeycar"):
         _import(tmp_path / "bags", tmp_path / "data", "kind=donkeycar")
     assert not (tmp_path / "data").exists()
+
+
+def test_what_is_no_bag_is_named(tmp_path, caplog):
+    write_mcap(tmp_path / "a.mcap", drive_messages(5))
+    write_mcap(tmp_path / "sub" / "b.mcap", drive_messages(5))
+    for name in ("c.bag.active", "notes.txt"):
+        (tmp_path / name).write_text("x")
+    assert opened(tmp_path).list_drives() == ("a", "sub_b")
+    assert f"{tmp_path}: not used as bags: c.bag.active, notes.txt" in caplog.text
+
+
+def test_a_topic_of_two_types_is_refused(tmp_path):
+    messages = drive_messages(5)
+    write_mcap(tmp_path / "bag" / "bag_0.mcap", messages)
+    other = [
+        (CAMERA, EPOCH + 10**9 + each, image(EPOCH + 10**9 + each, "mono8", bytes(WIDTH * HEIGHT), WIDTH))
+        for each in range(3)
+    ]
+    write_mcap(tmp_path / "bag" / "bag_1.mcap", other)
+    facts = {"relative_file_paths": ["bag_0.mcap", "bag_1.mcap"]}
+    (tmp_path / "bag" / "metadata.yaml").write_text(json.dumps({"rosbag2_bagfile_information": facts}))
+    message = r"expected messages of one type, got sensor_msgs/CompressedImage and sensor_msgs/Image"
+    with pytest.raises(DatasetError, match=message):
+        opened(tmp_path).open_drive("bag")
+
+
+def test_a_message_that_is_none_interrupts_video(tmp_path):
+    # VP9 itself doesn't tell that a unit is missing, and time goes on as ever.
+    units = access_units("vp9", 30)
+    messages = []
+    for each, unit in enumerate(units):
+        time = EPOCH + each * 50 * MS
+        messages.append((CAMERA, time, protobuf("CompressedVideo", time, format="vp9", data=unit)))
+    messages += [(SPEED, EPOCH + each * 50 * MS, twist(each / 20)) for each in range(31)]
+    path = write_mcap(tmp_path / "a.mcap", messages, use_chunking=False)
+    # Its first byte is the tag of the field `timestamp`, 0 is none.
+    content = protobuf("CompressedVideo", EPOCH + 13 * 50 * MS, format="vp9", data=units[13]).SerializeToString()
+    path.write_bytes(path.read_bytes().replace(content, b"\0" + content[1:]))
+    drive = opened(tmp_path).open_drive("a")
+    assert numbers(drive) == [*range(13), *range(20, 30)]
+    assert sum(drive.left_out.values()) == 7
+    assert [each.frame for each in drive.breaks] == [13]
+
+
+def test_numbers_that_are_none_are_left_out(tmp_path, caplog):
+    messages = [each for each in drive_messages(20) if each[0] == CAMERA]
+    for tick in range(40):
+        messages.append((SPEED, EPOCH + tick * 50 * MS, twist(math.nan if tick == 7 else tick / 20, math.inf)))
+    write_mcap(tmp_path / "a.mcap", messages)
+    drive = opened(tmp_path).open_drive("a")
+    assert np.isfinite(drive.track.values).all()
+    assert len(drive.track.times) == 39
+    assert "/cmd_vel.linear.x: 1 of 40 messages without a finite number or a time are left out" in caplog.text
+    with pytest.raises(ConfigError, match=r"bags.action: /cmd_vel.angular.z: expected finite numbers, got none"):
+        opened(tmp_path, (f"{SPEED}.angular.z",))
+
+
+def test_arrays_without_names_have_one_length(tmp_path):
+    messages = [each for each in drive_messages(20) if each[0] == CAMERA]
+    messages += [("/w", EPOCH + tick * 50 * MS, ("car.W", {"all": [1.0] * (2 + tick // 20)})) for tick in range(40)]
+    write_mcap(tmp_path / "a.mcap", messages)
+    with pytest.raises(ConfigError, match=r"/w.all: .*expected as many numbers in each message, got 2 and 3; name one"):
+        opened(tmp_path, ("/w.all",))
+    assert opened(tmp_path, ("/w.all[1]",)).space.names == ("w.all.1",)
 
 
 def test_two_bags_of_one_name(tmp_path):

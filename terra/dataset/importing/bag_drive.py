@@ -101,9 +101,12 @@ class _PictureChecker:
     def add(self, number: int, message: Message, decoded: Any, time: int) -> None:
         """Take the next picture. Raises DatasetError if pictures of its kind can't be shown."""
         reading, kind = self._reading, message.channel.type
-        reading.kind = kind
-        if kind in VIDEO_TYPES:
-            reading.codec = check_codec(str(field(decoded, "format")), self._where)
+        codec = check_codec(str(field(decoded, "format")), self._where) if kind in VIDEO_TYPES else ""
+        if reading.kind and (reading.kind, reading.codec) != (kind, codec):
+            got = f"{reading.kind} {reading.codec}".strip(), f"{kind} {codec}".strip()
+            raise DatasetError(f"{self._where}: expected messages of one type, got {got[0]} and {got[1]}")
+        reading.kind, reading.codec = kind, codec
+        if codec:
             self._units = self._units or UnitChecker(reading.codec, self._where, reading.problems)
             self._units.add(number, binary(decoded), time)
             return

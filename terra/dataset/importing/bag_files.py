@@ -33,6 +33,7 @@ SUFFIXES = (".bag", ".db3", ".mcap")
 _METADATA = "metadata.yaml"  # of a ROS 2 bag, which is a folder
 _ATTACHMENT = 9  # MCAP's code of a record that holds a file
 _CUT_OFF = "the file is cut off"
+_LATEST = 1 << 62  # ns
 _HEADER = 9  # bytes of an MCAP record before its content: code, length
 _NAME_RULE = re.compile(r"[^A-Za-z0-9_.-]+")
 
@@ -59,7 +60,7 @@ class Channel:
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """A message as a bag has it: when it was logged (ns, by the recorder's clock), and its bytes."""
+    """A message as a bag has it: when it was logged (ns, by the recorder's clock; 0: unknown), and its bytes."""
 
     channel: Channel
     log_time: int
@@ -166,10 +167,15 @@ def header_time(message: Any) -> int | None:
             known = fields(stamp)
             seconds = next(name for name in ("sec", "seconds", "secs") if name in known)
             rest = next(name for name in ("nanosec", "nsec", "nanos", "nsecs") if name in known)
-            return int(field(stamp, seconds)) * 10**9 + int(field(stamp, rest))
+            return _known(int(field(stamp, seconds)) * 10**9 + int(field(stamp, rest)))
         except (AttributeError, StopIteration, TypeError, ValueError):
             continue
     return None
+
+
+def _known(time: int) -> int:
+    """A time (ns) before the year 2116, else 0."""
+    return time if 0 <= time < _LATEST else 0
 
 
 def _hidden(path: Path, folder: Path) -> bool:
@@ -200,25 +206,9 @@ def _ros2_recording(folder: Path, root: Path) -> Recording:
     return Recording(name, root, (root,))  # rosbags reads the folder
 
 
-class _WholeReads:
-    """A file of which a read gives all bytes asked for or fails; `mcap` takes fewer bytes for a shorter message."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-
-    def read(self, size: int = -1) -> bytes:
-        """Read exactly `size` bytes. Raises EOFError, ValueError."""
-        if size > LIMITS.bag_record_bytes:
-            raise ValueError(f"expected at most {LIMITS.bag_record_bytes} bytes, got {size}")
-        data = self._file.read(size)
-        if len(data) < size:
-            raise EOFError
-        return data
-
-
 def _mcap_messages(path: Path, topics: Collection[str] | None) -> Iterator[Message | Lost]:
     with extras_named("kind=mcap"):
-        from mcap.exceptions import RecordLengthLimitExceeded
+        from mcap.exceptions import EndOfFile, RecordLengthLimitExceeded
         from mcap.records import Channel as McapChannel, Chunk, DataEnd, Message as McapMessage, Schema
         from mcap.stream_reader import StreamReader
 
@@ -227,8 +217,7 @@ def _mcap_messages(path: Path, topics: Collection[str] | None) -> Iterator[Messa
     with open_regular(path, DatasetError, "an MCAP file") as file:
 
         def read_on(*, skip_magic: bool) -> Iterator[Any]:
-            whole: Any = _WholeReads(file)
-            return StreamReader(whole, skip_magic, emit_chunks=True, record_size_limit=LIMITS.bag_record_bytes).records
+            return StreamReader(file, skip_magic, emit_chunks=True, record_size_limit=LIMITS.bag_record_bytes).records
 
         size = path.stat().st_size
         records, begun = read_on(skip_magic=False), False
@@ -248,7 +237,7 @@ def _mcap_messages(path: Path, topics: Collection[str] | None) -> Iterator[Messa
             except Exception as error:  # of a reader that trusts lengths
                 if not begun:
                     raise DatasetError(f"{path}: expected an MCAP file, got {_kind(file)}") from None
-                is_cut = isinstance(error, EOFError | StopIteration)
+                is_cut = isinstance(error, EndOfFile | StopIteration)
                 yield Lost(_CUT_OFF if is_cut else f"the file is damaged: {_reason(error)}")
                 return
             begun = True
@@ -268,7 +257,7 @@ def _mcap_messages(path: Path, topics: Collection[str] | None) -> Iterator[Messa
                 elif isinstance(each, McapMessage) and each.channel_id in channels:
                     channel = channels[each.channel_id]
                     if topics is None or channel.topic in topics:
-                        yield Message(channel, each.log_time, each.data)
+                        yield Message(channel, _known(each.log_time), each.data)
 
 
 def _next_record(file: BinaryIO) -> tuple[int, int]:
@@ -385,7 +374,7 @@ def _ros_messages(path: Path, topics: Collection[str] | None) -> Iterator[Messag
                 yield Lost(f"a message of {len(data)} bytes, more than {LIMITS.bag_record_bytes}")
                 continue
             if id(connection) in channels:
-                yield Message(channels[id(connection)], log_time, data)
+                yield Message(channels[id(connection)], _known(log_time), data)
 
 
 def _ros_read(reader: Any, kind: str, data: bytes) -> Any:

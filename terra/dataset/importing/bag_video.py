@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -166,7 +167,7 @@ def _exactly(codec: str, units: Sequence[bytes], where: str) -> Iterator[UInt8[n
 def _nal_units(unit: bytes) -> Iterator[bytes]:
     """The NAL units of an access unit in Annex B's format, each of at least a byte."""
     starts = [match.end() for match in _START.finditer(unit)]
-    for start, end in zip(starts, [*starts[1:], len(unit) + 3], strict=True):
+    for start, end in pairwise([*starts, len(unit) + 3]):
         if start < len(unit):
             yield unit[start : end - 3]
 
@@ -204,9 +205,9 @@ class _FrameNumbers:
                 if kind == 7:
                     self._bits = 0
                     self._read_sequence(_Bits(nal[1:_HEAD]))
-                elif kind in (1, 5) and self._bits:
-                    return self._follows(_Bits(nal[1:_HEAD]), is_key, is_reference)
-        return True
+                elif kind in (1, 5):
+                    return not self._bits or self._follows(_Bits(nal[1:_HEAD]), is_key, is_reference)
+        return False  # no picture in it
 
     def _follows(self, bits: "_Bits", is_key: bool, is_reference: bool) -> bool:
         for _ in ("first_mb_in_slice", "slice_type", "pic_parameter_set_id"):

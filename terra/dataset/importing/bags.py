@@ -6,17 +6,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import Field
 
 from terra.actions import TableSpace, Vector
+from terra.dataset.checks import Names
 from terra.dataset.importing.bag_clock import Clock
 from terra.dataset.importing.bag_drive import Choice, open_bag
 from terra.dataset.importing.bag_fields import Column, FieldReader, field_readers
 from terra.dataset.importing.bag_files import Lost, Recording, UndecodableError, find_recordings
 from terra.dataset.importing.bag_pictures import PICTURE_TYPES, message_size
-from terra.dataset.importing.source import SourceDrive
+from terra.dataset.importing.source import SourceDrive, say_left_out
 from terra.errors import ConfigError, DatasetError
 from tokenizer.settings import Settings, Text, checked, expected_names
 
@@ -34,7 +32,7 @@ class Bags(Settings):
     """
 
     video: Text | None = None
-    action: Annotated[tuple[Text, ...], Field(strict=False, max_length=256)] = ()
+    action: Names = ()
     clock: Clock = "auto"
 
 
@@ -147,7 +145,12 @@ class BagSource:
 
     def list_drives(self) -> tuple[str, ...]:
         """The names of the bags. Raises DatasetError if there are none."""
-        return tuple(recording.name for recording in find_recordings(self.folder))
+        recordings = find_recordings(self.folder)
+        parts = (recording.path.relative_to(self.folder).parts for recording in recordings)
+        used = [self.folder / first for first, *_ in filter(None, parts)]
+        if self.folder not in (recording.path for recording in recordings):
+            say_left_out(self.folder, used, "bags")
+        return tuple(recording.name for recording in recordings)
 
     def open_drive(self, name: str) -> SourceDrive:
         """Open one bag; each of its pictures is decoded once, to know which can be shown."""
