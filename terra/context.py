@@ -2,8 +2,9 @@
 
 import glob
 import math
+import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +15,15 @@ from PIL import Image
 from decoder.pictures import IMAGE_SUFFIXES, is_picture, read_picture
 from decoder.video import VIDEO_SUFFIXES, Pixels, probe_video, stream_video, to_frames
 from terra.errors import ConfigError, ContextError, VideoError
+from terra.views import Views
 from tokenizer.limits import LIMITS, Limits
 
 if TYPE_CHECKING:
     # Inputs are checked, and recordings imported, without torch.
     from tokenizer.types import Frames
+
+Source = str | Path | Sequence[str | Path] | Mapping[str, str | Path]
+"""A folder, a glob, a video or a picture; a list of pictures; or one of these for each view, by its name."""
 
 ASPECT_TOLERANCE = 0.02  # stretching by more than this is seen, and no camera the model knows
 RATE_TOLERANCE = 0.01  # 29.97 counts as 30
@@ -27,12 +32,13 @@ _TIE = 1e-6  # s
 
 
 def load_context(
-    source: str | Path | Sequence[str | Path],
+    source: Source,
     *,
     num_frames: int,
     image_size: tuple[int, int],
     fps: float,
     limits: Limits = LIMITS,
+    views: Views | None = None,
 ) -> "Frames":
     """Load the first `num_frames` frames of a folder, a glob, a video or a list of pictures.
 
@@ -40,13 +46,17 @@ def load_context(
     frame_10, and are assumed to be 1 / fps seconds apart, because a picture has no time. A video is sampled at `fps`
     from its first frame on, each time at its nearest frame. Frames of another size are resized bicubically.
 
+    Where several cameras share a picture, `source` may hold whole pictures, or the pictures of each camera, see
+    `view_sources`; these are cropped about their middle to the aspect ratio of their part, as `terra import` does.
+
     Args:
-        source: a folder, a glob such as "drive/*.png", a picture, or a video (MP4, MOV, GIF, MKV, WebM, AVI or TS); or
-            a list of two or more pictures, which are taken in its order.
+        source: a folder, a glob such as "drive/*.png", a picture, or a video (MP4, MOV, GIF, MKV, WebM, AVI or TS); a
+            list of two or more pictures, which are taken in its order; or one of the first for each view, by its name.
         num_frames: number of frames to take.
         image_size: (height, width) in pixels that the tokenizer takes.
         fps: the model's frames a second.
         limits: bounds on pictures and videos.
+        views: the cameras that share a picture; None for one camera.
 
     Returns:
         `num_frames` frames in [-1, 1] of the given size.
@@ -54,24 +64,83 @@ def load_context(
     Raises:
         ContextError: nothing found, too few frames, a picture that is damaged, can't be shown, is larger than the
             bounds or smaller than half of `image_size`, of another aspect ratio (by more than 2 %), of another size
-            than the first; a video slower than `fps`, or whose rate varies too much for it.
+            than the first; a video slower than `fps`, or whose rate varies too much for it; a view that is
+            missing or unknown.
         VideoError: a video that can't be read, or is larger than the bounds.
         ConfigError: num_frames, image_size or fps not positive.
     """
-    return to_frames(read_context(source, num_frames=num_frames, image_size=image_size, fps=fps, limits=limits))
+    return to_frames(
+        read_context(source, num_frames=num_frames, image_size=image_size, fps=fps, limits=limits, views=views)
+    )
 
 
 def read_context(
-    source: str | Path | Sequence[str | Path],
+    source: Source,
     *,
     num_frames: int,
     image_size: tuple[int, int],
     fps: float,
     limits: Limits = LIMITS,
+    views: Views | None = None,
 ) -> Pixels:
     """The frames of `load_context` as 8-bit RGB, channels last; needs no torch. Arguments and errors are the same."""
     if num_frames < 1 or min(image_size) < 1 or not 0 < fps < math.inf:
         raise ConfigError(f"expected positive context settings, got {num_frames = }, {image_size = }, {fps = }")
+    source = view_sources(source, views)
+    if isinstance(source, Mapping):
+        assert views is not None
+        return views.tile(
+            {
+                name: _read(source[name], num_frames, views.tile_size(name), fps, limits, is_cropped=True)
+                for name in views.names
+            }
+        )
+    return _read(source, num_frames, image_size, fps, limits)
+
+
+def view_sources(source: Source, views: Views | None) -> Source:
+    """The source of each view by its name, where `source` has one for each; else `source` as it is.
+
+    A folder has one for each if something in it has a view's name: a folder front/ of pictures, or a picture or video
+    such as front.png or front.mp4.
+
+    Raises:
+        ContextError: a view that is missing, unknown or there twice.
+    """
+    if isinstance(source, Mapping):
+        expected = "one source" if views is None else f"one source for each of {', '.join(views.names)}"
+        if views is None or set(source) != set(views.names):
+            raise ContextError(f"context: expected {expected}, got those of {', '.join(map(str, source)) or 'nothing'}")
+        return source
+    if not isinstance(source, str | Path) and len(source) == 1:
+        source = source[0]
+    if views is None or not isinstance(source, str | Path) or not os.path.isdir(source):  # noqa: PTH112 (a glob, too)
+        return source
+    found: dict[str, list[Path]] = {name: [] for name in views.names}
+    for path in sorted(Path(source).iterdir()):
+        is_shown = path.suffix.lower() in IMAGE_SUFFIXES + VIDEO_SUFFIXES
+        name = path.name if path.is_dir() else path.stem if is_shown else ""
+        if name in found:
+            found[name].append(path)
+    if not any(found.values()):
+        return source
+    for name, paths in found.items():
+        if len(paths) != 1:
+            got = " and ".join(path.name for path in paths) or "none"
+            raise ContextError(f"{source}: expected one folder, picture or video of the view {name}, got {got}")
+    return {name: path for name, (path,) in found.items()}
+
+
+def _read(
+    source: str | Path | Sequence[str | Path],
+    num_frames: int,
+    image_size: tuple[int, int],
+    fps: float,
+    limits: Limits,
+    *,
+    is_cropped: bool = False,
+) -> Pixels:
+    """The frames of one source; `is_cropped` cuts out their middle of the wanted aspect ratio."""
     if not isinstance(source, str | Path):
         if len(source) > 1:
             return _load_list(source, num_frames, image_size, fps, limits)
@@ -82,11 +151,11 @@ def read_context(
     except OSError as error:
         raise ContextError(f"{source}: expected a folder, a glob or a video, got: {error.strerror}") from None
     if path.is_dir():
-        return _load_pictures(_pictures(path.iterdir()), str(source), num_frames, image_size, limits)
+        return _load_pictures(_pictures(path.iterdir()), str(source), num_frames, image_size, limits, is_cropped)
     if path.is_file() and path.suffix.lower() in VIDEO_SUFFIXES:
-        return _load_video(path, num_frames, image_size, fps, limits)
+        return _load_video(path, num_frames, image_size, fps, limits, is_cropped)
     if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES:
-        return _load_pictures([path], str(source), num_frames, image_size, limits)
+        return _load_pictures([path], str(source), num_frames, image_size, limits, is_cropped)
     if path.exists():
         known = ", ".join(IMAGE_SUFFIXES + VIDEO_SUFFIXES)
         raise ContextError(f"{source}: expected a folder or a file that ends in {known}, got {path.suffix!r}")
@@ -100,11 +169,16 @@ def read_context(
         if not is_picture(match):
             raise ContextError(f"{source}: expected a glob of PNG or JPEG pictures, got {match}")
         matches.append(match)
-    return _load_pictures(sorted(matches, key=natural_key), str(source), num_frames, image_size, limits)
+    return _load_pictures(sorted(matches, key=natural_key), str(source), num_frames, image_size, limits, is_cropped)
 
 
-def context_files(source: str | Path | Sequence[str | Path], num_frames: int) -> list[Path]:
-    """The files of the first frames that `load_context` takes from `source`; fewer if there are fewer."""
+def context_files(source: Source, num_frames: int) -> list[Path]:
+    """The files of the first frames that `load_context` takes from `source`; fewer if there are fewer.
+
+    Of views only a mapping is known to have them, see `view_sources`.
+    """
+    if isinstance(source, Mapping):
+        return [path for each in source.values() for path in context_files(each, num_frames)]
     if not isinstance(source, str | Path):
         if len(source) > 1:
             return [Path(each) for each in source[:num_frames]]
@@ -179,7 +253,12 @@ def _load_list(
 
 
 def _load_pictures(
-    paths: list[Path], source: str, num_frames: int, image_size: tuple[int, int], limits: Limits
+    paths: list[Path],
+    source: str,
+    num_frames: int,
+    image_size: tuple[int, int],
+    limits: Limits,
+    is_cropped: bool,
 ) -> Pixels:
     if len(paths) < num_frames:
         raise ContextError(f"{source}: expected {num_frames} or more PNG or JPEG pictures, got {len(paths)}")
@@ -187,7 +266,7 @@ def _load_pictures(
     frames: list[np.ndarray] = []
     first_size: tuple[int, int] | None = None
     for path in paths:
-        picture = _read_picture(path, image_size, limits)
+        picture = _read_picture(path, image_size, limits, is_cropped)
         if first_size is not None and picture.size != first_size:
             raise ContextError(
                 f"{path}: expected {_size_text(first_size)} pixels like {paths[0].name}, got {_size_text(picture.size)}"
@@ -197,14 +276,15 @@ def _load_pictures(
     return np.stack(frames)
 
 
-def _read_picture(path: Path, image_size: tuple[int, int], limits: Limits) -> Image.Image:
+def _read_picture(path: Path, image_size: tuple[int, int], limits: Limits, is_cropped: bool) -> Image.Image:
     def check_size(size: tuple[int, int]) -> None:
-        _check_size(size, image_size, str(path))
+        _check_size(_middle_size(size, image_size) if is_cropped else size, image_size, str(path))
 
     try:
-        return Image.fromarray(read_picture(path, limits=limits, check_size=check_size))
+        picture = Image.fromarray(read_picture(path, limits=limits, check_size=check_size))
     except VideoError as error:
         raise ContextError(str(error)) from None
+    return _middle(picture, image_size) if is_cropped else picture
 
 
 def _check_size(size: tuple[int, int], image_size: tuple[int, int], source: str) -> None:
@@ -230,12 +310,28 @@ def _resize(picture: Image.Image, image_size: tuple[int, int]) -> UInt8[np.ndarr
     return np.asarray(picture if picture.size == size else picture.resize(size, Image.Resampling.BICUBIC))
 
 
-def _load_video(path: Path, num_frames: int, image_size: tuple[int, int], fps: float, limits: Limits) -> Pixels:
-    frames = [
-        _resize(Image.fromarray(frame), image_size)
-        for frame in sample_video(path, num_frames, fps, lambda size: _check_size(size, image_size, str(path)), limits)
-    ]
-    return np.stack(frames)
+def _load_video(
+    path: Path, num_frames: int, image_size: tuple[int, int], fps: float, limits: Limits, is_cropped: bool
+) -> Pixels:
+    def check_size(size: tuple[int, int]) -> None:
+        _check_size(_middle_size(size, image_size) if is_cropped else size, image_size, str(path))
+
+    pictures = map(Image.fromarray, sample_video(path, num_frames, fps, check_size, limits))
+    kept = (_middle(picture, image_size) if is_cropped else picture for picture in pictures)
+    return np.stack([_resize(picture, image_size) for picture in kept])
+
+
+def _middle(picture: Image.Image, image_size: tuple[int, int]) -> Image.Image:
+    """The largest part of a picture, about its middle, of the aspect ratio of `image_size`, to a pixel."""
+    width, height = _middle_size(picture.size, image_size)
+    left, top = (picture.width - width) // 2, (picture.height - height) // 2
+    return picture.crop((left, top, left + width, top + height))
+
+
+def _middle_size(size: tuple[int, int], image_size: tuple[int, int]) -> tuple[int, int]:
+    """Width and height of `_middle`."""
+    (width, height), aspect = size, image_size[1] / image_size[0]
+    return min(width, round(height * aspect)), min(height, round(width / aspect))
 
 
 def sample_video(

@@ -77,7 +77,7 @@ class DriveContext:
             return cls(inputs.context_frames, inputs.actions)
         if num_frames > 1:
             raise ConfigError(f"trajectory: expected one for {num_frames} context frames, got none")
-        frames = load_context(source, num_frames=num_frames, image_size=size, fps=spec.fps)
+        frames = load_context(source, num_frames=num_frames, image_size=size, fps=spec.fps, views=spec.views)
         return cls(frames, torch.zeros(0, *spec.action_shape))
 
 

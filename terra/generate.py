@@ -7,6 +7,8 @@ from rich.console import Console
 
 from decoder.video import to_uint8
 from terra.config.spec import PipelineSpec
+from terra.context import view_sources
+from terra.engine.base import EngineSpec
 from terra.generate_settings import GenerateSettings, check_plan
 from terra.memory import memory_frames
 from terra.output import output_folder
@@ -14,6 +16,7 @@ from terra.pipeline import Pipeline, Rollout, RolloutRequest
 from terra.place_map import load_map
 from terra.progress import stage
 from terra.rollout import RolloutWriter, describe_inputs, inputs_sha256, load_inputs, rollout_record
+from terra.rollout_record import GIF, OVERLAY, VIDEO, view_video
 from terra.window_plan import check_frames
 
 
@@ -28,9 +31,10 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
     spec = PipelineSpec.from_settings(settings)
     model, image_size = spec.spec, spec.image_size
     num_frames, num_context = settings.num_frames, settings.num_context
-    context, sample_id, pose = settings.context, settings.sample_id, settings.map_pose or (0.0, 0.0, 0.0)
+    context, sample_id = view_sources(settings.context, model.views), settings.sample_id
+    pose = settings.map_pose or (0.0, 0.0, 0.0)
     memory, max_frames = memory_frames(spec.memory), model.layout.max_frames
-    path, check = check_plan(settings, image_size, model.space, max_frames, memory, spec.folders())
+    path, check = check_plan(settings, context, image_size, model.space, max_frames, memory, spec.folders())
     inputs = load_inputs(
         context,
         path,
@@ -77,15 +81,16 @@ def run(settings: GenerateSettings, console: Console | None = None) -> Path:
         )
         with stage("writing video.gif and overlay.mp4", console):
             writer.finish(rollout.tokens, inputs.actions, record, inputs.drawn)
-    _report(console, settings.output, rollout, time.perf_counter() - started)
+    _report(console, settings.output, rollout, model, time.perf_counter() - started)
     return settings.output
 
 
-def _report(console: Console, output: Path, rollout: Rollout, seconds: float) -> None:
+def _report(console: Console, output: Path, rollout: Rollout, spec: EngineSpec, seconds: float) -> None:
     made = rollout.tokens.shape[0] - rollout.num_context
     speed = made / rollout.seconds["generate"]
     console.print(f"{made} frames generated at {speed:.2f} frames/s, {seconds:.0f} s in all")
     found = rollout.reconstruction
     console.print(found.line if found.warning is None else f"WARNING: {found.warning}", soft_wrap=True)
-    for name in ("video.mp4", "video.gif", "overlay.mp4"):
+    views = () if spec.views is None else spec.views.names
+    for name in (VIDEO, *map(view_video, views), GIF, OVERLAY):
         console.print(f"  {output / name}", highlight=False, soft_wrap=True)

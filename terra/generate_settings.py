@@ -3,11 +3,12 @@
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Annotated
 
 from decoder.camera import Camera
 from terra.actions import ActionSpace
 from terra.config.groups import MapPose, PipelineSettings, Sampling
-from terra.context import context_files, read_context
+from terra.context import Source, context_files, read_context, view_sources
 from terra.errors import CheckpointError, ConfigError
 from terra.inputs import action_file, read_action_file
 from terra.memory import memory_frames, memory_in_use
@@ -16,7 +17,7 @@ from terra.output import check_output
 from terra.rollout_record import ROLLOUT_FILES, read_any_record
 from terra.window_plan import check_frames, plan_windows
 from tokenizer.limits import LIMITS, Limits
-from tokenizer.settings import Count, FilePath, Seed, Text
+from tokenizer.settings import Count, FilePath, Seed, Text, expecting
 
 _BYTES_A_PIXEL = 8  # of all files together, generously: MP4s, the GIF's palette pixels, tokens
 _SPARE_BYTES = 32 << 20
@@ -26,7 +27,8 @@ class GenerateSettings(PipelineSettings):
     """The settings of conf/generate.yaml.
 
     Attributes:
-        context: folder or glob of pictures, or a video.
+        context: folder or glob of pictures, or a video; or one for each view of a world with several cameras, by its
+            name.
         trajectory: the drive's path, where actions are waypoints; `sample_id` chooses a line of a .jsonl.
         actions: the file of the actions, where these are vectors, keys or choices.
         map: pictures of the place with their poses, which the rollout remembers, see `terra.place_map`; None for none.
@@ -41,7 +43,7 @@ class GenerateSettings(PipelineSettings):
         limits: bounds on what is read.
     """
 
-    context: Text
+    context: Annotated[Text | dict[str, Text], expecting("a folder, a glob or a video, or {view:source,...}")]
     trajectory: FilePath | None
     actions: FilePath | None
     sample_id: int | str | None
@@ -76,15 +78,17 @@ def check_inputs(settings: GenerateSettings) -> None:
     except CheckpointError:
         return
     memory = memory_frames(memory_in_use(facts.memory, settings.memory))
-    path, _ = check_plan(settings, facts.image_size, facts.space, facts.max_frames, memory, folders)
+    context = view_sources(settings.context, facts.views)
+    path, _ = check_plan(settings, context, facts.image_size, facts.space, facts.max_frames, memory, folders)
     limits, num_frames = settings.limits, settings.num_frames
     read_action_file(path, facts.space, facts.fps, num_frames, sample_id=settings.sample_id, limits=limits)
     size, num_context = facts.image_size, settings.num_context
-    read_context(settings.context, num_frames=num_context, image_size=size, fps=facts.fps, limits=limits)
+    read_context(context, num_frames=num_context, image_size=size, fps=facts.fps, limits=limits, views=facts.views)
 
 
 def check_plan(
     settings: GenerateSettings,
+    context: Source,
     image_size: tuple[int, int],
     space: ActionSpace,
     max_frames: int,
@@ -95,6 +99,7 @@ def check_plan(
 
     Args:
         settings: the settings.
+        context: their context, by view where it has files for each (`terra.context.view_sources`).
         image_size: (height, width) of the model's frames, in pixels.
         space: what the model's actions mean.
         max_frames: frames that the model's window holds.
@@ -113,7 +118,7 @@ def check_plan(
     num_frames, num_context = settings.num_frames, settings.num_context
     list(plan_windows(num_frames, num_context, max_frames, settings.overlap, memory, has_map=has_map))
     path = action_file(space, trajectory=settings.trajectory, actions=settings.actions)
-    inputs = [*context_files(settings.context, num_context), path, *folders]
+    inputs = [*context_files(context, num_context), path, *folders]
     check = functools.partial(
         check_output,
         settings.output,

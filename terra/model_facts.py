@@ -9,6 +9,7 @@ from terra.actions import ActionSpace
 from terra.actions.space import read_space
 from terra.errors import CheckpointError
 from terra.memory import MemoryRule
+from terra.views import Views
 from terra.world_model.values import WorldModelValues
 from tokenizer.checkpoint import CONFIG_NAME, read_config, read_layout, weight_files
 from tokenizer.config import LFQTokenizerConfig
@@ -24,6 +25,7 @@ class ModelFacts:
         space: what the actions mean.
         max_frames: frames that a window of the world model holds.
         memory: how memory frames are chosen; None for a model without memory.
+        views: the cameras whose pictures share each frame; None for one camera.
     """
 
     image_size: tuple[int, int]
@@ -31,6 +33,7 @@ class ModelFacts:
     space: ActionSpace
     max_frames: int
     memory: MemoryRule | None
+    views: Views | None
 
     @classmethod
     def read(cls, tokenizer: Path, world_model: Path) -> Self:
@@ -49,7 +52,7 @@ class ModelFacts:
             raise CheckpointError(f"{where}: {error}") from None
         said = {"waypoint_times": values.waypoint_times, "action_space": values.action_space}
         space = read_space(said, str(where), CheckpointError)
-        return cls(image_size, values.fps, space, values.num_temporal_embeddings, values.memory)
+        return cls(image_size, values.fps, space, values.num_temporal_embeddings, values.memory, values.views)
 
 
 def count_weights(folder: Path) -> tuple[int, int]:

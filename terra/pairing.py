@@ -18,14 +18,17 @@ def check_pairing(tokenizer: Path | LFQTokenizer, spec: EngineSpec) -> None:
         spec: the facts in the world model's config.json.
 
     Raises:
-        CheckpointError: another number of tokens a frame, another codebook, another encoder than recorded or, where
-            nothing is recorded, the other one of the two published tokenizers, which differ in weights alone.
+        CheckpointError: another number of tokens a frame, another codebook, pictures of another size than the views',
+            another encoder than recorded or, where nothing is recorded, the other one of the two published tokenizers,
+            which differ in weights alone.
     """
     if isinstance(tokenizer, Path):
         config = LFQTokenizerConfig.load(tokenizer / CONFIG_NAME)
-        folder, got = tokenizer, (config.num_tokens, config.quantizer_config.codebook_size)
+        folder, size = tokenizer, config.image_size
+        got = (config.num_tokens, config.quantizer_config.codebook_size)
     else:
-        folder, got = tokenizer.checkpoint, (tokenizer.rows * tokenizer.cols, tokenizer.codebook_size)
+        folder, size = tokenizer.checkpoint, tokenizer.image_size
+        got = (tokenizer.rows * tokenizer.cols, tokenizer.codebook_size)
     name = "tokenizer" if folder is None else f"tokenizer {folder}"
     expected = (spec.layout.image_tokens, spec.vocab_size)
     if got != expected:
@@ -33,6 +36,9 @@ def check_pairing(tokenizer: Path | LFQTokenizer, spec: EngineSpec) -> None:
             f"{name}: the world model expects {expected[0]} tokens a frame of a codebook of "
             f"{expected[1]}, got {got[0]} of {got[1]}"
         )
+    if spec.views is not None and spec.views.image_size != tuple(size):
+        sizes = f"{spec.views.image_size} for its views, got {tuple(size)}"
+        raise CheckpointError(f"{name}: the world model expects pictures of {sizes}")
     if folder is None:
         return
     recorded = spec.tokenizer_sha256

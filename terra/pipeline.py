@@ -28,6 +28,7 @@ from decoder import Decoder
 from decoder.thread import DecodedFrames, Decoding, RolloutDecoding
 from decoder.video import to_frames, to_uint8, write_video
 from terra.config.spec import PipelineSpec
+from terra.context import Source
 from terra.engine.base import Engine
 from terra.memory import MemoryRule, Poses, memory_frames
 from terra.pairing import check_pairing
@@ -246,7 +247,7 @@ class Pipeline:
 
     def load_request(
         self,
-        context: str | Path,
+        context: Source,
         actions: str | Path,
         *,
         num_frames: int = 25,
@@ -257,7 +258,8 @@ class Pipeline:
         """Load the files of a rollout: those of `terra generate`, with the same checks.
 
         Args:
-            context: a folder or glob of pictures, or a video; its first `num_context` frames are used.
+            context: a folder or glob of pictures, or a video; its first `num_context` frames are used. See
+                `terra.context.load_context`, also for worlds of several cameras.
             actions: the file of the actions: a trajectory where the model's actions are waypoints.
             num_frames: frames of the rollout, context included.
             num_context: context frames.
@@ -432,7 +434,7 @@ class Pipeline:
 
     def reconstruction(self, decoded: Frames, truth: Frames) -> Reconstruction:
         """How well decoded context frames show the frames that were encoded, both in [-1, 1]."""
-        return Reconstruction.of(decoded, truth, self.expected_psnr)
+        return Reconstruction.of(decoded, truth, self.expected_psnr, self.engine.spec.views)
 
     async def encode(self, frames: Frames) -> TokenGrid:
         """The tokens of frames in [-1, 1], on the CPU."""

@@ -6,13 +6,14 @@ is a file of its own, because config.json is part of the checkpoint's hash, by w
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 from torch.nn import functional as F
 
 from terra.errors import CheckpointError
-from terra.metrics.frames import PSNR_CAP, psnr
+from terra.metrics.frames import PSNR_CAP, psnr, psnr_by_view
+from terra.views import Views
 from tokenizer import Frames
 from tokenizer.files import read_json, write_json
 from tokenizer.settings import Settings, checked
@@ -34,13 +35,15 @@ class Reconstruction:
     Attributes:
         psnr: mean PSNR of the decoded context frames, in dB, at most 100.
         expected: that of held-out frames like the tokenizer's training data; None if it is not known.
+        by_view: mean PSNR of the part of each view, by its name; None for one camera.
     """
 
     psnr: float
     expected: float | None
+    by_view: dict[str, float] | None = None
 
     @classmethod
-    def of(cls, decoded: Frames, truth: Frames, expected: float | None) -> "Reconstruction":
+    def of(cls, decoded: Frames, truth: Frames, expected: float | None, views: Views | None = None) -> "Reconstruction":
         """Compare decoded context frames to the frames that were encoded, both in [-1, 1].
 
         A decoder may have a picture size of its own; frames that were encoded are compared at that size.
@@ -48,13 +51,22 @@ class Reconstruction:
         truth, size = truth.float().cpu(), decoded.shape[-2:]
         if truth.shape[-2:] != size:
             truth = F.interpolate(truth, size, mode="bilinear", antialias=True)
-        return cls(round(psnr(decoded.cpu(), truth).mean().item(), 2), expected)
+        decoded = decoded.cpu()
+        each = {name: round(part.mean().item(), 2) for name, part in psnr_by_view(decoded, truth, views).items()}
+        return cls(round(psnr(decoded, truth).mean().item(), 2), expected, each or None)
 
     @property
     def line(self) -> str:
         """One line for the user."""
-        beside = "" if self.expected is None else f" (held-out frames: {self.expected:.1f} dB)"
+        views = ", ".join(f"{name} {value:.1f}" for name, value in (self.by_view or {}).items())
+        parts = [views] if views else []
+        parts += [] if self.expected is None else [f"held-out frames: {self.expected:.1f} dB"]
+        beside = f" ({'; '.join(parts)})" if parts else ""
         return f"the model shows the context at {self.psnr:.1f} dB PSNR{beside}"
+
+    def describe(self) -> dict[str, Any]:
+        """The key `reconstruction` of a rollout's record, which names views only where there are several."""
+        return {name: value for name, value in vars(self).items() if name != "by_view" or value is not None}
 
     @property
     def warning(self) -> str | None:

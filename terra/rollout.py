@@ -1,8 +1,10 @@
 """Loads the inputs of a rollout, and writes its output folder and record:
 
     video.mp4            the frames, context included
+    video_NAME.mp4       the part of each view, where several cameras share a picture
     video.gif            the same frames, if requested
-    overlay.mp4          the same frames with each frame's path drawn in, if a camera is given, or its action in words
+    overlay.mp4          the same frames with each frame's path drawn in, if a camera is given, or its action in words;
+                         of several cameras a path is drawn into the part of the first
     frames/              the same frames as PNGs, if requested
     tokens.safetensors   `tokens` (frames, rows, cols) and `actions` (frames - 1, slots, action_dim)
     rollout.json         the record: everything that the rollout depends on, for `terra replay` and for readers
@@ -11,8 +13,9 @@ The record, version 3, has the same keys for every command; a value that is unkn
 no absolute path: files are named by locations, see `terra.locations`, and known by their SHA-256.
 
     format, version      "terra-rollout", 3
-    inputs               context (locations), trajectory (location of the file with the actions: a trajectory where
-                         these are waypoints), sample_id, and context_sha256 and
+    views                only of rollouts whose picture several cameras share: see `terra.views`
+    inputs               context (locations; of files for each view by its name), trajectory (location of the file with
+                         the actions: a trajectory where these are waypoints), sample_id, and context_sha256 and
                          trajectory_sha256 of the files' content; null where nothing was read from a file
     num_frames, num_context, fps, seed, sampling
     overlap, windows     frames read again when the window slides; start, num_given and num_frames of each window
@@ -36,7 +39,7 @@ no absolute path: files are named by locations, see `terra.locations`, and known
     score                of `terra rollout`: function and value
     files                of each other file in the folder, by name: bytes and sha256, see `terra.rollout_files`
     reconstruction       psnr of the decoded context frames, and expected, that of the tokenizer's held-out frames
-                         (dB), see `terra.reconstruction`
+                         (dB), see `terra.reconstruction`; of several cameras also by_view
 """
 
 import hashlib
@@ -52,18 +55,19 @@ import torch
 from decoder.overlay import Camera, compose_rollout, compose_words
 from decoder.video import Pixels, VideoWriter, write_png_sequence, write_video
 from terra.actions import ActionTrack
-from terra.context import context_files, load_context
+from terra.context import Source, context_files, load_context, view_sources
 from terra.engine.base import EngineSpec
-from terra.errors import TerraError
+from terra.errors import ContextError, TerraError
 from terra.inputs import Drawn, read_action_file, track_rows
 from terra.locations import with_locations
 from terra.output import package_versions
 from terra.prompt import Actions
 from terra.reconstruction import Reconstruction
 from terra.rollout_files import describe_files
-from terra.rollout_record import FORMAT, GIF, OVERLAY, PNGS, RECORD, TOKENS, VERSION, VIDEO
+from terra.rollout_record import FORMAT, GIF, OVERLAY, PNGS, RECORD, TOKENS, VERSION, VIDEO, view_video
 from terra.sampling import SamplingParams
 from terra.trajectory import Trajectory
+from terra.views import Views
 from terra.window_plan import plan_windows
 from tokenizer import Frames, TokenGrid
 from tokenizer.checkpoint import write_tensors
@@ -87,7 +91,7 @@ class RolloutInputs:
 
 
 def load_inputs(
-    context: str | Path | Sequence[str | Path],
+    context: Source,
     trajectory: str | Path,
     *,
     sample_id: int | str | None = None,
@@ -103,7 +107,7 @@ def load_inputs(
         context: see `terra.context.load_context`.
         trajectory: the file of the actions, see `load_action_file`; `sample_id` says which line of a .jsonl.
         image_size: (height, width) in pixels of the tokenizer's frames.
-        spec: the world model's frame rate and action space.
+        spec: the world model's frame rate, action space and views.
         limits: bounds on what is read.
 
     Raises:
@@ -111,7 +115,9 @@ def load_inputs(
         ConfigError: numbers of frames that are not positive.
     """
     actions, drawn = load_action_file(trajectory, spec, num_frames, sample_id=sample_id, limits=limits)
-    frames = load_context(context, num_frames=num_context, image_size=image_size, fps=spec.fps, limits=limits)
+    frames = load_context(
+        context, num_frames=num_context, image_size=image_size, fps=spec.fps, limits=limits, views=spec.views
+    )
     return RolloutInputs(frames, actions, drawn)
 
 
@@ -138,15 +144,20 @@ def track_actions(track: Trajectory | ActionTrack, num_frames: int, spec: Engine
 
 
 def describe_inputs(
-    context: str | Path | Sequence[str | Path] | None,
+    context: Source | None,
     trajectory: str | Path | None,
     sample_id: int | str | None,
     sha256: Mapping[str, str],
 ) -> dict[str, Any]:
     """The key `inputs` of a record; `sha256` is the result of `inputs_sha256`."""
     paths = [context] if isinstance(context, str | Path) else context
+    located: dict[str, str] | list[str] | None = None
+    if isinstance(paths, Mapping):
+        located = {name: str(Path(path).absolute()) for name, path in paths.items()}
+    elif paths is not None:
+        located = [str(Path(path).absolute()) for path in paths]
     return {
-        "context": None if paths is None else [str(Path(path).absolute()) for path in paths],
+        "context": located,
         "trajectory": None if trajectory is None else str(Path(trajectory).absolute()),
         "sample_id": sample_id,
         "context_sha256": sha256.get("context_sha256"),
@@ -154,9 +165,7 @@ def describe_inputs(
     }
 
 
-def inputs_sha256(
-    context: str | Path | Sequence[str | Path], num_context: int, trajectory: str | Path | None
-) -> dict[str, str]:
+def inputs_sha256(context: Source, num_context: int, trajectory: str | Path | None) -> dict[str, str]:
     """The hashes `context_sha256` and `trajectory_sha256` of the files, without the hash of unreadable files."""
     found = {
         "context_sha256": context_sha256(context, num_context),
@@ -165,8 +174,19 @@ def inputs_sha256(
     return {name: value for name, value in found.items() if value is not None}
 
 
-def context_sha256(context: str | Path | Sequence[str | Path], num_context: int) -> str | None:
-    """The hash of the files of a context's first frames; None if there are too few, or one can't be read."""
+def context_sha256(context: Source, num_context: int, views: Views | None = None) -> str | None:
+    """The hash of the files of a context's first frames; None if there are too few, or one can't be read.
+
+    Of a context with files for each of `views` the hash of each view's hash.
+    """
+    if not isinstance(context, Mapping):
+        try:
+            context = view_sources(context, views)
+        except ContextError:
+            return None
+    if isinstance(context, Mapping):
+        each = [f"{name} {context_sha256(context[name], num_context)}" for name in sorted(context)]
+        return None if any(line.endswith(" None") for line in each) else _sha256("\n".join(each))
     paths = context_files(context, num_context)
     is_one_file = isinstance(context, str | Path) or len(context) == 1
     are_too_few = len(paths) < num_context and not (is_one_file and len(paths) == 1 and paths[0].is_file())
@@ -179,7 +199,11 @@ def files_sha256(paths: Sequence[Path]) -> str | None:
         hashes = [file_sha256(path, TerraError) for path in paths]
     except TerraError:
         return None
-    return hashlib.sha256("".join(hashes).encode()).hexdigest() if hashes else None
+    return _sha256("".join(hashes)) if hashes else None
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class RolloutWriter:
@@ -200,7 +224,13 @@ class RolloutWriter:
     """
 
     def __init__(
-        self, folder: Path, fps: float, *, camera: Camera | None = None, gif: bool = False, png: bool = False
+        self,
+        folder: Path,
+        fps: float,
+        *,
+        camera: Camera | None = None,
+        gif: bool = False,
+        png: bool = False,
     ) -> None:
         self._folder, self._fps, self._camera, self._gif, self._png = folder, fps, camera, gif, png
         self._pieces: list[Pixels] = []
@@ -234,6 +264,10 @@ class RolloutWriter:
         """
         pixels = self._pieces[0] if len(self._pieces) == 1 else np.concatenate(self._pieces)
         self._stack.close()  # the record lists the video, too
+        views = Views.read(record, RECORD)
+        parts = {} if views is None else views.split(pixels)
+        for name, part in parts.items():
+            write_video(part, self._folder / view_video(name), self._fps)
         if self._gif:
             write_video(pixels, self._folder / GIF, self._fps)
         if isinstance(drawn, list):
@@ -242,7 +276,8 @@ class RolloutWriter:
         elif self._camera is not None and drawn is not None:
             # The last frame has no action of its own: nothing follows it.
             paths = np.concatenate([drawn, drawn[-1:]])
-            overlay = compose_rollout(pixels, paths, self._camera, record["num_context"], self._fps)
+            shown = next(iter(parts.values()), pixels)  # the camera is that of the first view
+            overlay = compose_rollout(shown, paths, self._camera, record["num_context"], self._fps)
             write_video(overlay, self._folder / OVERLAY, self._fps)
         if self._png:
             write_png_sequence(pixels, self._folder / PNGS)
@@ -290,6 +325,7 @@ def rollout_record(
     return {
         "format": FORMAT,
         "version": VERSION,
+        **({} if spec.views is None else {"views": spec.views.describe()}),
         "inputs": dict(inputs),
         "num_frames": num_frames,
         "num_context": num_context,
@@ -306,7 +342,7 @@ def rollout_record(
         "seconds": {name: round(value, 4) for name, value in seconds.items()},
         "batch": batch,
         "score": score,
-        "reconstruction": None if reconstruction is None else vars(reconstruction),
+        "reconstruction": None if reconstruction is None else reconstruction.describe(),
     }
 
 

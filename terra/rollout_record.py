@@ -10,8 +10,13 @@ from tokenizer.files import read_json
 FORMAT, VERSION = "terra-rollout", 3
 RECORD, TOKENS, VIDEO, GIF = "rollout.json", "tokens.safetensors", "video.mp4", "video.gif"
 OVERLAY, PNGS = "overlay.mp4", "frames"
-ROLLOUT_FILES = RECORD, TOKENS, VIDEO, GIF, OVERLAY, f"{PNGS}/frame_*.png", "tokens.npz"
+ROLLOUT_FILES = RECORD, TOKENS, VIDEO, "video_*.mp4", GIF, OVERLAY, f"{PNGS}/frame_*.png", "tokens.npz"
 """Shell patterns of all that `terra.rollout.RolloutWriter` may write, or wrote before."""
+
+
+def view_video(name: str) -> str:
+    """The name of the video of one view."""
+    return f"video_{name}.mp4"
 
 
 def read_record(folder: Path) -> dict[str, Any]:

@@ -340,7 +340,7 @@ def test_a_sweep_over_seeds_makes_a_folder_each(command, tmp_path, monkeypatch):
         (["sampling.top_p=hot"], "sampling.top_p: expected a number, got 'hot'"),
         (["camera.fov_degrees=0"], "fov_degrees"),
         (["num_frames=200"], "num_frames=200 needs 199"),
-        (["context=null"], "context: expected text, got null"),
+        (["context=null"], "context: expected a folder, a glob or a video, or {view:source,...}, got null"),
         (["context=/no/such/folder"], "/no/such/folder"),
         (["trajectory=/no/such/file.json"], "/no/such/file.json"),
         (["trajectory=null"], "trajectory: expected the file of the actions, waypoints at 0.45, 0.95"),

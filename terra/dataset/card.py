@@ -13,7 +13,7 @@ from PIL import Image
 from terra.actions import Waypoints, read_space
 from terra.dataset.action_pictures import Curve, draw_curves
 from terra.dataset.episode import Episode, Split
-from terra.dataset.format import SHARD_FILE, SPLITS, list_shards, read_dataset
+from terra.dataset.format import DATASET_FILE, SHARD_FILE, SPLITS, dataset_views, list_shards, read_dataset
 from terra.dataset.losses import Losses
 from terra.dataset.pictures import ACTIONS_NAME, PATHS_NAME, SHEET_NAME, contact_sheet, draw_paths
 from terra.dataset.reading import read_splits
@@ -75,6 +75,7 @@ def _lines(
     table += [f"| {label} | {' | '.join(cells)} |" for label, cells in rows.items()]
     notices = [f"- {source}: {facts['notices'].get(source, 'none was given')}." for source in facts["sources"]]
     space = read_space(facts, "dataset.json", DatasetError)
+    views = dataset_views(facts, Path(DATASET_FILE))
     is_driven = isinstance(space, Waypoints)
     content = (
         "with the vehicle's pose for each\nframe and for three seconds more."
@@ -92,6 +93,7 @@ def _lines(
         "",
         f"Videos of {width} x {height} pixels at {facts['fps']:g} frames a second, {content}",
         "The splits share no place.",
+        *(["", f"Each picture shows several cameras: {views.sizes}."] if views is not None else []),
         "",
         f"![A frame of some episodes]({SHEET_NAME})",
         "",

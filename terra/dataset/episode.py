@@ -8,6 +8,7 @@ from terra.actions import ActionSpace
 from terra.actions.space import Values
 from terra.dataset.poses import Poses
 from terra.errors import DatasetError
+from terra.views import Views
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +35,7 @@ class Episode:
         maneuver: name of this future in its group, or None.
         num_context: number of first frames that all futures of the group share; 0 without a group.
         camera: the camera of all the shard's frames; None if the source does not describe it.
+        views: the cameras whose pictures share each frame; None for one camera.
     """
 
     id: str
@@ -54,6 +56,7 @@ class Episode:
     maneuver: str | None
     num_context: int
     camera: Camera | None
+    views: Views | None = None
 
     @property
     def poses(self) -> Poses:

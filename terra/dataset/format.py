@@ -18,7 +18,8 @@ dots, underscores and hyphens.
 
 dataset.json: {"format": "terra-driving", "version": 2, "fps", "image_size": [height, width], "frame": "world", "axes":
 "x_y_z_up_heading_ccw_pitch_up", "units": {"position": "m", "angle": "rad", "time": "s", "speed": "m/s"}, "sources":
-[...], "notices": {source: the license terms of its frames}}. All episodes have this frame rate and size.
+[...], "notices": {source: the license terms of its frames}}. All episodes have this frame rate and size. Where several
+cameras share the picture also "views": see `terra.views`; then each shard.json has the same key.
 
 poses.parquet: columns episode (text), frame (int32), time_s, x_m, y_m, z_m, heading_rad, pitch_rad, speed_m_s
 (float64). Row k of an episode is the pose of the vehicle when frame k was taken: x, y, z in one frame fixed to the
@@ -56,6 +57,7 @@ from pydantic import ConfigDict, Field
 from terra.actions import ActionSpace, Waypoints, read_space
 from terra.dataset.checks import ImageSize
 from terra.errors import DatasetError
+from terra.views import Views
 from tokenizer.files import read_json
 from tokenizer.settings import Settings, checked
 
@@ -110,12 +112,21 @@ def read_dataset(folder: Path) -> dict[str, Any]:
         raise DatasetError(f"{path}: expected {formats}, got {got[0]} {got[1]}")
     facts.setdefault("notices", {})  # not every source has terms to tell of
     checked(_Facts, facts, str(path), DatasetError)
+    views = dataset_views(facts, path)
+    if views is not None and list(views.image_size) != list(facts["image_size"]):
+        expected, got = facts["image_size"], list(views.image_size)
+        raise DatasetError(f"{path}: views.image_size: expected {expected}, as the frames, got {got}")
     return facts
 
 
 def dataset_space(facts: Mapping[str, Any], path: Path) -> ActionSpace:
     """The action space of a dataset.json's content; `path` names it in errors. Raises DatasetError."""
     return read_space(facts, str(path), DatasetError)
+
+
+def dataset_views(facts: Mapping[str, Any], path: Path) -> Views | None:
+    """The cameras in the picture of a dataset.json's content; None for one. Raises DatasetError."""
+    return Views.read(facts, str(path), DatasetError)
 
 
 def format_of(space: ActionSpace) -> tuple[str, int]:

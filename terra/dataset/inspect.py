@@ -13,7 +13,7 @@ from terra.actions import ActionTrack
 from terra.dataset.action_pictures import Curve, draw_curves
 from terra.dataset.card import draw_actions, save_pictures
 from terra.dataset.checks import Seconds, Workers
-from terra.dataset.format import read_dataset
+from terra.dataset.format import DATASET_FILE, dataset_views, read_dataset
 from terra.dataset.importing.fitting import fit_picture
 from terra.dataset.importing.kinds import open_source
 from terra.dataset.importing.outlook import foresee
@@ -137,6 +137,8 @@ def inspect_dataset(folder: Path) -> Inspection:
     facts, splits = read_dataset(folder), read_splits(folder)
     height, width = facts["image_size"]
     lines = [f"{folder}: {facts['fps']:g} frames a second of {width}x{height} from {', '.join(facts['sources'])}"]
+    if (views := dataset_views(facts, folder / DATASET_FILE)) is not None:
+        lines.append(f"views: {views.sizes}")
     rows = tabulate({name: split_statistics(split.episodes) for name, split in splits.items()})
     for label, cells in {"": list(splits), **rows}.items():
         lines.append("  ".join([f"{label:{max(map(len, rows))}}", *(f"{cell:>24}" for cell in cells)]))

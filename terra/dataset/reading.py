@@ -21,6 +21,7 @@ from terra.dataset.format import (
     STATE_FILE,
     check_name,
     dataset_space,
+    dataset_views,
     list_shards,
     num_future_poses,
     read_dataset,
@@ -30,6 +31,7 @@ from terra.dataset.poses import Poses
 from terra.dataset.tables import State, check_spacing, read_actions, read_camera, read_poses, read_state
 from terra.errors import DatasetError
 from terra.trajectory import Trajectory
+from terra.views import Views
 from tokenizer.files import file_sha256, read_json
 
 _Types = dict[str, type | tuple[type, ...]]
@@ -97,6 +99,7 @@ def read_shard(folder: Path, dataset: dict[str, Any]) -> tuple[list[Episode], li
     """Read one shard's episodes, and one line for each damaged episode; `dataset` is the content of dataset.json."""
     try:
         space = dataset_space(dataset, folder.parent.parent / DATASET_FILE)
+        views = dataset_views(dataset, folder.parent.parent / DATASET_FILE)
         facts = _read_facts(folder, dataset, space)
         tracks = _read_tracks(folder, facts, space)
         camera = read_camera(check_hash(folder / CAMERA_FILE, facts["sha256"].get(CAMERA_FILE)))
@@ -108,7 +111,7 @@ def read_shard(folder: Path, dataset: dict[str, Any]) -> tuple[list[Episode], li
     damaged: list[str] = []
     for index, entry in enumerate(facts["episodes"]):
         try:
-            episodes.append(_make_episode(folder, index, entry, facts, space, tracks, camera))
+            episodes.append(_make_episode(folder, index, entry, facts, space, tracks, camera, views))
         except DatasetError as error:
             damaged.append(str(error))
     return episodes, damaged
@@ -198,7 +201,7 @@ def _read_facts(folder: Path, dataset: dict[str, Any], space: ActionSpace) -> di
         got = f"{facts.get('format')} {facts.get('version')}"
         raise DatasetError(f"{path}: expected {name} version {version}, got {got}")
     _check_types(facts, _SHARD_FACTS, str(path))
-    for name in ("fps", "image_size"):
+    for name in ("fps", "image_size", "views"):
         if facts.get(name) != dataset.get(name):
             raise DatasetError(f"{path}: {name}: expected {dataset.get(name)} as in the dataset, got {facts.get(name)}")
     if facts["split"] != folder.parent.name:
@@ -214,6 +217,7 @@ def _make_episode(
     space: ActionSpace,
     tracks: dict[str, Poses] | dict[str, Values],
     camera: Camera | None,
+    views: Views | None,
 ) -> Episode:
     where = f"{folder / SHARD_FILE}: episodes[{index}]"
     if not isinstance(entry, dict):
@@ -249,6 +253,7 @@ def _make_episode(
         video=video,
         video_sha256=entry["sha256"],
         camera=camera,
+        views=views,
     )
 
 

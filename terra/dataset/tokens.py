@@ -25,6 +25,7 @@ from torch import Tensor
 from terra.actions import ActionSpace, describe_space, read_space
 from terra.dataset.format import DATASET_FILE
 from terra.errors import CheckpointError, ConfigError, DatasetError
+from terra.views import Views
 from tokenizer.checkpoint import read_header, write_tensors
 from tokenizer.files import file_sha256, read_json, write_json
 
@@ -53,6 +54,7 @@ class TokenizedDriving:
             in the frame of the episode's place; None where a file has none (it is no driving, or it is old).
         place: int64 on the CPU: a number for each episode, equal where episodes were recorded in one place and their
             poses can be compared; None as for `poses`.
+        views: the cameras whose pictures share each frame; None for one camera.
     """
 
     tokens: Int[Tensor, "frames rows cols"]
@@ -65,6 +67,7 @@ class TokenizedDriving:
     tokens_like: str | None = None
     poses: Float64[Tensor, "frames 3"] | None = None
     place: Int[Tensor, " episodes"] | None = None
+    views: Views | None = None
 
     def window_starts(self, window: int) -> Int[Tensor, " windows"]:
         """First frames of all windows of `window` frames that lie inside one episode, int64 on the CPU.
@@ -113,7 +116,7 @@ class ShardFacts:
     """The origin of one file's tokens, and the facts needed to read them.
 
     Attributes:
-        fps, codebook_size, tokenizer_sha256, space, tokens_like: as in `TokenizedDriving`.
+        fps, codebook_size, tokenizer_sha256, space, tokens_like, views: as in `TokenizedDriving`.
         source_sha256: SHA-256 of the ids, lengths and video hashes of the shard's episodes; tells if the file is stale.
         precision: data type in which the tokenizer computed.
     """
@@ -125,6 +128,7 @@ class ShardFacts:
     source_sha256: str
     precision: str
     tokens_like: str | None = None
+    views: Views | None = None
 
     def header(self) -> dict[str, str]:
         """The header of a safetensors file, as one string, because safetensors writes several in no fixed order."""
@@ -135,9 +139,12 @@ class ShardFacts:
         plain: dict[str, Any] = {}
         for each in fields(self):
             value = getattr(self, each.name)
-            if each.name == "tokens_like" and value is None:
+            if each.name in ("tokens_like", "views") and value is None:
                 continue
-            plain |= describe_space(value) if each.name == "space" else {each.name: value}
+            if each.name == "space":
+                plain |= describe_space(value)
+            else:
+                plain[each.name] = value.describe() if isinstance(value, Views) else value
         return plain
 
     @property
@@ -188,9 +195,10 @@ def read_shard_facts(path: Path) -> ShardFacts:
             kind = None if header is None else FORMAT
             raise DatasetError(f"{path}: expected {FORMAT} version {VERSION}, got {kind} version {version}")
         space = read_space(values, str(path), DatasetError)
-        for name in ("waypoint_times", "action_space"):
+        views = Views.read(values, str(path), DatasetError)
+        for name in ("waypoint_times", "action_space", "views"):
             values.pop(name, None)
-        return ShardFacts(**values, space=space)
+        return ShardFacts(**values, space=space, views=views)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise DatasetError(f"{path}: expected tokens as terra tokenize writes them, got {error!r}") from error
 
@@ -262,6 +270,7 @@ def load_tokens(folder: Path, device: torch.device | str = "cpu") -> TokenizedDr
         facts = {name: index[name] for name in ("fps", "codebook_size", "tokenizer_sha256")}
         facts["tokens_like"] = index.get("tokens_like")
         space = read_space(index, str(folder / INDEX), DatasetError)
+        views = Views.read(index, str(folder / INDEX), DatasetError)
         files: Mapping[str, Mapping[str, Any]] = dict(index["files"])
     except (KeyError, TypeError, ValueError) as error:
         raise DatasetError(f"{folder / INDEX}: expected an index of token files, got {error!r}") from error
@@ -285,7 +294,7 @@ def load_tokens(folder: Path, device: torch.device | str = "cpu") -> TokenizedDr
         raise DatasetError(f"{folder / INDEX}: expected {rows} frames in its files, got {done}")
     if all(places):
         whole |= {name: torch.cat([each[name] for each in places]) for name in _PLACES}
-    tokenized = TokenizedDriving(**whole, episode_start=torch.tensor(bounds), **facts, space=space)
+    tokenized = TokenizedDriving(**whole, episode_start=torch.tensor(bounds), **facts, space=space, views=views)
     low, high = (int(bound) for bound in tokenized.tokens.aminmax())
     if low < 0 or high >= tokenized.codebook_size:
         raise DatasetError(f"{folder}: expected ids in [0, {tokenized.codebook_size}), got {low} to {high}")

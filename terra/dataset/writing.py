@@ -29,6 +29,7 @@ from terra.dataset.format import (
     UNKNOWN_WEATHER,
     check_name,
     dataset_space,
+    dataset_views,
     format_of,
     list_shards,
     num_future_poses,
@@ -40,6 +41,7 @@ from terra.dataset.poses import Poses
 from terra.dataset.tables import State, check_spacing, write_actions, write_camera, write_poses, write_state
 from terra.errors import DatasetError, OutputError
 from terra.trajectory import save_poses
+from terra.views import Views, title_of
 from tokenizer.files import file_sha256, make_folder, read_json, write_json
 
 logger = logging.getLogger(__name__)
@@ -52,6 +54,7 @@ def create_dataset(
     source: str,
     notice: str = "",
     space: ActionSpace | None = None,
+    views: Views | None = None,
 ) -> None:
     """Write dataset.json, or add `source` to an existing one.
 
@@ -62,9 +65,10 @@ def create_dataset(
         source: name of the frames' source.
         notice: the license terms of the source's frames.
         space: what the actions mean; None for driving, whose actions are made of poses.
+        views: the cameras in the picture; None for one.
 
     Raises:
-        DatasetError: the existing dataset has frames of another rate or size, or actions of another space.
+        DatasetError: the existing dataset has frames of another rate or size, other views, or actions of another space.
         OutputError: the folder can't be written.
     """
     space = space or Waypoints()
@@ -74,6 +78,8 @@ def create_dataset(
         facts |= {"frame": FRAME, "axes": AXES, "units": UNITS}
     else:
         facts |= describe_space(space)
+    if views is not None:
+        facts["views"] = views.describe()
     facts["sources"] = [check_name(source, "source")]
     facts["notices"] = {source: notice} if notice else {}
     # A dataset.json without any shard is overwritten, because nothing depends on it yet.
@@ -82,7 +88,12 @@ def create_dataset(
         if dataset_space(present, folder / DATASET_FILE) != space:
             there = dataset_space(present, folder / DATASET_FILE).title
             raise DatasetError(f"{folder / DATASET_FILE}: expected actions of {there}, as there, got {space.title}")
-        for name in facts.keys() - {"sources", "notices", "action_space"}:
+        if (there := dataset_views(present, folder / DATASET_FILE)) != views:
+            expected, got = (title_of(each) for each in (there, views))
+            if expected == got:
+                expected, got = (each and each.sizes for each in (there, views))
+            raise DatasetError(f"{folder / DATASET_FILE}: expected pictures of {expected}, as there, got {got}")
+        for name in facts.keys() - {"sources", "notices", "action_space", "views"}:
             if present.get(name) != facts[name]:
                 expected = f"{name} {present.get(name)} as in the episodes there"
                 raise DatasetError(f"{folder / DATASET_FILE}: expected {expected}, got {facts[name]}")
@@ -110,6 +121,7 @@ class ShardWriter:
         recipe: Mapping[str, Any] | None = None,
         space: ActionSpace | None = None,
         preset: str = "medium",
+        views: Views | None = None,
         losses: Mapping[str, Any] | None = None,
         planes: bool = False,
     ) -> None:
@@ -127,6 +139,7 @@ class ShardWriter:
             recipe: the settings that make the shard, as JSON; `is_complete` compares them.
             space: what the actions mean; None for driving.
             preset: x264's, see `decoder.video.VideoWriter`.
+            views: the cameras in the picture, those of the dataset; None for one.
             losses: what an import kept of its source, and what it didn't, as JSON for shard.json.
             planes: whether frames come as planes of YUV instead of RGB, see `decoder.frames.stream_planes`.
 
@@ -144,6 +157,8 @@ class ShardWriter:
         self._encoding: dict[str, Any] = {"crf": CRF, "preset": preset, "threads": 1, "planes": planes}
         kind, version = shard_format_of(self._space)
         self._facts = {"format": kind, "version": version, "split": split, "source": source, "place": place}
+        if views is not None:
+            self._facts["views"] = views.describe()
         self._recipe = dict(recipe or {})
         self._losses = {} if losses is None else {"losses": dict(losses)}
         self._episodes: list[dict[str, Any]] = []

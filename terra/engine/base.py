@@ -16,6 +16,7 @@ from terra.errors import ConfigError, EngineError
 from terra.memory import MemoryRule
 from terra.prompt import Action, Actions, FrameTokens, Layout, Prompt
 from terra.sampling import SamplingParams
+from terra.views import Views
 
 if TYPE_CHECKING:
     from terra.world_model import LlamaActionConfig
@@ -33,6 +34,7 @@ class EngineSpec:
         tokenizer_sha256: hash of the tokenizer's weights that the model was trained with; None where it is not known.
         architecture: class of the model, as the checkpoint's config.json names the class; None where it is not known.
         memory: how the model's memory frames are chosen; None for a model without memory.
+        views: the cameras whose pictures share each frame; None for one camera.
     """
 
     layout: Layout
@@ -42,6 +44,7 @@ class EngineSpec:
     tokenizer_sha256: str | None = None
     architecture: str | None = None
     memory: MemoryRule | None = None
+    views: Views | None = None
 
     @classmethod
     def of(cls, config: "LlamaActionConfig") -> "EngineSpec":
@@ -54,6 +57,7 @@ class EngineSpec:
             tokenizer_sha256=config.tokenizer_sha256,
             architecture=(config.architectures or [None])[0],
             memory=config.memory_rule,
+            views=config.camera_views,
         )
 
     @property

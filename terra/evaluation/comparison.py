@@ -105,7 +105,8 @@ def make_column(name: str, model: Evaluated, base: Evaluated | None = None) -> M
 
 def unit_of(row: str) -> str:
     """The unit of a row's numbers; empty for a share or a distance between features."""
-    return _UNITS.get(row.removeprefix(_OLD).removesuffix(_AGAIN), "")
+    name = row.removeprefix(_OLD).removesuffix(_AGAIN)
+    return "dB" if name.startswith("psnr-") else _UNITS.get(name, "")
 
 
 def higher_is_better(row: str) -> bool:

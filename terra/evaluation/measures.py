@@ -49,6 +49,8 @@ class Bootstrap:
 def frame_measures(run: str, scores: Sequence[ClipScores], bootstrap: Bootstrap) -> list[Measure]:
     """The frame metrics by frame and over clips: `psnr`, `ssim`, `psnr-moving` and `psnr-gain-moving`.
 
+    Where several cameras share a picture there is also `psnr-NAME` of each view.
+
     `psnr-moving` is the PSNR of the clips that move (`Clip.is_moving`); `psnr-gain-moving` is the model's minus that of
     persistence. Higher is better for all four.
     """

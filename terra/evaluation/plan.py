@@ -20,6 +20,7 @@ from terra.locations import DEMO
 from terra.memory import memory_frames, memory_in_use
 from terra.metrics.bootstrap import LEVEL
 from terra.pairing import check_pairing
+from terra.views import Views, title_of
 from terra.window_plan import plan_windows
 from terra.world_model import LlamaActionConfig, load_adapter, load_config
 from terra.world_model.adapter import adapter_sha256
@@ -62,6 +63,11 @@ class EvaluationPlan:
         return self.model.fps
 
     @property
+    def views(self) -> Views | None:
+        """The cameras that share a picture of the recordings; None for one."""
+        return next((clip.episode.views for clip in self.clips), None)
+
+    @property
     def bootstrap(self) -> Bootstrap:
         """Settings of the intervals."""
         settings = self.settings
@@ -76,9 +82,12 @@ class EvaluationPlan:
 
         Raises:
             CheckpointError: an adapter that does not fit its base model.
-            ConfigError: a model of other actions, another rate or too short a context.
+            ConfigError: a model of other actions or views, another rate or too short a context.
         """
         model = _load_config(world_model, adapter)
+        if model.camera_views not in (None, self.views):
+            expected, got = title_of(self.views), title_of(model.camera_views)
+            raise ConfigError(f"expected views of {expected}, as the recordings, got those of {got}")
         if model.space != self.model.space:
             raise ConfigError(
                 f"expected actions of {self.model.space.title}, as the base takes them, got those of "
@@ -226,6 +235,9 @@ def _choose_estimator(settings: EvaluationSettings, space: ActionSpace) -> Path 
 
 def _check_kind(episodes: Sequence[Episode], model: LlamaActionConfig, image_size: tuple[int, int]) -> None:
     for episode in episodes:
+        if model.camera_views not in (None, episode.views):
+            expected, got = title_of(model.camera_views), title_of(episode.views)
+            raise ConfigError(f"{episode.video}: expected pictures of {expected}, the world model's views, got {got}")
         if (episode.fps, episode.image_size) != (model.fps, tuple(image_size)):
             raise ConfigError(
                 f"{episode.video}: expected {model.fps:g} frames a second of {tuple(image_size)} pixels as the models "

@@ -14,7 +14,7 @@ from terra.evaluation.action_estimator import ActionEstimator
 from terra.evaluation.clips import Clip
 from terra.evaluation.estimator import MotionEstimator, resize
 from terra.evaluation.motion import Steps
-from terra.metrics.frames import psnr
+from terra.metrics.frames import psnr, psnr_by_view
 from terra.metrics.networks import FeatureNetwork, Features, map_distance, pool
 from terra.metrics.similarity import ssim
 from terra.metrics.video_networks import VideoNetwork
@@ -32,7 +32,8 @@ class ClipScores:
     """Scores of the frames of one clip that follow its context, by variant (and for `TRUE` where that has a meaning).
 
     Attributes:
-        metrics: frame metrics by variant and name, one number per frame.
+        metrics: frame metrics by variant and name, one number per frame; `psnr-NAME` of each view, where several
+            cameras share a picture.
         features: pooled features by variant, one row per frame, float32 on the CPU.
         video_features: features of a `VideoNetwork` by variant, one row; empty without such a network.
         steps: recovered motion of a car by variant, one step per frame; empty without an estimator.
@@ -105,6 +106,7 @@ class Scorer:
             clip: the clip.
             variants: equally many frames of each, which one by one belong to those of `TRUE`.
         """
+        views = clip.episode.views
         features: dict[str, list[Tensor]] = {}
         metrics: dict[str, dict[str, list[Tensor]]] = {}
         for first in range(0, len(variants[TRUE]), _FRAMES_AT_ONCE):
@@ -116,6 +118,7 @@ class Scorer:
                 if name == TRUE:
                     continue
                 numbers = {"psnr": psnr(frames, part[TRUE]), "ssim": ssim(frames, part[TRUE])}
+                numbers |= {f"psnr-{view}": each for view, each in psnr_by_view(frames, part[TRUE], views).items()}
                 numbers[f"perceptual-{self.network.name}"] = map_distance(maps, true_maps)
                 for metric, values in numbers.items():
                     metrics.setdefault(name, {}).setdefault(metric, []).append(values.double().cpu())

@@ -115,6 +115,7 @@ def _described(tokenizer: Path, world_model: Path) -> dict[str, Any]:
         "pixels": " x ".join(map(str, facts.image_size)),
         "fps": f"{facts.fps:g}",
         "actions": facts.space.title,
+        **({} if facts.views is None else {"views": facts.views.sizes}),
         "memory frames": 0 if facts.memory is None else facts.memory.frames,
     }
 

@@ -140,11 +140,16 @@ def _find_inputs(
     inputs, num_context = record["inputs"], record["num_context"]
     frames, model = None, spec.spec
     if inputs["context"] is not None:
-        hash_of = lambda paths: context_sha256(paths, num_context)  # noqa: E731
-        context = Recorded("context", inputs["context"], inputs["context_sha256"], hash_of)
+        named = inputs["context"] if isinstance(inputs["context"], dict) else None
+        # Of files for each view the record has their names; a setting names a folder of them.
+        by_view = lambda paths: dict(zip(named, paths, strict=True)) if named and len(paths) == len(named) else paths  # noqa: E731
+        hash_of = lambda paths: context_sha256(by_view(paths), num_context, model.views)  # noqa: E731
+        locations = list(named.values()) if named else inputs["context"]
+        context = Recorded("context", locations, inputs["context_sha256"], hash_of)
         paths = _find(context, settings.folder, settings.context, console)
         if paths is not None:
-            frames = load_context(paths, num_frames=num_context, image_size=spec.image_size, fps=model.fps)
+            size, fps = spec.image_size, model.fps
+            frames = load_context(by_view(paths), num_frames=num_context, image_size=size, fps=fps, views=model.views)
     elif settings.context is not None:
         raise _not_from_a_file("context", settings.context)
     given = settings.trajectory or settings.actions

@@ -52,7 +52,12 @@ def run(settings: BatchSettings) -> int:
     if settings.metrics is not None and not settings.metrics.absolute().is_relative_to(settings.output.absolute()):
         metrics.write()  # a file that can't be written is said before there is an output folder
     folder = RolloutFolder(
-        settings.output, made_with, settings.on_change, verify=settings.verify, limits=settings.limits
+        settings.output,
+        made_with,
+        settings.on_change,
+        verify=settings.verify,
+        limits=settings.limits,
+        views=spec.spec.views,
     )
     with folder.open():
         started = time.monotonic()

@@ -1,12 +1,13 @@
 """Hashes the input files of a batch's rollouts, each file once for all lines that share the file."""
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from terra.errors import TerraError
 from terra.place_map import map_sha256
 from terra.rollout import context_sha256, files_sha256
 from terra.rollouts.manifest import Job
+from terra.views import Views
 from terra.world_model.adapter import adapter_sha256
 from tokenizer.limits import Limits
 
@@ -14,10 +15,10 @@ _REMEMBERED = 4096  # contexts, trajectories, maps and adapters whose hash is ke
 
 
 class Fingerprints:
-    """Hashes input files, within limits on maps, and remembers the last hashes."""
+    """Hashes input files, of contexts with these views and within limits on maps, and remembers the last hashes."""
 
-    def __init__(self, limits: Limits) -> None:
-        self._context = lru_cache(_REMEMBERED)(context_sha256)
+    def __init__(self, limits: Limits, views: Views | None) -> None:
+        self._context = lru_cache(_REMEMBERED)(partial(context_sha256, views=views))
         self._file = lru_cache(_REMEMBERED)(lambda path: files_sha256([path]))
         self._map = lru_cache(_REMEMBERED)(lambda path: _map_sha256(path, limits))
         self._adapter = lru_cache(_REMEMBERED)(adapter_sha256)

@@ -31,6 +31,7 @@ from terra.rollouts.fingerprint import Fingerprints
 from terra.rollouts.locks import Claim, Lock
 from terra.rollouts.made import read_made
 from terra.rollouts.manifest import Job
+from terra.views import Views
 from tokenizer.files import make_folder, read_json, replacing, write_json
 from tokenizer.limits import LIMITS, Limits
 
@@ -56,15 +57,23 @@ class RolloutFolder:
         on_change: "refuse", "redo" or "keep" rollouts that were made with something else.
         verify: compare the hashes of finished rollouts' files, too, which reads all of them.
         limits: bounds on maps that are hashed.
+        views: the cameras that share a picture of the world; None for one.
     """
 
     def __init__(
-        self, path: Path, settings: dict[str, Any], on_change: str, *, verify: bool = False, limits: Limits = LIMITS
+        self,
+        path: Path,
+        settings: dict[str, Any],
+        on_change: str,
+        *,
+        verify: bool = False,
+        limits: Limits = LIMITS,
+        views: Views | None = None,
     ) -> None:
         self.path, self.settings, self._on_change, self._verify = path, settings, on_change, verify
         self._rollouts, self._failed = path / "rollouts", path / "failed"
         self._claims, self._partial = path / "claims", path / "partial"
-        self._fingerprints = Fingerprints(limits)
+        self._fingerprints = Fingerprints(limits, views)
 
     @contextmanager
     def open(self) -> Iterator[None]:

@@ -128,6 +128,7 @@ class Inputs:
                 image_size=self._pipeline.tokenizer.config.image_size,
                 fps=self._pipeline.engine.spec.fps,
                 limits=self._limits,
+                views=self._pipeline.engine.spec.views,
             )
         except ContextError as error:
             raise ContextError(str(error) if len(job.contexts) == 1 else f"{job.where}: {error}") from None

@@ -41,7 +41,10 @@ class Worker:
         settings = self._settings
         try:
             self._pipeline = Pipeline.from_spec(self._spec)
-            folder = RolloutFolder(settings.output, self._made_with, settings.on_change, limits=settings.limits)
+            views = self._spec.spec.views
+            folder = RolloutFolder(
+                settings.output, self._made_with, settings.on_change, limits=settings.limits, views=views
+            )
             self._maker = RolloutMaker(self._pipeline, folder, settings, lambda: None)
         except TerraError as error:
             return error

@@ -39,7 +39,7 @@ _FILES = {
             "multipart/form-data": {
                 "schema": {
                     "type": "object",
-                    "required": ["files"],
+                    "description": "`files`; or, where several cameras share a picture, a field for each view",
                     "properties": {"files": {"type": "array", "items": {"type": "string", "format": "binary"}}},
                 }
             }
@@ -162,7 +162,7 @@ def _model_routes(service: Service) -> APIRouter:
     @router.get("/v1/models")
     async def list_models() -> schemas.ModelList:
         """The models that are served: the base model, and each of its adapters."""
-        space = service.model.spec.space
+        space, views = service.model.spec.space, service.model.spec.views
         base, *adapters = service.model.names
         roots = {name: service.settings.adapters[name].name for name in adapters}
         cards = [
@@ -177,6 +177,7 @@ def _model_routes(service: Service) -> APIRouter:
                 action_space=space.model_dump(mode="json"),
                 neutral=None if isinstance(space, Waypoints) else space.to_json(space.neutral),
                 memory=memory_frames(service.model.pipeline.memory_for(name if name in roots else None)),
+                views=None if views is None else schemas.CameraViews(**views.describe()),
             )
             for name in service.model.names
         ]
@@ -223,18 +224,33 @@ def _model_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/contexts", openapi_extra=_FILES)
     async def create_context(request: Request) -> schemas.Context:
-        """Pictures in order, or one video, to start from; other aspects than the model's are cropped to the middle."""
+        """Pictures in order, or one video, to start from; other aspects than the model's are cropped to the middle.
+
+        Where several cameras share a picture (`views` of /v1/models), `files` are whole pictures; in their place there
+        may be a field for each view, such as `front` and `wrist`.
+        """
         service.check_open()
         if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
             raise ApiError(415, "unsupported_media_type", "expected multipart/form-data")
-        async with request.form(max_files=service.contexts.max_pictures + 1, max_fields=16) as form:
-            files = [await each.read() for each in form.getlist("files") if isinstance(each, UploadFile)]
-        context = await service.contexts.add(files, client_of(request))
+        views = service.model.spec.views
+        names = () if views is None else views.names
+        max_files = service.contexts.max_pictures * max(1, len(names)) + 1
+        async with request.form(max_files=max_files, max_fields=16) as form:
+            given = {
+                name: [await each.read() for each in form.getlist(name) if isinstance(each, UploadFile)]
+                for name in ("files", *names)
+            }
+        files, is_by_view = given.pop("files"), any(given.values())
+        if files and is_by_view:
+            message = f"files: expected none beside those of {', '.join(names)}, got some"
+            raise ApiError(400, "invalid_request", message, param="files")
+        context = await service.contexts.add(given if is_by_view else files, client_of(request))
         return schemas.Context(
             id=context.id,
             num_frames=len(context.pictures),
             expires_at=int(context.expires_at),
             psnr=context.reconstruction.psnr,
+            psnr_by_view=context.reconstruction.by_view,
             warning=context.reconstruction.warning,
         )
 

@@ -25,6 +25,7 @@ Pictures of one's own, and a trajectory document; with an API key each also take
 
 import mimetypes
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -62,12 +63,17 @@ class Client:
         """List the scenes that rollouts can start from: id, num_frames, model (if any), trajectories or actions."""
         return self._json("GET", "/v1/scenes")["data"]
 
-    def create_context(self, *files: Path | str) -> dict[str, Any]:
-        """Upload pictures in order, or one video; the answer's "id" is for `create_video` and `open`."""
+    def create_context(self, *files: Path | str, **views: Path | str | Sequence[Path | str]) -> dict[str, Any]:
+        """Upload pictures in order, or one video; the answer's "id" is for `create_video` and `open`.
+
+        Where several cameras share a picture these files may be given for each: `create_context(front="a.mp4",
+        wrist="b.mp4")`; see `views` of `models`.
+        """
         parts = []
-        for path in map(Path, files):
-            kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-            parts.append(("files", ("file", _read(path), kind)))
+        for name, given in {"files": files, **views}.items():
+            for path in map(Path, [given] if isinstance(given, Path | str) else given):
+                kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+                parts.append((name, ("file", _read(path), kind)))
         return self._json("POST", "/v1/contexts", files=parts)
 
     def create_video(self, **request: Any) -> dict[str, Any]:
@@ -104,12 +110,19 @@ class Client:
             raise ServerError(f"{video_id}: {error['message']}", error["code"])
         return video
 
-    def download(self, video_id: str, path: Path | str, variant: str = "video") -> Path:
-        """Write a completed job's "video" (MP4), "gif" or "tokens" (safetensors) to a file. Raises OutputError too."""
+    def download(self, video_id: str, path: Path | str, variant: str = "video", view: str | None = None) -> Path:
+        """Write a completed job's "video" (MP4), "gif" or "tokens" (safetensors) to a file. Raises OutputError too.
+
+        `view` is the name of a camera whose part the video shows alone.
+        """
         path = Path(path)
         if not path.absolute().parent.is_dir():
             raise OutputError(f"{path}: expected an existing folder, got {path.parent}")
-        answer = self._send("GET", f"/v1/videos/{video_id}/content", params={"variant": variant})
+        answer = self._send(
+            "GET",
+            f"/v1/videos/{video_id}/content",
+            params={"variant": variant, **({} if view is None else {"view": view})},
+        )
         with replacing(path) as temporary:
             temporary.write_bytes(answer.content)
         return path

@@ -2,13 +2,14 @@
 
 A client's file names are not used, and the size of a picture is known before the picture is decompressed. Each picture
 is reduced to the model's size before the next one is decompressed, and a bounded number of uploads is read at a time.
+Where several cameras share a picture, a client gives whole pictures or those of each camera.
 """
 
 import secrets
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,8 +56,10 @@ class Contexts:
         self._contexts: dict[str, Context] = {}
         self._reading: Counter[str] = Counter()
 
-    async def add(self, files: Sequence[bytes], client: str) -> Context:
+    async def add(self, files: Sequence[bytes] | Mapping[str, Sequence[bytes]], client: str) -> Context:
         """Keep the given pictures (in their order) or the given video as a context of a client's, named by address.
+
+        `files` may have those of each view by its name.
 
         Raises:
             ApiError: 400 if the files are no pictures or video, or too large; 429 if the server keeps its maximum, or
@@ -106,18 +109,36 @@ class Contexts:
         now = time.time()
         self._contexts = {name: each for name, each in self._contexts.items() if each.expires_at > now}
 
-    def _read(self, files: Sequence[bytes]) -> Pictures:
+    def _read(self, files: Sequence[bytes] | Mapping[str, Sequence[bytes]]) -> Pictures:
+        if not isinstance(files, Mapping):
+            self._check_pixels(files)
+            return self._read_files(files, self._model.image_size)
+        views = self._model.spec.views
+        assert views is not None
+        for name in views.names:
+            if not files.get(name):
+                raise ApiError(
+                    400, "no_files", f"{name}: expected pictures or a video of each view, got none", param=name
+                )
+        self._check_pixels([data for name in views.names for data in files[name]])
+        parts = {name: self._read_files(files[name], views.tile_size(name)) for name in views.names}
+        if len({len(part) for part in parts.values()}) > 1:
+            got = ", ".join(f"{name} {len(part)}" for name, part in parts.items())
+            raise _refused(f"expected as many pictures of each view, got {got}")
+        return views.tile(parts)
+
+    def _read_files(self, files: Sequence[bytes], size: tuple[int, int]) -> Pictures:
+        """The pictures, or the frames of the video, each of a size (height, width)."""
         kinds = [_kind(data) for data in files]
         if not files:
             raise ApiError(400, "no_files", "files: expected pictures or a video, got none", param="files")
         if kinds[0] in (".mp4", ".gif"):
             if len(files) > 1:
                 raise _refused("expected pictures, or one video alone, got several files")
-            return self._read_video(files[0], kinds[0])
+            return self._read_video(files[0], kinds[0], size)
         if len(files) > self.max_pictures:
             raise _refused(f"expected at most {self.max_pictures} pictures, got {len(files)}")
-        self._check_pixels(files)
-        return np.stack([self._read_picture(data, f"file {number}") for number, data in enumerate(files, 1)])
+        return np.stack([self._read_picture(data, f"file {number}", size) for number, data in enumerate(files, 1)])
 
     def _check_pixels(self, files: Sequence[bytes]) -> None:
         """Refuse pictures that are large together, by their headers; a header that can't be read counts as nothing."""
@@ -129,20 +150,20 @@ class Contexts:
         if pixels > most:
             raise _refused(f"expected pictures of at most {most} pixels together, got {pixels}")
 
-    def _read_picture(self, data: bytes, where: str) -> UInt8[np.ndarray, "height width 3"]:
+    def _read_picture(self, data: bytes, where: str, size: tuple[int, int]) -> UInt8[np.ndarray, "height width 3"]:
         try:
-            return self._fit(Image.fromarray(read_picture(data, where, limits=self._limits)))
+            return _fit(Image.fromarray(read_picture(data, where, limits=self._limits)), size)
         except VideoError as error:
             raise _refused(str(error)) from None
 
-    def _read_video(self, data: bytes, suffix: str) -> Pictures:
+    def _read_video(self, data: bytes, suffix: str, image_size: tuple[int, int]) -> Pictures:
         with tempfile.TemporaryDirectory(prefix="terra-upload-") as folder:
             path = Path(folder, f"video{suffix}")
             path.write_bytes(data)
             fps, wanted = self._model.spec.fps, self._num_context
             try:
                 frames = sample_video(path, wanted, fps, lambda size: self._check_size(size, "video"), self._limits)
-                return np.stack([self._fit(Image.fromarray(frame)) for frame in frames])
+                return np.stack([_fit(Image.fromarray(frame), image_size) for frame in frames])
             except ContextError as error:
                 raise _refused(str(error).replace(str(path), "video")) from None
             except VideoError:
@@ -157,10 +178,10 @@ class Contexts:
                 f"got {width}x{height}"
             )
 
-    def _fit(self, picture: Image.Image) -> UInt8[np.ndarray, "height width 3"]:
-        """Crop a picture's middle to the model's aspect ratio, and resize it to the model's size."""
-        height, width = self._model.image_size
-        return np.asarray(ImageOps.fit(picture, (width, height), Image.Resampling.BICUBIC))
+
+def _fit(picture: Image.Image, size: tuple[int, int]) -> UInt8[np.ndarray, "height width 3"]:
+    """Crop a picture's middle to the aspect ratio of a size (height, width), and resize it to that size."""
+    return np.asarray(ImageOps.fit(picture, (size[1], size[0]), Image.Resampling.BICUBIC))
 
 
 def _kind(data: bytes) -> str:

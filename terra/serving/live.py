@@ -136,6 +136,7 @@ def _opened(service: Service, name: str, start: Fork) -> dict[str, Any]:
         "frame": start.last.index,
         "seed": start.seed,
         "action_space": space.model_dump(mode="json"),
+        **({} if service.model.spec.views is None else {"views": service.model.spec.views.describe()}),
         **({} if start.memory is None else {"memory": start.memory.frames, "map": start.place is not None}),
         **facts,
     }

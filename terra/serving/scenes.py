@@ -158,7 +158,9 @@ def _load_scene(
     said: _SceneFile,
     limits: Limits,
 ) -> Scene:
-    frames = load_context(folder, num_frames=num_context, image_size=image_size, fps=spec.fps, limits=limits)
+    frames = load_context(
+        folder, num_frames=num_context, image_size=image_size, fps=spec.fps, limits=limits, views=spec.views
+    )
     paths = [path for path in sorted(folder.glob("*.json")) if path.name != SCENE]
     documents = {path.stem: read_document(path, limits) for path in paths}
     tracks, actions = {}, {}

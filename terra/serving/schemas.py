@@ -115,7 +115,16 @@ class Context(BaseModel):
     num_frames: int
     expires_at: int
     psnr: float = Field(description="mean PSNR in dB of the context's frames after encoding and decoding")
+    psnr_by_view: dict[str, float] | None = Field(None, description="that of each view; null for one camera")
     warning: str | None = Field(description="one line if that is far below the tokenizer's held-out frames, else null")
+
+
+class CameraViews(BaseModel):
+    """The cameras that share each picture of a world, and the part that shows each."""
+
+    image_size: list[int] = Field(description="height and width of a picture in pixels")
+    names: list[str]
+    boxes: list[list[int]] = Field(description="left, top, right and bottom of each, in pixels")
 
 
 class ModelCard(BaseModel):
@@ -136,6 +145,7 @@ class ModelCard(BaseModel):
     )
     neutral: Any = Field(None, description="the action before a client gives one; null where the model is driven")
     memory: int = Field(0, description="earlier frames that each window of a rollout remembers")
+    views: CameraViews | None = Field(None, description="the cameras that share a picture; null for one camera")
 
 
 class ModelList(BaseModel):

@@ -14,6 +14,7 @@ from terra.actions import ActionSpace, ActionTrack
 from terra.errors import ActionError, ConfigError
 from terra.inputs import action_field
 from terra.rollout import track_actions
+from terra.rollout_record import view_video
 from terra.serving import schemas
 from terra.serving.documents import refused
 from terra.serving.errors import ApiError, not_found
@@ -89,12 +90,24 @@ def video_routes(service: Service) -> APIRouter:
     }
 
     @router.get("/v1/videos/{video_id}/content", response_class=FileResponse, responses=content)
-    async def video_content(video_id: str, variant: Literal["video", "gif", "tokens"] = "video") -> FileResponse:
-        """A completed job's video as MP4 or GIF, or its tokens and actions as safetensors."""
+    async def video_content(
+        video_id: str,
+        variant: Literal["video", "gif", "tokens"] = "video",
+        view: Annotated[str | None, Query(max_length=80)] = None,
+    ) -> FileResponse:
+        """A completed job's video as MP4 or GIF, or its tokens and actions as safetensors.
+
+        Where several cameras share a picture, `view` is the name of one whose part the MP4 shows alone.
+        """
+        views = service.model.spec.views
+        known = () if views is None else views.names
+        if view is not None and (view not in known or variant != "video"):
+            expected = f"one of {', '.join(known)}, of the variant video" if known else "none, of a world of one camera"
+            raise ApiError(400, "invalid_request", f"view: expected {expected}, got {view}", param="view")
         job = await _find(service, video_id)
         if job.status != "completed":
             raise ApiError(409, "not_completed", f"expected a completed job, got one that is {job.status}")
-        name, kind = VARIANTS[variant]
+        name, kind = VARIANTS[variant] if view is None else (view_video(view), "video/mp4")
         path = service.store.folder(job) / name
         if not path.is_file():
             raise not_found("video")

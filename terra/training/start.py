@@ -85,7 +85,8 @@ def start_from(folder: Path, tokenized: TokenizedDriving, window: int, memory: M
     If its actions are not those of the tokens, or come at another rate, the model gets their configuration: a new
     action projection and new positions of the slots, which the caller's random state decides; all else is kept. Its
     configuration names the tokenizer of the tokens, which may be another one than before if its tokens are nearly those
-    of the one before (`tokens_like`). `memory` is how the windows of the training remember.
+    of the one before (`tokens_like`), and the views of the tokens. `memory` is how the windows of the training
+    remember.
 
     Raises:
         CheckpointError: see `terra.world_model.load_world_model`.
@@ -113,6 +114,9 @@ def start_from(folder: Path, tokenized: TokenizedDriving, window: int, memory: M
     config.__dict__.pop("memory", None)  # a model without memory has no such key
     if memory is not None:
         config.memory = memory.model_dump()
+    config.__dict__.pop("views", None)
+    if tokenized.views is not None:
+        config.views = tokenized.views.describe()
     if window > config.num_temporal_embeddings:
         raise ConfigError(f"window: expected at most {config.num_temporal_embeddings}, those of {folder}, got {window}")
     facts = {"fps": tokenized.fps, **describe_space(tokenized.space)}

@@ -155,6 +155,7 @@ def tokenize_split(
             source_sha256=_source_sha256(members),
             precision=encoder.precision,
             tokens_like=encoder.config.tokens_like,
+            views=members[0].views,
         )
         driven = all(member.motion is not None for member in members)
         if not _is_done(output / name, facts, hashes.get(name), driven):

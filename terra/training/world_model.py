@@ -38,6 +38,7 @@ from terra.training.start import WorldModel, find_world_model, record_start, sta
 from terra.training.state import BestWeights, Ema
 from terra.training.windows import MemoryWindows, windows_of
 from terra.training.world_model_settings import TrainWorldModelSettings, WorldModelSize, WorldModelTraining
+from terra.views import title_of
 from terra.world_model import LlamaActionConfig, LlamaActionV2ForCausalLM, load_config, load_world_model, write_weights
 from terra.world_model.model import IGNORED_LABEL
 from tokenizer.files import write_json
@@ -67,6 +68,7 @@ def build_config(
         **describe_space(tokenized.space),
         tokenizer_sha256=tokenized.tokenizer_sha256,
         memory=None if memory is None else memory.model_dump(),
+        views=None if tokenized.views is None else tokenized.views.describe(),
     )
 
 
@@ -195,6 +197,9 @@ def train_world_model(
         CheckpointError, OutputError: see `terra.training.loop.train` and `terra.training.start`.
     """
     _check_same_tokens(tokenized, held_out, "held-out tokens")
+    if tokenized.views != held_out.views:
+        expected, got = title_of(tokenized.views), title_of(held_out.views)
+        raise ConfigError(f"held-out tokens: expected pictures of {expected}, got {got}")
     held_out.window_starts(training.window)  # raises now, not after the training
     remembered = None
     if training.memory.frames is not None:
@@ -223,7 +228,7 @@ def train_world_model(
                 before, after = load_config(base), model.config
                 new_actions = (before.space, before.fps) != (after.space, after.fps)
                 new_tokens = before.tokenizer_sha256 != after.tokenizer_sha256
-                new_config = new_tokens or before.memory_rule != after.memory_rule
+                new_config = new_tokens or before.memory_rule != after.memory_rule or before.views != after.views
                 lora = add_adapter(model, base, training.adapter, new_actions=new_actions, new_config=new_config)
     if base is not None:
         start = _measured(model.to(device), held_out, old, remembered, training)  # pyright: ignore[reportArgumentType]

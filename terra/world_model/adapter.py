@@ -54,9 +54,9 @@ ACTION_MODULES = ("action_projection", "pos_embedding_spatio_temporal")
 
 _OWN_KEYS = frozenset(
     {"num_action_tokens", "num_spatio_embeddings", "action_dim", "waypoint_times", "action_space", "fps"}
-    | {"tokenizer_sha256", "memory", "dtype", "torch_dtype"}
+    | {"tokenizer_sha256", "memory", "views", "dtype", "torch_dtype"}
 )
-"""Keys of an adapter's config.json that may differ from the base model's: of actions, tokenizer, memory and storage."""
+"""Keys of an adapter's config.json that may differ from the base model's: of actions, pictures, memory and storage."""
 
 _FACTOR = re.compile(
     r"(?P<weight>model\.layers\.\d+\.(?:self_attn\.[qkvo]|mlp\.(?:gate|up|down))_proj)\.lora_(?P<factor>[AB])\.weight"

@@ -9,6 +9,7 @@ from terra.actions import ActionSpace, Waypoints, describe_space, read_space
 from terra.errors import CheckpointError
 from terra.memory import MemoryRule
 from terra.prompt import Layout
+from terra.views import Views
 from terra.world_model.values import WorldModelValues
 from tokenizer.settings import checked
 
@@ -25,12 +26,13 @@ class LlamaActionConfig(LlamaConfig):
     Terra's additional optional keys are `fps` (frames per second in training), `waypoint_times` (for each slot, its
     waypoint's time ahead of the frame, in seconds), `action_space` (in place of `waypoint_times` where actions are no
     waypoints, see `terra.actions.space`), `tokenizer_sha256` (`tokenizer.lineage.tokens_sha256` of the
-    tokenizer whose tokens the model was trained on, which is compared with the tokenizer's in use) and `memory` (the
-    `terra.memory.MemoryRule` that the model was trained with; absent for a model without memory).
+    tokenizer whose tokens the model was trained on, which is compared with the tokenizer's in use), `memory` (the
+    `terra.memory.MemoryRule` that the model was trained with; absent for a model without memory) and `views` (the
+    `terra.views.Views` of the pictures; absent for one camera).
 
     Raises:
-        CheckpointError: the head counts do not divide, the lengths contradict each other, no such action space, or
-            memory frames that leave no room in the window or that no pose is known of.
+        CheckpointError: the head counts do not divide, the lengths contradict each other, no such action space, views
+            that overlap, or memory frames that leave no room in the window or that no pose is known of.
     """
 
     model_type = "llama_action"
@@ -45,6 +47,7 @@ class LlamaActionConfig(LlamaConfig):
     action_space: dict[str, Any] | None = None
     tokenizer_sha256: str | None = None
     memory: dict[str, Any] | None = None
+    views: dict[str, Any] | None = None
 
     def __init__(
         self,
@@ -66,6 +69,7 @@ class LlamaActionConfig(LlamaConfig):
         action_space: dict[str, Any] | None = None,
         tokenizer_sha256: str | None = None,
         memory: dict[str, Any] | None = None,
+        views: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         # Published configs have num_action_tokens under this second name too.
@@ -97,6 +101,8 @@ class LlamaActionConfig(LlamaConfig):
         self.tokenizer_sha256 = tokenizer_sha256
         if memory is not None:  # as above: published checkpoints have no such key
             self.memory = checked(MemoryRule, memory, "memory", CheckpointError).model_dump()
+        if views is not None:
+            self.views = checked(Views, views, "views", CheckpointError).describe()
         self._check_lengths()
         self._check_memory()
 
@@ -161,6 +167,11 @@ class LlamaActionConfig(LlamaConfig):
     def memory_rule(self) -> MemoryRule | None:
         """How the model's memory frames are chosen; None for a model without memory."""
         return None if self.memory is None else MemoryRule(**self.memory)
+
+    @property
+    def camera_views(self) -> Views | None:
+        """The cameras whose pictures share each frame; None for one camera."""
+        return None if self.views is None else Views(**self.views)
 
     @property
     def layout(self) -> Layout:

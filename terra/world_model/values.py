@@ -13,6 +13,7 @@ from terra.actions.space import WaypointTime
 from terra.errors import CheckpointError
 from terra.memory import MemoryRule
 from terra.trajectory.checks import MAX_FPS, MIN_FPS
+from terra.views import Views
 from terra.world_model.published import LEFTOVERS
 from tokenizer.checkpoint import BOOKKEEPING, refuse_code
 from tokenizer.settings import Fraction, Natural, Settings, expecting
@@ -80,6 +81,7 @@ class WorldModelValues(Settings):
     action_space: dict[str, Any] | None = None
     tokenizer_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$"), expecting("64 hexadecimal digits")] | None = None
     memory: MemoryRule | None = None
+    views: Views | None = None
 
     @model_validator(mode="after")
     def _fit(self) -> Self:

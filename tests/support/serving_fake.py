@@ -33,6 +33,7 @@ from terra.serving.run import Server
 from terra.serving.scenes import load_scenes
 from terra.serving.service import Service
 from terra.serving.settings import ServeSettings
+from terra.views import Views
 from tokenizer import Frames, LFQTokenizer, TokenGrid
 from tokenizer.settings import checked
 
@@ -75,12 +76,18 @@ class TurningEngine:
     failure = None
     counters = EngineCounters()
 
-    def __init__(self, seconds: float, space: ActionSpace = DRIVING, adapters: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        space: ActionSpace = DRIVING,
+        adapters: tuple[str, ...] = (),
+        views: Views | None = None,
+    ) -> None:
         self.adapters = adapters
         self.opened: list[str | None] = []  # the adapters of its sessions, which all do the same
         tokens = MosaicTokenizer.rows * MosaicTokenizer.cols
         layout = Layout(image_tokens=tokens, action_slots=space.shape[0], max_frames=25)
-        self.spec = EngineSpec(layout, MosaicTokenizer.codebook_size, 10.0, space)
+        self.spec = EngineSpec(layout, MosaicTokenizer.codebook_size, 10.0, space, views=views)
         self.seconds = seconds
 
     async def open(
@@ -150,11 +157,12 @@ def build_service(
     space: ActionSpace = DRIVING,
     others: Mapping[str, ActionSpace] | None = None,
     about: About | None = None,
+    views: Views | None = None,
     **changes: Any,
 ) -> tuple[Service, ServeSettings]:
     """A service that keeps its jobs in `data`, with `others` as further worlds; `changes` are of settings.
 
-    `about` is what the world says of itself on the page.
+    `about` is what the world says of itself on the page, `views` are the cameras that share a picture.
     """
     register_resolvers()
     if not isinstance(space, Waypoints):
@@ -163,7 +171,7 @@ def build_service(
     config = compose("serve", [f"{name}={value}" for name, value in given.items()])
     values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
     settings = checked(ServeSettings, values)
-    tokenizer, engine = MosaicTokenizer(), TurningEngine(seconds_a_frame, space, tuple(settings.adapters))
+    tokenizer, engine = MosaicTokenizer(), TurningEngine(seconds_a_frame, space, tuple(settings.adapters), views)
     pipeline = Pipeline(cast(LFQTokenizer, tokenizer), engine, tokenizer, overlap=3)
     facts = {"num_context": settings.num_context, "image_size": tokenizer.image_size, "spec": engine.spec}
     scenes = load_scenes(settings.scenes, **facts, adapters=settings.adapters)
@@ -213,10 +221,11 @@ def fake(
     seconds_a_frame: float = 0.05,
     others: Mapping[str, ActionSpace] | None = None,
     about: About | None = None,
+    views: Views | None = None,
     **changes: Any,
 ) -> Serving:
     """The server of a world without weights, and of `others`."""
-    return Serving(lambda: build_service(data, seconds_a_frame, space, others, about, **changes))
+    return Serving(lambda: build_service(data, seconds_a_frame, space, others, about, views, **changes))
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def make_dataset(folder: Path, space: TableSpace) -> Path:
     return folder
 
 
-def make_models(folder: Path, space: TableSpace) -> list[str]:
+def make_models(folder: Path, space: TableSpace, **config_of_world_model: object) -> list[str]:
     """Random weights of the right shapes."""
     torch.manual_seed(0)
     config = tiny_tokenizer_config().to_dict() | {"image_size": list(SIZE)}
@@ -73,6 +73,7 @@ def make_models(folder: Path, space: TableSpace) -> list[str]:
         max_position_embeddings=8 * (patches + slots),
         waypoint_times=None,
         action_space=space.model_dump(mode="json"),
+        **config_of_world_model,
     )
     return ["model=folder", f"model.path={folder}", "device=cpu", "dtype=float32"]
 

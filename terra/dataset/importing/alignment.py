@@ -11,8 +11,8 @@ Where the track has a gap (poses, or actions that are logged at a rate), a part 
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 
 import numpy as np
@@ -51,11 +51,13 @@ class Part:
         track: the pose at each frame of the dataset and for 3 s after the last frame; or the values of the action
             space at each frame.
         instants: the time that each frame stands for, by the source's clock.
+        others: index of the frame of each further camera, by its name, see `terra.dataset.importing.cameras`.
     """
 
     frame_index: Int[np.ndarray, " frames"]
     track: Poses | Values
     instants: Float64[np.ndarray, " frames"]
+    others: Mapping[str, Int[np.ndarray, " frames"]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,10 +113,10 @@ def align(
         TrajectoryError: the poses are not the motion of a vehicle.
         DatasetError: the drive is too short, has fewer frames per second than `fps`, or only short stretches.
     """
-    period = _period(drive, fps)
-    gap = _GAP_FRAMES * max(period, 1 / fps) if gap_seconds is None else gap_seconds
+    period = frame_period(drive, fps)
+    gap = gap_of(period, fps, gap_seconds)
     left_out = Counter(drive.left_out)
-    stretches = _stretches(drive, gap, left_out)
+    stretches = stretches_of(drive, gap, left_out)
     pieces = _pieces(drive, fps, gap, gap_seconds is not None)
     if stretches[-1].lap != pieces[-1].lap:
         got = f"{stretches[-1].lap} and {pieces[-1].lap} times"
@@ -126,11 +128,7 @@ def align(
         parts = [part for piece in pieces if piece.lap == stretch.lap and (part := _part(stretch, piece, period, fps))]
         _count_unknown(drive, stretch, parts, period, fps, left_out)
         found += parts
-    parts = found if len(stretches) == len(pieces) == 1 else [p for p in found if len(p.frame_index) >= min_frames]
-    short = [part for part in found if len(part.frame_index) < min_frames]
-    if len(parts) < len(found):
-        reason = f"in {count_of(len(short), 'stretch', 'es')} of fewer than {min_frames} frames"
-        left_out[reason] += sum(len(np.unique(part.frame_index)) for part in short)
+    parts = found if len(stretches) == len(pieces) == 1 else long_enough(found, min_frames, left_out)
     if not parts:
         raise DatasetError(f"{drive.origin}: {_too_short(drive, found, min_frames)}")
     gaps = [
@@ -186,20 +184,39 @@ def cut(track: Poses | Values, num_frames: int, fps: float, most: int) -> list[t
     """Cut a drive into parts of nearly equal length, at most `most` frames: (number of frames, track) of each part."""
     num_parts = math.ceil(num_frames / most)
     bounds = [num_frames * part // num_parts for part in range(num_parts + 1)]
-    parts: list[tuple[int, Poses | Values]] = []
-    for start, end in pairwise(bounds):
-        if not isinstance(track, Poses):
-            parts.append((end - start, track[start:end]))
-            continue
-        rows = slice(start, end + num_future_poses(fps))
-        columns = {name: values[rows] for name, values in vars(track).items()}
-        # Each part's time starts at 0, as a drive's does.
-        columns["time"] = np.arange(rows.stop - rows.start) / fps
-        parts.append((end - start, Poses(**columns)))
-    return parts
+    return [(end - start, _rows(track, start, end, fps)) for start, end in pairwise(bounds)]
 
 
-def _period(drive: SourceDrive, fps: float) -> float:
+def long_enough(parts: Sequence[Part], min_frames: int, left_out: Counter[str]) -> list[Part]:
+    """The parts of `min_frames` frames or more; those of the others are counted in `left_out`."""
+    short = [part for part in parts if len(part.frame_index) < min_frames]
+    if short:
+        reason = f"in {count_of(len(short), 'stretch', 'es')} of fewer than {min_frames} frames"
+        left_out[reason] += sum(len(np.unique(part.frame_index)) for part in short)
+    return [part for part in parts if len(part.frame_index) >= min_frames]
+
+
+def part_of(part: Part, start: int, end: int, fps: float) -> Part:
+    """The frames `start` to `end` of a part."""
+    return Part(part.frame_index[start:end], _rows(part.track, start, end, fps), part.instants[start:end])
+
+
+def _rows(track: Poses | Values, start: int, end: int, fps: float) -> Poses | Values:
+    """The track of the frames `start` to `end`, with the future of the last one; its time starts at 0, as a drive's."""
+    if not isinstance(track, Poses):
+        return track[start:end]
+    rows = slice(start, end + num_future_poses(fps))
+    columns = {name: values[rows] for name, values in vars(track).items()}
+    columns["time"] = np.arange(rows.stop - rows.start) / fps
+    return Poses(**columns)
+
+
+def gap_of(period: float, fps: float, gap_seconds: float | None) -> float:
+    """Seconds beyond which frames that come each `period` have a gap, as `align` has it."""
+    return _GAP_FRAMES * max(period, 1 / fps) if gap_seconds is None else gap_seconds
+
+
+def frame_period(drive: SourceDrive, fps: float) -> float:
     """Seconds between two frames of the source, in the median. Raises DatasetError if these are too many."""
     steps = np.diff(drive.frame_times)
     if not (steps > 0).any():
@@ -212,7 +229,7 @@ def _period(drive: SourceDrive, fps: float) -> float:
     return period
 
 
-def _stretches(drive: SourceDrive, gap: float, left_out: Counter[str]) -> list[_Stretch]:
+def stretches_of(drive: SourceDrive, gap: float, left_out: Counter[str]) -> list[_Stretch]:
     """The frames between breaks, gaps and a clock that goes back; a frame at the time of the one before is left out."""
     times = drive.frame_times
     breaks = {each.frame for each in drive.breaks}
@@ -309,7 +326,7 @@ def _part(stretch: _Stretch, piece: _Piece, period: float, fps: float) -> Part |
     if len(times) < 2 or num_frames < (1 if is_driven else 2) or start > times[-1]:
         return None
     instants = start + np.arange(num_frames) / fps
-    index = _nearest(times, instants)
+    index = nearest(times, instants)
     return Part(stretch.index[index], _resampled(piece.track, instants, fps), instants)
 
 
@@ -357,7 +374,8 @@ def _too_short(drive: SourceDrive, found: list[Part], min_frames: int) -> str:
     return f"expected {expected}, got {covers}"
 
 
-def _nearest(times: np.ndarray, instants: np.ndarray) -> Int[np.ndarray, " instants"]:
+def nearest(times: np.ndarray, instants: np.ndarray) -> Int[np.ndarray, " instants"]:
+    """Indices of the times that are nearest to the instants."""
     after = np.clip(np.searchsorted(times, instants), 1, len(times) - 1)
     earlier = instants - times[after - 1] <= times[after] - instants
     return after - earlier

@@ -42,13 +42,13 @@ def open_source(kind: str, folder: Path, settings: SourceSettings = UNSET) -> Dr
         )
     has_actions = kind == "lerobot" and settings.lerobot is not None and "action" in settings.lerobot
     used = {
-        "video_actions": {"action_space", "picture_fps"},
+        "video_actions": {"action_space", "picture_fps", "views"},
         "donkeycar": {"picture_fps", "sections"},
         "gpx": {"picture_fps", "gps"},
         "mcap": {"action_space", "bags"},
     }.get(kind, set())
     used = {"action_space"} if has_actions else used
-    for name in ("action_space", "picture_fps", "sections", "gps", "bags"):
+    for name in ("action_space", "picture_fps", "sections", "gps", "bags", "views"):
         value = getattr(settings, name)
         if value != getattr(UNSET, name) and name not in used:
             raise ConfigError(f"{name}: expected none with kind={kind}, got {value}")
@@ -68,6 +68,6 @@ def open_source(kind: str, folder: Path, settings: SourceSettings = UNSET) -> Dr
     if kind == "video_actions":
         if space is None:
             raise ConfigError(f"action_space: expected what the columns of actions mean, such as {_EXAMPLES}, got null")
-        return VideoActionsSource(folder, space, settings.picture_fps)
+        return VideoActionsSource(folder, space, settings.picture_fps, settings.views or ())
     sources = {"video_poses": VideoPosesSource, "kitti": KittiSource, "nuscenes": NuScenesSource}
     return sources[kind](folder)

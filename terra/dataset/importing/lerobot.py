@@ -18,6 +18,7 @@ from jaxtyping import Float
 from terra.actions import ActionSpace, ActionTrack, TableSpace, Vector, Waypoints
 from terra.dataset.importing.lerobot_files import (
     CAMERAS,
+    Row,
     camera_fault,
     check_camera,
     check_column,
@@ -34,7 +35,7 @@ from terra.dataset.importing.lerobot_files import (
     stored_pictures,
     video_frames,
 )
-from terra.dataset.importing.source import SourceDrive, VideoFrames, motion
+from terra.dataset.importing.source import Footage, SourceDrive, VideoFrames, motion
 from terra.dataset.poses import Poses
 from terra.errors import ConfigError, DatasetError, TerraError
 from tokenizer.files import read_json
@@ -64,7 +65,7 @@ class LeRobotColumns:
     """The columns that hold the motion, with their units and axes, which LeRobot's format does not declare.
 
     Attributes:
-        video: the feature with the frames, such as "observation.images.front".
+        video: the feature with the frames, such as "observation.images.front"; or those of several cameras.
         heading: a column: "feature", "feature[3]", or "feature[name]" by the names in info.json.
         heading_unit: "rad" or "deg".
         heading_from: "x_ccw" (counter-clockwise from +x) or "north_cw" (clockwise from north, which is +y).
@@ -77,7 +78,7 @@ class LeRobotColumns:
         ConfigError: an invalid column name, an unknown unit, or neither positions nor a speed.
     """
 
-    video: str
+    video: str | tuple[str, ...]
     heading: str
     heading_unit: str
     heading_from: str
@@ -92,9 +93,10 @@ class LeRobotColumns:
         for name, words in {**allowed, "speed_unit": SPEED_UNITS}.items():
             if getattr(self, name) not in words:
                 raise ConfigError(f"lerobot.{name}: expected one of {', '.join(words)}, got {getattr(self, name)!r}")
-        for name in ("video", "heading", "x", "y", "speed"):
+        _check_video(self.video)
+        for name in ("heading", "x", "y", "speed"):
             value = getattr(self, name)
-            if not isinstance(value, str) and (value is not None or name in ("video", "heading")):
+            if not isinstance(value, str) and (value is not None or name == "heading"):
                 raise ConfigError(f"lerobot.{name}: expected the name of a column, got {value!r}")
         if (self.x is None) != (self.y is None) or (self.x is None and self.speed is None):
             raise ConfigError(
@@ -107,7 +109,7 @@ class LeRobotColumns:
         names = {field.name for field in fields(cls)}
         if values is None or values.keys() != names:
             raise ConfigError(f"lerobot: expected {', '.join(sorted(names))}, got {sorted(values or {})}")
-        return cls(**values)
+        return cls(**_with_tuples(values))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,27 +117,40 @@ class LeRobotActions:
     """The features that hold the frames and the actions of a world that is no driving.
 
     Attributes:
-        video: the feature with the frames, such as "observation.images.front"; None takes the only one.
+        video: the feature with the frames, such as "observation.images.front"; or those of several cameras, the main
+            one first. None takes the only one.
         action: the feature with the actions, such as "action"; all its numbers are taken. None takes the only one.
 
     Raises:
         ConfigError: no names of features.
     """
 
-    video: str | None = None
+    video: str | tuple[str, ...] | None = None
     action: str | None = None
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if not isinstance(value, str | None):
-                raise ConfigError(f"lerobot.{name}: expected the name of a feature, got {value!r}")
+        if self.video is not None:
+            _check_video(self.video)
+        if not isinstance(self.action, str | None):
+            raise ConfigError(f"lerobot.action: expected the name of a feature, got {self.action!r}")
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "LeRobotActions":
         """Build it from a mapping that must name both fields and nothing else. Raises ConfigError."""
         if values.keys() != {"video", "action"}:
             raise ConfigError(f"lerobot: expected video and action, or the columns of driving, got {sorted(values)}")
-        return cls(**values)
+        return cls(**_with_tuples(values))
+
+
+def _check_video(video: object) -> None:
+    """Raise ConfigError unless it is the name of a feature, or names of several."""
+    names, expected = (video, "names of features") if isinstance(video, tuple) else ((video,), "the name of a feature")
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"lerobot.video: expected {expected}, got {video!r}")
+
+
+def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 @dataclass(frozen=True)
@@ -163,9 +178,15 @@ class LeRobotSource:
     @property
     def declared(self) -> dict[str, str | None]:
         """Return the declared columns, or the features that are taken."""
+        video = ",".join(self._cameras)
         if isinstance(self.columns, LeRobotColumns):
-            return asdict(self.columns)
-        return {"video": self._camera, "action": self._action}
+            return {**asdict(self.columns), "video": video}
+        return {"video": video, "action": self._action}
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        """The cameras by the last part of their features' names: "front" of observation.images.front."""
+        return tuple(camera.rpartition(".")[2] for camera in self._cameras)
 
     @property
     def recordings(self) -> dict[str, tuple[str, ...]]:
@@ -176,7 +197,7 @@ class LeRobotSource:
         """
         splits = read_info(self.folder).get("splits")
         spans = {name: _SPAN.fullmatch(str(span)) for name, span in splits.items()} if isinstance(splits, dict) else {}
-        found = {int(name.removeprefix(_PREFIX)): name for name in _files(self.folder, self._camera).found}
+        found = {int(name.removeprefix(_PREFIX)): name for name in _files(self.folder, self._cameras).found}
         drives = {
             name: tuple(drive for index, drive in found.items() if int(span[1]) <= index < int(span[2]))
             for name, span in spans.items()
@@ -185,13 +206,13 @@ class LeRobotSource:
         return {name: each for name, each in drives.items() if each}
 
     @property
-    def _camera(self) -> str:
+    def _cameras(self) -> tuple[str, ...]:
         if self.columns.video is not None:
-            return self.columns.video
+            return (self.columns.video,) if isinstance(self.columns.video, str) else self.columns.video
         features = read_info(self.folder)["features"]
         cameras = {name: feature for name, feature in features.items() if feature.get("dtype") in CAMERAS}
         shown = [name for name, feature in cameras.items() if camera_fault(feature) is None]
-        return _only(self.folder, "video", shown or list(cameras))
+        return (_only(self.folder, "video", shown or list(cameras)),)
 
     @property
     def _action(self) -> str:
@@ -204,43 +225,59 @@ class LeRobotSource:
 
     def list_drives(self) -> tuple[str, ...]:
         """The names of the episodes whose files are there, such as episode_000012; a line names the others."""
-        info, camera = read_info(self.folder), self._camera
+        info, cameras = read_info(self.folder), self._cameras
         num_episodes, declared = len(read_episodes(self.folder)), info.get("total_episodes")
         if declared is not None and declared != num_episodes:
             logger.warning("%s: expected %s episodes (total_episodes), got %d", self.folder, declared, num_episodes)
-        files = _files(self.folder, camera)
+        files = _files(self.folder, cameras)
         for what, (path, *names) in files.missing.items():
             more = "" if len(names) <= _SHOWN else f" and {len(names) - _SHOWN} more"
             line = f"{self.folder}: {len(names)} of {num_episodes} episodes have no {what}, such as {path}"
             if not files.found:
                 raise DatasetError(line)
             logger.warning("%s; left out: %s%s", line, ", ".join(names[:_SHOWN]), more)
-        if check_camera(self.folder, camera) == "video":
-            _say_size(self.folder, camera, next(iter(files.found.values())))
+        if check_camera(self.folder, cameras[0]) == "video":
+            _say_size(self.folder, cameras[0], next(iter(files.found.values())))
         return tuple(files.found)
 
     def open_drive(self, name: str) -> SourceDrive:
         """Open one episode."""
-        info, camera, columns = read_info(self.folder), self._camera, self.columns
-        kind = check_camera(self.folder, camera)
+        info, columns = read_info(self.folder), self.columns
         episode = read_episodes(self.folder)[int(name.removeprefix(_PREFIX))]
         data = file_of(self.folder, "data_path", episode)
         where = f"{data}: {name}"
         rows = episode_rows(data, episode, where)
         times = row_times(rows["timestamp"], number(info, "fps", where), where)
-        left_out: dict[str, int] = {}
-        if kind == "image":
-            check_column(data, camera)
-            frames = partial(stored_pictures, self.folder, data, camera, int(episode["episode_index"]), where)
-        else:
-            frames, num_more = _video_part(self.folder, camera, episode, len(times), name)
-            if num_more:
-                left_out["frames of the video behind those of the rows"] = num_more
+        footage = [self._footage(camera, episode, times, where) for camera in self._cameras]
+        cameras = dict(zip(self.views, footage, strict=True))
+        first, *others = cameras
         if isinstance(columns, LeRobotColumns):
             track = _poses(columns, rows, times, info, where)
         else:
             track = _actions(self.space, self._action, rows, times, where)
-        return SourceDrive(name, track, times, frames, intrinsics=None, origin=where, left_out=left_out)
+        return SourceDrive(
+            name,
+            track,
+            times,
+            cameras[first].frames,
+            intrinsics=None,
+            origin=where,
+            left_out=cameras[first].left_out,
+            others={view: cameras[view] for view in others},
+        )
+
+    def _footage(self, camera: str, episode: Row, times: Float[np.ndarray, " rows"], where: str) -> Footage:
+        """A camera's frames of an episode, one for each row."""
+        if check_camera(self.folder, camera) == "image":
+            data = file_of(self.folder, "data_path", episode)
+            check_column(data, camera)
+            index = int(episode["episode_index"])
+            return Footage(times, partial(stored_pictures, self.folder, data, camera, index, where))
+        name = f"{_PREFIX}{int(episode['episode_index']):06d}"
+        frames, num_more = _video_part(self.folder, camera, episode, len(times), name)
+        return Footage(
+            times, frames, left_out={"frames of the video behind those of the rows": num_more} if num_more else {}
+        )
 
 
 @dataclass(frozen=True)
@@ -248,7 +285,7 @@ class _Files:
     """Which episodes have their files.
 
     Attributes:
-        found: the file with the frames of each episode that has all of its files, by the episode's name.
+        found: the file with the main camera's frames of each episode that has all of its files, by the episode's name.
         missing: what the others lack: for each kind of file the first path, then the names of the episodes.
     """
 
@@ -257,10 +294,11 @@ class _Files:
 
 
 @lru_cache(maxsize=4)
-def _files(folder: Path, camera: str) -> _Files:
+def _files(folder: Path, cameras: tuple[str, ...]) -> _Files:
     wanted = {"file of rows": ("data_path", "")}
-    if check_camera(folder, camera) == "video":
-        wanted[f"video of {camera}"] = ("video_path", camera)
+    for camera in cameras:
+        if check_camera(folder, camera) == "video":
+            wanted[f"video of {camera}"] = ("video_path", camera)
     found: dict[str, Path] = {}
     missing: dict[str, list[str]] = {}
     for index, episode in sorted(read_episodes(folder).items()):
@@ -271,7 +309,8 @@ def _files(folder: Path, camera: str) -> _Files:
                 missing.setdefault(what, [str(path)]).append(name)
                 found.pop(name, None)
                 break
-            found[name] = path
+            if key in ("", cameras[0]):
+                found[name] = path
     return _Files(found, missing)
 
 

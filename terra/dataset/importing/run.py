@@ -3,8 +3,9 @@
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from itertools import chain, islice
 from typing import Annotated, Any, Self, TypeVar
 
@@ -16,15 +17,17 @@ from decoder.camera import Camera, FieldOfView, Height, Pitch
 from terra.actions import Waypoints
 from terra.dataset.card import write_card
 from terra.dataset.checks import ImageSize, check_workload
-from terra.dataset.format import FramesASecond, check_name
+from terra.dataset.format import DATASET_FILE, FramesASecond, check_name, dataset_views, read_dataset
 from terra.dataset.importing.alignment import MIN_FRAMES, Alignment, align, cut, shorten
+from terra.dataset.importing.cameras import align_cameras, alone, chosen_of, lay_out
 from terra.dataset.importing.fitting import check_crop, crop_box, fit_picture, fitted_camera, kept_box
-from terra.dataset.importing.source import DriveSource, Intrinsics, SourceDrive, VideoFrames
+from terra.dataset.importing.source import DriveSource, Intrinsics, SourceDrive, VideoFrames, views_of
 from terra.dataset.losses import Losses
 from terra.dataset.workers import Outcome, run_jobs
 from terra.dataset.writing import ShardWriter, create_dataset
 from terra.errors import ConfigError, DatasetError
 from terra.progress import ProgressLine
+from terra.views import Views
 from tokenizer.settings import Count, FilePath, NonNegative, Positive, Settings, expected_names
 
 logger = logging.getLogger(__name__)
@@ -68,6 +71,7 @@ class ImportSettings(Settings):
         crop: what of the source's pictures is kept, before they are cropped to the aspect ratio of `image_size`.
         start, end: the part of each drive to import, in seconds after its first frame; None: to its end.
         gap_seconds, min_frames: where a drive is cut, see `terra.dataset.importing.alignment.align`.
+        views: the part of each of several cameras in a picture; None: as `import_drives` lays them out.
 
     Raises:
         ConfigError: a value out of range.
@@ -89,6 +93,7 @@ class ImportSettings(Settings):
     end: Positive | None = None
     gap_seconds: Positive | None = None
     min_frames: Count = MIN_FRAMES
+    views: Views | None = None
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -128,9 +133,10 @@ def import_drives(settings: ImportSettings, *, workers: int, max_seconds: float 
             logger.warning(
                 "%s: some of its drives are held out, others are not: what both show is in both splits", name
             )
+    settings = settings.replace(views=_views(settings))
     space = settings.source.space
     notice = _NOTICE.format("poses" if isinstance(space, Waypoints) else "actions")
-    create_dataset(settings.output, settings.fps, settings.image_size, settings.name, notice, space)
+    create_dataset(settings.output, settings.fps, settings.image_size, settings.name, notice, space, settings.views)
     jobs = [_Drive(settings, name) for name in wanted if not _writer(settings, name).is_complete()]
     logger.info("%s: %d drives to import, %d complete already", settings.output, len(jobs), len(wanted) - len(jobs))
     with ProgressLine("importing", len(jobs)) as line:
@@ -168,11 +174,15 @@ def import_drive(job: _Drive, worker: int, advance: Callable[[int], None]) -> Lo
     drive = settings.source.open_drive(job.name)
     if settings.start or settings.end is not None:
         drive = shorten(drive, settings.start, settings.end)
-    alignment = align(drive, settings.fps, gap_seconds=settings.gap_seconds, min_frames=settings.min_frames)
+    limits = {"gap_seconds": settings.gap_seconds, "min_frames": settings.min_frames}
+    alignment = align_cameras(drive, align(drive, settings.fps, **limits), settings.fps, **limits)
     losses = alignment.losses
     name = drive.origin if drive.name in drive.origin else f"{drive.origin}: {drive.name}"
     logger.log(logging.INFO if losses.is_clean else logging.WARNING, "%s: %s", name, losses)
-    fitted, camera, planes = _fitted(drive, alignment, settings)
+    if settings.views is None:
+        fitted, camera, planes = _fitted(drive, alignment, settings, settings.image_size)
+    else:
+        fitted, camera, planes = _tiled(drive, alignment, settings, settings.views)
     episodes = [
         episode
         for part in alignment.parts
@@ -186,24 +196,70 @@ def import_drive(job: _Drive, worker: int, advance: Callable[[int], None]) -> Lo
     return losses
 
 
+def _views(settings: ImportSettings) -> Views | None:
+    """The views of the source's cameras: as the dataset has them already, else as they are laid out.
+
+    Raises:
+        ConfigError: a crop of several cameras, or a picture that can't be divided.
+    """
+    names = views_of(settings.source)
+    if len(names) < 2:
+        return None
+    if settings.crop is not None:
+        got = list(settings.crop) if isinstance(settings.crop, tuple) else settings.crop
+        raise ConfigError(f"crop: expected none with several cameras ({', '.join(names)}), got {got}")
+    path = settings.output / DATASET_FILE
+    present = dataset_views(read_dataset(settings.output), path) if path.is_file() else None
+    if present is not None and (present.names, present.image_size) == (names, settings.image_size):
+        return present
+    views = lay_out(settings.source, settings.image_size)
+    if views is not None:
+        logger.info("%s: views: %s", settings.name, views.sizes)
+        views.say_cut_patches("image_size")
+    return views
+
+
+def _tiled(
+    drive: SourceDrive, alignment: Alignment, settings: ImportSettings, views: Views
+) -> tuple[Iterator[UInt8[np.ndarray, "height width 3"]], Camera | None, bool]:
+    """`_fitted` of the pictures of several cameras together; the camera is the first.
+
+    Raises:
+        DatasetError: other cameras than the source says; see also `chosen_frames`.
+    """
+    first, *others = views.names
+    if tuple(drive.others) != tuple(others):
+        got = ", ".join(drive.others) or "none"
+        raise DatasetError(f"{drive.origin}: expected the cameras {', '.join(others)} beside {first}, got {got}")
+    in_rgb = replace(drive, frames=lambda: drive.frames())
+    pictures, camera, _ = _fitted(in_rgb, alignment, settings, views.tile_size(first))
+    cameras = {first: pictures}
+    for name in others:
+        other = alone(drive, name)
+        chosen = chosen_frames(other, chosen_of(alignment, name), other.frames())
+        cameras[name] = map(partial(fit_picture, image_size=views.tile_size(name), intrinsics=None), chosen)
+    together = (dict(zip(cameras, each, strict=True)) for each in zip(*cameras.values(), strict=True))
+    return map(views.tile, together), camera, False
+
+
 def _fitted(
-    drive: SourceDrive, alignment: Alignment, settings: ImportSettings
+    drive: SourceDrive, alignment: Alignment, settings: ImportSettings, image_size: tuple[int, int]
 ) -> tuple[Iterator[UInt8[np.ndarray, "..."]], Camera | None, bool]:
-    """The chosen frames at the dataset's size, the camera, and whether frames are planes instead of RGB."""
+    """The chosen frames at a size (height, width), the camera, and whether frames are planes instead of RGB."""
     frames = drive.frames
     if isinstance(frames, VideoFrames) and frames.display.is_plain:
         size = frames.display.height, frames.display.width
         (left, top, right, bottom), intrinsics = _kept(drive, settings, size)
-        inner = crop_box((bottom - top, right - left), settings.image_size, intrinsics)
+        inner = crop_box((bottom - top, right - left), image_size, intrinsics)
         box = left + inner[0], top + inner[1], left + inner[2], top + inner[3]
-        planes = chosen_frames(drive, alignment, frames.planes(box, settings.image_size))
-        return planes, _camera(settings, intrinsics, (bottom - top, right - left)), True
+        planes = chosen_frames(drive, alignment, frames.planes(box, image_size))
+        return planes, _camera(settings, image_size, intrinsics, (bottom - top, right - left)), True
     chosen = chosen_frames(drive, alignment, frames())
     first = next(chosen)
     (left, top, right, bottom), intrinsics = _kept(drive, settings, (first.shape[0], first.shape[1]))
     cropped = (frame[top:bottom, left:right] for frame in chain([first], chosen))
-    fitted = (fit_picture(frame, settings.image_size, intrinsics) for frame in cropped)
-    return fitted, _camera(settings, intrinsics, (bottom - top, right - left)), False
+    fitted = (fit_picture(frame, image_size, intrinsics) for frame in cropped)
+    return fitted, _camera(settings, image_size, intrinsics, (bottom - top, right - left)), False
 
 
 def _kept(
@@ -263,13 +319,15 @@ def _intrinsics(drive: SourceDrive, mount: Mount, size: tuple[int, int]) -> Intr
     return Intrinsics(width / 2 / math.tan(math.radians(mount.fov_degrees) / 2), width / 2, height / 2)
 
 
-def _camera(settings: ImportSettings, intrinsics: Intrinsics | None, size: tuple[int, int]) -> Camera | None:
+def _camera(
+    settings: ImportSettings, image_size: tuple[int, int], intrinsics: Intrinsics | None, size: tuple[int, int]
+) -> Camera | None:
     mount = settings.mount
     if intrinsics is None or mount.height_meters is None:
         return None
     return fitted_camera(
         size,
-        settings.image_size,
+        image_size,
         intrinsics,
         height_meters=mount.height_meters,
         pitch_radians=mount.pitch_radians,
@@ -306,5 +364,6 @@ def _writer(
         },
         space=settings.source.space,
         losses=None if losses is None else losses.to_json(),
+        views=settings.views,
         planes=planes,
     )

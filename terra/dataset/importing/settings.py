@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from terra.dataset.importing.bags import Bags
+from terra.views import ViewNames
 from tokenizer.settings import Positive, Settings
 
 
@@ -25,6 +26,7 @@ class SourceSettings(Settings):
         sections: into how many drives each session of a donkeycar tub is cut.
         gps: the clock and the noise of a GPS track, see `GpxSource`.
         bags: topics, fields and clock of bags.
+        views: the names of several cameras of video_actions, the main one first.
     """
 
     lerobot: dict[str, Any] | None = None
@@ -33,6 +35,7 @@ class SourceSettings(Settings):
     sections: Annotated[int, Field(ge=1, le=1000)] = 1
     gps: Gps = Gps()
     bags: Bags = Bags()
+    views: ViewNames | None = None
 
 
 UNSET = SourceSettings()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, UInt8
@@ -104,6 +104,8 @@ class SourceDrive:
         breaks: where the recording is interrupted; the import cuts there. Times and track may go back at a break.
         left_out: how many of the source's frames are not among these, by the reason.
         clock: what is to be said about the times, such as a rate that the user declared; "" for times from the source.
+        others: the further cameras by their names, in the order of the source's `views`, with times by the clock of
+            `frame_times`; where the clock goes back, times before and after must lie apart.
     """
 
     name: str
@@ -115,6 +117,7 @@ class SourceDrive:
     breaks: tuple[Break, ...] = ()
     left_out: Mapping[str, int] = field(default_factory=dict)
     clock: str = ""
+    others: Mapping[str, "Footage"] = field(default_factory=dict)
 
     @property
     def poses(self) -> Poses:
@@ -149,6 +152,21 @@ class DriveSource(Protocol):
     def open_drive(self, name: str) -> SourceDrive:
         """Open one drive without decoding its frames. Raises DatasetError, TrajectoryError or VideoError."""
         ...
+
+
+@runtime_checkable
+class SeveralCameras(Protocol):
+    """A source whose drives have several cameras, or may have."""
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        """The cameras' names, the main one first; one name or none for drives of one camera."""
+        ...
+
+
+def views_of(source: DriveSource) -> tuple[str, ...]:
+    """The names of the cameras of a source's drives; nothing for one camera."""
+    return source.views if isinstance(source, SeveralCameras) else ()
 
 
 class PoseFiles:
@@ -260,31 +278,49 @@ def picture_footage(paths: Sequence[Path], times: Float[np.ndarray, " frames"], 
 def find_pairs(folder: Path, suffixes: Sequence[str], what: str) -> dict[str, tuple[Path, Path]]:
     """The files of a folder that lie beside footage of the same name: (file, video or folder of pictures) by the name.
 
-    Suffixes count in any case: cameras write .MP4, spreadsheets .CSV.
+    Arguments and errors are those of `find_footage`.
+    """
+    return {name: (file, video) for name, (file, video) in find_footage(folder, suffixes, what).items()}
+
+
+def find_footage(
+    folder: Path, suffixes: Sequence[str], what: str, views: Sequence[str] = ()
+) -> dict[str, tuple[Path, ...]]:
+    """The files of a folder that lie beside footage of the same name: (file, footage of each camera) by the name.
+
+    Footage is a video or a folder of pictures. Suffixes count in any case: cameras write .MP4, spreadsheets .CSV.
 
     Args:
         folder: the folder.
         suffixes: of the files.
         what: the files' content, for messages: "actions".
+        views: the names of several cameras, whose footage is called NAME.VIEW; nothing for one camera.
 
     Raises:
-        DatasetError: no pair, or two files or two videos of one name.
+        DatasetError: no such file, or two files or two videos of one name.
     """
     tables, footage = list_by_stem(folder, suffixes), list_by_stem(folder, VIDEO_SUFFIXES)
     for path in sorted(folder.iterdir()):
         if path.is_dir() and not path.name.startswith(".") and any(map(is_picture, path.iterdir())):
             footage.setdefault(path.name, []).append(path)
-    pairs: dict[str, tuple[Path, Path]] = {}
-    for name in tables.keys() & footage.keys():
-        for found, kind in ((footage[name], "video or folder"), (tables[name], f"file of {what}")):
+    complete: dict[str, tuple[Path, ...]] = {}
+    for name in sorted(tables):
+        shown = {f"{name}.{view}": footage.get(f"{name}.{view}", []) for view in views} or {name: footage.get(name, [])}
+        missing = [camera for camera, found in shown.items() if not found]
+        if missing:
+            if len(missing) < len(shown):
+                logger.warning("%s: left out: expected a video or folder %s, got none", tables[name][0], missing[0])
+            continue
+        for found, kind in (*((each, "video or folder") for each in shown.values()), (tables[name], f"file of {what}")):
             if len(found) > 1:
                 got = " and ".join(each.name for each in found)
                 raise DatasetError(f"{folder / name}: expected one {kind} of its name, got {got}")
-        pairs[name] = tables[name][0], footage[name][0]
-    if not pairs:
+        complete[name] = (tables[name][0], *(found[0] for found in shown.values()))
+    if not complete:
         kinds = f"{', '.join(VIDEO_SUFFIXES)} or a folder of pictures"
-        raise DatasetError(f"{folder}: expected NAME{' or '.join(suffixes)} beside NAME ({kinds}), got none")
-    return dict(sorted(pairs.items()))
+        beside = " and ".join(f"NAME.{view}" for view in views) or "NAME"
+        raise DatasetError(f"{folder}: expected NAME{' or '.join(suffixes)} beside {beside} ({kinds}), got none")
+    return complete
 
 
 def list_by_stem(folder: Path, suffixes: Sequence[str]) -> dict[str, list[Path]]:

@@ -3,7 +3,7 @@
 import { isUp, request, untilReachable } from "./api.js";
 import { Cockpit } from "./cockpit.js";
 import { showState } from "./instruments.js";
-import { areSeveral, offerModels } from "./models.js";
+import { areSeveral, offerModels, viewNames } from "./models.js";
 import { askForKey, hush, notify, renotify, say } from "./notice.js";
 import { isHere, openingOf, readSettings, showScenes, title, wireUpload } from "./scenes.js";
 import { isDriven } from "./world.js";
@@ -79,6 +79,10 @@ async function loadModel() {
   const [models, worlds] = lists;
   const [model] = models;
   offerModels(models);
+  if (viewNames().length) {
+    const names = viewNames();
+    element("drop-detail").textContent = `Files called ${names.join(", ")} show one camera each, such as ${names[0]}.mp4; others show the whole picture.`;
+  }
   cockpit.prepare(model, worlds.find(isHere));
   element("model").textContent = [model.id, model.size?.replace("x", " × ")].filter(Boolean).join(" · ");
   if (document.body.dataset.view === "start") showStart();

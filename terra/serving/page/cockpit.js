@@ -132,6 +132,7 @@ export class Cockpit {
 
   // The controls of the world that a session has, which are made anew only for another world.
   #meet(info) {
+    this.#view.cameras.offer(info.views);
     const space = JSON.stringify(info.action_space);
     if (space === this.#space) return;
     this.#space = space;
@@ -175,9 +176,9 @@ export class Cockpit {
     const drive = this.#drive;
     if (drive.state === "waiting") this.#controls.reset(frame.header);
     if (isNew) {
-      const { camera, action_space: space } = drive.info;
+      const { camera, action_space: space, views } = drive.info;
       this.#controls.took(frame.header);
-      this.#recordings.add({ ...frame, camera, space, overlay: this.#view.overlay });
+      this.#recordings.add({ ...frame, camera, space, views, overlay: this.#view.overlay });
     }
     await this.#view.show(frame, drive.info?.size);
     drive.taken(frame.header.index);

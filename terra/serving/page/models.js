@@ -10,6 +10,9 @@ export const areSeveral = () => models.length > 1;
 /** The model that was chosen for the next session; empty where that is left to the server. */
 export const chosenModel = () => (areSeveral() ? chosen : "");
 
+/** The names of the cameras that share a picture of the world; none for one camera. */
+export const viewNames = () => models[0]?.views?.names ?? [];
+
 /** Offers the models of the server's list. */
 export function offerModels(listed) {
   models = listed;

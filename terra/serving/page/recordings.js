@@ -1,5 +1,6 @@
 /** Recordings: one that runs, and a dialog of those that are finished, each with a preview and a link to save it. */
 
+import { partOf, within } from "./cameras.js";
 import { paintLegend } from "./legend.js";
 import { canRecord, writeVideo } from "./record.js";
 import { decode, paintFrame, paintPath } from "./stage.js";
@@ -94,10 +95,12 @@ export class Recordings {
   }
 }
 
-async function paint(context, size, { picture, header, camera, space, overlay }) {
+async function paint(context, size, { picture, header, camera, space, views, overlay }) {
   const decoded = await decode(picture);
   if (!decoded) return;
   paintFrame(context, size, decoded);
-  if (overlay && camera && header.path) paintPath(context, size, { camera, path: header.path });
-  else if (overlay && !header.path) paintLegend(context, size, space, header.action);
+  if (overlay && camera && header.path) {
+    const road = partOf(views, views?.names[0], size);
+    within(context, road, (part) => paintPath(context, part, { camera, path: header.path }));
+  } else if (overlay && !header.path) paintLegend(context, size, space, header.action);
 }

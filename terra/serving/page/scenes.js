@@ -1,7 +1,7 @@
 /** The start: scenes to choose from, and files to begin with. */
 
 import { address, request } from "./api.js";
-import { chosenModel, offerScenesModels } from "./models.js";
+import { chosenModel, offerScenesModels, viewNames } from "./models.js";
 
 const element = (id) => document.getElementById(id);
 const SHAPE = 16 / 9; // of the pictures in the lists
@@ -102,7 +102,7 @@ export function wireUpload(onContext, onError) {
     if (!files.length) return;
     const body = new FormData();
     const inOrder = new Intl.Collator("en", { numeric: true });
-    files.sort((a, b) => inOrder.compare(a.name, b.name)).forEach((file) => body.append("files", file));
+    files.sort((a, b) => inOrder.compare(a.name, b.name)).forEach((file) => body.append(fieldOf(file.name), file));
     choose.disabled = true;
     choose.textContent = "Uploading …";
     try {
@@ -117,6 +117,9 @@ export function wireUpload(onContext, onError) {
     }
   }
 }
+
+/** The field of an uploaded file: that of the camera whose name its own is or begins with, as front.mp4 and front_0.png. */
+const fieldOf = (name) => viewNames().find((view) => name.startsWith(view) && /^([_-].*)?\.[^.]*$/.test(name.slice(view.length))) ?? "files";
 
 /** The model and the settings of the form as parameters of the page's address; what is left empty is the server's choice. */
 export function readSettings() {

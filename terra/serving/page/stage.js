@@ -30,11 +30,11 @@ export async function decode(picture) {
   return canvas;
 }
 
-/** Draws a decoded frame over the whole `size` ([width, height]) of the context. */
-export function paintFrame(context, size, picture) {
+/** Draws a decoded frame, or a part of it ([left, top, width, height]), over the whole `size` ([width, height]) of the context. */
+export function paintFrame(context, size, picture, part = [0, 0, picture.width, picture.height]) {
   context.imageSmoothingEnabled = true;
   context.imageSmoothingQuality = "high";
-  context.drawImage(picture, 0, 0, ...size);
+  context.drawImage(picture, ...part, 0, 0, ...size);
 }
 
 /** Draws what belongs to the frame's path. `wheel` (a path or null) is where the wheel as held now would lead. */

@@ -1,5 +1,6 @@
 /** What is drawn of a drive: the picture with the paths on its road, and the map. */
 
+import { Cameras, within } from "./cameras.js";
 import { arc } from "./controls.js";
 import { mapColors } from "./instruments.js";
 import { paintLegend } from "./legend.js";
@@ -15,6 +16,7 @@ const SIZE = [144, 256]; // height and width of frames, until a session says its
 export class View {
   overlay = true; // whether the path lies on the road, or the legend on the picture
   whole = false; // whether the map shows all of the drive
+  cameras = new Cameras(() => this.#resize({ always: true }));
   frame = null; // the frame whose picture is shown
   #drawing = false;
   #picture = null;
@@ -33,7 +35,10 @@ export class View {
         this.#stroke = stroke;
         this.touch();
       },
-      onEnd: onStroke,
+      onEnd: (stroke, size) => {
+        const [left, top, ...road] = this.cameras.road(size);
+        onStroke(stroke.map(([x, y]) => [x - left, y - top]), road);
+      },
     });
     new ResizeObserver(() => this.#resize()).observe(element("stage"));
     DARK.addEventListener("change", () => {
@@ -77,6 +82,7 @@ export class View {
   set drawing(on) {
     this.#drawing = on;
     this.#stroke = null;
+    if (on && !this.cameras.road([1, 1])) this.cameras.show(null);
     element("draw").setAttribute("aria-pressed", on);
     element("stage").classList.toggle("drawing", on);
     this.touch();
@@ -90,14 +96,20 @@ export class View {
     const [context, size] = [canvas.getContext("2d"), [canvas.width, canvas.height]];
     if (!drive.frame) context.clearRect(0, 0, ...size);
     if (!drive.frame || !this.#picture || !this.frame) return false;
-    paintFrame(context, size, this.#picture);
+    paintFrame(context, size, this.#picture, this.cameras.shown([this.#picture.width, this.#picture.height]));
+    if (drive.state !== "driving") this.cameras.paintNames(context, size);
     const { header } = this.frame;
     const camera = drive.info?.camera;
-    if (camera && this.#stroke) {
-      const path = strokeToPath(this.#stroke, camera, size, header.speed ?? 5)?.points;
-      paintStroke(context, size, { camera, stroke: this.#stroke, path });
-    } else if (camera && this.overlay) {
-      paintPath(context, size, { camera, path: header.path, wheel: wheel && arc(wheel.steering, wheel.speed) });
+    const road = camera && this.cameras.road(size);
+    if (road && this.#stroke) {
+      const stroke = this.#stroke.map(([x, y]) => [x - road[0], y - road[1]]);
+      within(context, road, (part) => {
+        const path = strokeToPath(stroke, camera, part, header.speed ?? 5)?.points;
+        paintStroke(context, part, { camera, stroke, path });
+      });
+    } else if (road && this.overlay) {
+      const held = wheel && arc(wheel.steering, wheel.speed);
+      within(context, road, (part) => paintPath(context, part, { camera, path: header.path, wheel: held }));
     }
     if (!header.pose) {
       if (drive.info && this.overlay) paintLegend(context, size, drive.info.action_space, header.action);
@@ -127,9 +139,10 @@ export class View {
     return frames.map((frame) => ({ pose: frame.header.pose, picture: this.#remembered.get(frame) }));
   }
 
-  #resize() {
+  #resize({ always = false } = {}) {
+    if (always) this.touch();
     const canvas = element("view");
-    const [height, width] = this.#size;
+    const [, , width, height] = this.cameras.shown(this.#size.toReversed());
     element("drive").style.setProperty("--shape", width / height);
     const wide = Math.round(element("stage").clientWidth * Math.min(devicePixelRatio, 2));
     const high = Math.round((wide * height) / width);
