@@ -95,6 +95,15 @@ def write_sessions(folder: Path) -> Path:
     return write_plan(folder, records, deleted=range(20, 30))
 
 
+def write_cameras(folder: Path) -> Path:
+    """Two drives of two cameras."""
+    for name in ("monday", "sunday"):
+        write_table(folder / f"{name}.csv", KEYS)
+        for view in ("front", "wrist"):
+            write_video(folder / f"{name}.{view}.mp4", 30)
+    return folder
+
+
 def write_json_keys(folder: Path) -> Path:
     for name in ("monday", "sunday"):
         write_video(folder / f"{name}.mp4", 30)
@@ -171,6 +180,14 @@ SOURCES: dict[str, tuple[Callable[[Path], Path], str, str, int, int, tuple[str, 
         2,
         60,
         ("action_space={kind:choice,names:[jump,noop]}", "output=data/choices_it_s"),
+    ),
+    "several": (
+        write_cameras,
+        "video_actions",
+        "2 videos of each of 2 cameras with actions (CSV)",
+        2,
+        60,
+        ("views=[front,wrist]", "image_size=[48,128]", "{kind:keys,names:[forward,left]}"),
     ),
     "numbers": (
         lambda folder: write_actions(folder, NUMBERS, pictures=True, fps=20.0),
@@ -263,6 +280,14 @@ def test_what_was_chosen_is_told_beside_what_could_be(tmp_path, capsys):
     assert "# driving? lerobot=state takes the path instead" in said
     assert "           observation.images.side, 64 x 48, 10 frames a second, not taken" in said
     assert re.search(r"\n +pan +-0\.0805 to 1\n", said)
+    assert "up to four in one picture: lerobot.video=[observation.images.top,observation.images.wrist]" in said
+    both = "lerobot.video=[observation.images.wrist,observation.images.top]"
+    assert inspect(folder, "lerobot=actions", "lerobot.action=action", both) == 0
+    said = capsys.readouterr().out.replace(" \\\n   ", "")
+    assert both in said
+    assert re.search(r"\n +observation\.images\.side, 64 x 48, 10 frames a second, not taken\ndrives", said)
+    assert said.count("not taken") == 1
+    assert '"image_size=[48,128]"' in said
     # A user's own choice stays.
     own = ("lerobot=actions", "lerobot.video=observation.images.side", "lerobot.action=action.delta")
     assert inspect(folder, *own) == 0

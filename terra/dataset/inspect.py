@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -163,6 +163,10 @@ def inspect_found(found: Found, given: SourceSettings = UNSET, *, max_seconds: f
     # A user's own columns of LeRobot are of another feature than the action space that was found.
     proposed = {} if "lerobot" in own else found.settings
     settings = SourceSettings(**{**proposed, **own})
+    if (video := given.bags.video or (given.lerobot or {}).get("video")) is not None:
+        taken = [video] if isinstance(video, str) else video
+        cameras = tuple(replace(camera, is_taken=camera.name in taken) for camera in found.cameras)
+        found = replace(found, cameras=cameras)
     return inspect_source(
         open_source(found.kind, found.folder, settings), found=found, settings=settings, max_seconds=max_seconds
     )

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from terra.dataset.importing.alignment import Losses, align
+from terra.dataset.importing.cameras import align_cameras
 from terra.dataset.importing.source import SourceDrive
 from terra.errors import TerraError
 
@@ -31,7 +32,7 @@ def foresee(drives: Sequence[SourceDrive], fps: float) -> Outlook:
     failed: list[tuple[str, str]] = []
     for drive in drives:
         try:
-            each.append(align(drive, fps).losses)
+            each.append(align_cameras(drive, align(drive, fps), fps).losses)
         except TerraError as error:
             failed.append((drive.name, str(error)))
     return Outlook(fps, len(each), Losses.of_all(each) if each else None, tuple(failed))

@@ -38,14 +38,25 @@ def propose_fps(rates: Sequence[float], *, driving: bool) -> float:
     return min(max(fps or round(slowest, 2), MIN_FPS), MAX_FPS)
 
 
-def propose_size(picture_size: tuple[int, int]) -> tuple[int, int]:
-    """A (height, width) for pictures of this size: multiples of 16 of nearly its aspect, no larger, not many pixels."""
+def propose_size(picture_size: tuple[int, int], num_cameras: int = 1) -> tuple[int, int]:
+    """A (height, width) for pictures of this size: multiples of 16 of nearly its aspect, no larger, not many pixels.
+
+    Two cameras stand side by side, three and four in two rows; then the size is that of the whole picture.
+    """
+    if num_cameras > 1:
+        rows = 1 if num_cameras == 2 else 2
+        up, across = _tile_size(picture_size, _PIXELS / (2 * rows))
+        return rows * up, 2 * across
+    return _tile_size(picture_size, _PIXELS)
+
+
+def _tile_size(picture_size: tuple[int, int], pixels: float) -> tuple[int, int]:
     height, width = picture_size
 
     def cost(size: tuple[int, int]) -> float:
         ratio = size[1] / size[0] / (width / height)
         cropped = 1 - min(ratio, 1 / ratio)
-        return cropped + 0.1 * abs(math.log(size[0] * size[1] / min(_PIXELS, height * width)))
+        return cropped + 0.1 * abs(math.log(size[0] * size[1] / min(pixels, height * width)))
 
     sizes = [
         (up, across) for up in _SIDES for across in _SIDES if up <= max(height, _SIDE) and across <= max(width, _SIDE)

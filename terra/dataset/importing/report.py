@@ -74,7 +74,7 @@ def import_command(
     size = Counter(sizes).most_common(1)[0][0] if sizes else None
     arguments["fps"] = fps
     if size is not None:
-        arguments["image_size"] = list(propose_size(size))
+        arguments["image_size"] = list(propose_size(size, _num_cameras(settings)))
     held_out = propose_held_out(seen.names, seen.recordings, found.held_out)
     if found.kind == "donkeycar" and len(seen.names) == 1 and seen.timings[0].num_frames >= _LEAST_TUB:
         arguments["sections"] = _SECTIONS
@@ -108,6 +108,12 @@ def _given(found: Found, settings: SourceSettings) -> dict[str, Any]:
     return arguments
 
 
+def _num_cameras(settings: SourceSettings) -> int:
+    """How many cameras share a picture."""
+    video = (settings.lerobot or {}).get("video")
+    return len(settings.views or (video if isinstance(video, list | tuple) else [video]))
+
+
 def _output_name(folder: Path) -> str:
     return re.sub(r"[^\w.-]+", "_", folder.resolve().name).strip("_") or "recordings"
 
@@ -119,8 +125,9 @@ def _cameras(cameras: Sequence[Camera], sizes: Sequence[tuple[int, int]]) -> lis
         for (height, width), count in read.most_common(3)
     )
     lines = []
+    main = next((camera for camera in cameras if camera.is_taken), None)
     for camera in cameras:
-        size = shown if camera.is_taken and shown else f"{camera.size[1]} x {camera.size[0]}" if camera.size else ""
+        size = shown if camera is main and shown else f"{camera.size[1]} x {camera.size[0]}" if camera.size else ""
         words = [camera.name, size, camera.note, "not taken" if not camera.is_taken else ""]
         lines.append(
             ("camera" if len(cameras) == 1 else "cameras", ", ".join(word for word in words if word) or "unread")

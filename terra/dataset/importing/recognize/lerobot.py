@@ -62,7 +62,8 @@ def recognize(listing: Listing) -> Found | None:
     settings, arguments, comments = _columns(listing.folder, features, taken)
     if len(shown) > 1:
         others = [name for name in shown if name != settings["lerobot"]["video"]]
-        comments = (f"other cameras: lerobot.video={' | '.join(others)}", *comments)
+        several = f"up to four in one picture: lerobot.video=[{taken},{others[0]}]"
+        comments = (f"other cameras: lerobot.video={' | '.join(others)}; {several}", *comments)
     rate = f"{info['fps']:g} frames a second"
     return Found(
         kind="lerobot",
