@@ -95,3 +95,16 @@ def test_actions_of_a_file_start_at_zero_and_the_last_one_is_held():
     single = ActionTrack(SPACE, np.array([5.0]), np.array([[0.1]]), "a.csv")
     assert math.isinf(single.end)
     assert draw_curves([Curve.of_track("a", single)]).shape[1] == 960
+
+
+def test_frames_of_a_source_stand_at_their_own_times():
+    # Ten frames in the first second, then one a second; actions by the same clock, from 100 s on.
+    seconds = np.concatenate([np.arange(10) / 10, np.arange(1.0, 11.0)])
+    track = ActionTrack(SPACE, 100 + np.arange(11.0), np.linspace(-1, 1, 11)[:, None], "a.csv")
+    frames = lambda: iter(np.full((46, 92, 3), 10 * index, np.uint8) for index in range(20))  # noqa: E731
+    picture = draw_curves([Curve.of_track("a", track, frames, 100 + seconds)])
+    whole, left, right, apart = 11.0, 150, 60, 94  # s that are drawn, and pixels of the layout
+    for number in range(8):
+        time = number * apart / (960 - left - right) * whole
+        nearest = int(np.abs(seconds - time).argmin())
+        np.testing.assert_array_equal(picture[30, left + apart * number + 46], [10 * nearest] * 3)

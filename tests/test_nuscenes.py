@@ -98,7 +98,7 @@ def test_a_scene_has_the_poses_of_its_frames(tmp_path):
     np.testing.assert_allclose(shades, 20 + 3 * np.arange(len(expected)), atol=2)
     inspection = inspect_source(source)
     assert inspection.doubts == ()
-    assert "3 of 3 drives, 216 frames, 0.00 h" in inspection.lines
+    assert any(line.startswith("           216 frames, ") for line in inspection.lines)
 
 
 def test_headings_and_pitches_are_those_of_the_quaternions(tmp_path):

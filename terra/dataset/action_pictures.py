@@ -1,8 +1,7 @@
 """A picture of actions over time: a plot for each number, a bar for each key or choice, frames above, seconds below."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +38,7 @@ class Curve:
         values: the rows, (times, columns).
         fps: frames a second of `frames`.
         frames: returns an iterator over the frames from the start; None draws none.
+        frame_times: seconds from the recording's start of each frame; None: they lie 1 / fps s apart.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Curve:
     values: Values
     fps: float = 1.0
     frames: Callable[[], Iterator[Picture]] | None = None
+    frame_times: Float64[np.ndarray, " frames"] | None = None
 
     @classmethod
     def of_episode(cls, episode: Episode) -> "Curve":
@@ -64,11 +65,19 @@ class Curve:
         )
 
     @classmethod
-    def of_track(cls, name: str, track: ActionTrack) -> "Curve":
-        """The actions of a file, in its own rate."""
-        times = track.times - track.times[0]
-        end = times[-1] if math.isinf(track.end) else track.end - track.times[0]
-        return cls(name, track.space, np.append(times, end), track.values)
+    def of_track(
+        cls,
+        name: str,
+        track: ActionTrack,
+        frames: Callable[[], Iterator[Picture]] | None = None,
+        frame_times: Float64[np.ndarray, " frames"] | None = None,
+    ) -> "Curve":
+        """The actions of a file, in its own rate; `frame_times` are by the clock of the file."""
+        start = track.times[0]
+        times = track.times - start
+        end = times[-1] if math.isinf(track.end) else track.end - start
+        shown = None if frame_times is None else frame_times - start
+        return cls(name, track.space, np.append(times, end), track.values, frames=frames, frame_times=shown)
 
     @property
     def seconds(self) -> float:
@@ -115,7 +124,7 @@ def draw_curves(curves: Sequence[Curve]) -> Picture:
             low = top + index * heights
             if isinstance(space, Vector):
                 unit = f" ({space.units[index]})" if space.units[index] else ""
-                label = f"{name}{unit}\nrange {space.low[index]:g} to {space.high[index]:g}"
+                label = f"{name}{unit}\nrange {space.low[index]:.3g} to {space.high[index]:.3g}"
                 _plot(draw, low, curve, rows[:, index], ranges[index], seconds, label)
             else:
                 _bar(draw, low, curve, rows[:, index], seconds, name, index)
@@ -137,20 +146,30 @@ def _strip(curve: Curve, seconds: float) -> Image.Image | None:
         return None
     at = np.arange(_NUM_FRAMES) * (_FRAME + 2)  # pixels from the left end of the plots
     times = at / (_WIDTH - _LEFT - _RIGHT) * seconds
-    wanted = {round(time * curve.fps): int(x) for x, time in zip(at, times, strict=True) if time <= curve.seconds}
+    wanted = {_frame_at(curve, time): int(x) for x, time in zip(at, times, strict=True) if time <= curve.seconds}
     strip = None
+    frames = curve.frames()
     try:
-        with closing(curve.frames()) as frames:  # pyright: ignore[reportArgumentType]
-            for index, frame in enumerate(frames):
-                if index > max(wanted):
-                    break
-                if index in wanted:
-                    height = max(round(_FRAME * frame.shape[0] / frame.shape[1]), 1)
-                    strip = strip or Image.new("RGB", (_WIDTH, height + 2), "white")
-                    strip.paste(Image.fromarray(frame).resize((_FRAME, height)), (_LEFT + wanted[index], 0))
+        for index, frame in enumerate(frames):
+            if index > max(wanted):
+                break
+            if index in wanted:
+                height = max(round(_FRAME * frame.shape[0] / frame.shape[1]), 1)
+                strip = strip or Image.new("RGB", (_WIDTH, height + 2), "white")
+                strip.paste(Image.fromarray(frame).resize((_FRAME, height)), (_LEFT + wanted[index], 0))
     except TerraError:
         return strip  # the contact sheet names what is damaged
+    finally:
+        if isinstance(frames, Generator):
+            frames.close()  # ends what decodes a video
     return strip
+
+
+def _frame_at(curve: Curve, time: float) -> int:
+    """The index of the frame that is nearest to a time."""
+    if curve.frame_times is None:
+        return round(time * curve.fps)
+    return int(np.abs(curve.frame_times - time).argmin())
 
 
 def _time_axis(draw: ImageDraw.ImageDraw, top: int, bottom: int, seconds: float) -> None:

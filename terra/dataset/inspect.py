@@ -2,22 +2,27 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal
 
 import numpy as np
 from jaxtyping import UInt8
-from pydantic import model_validator
 
 from terra.actions import ActionTrack
 from terra.dataset.action_pictures import Curve, draw_curves
 from terra.dataset.card import draw_actions, save_pictures
-from terra.dataset.checks import Workers
+from terra.dataset.checks import Seconds, Workers
 from terra.dataset.format import DATASET_FILE, dataset_views, read_dataset
 from terra.dataset.importing.fitting import fit_picture
 from terra.dataset.importing.kinds import open_source
+from terra.dataset.importing.outlook import foresee
+from terra.dataset.importing.proposal import propose_fps
+from terra.dataset.importing.recognize import Found, recognize, recognize_as
+from terra.dataset.importing.report import aligned, describe, import_command
+from terra.dataset.importing.settings import UNSET, SourceSettings
 from terra.dataset.importing.source import DriveSource, SourceDrive
+from terra.dataset.importing.survey import Notes, once_each, survey
 from terra.dataset.motion import MotionReport, check_motion
 from terra.dataset.pictures import (
     ACTIONS_NAME,
@@ -29,40 +34,38 @@ from terra.dataset.pictures import (
     spread,
     tile,
 )
-from terra.dataset.poses import Poses
 from terra.dataset.reading import read_splits
 from terra.dataset.statistics import split_statistics, tabulate
 from terra.dataset.verify import verify_dataset
-from terra.errors import DatasetError, TerraError
-from tokenizer.settings import FilePath, Settings
+from terra.errors import ConfigError, DatasetError, TerraError
+from tokenizer.settings import FilePath
 
-_SHEET_SIZE = (90, 160)
+_SHEET_AREA = 90 * 160  # pixels of a picture in the contact sheet
+_LONGEST_LOOK = 60.0  # s
+_MOST_CURVES = 4  # whose frames must be decoded
 
 
-class InspectSettings(Settings):
-    """The whole of conf/inspect.yaml.
+class InspectSettings(SourceSettings):
+    """The whole of conf/inspect.yaml; see `SourceSettings` for what is not said here.
 
     Attributes:
-        data: folder of driving.
-        kind: Terra's own format ("dataset"), or a source before its import.
+        data: folder of recordings.
+        kind: Terra's own format ("dataset"), or a source before its import; None finds it out.
         output: folder of the pictures.
         verify: whether every video of a dataset is decoded, and all checked that can be.
         workers: processes of `verify`; 0 works in this one.
-        lerobot: the columns of a LeRobot dataset, see `terra.dataset.importing.lerobot.LeRobotColumns`.
+        max_seconds: of a source, no drive is opened after so long; the others are not looked at.
     """
 
     data: FilePath
-    kind: Literal["dataset", "video_poses", "gpx", "lerobot", "kitti", "nuscenes", "donkeycar"]
+    kind: (
+        Literal["dataset", "video_poses", "video_actions", "gpx", "lerobot", "kitti", "nuscenes", "donkeycar", "mcap"]
+        | None
+    )
     output: FilePath
     verify: bool
     workers: Workers
-    lerobot: dict[str, Any] | None
-
-    @model_validator(mode="after")
-    def _only_datasets(self) -> Self:
-        if self.kind != "dataset" and self.verify:
-            raise ValueError(f"verify: expected kind=dataset, got kind={self.kind}: a source is checked by its import")
-        return self
+    max_seconds: Seconds
 
 
 def run(settings: InspectSettings) -> int:
@@ -73,32 +76,56 @@ def run(settings: InspectSettings) -> int:
 
     Raises:
         ConfigError: a setting that is not possible.
-        DatasetError: there is no driving in the folder.
+        DatasetError: there are no recordings in the folder that can be imported.
         OutputError: the pictures can't be written.
     """
-    data, output, kind = settings.data, settings.output, settings.kind
-    if kind == "dataset":
-        inspection = inspect_dataset(data)
-    else:
-        inspection = inspect_source(open_source(kind, data, lerobot=settings.lerobot))
+    data, output = settings.data, settings.output
+    notes = Notes()
+    with notes.taken():
+        found = _find(settings.kind, data)
+        if found.kind != "dataset" and settings.verify:
+            got = f"kind={found.kind}: a source is checked by its import"
+            raise ConfigError(f"verify: expected kind=dataset, got {got}")
+        if found.kind == "dataset":
+            inspection = inspect_dataset(found.folder)
+        else:
+            inspection = inspect_found(found, settings, max_seconds=settings.max_seconds)
     inspection.save(output)
-    print("\n".join(inspection.lines))
+    print("\n".join([*inspection.lines, *aligned([("note", line) for line in notes.lines()])]))
     doubts = list(inspection.doubts)
     if settings.verify:
-        doubts = list(dict.fromkeys([*doubts, *verify_dataset(data, workers=settings.workers)]))
+        doubts = list(dict.fromkeys([*doubts, *verify_dataset(found.folder, workers=settings.workers)]))
     for doubt in doubts:
         print(f"doubt: {doubt}")
     print(f"{len(doubts)} doubts; pictures in {output}")
+    if inspection.command:
+        print(f"\n{inspection.command}")
     return 2 if doubts else 0
+
+
+def _find(kind: str | None, folder: Path) -> Found:
+    """What is in a folder, or what the user says there is. Raises DatasetError."""
+    if kind is None:
+        return recognize(folder)
+    own = Found("dataset", "Terra's own dataset", folder)
+    return own if kind == "dataset" else recognize_as(kind, folder) or Found(kind, kind, folder)
 
 
 @dataclass(frozen=True, eq=False)
 class Inspection:
-    """`lines` are to be printed; `doubts` name what is damaged or implausible; `pictures` are by file name."""
+    """What was found.
+
+    Attributes:
+        lines: are to be printed.
+        doubts: name what is damaged or implausible.
+        pictures: by file name.
+        command: of a source, the command that imports it, after lines of comments; else empty.
+    """
 
     lines: tuple[str, ...]
     doubts: tuple[str, ...]
     pictures: dict[str, UInt8[np.ndarray, "height width 3"]]
+    command: str = ""
 
     def save(self, folder: Path) -> None:
         """Write the pictures. Raises OutputError."""
@@ -124,40 +151,74 @@ def inspect_dataset(folder: Path) -> Inspection:
     return Inspection(tuple(lines), (*doubts, *unshown), {SHEET_NAME: sheet} | draw_actions(episodes))
 
 
-def inspect_source(source: DriveSource) -> Inspection:
-    """Inspect a source before its import, without resampling or cutting it. Raises DatasetError if it is invalid."""
-    names = source.list_drives()
-    drives: list[SourceDrive] = []
-    doubts: list[str] = []
-    for name in names:
-        try:
-            drives.append(source.open_drive(name))
-        except TerraError as error:
-            doubts.append(str(error))
-    if not drives:
-        raise DatasetError(f"expected a drive that can be read, got {len(names)} damaged: {doubts[0]}")
-    frames = sum(len(drive.frame_times) for drive in drives)
-    hours = sum(float(np.ptp(drive.frame_times)) for drive in drives if len(drive.frame_times)) / 3600
-    rates = [_rate(drive.frame_times) for drive in drives if len(drive.frame_times) > 1]
-    lines = [f"{len(drives)} of {len(names)} drives, {frames} frames, {hours:.2f} h"]
-    if rates:
-        lines.append(f"frames a second: {min(rates):.2f} to {max(rates):.2f}")
-    driven = [drive for drive in drives if isinstance(drive.track, Poses)]
-    reports = [check_motion(drive.poses, drive.name) for drive in driven]
-    lines += summarize(reports) if reports else []
-    doubts += [line for report in reports for line in report.warnings]
+def inspect_found(found: Found, given: SourceSettings = UNSET, *, max_seconds: float = _LONGEST_LOOK) -> Inspection:
+    """Inspect what was recognized, opened with what was found, or with what the user gave instead.
+
+    Raises:
+        ConfigError: a setting that the kind needs or doesn't have.
+        DatasetError: no drive can be read.
+    """
+    own = {name: getattr(given, name) for name in SourceSettings.model_fields}
+    own = {name: value for name, value in own.items() if value != getattr(UNSET, name)}
+    # A user's own columns of LeRobot are of another feature than the action space that was found.
+    proposed = {} if "lerobot" in own else found.settings
+    settings = SourceSettings(**{**proposed, **own})
+    if (video := given.bags.video or (given.lerobot or {}).get("video")) is not None:
+        taken = [video] if isinstance(video, str) else video
+        cameras = tuple(replace(camera, is_taken=camera.name in taken) for camera in found.cameras)
+        found = replace(found, cameras=cameras)
+    return inspect_source(
+        open_source(found.kind, found.folder, settings), found=found, settings=settings, max_seconds=max_seconds
+    )
+
+
+def inspect_source(
+    source: DriveSource,
+    *,
+    found: Found | None = None,
+    settings: SourceSettings = UNSET,
+    max_seconds: float = _LONGEST_LOOK,
+) -> Inspection:
+    """Inspect a source before its import, without resampling or cutting it.
+
+    Args:
+        source: the source.
+        found: what it was recognized as, for the command that imports it; None makes none.
+        settings: what the source was opened with.
+        max_seconds: no drive is opened after so long.
+
+    Raises:
+        DatasetError: the source is invalid, or none of its drives can be read.
+    """
+    seen = survey(source, max_seconds)
+    if not seen.drives:
+        problem = once_each(seen.problems)[0] if seen.problems else "there is none"
+        raise DatasetError(f"expected a drive that can be read, got {len(seen.problems)} damaged: {problem}")
+    problems = list(seen.problems)
+    reports = [check_motion(drive.poses, drive.name) for drive in seen.driven]
+    problems += [
+        (report_drive.name, line)
+        for report_drive, report in zip(seen.driven, reports, strict=True)
+        for line in report.warnings
+    ]
     labeled = []
-    for drive in spread(drives, SHEET_PICTURES):
+    for drive in spread(seen.drives, SHEET_PICTURES):
         picture, reason = _first_frame(drive)
         labeled.append((drive.name, picture))
-        doubts += [] if reason is None else [reason]
-    pictures = {SHEET_NAME: tile(labeled)}
-    if driven:
-        pictures[PATHS_NAME] = draw_paths([drive.poses for drive in driven if len(drive.poses.time)])
-    played = [(drive.name, drive.track) for drive in drives if isinstance(drive.track, ActionTrack)]
-    if played:
-        pictures[ACTIONS_NAME] = draw_curves([Curve.of_track(name, track) for name, track in played])
-    return Inspection(tuple(lines), tuple(doubts), pictures)
+        problems += [] if reason is None else [(drive.name, reason)]
+    sizes = [(picture.shape[0], picture.shape[1]) for _, picture in labeled if picture is not None]
+    fps = propose_fps([each.rate for each in seen.timings if each.rate > 0], driving=bool(seen.driven))
+    outlook = foresee(seen.drives, fps)
+    problems += outlook.failed
+    pictures = {SHEET_NAME: _sheet(labeled)}
+    if seen.driven:
+        pictures[PATHS_NAME] = draw_paths([drive.poses for drive in seen.driven if len(drive.poses.time)])
+    if seen.played:
+        pictures[ACTIONS_NAME] = draw_curves(_curves(seen.drives))
+    lines = describe(seen, outlook, sizes, found)
+    lines += aligned([("path", line) for line in (summarize(reports) if reports else [])])
+    command = "" if found is None else import_command(found, settings, seen, fps, sizes)
+    return Inspection(tuple(lines), tuple(once_each(problems)), pictures, command)
 
 
 def summarize(reports: Sequence[MotionReport]) -> list[str]:
@@ -179,8 +240,24 @@ def summarize(reports: Sequence[MotionReport]) -> list[str]:
     return lines
 
 
-def _rate(times: np.ndarray) -> float:
-    return float(1 / np.median(np.diff(times)))
+def _curves(drives: Sequence[SourceDrive]) -> list[Curve]:
+    """The actions of a few drives, with their frames."""
+    return [
+        Curve.of_track(drive.name, drive.track, drive.frames, drive.frame_times)
+        for drive in spread(drives, _MOST_CURVES)
+        if isinstance(drive.track, ActionTrack)
+    ]
+
+
+def _sheet(labeled: Sequence[tuple[str, UInt8[np.ndarray, "height width 3"] | None]]) -> UInt8[np.ndarray, "_ _ 3"]:
+    """The contact sheet, with pictures of the aspect of the first one."""
+    first = next((picture for _, picture in labeled if picture is not None), None)
+    if first is None:
+        return tile(labeled)
+    aspect = first.shape[1] / first.shape[0]
+    size = max(round(math.sqrt(_SHEET_AREA / aspect)), 1), max(round(math.sqrt(_SHEET_AREA * aspect)), 1)
+    fitted = [(name, None if picture is None else fit_picture(picture, size, None)) for name, picture in labeled]
+    return tile(fitted)
 
 
 def _first_frame(drive: SourceDrive) -> tuple[UInt8[np.ndarray, "height width 3"] | None, str | None]:
@@ -190,6 +267,4 @@ def _first_frame(drive: SourceDrive) -> tuple[UInt8[np.ndarray, "height width 3"
         picture = next(iter(frames), None)
     except TerraError as error:
         return None, str(error)
-    if picture is None:
-        return None, f"{drive.name}: expected frames, got none"
-    return fit_picture(picture, _SHEET_SIZE, drive.intrinsics), None
+    return (None, f"{drive.name}: expected frames, got none") if picture is None else (picture, None)

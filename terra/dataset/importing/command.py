@@ -1,29 +1,24 @@
 """What `terra import` does: check the settings, then bring recordings from elsewhere into our format."""
 
 import logging
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from terra.dataset.checks import ImageSize, Names, Seconds, Workers
 from terra.dataset.format import FramesASecond
-from terra.dataset.importing.bags import Bags
-from terra.dataset.importing.kinds import Gps, open_source
+from terra.dataset.importing.kinds import open_source
 from terra.dataset.importing.run import Crop, ImportSettings, Mount, import_drives
-from terra.views import ViewNames
-from tokenizer.settings import Count, FilePath, NonNegative, Positive, Settings, Text
+from terra.dataset.importing.settings import SourceSettings
+from tokenizer.settings import Count, FilePath, NonNegative, Positive, Text
 
 logger = logging.getLogger(__name__)
 
 
-class ImportCommand(Settings):
-    """The whole of conf/import.yaml; see `ImportSettings` for what is not said here.
+class ImportCommand(SourceSettings):
+    """The whole of conf/import.yaml; see `SourceSettings` and `ImportSettings` for what is not said here.
 
     Attributes:
         kind: kind of source.
         input: folder of the source.
-        lerobot: the columns of a LeRobot dataset, see `terra.dataset.importing.lerobot.LeRobotColumns`.
-        action_space, picture_fps, sections, gps, bags, views: see `open_source`.
         camera: `ImportSettings.mount`.
         workers: processes; 0 imports in this one.
         max_seconds: no drive is begun after so long; None for no limit.
@@ -44,13 +39,6 @@ class ImportCommand(Settings):
     end: Positive | None
     gap_seconds: Positive | None
     min_frames: Count
-    lerobot: dict[str, Any] | None
-    action_space: dict[str, Any] | None
-    picture_fps: Positive | None
-    sections: Annotated[int, Field(ge=1, le=1000)]
-    gps: Gps
-    bags: Bags
-    views: ViewNames | None
     workers: Workers
     max_seconds: Seconds | None
 
@@ -65,17 +53,7 @@ def run(settings: ImportCommand) -> int:
         ConfigError, DatasetError, OutputError: see `open_source` and `import_drives`.
     """
     what = ImportSettings(
-        source=open_source(
-            settings.kind,
-            settings.input,
-            lerobot=settings.lerobot,
-            action_space=settings.action_space,
-            picture_fps=settings.picture_fps,
-            sections=settings.sections,
-            gps=settings.gps,
-            bags=settings.bags,
-            views=settings.views,
-        ),
+        source=open_source(settings.kind, settings.input, settings),
         name=settings.name,
         output=settings.output,
         fps=settings.fps,

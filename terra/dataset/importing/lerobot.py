@@ -443,7 +443,7 @@ def _stated_space(folder: Path, feature: str) -> Vector:
     if facts is None:
         raise DatasetError(f"{path}: expected a feature {feature}, got {', '.join(info['features'])}")
     low, high = _stated_range(folder, feature)
-    said = _entry_names(facts.get("names"))
+    said = entry_names(facts.get("names"))
     names = [_OTHER_CHARACTER.sub("_", name) for name in said]
     if len(names) != len(low) or len(set(names)) < len(names) or not all(map(_NAME.fullmatch, names)):
         names = [f"{_OTHER_CHARACTER.sub('_', feature)}_{index}" for index in range(len(low))]
@@ -499,7 +499,7 @@ def _column(rows: dict[str, Any], name: str, info: dict[str, Any], where: str) -
     if entry is None:
         index = 0 if values.shape[1] == 1 else -1
     else:
-        names = _entry_names(info["features"].get(feature, {}).get("names"))
+        names = entry_names(info["features"].get(feature, {}).get("names"))
         index = int(entry) if entry.isdecimal() else names.index(entry) if entry in names else -1
     if values.ndim != 2 or not 0 <= index < values.shape[1]:
         raise DatasetError(f"{where}: {name}: expected one of the {values.shape[1]} numbers of {feature}")
@@ -508,7 +508,7 @@ def _column(rows: dict[str, Any], name: str, info: dict[str, Any], where: str) -
     return values[:, index]
 
 
-def _entry_names(names: Any) -> list[str]:
+def entry_names(names: Any) -> list[str]:
     """A feature's `names` in a list: nested lists, an object of lists ({"motors": [...]}), or of each name's index."""
     if isinstance(names, dict):
         places = list(names.values())
@@ -516,5 +516,5 @@ def _entry_names(names: Any) -> list[str]:
             return sorted(names, key=lambda name: names[name]) if sorted(places) == list(range(len(places))) else []
         names = places
     if isinstance(names, list):
-        return [name for part in names for name in _entry_names(part)]
+        return [name for part in names for name in entry_names(part)]
     return [] if names is None else [str(names)]

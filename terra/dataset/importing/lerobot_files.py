@@ -132,7 +132,7 @@ def camera_fault(feature: Row) -> str | None:
 def picture_shape(feature: Row) -> tuple[int | None, int | None, int | None]:
     """(height, width, channels) that info.json gives for a feature with pictures; None where it doesn't."""
     shape, names = feature.get("shape"), feature.get("names")
-    if not isinstance(shape, list) or len(shape) != 3:
+    if not isinstance(shape, list) or len(shape) != 3 or not all(type(side) is int for side in shape):
         return None, None, None
     if isinstance(names, list) and len(names) == 3:
         first = str(names[0]).startswith("channel")
@@ -160,7 +160,7 @@ def _damage_named(path: Path) -> Iterator[None]:
     """Raise DatasetError for a Parquet file that can't be read."""
     try:
         yield
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         reason = str(error).partition("\n")[0]
         if "magic bytes not found in footer" in reason:
             reason = "a file without its end: cut off, or never ended by LeRobotDataset.finalize()"
