@@ -25,8 +25,10 @@ from terra.dataset import read_frames, read_split
 from terra.dataset.importing import bag_shared
 from terra.dataset.importing.bag_files import Recording
 from terra.dataset.importing.bags import Bags, BagSource, view_names
+from terra.dataset.importing.cameras import lay_out
 from terra.dataset.importing.command import run
 from terra.errors import ConfigError, DatasetError
+from terra.views import Views
 from tokenizer.limits import LIMITS
 
 FRONT, WRIST, SPEED = "/front/image_raw/compressed", "/wrist/image_raw", "/cmd_vel"
@@ -73,6 +75,8 @@ def imported(folder, output, *more):
     assert run(read_settings("import", given)) == 0
     found = []
     for episode in read_split(output, "train").episodes:
+        assert episode.views is not None
+        assert episode.actions is not None
         parts = episode.views.split(read_frames(episode))
         numbers = [np.array([number(picture) for picture in parts[name]]) for name in ("front", "wrist")]
         found.append((*numbers, episode.actions[:, 0]))
@@ -206,6 +210,27 @@ def test_a_camera_whose_clock_alone_is_set_back_is_refused(tmp_path, topics):
         opened(tmp_path, *topics).open_drive("a")
 
 
+def test_actions_behind_all_pictures_tell_of_no_clock_that_was_set_back(tmp_path):
+    # A converter wrote one topic after another: which actions belong to which setting of the clock is not known.
+    told = [EPOCH + tick * 100 * MS - (2 * 10**9 if tick >= 20 else 0) for tick in range(40)]
+    pictures = [(topic, time, jpeg(time, tick)) for tick, time in enumerate(told) for topic in (FRONT, WRIST)]
+    write_mcap(tmp_path / "a.mcap", pictures + [(SPEED, time, twist(0.0)) for time in told])
+    with pytest.raises(DatasetError, match=r"a.mcap: expected times at which all of bags.action are told, got none"):
+        opened(tmp_path).open_drive("a")
+
+
+def test_shapes_are_known_before_a_drive_is_opened(tmp_path):
+    wide = image(EPOCH, "mono8", bytes(40 * 160), 160, width=160, height=40)
+    bag(tmp_path / "a.mcap", camera(FRONT, np.arange(3) / 30), [(WRIST, EPOCH, wide)], speeds(1))
+    source = opened(tmp_path)
+    assert source.shapes == ((HEIGHT, WIDTH), (40, 160))
+    views = lay_out(source, (64, 128))  # its one picture of the wrist makes no drive
+    assert views == Views.tiled(("front", "wrist"), (64, 128), (2 * 4) ** 0.5)
+    unit = protobuf("CompressedVideo", EPOCH, format="h264", data=access_units("h264", 1)[0])
+    bag(tmp_path / "a.mcap", camera(FRONT, np.arange(3) / 30), [(WRIST, EPOCH, unit)], speeds(1))
+    assert opened(tmp_path).shapes == ()
+
+
 def test_the_bag_is_read_once_for_the_pictures_of_all_cameras(tmp_path, monkeypatch):
     front, wrist = np.arange(60) / 30, np.arange(30) / 15
     bag(tmp_path / "a.mcap", camera(FRONT, front), camera(WRIST, wrist, raw), speeds(2))
@@ -281,7 +306,9 @@ def test_one_topic_in_a_list_is_as_one_alone(tmp_path):
     bag(tmp_path / "a.mcap", camera(FRONT, np.arange(6) / 30), camera(WRIST, np.arange(3) / 15), speeds(1))
     one = opened(tmp_path, FRONT)
     assert one.views == ()
-    assert one == BagSource.open(tmp_path, Bags(video=FRONT, action=(FIELD,)), None)
+    given = [f"input={tmp_path}", f"output={tmp_path}", "kind=mcap", f"bags.action=[{FIELD}]"]
+    alone, listed = (read_settings("import", [*given, f"bags.video={each}"]).bags for each in (FRONT, f"[{FRONT}]"))
+    assert alone == listed
     assert one.declared["video"] == FRONT
     drive = one.open_drive("a")
     assert drive.others == {}

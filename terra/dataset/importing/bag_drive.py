@@ -255,14 +255,12 @@ class _Bag:
         for lap, track in zip(laps, tracks, strict=True):
             if track is None:
                 problems |= dict.fromkeys(lap.tolist(), _WITHOUT_ACTIONS)
-        others = {
-            name: self._footage(camera, laps, [track is not None for track in tracks])
-            for name, camera in cameras.items()
-        }
-        laps = [lap for lap, track in zip(laps, tracks, strict=True) if track is not None]
         rows = [track for track in tracks if track is not None]
         if not rows:
             raise DatasetError(f"{self._where}: expected times at which all of bags.action are told, got none")
+        is_kept = [track is not None for track in tracks]
+        others = {name: self._footage(camera, laps, is_kept) for name, camera in cameras.items()}
+        laps = [lap for lap, keeps in zip(laps, is_kept, strict=True) if keeps]
         laps = [self._heard(lap, columns, problems) if len(columns) > 1 else lap for lap in laps]
         if not sum(map(len, laps)):
             raise DatasetError(f"{self._where}: expected pictures while all of bags.action are told, got none")

@@ -100,6 +100,7 @@ class BagSource:
         columns: the fields that are the actions, in the order of the space's columns.
         clock: see `Bags`.
         space: what the actions mean.
+        shapes: (height, width) of each topic's first picture; () if that of one can't be told without decoding.
     """
 
     folder: Path
@@ -107,6 +108,7 @@ class BagSource:
     columns: tuple[Column, ...]
     clock: Clock
     space: TableSpace
+    shapes: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def open(cls, folder: Path, bags: Bags, space: TableSpace | None) -> "BagSource":
@@ -144,7 +146,7 @@ class BagSource:
         elif len(space.columns) != len(columns):
             got = f"{len(columns)}: {', '.join(column.name for column in columns)[:200]}"
             raise ConfigError(f"bags.action: expected {len(space.columns)} fields, as action_space has, got {got}")
-        return cls(folder, videos, tuple(columns), bags.clock, space)
+        return cls(folder, videos, tuple(columns), bags.clock, space, _shapes(scans, videos))
 
     @property
     def declared(self) -> dict[str, str | None]:
@@ -291,6 +293,15 @@ def _videos(folder: Path, scans: Sequence[tuple[Topic, ...]], wanted: Sequence[s
         several = "" if len(pictures) == 1 else ", or a list of several"
         raise ConfigError(f"bags.video: expected one of {shown}{several}, got {', '.join(unknown) or 'none'}")
     return tuple(wanted)
+
+
+def _shapes(scans: "Sequence[_Scan]", videos: Sequence[str]) -> tuple[tuple[int, int], ...]:
+    """(height, width) of each topic's first picture; () if one can't be told."""
+    topics = [topic for scan in reversed(scans) for topic in scan.topics]
+    sizes = {topic.name: topic.picture_size.split("x") for topic in topics if topic.picture_size is not None}
+    if not sizes.keys() >= set(videos):
+        return ()
+    return tuple((int(sizes[video][1]), int(sizes[video][0])) for video in videos)
 
 
 def _missing(spec: str, scans: "Sequence[_Scan]") -> str:
