@@ -197,6 +197,42 @@ def test_where_the_clock_is_set_back_all_cameras_are_shifted_apart(tmp_path, bac
     assert sum(len(first) for first, _, _ in episodes) >= 36
 
 
+def test_pictures_that_may_be_of_either_setting_of_the_clock_are_left_out(tmp_path):
+    # The clock is set back at 3 s, which only the actions tell: the front's pictures pause, and the wrist's a while.
+    messages = []
+    for tick in range(600):
+        told = EPOCH + tick * 10 * MS - (10**9 if tick >= 300 else 0)
+        if tick % 10 == 0 and not 200 < tick < 400:
+            messages.append((FRONT, told, jpeg(told, tick // 10)))
+        if tick % 10 == 0 and not 250 < tick < 380:
+            messages.append((WRIST, told, raw(told, tick // 10)))
+        messages.append((SPEED, told, twist(tick / 100)))
+    write_mcap(tmp_path / "a.mcap", messages)
+    drive = opened(tmp_path).open_drive("a")
+    other = drive.others["wrist"]
+    assert shown_by(drive) == [*range(21), *range(40, 60)]
+    assert shown_by(other) == [*range(20), *range(40, 60)]  # its picture 20 was logged behind the front's last one
+    assert other.left_out == {"pictures between two settings of the clock": 6 + 2}
+    np.testing.assert_allclose(other.times, np.delete(drive.frame_times, 20))
+    assert [each.frame for each in other.breaks] == [20]
+
+
+def test_lost_messages_interrupt_every_camera(tmp_path):
+    front, wrist = np.arange(60) / 30, np.arange(30) / 15
+    messages = sorted([*camera(FRONT, front), *camera(WRIST, wrist), *speeds(2)], key=lambda each: each[1])
+    facts = {"relative_file_paths": ["a_0.mcap", "a_1.mcap", "a_2.mcap"]}
+    write_mcap(tmp_path / "a" / "a_0.mcap", [each for each in messages if each[1] < EPOCH + 10**9])
+    write_mcap(tmp_path / "a" / "a_2.mcap", [each for each in messages if each[1] > EPOCH + 1.1e9])
+    (tmp_path / "a" / "metadata.yaml").write_text(json.dumps({"rosbag2_bagfile_information": facts}))
+    drive = opened(tmp_path).open_drive("a")
+    for footage, number_before in ((drive, 30), (drive.others["wrist"], 15)):
+        (interruption,) = footage.breaks
+        assert interruption.reason == "a_1.mcap, which metadata.yaml names, is missing"
+        shown = shown_by(footage)
+        assert shown[interruption.frame - 1] == number_before - 1
+        assert shown[interruption.frame] > number_before
+
+
 @pytest.mark.parametrize("topics", [(FRONT, WRIST), (WRIST, FRONT)])
 def test_a_camera_whose_clock_alone_is_set_back_is_refused(tmp_path, topics):
     front, wrist = np.arange(90) / 30, np.arange(45) / 15
