@@ -17,8 +17,9 @@ from terra.dataset.importing.bag_clock import Clock, Stamps, Times, choose_clock
 from terra.dataset.importing.bag_fields import Column, FieldReader, field_readers
 from terra.dataset.importing.bag_files import Lost, Message, Recording, UndecodableError, binary, field, header_time
 from terra.dataset.importing.bag_pictures import VIDEO_TYPES, Still
+from terra.dataset.importing.bag_shared import SharedReading
 from terra.dataset.importing.bag_video import UnitChecker, check_codec, stream_units
-from terra.dataset.importing.source import Break, SourceDrive
+from terra.dataset.importing.source import Break, Footage, SourceDrive
 from terra.errors import DatasetError
 
 logger = logging.getLogger(__name__)
@@ -34,23 +35,36 @@ _REGULAR = 0.9  # of the steps of such a field are usual
 _UNDECODABLE = "pictures that can't be decoded"
 _UNTIMED = "pictures without a time"
 _WITHOUT_ACTIONS = "pictures between two settings of the clock, without actions"
+_BETWEEN = "pictures between two settings of the clock"
 _REPEATED = "pictures with the time of another one"
 _SET_BACK = "the clock was set back"
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What of a bag becomes a drive: the topic with the pictures, the columns of actions, their space, the clock."""
+    """What of a bag becomes a drive.
 
-    video: str
+    Attributes:
+        videos: the topic with the pictures of each camera, by the cameras' names; the first is the main one.
+        columns: the columns of actions.
+        space: what they mean.
+        clock: whose times count.
+    """
+
+    videos: Mapping[str, str]
     columns: tuple[Column, ...]
     space: TableSpace
     clock: Clock
 
     @property
+    def video(self) -> str:
+        """The topic of the main camera."""
+        return next(iter(self.videos.values()))
+
+    @property
     def topics(self) -> frozenset[str]:
         """All topics that are read."""
-        return frozenset((self.video, *(column.topic for column in self.columns)))
+        return frozenset((*self.videos.values(), *(column.topic for column in self.columns)))
 
 
 def open_bag(recording: Recording, selection: Selection) -> SourceDrive:
@@ -67,15 +81,13 @@ class _Series:
 
 
 @dataclass
-class _Reading:
-    """What a bag has of the chosen topics.
+class _Pictures:
+    """What a topic with pictures has.
 
     Attributes:
-        kind: the type of the messages with pictures.
+        kind: the messages' type.
         codec: of video; "" of pictures.
-        stamps: by topic, for each message three numbers: its place in the bag, its log time, and its header's time (0:
-            not set, -1: has none).
-        series: the columns' values.
+        count: how many messages there are.
         problems: why a picture can't be shown, by its number among the messages of its topic.
         first_problem: the same of the first one, in more words.
         lost: where messages are lost: the number of the next picture, and why.
@@ -83,47 +95,66 @@ class _Reading:
 
     kind: str = ""
     codec: str = ""
-    stamps: dict[str, array] = item(default_factory=dict)
-    series: dict[Column, _Series] = item(default_factory=dict)
+    count: int = 0
     problems: dict[int, str] = item(default_factory=dict)
     first_problem: str = ""
     lost: list[tuple[int, str]] = item(default_factory=list)
 
 
+@dataclass
+class _Reading:
+    """What a bag has of the chosen topics.
+
+    Attributes:
+        pictures: the pictures of each topic of a camera.
+        stamps: by topic, for each message three numbers: its place in the bag, its log time, and its header's time (0:
+            not set, -1: has none).
+        series: the columns' values.
+    """
+
+    pictures: Mapping[str, _Pictures]
+    stamps: dict[str, array] = item(default_factory=dict)
+    series: dict[Column, _Series] = item(default_factory=dict)
+
+
 class _PictureChecker:
     """Decodes the pictures of a topic one after another, and notes which can't be shown."""
 
-    def __init__(self, reading: _Reading, where: str) -> None:
-        self._reading, self._where = reading, where
+    def __init__(self, pictures: _Pictures, where: str) -> None:
+        self._pictures, self._where = pictures, where
         self._still: Still | None = None
         self._units: UnitChecker | None = None
 
-    def add(self, number: int, message: Message, decoded: Any, time: int) -> None:
+    def add(self, message: Message, decoded: Any, time: int) -> None:
         """Take the next picture. Raises DatasetError if pictures of its kind can't be shown."""
-        reading, kind = self._reading, message.channel.type
+        pictures, kind = self._pictures, message.channel.type
         codec = check_codec(str(field(decoded, "format")), self._where) if kind in VIDEO_TYPES else ""
-        if reading.kind and (reading.kind, reading.codec) != (kind, codec):
-            got = f"{reading.kind} {reading.codec}".strip(), f"{kind} {codec}".strip()
+        if pictures.kind and (pictures.kind, pictures.codec) != (kind, codec):
+            got = f"{pictures.kind} {pictures.codec}".strip(), f"{kind} {codec}".strip()
             raise DatasetError(f"{self._where}: expected messages of one type, got {got[0]} and {got[1]}")
-        reading.kind, reading.codec = kind, codec
+        pictures.kind, pictures.codec = kind, codec
         if codec:
-            self._units = self._units or UnitChecker(reading.codec, self._where, reading.problems)
-            self._units.add(number, binary(decoded), time)
+            self._units = self._units or UnitChecker(pictures.codec, self._where, pictures.problems)
+            self._units.add(pictures.count, binary(decoded), time)
             return
         try:
             self._still = self._still or Still(kind, self._where)
             self._still.read(decoded)
         except UndecodableError as error:
-            self.note(number, str(error))
+            self.note(str(error))
 
-    def note(self, number: int, problem: str) -> None:
-        """Take note of a picture that can't be decoded."""
-        self._reading.problems[number] = _UNDECODABLE
-        self._reading.first_problem = self._reading.first_problem or problem
-        self.lose()
+    def note(self, problem: str) -> None:
+        """Take note that the next picture can't be decoded."""
+        self._pictures.problems[self._pictures.count] = _UNDECODABLE
+        self._pictures.first_problem = self._pictures.first_problem or problem
+        self._interrupt()
 
-    def lose(self) -> None:
+    def lose(self, reason: str) -> None:
         """Take note that messages are lost here."""
+        self._pictures.lost.append((self._pictures.count, reason))
+        self._interrupt()
+
+    def _interrupt(self) -> None:
         if self._units is not None:
             self._units.lose()
 
@@ -135,30 +166,32 @@ class _PictureChecker:
 
 def _read(recording: Recording, selection: Selection) -> _Reading:
     """Read the times and the actions of a bag, and see which pictures can be shown. Raises DatasetError."""
-    reading, video = _Reading(), selection.video
-    checker = _PictureChecker(reading, f"{recording.path}: {video}")
+    pictures = {video: _Pictures() for video in selection.videos.values()}
+    reading = _Reading(pictures)
+    checkers = {video: _PictureChecker(each, f"{recording.path}: {video}") for video, each in pictures.items()}
     specs = dict.fromkeys(column.spec for column in selection.columns)
     readers: dict[str, list[FieldReader]] = {}
     wanted = frozenset(selection.columns)
-    number = 0
     for place, message in enumerate(recording.messages(selection.topics)):
         if isinstance(message, Lost):
-            reading.lost.append((number, message.reason))
-            checker.lose()
+            for checker in checkers.values():
+                checker.lose(message.reason)
             continue
         channel, stamp, decoded = message.channel, 0, None
         topic = channel.topic
+        checker = checkers.get(topic)
         try:
             decoded = channel.decode(message.data)
             stamp = header_time(decoded)
-            if topic == video:
-                checker.add(number, message, decoded, stamp or message.log_time)
+            if checker is not None:
+                checker.add(message, decoded, stamp or message.log_time)
         except UndecodableError as error:
-            if topic == video:
-                checker.note(number, str(error))
+            if checker is not None:
+                checker.note(str(error))
         stamps = reading.stamps.setdefault(topic, array("q"))
         stamps.extend((place, message.log_time, -1 if stamp is None else stamp))
-        number += topic == video
+        if checker is not None:
+            pictures[topic].count += 1
         if decoded is None:
             continue
         if topic not in readers:
@@ -169,18 +202,26 @@ def _read(recording: Recording, selection: Selection) -> _Reading:
                     series = reading.series.setdefault(column, _Series())
                     series.messages.append(len(stamps) // 3 - 1)
                     series.values.append(value)
-    checker.finish()
+    for checker in checkers.values():
+        checker.finish()
     return reading
 
 
 @dataclass(frozen=True, eq=False)
 class _Told:
-    """The values of a column that are finite and have a time, in the order of the bag."""
+    """The values of a column that are finite and have a time, in the order of the bag; or a camera's pictures.
+
+    Attributes:
+        name: the column, or the topic.
+        places: of the messages in the bag.
+        times: theirs, in ns.
+        values: the column's values, or the numbers of the pictures.
+    """
 
     name: str
     places: Numbers
     times: Times
-    values: Float64[np.ndarray, " rows"]
+    values: Float64[np.ndarray, " rows"] | Numbers
 
 
 class _Bag:
@@ -189,7 +230,7 @@ class _Bag:
     def __init__(self, recording: Recording, selection: Selection, reading: _Reading) -> None:
         self._recording, self._selection, self._reading = recording, selection, reading
         self._where = str(recording.path)
-        topics = list(dict.fromkeys((selection.video, *(column.topic for column in selection.columns))))
+        topics = list(dict.fromkeys((*selection.videos.values(), *(column.topic for column in selection.columns))))
         for topic in topics:
             if topic not in reading.stamps:
                 raise DatasetError(f"{self._where}: expected messages of {topic}, got none")
@@ -200,35 +241,32 @@ class _Bag:
             for topic, each in table.items()
         }
         self._times, self._clock = choose_clocks(told, selection.clock, self._where)
+        self._shared: SharedReading | None = None
 
     def drive(self) -> SourceDrive:
         """The drive. Raises DatasetError."""
-        times, problems = self._times[self._selection.video], dict(self._reading.problems)
-        for number in np.flatnonzero(times <= 0).tolist():
-            problems.setdefault(number, _UNTIMED)
-        good = np.array([number for number in range(len(times)) if number not in problems], np.int64)
-        if len(good) < 2:
-            first = self._reading.first_problem or next(iter(problems.values()), "")
-            got = f"{len(good)} of {len(times)}{f', the first problem being: {first}' if first else ''}"
-            expected = "expected 2 or more pictures that can be shown"
-            raise DatasetError(f"{self._where}: {self._selection.video}: {expected}, got {got}")
+        main = self._selection.video
+        times, (good, problems) = self._times[main], self._good(main)
         ordered = in_order(times[good])
         columns = self._columns()
-        laps = self._laps([good[part] for part in ordered.parts], columns)
+        cameras = {name: self._camera(video) for name, video in self._selection.videos.items() if video != main}
+        laps = self._laps([good[part] for part in ordered.parts], [*columns, *cameras.values()])
         tracks = [self._track(columns, laps, lap) for lap in range(len(laps))]
         for lap, track in zip(laps, tracks, strict=True):
             if track is None:
                 problems |= dict.fromkeys(lap.tolist(), _WITHOUT_ACTIONS)
-        laps = [lap for lap, track in zip(laps, tracks, strict=True) if track is not None]
         rows = [track for track in tracks if track is not None]
         if not rows:
             raise DatasetError(f"{self._where}: expected times at which all of bags.action are told, got none")
+        is_kept = [track is not None for track in tracks]
+        others = {name: self._footage(camera, laps, is_kept) for name, camera in cameras.items()}
+        laps = [lap for lap, keeps in zip(laps, is_kept, strict=True) if keeps]
         laps = [self._heard(lap, columns, problems) if len(columns) > 1 else lap for lap in laps]
         if not sum(map(len, laps)):
             raise DatasetError(f"{self._where}: expected pictures while all of bags.action are told, got none")
         left_out = Counter(problems.values())
         left_out[_REPEATED] = len(ordered.repeated)
-        for reason in dict.fromkeys(reason for _, reason in self._reading.lost):
+        for reason in dict.fromkeys(reason for _, reason in self._reading.pictures[main].lost):
             logger.warning("%s: %s: what could be read is imported", self._where, reason)
         late = f"; {ordered.num_late} pictures that came late are in their place" if ordered.num_late else ""
         order = np.concatenate(laps)
@@ -238,17 +276,90 @@ class _Bag:
                 np.concatenate([at - lap * _LAP for lap, (at, _) in enumerate(rows)]),
                 np.concatenate([values for _, values in rows]),
             ),
-            frame_times=np.concatenate([self._seconds(times[part]) - lap * _LAP for lap, part in enumerate(laps)]),
-            frames=partial(self._frames, {int(number): frame for frame, number in enumerate(order)}),
+            frame_times=self._frame_times(main, laps),
+            frames=partial(self._frames, main, {int(number): frame for frame, number in enumerate(order)}),
             intrinsics=None,
             origin=self._where,
-            breaks=_breaks(laps, problems, self._reading.lost),
-            left_out={reason: count for reason, count in left_out.items() if count},
+            breaks=_breaks(laps, problems, self._reading.pictures[main].lost),
+            left_out=_nonzero(left_out),
             clock=self._clock + late,
+            others=others,
         )
 
+    def _good(self, video: str) -> tuple[Numbers, dict[int, str]]:
+        """The numbers of the pictures that can be shown, and why the others can't. Raises DatasetError if all can't."""
+        pictures, times = self._reading.pictures[video], self._times[video]
+        problems = dict(pictures.problems)
+        for number in np.flatnonzero(times <= 0).tolist():
+            problems.setdefault(number, _UNTIMED)
+        good = np.array([number for number in range(len(times)) if number not in problems], np.int64)
+        if len(good) < 2:
+            first = pictures.first_problem or next(iter(problems.values()), "")
+            got = f"{len(good)} of {len(times)}{f', the first problem being: {first}' if first else ''}"
+            raise DatasetError(f"{self._where}: {video}: expected 2 or more pictures that can be shown, got {got}")
+        return good, problems
+
+    def _camera(self, video: str) -> _Told:
+        good, _ = self._good(video)
+        return _Told(video, self._places[video][good], self._times[video][good], good)
+
+    def _footage(self, camera: _Told, laps: Sequence[Numbers], is_kept: Sequence[bool]) -> Footage:
+        """The pictures of a further camera in those laps of the main one that are kept. Raises DatasetError."""
+        video = camera.name
+        _, problems = self._good(video)
+        repeated: set[int] = set()
+        found: list[Numbers] = []
+        offsets: list[float] = []
+        for lap in range(len(laps)):
+            rows, again = self._belonging(camera, laps, lap)
+            found.append(camera.values[rows].astype(np.int64))
+            repeated.update(camera.values[again].tolist())
+            offsets += self._offset(camera, rows, laps[lap])
+        if len(offsets) > 1 and np.ptp(offsets) > _GAP * max(map(_period, (camera.times, *self._times_of(laps)))):
+            got = f"{np.ptp(offsets) / 1e9:.3g} s apart before and after a clock was set back"
+            raise DatasetError(
+                f"{self._where}: {video}: expected the clock of {self._selection.video}, got times {got}"
+            )
+        # Between two laps a picture may go on by either clock.
+        times_found = Counter(np.concatenate(found).tolist())
+        own = [
+            np.array([number for number in lap.tolist() if times_found[number] == 1], np.int64)
+            for lap, keeps in zip(found, is_kept, strict=True)
+            if keeps
+        ]
+        order = np.concatenate(own)
+        if len(order) < 2:
+            got = f"{len(order)} of {len(self._times[video])}"
+            expected = f"2 or more pictures by the clock of {self._selection.video}"
+            raise DatasetError(f"{self._where}: {video}: expected {expected}, got {got}")
+        repeated -= set(order.tolist())
+        problems |= dict.fromkeys(set(camera.values.tolist()) - set(order.tolist()) - repeated, _BETWEEN)
+        left_out = Counter(problems.values())
+        left_out[_REPEATED] = len(repeated)
+        return Footage(
+            self._frame_times(video, own),
+            partial(self._frames, video, {int(number): frame for frame, number in enumerate(order)}),
+            breaks=_breaks(own, problems, self._reading.pictures[video].lost),
+            left_out=_nonzero(left_out),
+        )
+
+    def _offset(self, camera: _Told, rows: Numbers, lap: Numbers) -> list[float]:
+        """What a camera's times are ahead of the main one's among which its messages stand, in ns; [] without such."""
+        numbers = np.sort(lap)
+        places = self._places[self._selection.video][numbers]
+        among = rows[(camera.places[rows] >= places[0]) & (camera.places[rows] <= places[-1])]
+        told = np.interp(camera.places[among], places, self._times[self._selection.video][numbers])
+        return [float(np.median(camera.times[among] - told))] if len(among) else []
+
+    def _times_of(self, laps: Sequence[Numbers]) -> list[Times]:
+        return [self._times[self._selection.video][lap] for lap in laps]
+
+    def _frame_times(self, video: str, laps: Sequence[Numbers]) -> Float64[np.ndarray, " pictures"]:
+        times = self._times[video]
+        return np.concatenate([self._seconds(times[part]) - lap * _LAP for lap, part in enumerate(laps)])
+
     def _seconds(self, times: Times) -> Float64[np.ndarray, " messages"]:
-        """Seconds after the first picture of the bag."""
+        """Seconds after the main camera's first picture."""
         known = self._times[self._selection.video]
         return (times - known[known > 0][0]) / 1e9
 
@@ -270,7 +381,7 @@ class _Bag:
         return columns
 
     def _laps(self, laps: list[Numbers], columns: Sequence[_Told]) -> list[Numbers]:
-        """Cut the pictures also where the clock of actions was set back while there were no pictures."""
+        """Cut the pictures also where the clock of actions or of another camera was set back while there were none."""
         places = self._places[self._selection.video]
         for column in columns:
             for lap in in_order(column.times).parts[1:]:
@@ -283,30 +394,40 @@ class _Bag:
 
     def _track(self, columns: Sequence[_Told], laps: Sequence[Numbers], lap: int) -> Rows | None:
         """The actions near the pictures of a lap; None if some column has none. Raises DatasetError."""
+        series = []
+        for column in columns:
+            rows, _ = self._belonging(column, laps, lap)
+            if not len(rows):
+                return None
+            series.append((self._seconds(column.times[rows]), column.values[rows]))
+        return _joined(series, isinstance(self._selection.space, Vector))
+
+    def _belonging(self, column: _Told, laps: Sequence[Numbers], lap: int) -> tuple[Numbers, Numbers]:
+        """The rows near the pictures of a lap by their clock, in order of time, and those that repeat a time.
+
+        Raises:
+            DatasetError: rows whose clock goes back where that of the pictures doesn't.
+        """
         places, times = self._places[self._selection.video], self._times[self._selection.video]
         begin, end = places[laps[lap]].min(), places[laps[lap]].max()
         # Those between two laps belong to the one by whose clock they go on.
         after = places[laps[lap - 1]].max() if lap else -1
         before = places[laps[lap + 1]].min() if lap + 1 < len(laps) else np.iinfo(np.int64).max
-        series = []
-        for column in columns:
-            near = np.flatnonzero((column.places > after) & (column.places < before))
-            pieces = [near[piece] for piece in in_order(column.times[near]).parts]
-            within = [int(((column.places[each] >= begin) & (column.places[each] <= end)).sum()) for each in pieces]
-            if (len(laps) == 1 and len(pieces) > 1) or sum(count > _EDGE for count in within) > 1:
-                got = "some that go back where those of the pictures don't; bags.clock= may help"
-                raise DatasetError(f"{self._where}: {column.name}: expected increasing times, got {got}")
-            best = max(range(len(pieces)), key=lambda piece: (within[piece], len(pieces[piece])), default=None)
-            rows = near if best is None else pieces[best]
-            if len(laps) > 1 and (best is None or not within[best]):
-                return None  # they do not stand among the pictures: it is not known by which clock they are
-            if len(laps) > 1:
-                first, last = times[laps[lap]][[0, -1]]
-                rows = rows[(column.times[rows] >= first - _NEAR) & (column.times[rows] <= last + _NEAR)]
-            if not len(rows):
-                return None
-            series.append((self._seconds(column.times[rows]), column.values[rows]))
-        return _joined(series, isinstance(self._selection.space, Vector))
+        near = np.flatnonzero((column.places > after) & (column.places < before))
+        ordered = in_order(column.times[near])
+        pieces = [near[piece] for piece in ordered.parts]
+        within = [int(((column.places[each] >= begin) & (column.places[each] <= end)).sum()) for each in pieces]
+        if (len(laps) == 1 and len(pieces) > 1) or sum(count > _EDGE for count in within) > 1:
+            got = "some that go back where those of the pictures don't; bags.clock= may help"
+            raise DatasetError(f"{self._where}: {column.name}: expected increasing times, got {got}")
+        best = max(range(len(pieces)), key=lambda piece: (within[piece], len(pieces[piece])), default=None)
+        if best is None or (len(laps) > 1 and not within[best]):
+            return near[:0], near[:0]  # they do not stand among the pictures: it is not known by which clock they are
+        rows = pieces[best]
+        if len(laps) > 1:
+            first, last = times[laps[lap]][[0, -1]]
+            rows = rows[(column.times[rows] >= first - _NEAR) & (column.times[rows] <= last + _NEAR)]
+        return rows, near[ordered.repeated]
 
     def _heard(self, lap: Numbers, columns: Sequence[_Told], problems: dict[int, str]) -> Numbers:
         """The pictures at which no column is silent that is told regularly; the others become problems.
@@ -337,35 +458,34 @@ class _Bag:
                 raise DatasetError(f"{self._where}: {at[row]:.3f} s: {problem}")
         return ActionTrack(space, at, values, self._where)
 
-    def _frames(self, order: Mapping[int, int]) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
-        """Yield the pictures of some messages, by their numbers, in the order of their times."""
+    def _frames(self, video: str, order: Mapping[int, int]) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
+        """Yield the pictures of some messages of a topic, by their numbers, in the order of their times."""
         waiting: dict[int, np.ndarray] = {}
         due = 0
-        for number, picture in zip(*self._shown(), strict=True):
+        for number, picture in zip(*self._shown(video), strict=True):
             if number in order:
                 waiting[order[number]] = picture
             while due in waiting:
                 yield waiting.pop(due)
                 due += 1
 
-    def _shown(self) -> tuple[Iterator[int], Iterator[UInt8[np.ndarray, "height width 3"]]]:
-        """The numbers of all messages that can be shown, and their pictures, in the bag's order."""
-        problems, video = self._reading.problems, self._selection.video
-        numbers = (number for number in range(len(self._times[video])) if number not in problems)
-        where = f"{self._where}: {video}"
+    def _shown(self, video: str) -> tuple[Iterator[int], Iterator[UInt8[np.ndarray, "height width 3"]]]:
+        """The numbers of all messages of a topic that can be shown, and their pictures, in the bag's order."""
+        pictures, where = self._reading.pictures[video], f"{self._where}: {video}"
+        numbers = (number for number in range(len(self._times[video])) if number not in pictures.problems)
+        messages = enumerate(self._messages(video))
+        decoded = (each.channel.decode(each.data) for number, each in messages if number not in pictures.problems)
+        if pictures.codec:
+            return numbers, stream_units(pictures.codec, map(binary, decoded), where)
+        return numbers, map(Still(pictures.kind, where).read, decoded)
 
-        def decoded() -> Iterator[Any]:
+    def _messages(self, video: str) -> Iterator[Message]:
+        """The messages of a topic; cameras whose pictures are asked for together share one reading of the bag."""
+        if self._shared is None or self._shared.has_begun(video):
             # The same topics as before: a reader of a damaged bag stops where it can't read one of them.
-            number = 0
-            for message in self._recording.messages(self._selection.topics):
-                if isinstance(message, Message) and message.channel.topic == video:
-                    if number not in problems:
-                        yield message.channel.decode(message.data)
-                    number += 1
-
-        if self._reading.codec:
-            return numbers, stream_units(self._reading.codec, map(binary, decoded()), where)
-        return numbers, map(Still(self._reading.kind, where).read, decoded())
+            read = partial(self._recording.messages, self._selection.topics)
+            self._shared = SharedReading(read, tuple(self._selection.videos.values()))
+        return self._shared.messages(video)
 
 
 def _breaks(laps: Sequence[Numbers], problems: Mapping[int, str], lost: Sequence[tuple[int, str]]) -> tuple[Break, ...]:
@@ -377,6 +497,16 @@ def _breaks(laps: Sequence[Numbers], problems: Mapping[int, str], lost: Sequence
     for start in accumulate(len(lap) for lap in laps[:-1]):
         found[start] = _SET_BACK
     return tuple(Break(frame, found[frame]) for frame in sorted(found) if 0 < frame < len(numbers))
+
+
+def _period(times: Times) -> float:
+    """Nanoseconds between two messages, in the median; 0 of fewer than two."""
+    steps = np.diff(times)
+    return float(np.median(steps[steps > 0])) if (steps > 0).any() else 0.0
+
+
+def _nonzero(counts: Counter[str]) -> dict[str, int]:
+    return {reason: count for reason, count in counts.items() if count}
 
 
 def _joined(series: Sequence[tuple[np.ndarray, np.ndarray]], is_linear: bool) -> Rows | None:

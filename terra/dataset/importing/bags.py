@@ -1,11 +1,16 @@
-"""Import of bags: MCAP, ROS 1 and ROS 2, with pictures of one topic, and fields of any topics as actions."""
+"""Import of bags: MCAP, ROS 1 and ROS 2, with pictures of one topic or several, and any fields as actions."""
 
 import logging
 import math
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator
 
 from terra.actions import TableSpace, Vector
 from terra.dataset.checks import Names
@@ -16,22 +21,31 @@ from terra.dataset.importing.bag_files import Lost, Recording, UndecodableError,
 from terra.dataset.importing.bag_pictures import PICTURE_TYPES, message_size
 from terra.dataset.importing.source import SourceDrive, say_left_out
 from terra.errors import ConfigError, DatasetError
-from tokenizer.settings import Settings, Text, checked, expected_names
+from terra.views import MOST_VIEWS
+from tokenizer.settings import Settings, checked, expected_names
 
 logger = logging.getLogger(__name__)
+
+_OTHER_CHARACTER = re.compile(r"[^A-Za-z0-9_-]+")
+_LONGEST = 64  # characters of a camera's name
+
+
+def _topics(value: object) -> object:
+    """The names of topics, of which a single one may stand alone."""
+    return (value,) if isinstance(value, str | int) else value
 
 
 class Bags(Settings):
     """What of a bag is imported.
 
     Attributes:
-        video: the topic with the pictures; None takes the only one.
+        video: the topic with the pictures, or those of 2 to 4 cameras, the main one first; None takes the only one.
         action: fields, such as "/cmd_vel.linear.x", "/joint_states.position[3]", "/joint_states.position[elbow]" by the
             message's `name`, or "/joint_states.position" for all its numbers.
         clock: "header" takes messages' own times, "log" the recorder's, "auto" their own where they are set.
     """
 
-    video: Text | None = None
+    video: Annotated[Names, BeforeValidator(_topics)] | None = None
     action: Names = ()
     clock: Clock = "auto"
 
@@ -82,17 +96,19 @@ class BagSource:
 
     Attributes:
         folder: the folder.
-        video: the topic with the pictures.
+        videos: the topic with the pictures, or those of several cameras, the main one first.
         columns: the fields that are the actions, in the order of the space's columns.
         clock: see `Bags`.
         space: what the actions mean.
+        shapes: (height, width) of each topic's first picture; () if that of one can't be told without decoding.
     """
 
     folder: Path
-    video: str
+    videos: tuple[str, ...]
     columns: tuple[Column, ...]
     clock: Clock
     space: TableSpace
+    shapes: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def open(cls, folder: Path, bags: Bags, space: TableSpace | None) -> "BagSource":
@@ -100,7 +116,7 @@ class BagSource:
 
         Raises:
             ConfigError: no fields, or a topic or a field that is not there.
-            DatasetError: no bags, no pictures, or several topics with pictures.
+            DatasetError: no bags, or no pictures.
         """
         if not bags.action:
             raise ConfigError("bags.action: expected fields such as [/cmd_vel.linear.x,/cmd_vel.angular.z], got none")
@@ -114,7 +130,7 @@ class BagSource:
                 failures.append(error)
         if not scans:
             raise failures[0]
-        video = _only_video(folder, [each.topics for each in scans], bags.video)
+        videos = _videos(folder, [each.topics for each in scans], bags.video)
         reaches: dict[Column, _Reach] = {}
         for scan in scans:
             for column, reach in scan.reaches.items():
@@ -130,13 +146,18 @@ class BagSource:
         elif len(space.columns) != len(columns):
             got = f"{len(columns)}: {', '.join(column.name for column in columns)[:200]}"
             raise ConfigError(f"bags.action: expected {len(space.columns)} fields, as action_space has, got {got}")
-        return cls(folder, video, tuple(columns), bags.clock, space)
+        return cls(folder, videos, tuple(columns), bags.clock, space, _shapes(scans, videos))
 
     @property
     def declared(self) -> dict[str, str | None]:
-        """The topic, the fields and the clock."""
+        """The topics, the fields and the clock."""
         fields = ", ".join(f"{column.spec}{column.entry}" for column in self.columns)
-        return {"video": self.video, "action": fields, "clock": self.clock}
+        return {"video": ",".join(self.videos), "action": fields, "clock": self.clock}
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        """The cameras by the part of their topics that tells them apart: "front" of /front/image; () of one camera."""
+        return view_names(self.videos) if len(self.videos) > 1 else ()
 
     @property
     def recordings(self) -> dict[str, tuple[str, ...]]:
@@ -155,7 +176,8 @@ class BagSource:
     def open_drive(self, name: str) -> SourceDrive:
         """Open one bag; each of its pictures is decoded once, to know which can be shown."""
         recording = next(each for each in find_recordings(self.folder) if each.name == name)
-        return open_bag(recording, Selection(self.video, self.columns, self.space, self.clock))
+        videos = dict(zip(self.views or ("",), self.videos, strict=True))
+        return open_bag(recording, Selection(videos, self.columns, self.space, self.clock))
 
 
 class _Reach:
@@ -220,29 +242,66 @@ def _scan(recording: Recording, specs: Sequence[str]) -> _Scan:
     return _Scan(recording, topics, reaches)
 
 
-def _only_video(folder: Path, scans: Sequence[tuple[Topic, ...]], wanted: str | None) -> str:
-    """The topic with the pictures. Raises ConfigError if it is not clear which."""
+def view_names(topics: Sequence[str]) -> tuple[str, ...]:
+    """A name for the camera of each topic: its first part that no other has, else all parts that not all have.
+
+    Args:
+        topics: different topics, such as "/camera/front/image_raw" and "/camera/wrist/image_raw".
+
+    Returns:
+        Different names, as `terra.views.check_view_names` has them: "front" and "wrist".
+    """
+    parts = [[part for part in topic.split("/") if part] for topic in topics]
+    num_with = Counter(part for each in parts for part in set(each))
+    choices = (
+        [[part for part in each if num_with[part] == 1][:1] for each in parts],
+        [[part for part in each if num_with[part] < len(topics)] for each in parts],
+        parts,
+    )
+    for choice in choices:
+        names = [_OTHER_CHARACTER.sub("_", "_".join(each)).strip("_-")[:_LONGEST] for each in choice]
+        if all(names) and len(set(names)) == len(names):
+            return tuple(names)
+    return tuple(f"camera{number}" for number in range(len(topics)))
+
+
+def _videos(folder: Path, scans: Sequence[tuple[Topic, ...]], wanted: Sequence[str] | None) -> tuple[str, ...]:
+    """The topics with the pictures. Raises ConfigError if it is not clear which, and DatasetError without any."""
     pictures: dict[str, Topic] = {}
     others: dict[str, Topic] = {}
     for topics in scans:
         for topic in topics:
             (pictures if topic.is_picture else others).setdefault(topic.name, topic)
-    shown = ", ".join(
-        f"{each.name} ({each.count} of {each.picture_size or each.type}, {each.bytes / 1e6:.1f} MB)"
-        for each in pictures.values()
-    )
     if wanted is None and len(pictures) == 1:
-        return next(iter(pictures))
-    if wanted in pictures:
-        assert wanted is not None
-        return wanted
-    if wanted in others:
-        raise ConfigError(f"bags.video: expected a topic of {', '.join(PICTURE_TYPES)}, got {others[wanted].type}")
+        return tuple(pictures)
+    if wanted is not None and not 1 <= len(wanted) <= MOST_VIEWS:
+        got = ", ".join(wanted) or "none"
+        raise ConfigError(f"bags.video: expected 1 to {MOST_VIEWS} topics, got {got}")
+    for name in wanted or ():
+        if name in others:
+            got = f"{others[name].type} of {name}"
+            raise ConfigError(f"bags.video: expected a topic of {', '.join(PICTURE_TYPES)}, got {got}")
     if not pictures:
         got = ", ".join(f"{each.name} ({each.type})" for each in others.values()) or "no messages"
         raise DatasetError(f"{folder}: expected a topic of {', '.join(PICTURE_TYPES)}, got {got[:500]}")
-    got = "none" if wanted is None else wanted
-    raise ConfigError(f"bags.video: expected one of {shown}, got {got}")
+    unknown = [name for name in wanted or () if name not in pictures]
+    if wanted is None or unknown:
+        shown = ", ".join(
+            f"{each.name} ({each.count} of {each.picture_size or each.type}, {each.bytes / 1e6:.1f} MB)"
+            for each in pictures.values()
+        )
+        several = "" if len(pictures) == 1 else ", or a list of several"
+        raise ConfigError(f"bags.video: expected one of {shown}{several}, got {', '.join(unknown) or 'none'}")
+    return tuple(wanted)
+
+
+def _shapes(scans: "Sequence[_Scan]", videos: Sequence[str]) -> tuple[tuple[int, int], ...]:
+    """(height, width) of each topic's first picture; () if one can't be told."""
+    topics = [topic for scan in reversed(scans) for topic in scan.topics]
+    sizes = {topic.name: topic.picture_size.split("x") for topic in topics if topic.picture_size is not None}
+    if not sizes.keys() >= set(videos):
+        return ()
+    return tuple((int(sizes[video][1]), int(sizes[video][0])) for video in videos)
 
 
 def _missing(spec: str, scans: "Sequence[_Scan]") -> str:

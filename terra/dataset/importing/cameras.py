@@ -9,7 +9,7 @@ Cameras may have different rates and begin at different times, by one clock.
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -26,7 +26,7 @@ from terra.dataset.importing.alignment import (
     part_of,
     stretches_of,
 )
-from terra.dataset.importing.source import DriveSource, SourceDrive, views_of
+from terra.dataset.importing.source import DriveSource, KnownShapes, SourceDrive, views_of
 from terra.errors import DatasetError, TerraError
 from terra.views import Views
 
@@ -54,7 +54,7 @@ def chosen_of(alignment: Alignment, name: str) -> Alignment:
 
 
 def lay_out(source: DriveSource, image_size: tuple[int, int]) -> Views | None:
-    """The part of each of a source's cameras in a picture, by the shape of their first frames; None for one camera.
+    """The part of each of a source's cameras in a picture, by the shape of their first frames; None for one.
 
     Raises:
         ConfigError: a picture that can't be divided.
@@ -63,18 +63,24 @@ def lay_out(source: DriveSource, image_size: tuple[int, int]) -> Views | None:
     names = views_of(source)
     if len(names) < 2:
         return None
+    if isinstance(source, KnownShapes) and source.shapes:
+        return Views.tiled(names, image_size, _aspect(source.shapes))
     failure: TerraError | None = None
     for name in source.list_drives():
         try:
             drive = source.open_drive(name)
             cameras = [drive, *(alone(drive, other) for other in drive.others)]
-            shapes = [next(camera.frames()).shape for camera in cameras]
+            shapes = [next(camera.frames()).shape[:2] for camera in cameras]
         except TerraError as error:
             failure = failure or error
         else:
-            aspect = math.exp(sum(math.log(width / height) for height, width, _ in shapes) / len(shapes))
-            return Views.tiled(names, image_size, aspect)
+            return Views.tiled(names, image_size, _aspect(shapes))
     raise failure or DatasetError("expected a drive, got none")
+
+
+def _aspect(shapes: Sequence[tuple[int, ...]]) -> float:
+    """Width / height of pictures of several shapes (height, width), in the geometric mean."""
+    return math.exp(sum(math.log(width / height) for height, width in shapes) / len(shapes))
 
 
 def align_cameras(

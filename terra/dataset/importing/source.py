@@ -164,6 +164,16 @@ class SeveralCameras(Protocol):
         ...
 
 
+@runtime_checkable
+class KnownShapes(Protocol):
+    """A source of several cameras that may know their pictures' shapes before it opens a drive."""
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int], ...]:
+        """(height, width) of each camera's pictures, in the order of the source's `views`; () if not known."""
+        ...
+
+
 def views_of(source: DriveSource) -> tuple[str, ...]:
     """The names of the cameras of a source's drives; nothing for one camera."""
     return source.views if isinstance(source, SeveralCameras) else ()
