@@ -29,6 +29,8 @@ MAX_THREADS = 4  # each one decodes a frame of its own
 _PIPE_BYTES = 1 << 19  # a user may have 64 MB in all pipes, after which new ones are small
 _FFMPEG_BYTES = 2 << 30  # of address space, when ffmpeg reads
 _LOG_BYTES = 1 << 16
+_NEVER = "1000000000"  # s
+_CHANGED = b"Reconfiguring filter graph"
 _NEEDED = "expected ffmpeg 5.1 or later, as imageio-ffmpeg brings it"
 _LEVEL = re.compile(r"\[(panic|fatal|error|warning|info)] ")
 
@@ -45,6 +47,16 @@ class Reading:
     pipe: BufferedReader
     _log: IO[bytes]
     is_abandoned: bool = False
+    _read_bytes: int = 0
+
+    def has_changed(self) -> bool:
+        """Whether frames of another size, shape or color came, as far as ffmpeg has read; cheap to ask often."""
+        size = os.fstat(self._log.fileno()).st_size
+        if size == self._read_bytes:
+            return False
+        text = os.pread(self._log.fileno(), size - self._read_bytes, self._read_bytes)
+        self._read_bytes = size
+        return _CHANGED in text
 
     def description(self) -> list[str]:
         """ffmpeg's lines on the input; complete as soon as it has written output."""
@@ -98,9 +110,22 @@ def read_with_ffmpeg(
     """
     count = str(min(threads or MAX_THREADS, MAX_THREADS))
     level = ("-v", "level+info", "-hide_banner", "-nostats", "-nostdin", "-xerror")
+    # By itself ffmpeg takes a gap of more than 10 s out of a transport stream's times.
+    clock = ("-dts_delta_threshold", _NEVER, "-dts_error_threshold", _NEVER)
     source = ("-protocol_whitelist", "file", "-f", find_demuxer(path))
     bounds = ("-max_pixels", str(limits.video_pixels), "-filter_threads", count, "-threads", count)
-    command = [ffmpeg_program(), *level, *source, *bounds, *before, "-i", str(path.absolute()), *arguments, "pipe:1"]
+    command = [
+        ffmpeg_program(),
+        *level,
+        *clock,
+        *source,
+        *bounds,
+        *before,
+        "-i",
+        str(path.absolute()),
+        *arguments,
+        "pipe:1",
+    ]
     with tempfile.TemporaryFile() as log:
         process = start_ffmpeg(command, log, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
         assert isinstance(process.stdout, BufferedReader)

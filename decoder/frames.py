@@ -29,10 +29,15 @@ _DISCARDED = 4  # packet flag of a frame that an edit list removes
 # Of these codecs each packet is a frame that is shown. VP8 hides reference frames in packets of their own, and AVI's
 # MPEG-4 holds packets that stand for nothing: of all others the frames are decoded to be counted.
 _FRAME_EACH = frozenset(
-    ("h264", "hevc", "av1", "vp9", "vvc", "gif", "mjpeg", "png", "apng", "webp", "ffv1", "rawvideo", "prores", "dnxhd")
+    ("h264", "hevc", "av1", "vp9", "vvc", "gif", "mjpeg", "png", "apng", "webp", "ffv1", "prores", "dnxhd")
 )
+_BACK = 1.0  # s, by which decoding times may go back
 _NO_TIME = -(1 << 63)  # an AVI's packets have only decoding times
 _GIF_LEAST, _GIF_DEFAULT = 2, 10  # hundredths of a second: browsers show a frame of less than 20 ms for 100 ms
+
+
+class FrameChangeError(VideoError):
+    """The frames of a video change their size, the shape of their pixels or their color on the way."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +106,7 @@ def stream_planes(
         The planes Y (height rows), and U and V (a quarter of its bytes each), below one another.
 
     Raises:
-        VideoError: see `stream_frames`.
+        VideoError: see `stream_frames`; `FrameChangeError` at a frame of another size, shape or color.
     """
     height, width = size
 
@@ -113,7 +118,7 @@ def stream_planes(
         return planes if count else None
 
     run = _Run(path, start_seconds, None, 1, limits, None)
-    return _stream(run, _AS_PLANES, planes_filters(display, box, size), read)
+    return _stream(run, _AS_PLANES, planes_filters(display, box, size), read, one_shape=True)
 
 
 @dataclass(frozen=True)
@@ -132,7 +137,11 @@ _Frame = TypeVar("_Frame")
 
 
 def _stream(
-    run: _Run, output: tuple[str, ...], graph: str | None, read: Callable[[BufferedReader], _Frame | None]
+    run: _Run,
+    output: tuple[str, ...],
+    graph: str | None,
+    read: Callable[[BufferedReader], _Frame | None],
+    one_shape: bool = False,
 ) -> Iterator[_Frame]:
     """The frames that `read` takes from ffmpeg's output behind a filter graph; None: the one that the video needs."""
     before = ("-ss", f"{run.start_seconds:.6f}") if run.start_seconds > 0 else ()
@@ -150,6 +159,8 @@ def _stream(
                 reading.is_abandoned = True
                 continue
             while frame is not None:
+                if one_shape and reading.has_changed():
+                    raise FrameChangeError(f"{run.path}: expected frames of one size, shape and color, got a change")
                 yield frame
                 frame = _read(run, read, reading.pipe)
         return
@@ -223,7 +234,7 @@ class _Listing:
 
 
 def _list(path: Path, arguments: tuple[str, ...], limits: Limits, seconds: float | None) -> _Listing:
-    listing, first = _Listing([], []), None
+    listing, first, last = _Listing([], []), None, -(1 << 62)
     with read_with_ffmpeg(
         path, *arguments, threads=1 if "copy" in arguments else 0, limits=limits, seconds=seconds
     ) as (reading):
@@ -236,7 +247,13 @@ def _list(path: Path, arguments: tuple[str, ...], limits: Limits, seconds: float
                 # A packet a line: stream, dts, pts, duration, size, checksum and, unless it is a plain keyframe, flags.
                 packet = line.decode().split(",")
                 flags = _packet_flags(packet)
-                ticks = int(packet[2])
+                ticks, decoding = int(packet[2]), int(packet[1])
+                if listing.time_base is not None and (decoding - last) * listing.time_base < -_BACK:
+                    raise VideoError(
+                        f"{path}: expected times that increase, got a clock that goes back at frame"
+                        f" {len(listing.ticks)}: recordings that were joined? Split them"
+                    )
+                last = decoding
                 if ticks == _NO_TIME:
                     listing.tells_frames = False
                     continue

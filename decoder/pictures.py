@@ -10,28 +10,31 @@ A picture's size is known, and checked, before it is unpacked.
 """
 
 import io
+import re
 import struct
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import IO
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Int, UInt8
 from PIL import Image, ImageCms, ImageOps
 
 from tokenizer.errors import VideoError
 from tokenizer.files import open_regular
 from tokenizer.limits import LIMITS, Limits
 
-IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")
+IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".webp")
 
 _EXPECTED = "a whole PNG, JPEG or WebP picture"
 _FORMATS = ("PNG", "JPEG", "WEBP")
 _SCAN, _CHUNK = b"\xff\xda", 1 << 20  # the marker before each scan of a JPEG, which nothing else in it contains
 _ENDS = {"PNG": b"IEND\xaeB\x60\x82", "JPEG": b"\xff\xd9"}
+_COUNTING = 0.5  # of the steps between numbered names
 _TAIL_BYTES = 1 << 16  # behind a JPEG's end some cameras append a second picture, or zeros
 _EIGHT_BITS = ("1", "L", "P", "RGB", "LA", "PA", "RGBA", "RGBX", "La", "RGBa")
 
@@ -127,6 +130,60 @@ def _header_problem(file: IO[bytes], tail: bytes, limits: Limits) -> str | None:
 def _reason(error: Exception) -> str:
     """What Pillow says, without an object's address."""
     return (str(error).splitlines() or [""])[0].partition(" <")[0] or type(error).__name__
+
+
+def list_pictures(entries: Iterable[Path], where: str) -> list[Path]:
+    """The pictures among some files, in the order of their names, in which digits count as numbers.
+
+    Raises:
+        VideoError: two pictures of one name (0001.png beside 0001.jpg), or of two cameras (left_1.png, right_1.png),
+            which are not the frames of one video.
+    """
+    found = sorted(filter(is_picture, entries), key=natural_key)
+    stems: dict[str, Path] = {}
+    for path in found:
+        other = stems.setdefault(path.stem.casefold(), path)
+        if other is not path:
+            raise VideoError(f"{where}: expected one picture of a name, got {other.name} and {path.name}")
+    prefixes: dict[str, set[int]] = {}
+    for path in found:
+        prefix, digits = split_number(path.stem)
+        if digits:
+            prefixes.setdefault(prefix.casefold(), set()).add(int(digits))
+    shared = sorted(prefixes, key=lambda prefix: -len(prefixes[prefix]))[:2]
+    if len(shared) == 2 and len(prefixes[shared[0]] & prefixes[shared[1]]) > 1:
+        got = " and ".join(f"{prefix}..." for prefix in sorted(shared))
+        raise VideoError(f"{where}: expected the pictures of one camera, got those of two, {got}: give each a folder")
+    return found
+
+
+def split_number(stem: str) -> tuple[str, str]:
+    """A name as what stands before the digits at its end, and these digits."""
+    prefix = stem.rstrip("0123456789")
+    return prefix, stem[len(prefix) :]
+
+
+def missing_pictures(paths: Sequence[Path]) -> Int[np.ndarray, " pictures"] | None:
+    """The place of each picture in its sequence, by the numbers that end their names; None if these don't count.
+
+    Names count where nearly all numbers lie one stride apart, and the others some strides: of 0, 5, 10, 20 the places
+    are 0, 1, 2, 4. Where names are times or words, they don't.
+    """
+    parts = [split_number(path.stem) for path in paths]
+    if len(parts) < 3 or not all(digits for _, digits in parts) or len({prefix for prefix, _ in parts}) > 1:
+        return None
+    numbers = [int(digits) for _, digits in parts]
+    steps = [b - a for a, b in pairwise(numbers)]
+    stride = min(steps)
+    if stride < 1 or any(step % stride for step in steps) or steps.count(stride) < _COUNTING * len(steps):
+        return None
+    return np.array([(number - numbers[0]) // stride for number in numbers])
+
+
+def natural_key(path: Path) -> tuple[list[tuple[int, str]], str]:
+    """Sort key under which runs of digits compare as numbers, and letters in any case."""
+    parts = re.findall(r"[0-9]+|[^0-9]+", str(path).casefold())
+    return [(int(part), "") if part[0] in "0123456789" else (-1, part) for part in parts], str(path)
 
 
 def is_picture(path: Path) -> bool:

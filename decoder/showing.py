@@ -49,6 +49,7 @@ class Display:
         turns_sides: whether the frame is shown turned by a quarter, so that width and height change places.
         is_interlaced: whether a frame holds two fields.
         is_dolby_vision_5: whether its colors are Dolby's own.
+        num_streams: how many video streams the file has, without cover pictures.
     """
 
     width: int
@@ -61,6 +62,7 @@ class Display:
     turns_sides: bool = False
     is_interlaced: bool = False
     is_dolby_vision_5: bool = False
+    num_streams: int = 1
 
     @property
     def is_yuv(self) -> bool:
@@ -101,8 +103,9 @@ def parse_display(description: Sequence[str]) -> Display | None:
     words = ("tv", "pc", "progressive", "top first", "bottom first", "gray")
     named = next((fact for fact in facts if fact not in words and _COLORS.fullmatch(fact)), "unknown")
     matrix, primaries, transfer = named.split("/") if "/" in named else [named] * 3
-    aspect = _PIXEL_ASPECT.search(chosen)
-    across, up = (int(aspect[1]), int(aspect[2])) if aspect else (1, 1)
+    # The container's aspect stands behind the codec's, and counts.
+    aspects = _PIXEL_ASPECT.findall(chosen)
+    across, up = map(int, aspects[-1]) if aspects else (1, 1)
     return Display(
         width=int(size[1]),
         height=int(size[2]),
@@ -114,6 +117,7 @@ def parse_display(description: Sequence[str]) -> Display | None:
         turns_sides=turns,
         is_interlaced=any("first" in fact for fact in facts),
         is_dolby_vision_5=profile_5,
+        num_streams=sum(bool(_STREAM.search(line)) and "(attached pic)" not in line for line in description),
     )
 
 

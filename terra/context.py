@@ -3,7 +3,6 @@
 import glob
 import math
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ import numpy as np
 from jaxtyping import Float64, UInt8
 from PIL import Image
 
-from decoder.pictures import IMAGE_SUFFIXES, is_picture, read_picture
+from decoder.pictures import IMAGE_SUFFIXES, is_picture, list_pictures, missing_pictures, natural_key, read_picture
 from decoder.video import VIDEO_SUFFIXES, Pixels, probe_video, stream_video, to_frames
 from terra.errors import ConfigError, ContextError, VideoError
 from terra.views import Views
@@ -155,7 +154,9 @@ def _read(
     except OSError as error:
         raise ContextError(f"{source}: expected a folder, a glob or a video, got: {error.strerror}") from None
     if path.is_dir():
-        return _load_pictures(_pictures(path.iterdir()), str(source), num_frames, image_size, limits, is_cropped)
+        return _load_pictures(
+            _pictures(path.iterdir(), str(source)), str(source), num_frames, image_size, limits, is_cropped
+        )
     if path.is_file() and path.suffix.lower() in VIDEO_SUFFIXES:
         return _load_video(path, num_frames, image_size, fps, limits, is_cropped)
     if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES:
@@ -173,7 +174,7 @@ def _read(
         if not is_picture(match):
             raise ContextError(f"{source}: expected a glob of PNG or JPEG pictures, got {match}")
         matches.append(match)
-    return _load_pictures(sorted(matches, key=natural_key), str(source), num_frames, image_size, limits, is_cropped)
+    return _load_pictures(_pictures(matches, str(source)), str(source), num_frames, image_size, limits, is_cropped)
 
 
 def context_files(source: Source, num_frames: int) -> list[Path]:
@@ -192,10 +193,12 @@ def context_files(source: Source, num_frames: int) -> list[Path]:
         if path.is_file():
             return [path]
         if path.is_dir():
-            return _pictures(path.iterdir())[:num_frames]
+            return sorted(filter(is_picture, path.iterdir()), key=natural_key)[:num_frames]
     except OSError:  # a name that is too long
         return []
-    return _pictures(map(Path, glob.glob(str(source))))[:num_frames] if "**" not in str(source) else []  # noqa: PTH207
+    if "**" in str(source):
+        return []
+    return sorted(filter(is_picture, map(Path, glob.glob(str(source)))), key=natural_key)[:num_frames]  # noqa: PTH207
 
 
 def nearest_frames(
@@ -234,15 +237,11 @@ def nearest_frames(
     return index.tolist()
 
 
-def natural_key(path: Path) -> tuple[list[tuple[int, str]], str]:
-    """Sort key under which runs of digits compare as numbers."""
-    parts = re.findall(r"[0-9]+|[^0-9]+", str(path))
-    return [(int(part), "") if part[0] in "0123456789" else (-1, part) for part in parts], str(path)
-
-
-def _pictures(entries: Iterable[Path]) -> list[Path]:
-    """The pictures among the files, in natural order of their names."""
-    return sorted(filter(is_picture, entries), key=natural_key)
+def _pictures(entries: Iterable[Path], source: str) -> list[Path]:
+    try:
+        return list_pictures(entries, source)
+    except VideoError as error:
+        raise ContextError(str(error)) from None
 
 
 def _load_list(
@@ -267,6 +266,11 @@ def _load_pictures(
     if len(paths) < num_frames:
         raise ContextError(f"{source}: expected {num_frames} or more PNG or JPEG pictures, got {len(paths)}")
     paths = paths[:num_frames]
+    places = missing_pictures(paths)
+    if places is not None and (jumps := np.diff(places) > 1).any():
+        row = int(np.argmax(jumps))
+        got = f"{paths[row + 1].name} after {paths[row].name}: are some missing?"
+        raise ContextError(f"{source}: expected pictures that follow one another, got {got}")
     frames: list[np.ndarray] = []
     first_size: tuple[int, int] | None = None
     for path in paths:

@@ -1,5 +1,6 @@
 import json
 import math
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from tiny_driving import drive_poses
 
 from decoder.camera import project
 from decoder.pictures import read_picture
-from decoder.video import VideoWriter
+from decoder.video import VideoWriter, probe_video
 from terra.actions import Keys, Vector, load_actions
 from terra.dataset import Poses, read_frames, read_split
 from terra.dataset.checks import Names
@@ -703,3 +704,155 @@ def test_poses_of_a_log_without_a_value_are_left_out(tmp_path, caplog):
     (episode,) = read_split(tmp_path / "out", "train").episodes
     assert episode.num_frames == 15
     np.testing.assert_allclose(episode.poses.x[:15], 0.6 * np.arange(15), atol=1e-6)
+
+
+def actions_beside(path: Path, seconds: float, name: str = "t") -> None:
+    """A log of 20 rows a second that tells its own time."""
+    rows = [f"{k / 20:.2f},{k / 20:.2f}" for k in range(round(20 * seconds) + 1)]
+    path.write_text("\n".join([f"time_s,{name}", *rows]))
+
+
+TIME = Vector(names=["t"], units=["s"], low=[-1000], high=[1000])
+
+
+def imported(
+    folder: Path, output: Path, picture_fps: float | None = None, **facts
+) -> list[tuple[list[int], np.ndarray]]:
+    """What comes of a folder of actions: the numbers of the frames, and the times that the actions tell."""
+    wanted = settings_for(VideoActionsSource(folder, TIME, picture_fps), output).replace(**facts)
+    outcome = import_drives(wanted, workers=0)
+    assert not outcome.failed, outcome.failed
+    episodes = read_split(output, "train").episodes
+    return [(numbers_of(read_frames(each)), each.actions[:, 0]) for each in episodes]
+
+
+def test_pictures_that_are_missing_leave_their_time(tmp_path):
+    folder = tmp_path / "in" / "drive"
+    folder.mkdir(parents=True)
+    for index, frame in enumerate(numbered(90)):
+        if not 30 <= index < 50:
+            Image.fromarray(frame).save(
+                folder / f"frame_{5 * index:04d}.{'webp' if index % 3 else 'png'}", lossless=True
+            )
+    actions_beside(tmp_path / "in" / "drive.csv", 9)
+    first, second = imported(tmp_path / "in", tmp_path / "out", 10.0)
+    assert (first[0], second[0]) == (list(range(30)), list(range(50, 90)))
+    for numbers, times in (first, second):
+        np.testing.assert_allclose(times, np.array(numbers) / 10, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (
+            [f"{i}.png" for i in range(5)] + ["3.jpg"],
+            r"expected one picture of a name, got 3\.(jpg|png) and 3\.(jpg|png)",
+        ),
+        ([f"{side}_{i}.png" for side in ("left", "right") for i in range(4)], "those of two, left_... and right_..."),
+    ],
+)
+def test_pictures_of_two_sequences_in_a_folder_are_refused(tmp_path, names, message):
+    (tmp_path / "in" / "drive").mkdir(parents=True)
+    for name in names:
+        Image.fromarray(next(iter(numbered(1)))).save(tmp_path / "in" / "drive" / name)
+    actions_beside(tmp_path / "in" / "drive.csv", 1)
+    (reason,) = import_drives(
+        settings_for(VideoActionsSource(tmp_path / "in", TIME, 10.0), tmp_path / "out"), workers=0
+    ).failed
+    assert re.search(message, reason)
+
+
+def test_a_long_gap_of_a_transport_stream_stays(tmp_path):
+    plain, source = tmp_path / "a.mp4", tmp_path / "in" / "a.ts"
+    source.parent.mkdir()
+    write_mp4(plain, numbered(60), 10.0)
+    run = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", plain, "-bsf:v", "setts=ts='TS+if(gte(N,30),20/TB,0)'"]
+    subprocess.run([*map(str, run), "-c", "copy", "-f", "mpegts", str(source)], check=True)
+    actions_beside(tmp_path / "in" / "a.csv", 27)
+    first, second = imported(tmp_path / "in", tmp_path / "out")
+    assert (first[0], second[0]) == (list(range(30)), list(range(30, 60)))
+    np.testing.assert_allclose(second[1], np.arange(30, 60) / 10 + 20, atol=0.01)
+
+
+def test_joined_streams_whose_clock_restarts_are_refused(tmp_path):
+    plain = tmp_path / "a.mp4"
+    write_mp4(plain, numbered(30), 10.0)
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", str(plain), "-c", "copy", "-f", "mpegts", "-"]
+    data = subprocess.run(command, check=True, capture_output=True).stdout
+    (tmp_path / "joined.ts").write_bytes(data + data)
+    with pytest.raises(VideoError, match=r"joined\.ts: expected "):
+        probe_video(tmp_path / "joined.ts")
+
+
+def test_a_video_whose_frames_grow_is_whole_in_each(tmp_path):
+    import shutil
+
+    folder = tmp_path / "in"
+    folder.mkdir()
+    ffmpeg = imageio_ffmpeg.get_ffmpeg_exe()
+    for name, size in {"small": "32x16", "big": "64x32"}.items():
+        write_mp4(tmp_path / "plain.mp4", numbered(40), 10.0)
+        scale = f"scale={size.replace('x', ':')}:flags=neighbor"
+        run = [
+            ffmpeg,
+            "-v",
+            "error",
+            "-y",
+            "-i",
+            str(tmp_path / "plain.mp4"),
+            "-vf",
+            scale,
+            "-c:v",
+            "mjpeg",
+            "-q:v",
+            "2",
+        ]
+        subprocess.run([*run, str(tmp_path / f"{name}_%03d.jpg")], check=True)
+    (tmp_path / "all").mkdir()
+    for index in range(40):
+        size = "small" if index < 20 else "big"
+        shutil.copy(tmp_path / f"{size}_{index + 1:03d}.jpg", tmp_path / "all" / f"{index:03d}.jpg")
+    run = [ffmpeg, "-v", "error", "-framerate", "10", "-i", str(tmp_path / "all" / "%03d.jpg"), "-c", "copy"]
+    subprocess.run([*run, str(folder / "a.mkv")], check=True)
+    actions_beside(folder / "a.csv", 4)
+    ((numbers, _),) = imported(folder, tmp_path / "out")
+    assert numbers == list(range(40))
+
+
+def test_the_first_row_of_poses_tells_the_videos_begin(tmp_path):
+    write_mp4(tmp_path / "in" / "a.mp4", numbered(60), 10.0)
+    rows = [f"{k / 10}," + ("nan,nan,nan" if k < 10 else f"{0.6 * k},0,0") for k in range(60)]
+    (tmp_path / "in" / "a.csv").write_text("\n".join(["# fps: 10", "time_s,x_m,y_m,heading_rad", *rows]))
+    import_drives(settings_for(VideoPosesSource(tmp_path / "in"), tmp_path / "out"), workers=0)
+    (episode,) = read_split(tmp_path / "out", "train").episodes
+    assert numbers_of(read_frames(episode)) == list(range(10, 30))
+    np.testing.assert_allclose(episode.poses.x[:20], 0.6 * np.arange(10, 30), atol=1e-6)
+
+
+def test_names_that_no_file_of_a_dataset_can_have_become_plain(tmp_path):
+    write_mp4(tmp_path / "in" / "fahrt am Müggelsee.mp4", numbered(20), 10.0)
+    actions_beside(tmp_path / "in" / "fahrt am Müggelsee.csv", 2)
+    assert VideoActionsSource(tmp_path / "in", TIME, None).list_drives() == ("fahrt_am_Muggelsee",)
+    ((numbers, _),) = imported(tmp_path / "in", tmp_path / "out")
+    assert numbers == list(range(20))
+
+
+def test_a_log_in_milliseconds_is_doubted(tmp_path, caplog):
+    write_mp4(tmp_path / "in" / "a.mp4", numbered(50), 10.0)
+    (tmp_path / "in" / "a.csv").write_text("time_s,t\n" + "".join(f"{100 * k},{k / 10}\n" for k in range(50)))
+    imported(tmp_path / "in", tmp_path / "out")
+    assert "a.csv: 4900 s of actions beside 4.9 s of frames: are the times in seconds?" in caplog.text
+
+
+def test_what_short_stretches_cost_is_counted_in_frames_of_the_source(tmp_path):
+    times = np.arange(150) / 30
+    wanted = (times < 1.0) | (times > 2.0)
+    path = tmp_path / "in" / "drive"
+    path.mkdir(parents=True)
+    for index, frame in enumerate(numbered(150)):
+        if wanted[index]:
+            Image.fromarray(frame).save(path / f"{index:04d}.png")
+    actions_beside(tmp_path / "in" / "drive.csv", 5)
+    settings_ = settings_for(VideoActionsSource(tmp_path / "in", TIME, 30.0), tmp_path / "out")
+    (losses,) = import_drives(settings_, workers=0).results
+    assert losses.left_out == {"in 1 stretch of fewer than 16 frames": 28}

@@ -87,7 +87,8 @@ def create_dataset(
         present = read_dataset(folder)
         if dataset_space(present, folder / DATASET_FILE) != space:
             there = dataset_space(present, folder / DATASET_FILE).title
-            raise DatasetError(f"{folder / DATASET_FILE}: expected actions of {there}, as there, got {space.title}")
+            got = space.title if space.title != there else "other units, ranges or names (action_space= declares them)"
+            raise DatasetError(f"{folder / DATASET_FILE}: expected actions of {there}, as there, got {got}")
         if (there := dataset_views(present, folder / DATASET_FILE)) != views:
             expected, got = (title_of(each) for each in (there, views))
             if expected == got:

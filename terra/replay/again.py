@@ -14,10 +14,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from decoder.pictures import natural_key
 from decoder.thread import DecodedFrames
 from decoder.video import Pixels, read_video
 from terra.config.spec import PipelineSpec
-from terra.context import load_context, natural_key
+from terra.context import load_context
 from terra.errors import ConfigError, OutputError, TerraError
 from terra.inputs import action_field, action_file
 from terra.memory import Poses

@@ -176,12 +176,14 @@ class PoseTable:
         fps: frames per second of the drive.
         source: name of the file.
         locate: turns a row's index into the beginning of an error message.
+        start: the time (s) of the file's first row, also where this lacks a value and is no pose; None: of the first.
     """
 
     poses: Float64[np.ndarray, "poses 4"]
     fps: float
     source: str
     locate: Callable[[int], str]
+    start: float | None = None
 
     def trajectory(self, seconds: float | None = None, limits: Limits = LIMITS) -> Trajectory:
         """The future path of each frame, or of the frames up to `seconds` and one more, if there are more.

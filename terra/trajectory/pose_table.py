@@ -45,6 +45,7 @@ def read_csv(path: Path, limits: Limits = LIMITS, *, as_logged: bool = False) ->
     rows: list[list[float]] = []
     lines: list[int] = []
     skipped: list[int] = []
+    start: float | None = None
     for number, line in enumerate(table, start=1):
         where = f"{path}: line {number}"
         if len(line) > limits.line_chars:
@@ -64,6 +65,10 @@ def read_csv(path: Path, limits: Limits = LIMITS, *, as_logged: bool = False) ->
                 any(cell.lower() in _MISSING for cell in cells) or (len(cells) < len(header) and number == len(table))
             ):
                 skipped.append(number)
+                if not rows and start is None:
+                    # The video begins with the first row, whatever it lacks.
+                    column = list(scales).index("time")
+                    start = _parse_row([cells[column]], [header[column]], where)[0] / scales["time"]
             else:
                 rows.append(_parse_row(cells, header, where))
                 lines.append(number)
@@ -83,7 +88,7 @@ def read_csv(path: Path, limits: Limits = LIMITS, *, as_logged: bool = False) ->
             "%s: %d of %d rows left out, which lack a value or repeat a time, such as line %d",
             *(path, len(skipped), len(skipped) + len(poses), skipped[0]),
         )
-    return PoseTable(poses, fps, str(path), locate=lambda row: f"{path}: line {lines[row]}")
+    return PoseTable(poses, fps, str(path), locate=lambda row: f"{path}: line {lines[row]}", start=start)
 
 
 def _parse_fps(text: str, where: str) -> float:

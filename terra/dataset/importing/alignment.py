@@ -33,6 +33,7 @@ _INSTANT = 1e-6  # s
 _POSE_TOLERANCE = 0.02  # of a frame: poses are not known any longer
 _GAP_FRAMES = 2.5  # without a gap_seconds=, a gap is longer than so many frames, of the source or of the dataset
 _REGULAR = 0.9  # of the steps of a log that has a row each period, are near it
+_MUCH_LONGER = 5.0  # times as long as the frames
 _JUMPS = 0.01  # of the poses; if more of them jump, their units or axes are wrong
 MIN_FRAMES = 16
 """Stretches of a drive that was cut are left out if they have fewer frames, unless an import says otherwise."""
@@ -125,6 +126,7 @@ def align(
         raise DatasetError(
             f"{drive.origin}: expected frames and {_kind(drive)} whose clocks go back together, got {got}"
         )
+    _doubt_units(drive)
     found: list[Part] = []
     for stretch in stretches:
         parts = [part for piece in pieces if piece.lap == stretch.lap and (part := _part(stretch, piece, period, fps))]
@@ -142,7 +144,7 @@ def align(
         kept=sum(len(part.frame_index) for part in parts),
         parts=len(parts),
         seconds=sum(len(part.frame_index) for part in parts) / fps,
-        read_fps=1 / period,
+        read_fps=_steady_rate(times, period),
         repeated=sum(int((np.diff(part.frame_index) == 0).sum()) for part in parts),
         moved_seconds=max(float(np.abs(times[part.frame_index] - part.instants).max()) for part in parts),
         gaps=len(gaps),
@@ -174,12 +176,15 @@ def shorten(drive: SourceDrive, start: float, end: float | None) -> SourceDrive:
         until = int(np.searchsorted(track.time, times[last - 1] + FUTURE_SECONDS + 1)) + 1
         track = Poses(**{name: values[since:until] for name, values in vars(track).items()})
     frames = drive.frames
+    breaks = tuple(replace(each, frame=each.frame - first) for each in drive.breaks if first < each.frame < last)
     return replace(
         drive,
         track=track,
         frame_times=times[first:last],
         frames=frames.part(first, last) if isinstance(frames, VideoFrames) else lambda: islice(frames(), first, last),
-        breaks=tuple(replace(each, frame=each.frame - first) for each in drive.breaks if first < each.frame < last),
+        breaks=breaks,
+        # How many frames are missing is known of the whole drive only.
+        left_out=drive.left_out if breaks else {},
     )
 
 
@@ -195,7 +200,7 @@ def long_enough(parts: Sequence[Part], min_frames: int, left_out: Counter[str]) 
     short = [part for part in parts if len(part.frame_index) < min_frames]
     if short:
         reason = f"in {count_of(len(short), 'stretch', 'es')} of fewer than {min_frames} frames"
-        left_out[reason] += sum(len(np.unique(part.frame_index)) for part in short)
+        left_out[reason] += sum(int(np.ptp(part.frame_index)) + 1 for part in short)
     return [part for part in parts if len(part.frame_index) >= min_frames]
 
 
@@ -230,6 +235,12 @@ def frame_period(drive: SourceDrive, fps: float) -> float:
     if fps > RATE_TOLERANCE / period:
         raise DatasetError(f"{drive.origin}: expected fps of at most its frames' rate, {1 / period:.2f}, got {fps:g}")
     return period
+
+
+def _steady_rate(times: Float64[np.ndarray, " frames"], period: float) -> float:
+    """Frames a second without the gaps; a median would be that of rounded times."""
+    steps = np.diff(times)
+    return float(1 / steps[(steps > 0) & (steps < 1.5 * period)].mean())
 
 
 def stretches_of(drive: SourceDrive, gap: float, left_out: Counter[str]) -> list[_Stretch]:
@@ -315,6 +326,17 @@ def _jumps(poses: Poses, origin: str) -> Bool[np.ndarray, " steps"]:
     return jumps
 
 
+def _doubt_units(drive: SourceDrive) -> None:
+    """Say it where a log of actions goes on for much longer than the frames, as one in milliseconds does."""
+    if isinstance(drive.track, Poses) or len(drive.track.times) < 2:
+        return
+    logged, seen = float(np.ptp(drive.track.times)), float(np.ptp(drive.frame_times))
+    if logged > _MUCH_LONGER * seen:
+        logger.warning(
+            "%s: %.0f s of actions beside %.1f s of frames: are the times in seconds?", drive.origin, logged, seen
+        )
+
+
 def _locate(origin: str, first: int) -> Callable[[int], str]:
     return lambda row: f"{origin}: pose {first + row}"
 
@@ -353,7 +375,7 @@ def _count_unknown(
     kind = _kind(drive)
     after = f"less than {FUTURE_SECONDS:g} s of poses follow" if kind == "poses" else "after the last action"
     if not parts:
-        left_out[f"without {kind}"] += len(stretch.times)
+        left_out["alone between gaps" if len(stretch.times) == 1 else f"without {kind}"] += len(stretch.times)
         return
     left_out[f"before the first {kind[:-1]}"] += int((stretch.times < parts[0].instants[0] - period / 2).sum())
     for part, later in [*pairwise(parts), (parts[-1], None)]:

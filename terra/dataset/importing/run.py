@@ -14,6 +14,7 @@ from jaxtyping import UInt8
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SkipValidation, model_validator
 
 from decoder.camera import Camera, FieldOfView, Height, Pitch
+from decoder.frames import FrameChangeError
 from terra.actions import Waypoints
 from terra.dataset.card import write_card
 from terra.dataset.checks import ImageSize, check_workload
@@ -36,6 +37,7 @@ _REST = 64  # frames behind the last chosen one that are still read, to see that
 _NOTICE = "imported; the terms of the source's makers go for its frames and {}"
 
 _Frame = TypeVar("_Frame")
+_Rgb = UInt8[np.ndarray, "height width 3"]
 
 Crop = Annotated[tuple[int, int, int, int] | str | None, BeforeValidator(check_crop)]
 """The part of the source's pictures to keep, see `kept_box`; None keeps all."""
@@ -134,6 +136,8 @@ def import_drives(settings: ImportSettings, *, workers: int, max_seconds: float 
                 "%s: some of its drives are held out, others are not: what both show is in both splits", name
             )
     settings = settings.replace(views=_views(settings))
+    if settings.held_out and not set(wanted) - set(settings.held_out):
+        logger.warning("held_out: all drives are held out, none is left to train on")
     space = settings.source.space
     notice = _NOTICE.format("poses" if isinstance(space, Waypoints) else "actions")
     create_dataset(settings.output, settings.fps, settings.image_size, settings.name, notice, space, settings.views)
@@ -179,6 +183,17 @@ def import_drive(job: _Drive, worker: int, advance: Callable[[int], None]) -> Lo
     losses = alignment.losses
     name = drive.origin if drive.name in drive.origin else f"{drive.origin}: {drive.name}"
     logger.log(logging.INFO if losses.is_clean else logging.WARNING, "%s: %s", name, losses)
+    try:
+        _write(drive, alignment, job, advance)
+    except FrameChangeError:
+        # A video of changing frames goes frame by frame, each by its own size and color.
+        _write(replace(drive, frames=drive.frames.__call__), alignment, job, advance)
+    return losses
+
+
+def _write(drive: SourceDrive, alignment: Alignment, job: _Drive, advance: Callable[[int], None]) -> None:
+    """Write the shard of an aligned drive."""
+    settings = job.settings
     if settings.views is None:
         fitted, camera, planes = _fitted(drive, alignment, settings, settings.image_size)
     else:
@@ -188,12 +203,11 @@ def import_drive(job: _Drive, worker: int, advance: Callable[[int], None]) -> Lo
         for part in alignment.parts
         for episode in cut(part.track, len(part.frame_index), settings.fps, settings.frames_per_episode)
     ]
-    with _writer(settings, job.name, camera, losses, planes) as writer:
+    with _writer(settings, job.name, camera, alignment.losses, planes) as writer:
         for number, (num_frames, track) in enumerate(episodes):
             advance(writer.add(f"{writer.name_prefix}_{number:03d}", islice(fitted, num_frames), track))
         for _ in fitted:  # to the end, so that frames which the source didn't tell of are seen
             raise DatasetError(f"{drive.origin}: expected {len(alignment.frame_index)} chosen frames, got more")
-    return losses
 
 
 def _views(settings: ImportSettings) -> Views | None:
@@ -257,9 +271,18 @@ def _fitted(
     chosen = chosen_frames(drive, alignment, frames())
     first = next(chosen)
     (left, top, right, bottom), intrinsics = _kept(drive, settings, (first.shape[0], first.shape[1]))
-    cropped = (frame[top:bottom, left:right] for frame in chain([first], chosen))
+    whole = (_checked_size(frame, first, drive, settings) for frame in chain([first], chosen))
+    cropped = (frame[top:bottom, left:right] for frame in whole)
     fitted = (fit_picture(frame, image_size, intrinsics) for frame in cropped)
     return fitted, _camera(settings, image_size, intrinsics, (bottom - top, right - left)), False
+
+
+def _checked_size(frame: _Rgb, first: _Rgb, drive: SourceDrive, settings: ImportSettings) -> _Rgb:
+    """The frame; DatasetError if `crop` in pixels would keep something else of it than of the first one."""
+    if settings.crop is not None and frame.shape != first.shape:
+        sizes = [f"{width}x{height}" for height, width, _ in (first.shape, frame.shape)]
+        raise DatasetError(f"{drive.origin}: crop: expected frames of {sizes[0]} pixels, as the first, got {sizes[1]}")
+    return frame
 
 
 def _kept(

@@ -1,6 +1,8 @@
 """The interface of an import source: it opens drives, each with frames, their times, and the motion or actions."""
 
 import logging
+import re
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
@@ -11,11 +13,10 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from decoder.frames import list_frames, stream_planes
-from decoder.pictures import is_picture, picture_problem, read_picture
+from decoder.pictures import is_picture, list_pictures, missing_pictures, picture_problem, read_picture
 from decoder.showing import Display
 from decoder.video import VIDEO_SUFFIXES, stream_video
 from terra.actions import ActionSpace, ActionTrack, Waypoints
-from terra.context import natural_key
 from terra.dataset.poses import Poses
 from terra.errors import ConfigError, DatasetError
 
@@ -247,11 +248,14 @@ def open_footage(path: Path, picture_fps: float | None) -> Footage:
     """
     if not path.is_dir():
         listing = list_frames(path)
+        if listing.display.num_streams > 1:
+            logger.warning("%s: has %d video streams, of which the first is taken", path, listing.display.num_streams)
         return Footage(listing.seconds, VideoFrames(path, listing.display))
     if picture_fps is None:
         raise ConfigError(f"picture_fps: expected how many pictures a second {path} has, got null")
-    pictures = sorted(filter(is_picture, path.iterdir()), key=natural_key)
-    times = np.arange(len(pictures)) / picture_fps
+    pictures = list_pictures(path.iterdir(), str(path))
+    places = missing_pictures(pictures)
+    times = (np.arange(len(pictures)) if places is None else places) / picture_fps
     return picture_footage(pictures, times, f"picture_fps={picture_fps:g}, as declared")
 
 
@@ -312,7 +316,7 @@ def find_footage(
     tables, footage = list_by_stem(folder, suffixes), list_by_stem(folder, VIDEO_SUFFIXES)
     for path in sorted(folder.iterdir()):
         if path.is_dir() and not path.name.startswith(".") and any(map(is_picture, path.iterdir())):
-            footage.setdefault(path.name, []).append(path)
+            footage.setdefault(drive_name(path.name), []).append(path)
     complete: dict[str, tuple[Path, ...]] = {}
     for name in sorted(tables):
         shown = {f"{name}.{view}": footage.get(f"{name}.{view}", []) for view in views} or {name: footage.get(name, [])}
@@ -334,12 +338,18 @@ def find_footage(
 
 
 def list_by_stem(folder: Path, suffixes: Sequence[str]) -> dict[str, list[Path]]:
-    """The files of a folder that end in one of the suffixes, in any case, by their names without it; none hidden."""
+    """The files of a folder that end in one of the suffixes, in any case, by the drives' names; none hidden."""
     files: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir()):
         if path.suffix.lower() in suffixes and not path.name.startswith(".") and path.is_file():
-            files.setdefault(path.stem, []).append(path)
+            files.setdefault(drive_name(path.stem), []).append(path)
     return files
+
+
+def drive_name(name: str) -> str:
+    """A file's name as that of a drive: of letters (without accents), digits, '.', '_' and '-'; '_' for all else."""
+    plain = "".join(letter for letter in unicodedata.normalize("NFKD", name) if not unicodedata.combining(letter))
+    return re.sub(r"[^A-Za-z0-9._-]", "_", plain).lstrip("._-") or "drive"
 
 
 def say_left_out(folder: Path, used: Iterable[Path], purpose: str) -> None:

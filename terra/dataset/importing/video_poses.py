@@ -41,7 +41,7 @@ class VideoPosesSource(PoseFiles):
             raise DatasetError(
                 f"{video}: expected {table.fps:g} frames a second as {found[0].name} declares, got {info.fps:g}"
             )
-        times, poses = table.poses[:, 0] - table.poses[0, 0], table.poses
+        times, poses = table.poses[:, 0] - (table.poses[0, 0] if table.start is None else table.start), table.poses
 
         return SourceDrive(
             name=name,
