@@ -142,17 +142,17 @@ def list_pictures(entries: Iterable[Path], where: str) -> list[Path]:
     found = sorted(filter(is_picture, entries), key=natural_key)
     stems: dict[str, Path] = {}
     for path in found:
-        other = stems.setdefault(path.stem.casefold(), path)
+        other = stems.setdefault(str(path.with_suffix("")).casefold(), path)
         if other is not path:
             raise VideoError(f"{where}: expected one picture of a name, got {other.name} and {path.name}")
     prefixes: dict[str, set[int]] = {}
     for path in found:
-        prefix, digits = split_number(path.stem)
+        prefix, digits = split_number(str(path.with_suffix("")))
         if digits:
             prefixes.setdefault(prefix.casefold(), set()).add(int(digits))
     shared = sorted(prefixes, key=lambda prefix: -len(prefixes[prefix]))[:2]
     if len(shared) == 2 and len(prefixes[shared[0]] & prefixes[shared[1]]) > 1:
-        got = " and ".join(f"{prefix}..." for prefix in sorted(shared))
+        got = " and ".join(f"{prefix.rpartition('/')[2]}..." for prefix in sorted(shared))
         raise VideoError(f"{where}: expected the pictures of one camera, got those of two, {got}: give each a folder")
     return found
 
@@ -169,7 +169,7 @@ def missing_pictures(paths: Sequence[Path]) -> Int[np.ndarray, " pictures"] | No
     Names count where nearly all numbers lie one stride apart, and the others some strides: of 0, 5, 10, 20 the places
     are 0, 1, 2, 4. Where names are times or words, they don't.
     """
-    parts = [split_number(path.stem) for path in paths]
+    parts = [split_number(str(path.with_suffix(""))) for path in paths]
     if len(parts) < 3 or not all(digits for _, digits in parts) or len({prefix for prefix, _ in parts}) > 1:
         return None
     numbers = [int(digits) for _, digits in parts]

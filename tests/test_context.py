@@ -78,13 +78,19 @@ class TestPictures:
         assert frames.max() == 1.0
 
     def test_natural_order_and_other_files(self, tmp_path):
-        for index in (1, 2, 10):
+        for index in (8, 9, 11):
             save(tmp_path / f"frame_{index}.png", np.full((18, 32, 3), index, np.uint8))
-        save(tmp_path / "frame_3.JPG", np.full((18, 32, 3), 3, np.uint8), quality=100)
+        save(tmp_path / "frame_10.JPG", np.full((18, 32, 3), 10, np.uint8), quality=100)
         (tmp_path / "actions.json").write_text("{}")
         (tmp_path / ".hidden.png").write_text("no picture")
         (tmp_path / "folder.png").mkdir()
-        assert levels(load(tmp_path, num_frames=4)) == pytest.approx([1, 2, 3, 10], abs=0.51)
+        assert levels(load(tmp_path, num_frames=4)) == pytest.approx([8, 9, 10, 11], abs=0.51)
+        (tmp_path / "frame_10.JPG").unlink()
+        save(tmp_path / "frame_12.png", pixels())
+        assert "pictures that follow one another, got frame_11.png after frame_9.png" in refused(tmp_path, num_frames=4)
+        assert load(tmp_path, num_frames=2).shape[0] == 2
+        save(tmp_path / "frame_8.jpg", pixels())
+        assert "expected one picture of a name, got frame_8.jpg and frame_8.png" in refused(tmp_path, num_frames=2)
 
     def test_glob_over_folders(self, tmp_path):
         for index in (2, 10):

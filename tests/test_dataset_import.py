@@ -281,7 +281,7 @@ def test_each_frame_is_the_nearest_and_each_pose_is_of_its_instant(source_fps, f
     heading = 0.2 * (time - time[0])
     poses = motion(time, 30 * np.stack([np.sin(heading), 1 - np.cos(heading)], 1), heading)
     aligned = align(source_drive(frame_times, poses), fps)
-    start = max(frame_times[0], time[0])
+    start = frame_times[np.argmax(frame_times >= time[0] - 0.02 / fps)]  # the first frame that has a pose
     count = len(aligned.frame_index)
     instants = start + np.arange(count) / fps
     nearest = np.abs(frame_times - instants[:, None]).min(axis=1)
@@ -688,7 +688,7 @@ def test_rows_of_a_log_without_a_value_are_left_out(tmp_path, caplog, suffix):
     for episode, start in ((first, 0), (second, 30)):
         shown = numbers_of(read_frames(episode))
         assert shown[0] == start
-        np.testing.assert_allclose(episode.actions[:-1, 0], shown[:-1], atol=0.5 if start else 1e-9)
+        np.testing.assert_allclose(episode.actions[:-1, 0], shown[:-1], atol=1.0 if start else 1e-9)
     assert first.num_frames == 21
     with pytest.raises(ActionError, match=r"line 22|row 20"):
         load_actions(tmp_path / "in" / f"a{suffix}", source.space)
@@ -792,7 +792,7 @@ def test_a_video_whose_frames_grow_is_whole_in_each(tmp_path):
     ffmpeg = imageio_ffmpeg.get_ffmpeg_exe()
     for name, size in {"small": "32x16", "big": "64x32"}.items():
         write_mp4(tmp_path / "plain.mp4", numbered(40), 10.0)
-        scale = f"scale={size.replace('x', ':')}:flags=neighbor"
+        scale = f"scale={size.replace('x', ':')}:flags=neighbor:out_color_matrix=bt601:out_range=pc"
         run = [
             ffmpeg,
             "-v",

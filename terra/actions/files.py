@@ -104,7 +104,7 @@ def load_actions(
         raise ActionError(f"{path}: expected actions in a file that ends in .csv, .json or .npz, got {path.suffix!r}")
     times, values, locate, skipped = reader(path, space, limits, as_logged)
     if as_logged and len(times):
-        repeated = np.append(False, np.diff(times) == 0)
+        repeated = np.append(np.diff(times) == 0, False)  # of rows at one time the last one holds
         skipped = [*skipped, *map(locate, np.flatnonzero(repeated).tolist())]
         rows = np.flatnonzero(~repeated)
         first, of_all = locate, rows.tolist()
@@ -268,12 +268,16 @@ def _check_columns(header: Sequence[str], space: TableSpace, where: str) -> None
         if header.count(name) > 1:
             raise ActionError(f"{where}: column {name!r}: expected it once, got it twice")
     if set(header) != set(wanted):
+        if len(header) == 1 and ";" in header[0]:
+            raise ActionError(f"{where}: expected commas between the columns, got {header[0][:80]!r}")
         missing = [name for name in wanted if name not in header]
         unknown = [name for name in header if name not in wanted]
         got = f"none of {missing[0]}" if missing else f"{unknown[0][:80]!r}"
         hint = ""
         if len(missing) == len(unknown) == 1:
             unit = ", in seconds" if missing[0] == TIME_COLUMN else ""
+            if missing[0] == TIME_COLUMN and "ms" in unknown[0].lower().split("_"):
+                unit += ", which it becomes if you divide it by 1000"
             hint = f" but {unknown[0][:80]!r}: rename that column, if it is {missing[0]}{unit}"
         raise ActionError(f"{where}: expected {_expected(space)}, got {got}{hint}")
 

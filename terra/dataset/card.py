@@ -92,7 +92,7 @@ def _lines(
         f"# {'Driving' if is_driven else 'Video with actions'}: {', '.join(facts['sources'])}",
         "",
         f"Videos of {width} x {height} pixels at {facts['fps']:g} frames a second, {content}",
-        "The splits share no place.",
+        "The splits share no drive." if losses else "The splits share no place.",
         *(["", f"Each picture shows several cameras: {views.sizes}."] if views is not None else []),
         "",
         f"![A frame of some episodes]({SHEET_NAME})",

@@ -14,6 +14,7 @@ from terra.dataset.action_pictures import Curve, draw_curves
 from terra.dataset.card import draw_actions, save_pictures
 from terra.dataset.checks import Seconds, Workers
 from terra.dataset.format import DATASET_FILE, dataset_views, read_dataset
+from terra.dataset.importing.cameras import alone
 from terra.dataset.importing.fitting import fit_picture
 from terra.dataset.importing.kinds import open_source
 from terra.dataset.importing.outlook import foresee
@@ -22,7 +23,7 @@ from terra.dataset.importing.recognize import Found, recognize, recognize_as
 from terra.dataset.importing.report import aligned, describe, import_command
 from terra.dataset.importing.settings import UNSET, SourceSettings
 from terra.dataset.importing.source import DriveSource, SourceDrive
-from terra.dataset.importing.survey import Notes, once_each, survey
+from terra.dataset.importing.survey import Notes, Survey, Timing, once_each, survey
 from terra.dataset.motion import MotionReport, check_motion
 from terra.dataset.pictures import (
     ACTIONS_NAME,
@@ -207,7 +208,7 @@ def inspect_source(
         labeled.append((drive.name, picture))
         problems += [] if reason is None else [(drive.name, reason)]
     sizes = [(picture.shape[0], picture.shape[1]) for _, picture in labeled if picture is not None]
-    fps = propose_fps([each.rate for each in seen.timings if each.rate > 0], driving=bool(seen.driven))
+    fps = propose_fps(_rates(seen), driving=bool(seen.driven))
     outlook = foresee(seen.drives, fps)
     problems += outlook.failed
     pictures = {SHEET_NAME: _sheet(labeled)}
@@ -268,3 +269,11 @@ def _first_frame(drive: SourceDrive) -> tuple[UInt8[np.ndarray, "height width 3"
     except TerraError as error:
         return None, str(error)
     return (None, f"{drive.name}: expected frames, got none") if picture is None else (picture, None)
+
+
+def _rates(seen: Survey) -> list[float]:
+    """The frames a second of all drives, and of the further cameras of each."""
+    timings = [*seen.timings]
+    for drive in seen.drives:
+        timings += [Timing.of(alone(drive, name)) for name in drive.others]
+    return [timing.fps for timing in timings if timing.fps > 0]

@@ -79,7 +79,7 @@ def read_csv(path: Path, limits: Limits = LIMITS, *, as_logged: bool = False) ->
     order = [list(scales).index(name) for name in POSE_COLUMNS]
     poses = (np.array(rows) / list(scales.values()))[:, order]
     if as_logged:
-        repeated = np.append(False, np.diff(poses[:, 0]) == 0)
+        repeated = np.append(np.diff(poses[:, 0]) == 0, False)  # of rows at one time the last one holds
         skipped += [line for line, again in zip(lines, repeated, strict=True) if again]
         lines = [line for line, again in zip(lines, repeated, strict=True) if not again]
         poses = poses[~repeated]

@@ -346,7 +346,11 @@ def _part(stretch: _Stretch, piece: _Piece, period: float, fps: float) -> Part |
     is_driven = isinstance(piece.track, Poses)
     tolerance = _POSE_TOLERANCE / fps if is_driven else ROUNDING * min(period, 1 / fps)
     times = stretch.times
-    start = float(times[0]) if piece.start - times[0] < tolerance else piece.start
+    # On a frame, so that at the source's own rate each one is shown once.
+    known = times[times >= piece.start - tolerance]
+    if not len(known):
+        return None
+    start = float(known[0])
     end = min(float(times[-1]), piece.end)
     num_frames = math.floor((end + tolerance - start) * fps) + 1
     if len(times) < 2 or num_frames < (1 if is_driven else 2) or start > times[-1]:
@@ -400,6 +404,9 @@ def _too_short(drive: SourceDrive, found: list[Part], min_frames: int) -> str:
     if not isinstance(drive.track, Poses):
         expected = "two frames with an action between them"
     covers = f"{np.ptp(times):.1f} s of frames, {np.ptp(known):.1f} s of {_kind(drive)}"
+    if known[0] > times.max() or known.max() < times[0]:
+        covers = f"frames from {times[0]:.1f} to {times.max():.1f} s, {_kind(drive)} from {known[0]:.1f} to"
+        covers += f" {known.max():.1f} s: clocks that do not meet"
     return f"expected {expected}, got {covers}"
 
 

@@ -51,7 +51,8 @@ def open_source(kind: str, folder: Path, settings: SourceSettings = UNSET) -> Dr
     for name in ("action_space", "picture_fps", "sections", "gps", "bags", "views"):
         value = getattr(settings, name)
         if value != getattr(UNSET, name) and name not in used:
-            raise ConfigError(f"{name}: expected none with kind={kind}, got {value}")
+            given = list(value) if isinstance(value, tuple) else value
+            raise ConfigError(f"{name}: expected none with kind={kind}, got {given}")
     space = None
     if settings.action_space is not None:
         space = require_table(parse_space(settings.action_space, "action_space", ConfigError), f"kind={kind}")

@@ -18,7 +18,8 @@ from terra.errors import TerraError
 from terra.progress import ProgressLine
 
 _MOST_NUMBERS = 20_000_000  # of tracks and times that are held: 160 MB
-_VARIES = 0.2  # share of the median interval
+_VARIES = 0.1  # share of the median interval
+_GAP = 2.5  # median intervals
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,10 @@ class Timing:
 
     Attributes:
         num_frames: how many there are.
-        seconds: from the first to the last, without the time in its breaks.
+        seconds: from the first to the last, without the time in its breaks and gaps.
         rate: frames a second, in the median.
         mean_rate: frames a second, in the mean.
-        is_variable: whether more than a tenth of the intervals are off the median by a fifth or more.
+        is_variable: whether more than a tenth of the intervals are off the median by a tenth or more.
     """
 
     num_frames: int
@@ -38,6 +39,11 @@ class Timing:
     rate: float
     mean_rate: float
     is_variable: bool
+
+    @property
+    def fps(self) -> float:
+        """A rate that the drive has nearly everywhere."""
+        return min(self.rate, self.mean_rate) if self.is_variable else self.rate
 
     @classmethod
     def of(cls, drive: SourceDrive) -> "Timing":
@@ -47,7 +53,9 @@ class Timing:
         steps = steps[steps > 0]
         if not len(steps):
             return cls(len(times), 0.0, math.nan, math.nan, False)
-        middle, seconds = float(np.median(steps)), float(steps.sum())
+        middle = float(np.median(steps))
+        steps = steps[steps <= _GAP * middle]
+        seconds = float(steps.sum())
         varies = float((np.abs(steps - middle) > _VARIES * middle).mean()) > 0.1
         return cls(len(times), seconds, 1 / middle, len(steps) / seconds, varies)
 

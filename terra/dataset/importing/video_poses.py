@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from decoder.frames import list_frames
 from decoder.video import VIDEO_SUFFIXES
 from terra.dataset.importing.source import PoseFiles, SourceDrive, VideoFrames, list_by_stem, motion, say_left_out
@@ -18,7 +20,7 @@ class VideoPosesSource(PoseFiles):
     """FOLDER/drive.mp4 (or another video) beside FOLDER/drive.csv or drive.json, see `terra.trajectory.load_poses`.
 
     The video's first frame was taken at the time of the first pose, and the others when the video shows them. The rate
-    that the poses declare must be the video's mean rate.
+    that the poses declare must be the video's, in the mean or in the median.
     """
 
     folder: Path
@@ -37,7 +39,9 @@ class VideoPosesSource(PoseFiles):
         if len(found) != 1:
             raise DatasetError(f"{video}: expected {name}.csv or {name}.json beside it, got {len(found)} of them")
         table, info = load_poses(found[0], as_logged=True), list_frames(video)
-        if abs(info.fps - table.fps) > _RATE_TOLERANCE * table.fps:
+        steps = np.diff(info.seconds)
+        usual = 1 / float(np.median(steps)) if len(steps) else info.fps
+        if min(abs(info.fps - table.fps), abs(usual - table.fps)) > _RATE_TOLERANCE * table.fps:
             raise DatasetError(
                 f"{video}: expected {table.fps:g} frames a second as {found[0].name} declares, got {info.fps:g}"
             )

@@ -7,6 +7,7 @@ from terra.dataset.importing.bags import Topic, list_topics
 from terra.dataset.importing.recognize.found import Camera, Found, Listing, counted, some
 from terra.errors import ConfigError, DatasetError
 from terra.progress import ProgressLine
+from terra.views import MOST_VIEWS
 
 _SUFFIXES = (".mcap", ".bag", ".db3")
 _LARGE = 1.0  # GB, beyond which it is said at once how much is read
@@ -57,7 +58,8 @@ def recognize(listing: Listing) -> Found | None:
     if known:
         settings["action"] = [known[0].name + field for field in _FIELDS[known[0].type]]
     if len(pictures) > 1:
-        comments.append(f"other cameras: bags.video={' | '.join(topic.name for topic in pictures[1:])}")
+        names = ",".join(topic.name for topic in pictures[:MOST_VIEWS])
+        comments.append(f"several cameras in one picture: bags.video=[{names}]")
     rest = [topic for topic in others if topic not in known[:1]]
     if rest:
         comments.append(f"other topics, of which bags.action= takes fields: {some(map(_titled, rest), 8)}")
