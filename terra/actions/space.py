@@ -156,9 +156,20 @@ class Vector(_Columns):
         return None
 
     def resampled(
-        self, times: Float64[np.ndarray, " rows"], values: Values, at: Float64[np.ndarray, " frames"], until: float
+        self,
+        times: Float64[np.ndarray, " rows"],
+        values: Values,
+        at: Float64[np.ndarray, " frames"],
+        until: float,
+        *,
+        holds: bool = False,
     ) -> Values:
-        """The values at some instants, interpolated linearly and held at both ends. `until` is of no use here."""
+        """The values at some instants, interpolated linearly and held at both ends. `until` is of no use here.
+
+        `holds`: a row holds until the next one, as in a log that is written when something changes.
+        """
+        if holds:
+            return values[_held(times, at, _rounding(times, at, until))]
         return np.stack([np.interp(at, times, column) for column in values.T], axis=1)
 
     def text(self, values: Float64[np.ndarray, " columns"]) -> str:
@@ -209,11 +220,17 @@ class Keys(_Columns):
         return None
 
     def resampled(
-        self, times: Float64[np.ndarray, " rows"], values: Values, at: Float64[np.ndarray, " frames"], until: float
+        self,
+        times: Float64[np.ndarray, " rows"],
+        values: Values,
+        at: Float64[np.ndarray, " frames"],
+        until: float,
+        *,
+        holds: bool = True,
     ) -> Values:
         """Whether each key is down at some time from an instant on, until the next one (the last: until `until`).
 
-        A key is held until the next row says otherwise.
+        A key always holds until the next row says otherwise.
         """
         off = _rounding(times, at, until)
         first, last = _held(times, at, off), _held(times, np.append(at[1:], until), off, side="left")
@@ -270,9 +287,15 @@ class Choice(_Columns):
         return f"{CHOICE_COLUMN}: expected 0 to {len(self.names) - 1}, got {index:g}"
 
     def resampled(
-        self, times: Float64[np.ndarray, " rows"], values: Values, at: Float64[np.ndarray, " frames"], until: float
+        self,
+        times: Float64[np.ndarray, " rows"],
+        values: Values,
+        at: Float64[np.ndarray, " frames"],
+        until: float,
+        *,
+        holds: bool = True,
     ) -> Values:
-        """The action that holds at each instant."""
+        """The action that holds at each instant; one always does."""
         return values[_held(times, at, _rounding(times, at, until))]
 
     def text(self, values: Float64[np.ndarray, " columns"]) -> str:

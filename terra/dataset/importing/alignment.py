@@ -18,7 +18,7 @@ from itertools import islice, pairwise
 import numpy as np
 from jaxtyping import Bool, Float64, Int
 
-from terra.actions import ActionTrack, Vector
+from terra.actions import ActionTrack
 from terra.actions.space import ROUNDING, Values
 from terra.dataset.format import FUTURE_SECONDS, num_future_poses
 from terra.dataset.importing.source import SourceDrive, VideoFrames
@@ -362,10 +362,9 @@ def _part(stretch: _Stretch, piece: _Piece, period: float, fps: float) -> Part |
 
 def _resampled(piece: _Piece, instants: Float64[np.ndarray, " frames"], fps: float) -> Poses | Values:
     track = piece.track
-    if isinstance(track, ActionTrack) and isinstance(track.space, Vector) and not piece.is_regular:
-        return track.values[np.maximum(np.searchsorted(track.times, instants + _INSTANT, side="right") - 1, 0)]
     if isinstance(track, ActionTrack):
-        return track.space.resampled(track.times, track.values, instants, float(instants[-1]) + 1 / fps)
+        until = float(instants[-1]) + 1 / fps
+        return track.space.resampled(track.times, track.values, instants, until, holds=not piece.is_regular)
     known = instants[0] + np.arange(len(instants) + num_future_poses(fps)) / fps
     columns = {name: np.interp(known, track.time, values) for name, values in vars(track).items()}
     columns["time"] = np.arange(len(known)) / fps
