@@ -202,7 +202,7 @@ def test_bad_frames_are_left_out_and_the_scene_stays(tmp_path, caplog):
     assert found.breaks == ()
     for picture in pictures.values():
         picture.unlink(missing_ok=True)
-    with pytest.raises(DatasetError, match=r"expected pictures that can be read, got .*-000\.jpg: no such file"):
+    with pytest.raises(DatasetError, match=r"expected pictures that can be read, got .*-000\.jpg: No such file"):
         NuScenesSource(root).open_drive("scene-0003")
 
 
