@@ -27,7 +27,7 @@ def check_pairing(tokenizer: Path | LFQTokenizer, spec: EngineSpec) -> None:
         folder, size = tokenizer, config.image_size
         got = (config.num_tokens, config.quantizer_config.codebook_size)
     else:
-        folder, size = tokenizer.checkpoint, tokenizer.config.image_size
+        folder, size = tokenizer.checkpoint, tokenizer.image_size
         got = (tokenizer.rows * tokenizer.cols, tokenizer.codebook_size)
     name = "tokenizer" if folder is None else f"tokenizer {folder}"
     expected = (spec.layout.image_tokens, spec.vocab_size)

@@ -33,7 +33,7 @@ class DotTokenizer:
     """A token a pixel, 1 where it is bright."""
 
     rows = cols = SIDE
-    codebook_size, checkpoint = 2, None
+    codebook_size, checkpoint, image_size = 2, None, (SIDE, SIDE)
 
     class config:  # noqa: N801
         image_size = (SIDE, SIDE)
